@@ -1,0 +1,25 @@
+//! The nouns of Overbook, and nothing that does anything.
+//!
+//! Everybody talks in these words: the drivers fill a [`HostView`], the policy turns it into a
+//! [`Plan`], the drivers carry the plan out, and the user reads the same [`Reason`]s that the tests
+//! assert. Units are types ([`Bytes`], [`Time`], [`Millis`]), names are types ([`VmName`],
+//! [`GroupName`]), and configuration is validated once, into a [`Spec`] that cannot be wrong.
+//!
+//! Architecture invariant: this crate needs no other crate of the workspace and touches neither
+//! clock, file, socket nor thread. Whoever needs one of those implements a port ([`ports`]).
+
+pub mod config;
+pub mod names;
+pub mod plan;
+pub mod ports;
+pub mod reason;
+pub mod spec;
+pub mod units;
+pub mod view;
+
+pub use names::{GroupName, NamePattern, VmName};
+pub use plan::{Action, Decision, Ledger, Plan};
+pub use reason::Reason;
+pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
+pub use units::{Bytes, Millis, Time};
+pub use view::{GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};

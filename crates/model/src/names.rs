@@ -1,0 +1,178 @@
+//! Names of VMs and groups, and the patterns that sort the one into the other.
+//!
+//! A pattern knows two wildcards, `*` (any run of characters) and `?` (one character). That is little
+//! on purpose: whether two patterns can ever match the same name is then decidable, so overlapping
+//! groups are found when the configuration is read, not when a VM with an unlucky name appears.
+
+use std::{fmt, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $type(Arc<str>);
+
+        impl $type {
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl From<&str> for $type {
+            fn from(text: &str) -> Self {
+                Self(text.into())
+            }
+        }
+
+        impl From<String> for $type {
+            fn from(text: String) -> Self {
+                Self(text.into())
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
+}
+
+name! {
+    /// A virtual machine's name, as QEMU (`-name`) or libvirt know it.
+    VmName
+}
+name! {
+    /// A group's name: one tenant, the unit of isolation (Kim 2014 §4.1).
+    GroupName
+}
+
+/// A pattern over VM names: literal characters, `*` and `?`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NamePattern(String);
+
+impl NamePattern {
+    /// Takes any text; every text is a pattern.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The pattern as written.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `name` fits. A name is never read as a pattern, whatever characters it holds.
+    #[must_use]
+    pub fn matches(&self, name: &VmName) -> bool {
+        let pattern: Vec<char> = self.0.chars().collect();
+        // One row of the usual table: `fits[i]` says whether pattern[..i] matches the name so far.
+        let mut fits = vec![false; pattern.len() + 1];
+        fits[0] = true;
+        skip_stars(&pattern, &mut fits);
+        for c in name.as_str().chars() {
+            let mut next = vec![false; pattern.len() + 1];
+            for (i, p) in pattern.iter().enumerate() {
+                next[i] |= *p == '*' && fits[i];
+                next[i + 1] |= (*p == '?' || *p == '*' || *p == c) && fits[i];
+            }
+            skip_stars(&pattern, &mut next);
+            fits = next;
+        }
+        fits[pattern.len()]
+    }
+
+    /// Whether some name fits both patterns. Cost O(length × length).
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let a: Vec<char> = self.0.chars().collect();
+        let b: Vec<char> = other.0.chars().collect();
+        // meets[i][j]: some text is matched by both a[i..] and b[j..].
+        let mut meets = vec![vec![false; b.len() + 1]; a.len() + 1];
+        for i in (0..=a.len()).rev() {
+            for j in (0..=b.len()).rev() {
+                meets[i][j] = match (a.get(i), b.get(j)) {
+                    (None, None) => true,
+                    (Some('*'), other) => {
+                        meets[i + 1][j] || (other.is_some() && meets[i][j + 1])
+                    }
+                    (other, Some('*')) => {
+                        meets[i][j + 1] || (other.is_some() && meets[i + 1][j])
+                    }
+                    (Some(x), Some(y)) => {
+                        (x == y || *x == '?' || *y == '?') && meets[i + 1][j + 1]
+                    }
+                    _ => false,
+                };
+            }
+        }
+        meets[0][0]
+    }
+}
+
+fn skip_stars(pattern: &[char], fits: &mut [bool]) {
+    for (i, p) in pattern.iter().enumerate() {
+        if *p == '*' && fits[i] {
+            fits[i + 1] = true;
+        }
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matches(pattern: &str, name: &str) -> bool {
+        NamePattern::new(pattern).matches(&name.into())
+    }
+
+    #[test]
+    fn stars_and_question_marks_match_as_in_a_shell() {
+        assert!(matches("web-*", "web-1"));
+        assert!(matches("web-*", "web-"));
+        assert!(matches("*-db-?", "eu-db-7"));
+        assert!(!matches("web-?", "web-10"));
+        assert!(!matches("web", "web-1"));
+        assert!(matches("a**b", "ab"));
+        assert!(!matches("", "x"));
+    }
+
+    #[test]
+    fn overlap_is_found_without_a_witness() {
+        let overlaps =
+            |a: &str, b: &str| NamePattern::new(a).overlaps(&NamePattern::new(b));
+        assert!(overlaps("web-*", "*-1"));
+        assert!(overlaps("web-1", "web-?"));
+        assert!(overlaps("*", "anything"));
+        assert!(!overlaps("web-*", "db-*"));
+        assert!(!overlaps("a?", "a"));
+        assert!(overlaps("*a*", "*b*"));
+    }
+
+    proptest! {
+        #[test]
+        fn patterns_that_share_a_name_overlap(a in "[ab*?]{0,6}", b in "[ab*?]{0,6}", n in "[ab]{0,6}") {
+            let (a, b) = (NamePattern::new(a), NamePattern::new(b));
+            let name = VmName::from(n.as_str());
+            if a.matches(&name) && b.matches(&name) {
+                prop_assert!(a.overlaps(&b));
+            }
+            prop_assert_eq!(a.overlaps(&b), b.overlaps(&a));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What was decided: the ledgers, one decision per VM, and why.
+//!
+//! A plan leaves no choices to whoever carries it out. Its actions hold ids, amounts and the one
+//! precondition that matters (the VM's incarnation); they are idempotent, so repeating one is harmless.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, GroupName, Mode, Reason, Time, VmLimits, VmName};
+
+/// The outcome of one tick.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// When it was made.
+    pub at: Time,
+    /// Whether its actions are carried out.
+    pub mode: Mode,
+    /// Each group's memory.
+    pub groups: BTreeMap<GroupName, Ledger>,
+    /// What happens to each VM, groups together.
+    pub vms: BTreeMap<VmName, Decision>,
+    /// Something about the host that everybody should know, for example that it is short of memory.
+    pub host: Vec<Reason>,
+}
+
+impl Plan {
+    /// What to do, in order: memory is taken before it is handed out.
+    #[must_use]
+    pub fn actions(&self) -> Vec<Action> {
+        let mut takes = Vec::new();
+        let mut gives = Vec::new();
+        for decision in self.vms.values() {
+            if let Some(change) = &decision.change {
+                let list = if change.is_take { &mut takes } else { &mut gives };
+                list.push(change.action.clone());
+            }
+        }
+        takes.append(&mut gives);
+        takes
+    }
+}
+
+/// One deed. Ids, amounts and preconditions; nothing is left to choose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "verb")]
+pub enum Action {
+    /// Ask the balloon of `vm` to leave the guest `target`.
+    SetBalloon {
+        /// Whose balloon.
+        vm: VmName,
+        /// Do nothing if the VM is not in this life any more.
+        incarnation: u64,
+        /// What the guest may use from now on.
+        target: Bytes,
+    },
+}
+
+/// What one tick decided about one VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Decision {
+    /// Its group; `None`: not managed.
+    pub group: Option<GroupName>,
+    /// Its limits; `None`: not managed.
+    pub limits: Option<VmLimits>,
+    /// What it is meant to have.
+    pub target: Option<Bytes>,
+    /// What changes now.
+    pub change: Option<Change>,
+    /// Why nothing, or not more, was taken or given.
+    pub refusals: Vec<Reason>,
+}
+
+/// A change of one VM's memory, with its reason.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// What is done.
+    pub action: Action,
+    /// Whether it takes memory from the VM.
+    pub is_take: bool,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// One group's memory, in physical bytes (DESIGN §5; Kim 2014 §4.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// What the tenant pays for.
+    pub budget: Bytes,
+    /// What its VMs occupy on the host.
+    pub used: Bytes,
+    /// Granted above base and not touched yet: it will be used, so it is not handed out twice.
+    pub promised: Bytes,
+    /// Kept back for bursts.
+    pub reserve: Bytes,
+    /// `budget − used − promised − reserve`: what can be handed out.
+    pub surplus: Bytes,
+    /// What must come back: how far `used + promised` exceeds `budget`.
+    pub deficit: Bytes,
+}

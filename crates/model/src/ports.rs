@@ -1,0 +1,25 @@
+//! The outside world, as the loop sees it: three narrow traits.
+//!
+//! The daemon implements them with QMP and `/proc`, the simulator with fake guests. None of them waits:
+//! `Sense` answers with the latest that is known (each reading has an age), `Act` only hands the deed
+//! over. So one stuck QEMU never delays the loop, and the loop is the same everywhere.
+
+use crate::{Action, HostView, Time};
+
+/// Answers with what is known now.
+pub trait Sense {
+    /// The latest view. Never waits.
+    fn view(&mut self) -> HostView;
+}
+
+/// Takes deeds to be done.
+pub trait Act {
+    /// Hands over one action. Never waits; failure shows in a later view.
+    fn act(&mut self, action: &Action);
+}
+
+/// Tells the time.
+pub trait Clock {
+    /// Now, on the host's boot clock.
+    fn now(&self) -> Time;
+}

@@ -1,0 +1,245 @@
+//! Why: one enum for every action and every refusal, with the words that everybody reads.
+//!
+//! CLI, API, log and dashboard print [`Reason`]'s `Display`; tests assert the variant. A reason holds
+//! the figures that led to it, because "not enough memory" without the amount explains nothing.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Millis, VmName};
+
+/// Why something was done, or was not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case", tag = "code")]
+pub enum Reason {
+    // --- why memory is given -------------------------------------------------------------------
+    /// The `demand` policy hands out surplus.
+    #[error("it swaps {per_second}/s and the group has {surplus} to hand out")]
+    Swapping {
+        /// Swapped in and out per second.
+        per_second: Bytes,
+        /// The group's surplus before this grant.
+        surplus: Bytes,
+    },
+    /// `fair` or `entitlement` move a VM towards its share.
+    #[error("its share of the group's surplus is {share}")]
+    Share {
+        /// Its share, above base.
+        share: Bytes,
+    },
+    /// A guest below base is under pressure.
+    #[error("it is under pressure ({pressure}) with less than its guaranteed {base}: all of it back at once")]
+    GiveBack {
+        /// What shows the pressure.
+        pressure: Pressure,
+        /// Its base.
+        base: Bytes,
+    },
+    /// Nobody in the group needs what was taken any more.
+    #[error("nobody in the group needs the rest of its guaranteed {base} any more")]
+    Restore {
+        /// Its base.
+        base: Bytes,
+    },
+
+    // --- why memory is taken -------------------------------------------------------------------
+    /// The group occupies more than its budget.
+    #[error("the group is {deficit} over its budget: grants come back, the cheapest first")]
+    Deficit {
+        /// How much over.
+        deficit: Bytes,
+    },
+    /// The host is short of memory.
+    #[error("the host has {available} left, less than its reserve of {reserve}: every grant comes back")]
+    HostShort {
+        /// `MemAvailable`.
+        available: Bytes,
+        /// The configured reserve.
+        reserve: Bytes,
+    },
+    /// Idle memory moves to a VM that swaps.
+    #[error("it leaves {free} unused while {needed_by} swaps")]
+    Idle {
+        /// What its guest has free.
+        free: Bytes,
+        /// Who needs it.
+        needed_by: VmName,
+    },
+    /// Its balloon is above its maximum.
+    #[error("it holds more than its maximum of {max}")]
+    AboveMax {
+        /// Its maximum.
+        max: Bytes,
+    },
+
+    // --- why not -------------------------------------------------------------------------------
+    /// The VM fits no group's pattern.
+    #[error("no group's pattern matches it: it is watched, not managed")]
+    NoGroup,
+    /// QEMU does not answer.
+    #[error("QEMU does not answer: {why}")]
+    Unreachable {
+        /// The link's state.
+        why: String,
+    },
+    /// The VM has no working balloon.
+    #[error("its balloon cannot be used: {why}")]
+    NoBalloon {
+        /// What is missing.
+        why: String,
+    },
+    /// A migration is under way, or may be.
+    #[error("it is being migrated: its memory is left alone until that has ended")]
+    Migrating,
+    /// The guest's statistics are too old to act on.
+    #[error("its statistics are {age} old; nothing is taken on statistics older than {limit}")]
+    StaleStats {
+        /// Their age.
+        age: Millis,
+        /// The limit.
+        limit: Millis,
+    },
+    /// The guest sends no statistics.
+    #[error("its guest sends no statistics: nothing is taken blindly")]
+    NoStats,
+    /// The guest's statistics cannot be true.
+    #[error("its statistics cannot be true ({field} is {value}, which exceeds {limit}): nothing is taken on them")]
+    ImplausibleStats {
+        /// Which one.
+        field: StatField,
+        /// What it says.
+        value: Bytes,
+        /// What it may say at most.
+        limit: Bytes,
+    },
+    /// The guest's counters ran backwards (it was rebooted, or it lies).
+    #[error("its counters ran backwards, as after a reboot: nothing is taken until they settle")]
+    CountersWentBack,
+    /// The VM has no more to give.
+    #[error("it is at its minimum of {min}")]
+    AtMin {
+        /// Its minimum.
+        min: Bytes,
+    },
+    /// The VM may have no more.
+    #[error("it is at its maximum of {max}")]
+    AtMax {
+        /// Its maximum.
+        max: Bytes,
+    },
+    /// The guest is short of memory itself.
+    #[error("it is under pressure itself ({pressure})")]
+    UnderPressure {
+        /// What shows it.
+        pressure: Pressure,
+    },
+    /// A guest without swap keeps what it uses.
+    #[error("it has no swap and only {free} free: no more than that can be taken")]
+    Swapless {
+        /// What it has free beyond its safety margin.
+        free: Bytes,
+    },
+    /// The guest has no idle memory.
+    #[error("it uses what it has: {free} free, of which {margin} stay with it")]
+    NothingIdle {
+        /// What the guest has free.
+        free: Bytes,
+        /// What it keeps in any case.
+        margin: Bytes,
+    },
+    /// A shrink failed lately.
+    #[error("taking memory from it failed {failures} times in a row; next try in {wait}")]
+    BackOff {
+        /// How often in a row.
+        failures: u32,
+        /// Until the next try.
+        wait: Millis,
+    },
+    /// The guest has not been calm for long enough.
+    #[error("it was under pressure {ago} ago; memory is taken after {needed} of calm")]
+    NotCalm {
+        /// When it was last seen under pressure.
+        ago: Millis,
+        /// How long it must be calm.
+        needed: Millis,
+    },
+    /// An earlier change is still being carried out.
+    #[error("its balloon is still on its way to {target}")]
+    InFlight {
+        /// Where it is going.
+        target: Bytes,
+    },
+    /// The balloon does not move.
+    #[error("uncooperative: its balloon stands at {actual} and has not moved towards {target} for {stuck}; next try in {wait}")]
+    Uncooperative {
+        /// Where it stands.
+        actual: Bytes,
+        /// Where it should be.
+        target: Bytes,
+        /// For how long it has not moved.
+        stuck: Millis,
+        /// When it is asked again.
+        wait: Millis,
+    },
+    /// The group has nothing to hand out.
+    #[error("it swaps {per_second}/s but its group has nothing to hand out")]
+    NoSurplus {
+        /// Swapped in and out per second.
+        per_second: Bytes,
+    },
+    /// The host has nothing to hand out.
+    #[error("the host has {available} left; {reserve} of it are never handed out")]
+    HostReserve {
+        /// `MemAvailable`.
+        available: Bytes,
+        /// The reserve.
+        reserve: Bytes,
+    },
+    /// The host's own memory could not be read lately.
+    #[error("the host's own memory was not readable lately: nothing is handed out")]
+    HostUnknown,
+    /// The operator paused Overbook.
+    #[error("paused by the operator: nothing is changed until `overbook resume`")]
+    Paused,
+    /// The mechanism's mode is `observe`.
+    #[error("mode `observe`: measured, not planned")]
+    Observing,
+    /// Nothing calls for a change.
+    #[error("nothing calls for a change")]
+    Content,
+}
+
+/// What shows that a guest is short of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case", tag = "sign")]
+pub enum Pressure {
+    /// It reads pages back from swap.
+    #[error("it swaps in {per_second}/s")]
+    SwapIn {
+        /// Bytes per second.
+        per_second: Bytes,
+    },
+    /// It has almost nothing left.
+    #[error("{available} available")]
+    LowAvailable {
+        /// By the guest's own estimate.
+        available: Bytes,
+    },
+}
+
+/// A statistic that can be found implausible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum StatField {
+    /// `stat-total-memory`
+    #[error("total memory")]
+    Total,
+    /// `stat-free-memory`
+    #[error("free memory")]
+    Free,
+    /// `stat-available-memory`
+    #[error("available memory")]
+    Available,
+    /// `stat-swap-in` and `stat-swap-out`
+    #[error("swap traffic")]
+    Swap,
+}

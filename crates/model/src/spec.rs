@@ -1,0 +1,189 @@
+//! What the operator wants, validated: it cannot be wrong any more.
+//!
+//! A [`Spec`] is only made by [`crate::config`], which reports every fault at once. A VM's limits hold
+//! `min ≤ base ≤ max` after [`Spec::limits_of`], whatever the VM's real size is.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, GroupName, NamePattern, VmName};
+
+/// The whole configuration of one host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Host-wide settings.
+    pub host: HostSpec,
+    /// What Overbook may do, by mechanism.
+    pub modes: Modes,
+    /// Where and to whom the API answers.
+    pub api: ApiSpec,
+    /// Tenants.
+    pub groups: BTreeMap<GroupName, GroupSpec>,
+    /// VMs with settings of their own.
+    pub vms: BTreeMap<VmName, VmSpec>,
+}
+
+/// Host-wide settings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostSpec {
+    /// Memory of the host that is never handed out; `None`: 5 % of the host's memory.
+    pub reserve: Option<Bytes>,
+    /// Globs of the QMP sockets through which VMs are found.
+    pub qmp: Vec<String>,
+    /// Where history and the record of what to undo are kept.
+    pub state: PathBuf,
+}
+
+/// The API's listeners.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApiSpec {
+    /// The unix socket.
+    pub socket: PathBuf,
+    /// `address:port`, only together with a token.
+    pub tcp: Option<std::net::SocketAddr>,
+    /// File that holds the bearer token for TCP.
+    pub token_file: Option<PathBuf>,
+}
+
+/// What a mechanism may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Measure only.
+    #[default]
+    Observe,
+    /// Plan and show it, but touch nothing.
+    Recommend,
+    /// Carry the plan out.
+    Enforce,
+}
+
+/// The mode of each mechanism that acts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Modes {
+    /// Balloon targets.
+    pub balloon: Mode,
+}
+
+/// How a group's surplus is shared out among its VMs (Kim 2014 §4.2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    /// Evenly.
+    Fair,
+    /// In proportion to what each VM contributed.
+    Entitlement,
+    /// To the VMs that swap.
+    #[default]
+    Demand,
+}
+
+/// One tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupSpec {
+    /// How the surplus is shared out.
+    pub policy: Policy,
+    /// Which VMs belong to it.
+    pub vms: Vec<NamePattern>,
+    /// Memory that the tenant pays for; `None`: the sum of its VMs' base.
+    pub budget: Option<Bytes>,
+    /// Limits of its VMs, where a VM has none of its own.
+    pub limits: LimitsSpec,
+}
+
+/// Limits as written; what is not written follows from the VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitsSpec {
+    /// Never less than this; not written: `base`, so the VM is never shrunk below it.
+    pub min: Option<Bytes>,
+    /// Guaranteed; not written: all the RAM that the VM was started with.
+    pub base: Option<Bytes>,
+    /// Never more than this; not written: all the RAM that the VM was started with.
+    pub max: Option<Bytes>,
+}
+
+/// One VM's own settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmSpec {
+    /// Limits that go before the group's.
+    pub limits: LimitsSpec,
+    /// Whether the guest has swap. Not written: taken to have none until it is seen swapping.
+    pub swap: Option<bool>,
+}
+
+/// A VM's limits as they apply: `min ≤ base ≤ max ≤ ram`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmLimits {
+    /// Never less.
+    pub min: Bytes,
+    /// Guaranteed; what the VM holds above it is a grant.
+    pub base: Bytes,
+    /// Never more.
+    pub max: Bytes,
+}
+
+impl Spec {
+    /// The group that `vm` belongs to. At most one: overlapping patterns were refused.
+    #[must_use]
+    pub fn group_of(&self, vm: &VmName) -> Option<(&GroupName, &GroupSpec)> {
+        self.groups.iter().find(|(_, group)| group.vms.iter().any(|p| p.matches(vm)))
+    }
+
+    /// The limits of `vm`, started with `ram`, in `group`.
+    #[must_use]
+    pub fn limits_of(&self, vm: &VmName, group: &GroupSpec, ram: Bytes) -> VmLimits {
+        let own = self.vms.get(vm).map(|v| v.limits).unwrap_or_default();
+        own.or(group.limits).resolve(ram)
+    }
+
+    /// What the operator says about the swap of `vm`.
+    #[must_use]
+    pub fn swap_of(&self, vm: &VmName) -> Option<bool> {
+        self.vms.get(vm).and_then(|v| v.swap)
+    }
+}
+
+impl LimitsSpec {
+    /// These limits, and `other`'s where these say nothing.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            min: self.min.or(other.min),
+            base: self.base.or(other.base),
+            max: self.max.or(other.max),
+        }
+    }
+
+    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give.
+    #[must_use]
+    pub fn resolve(self, ram: Bytes) -> VmLimits {
+        let max = self.max.unwrap_or(ram).min(ram);
+        let base = self.base.unwrap_or(ram).min(max);
+        VmLimits { min: self.min.unwrap_or(base).min(base), base, max }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_are_not_written_never_shrink_a_vm() {
+        let ram = Bytes::mib(512);
+        let limits = LimitsSpec::default().resolve(ram);
+        assert_eq!(limits, VmLimits { min: ram, base: ram, max: ram });
+    }
+
+    #[test]
+    fn limits_never_exceed_what_qemu_can_give() {
+        let written = LimitsSpec {
+            min: Some(Bytes::mib(256)),
+            base: Some(Bytes::mib(512)),
+            max: Some(Bytes::mib(1024)),
+        };
+        let limits = written.resolve(Bytes::mib(128));
+        assert_eq!(limits.max, Bytes::mib(128));
+        assert!(limits.min <= limits.base && limits.base <= limits.max);
+    }
+}

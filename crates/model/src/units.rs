@@ -1,0 +1,236 @@
+//! Amounts with their units in the type, so that no bare integer crosses a module border.
+//!
+//! Sizes are bytes and are written with a binary unit by people (`"512MiB"`). A size without a unit
+//! is refused: `base = 512` has cost somebody an outage in every tool that accepted it. Arithmetic
+//! saturates: an absurd reading from a hostile guest may give an absurd sum, never a wrap or a panic.
+
+use std::{fmt, iter::Sum, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// An amount of memory in bytes.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+const UNITS: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+impl Bytes {
+    /// No memory at all.
+    pub const ZERO: Self = Self(0);
+
+    /// `n` binary megabytes.
+    pub const fn mib(n: u64) -> Self {
+        Self(n.saturating_mul(1 << 20))
+    }
+
+    /// `n` binary kilobytes.
+    pub const fn kib(n: u64) -> Self {
+        Self(n.saturating_mul(1 << 10))
+    }
+
+    /// Difference, or zero where `other` is larger.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    /// Sum, at most `u64::MAX`.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// This amount times `part / whole`, rounded down; zero where `whole` is zero.
+    #[must_use]
+    pub fn share(self, part: u64, whole: u64) -> Self {
+        if whole == 0 {
+            return Self::ZERO;
+        }
+        let exact = u128::from(self.0) * u128::from(part) / u128::from(whole);
+        Self(u64::try_from(exact).unwrap_or(u64::MAX))
+    }
+
+    /// `n` percent of this amount, rounded down.
+    #[must_use]
+    pub fn percent(self, n: u64) -> Self {
+        self.share(n, 100)
+    }
+
+    /// Rounded down to whole mebibytes: what a balloon is asked for, so that targets read well.
+    #[must_use]
+    pub const fn floor_mib(self) -> Self {
+        Self(self.0 & !((1 << 20) - 1))
+    }
+
+    /// Whether nothing is left.
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// In mebibytes, for charts and tables.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a chart needs three digits")]
+    pub fn as_mib(self) -> f64 {
+        self.0 as f64 / f64::from(1 << 20)
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
+        iter.fold(Self::ZERO, Self::plus)
+    }
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, size) =
+            UNITS.iter().find(|(_, size)| self.0 >= *size).copied().unwrap_or(("B", 1));
+        let (whole, tenth) = (self.0 / size, self.0 % size * 10 / size);
+        let text =
+            if tenth == 0 { format!("{whole} {unit}") } else { format!("{whole}.{tenth} {unit}") };
+        f.pad(&text)
+    }
+}
+
+/// Why a text is no size. The message says what would be valid.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SizeError {
+    /// A number stands alone.
+    #[error("`{0}` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)")]
+    NoUnit(String),
+    /// Neither a number nor a known unit.
+    #[error("`{0}` is no size; write a whole number and a unit, for example \"512MiB\"")]
+    Malformed(String),
+    /// More than 64 bits of bytes.
+    #[error("`{0}` is larger than the 16 EiB that a size can hold")]
+    TooLarge(String),
+}
+
+impl FromStr for Bytes {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let trimmed = text.trim();
+        let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
+        let (digits, unit) = (&trimmed[..split], trimmed[split..].trim());
+        if digits.is_empty() {
+            return Err(SizeError::Malformed(text.to_owned()));
+        }
+        if unit.is_empty() {
+            return Err(SizeError::NoUnit(text.to_owned()));
+        }
+        let (_, size) = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(|| SizeError::Malformed(text.to_owned()))?;
+        digits
+            .parse::<u64>()
+            .ok()
+            .and_then(|n| n.checked_mul(*size))
+            .map(Self)
+            .ok_or_else(|| SizeError::TooLarge(text.to_owned()))
+    }
+}
+
+/// A length of time in milliseconds.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Millis(pub u64);
+
+impl Millis {
+    /// `n` seconds.
+    pub const fn secs(n: u64) -> Self {
+        Self(n * 1000)
+    }
+
+    /// This length `n` times over, saturating.
+    #[must_use]
+    pub const fn times(self, n: u64) -> Self {
+        Self(self.0.saturating_mul(n))
+    }
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self.0 {
+            ms @ 0..1_000 => format!("{ms} ms"),
+            ms @ 1_000..120_000 if ms % 1000 < 100 => format!("{} s", ms / 1000),
+            ms @ 1_000..120_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
+            ms => format!("{} min", ms / 60_000),
+        };
+        f.pad(&text)
+    }
+}
+
+/// A moment: milliseconds on the host's boot clock (it does not jump, and a restarted daemon goes on
+/// reading the same one).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// How long ago `earlier` was; zero when it lies ahead.
+    #[must_use]
+    pub const fn since(self, earlier: Self) -> Millis {
+        Millis(self.0.saturating_sub(earlier.0))
+    }
+
+    /// The moment `length` later.
+    #[must_use]
+    pub const fn after(self, length: Millis) -> Self {
+        Self(self.0.saturating_add(length.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_back_what_people_write() {
+        assert_eq!("512MiB".parse(), Ok(Bytes::mib(512)));
+        assert_eq!(" 2 GiB ".parse(), Ok(Bytes::mib(2048)));
+        assert_eq!("0B".parse(), Ok(Bytes::ZERO));
+        assert_eq!(Bytes::mib(1536).to_string(), "1.5 GiB");
+        assert_eq!(Bytes(0).to_string(), "0 B");
+    }
+
+    #[test]
+    fn a_size_without_a_unit_is_refused_with_advice() {
+        let error = "512".parse::<Bytes>().unwrap_err();
+        assert_eq!(error, SizeError::NoUnit("512".into()));
+        assert!(error.to_string().contains("512MiB"));
+    }
+
+    #[test]
+    fn sizes_that_are_no_sizes_are_refused() {
+        for text in ["", "MiB", "-1MiB", "1.5GiB", "12MB", "1 KiB x"] {
+            assert!(matches!(text.parse::<Bytes>(), Err(SizeError::Malformed(_))), "{text}");
+        }
+        assert!(matches!("99999999999TiB".parse::<Bytes>(), Err(SizeError::TooLarge(_))));
+    }
+
+    #[test]
+    fn shares_never_overflow() {
+        assert_eq!(Bytes(u64::MAX).share(u64::MAX, 1), Bytes(u64::MAX));
+        assert_eq!(Bytes::mib(100).share(1, 3), Bytes(34_952_533));
+        assert_eq!(Bytes::mib(1).share(1, 0), Bytes::ZERO);
+    }
+
+    #[test]
+    fn time_reads_naturally() {
+        assert_eq!(Millis(250).to_string(), "250 ms");
+        assert_eq!(Millis(5_500).to_string(), "5.5 s");
+        assert_eq!(Millis::secs(600).to_string(), "10 min");
+        assert_eq!(Time(5).since(Time(9)), Millis(0));
+    }
+}

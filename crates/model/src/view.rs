@@ -1,0 +1,150 @@
+//! What was seen of the host and its VMs: plain data in which every reading carries its moment.
+//!
+//! A view never hides ignorance. What could not be read is `None` or a [`Link`] with its reason, and
+//! what was read long ago says so: the policy decides what is too old. Everything here can be written
+//! out and read back (`overbook plan --export`), which is how a puzzling host becomes a test.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Millis, Time, VmName};
+
+/// Everything that is known about one host at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostView {
+    /// The host's own memory.
+    pub host: Option<Reading<HostReading>>,
+    /// Every VM that was found, managed or not.
+    pub vms: BTreeMap<VmName, VmView>,
+}
+
+/// A value and when it was true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading<T> {
+    /// What was read.
+    pub value: T,
+    /// When it was true (not: when it arrived).
+    pub at: Time,
+}
+
+impl<T> Reading<T> {
+    /// A reading of `value` at `at`.
+    pub const fn new(value: T, at: Time) -> Self {
+        Self { value, at }
+    }
+
+    /// How old the reading is.
+    pub const fn age(&self, now: Time) -> Millis {
+        now.since(self.at)
+    }
+}
+
+/// The host's memory as `/proc/meminfo` and `/proc/pressure/memory` tell it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostReading {
+    /// `MemTotal`.
+    pub total: Bytes,
+    /// `MemAvailable`.
+    pub available: Bytes,
+    /// `SwapTotal`.
+    pub swap_total: Bytes,
+    /// `SwapFree`.
+    pub swap_free: Bytes,
+    /// Share of the last 10 s in which some task waited for memory, in percent; `None` where the
+    /// kernel has no PSI.
+    pub psi_some_avg10: Option<f32>,
+    /// Share of the last 10 s in which every task waited for memory, in percent.
+    pub psi_full_avg10: Option<f32>,
+}
+
+/// What is known of one VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmView {
+    /// Tells one life of a VM from the next under the same name. Actions carry it, so that what was
+    /// decided about the dead is never done to the newborn.
+    pub incarnation: u64,
+    /// Whether QEMU talks to us.
+    pub link: Link,
+    /// Guest RAM that QEMU was started with; the balloon cannot give more.
+    pub ram: Bytes,
+    /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon device,
+    /// or a guest without its driver (see [`VmView::limits`]).
+    pub balloon: Option<Reading<Bytes>>,
+    /// The guest's own statistics; hostile input until the policy has checked them.
+    pub stats: Option<Reading<GuestStats>>,
+    /// Physical memory that the guest occupies on the host, page tables included, QEMU's own excluded.
+    pub used: Option<Reading<Bytes>>,
+    /// Whether a migration is under way.
+    pub migration: Migration,
+    /// Mechanisms that this VM cannot take part in, each with the reason.
+    pub limits: BTreeMap<Mechanism, String>,
+    /// The last action that QEMU refused, in its words.
+    pub last_error: Option<Reading<String>>,
+}
+
+/// A part of Overbook that acts on VMs. Each has its own [`crate::Mode`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mechanism {
+    /// The virtio balloon.
+    Balloon,
+    /// The guest's statistics over the balloon device.
+    Statistics,
+    /// Free-page reporting.
+    FreePageReporting,
+    /// Counting the VM's memory on the host.
+    HostMemory,
+}
+
+/// The state of the connection to a VM's QEMU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum Link {
+    /// Commands are being answered.
+    Up,
+    /// Not yet, or not any more; tried again with increasing pauses.
+    Down {
+        /// Since when.
+        since: Time,
+        /// What went wrong.
+        why: String,
+    },
+}
+
+/// Live migration as the source QEMU reports it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Migration {
+    /// None under way.
+    #[default]
+    None,
+    /// From setup to completion: the balloon must not be touched.
+    Active,
+    /// QEMU could not be asked.
+    Unknown,
+}
+
+/// The guest's statistics as the virtio balloon brings them (virtio 1.2 §5.5.6.4).
+///
+/// An absent field is one that the guest does not fill in (QEMU shows 2^64−1). Counters run since the
+/// guest's boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestStats {
+    /// Memory that the guest's kernel manages.
+    pub total: Option<Bytes>,
+    /// Not used for anything at all.
+    pub free: Option<Bytes>,
+    /// Usable without swapping, by the guest's estimate.
+    pub available: Option<Bytes>,
+    /// Reclaimable without I/O: page cache.
+    pub disk_caches: Option<Bytes>,
+    /// Swapped in since boot.
+    pub swap_in: Option<Bytes>,
+    /// Swapped out since boot.
+    pub swap_out: Option<Bytes>,
+    /// Page faults that needed I/O, since boot.
+    pub major_faults: Option<u64>,
+    /// Page faults that needed none, since boot.
+    pub minor_faults: Option<u64>,
+}

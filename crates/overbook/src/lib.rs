@@ -1,0 +1,3 @@
+//! The host daemon, its drivers and its command line.
+
+pub mod published;

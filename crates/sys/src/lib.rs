@@ -1,0 +1,3 @@
+//! The kernel boundary: a safe API over raw system calls.
+
+pub mod process;

@@ -1,0 +1,457 @@
+//! Processes that cannot be lost: started so that they die with us, named so that a reused pid is never hit.
+//!
+//! **Problem.** A program that starts QEMUs and daemons must end every one of them, also when it is itself killed with
+//! SIGKILL and can run no more code; and a pid that was written to a file may belong to somebody else by the time it
+//! is read back.
+//!
+//! **Idea.** [`Spawn::die_with_parent`] asks the kernel (`PR_SET_PDEATHSIG`) to kill the child when its parent ends.
+//! The kernel means the parent *thread*, not the process: so such children are all forked by one thread that lives as
+//! long as the process. A process is named by pid **and** start time ([`Identity`]); signals go through a pidfd that is
+//! opened first and checked against the start time after, so the pid cannot be recycled in between.
+//!
+//! **Invariants.** A zombie is dead ([`Identity::is_alive`]; `kill(pid, 0)` says otherwise). Each child has its own
+//! process group, so that a Ctrl-C on the terminal reaches only us, and we end the children in order. Dropping a
+//! [`Child`] neither kills nor waits: its owner decides.
+//!
+//! **Leaves out.** The death signal is not inherited by grandchildren: a long-lived owner calls [`become_subreaper`]
+//! and, at its end, [`end_remaining_children`].
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, WaitOptions, getpid, getppid, pidfd_open, pidfd_send_signal, set_child_subreaper,
+    set_parent_process_death_signal, setsid,
+};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+pub use rustix::process::Signal;
+
+/// Builds one child process; see the module's head for what the switches promise.
+#[derive(Debug)]
+pub struct Spawn {
+    command: Command,
+    die_with_parent: bool,
+    new_session: bool,
+    cpus: Vec<usize>,
+}
+
+impl Spawn {
+    /// A child that runs `program`, with no standard input; output goes where ours goes until told otherwise.
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        Self { command, die_with_parent: false, new_session: false, cpus: Vec::new() }
+    }
+
+    /// Adds one argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    /// Adds several arguments.
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// Sets one environment variable.
+    pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(key, value);
+        self
+    }
+
+    /// Runs the child in `dir`.
+    pub fn current_dir(mut self, dir: impl AsRef<std::path::Path>) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Standard input comes from `input`.
+    pub fn stdin(mut self, input: impl Into<Stdio>) -> Self {
+        self.command.stdin(input);
+        self
+    }
+
+    /// Standard output goes to `output`.
+    pub fn stdout(mut self, output: impl Into<Stdio>) -> Self {
+        self.command.stdout(output);
+        self
+    }
+
+    /// Standard error goes to `output`.
+    pub fn stderr(mut self, output: impl Into<Stdio>) -> Self {
+        self.command.stderr(output);
+        self
+    }
+
+    /// Standard output and standard error both go to `file`.
+    pub fn output_to(mut self, file: File) -> io::Result<Self> {
+        self.command.stdout(file.try_clone()?);
+        self.command.stderr(file);
+        Ok(self)
+    }
+
+    /// The kernel kills the child (SIGKILL) when this process ends, however it ends.
+    pub fn die_with_parent(mut self) -> Self {
+        self.die_with_parent = true;
+        self
+    }
+
+    /// The child leads a session of its own: it has no terminal and outlives ours.
+    pub fn new_session(mut self) -> Self {
+        self.new_session = true;
+        self
+    }
+
+    /// The child runs only on these CPUs; an empty list means anywhere.
+    pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
+        self.cpus = cpus.to_vec();
+        self
+    }
+
+    /// Starts the child.
+    ///
+    /// # Errors
+    /// When the program cannot be started, or a CPU does not exist.
+    pub fn spawn(mut self) -> io::Result<Child> {
+        let cpus = cpu_set(&self.cpus)?;
+        let (die, session, parent) = (self.die_with_parent, self.new_session, getpid());
+        if !session {
+            self.command.process_group(0);
+        }
+        let before_exec = move || prepare_child(die.then_some(parent), session, cpus.as_ref());
+        // SAFETY: the closure runs between fork and exec, where only async-signal-safe code may run: it makes raw
+        // system calls on plain values, and neither allocates nor locks nor unwinds.
+        unsafe { self.command.pre_exec(before_exec) };
+        let inner = if die { spawn_from_lasting_thread(self.command) } else { self.command.spawn() }?;
+        Child::new(inner)
+    }
+}
+
+/// What the child does before it becomes the program.
+fn prepare_child(parent: Option<Pid>, session: bool, cpus: Option<&CpuSet>) -> io::Result<()> {
+    if session {
+        setsid()?;
+    }
+    if let Some(cpus) = cpus {
+        sched_setaffinity(None, cpus)?;
+    }
+    if let Some(parent) = parent {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the request: then no signal will ever come.
+        if getppid() != Some(parent) {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::SRCH.raw_os_error()));
+        }
+    }
+    Ok(())
+}
+
+fn cpu_set(cpus: &[usize]) -> io::Result<Option<CpuSet>> {
+    if cpus.is_empty() {
+        return Ok(None);
+    }
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu >= CpuSet::MAX_CPU {
+            let limit = CpuSet::MAX_CPU - 1;
+            return Err(io::Error::other(format!("CPU {cpu} is above the highest possible, {limit}")));
+        }
+        set.set(cpu);
+    }
+    Ok(Some(set))
+}
+
+/// A command to start, and where to send the result.
+type Job = (Command, mpsc::Sender<io::Result<std::process::Child>>);
+
+/// Forks on the thread that lives as long as the process, whose end is what the death signal waits for.
+fn spawn_from_lasting_thread(command: Command) -> io::Result<std::process::Child> {
+    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (jobs, inbox) = mpsc::channel::<Job>();
+        // When the thread cannot be started its inbox is dropped, and the send below reports it.
+        let _detached = std::thread::Builder::new().name("spawner".into()).spawn(move || {
+            for (mut command, reply) in inbox {
+                let _ = reply.send(command.spawn());
+            }
+        });
+        jobs
+    });
+    let gone = || io::Error::other("the thread that starts processes could not be started");
+    let (reply, result) = mpsc::channel();
+    spawner.send((command, reply)).map_err(|_| gone())?;
+    result.recv().map_err(|_| gone())?
+}
+
+/// A started child. Dropping it neither kills nor waits.
+#[derive(Debug)]
+pub struct Child {
+    inner: std::process::Child,
+    pidfd: OwnedFd,
+    identity: Identity,
+}
+
+impl Child {
+    fn new(inner: std::process::Child) -> io::Result<Self> {
+        let identity = Identity::of(inner.id())
+            .ok_or_else(|| io::Error::other("/proc shows nothing of a child just started"))?;
+        Ok(Self { pidfd: open_pidfd(inner.id())?, inner, identity })
+    }
+
+    /// Pid and start time.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The exit status when the child has ended; reaps it.
+    pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.inner.try_wait()
+    }
+
+    /// Waits up to `limit` for the child to end; `None` when it has not.
+    pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        wait_for_exit(&self.pidfd, limit)?;
+        self.inner.try_wait()
+    }
+
+    /// Sends `signal`; a child that has ended already is no error.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        send(&self.pidfd, signal)
+    }
+
+    /// Asks the child to end (SIGTERM), insists after `grace` (SIGKILL), and reaps it.
+    pub fn end(&mut self, grace: Duration) -> io::Result<ExitStatus> {
+        if let Some(status) = self.inner.try_wait()? {
+            return Ok(status);
+        }
+        self.signal(Signal::TERM)?;
+        if let Some(status) = self.wait_for(grace)? {
+            return Ok(status);
+        }
+        self.signal(Signal::KILL)?;
+        self.inner.wait()
+    }
+}
+
+/// One process for ever: its pid, and when it started, in clock ticks since boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// The process id.
+    pub pid: u32,
+    /// Field `starttime` of `/proc/<pid>/stat`, in clock ticks since boot.
+    pub start_ticks: u64,
+}
+
+impl Identity {
+    /// This process.
+    pub fn own() -> Option<Self> {
+        Self::of(std::process::id())
+    }
+
+    /// The process that has this pid now, zombie or not.
+    pub fn of(pid: u32) -> Option<Self> {
+        let (_, _, start_ticks) = read_stat(pid)?;
+        Some(Self { pid, start_ticks })
+    }
+
+    /// Whether this very process still runs; a zombie does not.
+    pub fn is_alive(&self) -> bool {
+        read_stat(self.pid)
+            .is_some_and(|(state, _, start)| start == self.start_ticks && !matches!(state, 'Z' | 'X'))
+    }
+
+    /// Sends `signal` to this very process. `false`: it is gone, and nobody got the signal.
+    pub fn signal(&self, signal: Signal) -> io::Result<bool> {
+        match self.open()? {
+            Some(pidfd) => send(&pidfd, signal).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits up to `limit` for the process to end; whether it has.
+    pub fn wait_for(&self, limit: Duration) -> io::Result<bool> {
+        match self.open()? {
+            Some(pidfd) => wait_for_exit(&pidfd, limit),
+            None => Ok(true),
+        }
+    }
+
+    /// Asks the process to end (SIGTERM), insists after `grace` (SIGKILL). `false`: it was gone already.
+    pub fn end(&self, grace: Duration) -> io::Result<bool> {
+        let Some(pidfd) = self.open()? else { return Ok(false) };
+        send(&pidfd, Signal::TERM)?;
+        if !wait_for_exit(&pidfd, grace)? {
+            send(&pidfd, Signal::KILL)?;
+            wait_for_exit(&pidfd, Duration::from_secs(10))?;
+        }
+        Ok(true)
+    }
+
+    /// A pidfd of this very process: opened first, checked after, so that the pid cannot change hands in between.
+    fn open(&self) -> io::Result<Option<OwnedFd>> {
+        match open_pidfd(self.pid) {
+            Ok(pidfd) if self.is_alive() => Ok(Some(pidfd)),
+            Ok(_) => Ok(None),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Orphans among our descendants become our children, instead of getting lost to process 1.
+pub fn become_subreaper() -> io::Result<()> {
+    Ok(set_child_subreaper(Some(getpid()))?)
+}
+
+/// Kills and reaps every remaining child of this process and, as they fall to a subreaper, their descendants.
+/// Returns how many there were. For the end of `main` only: it takes children away from whoever holds them.
+pub fn end_remaining_children() -> io::Result<usize> {
+    let mut reaped = 0;
+    loop {
+        for child in children_of(std::process::id())? {
+            child.signal(Signal::KILL)?;
+        }
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some(_)) => reaped += 1,
+            Ok(None) => {}
+            Err(rustix::io::Errno::CHILD) => return Ok(reaped),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The live processes whose parent is `parent`.
+pub fn children_of(parent: u32) -> io::Result<Vec<Identity>> {
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some((_, ppid, start_ticks)) = read_stat(pid)
+            && ppid == parent
+        {
+            children.push(Identity { pid, start_ticks });
+        }
+    }
+    Ok(children)
+}
+
+/// State letter, parent and start time from `/proc/<pid>/stat`.
+fn read_stat(pid: u32) -> Option<(char, u32, u64)> {
+    parse_stat(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The command name may hold blanks and brackets: fields count from the last `)`.
+fn parse_stat(stat: &str) -> Option<(char, u32, u64)> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let start_ticks = fields.nth(17)?.parse().ok()?;
+    Some((state, parent, start_ticks))
+}
+
+fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+fn send(pidfd: &OwnedFd, signal: Signal) -> io::Result<()> {
+    match pidfd_send_signal(pidfd, signal).map_err(io::Error::from) {
+        Err(error) if is_gone(&error) => Ok(()),
+        other => other,
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// A pidfd becomes readable when its process ends.
+fn wait_for_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            // A signal for us: go on with the time that is left, unless none is.
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sleeper() -> Spawn {
+        Spawn::new("sleep").arg("60")
+    }
+
+    #[test]
+    fn a_child_ends_on_request_and_is_dead_afterwards() {
+        let mut child = sleeper().spawn().unwrap();
+        assert!(child.identity().is_alive());
+        assert!(!child.end(Duration::from_secs(5)).unwrap().success());
+        assert!(!child.identity().is_alive());
+    }
+
+    #[test]
+    fn a_child_that_ignores_sigterm_is_killed_after_the_grace() {
+        let mut child =
+            Spawn::new("sh").args(["-c", "trap '' TERM; while :; do sleep 1; done"]).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        child.end(Duration::from_millis(200)).unwrap();
+        assert!(!child.identity().is_alive());
+    }
+
+    #[test]
+    fn a_zombie_counts_as_dead() {
+        let mut child = Spawn::new("true").spawn().unwrap();
+        assert!(child.identity().wait_for(Duration::from_secs(5)).unwrap());
+        assert!(!child.identity().is_alive());
+        child.try_wait().unwrap();
+    }
+
+    #[test]
+    fn a_recycled_pid_gets_no_signal() {
+        let mut child = sleeper().spawn().unwrap();
+        let mut other = child.identity();
+        other.start_ticks += 1;
+        assert!(!other.signal(Signal::KILL).unwrap());
+        assert!(child.identity().is_alive());
+        child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn a_child_that_dies_with_its_parent_survives_the_thread_that_asked_for_it() {
+        let asked = std::thread::spawn(|| sleeper().die_with_parent().spawn().unwrap());
+        let mut child = asked.join().unwrap();
+        assert!(child.wait_for(Duration::from_millis(100)).unwrap().is_none());
+        child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn a_child_runs_only_on_the_cpus_it_was_given() {
+        let mut child = sleeper().on_cpus(&[0]).spawn().unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.identity().pid)).unwrap();
+        assert!(status.lines().any(|line| line == "Cpus_allowed_list:\t0"), "{status}");
+        child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn a_command_name_with_brackets_does_not_confuse_the_start_time() {
+        let stat = "7 (a) b (c) S 3 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        assert_eq!(parse_stat(stat), Some(('S', 3, 4242)));
+    }
+}
