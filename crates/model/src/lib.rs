@@ -22,4 +22,4 @@ pub use plan::{Action, Decision, Ledger, Plan};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use units::{Bytes, Millis, Time};
-pub use view::{GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};
+pub use view::{BlockStats, GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};

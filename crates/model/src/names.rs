@@ -4,7 +4,7 @@
 //! on purpose: whether two patterns can ever match the same name is then decidable, so overlapping
 //! groups are found when the configuration is read, not when a VM with an unlucky name appears.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, str::Chars, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -70,23 +70,37 @@ impl NamePattern {
     }
 
     /// Whether `name` fits. A name is never read as a pattern, whatever characters it holds.
+    /// Allocates nothing: the policy asks this for every VM and group in every tick.
     #[must_use]
     pub fn matches(&self, name: &VmName) -> bool {
-        let pattern: Vec<char> = self.0.chars().collect();
-        // One row of the usual table: `fits[i]` says whether pattern[..i] matches the name so far.
-        let mut fits = vec![false; pattern.len() + 1];
-        fits[0] = true;
-        skip_stars(&pattern, &mut fits);
-        for c in name.as_str().chars() {
-            let mut next = vec![false; pattern.len() + 1];
-            for (i, p) in pattern.iter().enumerate() {
-                next[i] |= *p == '*' && fits[i];
-                next[i + 1] |= (*p == '?' || *p == '*' || *p == c) && fits[i];
+        let (mut pattern, mut rest) = (self.0.chars(), name.as_str().chars());
+        // Where to go on when a star has to swallow one more character: it is enough to go back to
+        // the latest star, because an earlier one swallowing more cannot help a later one.
+        let mut retry: Option<(Chars<'_>, Chars<'_>)> = None;
+        loop {
+            let mut ahead = pattern.clone();
+            let fits = match (ahead.next(), rest.clone().next()) {
+                (Some('*'), _) => {
+                    retry = Some((ahead.clone(), rest.clone()));
+                    pattern = ahead;
+                    continue;
+                }
+                (None, None) => return true,
+                (Some(p), Some(c)) => p == '?' || p == c,
+                _ => false,
+            };
+            if fits {
+                pattern = ahead;
+                rest.next();
+            } else if let Some((after_star, swallowed)) = &mut retry {
+                if swallowed.next().is_none() {
+                    return false;
+                }
+                (pattern, rest) = (after_star.clone(), swallowed.clone());
+            } else {
+                return false;
             }
-            skip_stars(&pattern, &mut next);
-            fits = next;
         }
-        fits[pattern.len()]
     }
 
     /// Whether some name fits both patterns. Cost O(length × length).
@@ -100,28 +114,14 @@ impl NamePattern {
             for j in (0..=b.len()).rev() {
                 meets[i][j] = match (a.get(i), b.get(j)) {
                     (None, None) => true,
-                    (Some('*'), other) => {
-                        meets[i + 1][j] || (other.is_some() && meets[i][j + 1])
-                    }
-                    (other, Some('*')) => {
-                        meets[i][j + 1] || (other.is_some() && meets[i + 1][j])
-                    }
-                    (Some(x), Some(y)) => {
-                        (x == y || *x == '?' || *y == '?') && meets[i + 1][j + 1]
-                    }
+                    (Some('*'), other) => meets[i + 1][j] || (other.is_some() && meets[i][j + 1]),
+                    (other, Some('*')) => meets[i][j + 1] || (other.is_some() && meets[i + 1][j]),
+                    (Some(x), Some(y)) => (x == y || *x == '?' || *y == '?') && meets[i + 1][j + 1],
                     _ => false,
                 };
             }
         }
         meets[0][0]
-    }
-}
-
-fn skip_stars(pattern: &[char], fits: &mut [bool]) {
-    for (i, p) in pattern.iter().enumerate() {
-        if *p == '*' && fits[i] {
-            fits[i + 1] = true;
-        }
     }
 }
 
@@ -150,12 +150,14 @@ mod tests {
         assert!(!matches("web", "web-1"));
         assert!(matches("a**b", "ab"));
         assert!(!matches("", "x"));
+        assert!(matches("*a?c*", "xxabcabd"));
+        assert!(!matches("*a?d", "abdabc"));
+        assert!(matches("*ü?", "grün"));
     }
 
     #[test]
     fn overlap_is_found_without_a_witness() {
-        let overlaps =
-            |a: &str, b: &str| NamePattern::new(a).overlaps(&NamePattern::new(b));
+        let overlaps = |a: &str, b: &str| NamePattern::new(a).overlaps(&NamePattern::new(b));
         assert!(overlaps("web-*", "*-1"));
         assert!(overlaps("web-1", "web-?"));
         assert!(overlaps("*", "anything"));

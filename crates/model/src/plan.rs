@@ -78,6 +78,8 @@ pub struct Change {
     pub action: Action,
     /// Whether it takes memory from the VM.
     pub is_take: bool,
+    /// Whether the same was asked before and is only said again, in case it was lost.
+    pub is_repeat: bool,
     /// Why.
     pub reason: Reason,
 }

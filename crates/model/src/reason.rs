@@ -13,10 +13,10 @@ use crate::{Bytes, Millis, VmName};
 pub enum Reason {
     // --- why memory is given -------------------------------------------------------------------
     /// The `demand` policy hands out surplus.
-    #[error("it swaps {per_second}/s and the group has {surplus} to hand out")]
-    Swapping {
-        /// Swapped in and out per second.
-        per_second: Bytes,
+    #[error("it is short of memory ({sign}) and the group has {surplus} to hand out")]
+    Demand {
+        /// What shows the demand.
+        sign: Pressure,
         /// The group's surplus before this grant.
         surplus: Bytes,
     },
@@ -27,10 +27,20 @@ pub enum Reason {
         share: Bytes,
     },
     /// A guest below base is under pressure.
-    #[error("it is under pressure ({pressure}) with less than its guaranteed {base}: all of it back at once")]
+    #[error(
+        "it is under pressure ({pressure}) with less than its guaranteed {base}: all of it back at once"
+    )]
     GiveBack {
         /// What shows the pressure.
         pressure: Pressure,
+        /// Its base.
+        base: Bytes,
+    },
+    /// A guest below base sends no statistics that can be trusted.
+    #[error(
+        "its statistics cannot be relied on and it has less than its guaranteed {base}: all of it back at once"
+    )]
+    BlindGiveBack {
         /// Its base.
         base: Bytes,
     },
@@ -49,7 +59,9 @@ pub enum Reason {
         deficit: Bytes,
     },
     /// The host is short of memory.
-    #[error("the host has {available} left, less than its reserve of {reserve}: every grant comes back")]
+    #[error(
+        "the host has {available} left, less than its reserve of {reserve}: every grant comes back"
+    )]
     HostShort {
         /// `MemAvailable`.
         available: Bytes,
@@ -57,7 +69,7 @@ pub enum Reason {
         reserve: Bytes,
     },
     /// Idle memory moves to a VM that swaps.
-    #[error("it leaves {free} unused while {needed_by} swaps")]
+    #[error("it leaves {free} unused while {needed_by} is short of memory")]
     Idle {
         /// What its guest has free.
         free: Bytes,
@@ -99,10 +111,12 @@ pub enum Reason {
         limit: Millis,
     },
     /// The guest sends no statistics.
-    #[error("its guest sends no statistics: nothing is taken blindly")]
+    #[error("its guest sends no usable statistics: nothing is taken blindly")]
     NoStats,
     /// The guest's statistics cannot be true.
-    #[error("its statistics cannot be true ({field} is {value}, which exceeds {limit}): nothing is taken on them")]
+    #[error(
+        "its statistics cannot be true ({field} is {value}, which exceeds {limit}): nothing is taken on them"
+    )]
     ImplausibleStats {
         /// Which one.
         field: StatField,
@@ -155,9 +169,9 @@ pub enum Reason {
         wait: Millis,
     },
     /// The guest has not been calm for long enough.
-    #[error("it was under pressure {ago} ago; memory is taken after {needed} of calm")]
+    #[error("it has been seen calm for {ago} only; memory is taken after {needed} of calm")]
     NotCalm {
-        /// When it was last seen under pressure.
+        /// Since it was last seen under pressure, or first seen at all.
         ago: Millis,
         /// How long it must be calm.
         needed: Millis,
@@ -169,7 +183,9 @@ pub enum Reason {
         target: Bytes,
     },
     /// The balloon does not move.
-    #[error("uncooperative: its balloon stands at {actual} and has not moved towards {target} for {stuck}; next try in {wait}")]
+    #[error(
+        "uncooperative: its balloon stands at {actual} and has not moved towards {target} for {stuck}; next try in {wait}"
+    )]
     Uncooperative {
         /// Where it stands.
         actual: Bytes,
@@ -180,11 +196,21 @@ pub enum Reason {
         /// When it is asked again.
         wait: Millis,
     },
+    /// Somebody else moved the balloon.
+    #[error("somebody else moved its balloon from {target} to {actual}: left alone for {wait}")]
+    MovedByOthers {
+        /// Where it stands.
+        actual: Bytes,
+        /// Where it was put.
+        target: Bytes,
+        /// For how long it is left alone.
+        wait: Millis,
+    },
     /// The group has nothing to hand out.
-    #[error("it swaps {per_second}/s but its group has nothing to hand out")]
+    #[error("it is short of memory ({sign}) but its group has nothing to hand out")]
     NoSurplus {
-        /// Swapped in and out per second.
-        per_second: Bytes,
+        /// What shows the demand.
+        sign: Pressure,
     },
     /// The host has nothing to hand out.
     #[error("the host has {available} left; {reserve} of it are never handed out")]
@@ -212,7 +238,13 @@ pub enum Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "sign")]
 pub enum Pressure {
-    /// It reads pages back from swap.
+    /// It swaps, in whichever direction: the sign of demand (Kim 2014 §4.2.2).
+    #[error("it swaps {per_second}/s")]
+    Swapping {
+        /// Bytes per second, in and out.
+        per_second: Bytes,
+    },
+    /// It reads pages back from swap: the sign of suffering.
     #[error("it swaps in {per_second}/s")]
     SwapIn {
         /// Bytes per second.

@@ -77,6 +77,9 @@ pub struct VmView {
     pub used: Option<Reading<Bytes>>,
     /// Whether a migration is under way.
     pub migration: Migration,
+    /// Traffic of each of its disks.
+    #[serde(default)]
+    pub block: Option<Reading<BTreeMap<String, BlockStats>>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.
@@ -147,4 +150,17 @@ pub struct GuestStats {
     pub major_faults: Option<u64>,
     /// Page faults that needed none, since boot.
     pub minor_faults: Option<u64>,
+}
+
+/// What one disk has moved since QEMU opened it. Counted by QEMU, so no guest can falsify it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockStats {
+    /// Read by the guest.
+    pub rd_bytes: Bytes,
+    /// Written by the guest.
+    pub wr_bytes: Bytes,
+    /// Read requests completed.
+    pub rd_ops: u64,
+    /// Write requests completed.
+    pub wr_ops: u64,
 }

@@ -1,28 +1,40 @@
-//! placeholder: being written by the lead; the public API below is what others may rely on.
-use model::{HostView, Plan, Spec, Time};
-use serde::{Deserialize, Serialize};
+//! DECIDE: a pure function from what is seen, wanted and remembered to what is done, and why.
+//!
+//! [`tick`] is the whole of Overbook's judgement. It runs once a second on the host, in the simulator
+//! over fake guests, and in `overbook plan --from` over exported state, and it is the same function.
+//! With no outside world there is nothing to fail: it answers a [`Plan`], never an error.
+//!
+//! One tick, for each group by itself:
+//!
+//! 1. [`member`]: believe or doubt each guest's statistics, see how its balloon follows.
+//! 2. [`ledger`]: budget, used, promised, surplus, deficit, in physical bytes.
+//! 3. Safety first: a guest under pressure below its base gets all of it back at once.
+//! 4. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
+//! 5. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
+//!    from those who leave it unused, if somebody is short ([`idle`]).
+//!
+//! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one tick
+//! is handed out in a later one, once the host has it: memory is never in two places.
+//!
+//! Architecture invariant: no clock, file, socket, thread or random number here; groups meet only in
+//! the host's headroom, never in each other's ledgers.
 
-/// What the policy remembers from tick to tick.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Memory {
-    /// Set by `overbook pause`: nothing is changed.
-    pub paused: bool,
-}
+mod case;
+mod group;
+mod guard;
+mod headroom;
+mod idle;
+mod ledger;
+mod member;
+mod memory;
+mod reprovision;
+mod revoke;
+mod rules;
+mod statistics;
+mod tick;
+pub mod tuning;
 
-/// A whole decision's input, as `overbook plan --export` writes it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Case {
-    /// When.
-    pub now: Time,
-    /// What the operator wants.
-    pub spec: Spec,
-    /// What was seen.
-    pub view: HostView,
-    /// What was remembered.
-    pub memory: Memory,
-}
-
-/// Decides.
-pub fn tick(_view: &HostView, _spec: &Spec, _memory: &mut Memory, now: Time) -> Plan {
-    Plan { at: now, ..Plan::default() }
-}
+pub use case::Case;
+pub use memory::Memory;
+pub use rules::{Rule, Rules};
+pub use tick::{cycle, tick, tick_with};

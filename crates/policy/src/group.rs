@@ -1,0 +1,195 @@
+//! One group in one tick: the order of the steps is the order of precedence.
+
+use model::{Bytes, GroupSpec, Ledger, Policy, Reason, Time};
+
+use crate::{
+    Rule, Rules,
+    guard::{self, Purpose},
+    headroom::Headroom,
+    idle, ledger,
+    member::Member,
+    reprovision::{self, Shares, Standing},
+    revoke, tuning,
+};
+
+/// A group in a tick.
+#[derive(Debug)]
+pub(crate) struct Group<'a> {
+    pub(crate) spec: &'a GroupSpec,
+    pub(crate) members: Vec<Member>,
+    pub(crate) ledger: Ledger,
+    /// When somebody was last short of memory that the group did not have.
+    pub(crate) unmet_at: Option<Time>,
+}
+
+impl<'a> Group<'a> {
+    pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Option<Time>) -> Self {
+        let ledger = ledger::draw_up(spec.budget, &members);
+        Self { spec, members, ledger, unmet_at }
+    }
+
+    /// Decides what happens to every member.
+    pub(crate) fn decide(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
+        self.withdraw_from_the_stuck(rules, now);
+        self.give_back_on_stress(rules);
+        self.take_above_max(rules, now);
+        if let Some(reason) = host.short.clone() {
+            let all = Bytes(u64::MAX);
+            revoke::take_back(&mut self.members, all, Purpose::Emergency, &reason, rules, now);
+        } else if !self.ledger.deficit.is_zero() {
+            let deficit = self.ledger.deficit;
+            let reason = Reason::Deficit { deficit };
+            revoke::take_back(&mut self.members, deficit, Purpose::Deficit, &reason, rules, now);
+        } else {
+            let surplus = self.reprovision(host, rules, now);
+            self.restore_base(surplus, now);
+        }
+        for member in &mut self.members {
+            member.repeat(now);
+        }
+    }
+
+    /// A balloon that does not follow is asked to stay where it is: a target that is reached at some
+    /// later moment was decided for another world. Only a give-back of base is kept up.
+    fn withdraw_from_the_stuck(&mut self, rules: Rules, now: Time) {
+        for member in &mut self.members {
+            let is_known = member.memory.stuck.is_some_and(|stuck| now < stuck.retry_at);
+            if !rules.has(Rule::Uncooperative) || is_known || !member.memory.is_stuck(now) {
+                continue;
+            }
+            let wanted = member.target;
+            member.memory.mark_stuck(wanted, now);
+            let is_give_back = wanted > member.actual && wanted <= member.limits.base;
+            member.plan_around(!is_give_back, now);
+        }
+    }
+
+    /// A guest below base gets all of it back at once when it suffers, or when it cannot be believed:
+    /// a guest that thrashes is too busy to say so.
+    fn give_back_on_stress(&mut self, rules: Rules) {
+        if !rules.has(Rule::GiveBack) {
+            return;
+        }
+        for member in &mut self.members {
+            let base = member.limits.base;
+            if member.target >= base || member.blocked.is_some() {
+                continue;
+            }
+            let reason = match &member.guest {
+                Ok(guest) => guest.pressure.map(|pressure| Reason::GiveBack { pressure, base }),
+                Err(_) => Some(Reason::BlindGiveBack { base }),
+            };
+            if let Some(reason) = reason {
+                member.give(base, reason);
+            }
+        }
+    }
+
+    fn take_above_max(&mut self, rules: Rules, now: Time) {
+        for member in self.members.iter_mut().filter(|m| m.target > m.limits.max) {
+            let max = member.limits.max;
+            let excess = member.target.minus(max);
+            match guard::lowest_target(member, excess, Purpose::Maximum, rules, now) {
+                Ok(target) => member.take(target, Reason::AboveMax { max }),
+                Err(refusal) => member.refuse(refusal),
+            }
+        }
+    }
+
+    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short.
+    /// Answers what is left of the surplus.
+    fn reprovision(&mut self, host: &mut Headroom, rules: Rules, now: Time) -> Bytes {
+        let mut shares = self.shares();
+        if let Some((shortest, lacking)) = shares.unmet {
+            self.unmet_at = Some(now);
+            let needed_by = self.members[shortest].name.clone();
+            let taken = idle::collect(&mut self.members, lacking, &needed_by, rules, now);
+            if !rules.has(Rule::TakeFirst) {
+                self.ledger.surplus = self.ledger.surplus.plus(taken);
+                shares = self.shares();
+            }
+        }
+        let before = self.ledger.surplus;
+        let mut surplus = before;
+        for (member, share) in self.members.iter_mut().zip(shares.grants) {
+            let reason = match member.demand() {
+                Some(sign) if self.spec.policy == Policy::Demand => {
+                    Reason::Demand { sign, surplus: before }
+                }
+                _ => Reason::Share { share },
+            };
+            // What others give up counts when the host has it, so the surplus bounds every gift.
+            let wanted = share.minus(member.grant()).min(tuning::UNIT).min(surplus);
+            if member.grant().minus(share) >= tuning::UNIT {
+                shrink_to_share(member, share, rules, now);
+            } else if member.can_take_more() && wanted >= tuning::STEP_MIN {
+                match host.claim(wanted) {
+                    Ok(granted) => {
+                        surplus = surplus.minus(granted);
+                        member.give(member.target.plus(granted).floor_mib(), reason);
+                    }
+                    Err(refusal) => member.refuse(refusal),
+                }
+            } else if member.change.is_none() && member.demand().is_some() {
+                member.refuse(why_no_more(member, reason));
+            }
+        }
+        surplus
+    }
+
+    /// What the group's policy wants each member to hold above its base.
+    fn shares(&self) -> Shares {
+        let standings: Vec<Standing> = self.members.iter().map(standing).collect();
+        let grants: Bytes = self.members.iter().map(Member::grant).sum();
+        let pool = grants.plus(self.ledger.surplus);
+        reprovision::policy(self.spec.policy).share(&standings, pool)
+    }
+
+    /// Gives base back to members that were shrunk, once nobody is short any more.
+    fn restore_base(&mut self, mut surplus: Bytes, now: Time) {
+        if self.unmet_at.is_some_and(|at| now.since(at) < tuning::RESTORE_AFTER) {
+            return;
+        }
+        for member in &mut self.members {
+            let base = member.limits.base;
+            let missing = base.minus(member.target);
+            if missing.is_zero() || missing > surplus || !member.can_take_more() {
+                continue;
+            }
+            surplus = surplus.minus(missing);
+            member.give(base, Reason::Restore { base });
+        }
+    }
+}
+
+fn standing(member: &Member) -> Standing {
+    let base = member.limits.base;
+    Standing {
+        grant: member.grant(),
+        grant_max: member.limits.max.minus(base).max(member.grant()),
+        contribution: base.minus(member.used),
+        demand: member.demand(),
+        can_take_more: member.can_take_more(),
+    }
+}
+
+fn shrink_to_share(member: &mut Member, share: Bytes, rules: Rules, now: Time) {
+    let excess = member.grant().minus(share);
+    match guard::lowest_target(member, excess, Purpose::Share, rules, now) {
+        Ok(target) => member.take(target, Reason::Share { share }),
+        Err(refusal) => member.refuse(refusal),
+    }
+}
+
+/// Why a member that is short gets nothing; `motive` is why it would have got something.
+fn why_no_more(member: &Member, motive: Reason) -> Reason {
+    if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
+        reason.clone()
+    } else if member.has_max() {
+        Reason::AtMax { max: member.limits.max }
+    } else if let Reason::Demand { sign, .. } = motive {
+        Reason::NoSurplus { sign }
+    } else {
+        motive
+    }
+}

@@ -1,0 +1,116 @@
+//! The one gate through which memory is taken from a VM. It holds the safety rules.
+//!
+//! The gate answers how low a VM's target may go now, or why it may not go down at all. Rules that
+//! protect a guest's correctness (fresh and plausible statistics, `min`, swapless guests, migration)
+//! hold for every purpose. Rules that protect its comfort (pressure, calm, back-off) bend only when the
+//! group is over its budget or the host is short, because then leaving the memory where it is would
+//! take it from a neighbour who has paid for it; and even then the cheapest memory goes first.
+
+use model::{Bytes, Reason, Time};
+
+use crate::{
+    Rule, Rules,
+    member::{Member, margin},
+    tuning,
+};
+
+/// What memory is taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Idle memory for somebody who is short.
+    Idle,
+    /// Towards the VM's share.
+    Share,
+    /// The VM holds more than its maximum.
+    Maximum,
+    /// The group is over its budget.
+    Deficit,
+    /// The host is short.
+    Emergency,
+}
+
+impl Purpose {
+    const fn bends_comfort(self) -> bool {
+        matches!(self, Self::Deficit | Self::Emergency | Self::Maximum)
+    }
+
+    const fn step_percent(self) -> u64 {
+        match self {
+            Self::Idle | Self::Share => tuning::STEP_PERCENT,
+            Self::Deficit | Self::Maximum => tuning::DEFICIT_STEP_PERCENT,
+            Self::Emergency => tuning::EMERGENCY_STEP_PERCENT,
+        }
+    }
+}
+
+/// How low the target of `member` may go now, at most by `wanted`.
+///
+/// # Errors
+///
+/// The rule that forbids taking anything worth the balloon's work.
+pub(crate) fn lowest_target(
+    member: &Member,
+    wanted: Bytes,
+    purpose: Purpose,
+    rules: Rules,
+    now: Time,
+) -> Result<Bytes, Reason> {
+    if let Some(reason) = &member.blocked {
+        return Err(reason.clone());
+    }
+    if let Some(reason) = &member.avoided {
+        return Err(reason.clone());
+    }
+    if member.memory.asked.as_ref().is_some_and(|asked| asked.is_take && !asked.reached) {
+        return Err(Reason::InFlight { target: member.target });
+    }
+    let guest = member.guest.as_ref().map_err(Clone::clone)?;
+    if !purpose.bends_comfort() {
+        is_comfortable(member, rules, now)?;
+    }
+
+    let floor = match purpose {
+        Purpose::Idle if rules.has(Rule::Minimum) => member.limits.min,
+        Purpose::Idle => Bytes::ZERO,
+        Purpose::Maximum => member.limits.max,
+        Purpose::Share | Purpose::Deficit | Purpose::Emergency => member.limits.base,
+    };
+    let above_floor = member.target.minus(floor);
+    if above_floor < tuning::STEP_MIN {
+        return Err(Reason::AtMin { min: floor });
+    }
+    let mut amount = wanted.min(above_floor);
+    if rules.has(Rule::InflationCap) {
+        amount = amount.min(tuning::UNIT.max(member.target.percent(purpose.step_percent())));
+    }
+    if !member.has_swap && rules.has(Rule::Swapless) {
+        amount = amount.min(member.spare());
+        if amount < tuning::STEP_MIN {
+            return Err(Reason::Swapless { free: member.spare() });
+        }
+    }
+    if purpose == Purpose::Idle && member.has_swap {
+        amount = amount.min(member.spare());
+        if amount < tuning::STEP_MIN {
+            return Err(Reason::NothingIdle { free: guest.free, margin: margin(guest) });
+        }
+    }
+    Ok(member.target.minus(amount).floor_mib().max(floor))
+}
+
+fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason> {
+    let pressure = member.guest.as_ref().ok().and_then(|guest| guest.pressure);
+    if let Some(pressure) = pressure.filter(|_| rules.has(Rule::Pressure)) {
+        return Err(Reason::UnderPressure { pressure });
+    }
+    if rules.has(Rule::BackOff) && now < member.memory.back_off_until {
+        let wait = member.memory.back_off_until.since(now);
+        return Err(Reason::BackOff { failures: member.memory.failures, wait });
+    }
+    let pressured_at = member.memory.pressured_at.unwrap_or(member.memory.seen_at);
+    let ago = now.since(pressured_at);
+    if rules.has(Rule::Calm) && ago < tuning::CALM {
+        return Err(Reason::NotCalm { ago, needed: tuning::CALM });
+    }
+    Ok(())
+}

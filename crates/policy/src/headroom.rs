@@ -1,0 +1,55 @@
+//! The host's headroom: what all groups together may still be granted.
+//!
+//! A group's surplus is only as good as the memory of the host under it: where more was sold than there
+//! is, or something else on the host grew, the ledgers add up to more than exists. So every grant also
+//! has to fit between `MemAvailable` and the host's reserve, and when the reserve itself is touched,
+//! every grant of every group comes back at once.
+
+use model::{Bytes, HostReading, Reading, Reason, Time};
+
+use crate::{Rule, Rules, tuning};
+
+/// What is left to grant on the host in this tick.
+#[derive(Debug)]
+pub(crate) struct Headroom {
+    left: Bytes,
+    /// Set when the host is short.
+    pub(crate) short: Option<Reason>,
+    refusal: Reason,
+}
+
+impl Headroom {
+    /// Measures the host; `promised` is what all groups were granted and have not touched.
+    pub(crate) fn measure(
+        host: Option<Reading<HostReading>>,
+        reserve: Option<Bytes>,
+        promised: Bytes,
+        rules: Rules,
+        now: Time,
+    ) -> Self {
+        let unknown = Self { left: Bytes::ZERO, short: None, refusal: Reason::HostUnknown };
+        let Some(host) = host.filter(|h| h.age(now) <= tuning::STALE_AFTER) else {
+            return unknown;
+        };
+        let HostReading { total, available, .. } = host.value;
+        let reserve = reserve.unwrap_or(total.percent(tuning::HOST_RESERVE_PERCENT));
+        if !rules.has(Rule::HostReserve) {
+            return Self { left: Bytes(u64::MAX), ..unknown };
+        }
+        Self {
+            left: available.minus(reserve.plus(promised)),
+            short: (available < reserve).then_some(Reason::HostShort { available, reserve }),
+            refusal: Reason::HostReserve { available, reserve },
+        }
+    }
+
+    /// Reserves up to `wanted`; answers what was left, or why nothing was.
+    pub(crate) fn claim(&mut self, wanted: Bytes) -> Result<Bytes, Reason> {
+        let granted = wanted.min(self.left);
+        if granted < tuning::STEP_MIN.min(wanted) {
+            return Err(self.refusal.clone());
+        }
+        self.left = self.left.minus(granted);
+        Ok(granted)
+    }
+}

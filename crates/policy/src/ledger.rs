@@ -1,0 +1,32 @@
+//! The ledger of a group: where its memory is, in physical bytes (DESIGN §5; Kim 2014 §4.2.2).
+//!
+//! ```text
+//!   budget ├───────────── used ─────────────┼─ promised ─┼─ surplus ─┼─ reserve ─┤
+//! ```
+//!
+//! `used` is what the VMs occupy on the host, so untouched memory, memory that a guest reported free and
+//! ballooned memory all show up in one place: `used` falls. `promised` is what was granted above base
+//! and not touched yet: it will be, so it is not granted twice. Untouched memory *below* base is lent
+//! softly: its owner may touch it at any moment without asking, which may turn into a deficit, and then
+//! grants come back. The reserve covers that moment.
+
+use model::{Bytes, Ledger};
+
+use crate::{member::Member, tuning};
+
+/// Draws up the ledger of a group that pays for `budget` (`None`: the sum of its members' base).
+pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
+    let budget = budget.unwrap_or_else(|| members.iter().map(|m| m.limits.base).sum());
+    let used: Bytes = members.iter().map(|m| m.used).sum();
+    let promised: Bytes = members.iter().map(Member::promised).sum();
+    let reserve = budget.percent(tuning::RESERVE_PERCENT);
+    let spoken_for = used.plus(promised);
+    Ledger {
+        budget,
+        used,
+        promised,
+        reserve,
+        surplus: budget.minus(spoken_for.plus(reserve)),
+        deficit: spoken_for.minus(budget),
+    }
+}

@@ -1,0 +1,218 @@
+//! One VM in one tick: what is known of it, and what is decided about it.
+//!
+//! A member is changed at most once a tick, by the first step that has a reason to; every later step
+//! leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
+
+use model::{
+    Bytes, Link, Migration, Reason, Time, VmLimits, VmName, VmView, reason::Pressure,
+    view::Mechanism,
+};
+
+use crate::{
+    Rule, Rules,
+    memory::VmMemory,
+    statistics::{self, Guest},
+    tuning,
+};
+
+/// A VM of a group, during a tick.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) name: VmName,
+    pub(crate) limits: VmLimits,
+    pub(crate) has_swap: bool,
+    /// Where the balloon stands.
+    pub(crate) actual: Bytes,
+    /// Where it was asked to stand, or stands.
+    pub(crate) target: Bytes,
+    /// What the guest occupies on the host.
+    pub(crate) used: Bytes,
+    pub(crate) guest: Result<Guest, Reason>,
+    /// Why its memory cannot be changed at all, up or down.
+    pub(crate) blocked: Option<Reason>,
+    /// Why it is planned around for now: its balloon does not follow, or follows somebody else.
+    pub(crate) avoided: Option<Reason>,
+    pub(crate) memory: VmMemory,
+    pub(crate) change: Option<Intent>,
+    pub(crate) refusals: Vec<Reason>,
+}
+
+/// A change that was decided.
+#[derive(Clone, Debug)]
+pub(crate) struct Intent {
+    pub(crate) target: Bytes,
+    pub(crate) is_take: bool,
+    pub(crate) is_repeat: bool,
+    pub(crate) reason: Reason,
+}
+
+impl Member {
+    /// Takes stock of one VM.
+    pub(crate) fn assess(
+        name: &VmName,
+        view: &VmView,
+        limits: VmLimits,
+        swap: Option<bool>,
+        memory: Option<VmMemory>,
+        rules: Rules,
+        now: Time,
+    ) -> Self {
+        let mut memory = memory
+            .filter(|m| m.incarnation == view.incarnation)
+            .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
+        let guest = statistics::believe(view.stats, view.ram, &mut memory, rules, now);
+        match &guest {
+            Ok(guest) if guest.pressure.is_some() => memory.note_pressure(now),
+            Ok(_) => memory.note_calm(now),
+            Err(_) => {}
+        }
+        let actual = view.balloon.map_or(view.ram, |reading| reading.value);
+        if view.link == Link::Up && view.balloon.is_some() {
+            memory.follow(actual, view.ram, now);
+        }
+        let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
+        let used = view
+            .used
+            .filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER)
+            .map_or_else(|| actual.max(target), |reading| reading.value);
+        Self {
+            name: name.clone(),
+            limits,
+            has_swap: swap.unwrap_or(memory.has_swapped),
+            actual,
+            target,
+            used,
+            guest,
+            blocked: blocked(view, rules, now),
+            avoided: avoided(&memory, actual, now),
+            memory,
+            change: None,
+            refusals: Vec::new(),
+        }
+    }
+
+    /// The most that the guest may occupy while its balloon is on its way.
+    pub(crate) fn limit(&self) -> Bytes {
+        self.actual.max(self.target)
+    }
+
+    /// What it holds above its base.
+    pub(crate) fn grant(&self) -> Bytes {
+        self.target.minus(self.limits.base)
+    }
+
+    /// Granted above base and not touched yet.
+    pub(crate) fn promised(&self) -> Bytes {
+        self.limit().minus(self.used.max(self.limits.base))
+    }
+
+    /// Whether it suffers, as far as it can be believed.
+    pub(crate) fn is_pressured(&self) -> bool {
+        self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
+    }
+
+    /// What its guest has free beyond the margin that it keeps in any case.
+    pub(crate) fn spare(&self) -> Bytes {
+        self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
+    }
+
+    /// Whether it may be given more now.
+    pub(crate) fn can_take_more(&self) -> bool {
+        self.change.is_none() && self.blocked.is_none() && self.avoided.is_none() && !self.has_max()
+    }
+
+    /// Whether it has all that it may have.
+    pub(crate) fn has_max(&self) -> bool {
+        self.limits.max.minus(self.target) < tuning::STEP_MIN
+    }
+
+    /// What shows that it wants more, as far as it can be believed.
+    pub(crate) fn demand(&self) -> Option<Pressure> {
+        self.guest.as_ref().ok().and_then(|guest| guest.demand)
+    }
+
+    /// Gives it `target`, unless something was decided before.
+    pub(crate) fn give(&mut self, target: Bytes, reason: Reason) {
+        self.decide(target.min(self.limits.max.max(self.limits.base)), false, reason);
+    }
+
+    /// Takes it down to `target`, unless something was decided before.
+    pub(crate) fn take(&mut self, target: Bytes, reason: Reason) {
+        self.decide(target, true, reason);
+    }
+
+    /// Leaves it out of all plans for now, and where it `withdraws`, asks it to stay where it is.
+    pub(crate) fn plan_around(&mut self, withdraws: bool, now: Time) {
+        self.avoided = avoided(&self.memory, self.actual, now);
+        let Some(reason) = self.avoided.clone() else {
+            return;
+        };
+        if withdraws && self.blocked.is_none() {
+            self.decide(self.actual, false, reason);
+        }
+    }
+
+    fn decide(&mut self, target: Bytes, is_take: bool, reason: Reason) {
+        if self.change.is_none() && target != self.target {
+            self.change = Some(Intent { target, is_take, is_repeat: false, reason });
+        }
+    }
+
+    /// Notes why nothing was done.
+    pub(crate) fn refuse(&mut self, reason: Reason) {
+        if !self.refusals.contains(&reason) {
+            self.refusals.push(reason);
+        }
+    }
+
+    /// Says a target again that was not reached, in case the command was lost.
+    pub(crate) fn repeat(&mut self, now: Time) {
+        let Some(asked) = &self.memory.asked else {
+            return;
+        };
+        let is_due = !asked.reached && now.since(asked.said_at) >= tuning::REPEAT_AFTER;
+        if self.change.is_none() && self.blocked.is_none() && is_due {
+            let (target, is_take) = (asked.target, asked.is_take);
+            let reason = asked.reason.clone();
+            self.change = Some(Intent { target, is_take, is_repeat: true, reason });
+        }
+    }
+}
+
+fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
+    if let Some(stuck) = memory.stuck.filter(|stuck| now < stuck.retry_at) {
+        return Some(Reason::Uncooperative {
+            actual,
+            target: stuck.wanted,
+            stuck: now.since(stuck.since),
+            wait: stuck.retry_at.since(now),
+        });
+    }
+    memory.moved_by_others.map(|moved| Reason::MovedByOthers {
+        actual: moved.actual,
+        target: moved.target,
+        wait: moved.until.since(now),
+    })
+}
+
+/// What a guest keeps free in any case.
+pub(crate) fn margin(guest: &Guest) -> Bytes {
+    guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN)
+}
+
+fn blocked(view: &VmView, rules: Rules, now: Time) -> Option<Reason> {
+    if let Link::Down { why, .. } = &view.link {
+        return Some(Reason::Unreachable { why: why.clone() });
+    }
+    if rules.has(Rule::Migration) && view.migration != Migration::None {
+        return Some(Reason::Migrating);
+    }
+    let Some(balloon) = view.balloon else {
+        let why = view.limits.get(&Mechanism::Balloon);
+        let why = why.map_or("its size cannot be read", String::as_str).to_owned();
+        return Some(Reason::NoBalloon { why });
+    };
+    let age = balloon.age(now);
+    (age > tuning::STALE_AFTER)
+        .then(|| Reason::Unreachable { why: format!("its balloon was last read {age} ago") })
+}

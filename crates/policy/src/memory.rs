@@ -1,0 +1,171 @@
+//! What the policy remembers from tick to tick: rates, requests under way, and lessons learned.
+//!
+//! Losing it is harmless: a restarted daemon takes nothing until it has watched each guest for
+//! [`tuning::CALM`], and what was asked of a balloon is seen in the balloon.
+
+use std::collections::BTreeMap;
+
+use model::{Bytes, GroupName, Millis, Reading, Reason, Time, VmName};
+use serde::{Deserialize, Serialize};
+
+use crate::tuning;
+
+/// Everything remembered.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Set by `overbook pause`: nothing is changed.
+    pub paused: bool,
+    pub(crate) vms: BTreeMap<VmName, VmMemory>,
+    /// When somebody in the group was last short of memory that it could not get.
+    pub(crate) unmet_at: BTreeMap<GroupName, Time>,
+}
+
+/// What is remembered of one VM in one life.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct VmMemory {
+    pub(crate) incarnation: u64,
+    pub(crate) seen_at: Time,
+    /// The latest swap counters, in and out.
+    pub(crate) counters: Option<Reading<(Bytes, Bytes)>>,
+    /// Swapped in per second, at the latest reading.
+    pub(crate) swap_in: Bytes,
+    /// Swapped in and out per second, at the latest reading.
+    pub(crate) swap: Bytes,
+    /// Set while counters that ran backwards settle.
+    pub(crate) settling_until: Option<Time>,
+    pub(crate) has_swapped: bool,
+    pub(crate) pressured_at: Option<Time>,
+    pub(crate) asked: Option<Asked>,
+    pub(crate) stuck: Option<Stuck>,
+    pub(crate) moved_by_others: Option<MovedByOthers>,
+    /// When memory was last taken for somebody else, while that is still being judged.
+    pub(crate) taken_at: Option<Time>,
+    pub(crate) failures: u32,
+    pub(crate) back_off_until: Time,
+}
+
+/// A target that the balloon was given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Asked {
+    pub(crate) target: Bytes,
+    pub(crate) is_take: bool,
+    pub(crate) reason: Reason,
+    /// When it was last said.
+    pub(crate) said_at: Time,
+    /// When the balloon last came closer.
+    pub(crate) moved_at: Time,
+    /// Where it stood then.
+    pub(crate) stood_at: Bytes,
+    pub(crate) reached: bool,
+}
+
+/// A balloon that did not follow.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stuck {
+    pub(crate) since: Time,
+    pub(crate) wanted: Bytes,
+    pub(crate) retry_at: Time,
+    pub(crate) failures: u32,
+}
+
+/// A balloon that somebody else moved.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MovedByOthers {
+    pub(crate) actual: Bytes,
+    pub(crate) target: Bytes,
+    pub(crate) until: Time,
+}
+
+impl VmMemory {
+    pub(crate) fn new(incarnation: u64, now: Time) -> Self {
+        Self { incarnation, seen_at: now, ..Self::default() }
+    }
+
+    /// Notes where the balloon stands, and whether it follows what it was asked.
+    pub(crate) fn follow(&mut self, actual: Bytes, ram: Bytes, now: Time) {
+        if self.moved_by_others.is_some_and(|moved| moved.until <= now) {
+            self.moved_by_others = None;
+        }
+        let Some(asked) = &mut self.asked else { return };
+        let distance = actual.0.abs_diff(asked.target.0);
+        if distance <= tuning::tolerance(ram).0 {
+            asked.reached = true;
+            asked.moved_at = now;
+            self.stuck = None;
+        } else if asked.reached {
+            let until = now.after(tuning::LEFT_ALONE);
+            self.moved_by_others = Some(MovedByOthers { actual, target: asked.target, until });
+            self.asked = None;
+        } else {
+            let before = asked.stood_at.0.abs_diff(asked.target.0);
+            if before.saturating_sub(distance) >= Bytes::mib(1).0 {
+                asked.moved_at = now;
+                asked.stood_at = actual;
+            }
+        }
+    }
+
+    /// Whether the balloon has stood still for too long short of what it was last asked.
+    pub(crate) fn is_stuck(&self, now: Time) -> bool {
+        self.asked
+            .as_ref()
+            .is_some_and(|a| !a.reached && now.since(a.moved_at) >= tuning::STUCK_AFTER)
+    }
+
+    /// Marks it as uncooperative, for longer each time.
+    pub(crate) fn mark_stuck(&mut self, wanted: Bytes, now: Time) {
+        let failures = self.stuck.map_or(0, |s| s.failures) + 1;
+        let pause = doubled(tuning::RETRY_FIRST, failures, tuning::RETRY_MAX);
+        let since = self.asked.as_ref().map_or(now, |a| a.moved_at);
+        self.stuck = Some(Stuck { since, wanted, retry_at: now.after(pause), failures });
+    }
+
+    /// Notes pressure; if memory was taken a moment ago, that was a mistake.
+    pub(crate) fn note_pressure(&mut self, now: Time) {
+        self.pressured_at = Some(now);
+        if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
+            self.failures += 1;
+            let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
+            self.back_off_until = now.after(pause);
+        }
+    }
+
+    /// Notes calm; memory that was taken long enough ago was rightly taken.
+    pub(crate) fn note_calm(&mut self, now: Time) {
+        if self.taken_at.is_some_and(|at| now.since(at) > tuning::WATCH) {
+            self.taken_at = None;
+            self.failures = self.failures.saturating_sub(1);
+        }
+    }
+
+    /// Notes that the balloon is asked for `target` now.
+    pub(crate) fn ask(
+        &mut self,
+        target: Bytes,
+        is_take: bool,
+        reason: Reason,
+        actual: Bytes,
+        now: Time,
+    ) {
+        // A target that changes every second must not hide that the balloon has not moved at all.
+        let (moved_at, stood_at) = match &self.asked {
+            Some(old) if !old.reached && old.is_take == is_take => (old.moved_at, old.stood_at),
+            _ => (now, actual),
+        };
+        self.asked = Some(Asked {
+            target,
+            is_take,
+            reason,
+            said_at: now,
+            moved_at,
+            stood_at,
+            reached: false,
+        });
+    }
+}
+
+/// `first`, doubled with each failure after the first, at most `max`.
+fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
+    let factor = 1u64 << failures.saturating_sub(1).min(16);
+    first.times(factor).min(max)
+}

@@ -1,0 +1,50 @@
+//! `demand`: to the members that are short of memory (Kim 2014 §4.2.2).
+//!
+//! ```text
+//! for each member in demand, the hardest swapping first:
+//!     grant += min(UNIT, room below max, surplus left / members still to serve)
+//! everybody else keeps what it has
+//! ```
+//!
+//! Demand is swap activity, as in the paper; a guest that has almost nothing available counts too, since
+//! one without swap never swaps. Grants stay where they are when demand ends: taking them back for
+//! nobody's benefit would only make the next demand wait.
+
+use std::cmp::Reverse;
+
+use model::{Bytes, reason::Pressure};
+
+use super::{Reprovision, Shares, Standing};
+use crate::tuning;
+
+pub(super) struct Demand;
+
+impl Reprovision for Demand {
+    fn share(&self, members: &[Standing], pool: Bytes) -> Shares {
+        let mut grants: Vec<Bytes> = members.iter().map(|m| m.grant).collect();
+        let mut surplus = pool.minus(grants.iter().copied().sum());
+        let mut short: Vec<usize> = (0..members.len())
+            .filter(|i| members[*i].demand.is_some() && members[*i].can_take_more)
+            .collect();
+        short.sort_by_key(|i| Reverse(urgency(members[*i].demand)));
+        let mut lacking = Bytes::ZERO;
+        for (served, i) in short.iter().enumerate() {
+            let wanted = tuning::UNIT.min(members[*i].grant_max.minus(grants[*i]));
+            let still_to_serve = u64::try_from(short.len() - served).unwrap_or(1);
+            let granted = wanted.min(surplus.share(1, still_to_serve));
+            grants[*i] = grants[*i].plus(granted);
+            surplus = surplus.minus(granted);
+            lacking = lacking.plus(wanted.minus(granted));
+        }
+        let unmet = short.first().filter(|_| !lacking.is_zero()).map(|i| (*i, lacking));
+        Shares { grants, unmet }
+    }
+}
+
+/// Those that swap come before those that are only close to it; among them the hardest first.
+fn urgency(demand: Option<Pressure>) -> Bytes {
+    match demand {
+        Some(Pressure::Swapping { per_second } | Pressure::SwapIn { per_second }) => per_second,
+        Some(Pressure::LowAvailable { .. }) | None => Bytes::ZERO,
+    }
+}

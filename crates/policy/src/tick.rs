@@ -1,0 +1,161 @@
+//! The loop's one step: sort the VMs into groups, decide each group, remember, and write it all down.
+
+use std::collections::BTreeMap;
+
+use model::{
+    Action, Bytes, Decision, GroupName, HostView, Mode, Plan, Reason, Spec, Time,
+    plan::Change,
+    ports::{Act, Clock, Sense},
+};
+
+use crate::{
+    Memory, Rules,
+    group::Group,
+    headroom::Headroom,
+    member::{Intent, Member},
+};
+
+/// Decides what happens to every VM of the host.
+#[must_use]
+pub fn tick(view: &HostView, spec: &Spec, memory: &mut Memory, now: Time) -> Plan {
+    tick_with(view, spec, memory, now, Rules::ALL)
+}
+
+/// [`tick`] with some safety rules off: for the simulator, to show what they are for.
+#[must_use]
+pub fn tick_with(
+    view: &HostView,
+    spec: &Spec,
+    memory: &mut Memory,
+    now: Time,
+    rules: Rules,
+) -> Plan {
+    let mode = spec.modes.balloon;
+    let mut plan = Plan { at: now, mode, ..Plan::default() };
+    let mut groups = assemble(view, spec, memory, &mut plan, rules, now);
+    let promised: Bytes = groups.values().map(|group| group.ledger.promised).sum();
+    let mut host = Headroom::measure(view.host, spec.host.reserve, promised, rules, now);
+    plan.host.extend(host.short.clone());
+
+    let idle_because = match mode {
+        _ if memory.paused => Some(Reason::Paused),
+        Mode::Observe => Some(Reason::Observing),
+        Mode::Recommend | Mode::Enforce => None,
+    };
+    for (name, group) in &mut groups {
+        match &idle_because {
+            Some(reason) => group.members.iter_mut().for_each(|m| m.refuse(reason.clone())),
+            None => group.decide(&mut host, rules, now),
+        }
+        plan.groups.insert(name.clone(), group.ledger);
+    }
+    for (name, group) in groups {
+        if let Some(at) = group.unmet_at {
+            memory.unmet_at.insert(name.clone(), at);
+        }
+        for member in group.members {
+            conclude(member, &name, mode, memory, &mut plan, now);
+        }
+    }
+    plan
+}
+
+/// One whole turn of the loop over the outside world's three ports.
+pub fn cycle(
+    world: &mut (impl Sense + Act),
+    clock: &impl Clock,
+    spec: &Spec,
+    memory: &mut Memory,
+) -> (HostView, Plan) {
+    let view = world.view();
+    let plan = tick(&view, spec, memory, clock.now());
+    if plan.mode == Mode::Enforce {
+        for action in plan.actions() {
+            world.act(&action);
+        }
+    }
+    (view, plan)
+}
+
+/// Sorts the VMs into their groups; those that fit none go into the plan as they are.
+fn assemble<'a>(
+    view: &HostView,
+    spec: &'a Spec,
+    memory: &mut Memory,
+    plan: &mut Plan,
+    rules: Rules,
+    now: Time,
+) -> BTreeMap<GroupName, Group<'a>> {
+    let mut remembered = std::mem::take(&mut memory.vms);
+    let mut members: BTreeMap<&GroupName, Vec<Member>> = BTreeMap::new();
+    for (name, vm) in &view.vms {
+        let Some((group, group_spec)) = spec.group_of(name) else {
+            let refusals = vec![Reason::NoGroup];
+            let target = vm.balloon.map(|reading| reading.value);
+            let decision = Decision { group: None, limits: None, target, change: None, refusals };
+            plan.vms.insert(name.clone(), decision);
+            continue;
+        };
+        let limits = spec.limits_of(name, group_spec, vm.ram);
+        let known = remembered.remove(name);
+        let member = Member::assess(name, vm, limits, spec.swap_of(name), known, rules, now);
+        members.entry(group).or_default().push(member);
+    }
+    spec.groups
+        .iter()
+        .map(|(name, group_spec)| {
+            let unmet_at = memory.unmet_at.remove(name);
+            let group = Group::new(group_spec, members.remove(name).unwrap_or_default(), unmet_at);
+            (name.clone(), group)
+        })
+        .collect()
+}
+
+/// Writes a member's decision into the plan, and into the memory if it is carried out.
+fn conclude(
+    mut member: Member,
+    group: &GroupName,
+    mode: Mode,
+    memory: &mut Memory,
+    plan: &mut Plan,
+    now: Time,
+) {
+    let doubt = member.guest.as_ref().err().cloned();
+    for reason in [member.blocked.clone(), member.avoided.clone(), doubt].into_iter().flatten() {
+        member.refuse(reason);
+    }
+    if member.change.is_none() && member.refusals.is_empty() {
+        member.refusals.push(Reason::Content);
+    }
+    if let Some(intent) = member.change.as_ref().filter(|_| mode == Mode::Enforce) {
+        remember(&mut member.memory, intent, member.actual, now);
+    }
+    let target = member.change.as_ref().map_or(member.target, |intent| intent.target);
+    let incarnation = member.memory.incarnation;
+    let change = member.change.map(|intent| Change {
+        action: Action::SetBalloon { vm: member.name.clone(), incarnation, target },
+        is_take: intent.is_take,
+        is_repeat: intent.is_repeat,
+        reason: intent.reason,
+    });
+    let decision = Decision {
+        group: Some(group.clone()),
+        limits: Some(member.limits),
+        target: Some(target),
+        change,
+        refusals: member.refusals,
+    };
+    plan.vms.insert(member.name.clone(), decision);
+    memory.vms.insert(member.name, member.memory);
+}
+
+fn remember(memory: &mut crate::memory::VmMemory, intent: &Intent, actual: Bytes, now: Time) {
+    match &intent.reason {
+        // The request is taken back, so there is nothing to follow.
+        Reason::Uncooperative { .. } => memory.asked = None,
+        reason => memory.ask(intent.target, intent.is_take, reason.clone(), actual, now),
+    }
+    if matches!(intent.reason, Reason::Idle { .. } | Reason::Share { .. }) && intent.is_take {
+        memory.taken_at = Some(now);
+    }
+}

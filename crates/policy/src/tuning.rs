@@ -1,0 +1,91 @@
+//! Every number that the policy uses, with where it comes from. None of them is an option.
+
+use model::{Bytes, Millis};
+
+/// How often the loop runs (Kim 2014 §6.1: shorter costs CPU, longer reacts late).
+pub const PERIOD: Millis = Millis::secs(1);
+
+/// How much a VM is granted, or gives up, per tick (Kim 2014 §6.1, Fig. 4b).
+pub const UNIT: Bytes = Bytes::mib(10);
+
+/// Changes smaller than this are not worth a balloon's work.
+pub const STEP_MIN: Bytes = Bytes::mib(2);
+
+/// Statistics older than this are stale. The guest is asked every second and answers with whole
+/// seconds; Proxmox polls every 2 s.
+pub const STALE_AFTER: Millis = Millis::secs(5);
+
+/// The host's own counters older than this count as unknown.
+pub const USED_STALE_AFTER: Millis = Millis::secs(10);
+
+/// Swap traffic per second from which a VM counts as in demand. Kim 2014 takes any; a page now and
+/// then is housekeeping, not demand.
+pub const DEMAND_PER_SECOND: Bytes = Bytes::kib(64);
+
+/// Swap-in per second from which a guest counts as suffering.
+pub const SUFFERING_PER_SECOND: Bytes = Bytes::kib(64);
+
+/// Swap traffic per second that no device delivers: such counters are a lie.
+pub const SWAP_PER_SECOND_MAX: Bytes = Bytes::mib(64 * 1024);
+
+/// A guest with less than this share of its memory available is under pressure, in percent.
+pub const LOW_AVAILABLE_PERCENT: u64 = 5;
+
+/// What a guest keeps free in any case, in percent of its memory …
+pub const MARGIN_PERCENT: u64 = 10;
+
+/// … and at least.
+pub const MARGIN_MIN: Bytes = Bytes::mib(8);
+
+/// How long a guest must have been calm before anything is taken for somebody else.
+pub const CALM: Millis = Millis::secs(10);
+
+/// Pressure within this time after taking memory means that it was a mistake.
+pub const WATCH: Millis = Millis::secs(60);
+
+/// The pause after the first mistake; it doubles with each further one (arcbox: 10 minutes to 60).
+pub const BACK_OFF_FIRST: Millis = Millis::secs(60);
+
+/// The longest such pause.
+pub const BACK_OFF_MAX: Millis = Millis::secs(3600);
+
+/// A balloon that has not moved towards its target for this long is stuck (squeezed: 5 s).
+pub const STUCK_AFTER: Millis = Millis::secs(5);
+
+/// The pause before a stuck balloon is asked again; it doubles with each failure.
+pub const RETRY_FIRST: Millis = Millis::secs(30);
+
+/// The longest such pause.
+pub const RETRY_MAX: Millis = Millis::secs(600);
+
+/// A target that is not reached is said again after this long, in case the command was lost.
+pub const REPEAT_AFTER: Millis = Millis::secs(3);
+
+/// A balloon that somebody else moved is left alone for this long.
+pub const LEFT_ALONE: Millis = Millis::secs(60);
+
+/// Base is restored once nobody in the group was short of memory for this long.
+pub const RESTORE_AFTER: Millis = Millis::secs(60);
+
+/// How much of a VM's memory one step may take for somebody else, in percent (at least [`UNIT`]).
+pub const STEP_PERCENT: u64 = 5;
+
+/// The same when the group is over its budget.
+pub const DEFICIT_STEP_PERCENT: u64 = 15;
+
+/// The same when the host is short of memory.
+pub const EMERGENCY_STEP_PERCENT: u64 = 25;
+
+/// The group's reserve, in percent of its budget: covers copy-on-write bursts and fast refaults, and
+/// keeps surplus and deficit apart so that neither chases the other.
+pub const RESERVE_PERCENT: u64 = 4;
+
+/// The host's reserve where none is configured, in percent of its memory.
+pub const HOST_RESERVE_PERCENT: u64 = 5;
+
+/// How far a balloon may stand from its target and still count as there (xapi squeezed learned that
+/// 1 MiB is too strict).
+#[must_use]
+pub fn tolerance(ram: Bytes) -> Bytes {
+    Bytes::mib(1).max(Bytes(ram.0 / 200))
+}
