@@ -41,7 +41,7 @@ pub struct ApiSpec {
     /// The unix socket.
     pub socket: PathBuf,
     /// `address:port`, only together with a token.
-    pub tcp: Option<std::net::SocketAddr>,
+    pub tcp: Option<core::net::SocketAddr>,
     /// File that holds the bearer token for TCP.
     pub token_file: Option<PathBuf>,
 }

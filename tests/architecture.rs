@@ -1,0 +1,145 @@
+//! The rules of ARCHITECTURE.md, held by a test: who may need whom, and who may do what.
+//!
+//! The text of the sources is searched, not their meaning: a rule that is broken on purpose and in
+//! disguise is for the reviewer. Each check is shown to be able to fail by the tests at the foot.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+/// The crates in order; each may need only those before it.
+const ORDER: [&str; 8] = [
+    "overbook-model",
+    "overbook-policy",
+    "overbook-sys",
+    "overbook",
+    "overbook-sim",
+    "overbook-lab",
+    "overbook-guest",
+    "overbook-tests",
+];
+
+/// Crates without any outside world.
+const PURE: [&str; 3] = ["crates/model", "crates/policy", "crates/sim"];
+
+/// What a pure crate never names.
+const OUTSIDE_WORLD: [&str; 11] = [
+    "std::fs",
+    "std::net",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "Instant::now",
+    "SystemTime",
+    "tokio",
+    "async fn",
+    ".await",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every Rust source below `dir`, with its text.
+fn sources(dir: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut open = vec![root().join(dir)];
+    while let Some(dir) = open.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                let name = path.strip_prefix(root()).unwrap().display().to_string();
+                found.push((name, std::fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no sources below {dir}");
+    found
+}
+
+/// Lines that are code: neither comments nor documentation.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| !line.trim_start().starts_with("//"))
+}
+
+fn names_outside_world(text: &str) -> Option<&'static str> {
+    OUTSIDE_WORLD.into_iter().find(|word| code(text).any(|line| line.contains(word)))
+}
+
+fn has_unsafe(text: &str) -> bool {
+    code(text).any(|line| {
+        line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+    })
+}
+
+#[test]
+fn crates_need_only_those_above_them() {
+    let metadata = cargo_metadata::MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .exec()
+        .unwrap();
+    let place: BTreeMap<&str, usize> = ORDER.iter().enumerate().map(|(i, n)| (*n, i)).collect();
+    assert_eq!(metadata.packages.len(), ORDER.len(), "a crate is missing from the order");
+    for package in &metadata.packages {
+        let own = place[package.name.as_str()];
+        for dependency in &package.dependencies {
+            if let Some(other) = place.get(dependency.name.as_str()) {
+                assert!(*other < own, "{} must not need {}", package.name, dependency.name);
+            }
+        }
+    }
+    let needs = |package: &str, other: &str| {
+        let package = metadata.packages.iter().find(|p| p.name.as_str() == package).unwrap();
+        package.dependencies.iter().any(|d| d.name == other)
+    };
+    assert!(!needs("overbook-sim", "overbook-sys"), "the simulator has no kernel");
+    assert!(!needs("overbook-policy", "overbook-sys"), "the policy has no kernel");
+    assert!(!needs("overbook-policy", "tokio"), "the policy does not wait");
+}
+
+#[test]
+fn pure_crates_name_nothing_of_the_outside_world() {
+    for (name, text) in PURE.iter().flat_map(|dir| sources(&format!("{dir}/src"))) {
+        if let Some(word) = names_outside_world(&text) {
+            panic!("{name} names {word}");
+        }
+    }
+}
+
+#[test]
+fn unsafe_stands_only_at_the_kernel_boundary() {
+    for (name, text) in sources("crates").into_iter().chain(sources("guest")) {
+        let is_boundary = name.starts_with("crates/sys/") || name.starts_with("crates/shim/");
+        assert!(is_boundary || !has_unsafe(&text), "{name} has unsafe code");
+    }
+}
+
+#[test]
+fn every_module_opens_with_its_idea() {
+    let all = ["crates", "guest", "tests"].into_iter().flat_map(sources);
+    for (name, text) in all {
+        let is_tests = name.ends_with("/tests.rs") || name.contains("/benches/");
+        assert!(is_tests || text.starts_with("//!"), "{name} has no head comment");
+    }
+}
+
+#[test]
+fn no_source_grows_beyond_a_room() {
+    for (name, text) in ["crates", "guest", "tests"].into_iter().flat_map(sources) {
+        let lines = text.lines().count();
+        assert!(lines <= 600, "{name} has {lines} lines; split it by what its parts do");
+    }
+}
+
+#[test]
+fn the_checks_can_fail() {
+    assert_eq!(names_outside_world("use std::fs;"), Some("std::fs"));
+    assert_eq!(names_outside_world("// like std::fs"), None);
+    assert!(has_unsafe("let x = unsafe { y };"));
+    assert!(!has_unsafe("#![forbid(unsafe_code)]"));
+}
