@@ -1,0 +1,135 @@
+//! Latency percentiles in fixed memory: a log-linear histogram.
+//!
+//! Each power of two is cut into 32 equal buckets, so a percentile is at most 1/32 (3.1 %) too high
+//! and never too low; values below 32 are exact. 1,024 counters (8 kB) reach from 1 µs to 19 hours;
+//! what is longer counts as that. One thread records, another takes snapshots: counters are relaxed
+//! atomics, a snapshot may miss the newest values.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const SUB_BITS: u32 = 5;
+const SUB: usize = 1 << SUB_BITS;
+const OCTAVES: usize = 36;
+const BUCKETS: usize = (OCTAVES - SUB_BITS as usize + 1) * SUB;
+const LARGEST: u64 = (1 << OCTAVES) - 1;
+
+/// Counts of latencies in microseconds.
+#[derive(Debug)]
+pub(crate) struct Histogram {
+    counts: Box<[AtomicU64]>,
+}
+
+impl Histogram {
+    pub(crate) fn new() -> Self {
+        Self { counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn record(&self, latency: Duration) {
+        let us = u64::try_from(latency.as_micros()).unwrap_or(LARGEST).min(LARGEST);
+        self.counts[bucket(us)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot { counts: self.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect() }
+    }
+}
+
+/// The counts at one moment, or between two.
+#[derive(Debug, Clone)]
+pub(crate) struct Snapshot {
+    counts: Box<[u64]>,
+}
+
+impl Snapshot {
+    /// What was recorded after `earlier`.
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        let pairs = self.counts.iter().zip(&earlier.counts);
+        Self { counts: pairs.map(|(now, then)| now - then).collect() }
+    }
+
+    /// The value in µs that `per_mille` of the recorded ones do not exceed; `None` if nothing was
+    /// recorded.
+    pub(crate) fn percentile_us(&self, per_mille: u64) -> Option<u64> {
+        let total: u64 = self.counts.iter().sum();
+        let rank = (total * per_mille).div_ceil(1000).max(1);
+        let mut seen = 0;
+        let reaches = |count: &u64| {
+            seen += count;
+            seen >= rank
+        };
+        self.counts.iter().position(reaches).map(upper_edge)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "both are below 64")]
+fn bucket(us: u64) -> usize {
+    if us < SUB as u64 {
+        return us as usize;
+    }
+    let octave = us.ilog2();
+    let sub = (us >> (octave - SUB_BITS)) as usize - SUB;
+    (octave - SUB_BITS + 1) as usize * SUB + sub
+}
+
+/// The largest value that falls into bucket `index`.
+fn upper_edge(index: usize) -> u64 {
+    if index < SUB {
+        return index as u64;
+    }
+    let shift = index / SUB - 1;
+    let start = ((SUB + index % SUB) as u64) << shift;
+    start + (1 << shift) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(values_us: impl IntoIterator<Item = u64>) -> Histogram {
+        let histogram = Histogram::new();
+        values_us.into_iter().for_each(|us| histogram.record(Duration::from_micros(us)));
+        histogram
+    }
+
+    #[test]
+    fn percentiles_are_never_low_and_at_most_one_32nd_high() {
+        let all = recorded(1..=100_000).snapshot();
+        for (per_mille, exact) in [(1, 100), (500, 50_000), (950, 95_000), (990, 99_000)] {
+            let found = all.percentile_us(per_mille).unwrap();
+            assert!(found >= exact && found <= exact + exact / 32 + 1, "{per_mille}: {found}");
+        }
+    }
+
+    #[test]
+    fn small_values_are_exact() {
+        let few = recorded([3, 3, 3, 31]).snapshot();
+        assert_eq!(few.percentile_us(500), Some(3));
+        assert_eq!(few.percentile_us(990), Some(31));
+    }
+
+    #[test]
+    fn every_value_lies_below_the_edge_of_its_bucket_and_above_the_one_before() {
+        for us in (0..70_000).chain((17..36).flat_map(|e| [(1 << e) - 1, 1 << e, (1 << e) + 1])) {
+            let index = bucket(us);
+            assert!(us <= upper_edge(index), "{us}");
+            assert!(index == 0 || us > upper_edge(index - 1), "{us}");
+        }
+        assert_eq!(bucket(LARGEST), BUCKETS - 1);
+    }
+
+    #[test]
+    fn absurdly_long_latencies_count_in_the_last_bucket() {
+        let one = recorded([u64::MAX]).snapshot();
+        assert_eq!(one.percentile_us(500), Some(LARGEST));
+    }
+
+    #[test]
+    fn an_interval_holds_only_what_came_after_its_start() {
+        let histogram = recorded([1000; 50]);
+        let earlier = histogram.snapshot();
+        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(500), None);
+        histogram.record(Duration::from_micros(5));
+        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(990), Some(5));
+    }
+}

@@ -1,0 +1,101 @@
+//! Memory that really comes from the kernel and really goes back.
+//!
+//! `malloc` keeps freed memory in its arenas when it likes; then a shrunken working set would look
+//! unchanged from outside. Here memory is private anonymous mappings of 1 MB each, unmapped at once
+//! when the size shrinks.
+
+use std::io;
+
+use memmap2::MmapMut;
+
+use crate::error::WorkError;
+use crate::rng::Rng;
+
+pub(crate) const MB: usize = 1 << 20;
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const PAGES_PER_MB: usize = MB / PAGE;
+pub(crate) const WORDS_PER_MB: usize = MB / 8;
+
+/// A growable, shrinkable array of pages.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    chunks: Vec<MmapMut>,
+}
+
+impl Memory {
+    pub(crate) fn len_mb(&self) -> usize {
+        self.chunks.len()
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        self.len_mb() * PAGES_PER_MB
+    }
+
+    /// Maps one more MB. It is untouched, so it costs nothing until it is written.
+    pub(crate) fn grow(&mut self) -> Result<&mut [u8], WorkError> {
+        let failed = |source: io::Error| WorkError::Memory { mb: self.chunks.len() + 1, source };
+        let chunk = MmapMut::map_anon(MB).map_err(failed)?;
+        self.chunks.push(chunk);
+        let last = self.chunks.len() - 1;
+        Ok(&mut self.chunks[last])
+    }
+
+    /// Unmaps what lies above `mb`.
+    pub(crate) fn shrink(&mut self, mb: usize) {
+        self.chunks.truncate(mb);
+    }
+
+    pub(crate) fn page(&mut self, index: usize) -> &mut [u8] {
+        let at = index % PAGES_PER_MB * PAGE;
+        &mut self.chunks[index / PAGES_PER_MB][at..at + PAGE]
+    }
+
+    /// The 8 bytes at word `index`, to read and write.
+    pub(crate) fn word(&mut self, index: usize) -> &mut [u8; 8] {
+        let (words, _) = self.chunks[index / WORDS_PER_MB].as_chunks_mut::<8>();
+        &mut words[index % WORDS_PER_MB]
+    }
+}
+
+/// Fills with random words, so that no page compresses or equals another.
+pub(crate) fn fill_random(bytes: &mut [u8], rng: &mut Rng) {
+    for word in bytes.as_chunks_mut::<8>().0 {
+        *word = rng.next_u64().to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resident_kb() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find(|l| l.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn shrinking_gives_the_memory_back_to_the_kernel() {
+        const TEST_MB: usize = 256;
+        let mut memory = Memory::default();
+        let before = resident_kb();
+        for _ in 0..TEST_MB {
+            memory.grow().unwrap().fill(1);
+        }
+        let full = resident_kb();
+        memory.shrink(16);
+        let after = resident_kb();
+        assert!(full > before + 200 * 1024, "{before} {full}");
+        assert!(after + 200 * 1024 < full, "{full} {after}");
+        assert_eq!(memory.len_mb(), 16);
+    }
+
+    #[test]
+    fn words_and_pages_address_the_same_bytes() {
+        let mut memory = Memory::default();
+        memory.grow().unwrap();
+        memory.grow().unwrap();
+        *memory.word(WORDS_PER_MB + 512) = *b"overbook";
+        assert_eq!(&memory.page(PAGES_PER_MB + 1)[..8], b"overbook");
+    }
+}

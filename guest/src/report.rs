@@ -1,0 +1,180 @@
+//! The reporter: one JSON line per second on standard output, and a final one.
+//!
+//! It runs on the main thread and depends on the worker for nothing, so the lines come while the
+//! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
+//! before; in the final one, the whole run. A field that means nothing for the workload (or no
+//! operation ended in that second) is absent.
+//!
+//! At the end the worker gets two seconds to come to its next check; then the final line is written
+//! without it. A closed standard output ends the program; any other write error is told once on
+//! standard error and the work goes on, for the load matters even when its figures are lost.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::WorkError;
+use crate::histogram::Snapshot;
+use crate::run::Shared;
+
+const PERIOD: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What ends a run before its time.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The worker has ended.
+    Finished(Result<(), WorkError>),
+    /// A signal asks for the end.
+    Stop,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Ended,
+    Failed(WorkError),
+    /// Standard output was closed by its reader.
+    ReaderGone,
+}
+
+#[derive(Debug, Serialize)]
+struct Line {
+    workload: &'static str,
+    t_s: f64,
+    ops: u64,
+    ops_per_s: f64,
+    #[serde(rename = "final")]
+    last: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mb: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p50_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p95_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    p99_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bad_bytes: Option<u64>,
+    /// 16 hexadecimal digits: a JSON number would lose bits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
+}
+
+/// Writes the lines of one run.
+#[derive(Debug)]
+pub(crate) struct Reporter<W> {
+    workload: &'static str,
+    shared: Arc<Shared>,
+    out: W,
+    told_write_error: bool,
+    last_t: Duration,
+    last_ops: u64,
+    last_latency: Snapshot,
+}
+
+impl<W: Write> Reporter<W> {
+    pub(crate) fn new(workload: &'static str, shared: Arc<Shared>, out: W) -> Self {
+        let last_latency = shared.latency.snapshot();
+        let (told_write_error, last_t, last_ops) = (false, Duration::ZERO, 0);
+        Self { workload, shared, out, told_write_error, last_t, last_ops, last_latency }
+    }
+
+    /// Reports until the worker ends, a signal comes, or `time_limit` has passed.
+    pub(crate) fn run(&mut self, inbox: &Receiver<Event>, time_limit: Option<Duration>) -> Outcome {
+        let mut tick = PERIOD;
+        let result = loop {
+            let until = time_limit.map_or(tick, |limit| limit.min(tick));
+            match inbox.recv_timeout(until.saturating_sub(self.shared.now())) {
+                Ok(Event::Finished(result)) => break result,
+                Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break self.end(inbox),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let now = self.shared.now();
+            if time_limit.is_some_and(|limit| now >= limit) {
+                break self.end(inbox);
+            }
+            if now >= tick {
+                if self.write(now, false).is_err() {
+                    self.shared.stop();
+                    return Outcome::ReaderGone;
+                }
+                // After a delay the lines go on at whole seconds; missed ones are not made up for.
+                tick = Duration::from_secs(now.as_secs()) + PERIOD;
+            }
+        };
+        if self.write(self.shared.now(), true).is_err() {
+            return Outcome::ReaderGone;
+        }
+        result.map_or_else(Outcome::Failed, |()| Outcome::Ended)
+    }
+
+    /// Stops the worker and waits a little for it. Stuck in a page fault, it is left behind: the
+    /// process ends anyway.
+    fn end(&self, inbox: &Receiver<Event>) -> Result<(), WorkError> {
+        self.shared.stop();
+        let deadline = self.shared.now() + GRACE;
+        while let Ok(event) = inbox.recv_timeout(deadline.saturating_sub(self.shared.now())) {
+            if let Event::Finished(result) = event {
+                return result;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one line; an error means that nobody reads any more.
+    fn write(&mut self, now: Duration, last: bool) -> Result<(), io::Error> {
+        let mut bytes = serde_json::to_vec(&self.line(now, last))?;
+        bytes.push(b'\n');
+        match self.out.write_all(&bytes).and_then(|()| self.out.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Err(error),
+            Err(error) if !self.told_write_error => {
+                self.told_write_error = true;
+                eprintln!("overbook-guest: cannot write to standard output: {error}; working on");
+            }
+            Ok(()) | Err(_) => {}
+        }
+        Ok(())
+    }
+
+    fn line(&mut self, now: Duration, last: bool) -> Line {
+        let shared = &self.shared;
+        let (ops, latency) = (shared.ops(), shared.latency.snapshot());
+        let (span, done, interval) = if last {
+            (now, ops, latency.clone())
+        } else {
+            (now - self.last_t, ops - self.last_ops, latency.since(&self.last_latency))
+        };
+        let line = Line {
+            workload: self.workload,
+            t_s: rounded(now.as_secs_f64()),
+            ops,
+            ops_per_s: rounded(done as f64 / span.as_secs_f64().max(1e-9)),
+            last,
+            mb: shared.mb.get(),
+            phase: shared.phase.get(),
+            p50_us: interval.percentile_us(500),
+            p95_us: interval.percentile_us(950),
+            p99_us: interval.percentile_us(990),
+            dropped: shared.dropped.get(),
+            bad_bytes: shared.bad_bytes.get(),
+            checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),
+        };
+        (self.last_t, self.last_ops, self.last_latency) = (now, ops, latency);
+        line
+    }
+}
+
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests;

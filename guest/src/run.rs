@@ -1,0 +1,174 @@
+//! What worker and reporter share: counters, gauges, the stop signal; and the worker's handle on
+//! them.
+//!
+//! The worker writes, the reporter reads; everything is a relaxed atomic, so neither ever waits for
+//! the other. The only lock guards the condition variable on which the worker sleeps, so that a
+//! stop ends every sleep at once.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::histogram::Histogram;
+use crate::pace::Pacer;
+
+/// A number that a workload may or may not report.
+#[derive(Debug)]
+pub(crate) struct Gauge(AtomicU64);
+
+impl Gauge {
+    const ABSENT: u64 = u64::MAX;
+
+    pub(crate) fn set(&self, value: usize) {
+        self.0.store(value as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|&value| value != Self::ABSENT)
+    }
+}
+
+/// The state between the threads.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    start: Instant,
+    ops: AtomicU64,
+    pub(crate) latency: Histogram,
+    pub(crate) mb: Gauge,
+    pub(crate) phase: Gauge,
+    pub(crate) dropped: Gauge,
+    pub(crate) bad_bytes: Gauge,
+    pub(crate) checksum: OnceLock<u64>,
+    stopping: AtomicBool,
+    sleepers: Mutex<()>,
+    wake: Condvar,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        let absent = || Gauge(AtomicU64::new(Gauge::ABSENT));
+        Self {
+            start: Instant::now(),
+            ops: AtomicU64::new(0),
+            latency: Histogram::new(),
+            mb: absent(),
+            phase: absent(),
+            dropped: absent(),
+            bad_bytes: absent(),
+            checksum: OnceLock::new(),
+            stopping: AtomicBool::new(false),
+            sleepers: Mutex::new(()),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Time since the start, on the monotonic clock.
+    pub(crate) fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    pub(crate) fn ops(&self) -> u64 {
+        self.ops.load(Ordering::Relaxed)
+    }
+
+    /// Asks the worker to end; wakes it if it sleeps.
+    pub(crate) fn stop(&self) {
+        // Under the lock, so that no sleeper can miss it between its check and its wait.
+        let _guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.stopping.store(true, Ordering::Relaxed);
+        self.wake.notify_all();
+    }
+
+    pub(crate) fn stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps until `when` (time since the start); false if the program is to stop.
+    pub(crate) fn sleep_until(&self, when: Duration) -> bool {
+        let mut guard = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.stopping() {
+            let left = when.saturating_sub(self.now());
+            if left.is_zero() {
+                return true;
+            }
+            let woken = self.wake.wait_timeout(guard, left);
+            guard = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+}
+
+/// What a workload gets: its seed, its pace, and where to count.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) seed: u64,
+    pub(crate) rate: Option<f64>,
+    pacer: Pacer,
+}
+
+impl Worker {
+    pub(crate) fn new(shared: Arc<Shared>, seed: u64, rate: Option<f64>) -> Self {
+        Self { shared, seed, rate, pacer: Pacer::new(rate) }
+    }
+
+    /// Waits until `n` more operations are due; false if the program is to stop.
+    pub(crate) fn proceed(&mut self, n: usize) -> bool {
+        while !self.pacer.take(n) {
+            let start = self.pacer.next_slice(n, self.shared.now());
+            if !self.shared.sleep_until(start) {
+                return false;
+            }
+        }
+        !self.shared.stopping()
+    }
+
+    /// Counts `n` finished operations. The worker is the only writer, so no locked instruction is
+    /// needed.
+    pub(crate) fn done(&self, n: usize) {
+        self.shared.ops.store(self.shared.ops() + n as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl Shared {
+    /// As if it had started some time ago.
+    pub(crate) fn started(ago: Duration) -> Self {
+        let mut shared = Self::new();
+        shared.start -= ago;
+        shared
+    }
+}
+
+#[cfg(test)]
+impl Worker {
+    /// A worker for tests: unpaced, seed 1.
+    pub(crate) fn for_test() -> Self {
+        Self::new(Arc::new(Shared::new()), 1, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_ends_a_long_sleep_at_once() {
+        let shared = Arc::new(Shared::new());
+        let sleeper = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || sleeper.sleep_until(Duration::from_secs(60)));
+        std::thread::sleep(Duration::from_millis(20));
+        shared.stop();
+        assert!(!thread.join().unwrap());
+        assert!(shared.now() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn a_paced_worker_does_not_exceed_its_rate_on_the_real_clock() {
+        let mut worker = Worker::new(Arc::new(Shared::new()), 1, Some(1000.0));
+        while worker.shared.now() < Duration::from_millis(500) && worker.proceed(1) {
+            worker.done(1);
+        }
+        assert!((200..=540).contains(&worker.shared.ops()), "{}", worker.shared.ops());
+    }
+}

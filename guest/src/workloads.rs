@@ -1,0 +1,73 @@
+//! The workloads: one subcommand, one file each.
+//!
+//! Each file holds the workload's options and `fn run(&Options, &mut Worker) -> Result<(),
+//! WorkError>`, which works until it is done or [`Worker::proceed`] says stop.
+
+mod fileio;
+mod idle;
+mod memhog;
+mod pi;
+mod random_array;
+mod sort;
+mod verify;
+mod web;
+mod wordcount;
+
+use clap::Subcommand;
+
+use crate::error::WorkError;
+use crate::run::Worker;
+
+/// What to run.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Workload {
+    /// Random read-modify-write over an array whose size may change over time; ops = accesses
+    RandomArray(random_array::Options),
+    /// Touch memory at a given pace, hold it, free it; ops = MB touched
+    Memhog(memhog::Options),
+    /// Sort generated text, in memory or on a disk; ops = lines sorted into runs + lines merged
+    Sort(sort::Options),
+    /// Count the words of generated text, in memory or on a disk; ops = words
+    Wordcount(wordcount::Options),
+    /// Compute digits of pi (CPU only); ops = digits
+    Pi,
+    /// Random 16 KiB reads through the page cache; ops = reads
+    Fileio(fileio::Options),
+    /// Answer requests over a working set, open loop with --rate; ops = requests
+    Web(web::Options),
+    /// A nearly idle service: wakes up, touches 1 MB; ops = wake-ups
+    Idle,
+    /// Fill memory with a checkable pattern, rewrite and verify it; ops = MB verified
+    Verify(verify::Options),
+}
+
+impl Workload {
+    /// The name on the command line and in the report.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::RandomArray(_) => "random-array",
+            Self::Memhog(_) => "memhog",
+            Self::Sort(_) => "sort",
+            Self::Wordcount(_) => "wordcount",
+            Self::Pi => "pi",
+            Self::Fileio(_) => "fileio",
+            Self::Web(_) => "web",
+            Self::Idle => "idle",
+            Self::Verify(_) => "verify",
+        }
+    }
+
+    pub(crate) fn run(&self, worker: &mut Worker) -> Result<(), WorkError> {
+        match self {
+            Self::RandomArray(options) => random_array::run(options, worker),
+            Self::Memhog(options) => memhog::run(options, worker),
+            Self::Sort(options) => sort::run(options, worker),
+            Self::Wordcount(options) => wordcount::run(options, worker),
+            Self::Pi => pi::run(worker),
+            Self::Fileio(options) => fileio::run(options, worker),
+            Self::Web(options) => web::run(options, worker),
+            Self::Idle => idle::run(worker),
+            Self::Verify(options) => verify::run(options, worker),
+        }
+    }
+}

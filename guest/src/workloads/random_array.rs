@@ -1,0 +1,168 @@
+//! `random-array`: random read-modify-write over an array; the classic victim of a memory shortage.
+//!
+//! Every access hits a uniformly random word, so all pages are equally hot, the working set is the
+//! array, and accesses per second fall off a cliff when it does not fit. Phases change the array's
+//! size: growing fills the new part with random words (which counts no operations), shrinking
+//! unmaps. Phases repeat until the end.
+
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::args::{MAX_MB, megabytes, ranged};
+use crate::error::WorkError;
+use crate::memory::{Memory, WORDS_PER_MB, fill_random};
+use crate::rng::Rng;
+use crate::run::{Shared, Worker};
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Size of the array
+    #[arg(long, value_name = "N", value_parser = megabytes, required_unless_present = "phases")]
+    mb: Option<usize>,
+    /// Sizes over time, repeated: "mb:secs,mb:secs,..."
+    #[arg(long, value_name = "MB:SECS,...", value_parser = phases, conflicts_with = "mb")]
+    phases: Option<Phases>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Phase {
+    mb: usize,
+    length: Duration,
+}
+
+type Phases = std::sync::Arc<[Phase]>;
+
+fn phases(text: &str) -> Result<Phases, String> {
+    text.split(',').map(phase).collect()
+}
+
+fn phase(text: &str) -> Result<Phase, String> {
+    let bad = |why: &str| format!("'{text}': {why}; valid is mb:secs,mb:secs,...");
+    let (mb, secs) = text.split_once(':').ok_or_else(|| bad("no ':'"))?;
+    let mb = ranged(mb, 1, MAX_MB).map_err(|range| bad(&format!("for mb, {range}")))?;
+    let secs = ranged(secs, 0.1, 86_400.0).map_err(|range| bad(&format!("for secs, {range}")))?;
+    Ok(Phase { mb, length: Duration::from_secs_f64(secs) })
+}
+
+pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
+    let mut array = Array { memory: Memory::default(), rng: Rng::new(worker.seed) };
+    let Some(phases) = &options.phases else {
+        array.resize(options.mb.unwrap_or(1), &worker.shared)?;
+        while worker.proceed(1) {
+            array.access();
+            worker.done(1);
+        }
+        return Ok(());
+    };
+    worker.shared.phase.set(0);
+    let shared = std::sync::Arc::clone(&worker.shared);
+    // The worker must not read the clock at each access, and may hang in one for long: a thread of
+    // its own keeps time.
+    thread::scope(|scope| {
+        scope.spawn(|| keep_time(phases, &shared));
+        let result = work_in_phases(&mut array, phases, worker);
+        shared.stop();
+        result
+    })
+}
+
+/// Sets the gauge `phase`, which counts on over repetitions, at the start of each phase.
+fn keep_time(phases: &[Phase], shared: &Shared) {
+    let mut next = Duration::ZERO;
+    for (number, phase) in phases.iter().cycle().enumerate() {
+        shared.phase.set(number);
+        next += phase.length;
+        if !shared.sleep_until(next) {
+            return;
+        }
+    }
+}
+
+fn work_in_phases(
+    array: &mut Array,
+    phases: &[Phase],
+    worker: &mut Worker,
+) -> Result<(), WorkError> {
+    let mut current = None;
+    while worker.proceed(1) {
+        let number = worker.shared.phase.get();
+        if number != current {
+            current = number;
+            let index = usize::try_from(number.unwrap_or(0)).unwrap_or(0) % phases.len();
+            array.resize(phases[index].mb, &worker.shared)?;
+        }
+        array.access();
+        worker.done(1);
+    }
+    Ok(())
+}
+
+struct Array {
+    memory: Memory,
+    rng: Rng,
+}
+
+impl Array {
+    /// Grows or shrinks to `mb`, at least 1; a stop ends the growth early.
+    fn resize(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
+        self.memory.shrink(mb);
+        while self.memory.len_mb() < mb && !(shared.stopping() && self.memory.len_mb() > 0) {
+            fill_random(self.memory.grow()?, &mut self.rng);
+            shared.mb.set(self.memory.len_mb());
+        }
+        shared.mb.set(self.memory.len_mb());
+        Ok(())
+    }
+
+    fn access(&mut self) {
+        let random = self.rng.next_u64();
+        let index = self.rng.below(self.memory.len_mb() * WORDS_PER_MB);
+        let word = self.memory.word(index);
+        *word = (u64::from_le_bytes(*word).rotate_left(5) ^ random).to_le_bytes();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_are_parsed_in_order() {
+        let second = Duration::from_secs(1);
+        let expected = [Phase { mb: 10, length: second }, Phase { mb: 3, length: second / 2 }];
+        assert_eq!(*phases("10:1,3:0.5").unwrap(), expected);
+        for bad in ["", "10", "10:1,", "0:1", "10:0", "10:-1", "a:1", "10:1:1", "10:inf"] {
+            assert!(phases(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_array_follows_its_size_and_accesses_reach_all_of_it() {
+        let shared = Shared::new();
+        let mut array = Array { memory: Memory::default(), rng: Rng::new(1) };
+        array.resize(3, &shared).unwrap();
+        array.resize(1, &shared).unwrap();
+        array.resize(2, &shared).unwrap();
+        assert_eq!(shared.mb.get(), Some(2));
+        let before: Vec<Vec<u8>> = (0..512).map(|p| array.memory.page(p).to_vec()).collect();
+        (0..20_000).for_each(|_| array.access());
+        assert!((0..512).all(|p| array.memory.page(p) != before[p]));
+    }
+
+    #[test]
+    fn phases_advance_with_time_and_repeat() {
+        let mut worker = Worker::for_test();
+        let shared = std::sync::Arc::clone(&worker.shared);
+        let stopper = thread::spawn(move || {
+            shared.sleep_until(Duration::from_millis(550));
+            shared.stop();
+        });
+        let phases = Some(phases("1:0.2,2:0.2").unwrap());
+        run(&Options { mb: None, phases }, &mut worker).unwrap();
+        stopper.join().unwrap();
+        assert_eq!((worker.shared.phase.get(), worker.shared.mb.get()), (Some(2), Some(1)));
+        assert!(worker.shared.ops() > 0);
+    }
+}

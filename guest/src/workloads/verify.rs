@@ -1,0 +1,217 @@
+//! `verify`: the witness. Memory whose every word is known, so that any harm to it is found and
+//! counted.
+//!
+//! Word `w` of page `p` is a function of (seed, p, generation of p, w): a zeroed page, a page of
+//! older content, a page from elsewhere, even a single flipped bit differs from what is expected.
+//! Before each verified MB, a random eighth of as many pages, anywhere, is checked and rewritten in
+//! a new generation; so content keeps changing under merging, swapping and migration, and each
+//! round over the memory rewrites an eighth of it.
+//!
+//! A bad byte is counted once: its page is put right when it is found. Nothing aborts on it, the
+//! first few are told on standard error, and the exit status is 1. The generation table (one part
+//! in a thousand) lies in the same memory: harm to it shows as a bad page.
+
+use clap::Args;
+
+use crate::args::megabytes;
+use crate::error::WorkError;
+use crate::memory::{Memory, PAGE, PAGES_PER_MB};
+use crate::rng::{Rng, STEP, mix};
+use crate::run::Worker;
+
+const REWRITES_PER_MB: usize = PAGES_PER_MB / 8;
+const TOLD: usize = 8;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// How much memory to fill and verify; --rate is the pace in MB/s
+    #[arg(long, value_name = "N", value_parser = megabytes)]
+    mb: usize,
+}
+
+pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
+    worker.shared.bad_bytes.set(0);
+    let mut pattern = Pattern::new(worker.seed);
+    while pattern.memory.len_mb() < options.mb && !worker.shared.stopping() {
+        pattern.grow()?;
+        worker.shared.mb.set(pattern.memory.len_mb());
+    }
+    let mut rng = Rng::new(!worker.seed);
+    let mut mb = 0;
+    while worker.proceed(1) {
+        for _ in 0..REWRITES_PER_MB {
+            pattern.rewrite(rng.below(pattern.memory.pages()));
+        }
+        (mb * PAGES_PER_MB..(mb + 1) * PAGES_PER_MB).for_each(|page| pattern.check(page));
+        mb = (mb + 1) % options.mb;
+        worker.shared.bad_bytes.set(pattern.bad_bytes);
+        worker.done(1);
+    }
+    Ok(())
+}
+
+struct Pattern {
+    memory: Memory,
+    seed: u64,
+    generations: Vec<u32>,
+    bad_bytes: usize,
+    told: usize,
+}
+
+impl Pattern {
+    fn new(seed: u64) -> Self {
+        Self { memory: Memory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
+    }
+
+    /// Adds one MB of generation 0.
+    fn grow(&mut self) -> Result<(), WorkError> {
+        self.memory.grow()?;
+        let first = self.generations.len();
+        self.generations.resize(first + PAGES_PER_MB, 0);
+        (first..first + PAGES_PER_MB).for_each(|page| self.write(page));
+        Ok(())
+    }
+
+    /// Checks a page, then gives it new content.
+    fn rewrite(&mut self, page: usize) {
+        self.check(page);
+        self.generations[page] = self.generations[page].wrapping_add(1);
+        self.write(page);
+    }
+
+    fn write(&mut self, page: usize) {
+        let stream = self.stream(page);
+        let words = self.memory.page(page).as_chunks_mut::<8>().0;
+        words.iter_mut().zip(stream).for_each(|(word, expected)| *word = expected);
+    }
+
+    /// Compares a page with what it must hold; counts and puts right what differs.
+    fn check(&mut self, page: usize) {
+        let stream = self.stream(page);
+        let words = self.memory.page(page).as_chunks_mut::<8>().0;
+        let mut bad = 0;
+        for (index, (word, expected)) in words.iter_mut().zip(stream).enumerate() {
+            if *word != expected {
+                bad += word.iter().zip(&expected).filter(|(got, want)| got != want).count();
+                if self.told < TOLD {
+                    self.told += 1;
+                    let offset = page * PAGE + index * 8;
+                    eprintln!(
+                        "overbook-guest: verify: offset {offset:#x} (page {page}): \
+                         expected {expected:02x?}, got {word:02x?}"
+                    );
+                }
+                *word = expected;
+            }
+        }
+        self.bad_bytes += bad;
+    }
+
+    /// The words that a page must hold.
+    fn stream(&self, page: usize) -> impl Iterator<Item = [u8; 8]> + use<> {
+        let id = (page as u64) << 32 | u64::from(self.generations[page]);
+        let mut state = mix(self.seed ^ mix(id));
+        std::iter::repeat_with(move || {
+            state = state.wrapping_add(STEP);
+            mix(state).to_le_bytes()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled() -> Pattern {
+        let mut pattern = Pattern::new(7);
+        pattern.grow().unwrap();
+        pattern
+    }
+
+    /// Bytes in which the two pages differ: what a checker must count.
+    fn difference(a: &[u8], b: &[u8]) -> usize {
+        a.iter().zip(b).filter(|(a, b)| a != b).count()
+    }
+
+    fn bad_bytes(pattern: &mut Pattern) -> usize {
+        let before = pattern.bad_bytes;
+        (0..pattern.memory.pages()).for_each(|page| pattern.check(page));
+        pattern.bad_bytes - before
+    }
+
+    #[test]
+    fn unharmed_memory_has_no_bad_byte_in_any_generation() {
+        let mut pattern = filled();
+        (0..1000).for_each(|i| pattern.rewrite(i % PAGES_PER_MB));
+        assert_eq!(bad_bytes(&mut pattern), 0);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_one_bad_byte_counted_once() {
+        let mut pattern = filled();
+        pattern.memory.page(3)[77] ^= 0x10;
+        assert_eq!(bad_bytes(&mut pattern), 1);
+        assert_eq!(bad_bytes(&mut pattern), 0);
+    }
+
+    #[test]
+    fn a_zeroed_page_is_found_and_its_bytes_counted_exactly() {
+        let mut pattern = filled();
+        let expected = difference(pattern.memory.page(9), &[0; PAGE]);
+        pattern.memory.page(9).fill(0);
+        assert!(expected > 4000);
+        assert_eq!(bad_bytes(&mut pattern), expected);
+    }
+
+    #[test]
+    fn a_stale_generation_is_found() {
+        let mut pattern = filled();
+        let stale = pattern.memory.page(5).to_vec();
+        pattern.rewrite(5);
+        let expected = difference(pattern.memory.page(5), &stale);
+        pattern.memory.page(5).copy_from_slice(&stale);
+        assert!(expected > 4000);
+        assert_eq!(bad_bytes(&mut pattern), expected);
+    }
+
+    #[test]
+    fn two_swapped_pages_are_both_found() {
+        let mut pattern = filled();
+        let (a, b) = (pattern.memory.page(1).to_vec(), pattern.memory.page(2).to_vec());
+        pattern.memory.page(1).copy_from_slice(&b);
+        pattern.memory.page(2).copy_from_slice(&a);
+        assert_eq!(bad_bytes(&mut pattern), 2 * difference(&a, &b));
+    }
+
+    #[test]
+    fn harm_is_found_before_a_rewrite_can_hide_it() {
+        let mut pattern = filled();
+        pattern.memory.page(4)[0] ^= 1;
+        pattern.rewrite(4);
+        assert_eq!((pattern.bad_bytes, bad_bytes(&mut pattern)), (1, 0));
+    }
+
+    #[test]
+    fn pages_of_guests_with_other_seeds_are_foreign() {
+        let mut pattern = filled();
+        let foreign = Pattern { seed: 8, ..filled() }.stream(6).take(512).flatten();
+        let foreign: Vec<u8> = foreign.collect();
+        pattern.memory.page(6).copy_from_slice(&foreign);
+        assert!(bad_bytes(&mut pattern) > 4000);
+    }
+
+    #[test]
+    fn a_run_reports_zero_bad_bytes() {
+        let mut worker = Worker::for_test();
+        let shared = std::sync::Arc::clone(&worker.shared);
+        let stopper = std::thread::spawn(move || {
+            while shared.ops() < 4 {
+                std::thread::yield_now();
+            }
+            shared.stop();
+        });
+        run(&Options { mb: 2 }, &mut worker).unwrap();
+        stopper.join().unwrap();
+        assert_eq!(worker.shared.bad_bytes.get(), Some(0));
+    }
+}
