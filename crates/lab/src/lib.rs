@@ -1,1 +1,57 @@
-//! placeholder
+//! The lab: real QEMU guests on this machine, with real workloads, for experiments that anybody can
+//! repeat.
+//!
+//! **Problem.** What memory overbooking is worth, and whether it is safe, shows only on real
+//! kernels under real pressure. Nobody should have to set up a cluster, install packages or be root
+//! to see it.
+//!
+//! **Idea.** `overbook lab run <scenario>` gets all it needs from the distribution once (a QEMU if
+//! the system's is too old, a guest kernel, a busybox), boots guests of 128 MB in two seconds each,
+//! runs an experiment and prints figures beside their targets.
+//!
+//! ```text
+//! cache  packages  sources      what the distribution has, unpacked privately, made once
+//! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
+//! machine  qmp  metrics         one guest: its command line, its monitor, its reports
+//! state  lab  keeper  status    many guests: one directory, one parent, one end
+//! daemon                        Overbook itself, as a process that can be killed
+//! fleet  scenario  recording    which guests, which experiments, what happened second by second
+//! figures  report  chart        numbers beside their targets, tables and plots
+//! ```
+//!
+//! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on SIGKILL.
+//! The user's system is not changed; state lies in one directory, downloads in one cache.
+//!
+//! **Leaves out.** Machines other than x86_64, distributions without apt.
+
+pub mod accel;
+pub mod cache;
+pub mod chart;
+pub mod cli;
+pub mod command;
+pub mod cpio;
+pub mod daemon;
+pub mod figures;
+pub mod fleet;
+pub mod image;
+pub mod interrupt;
+pub mod keeper;
+pub mod lab;
+pub mod machine;
+pub mod metrics;
+pub mod packages;
+pub mod qemu;
+pub mod qmp;
+pub mod random;
+pub mod recording;
+pub mod report;
+pub mod scenario;
+pub mod sources;
+pub mod state;
+pub mod status;
+
+pub use figures::{Figure, Figures, Target};
+pub use interrupt::interrupted;
+pub use lab::{Lab, LabError, Machine, Provisions};
+pub use machine::{MachineSpec, Swap};
+pub use metrics::Sample;

@@ -1,20 +1,22 @@
-//! Processes that cannot be lost: started so that they die with us, named so that a reused pid is never hit.
+//! Processes that cannot be lost: started so that they die with us, named so that a reused pid is
+//! never hit.
 //!
-//! **Problem.** A program that starts QEMUs and daemons must end every one of them, also when it is itself killed with
-//! SIGKILL and can run no more code; and a pid that was written to a file may belong to somebody else by the time it
-//! is read back.
+//! **Problem.** A program that starts QEMUs and daemons must end every one of them, also when it is
+//! itself killed with SIGKILL and can run no more code; and a pid that was written to a file may
+//! belong to somebody else by the time it is read back.
 //!
-//! **Idea.** [`Spawn::die_with_parent`] asks the kernel (`PR_SET_PDEATHSIG`) to kill the child when its parent ends.
-//! The kernel means the parent *thread*, not the process: so such children are all forked by one thread that lives as
-//! long as the process. A process is named by pid **and** start time ([`Identity`]); signals go through a pidfd that is
-//! opened first and checked against the start time after, so the pid cannot be recycled in between.
+//! **Idea.** [`Spawn::die_with_parent`] asks the kernel (`PR_SET_PDEATHSIG`) to kill the child when
+//! its parent ends. The kernel means the parent *thread*, not the process: so such children are all
+//! forked by one thread that lives as long as the process. A process is named by pid **and** start
+//! time ([`Identity`]); signals go through a pidfd that is opened first and checked against the
+//! start time after, so the pid cannot be recycled in between.
 //!
-//! **Invariants.** A zombie is dead ([`Identity::is_alive`]; `kill(pid, 0)` says otherwise). Each child has its own
-//! process group, so that a Ctrl-C on the terminal reaches only us, and we end the children in order. Dropping a
-//! [`Child`] neither kills nor waits: its owner decides.
+//! **Invariants.** A zombie is dead ([`Identity::is_alive`]; `kill(pid, 0)` says otherwise). Each
+//! child has its own process group, so that a Ctrl-C on the terminal reaches only us, and we end
+//! the children in order. Dropping a [`Child`] neither kills nor waits: its owner decides.
 //!
-//! **Leaves out.** The death signal is not inherited by grandchildren: a long-lived owner calls [`become_subreaper`]
-//! and, at its end, [`end_remaining_children`].
+//! **Leaves out.** The death signal is not inherited by grandchildren: a long-lived owner calls
+//! [`become_subreaper`] and, at its end, [`end_remaining_children`].
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -28,8 +30,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
-    Pid, PidfdFlags, WaitOptions, getpid, getppid, pidfd_open, pidfd_send_signal, set_child_subreaper,
-    set_parent_process_death_signal, setsid,
+    Pid, PidfdFlags, WaitOptions, getpid, getppid, pidfd_open, pidfd_send_signal,
+    set_child_subreaper, set_parent_process_death_signal, setsid,
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -45,7 +47,8 @@ pub struct Spawn {
 }
 
 impl Spawn {
-    /// A child that runs `program`, with no standard input; output goes where ours goes until told otherwise.
+    /// A child that runs `program`, with no standard input; output goes where ours goes until told
+    /// otherwise.
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         let mut command = Command::new(program);
         command.stdin(Stdio::null());
@@ -130,10 +133,12 @@ impl Spawn {
             self.command.process_group(0);
         }
         let before_exec = move || prepare_child(die.then_some(parent), session, cpus.as_ref());
-        // SAFETY: the closure runs between fork and exec, where only async-signal-safe code may run: it makes raw
-        // system calls on plain values, and neither allocates nor locks nor unwinds.
+        // SAFETY: the closure runs between fork and exec, where only async-signal-safe code may
+        // run: it makes raw system calls on plain values, and neither allocates nor locks nor
+        // unwinds.
         unsafe { self.command.pre_exec(before_exec) };
-        let inner = if die { spawn_from_lasting_thread(self.command) } else { self.command.spawn() }?;
+        let inner =
+            if die { spawn_from_lasting_thread(self.command) } else { self.command.spawn() }?;
         Child::new(inner)
     }
 }
@@ -164,7 +169,9 @@ fn cpu_set(cpus: &[usize]) -> io::Result<Option<CpuSet>> {
     for &cpu in cpus {
         if cpu >= CpuSet::MAX_CPU {
             let limit = CpuSet::MAX_CPU - 1;
-            return Err(io::Error::other(format!("CPU {cpu} is above the highest possible, {limit}")));
+            return Err(io::Error::other(format!(
+                "CPU {cpu} is above the highest possible, {limit}"
+            )));
         }
         set.set(cpu);
     }
@@ -174,7 +181,8 @@ fn cpu_set(cpus: &[usize]) -> io::Result<Option<CpuSet>> {
 /// A command to start, and where to send the result.
 type Job = (Command, mpsc::Sender<io::Result<std::process::Child>>);
 
-/// Forks on the thread that lives as long as the process, whose end is what the death signal waits for.
+/// Forks on the thread that lives as long as the process, whose end is what the death signal waits
+/// for.
 fn spawn_from_lasting_thread(command: Command) -> io::Result<std::process::Child> {
     static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
@@ -266,8 +274,9 @@ impl Identity {
 
     /// Whether this very process still runs; a zombie does not.
     pub fn is_alive(&self) -> bool {
-        read_stat(self.pid)
-            .is_some_and(|(state, _, start)| start == self.start_ticks && !matches!(state, 'Z' | 'X'))
+        read_stat(self.pid).is_some_and(|(state, _, start)| {
+            start == self.start_ticks && !matches!(state, 'Z' | 'X')
+        })
     }
 
     /// Sends `signal` to this very process. `false`: it is gone, and nobody got the signal.
@@ -286,9 +295,12 @@ impl Identity {
         }
     }
 
-    /// Asks the process to end (SIGTERM), insists after `grace` (SIGKILL). `false`: it was gone already.
+    /// Asks the process to end (SIGTERM), insists after `grace` (SIGKILL). `false`: it was gone
+    /// already.
     pub fn end(&self, grace: Duration) -> io::Result<bool> {
-        let Some(pidfd) = self.open()? else { return Ok(false) };
+        let Some(pidfd) = self.open()? else {
+            return Ok(false);
+        };
         send(&pidfd, Signal::TERM)?;
         if !wait_for_exit(&pidfd, grace)? {
             send(&pidfd, Signal::KILL)?;
@@ -297,7 +309,8 @@ impl Identity {
         Ok(true)
     }
 
-    /// A pidfd of this very process: opened first, checked after, so that the pid cannot change hands in between.
+    /// A pidfd of this very process: opened first, checked after, so that the pid cannot change
+    /// hands in between.
     fn open(&self) -> io::Result<Option<OwnedFd>> {
         match open_pidfd(self.pid) {
             Ok(pidfd) if self.is_alive() => Ok(Some(pidfd)),
@@ -313,8 +326,9 @@ pub fn become_subreaper() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Kills and reaps every remaining child of this process and, as they fall to a subreaper, their descendants.
-/// Returns how many there were. For the end of `main` only: it takes children away from whoever holds them.
+/// Kills and reaps every remaining child of this process and, as they fall to a subreaper, their
+/// descendants. Returns how many there were. For the end of `main` only: it takes children away
+/// from whoever holds them.
 pub fn end_remaining_children() -> io::Result<usize> {
     let mut reaped = 0;
     loop {
@@ -335,7 +349,9 @@ pub fn end_remaining_children() -> io::Result<usize> {
 pub fn children_of(parent: u32) -> io::Result<Vec<Identity>> {
     let mut children = Vec::new();
     for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
         if let Some((_, ppid, start_ticks)) = read_stat(pid)
             && ppid == parent
         {
@@ -408,8 +424,10 @@ mod tests {
 
     #[test]
     fn a_child_that_ignores_sigterm_is_killed_after_the_grace() {
-        let mut child =
-            Spawn::new("sh").args(["-c", "trap '' TERM; while :; do sleep 1; done"]).spawn().unwrap();
+        let mut child = Spawn::new("sh")
+            .args(["-c", "trap '' TERM; while :; do sleep 1; done"])
+            .spawn()
+            .unwrap();
         std::thread::sleep(Duration::from_millis(200));
         child.end(Duration::from_millis(200)).unwrap();
         assert!(!child.identity().is_alive());
@@ -444,7 +462,8 @@ mod tests {
     #[test]
     fn a_child_runs_only_on_the_cpus_it_was_given() {
         let mut child = sleeper().on_cpus(&[0]).spawn().unwrap();
-        let status = std::fs::read_to_string(format!("/proc/{}/status", child.identity().pid)).unwrap();
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", child.identity().pid)).unwrap();
         assert!(status.lines().any(|line| line == "Cpus_allowed_list:\t0"), "{status}");
         child.end(Duration::from_secs(5)).unwrap();
     }

@@ -1,0 +1,158 @@
+//! The command line of `overbook lab`.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::accel::Choice;
+use crate::interrupt::{self, EXIT_INTERRUPTED};
+use crate::keeper::{self, Ended};
+use crate::lab::{LabError, Provisions};
+use crate::scenario::{self, Context, SCENARIOS, Scenario};
+use crate::{fleet, state, status};
+
+/// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
+#[derive(Debug, Parser)]
+#[command(name = "overbook lab", bin_name = "overbook lab", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Directory of the lab's state [default: $OVERBOOK_LAB_DIR, or /var/tmp/overbook-lab-<user
+    /// id>]
+    #[arg(long, global = true, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// What the guests run on; `auto` boots a probe guest to find out
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    accel: Choice,
+    /// Print JSON
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Bring up the quickstart guests and leave them running
+    Up {
+        /// Seed of everything random
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        seed: u64,
+    },
+    /// End the lab and remove all but its logs
+    Down,
+    /// Show what runs
+    Status,
+    /// List the scenarios
+    List,
+    /// Run a scenario and print its figures
+    Run {
+        /// The scenario (see `list`)
+        #[arg(value_parser = parse_scenario)]
+        scenario: &'static Scenario,
+        /// Seed of everything random
+        #[arg(long, value_name = "N", default_value_t = 1)]
+        seed: u64,
+    },
+    /// Hold a lab for `up`
+    #[command(name = keeper::SUBCOMMAND, hide = true)]
+    Hold,
+}
+
+fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
+    let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+    scenario::find(name).ok_or_else(|| format!("no such scenario; there is: {}", known.join(", ")))
+}
+
+/// Does what the command line says. Exit code 0: done and passed; 1: failed; 130: interrupted.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match cli.command {
+        Command::Run { .. } | Command::Hold => as_parent_of_all(|| dispatch(&cli)),
+        _ => interrupt::watch_signals().map_err(LabError::from).and_then(|()| dispatch(&cli)),
+    };
+    match result {
+        Ok(code) => code,
+        Err(LabError::Interrupted(_)) => ExitCode::from(EXIT_INTERRUPTED),
+        // An interruption ends helpers too, which then fail in their own words.
+        Err(_) if interrupt::interrupted() => ExitCode::from(EXIT_INTERRUPTED),
+        Err(error) => {
+            eprintln!("overbook lab: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// For a process that holds a lab: what its helpers leave behind becomes its own child, and ends.
+fn as_parent_of_all(
+    hold: impl FnOnce() -> Result<ExitCode, LabError>,
+) -> Result<ExitCode, LabError> {
+    interrupt::watch_signals()?;
+    sys::process::become_subreaper()?;
+    let result = hold();
+    sys::process::end_remaining_children()?;
+    result
+}
+
+fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
+    let dir = cli.common.dir.clone().unwrap_or_else(state::default_dir);
+    let json = cli.common.json;
+    match &cli.command {
+        Command::Up { seed } => {
+            let provisions = Provisions::provide(cli.common.accel)?;
+            keeper::up(&dir, &provisions, fleet::quickstart(*seed))?;
+            show(json, &status::read(&dir), |status| status.to_table())?;
+        }
+        Command::Down => {
+            let ended = keeper::down(&dir)?;
+            show(json, &json!({ "ended": ended }), |_| down_text(ended).to_owned())?;
+        }
+        Command::Status => show(json, &status::read(&dir), |status| status.to_table())?,
+        Command::List => {
+            let line = |s: &Scenario| format!("{:<14} {}\n", s.name, s.summary);
+            let entry = |s: &Scenario| json!({ "name": s.name, "summary": s.summary });
+            let entries: Vec<_> = SCENARIOS.iter().map(entry).collect();
+            show(json, &entries, |_| SCENARIOS.iter().map(line).collect())?;
+        }
+        Command::Run { scenario, seed } => {
+            let provisions = Provisions::provide(cli.common.accel)?;
+            let figures = (scenario.run)(&Context { dir, provisions, seed: *seed })?;
+            show(json, &figures, |figures| figures.to_table())?;
+            return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        Command::Hold => keeper::hold(&dir)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn down_text(ended: Ended) -> &'static str {
+    match ended {
+        Ended::Running => "the lab is ended\n",
+        Ended::Leftovers => "no lab ran; what a crashed one had left is removed\n",
+        Ended::Nothing => "no lab runs here, nothing to end\n",
+    }
+}
+
+/// Prints a value as JSON, or as text for people.
+fn show<T: Serialize>(json: bool, value: &T, text: impl Fn(&T) -> String) -> Result<(), LabError> {
+    let text = if json { serde_json::to_string(value)? + "\n" } else { text(value) };
+    Ok(std::io::stdout().write_all(text.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}

@@ -1,0 +1,148 @@
+//! Overbook's own daemon in the lab: the real program, with a configuration made from the guests.
+//!
+//! **Idea.** An experiment runs what a user runs: the `overbook` binary as a process of its own, told
+//! by a file and signals, read through its API. Nothing of it is linked into the experiment, so it can
+//! be killed at any moment.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::{Bytes, Mode};
+use overbook::client::Client;
+use policy::Case;
+use sys::process::{Identity, Signal, Spawn};
+
+use crate::lab::{Lab, LabError};
+
+/// The helper's name in the lab.
+const NAME: &str = "daemon";
+/// How long it may take to answer after its start.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// The daemon of one lab.
+#[derive(Debug)]
+pub struct Daemon {
+    program: PathBuf,
+    config: PathBuf,
+    client: Client,
+    process: Identity,
+}
+
+impl Daemon {
+    /// Starts it over all guests of the lab and waits until it answers.
+    ///
+    /// # Errors
+    /// When the program is missing or does not come up; its log is in the lab's `log` directory.
+    pub fn start(lab: &mut Lab, mode: Mode) -> Result<Self, LabError> {
+        let config = lab.dir().join("etc").join("overbook.toml");
+        std::fs::write(&config, configuration(lab, mode))?;
+        let program = program()?;
+        let process = spawn(lab, &program, &config)?;
+        let client = Client::new(&socket(lab.dir()))?;
+        let daemon = Self { program, config, client, process };
+        daemon.wait_until_it_answers(lab)?;
+        Ok(daemon)
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> Identity {
+        self.process
+    }
+
+    /// Its latest tick, whole.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn case(&self) -> Result<Case, LabError> {
+        Ok(self.client.get("/v1/case")?)
+    }
+
+    /// Changes the mode as an operator does: a new file and SIGHUP.
+    ///
+    /// # Errors
+    /// When the file cannot be written or the daemon is gone.
+    pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
+        std::fs::write(&self.config, configuration(lab, mode))?;
+        self.process.signal(Signal::HUP)?;
+        lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
+            Ok(self.case()?.spec.modes.balloon == mode)
+        })
+    }
+
+    /// Kills it (SIGKILL) without any warning.
+    ///
+    /// # Errors
+    /// When it cannot be signalled.
+    pub fn kill(&self, lab: &mut Lab) -> Result<(), LabError> {
+        lab.end_helper(NAME, true)
+    }
+
+    /// Starts it again after [`Daemon::kill`].
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn restart(&mut self, lab: &mut Lab) -> Result<(), LabError> {
+        self.process = spawn(lab, &self.program, &self.config)?;
+        self.wait_until_it_answers(lab)
+    }
+
+    fn wait_until_it_answers(&self, lab: &Lab) -> Result<(), LabError> {
+        lab.wait_for("the daemon to answer and to know every guest", START_LIMIT, |lab| {
+            let log = lab.dir().join("log").join(NAME);
+            if !self.process.is_alive() {
+                let said = std::fs::read_to_string(log).unwrap_or_default();
+                return Err(LabError::Daemon(said));
+            }
+            Ok(self.case().is_ok_and(|case| case.view.vms.len() == lab.machines().len()))
+        })
+    }
+}
+
+fn spawn(lab: &mut Lab, program: &Path, config: &Path) -> Result<Identity, LabError> {
+    lab.spawn(NAME, Spawn::new(program).arg("--config").arg(config).arg("daemon"))
+}
+
+/// `overbook`, which is installed beside `overbook-lab`.
+fn program() -> Result<PathBuf, LabError> {
+    let program = std::env::current_exe()?.with_file_name("overbook");
+    if program.is_file() { Ok(program) } else { Err(LabError::NoDaemon(program)) }
+}
+
+fn socket(dir: &Path) -> PathBuf {
+    dir.join("run").join("overbook.sock")
+}
+
+/// One group per group of the guests; every guest may fall to half of its base.
+fn configuration(lab: &Lab, mode: Mode) -> String {
+    let dir = lab.dir().display();
+    let mode = match mode {
+        Mode::Observe => "observe",
+        Mode::Recommend => "recommend",
+        Mode::Enforce => "enforce",
+    };
+    let mut text = format!(
+        "[host]\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
+         [mode]\nballoon = \"{mode}\"\n\n\
+         [api]\nsocket = \"{dir}/run/overbook.sock\"\n"
+    );
+    let mut groups: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for machine in lab.machines() {
+        let spec = machine.spec();
+        groups.entry(&spec.group).or_default().push(format!("{:?}", spec.name));
+        let size = |size: Bytes| format!("\"{}KiB\"", size.0 / 1024);
+        let (base, max) = (size(spec.memory_base), size(spec.memory_max));
+        let (min, swap) = (size(spec.memory_base.share(1, 2)), spec.swap.is_some());
+        let name = &spec.name;
+        let _ = write!(
+            text,
+            "\n[vm.{name:?}]\nmin = {min}\nbase = {base}\nmax = {max}\nswap = {swap}\n"
+        );
+    }
+    for (group, vms) in groups {
+        let _ = write!(text, "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{}]\n", vms.join(", "));
+    }
+    text
+}

@@ -1,0 +1,72 @@
+//! The fleet of guests that the lab brings up: what each is for, and what to ask of them together.
+
+use std::time::Duration;
+
+use model::Bytes;
+
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+
+/// Operations per second of a hard disk that seeks (7200 rpm: about 8 ms per operation).
+pub const HARD_DISK_IOPS: u32 = 150;
+
+/// What each guest is provisioned with.
+pub const BASE: Bytes = Bytes::mib(128);
+const MAX: Bytes = Bytes::mib(384);
+const SWAP: Bytes = Bytes::mib(512);
+
+/// The guest of `shop` that needs more than it has.
+pub const HUNGRY: &str = "shop-1";
+
+/// How long the hungry guest may take to fill its working set, mostly into swap.
+const FILL_LIMIT: Duration = Duration::from_secs(90);
+
+/// Two tenants: `shop`, where one guest of four works on about 100 MB more than it has while the others
+/// idle, and `research`, whose two guests are busy and whose memory is nobody else's.
+///
+/// A guest of 128 MB has 80 MB for its programs; the rest is its kernel's. Each tenant has a CPU of its
+/// own where there are two, and `research` works at a pace that leaves its CPU some air, so that what is
+/// measured is memory.
+pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
+    let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
+    let guest = |name: &str, group: &str, workload: &str| MachineSpec {
+        seed,
+        cpus: if has_two { vec![usize::from(group == "research")] } else { Vec::new() },
+        ..MachineSpec::new(name, group, BASE, MAX, workload).with_swap(SWAP, Some(HARD_DISK_IOPS))
+    };
+    vec![
+        guest(HUNGRY, "shop", "random-array --mb 180"),
+        guest("shop-2", "shop", "idle"),
+        guest("shop-3", "shop", "idle"),
+        guest("shop-4", "shop", "idle"),
+        guest("research-1", "research", "verify --mb 40 --rate 40"),
+        guest("research-2", "research", "pi --rate 4000"),
+    ]
+}
+
+/// Waits until the hungry guest works on all of its set, and everybody reports.
+///
+/// # Errors
+/// When that takes too long, or a guest dies.
+pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
+    lab.wait_for("every guest to work", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| {
+            machine.last_metric().is_some_and(|m| m.value["ops"].as_u64().unwrap_or(0) > 0)
+        }))
+    })
+}
+
+/// Wrong bytes that the guests running `verify` have found so far.
+///
+/// # Errors
+/// When no guest runs it, or one has reported nothing: then nothing is proven.
+pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
+    let verifies = |m: &&crate::lab::Machine| m.spec().workload.first().is_some_and(|w| w == "verify");
+    let mut total = None;
+    for machine in lab.machines().iter().filter(verifies) {
+        let found = machine.last_metric().and_then(|metric| metric.value["bad_bytes"].as_u64());
+        let found = found.ok_or_else(|| LabError::NothingVerified(machine.spec().name.clone()))?;
+        *total.get_or_insert(0) += found;
+    }
+    total.ok_or_else(|| LabError::NothingVerified("the lab".to_owned()))
+}

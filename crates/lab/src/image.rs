@@ -1,0 +1,168 @@
+//! What a guest boots: the distribution's cloud kernel and an initramfs of our own.
+//!
+//! **Problem.** A guest must be a real Linux with a real balloon driver and real swap, be up in two
+//! seconds under emulation, and waste none of its 128 MB.
+//!
+//! **Idea.** The kernel package is unpacked, not installed. The initramfs holds six virtio modules,
+//! busybox, the workload program and [`INIT`]; nothing else. It is not compressed: copying is
+//! cheaper than decompressing in an emulated CPU. It is cached under a hash of its content.
+//!
+//! **Cost.** About 2 MB of busybox and the workload program stay in the guest's memory (rootfs).
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use sys::process::Spawn;
+
+use crate::cache::{Cache, CacheError};
+use crate::command::{self, CommandError};
+use crate::cpio::Archive;
+use crate::packages::{Apt, PackageError};
+
+/// Names the workload program, instead of the one beside this program.
+pub const GUEST_VARIABLE: &str = "OVERBOOK_GUEST";
+
+const INIT: &str = include_str!("init.sh");
+const GUEST_PROGRAM: &str = "overbook-guest";
+
+/// In the order in which they depend on each other.
+const MODULES: [&str; 7] = [
+    "virtio/virtio_ring",
+    "virtio/virtio",
+    "virtio/virtio_pci_modern_dev",
+    "virtio/virtio_pci_legacy_dev",
+    "virtio/virtio_pci",
+    "block/virtio_blk",
+    "virtio/virtio_balloon",
+];
+
+/// Why there is no image.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The workload program is not built.
+    #[error(
+        "no {GUEST_PROGRAM} found ({looked}): build it with `make build`, or name it in \
+         {GUEST_VARIABLE}"
+    )]
+    NoGuestProgram {
+        /// Where it was looked for.
+        looked: String,
+    },
+    /// The unpacked kernel package lacks something.
+    #[error(
+        "the kernel package unpacked in {root} has no {what}; remove that directory to get it anew"
+    )]
+    Incomplete {
+        /// The cache entry.
+        root: PathBuf,
+        /// What is missing.
+        what: String,
+    },
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The kernel could not be downloaded.
+    #[error("getting the guest's kernel failed: {0}")]
+    Package(#[from] PackageError),
+    /// A helper program failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// A bootable pair of files.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+}
+
+impl Image {
+    /// The kernel from the cache (or the distribution), the initramfs built from what is here now.
+    pub fn provide(cache: &Cache) -> Result<Self, ImageError> {
+        let guest = find_guest_program()?;
+        let entry = "guest-kernel";
+        if cache.find(entry).is_none() {
+            eprintln!("lab: unpacking a guest kernel into {}", cache.root().display());
+        }
+        let root = cache.directory(entry, |dir| -> Result<(), ImageError> {
+            let apt = Apt::open(cache)?;
+            let kernel = apt.dependency("linux-image-cloud-amd64", "linux-image-")?;
+            Ok(apt.unpack(&[&kernel, "busybox-static"], dir)?)
+        })?;
+        let kernel = first_in(&root.join("boot"), "vmlinuz-", &root)?;
+        let archive = build_initramfs(&root, &guest)?;
+        let mut hasher = DefaultHasher::new();
+        archive.hash(&mut hasher);
+        let name = format!("initramfs-{:016x}.cpio", hasher.finish());
+        Ok(Self { kernel, initramfs: cache.file(&name, &archive, false)? })
+    }
+}
+
+fn build_initramfs(root: &Path, guest: &Path) -> Result<Vec<u8>, ImageError> {
+    let busybox = root.join("bin/busybox");
+    let release = first_in(&root.join("lib/modules"), "", root)?;
+    let mut archive = Archive::default();
+    archive.directory("bin");
+    archive.file("bin/busybox", &read(&busybox)?);
+    archive.directory("dev");
+    archive.device("dev/console", 5, 1);
+    archive.directory("modules");
+    for (index, module) in MODULES.iter().enumerate() {
+        let content = read_module(&release.join("kernel/drivers").join(module), &busybox)?;
+        archive.file(&format!("modules/{index}"), &content);
+    }
+    archive.file("init", INIT.as_bytes());
+    archive.file(GUEST_PROGRAM, &read(guest)?);
+    Ok(archive.finish())
+}
+
+/// Kernel modules are plain or compressed, as the distribution likes.
+fn read_module(path: &Path, busybox: &Path) -> Result<Vec<u8>, ImageError> {
+    let plain = path.with_extension("ko");
+    if plain.exists() {
+        return read(&plain);
+    }
+    let compressed = path.with_extension("ko.xz");
+    Ok(command::run("busybox", Spawn::new(busybox).arg("xzcat").arg(compressed))?)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+    std::fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })
+}
+
+/// The first entry of `dir` whose name starts with `prefix`.
+fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf, ImageError> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut paths = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path());
+    paths.next().ok_or_else(|| ImageError::Incomplete {
+        root: root.to_owned(),
+        what: dir.join(format!("{prefix}*")).display().to_string(),
+    })
+}
+
+/// Named by the environment, beside this program, or installed.
+fn find_guest_program() -> Result<PathBuf, ImageError> {
+    if let Some(named) = std::env::var_os(GUEST_VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(PathBuf::from(named));
+    }
+    let beside =
+        std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(GUEST_PROGRAM)));
+    let installed = PathBuf::from("/usr/lib/overbook").join(GUEST_PROGRAM);
+    let candidates: Vec<PathBuf> = beside.into_iter().chain([installed]).collect();
+    candidates.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
+        let looked: Vec<String> = candidates.iter().map(|p| p.display().to_string()).collect();
+        ImageError::NoGuestProgram { looked: looked.join(", ") }
+    })
+}

@@ -1,0 +1,58 @@
+#!/bin/busybox sh
+# Process 1 of a lab guest: from nothing to one running workload. What it should do comes on the
+# kernel's command line as overbook.<key>=<value>.
+export PATH=/bin
+/bin/busybox mkdir -p /proc /sys /dev
+/bin/busybox mount -t proc proc /proc
+/bin/busybox mount -t sysfs sys /sys
+/bin/busybox mount -t devtmpfs dev /dev
+/bin/busybox --install -s /bin
+
+total_kb() { awk '/^MemTotal/ { print $2; exit }' /proc/meminfo; }
+# Before the balloon driver comes and takes some.
+whole_kb=$(total_kb)
+for module in /modules/*; do insmod $module; done
+# The initramfs is guest memory: what is no longer needed goes.
+rm -r /modules
+
+run= balloon_kb=0 discard= swap=
+for word in $(cat /proc/cmdline); do
+    case $word in
+        overbook.run=*) run=${word#*=} ;;
+        overbook.balloon_kb=*) balloon_kb=${word#*=} ;;
+        overbook.name=*) hostname ${word#*=} ;;
+        overbook.discard) discard=yes ;;
+    esac
+done
+
+# Disks are known by their serial: swap, data.
+for disk in /sys/block/vd*; do
+    [ -e $disk/serial ] || continue
+    ln -s ${disk##*/} /dev/$(cat $disk/serial)
+done
+if [ -e /dev/swap ]; then
+    swap=/sys/block/$(readlink /dev/swap)/queue/rotational
+    # The kernel trims swap only on a disk that does not rotate, and reads ahead more on one that
+    # does.
+    if [ -n "$discard" ]; then echo 0 > $swap; else echo 1 > $swap; fi
+    mkswap /dev/swap > /dev/null
+    if [ -n "$discard" ]; then swapon -d /dev/swap; else swapon /dev/swap; fi
+fi
+
+# The workload starts in the memory that the guest is provisioned with, not in what it may grow to.
+tries=0
+while [ $(total_kb) -gt $((whole_kb - balloon_kb)) ] && [ $tries -lt 300 ]; do
+    tries=$((tries + 1))
+    usleep 50000
+done
+
+stty -F /dev/ttyS1 raw -echo
+echo "overbook: up after $(cut -d' ' -f1 /proc/uptime) s" > /dev/console
+if [ -n "$run" ]; then
+    IFS=,
+    set -- $run
+    unset IFS
+    /overbook-guest "$@" > /dev/ttyS1 2> /dev/console
+    echo "overbook: workload ended with exit code $?" > /dev/console
+fi
+while :; do sleep 3600; done

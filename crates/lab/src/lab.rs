@@ -1,0 +1,443 @@
+//! A running lab: guests and helpers of one process, which end with it.
+//!
+//! **Idea.** [`Lab::start`] returns when every guest is up and stands at its base memory, as a
+//! tenant would get it. From then on a scenario reads metrics, asks QEMU, starts daemons;
+//! [`Lab::stop`], or dropping the lab on any error path, ends everything and removes its files.
+//!
+//! **Invariants.** Every child is killed by the kernel when this process dies, even by SIGKILL
+//! ([`sys::process`]). A guest that dies while the lab comes up fails the lab, with its console's
+//! last lines in the error.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use model::Bytes;
+use serde_json::Value;
+use sys::process::{Child, Identity, Signal, Spawn};
+
+use crate::accel::{self, Accel, UP_MARK};
+use crate::cache::{Cache, CacheError};
+use crate::command::{CommandError, last_lines};
+use crate::image::{Image, ImageError};
+use crate::interrupt::{self, Interrupted};
+use crate::machine::{self, Files, MachineSpec, SpecError};
+use crate::metrics::{Follower, Sample, Samples};
+use crate::qemu::{Qemu, QemuError};
+use crate::qmp::{Line, QmpError};
+use crate::state::{ChildRecord, Record, StateDir, StateError};
+
+/// How long all guests together may take to come up.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long a child may take to end before it is killed.
+const END_GRACE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(20);
+
+/// What can go wrong in the lab.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// Ctrl-C.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+    /// A guest's QEMU ended.
+    #[error("machine {name} died; its last words:\n{console}")]
+    Died {
+        /// The machine.
+        name: String,
+        /// The end of its console and of QEMU's own output.
+        console: String,
+    },
+    /// A guest takes too long.
+    #[error(
+        "machine {name} is not up after {} s ({missing}); its last words:\n{console}",
+        limit.as_secs()
+    )]
+    NotUp {
+        /// The machine.
+        name: String,
+        /// How long the lab waited.
+        limit: Duration,
+        /// What it waited for.
+        missing: String,
+        /// The end of its console and of QEMU's own output.
+        console: String,
+    },
+    /// A scenario asked for a machine that is not there.
+    #[error("the lab has no machine {0:?}")]
+    NoMachine(String),
+    /// A scenario did not see what it waited for.
+    #[error("waited {} s in vain for {what}", limit.as_secs())]
+    Timeout {
+        /// What it waited for.
+        what: String,
+        /// How long.
+        limit: Duration,
+    },
+    /// The daemon under test ended.
+    #[error("the daemon ended; it said:\n{0}")]
+    Daemon(String),
+    /// The daemon's program is not where it should be.
+    #[error("{0} is missing; build it with `make build`")]
+    NoDaemon(PathBuf),
+    /// No report of `verify` to rely on.
+    #[error("{0} has not verified its memory: nothing is proven")]
+    NothingVerified(String),
+    /// The daemon's API.
+    #[error(transparent)]
+    Client(#[from] overbook::client::ClientError),
+    /// No page with plots.
+    #[error(transparent)]
+    Report(#[from] crate::report::ReportError),
+    /// A process whose counters are wanted.
+    #[error(transparent)]
+    Proc(#[from] sys::procfs::ProcError),
+    /// The keeper process reported a failure.
+    #[error("{0}")]
+    Keeper(String),
+    /// The description is wrong.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The state directory.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// No QEMU.
+    #[error(transparent)]
+    Qemu(#[from] QemuError),
+    /// No image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A helper program.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// A conversation with QEMU.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// A message between the lab's processes.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The system.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// What is needed to run guests: got once, used for many.
+#[derive(Debug, Clone)]
+pub struct Provisions {
+    /// The emulator.
+    pub qemu: Qemu,
+    /// Kernel and initramfs.
+    pub image: Image,
+    /// What the guests run on.
+    pub accel: Accel,
+}
+
+impl Provisions {
+    /// From the cache, else from the distribution.
+    pub fn provide(choice: accel::Choice) -> Result<Self, LabError> {
+        let cache = Cache::open()?;
+        let qemu = Qemu::provide(&cache)?;
+        let image = Image::provide(&cache)?;
+        let accel = accel::choose(choice, &cache, &qemu, &image)?;
+        Ok(Self { qemu, image, accel })
+    }
+}
+
+/// A guest that was started.
+#[derive(Debug)]
+pub struct Machine {
+    spec: MachineSpec,
+    files: Files,
+    line: Line,
+    child: Child,
+    samples: Samples,
+    started: Instant,
+    boot_time: Option<Duration>,
+}
+
+impl Machine {
+    /// What was asked for.
+    pub fn spec(&self) -> &MachineSpec {
+        &self.spec
+    }
+
+    /// Its files.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Its QEMU process.
+    pub fn process(&self) -> Identity {
+        self.child.identity()
+    }
+
+    /// Whether its QEMU still runs (it ends when the guest's kernel panics).
+    pub fn alive(&self) -> bool {
+        self.child.identity().is_alive()
+    }
+
+    /// How long it took from the start of QEMU until the workload started, at base memory.
+    pub fn boot_time(&self) -> Duration {
+        self.boot_time.unwrap_or_default()
+    }
+
+    /// Ends the lab's conversation with QEMU, so that `lab status` may have one; the next command
+    /// begins another.
+    pub fn hang_up(&self) {
+        self.line.hang_up();
+    }
+
+    /// All reports of its workload so far.
+    pub fn metrics(&self) -> Vec<Sample> {
+        self.samples.all()
+    }
+
+    /// The newest report of its workload.
+    pub fn last_metric(&self) -> Option<Sample> {
+        self.samples.last()
+    }
+
+    /// One QMP command on the lab's own socket.
+    pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
+        Ok(self.line.with(|qmp| qmp.execute(command, arguments))?)
+    }
+
+    /// What the guest has of its memory now.
+    pub fn balloon(&self) -> Result<Bytes, LabError> {
+        Ok(Bytes(self.line.with(|qmp| qmp.balloon())?))
+    }
+
+    /// Asks the guest to have this much memory.
+    pub fn set_balloon(&self, target: Bytes) -> Result<(), LabError> {
+        Ok(self.line.with(|qmp| qmp.set_balloon(target.0))?)
+    }
+
+    /// The error that its death is.
+    pub fn death(&self) -> LabError {
+        LabError::Died { name: self.spec.name.clone(), console: self.last_words() }
+    }
+
+    fn last_words(&self) -> String {
+        let words = |path: &Path| {
+            let text = std::fs::read(path).unwrap_or_default();
+            last_lines(&String::from_utf8_lossy(&text), 8)
+        };
+        format!("{}\n{}", words(&self.files.console), words(&self.files.qemu_log))
+    }
+
+    /// What is still missing until the guest is up; `None` when it is.
+    fn missing(&self) -> Result<Option<String>, LabError> {
+        if !self.alive() {
+            return Err(self.death());
+        }
+        let console = std::fs::read(&self.files.console).unwrap_or_default();
+        if !String::from_utf8_lossy(&console).contains(UP_MARK) {
+            return Ok(Some("its init has not spoken".into()));
+        }
+        let balloon = self.balloon()?;
+        let reached = balloon <= self.spec.memory_base;
+        Ok((!reached).then(|| format!("it holds {balloon}, not {}", self.spec.memory_base)))
+    }
+}
+
+/// Guests and helpers, alive as long as this is.
+#[derive(Debug)]
+pub struct Lab {
+    state: StateDir,
+    record: Record,
+    machines: Vec<Machine>,
+    helpers: Vec<(String, Child)>,
+    follower: Option<Follower>,
+    stopped: bool,
+}
+
+impl Lab {
+    /// Starts these guests with their state in `dir` and returns when all are up at base memory.
+    pub fn start(dir: &Path, with: &Provisions, specs: &[MachineSpec]) -> Result<Self, LabError> {
+        let state = StateDir::hold(dir)?;
+        machine::check_all(specs, state.path())?;
+        let own = Identity::own().ok_or_else(|| std::io::Error::other("/proc is not mounted"))?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let record = Record {
+            holder: own.into(),
+            since: since.as_secs(),
+            accel: Some(with.accel),
+            children: Vec::new(),
+        };
+        state.begin(&record)?;
+        // From here on every way out goes through `stop`.
+        let mut lab = Self {
+            state,
+            record,
+            machines: Vec::new(),
+            helpers: Vec::new(),
+            follower: None,
+            stopped: false,
+        };
+        for spec in specs {
+            lab.start_machine(spec, with)?;
+        }
+        let files = lab.machines.iter().map(|m| (m.files.metrics.clone(), m.samples.clone()));
+        lab.follower = Some(Follower::start(files.collect())?);
+        lab.wait_until_up()?;
+        Ok(lab)
+    }
+
+    /// The machine of this name.
+    pub fn machine(&self, name: &str) -> Result<&Machine, LabError> {
+        let found = self.machines.iter().find(|machine| machine.spec.name == name);
+        found.ok_or_else(|| LabError::NoMachine(name.to_owned()))
+    }
+
+    /// All machines, as described.
+    pub fn machines(&self) -> &[Machine] {
+        &self.machines
+    }
+
+    /// The state directory: QMP sockets for the daemon in `qmp/`, its configuration in `etc/`, its
+    /// sockets in `run/`.
+    pub fn dir(&self) -> &Path {
+        self.state.path()
+    }
+
+    /// Starts a helper (a daemon under test) that ends with the lab; its output goes to
+    /// `log/<name>`.
+    pub fn spawn(&mut self, name: &str, spawn: Spawn) -> Result<Identity, LabError> {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.state.path().join("log").join(name))?;
+        let child = spawn.output_to(log)?.die_with_parent().spawn()?;
+        let identity = child.identity();
+        self.helpers.push((name.to_owned(), child));
+        self.remember(name, None, identity)?;
+        Ok(identity)
+    }
+
+    /// Ends all helpers of this name: SIGTERM, or SIGKILL at once with `kill`.
+    pub fn end_helper(&mut self, name: &str, kill: bool) -> Result<(), LabError> {
+        for (_, child) in self.helpers.iter_mut().filter(|(helper, _)| helper == name) {
+            if kill {
+                child.signal(Signal::KILL)?;
+            }
+            child.end(END_GRACE)?;
+        }
+        self.helpers.retain(|(helper, _)| helper != name);
+        self.record.children.retain(|child| child.group.is_some() || child.name != name);
+        Ok(self.state.write_record(&self.record)?)
+    }
+
+    /// Waits until `condition` holds; an interruption, a dead guest and the limit are errors.
+    pub fn wait_for(
+        &self,
+        what: &str,
+        limit: Duration,
+        mut condition: impl FnMut(&Self) -> Result<bool, LabError>,
+    ) -> Result<(), LabError> {
+        let deadline = Instant::now() + limit;
+        while !condition(self)? {
+            if let Some(dead) = self.machines.iter().find(|machine| !machine.alive()) {
+                return Err(dead.death());
+            }
+            if Instant::now() > deadline {
+                return Err(LabError::Timeout { what: what.to_owned(), limit });
+            }
+            interrupt::sleep(POLL)?;
+        }
+        Ok(())
+    }
+
+    /// Ends everything and removes its files, except the logs. A second time it does nothing.
+    pub fn stop(&mut self) -> Result<(), LabError> {
+        if std::mem::replace(&mut self.stopped, true) {
+            return Ok(());
+        }
+        // Helpers first: a daemon must not see its guests vanish. All guests at once: they take a
+        // while.
+        for (_, child) in self.helpers.iter_mut().rev() {
+            child.end(END_GRACE)?;
+        }
+        for machine in &self.machines {
+            machine.child.signal(Signal::TERM)?;
+        }
+        for machine in &mut self.machines {
+            machine.child.end(END_GRACE)?;
+        }
+        self.follower = None;
+        self.state.sweep()?;
+        Ok(())
+    }
+
+    fn start_machine(&mut self, spec: &MachineSpec, with: &Provisions) -> Result<(), LabError> {
+        let files = Files::new(self.state.path(), &spec.name);
+        make_disk(&files.swap, spec.swap.map(|swap| swap.size))?;
+        make_disk(&files.data, spec.data_disk)?;
+        let command = machine::command(spec, &files, &with.qemu, &with.image, with.accel);
+        let log = std::fs::File::create(&files.qemu_log)?;
+        let started = Instant::now();
+        let child = command.output_to(log)?.spawn()?;
+        self.remember(&spec.name, Some(&spec.group), child.identity())?;
+        self.machines.push(Machine {
+            spec: spec.clone(),
+            line: Line::new(&files.lab_socket),
+            files,
+            child,
+            samples: Samples::default(),
+            started,
+            boot_time: None,
+        });
+        self.set_first_balloon_target(self.machines.len() - 1)
+    }
+
+    /// As soon as QEMU listens; the guest's driver finds the target when it starts.
+    fn set_first_balloon_target(&self, index: usize) -> Result<(), LabError> {
+        let machine = &self.machines[index];
+        let limit = Duration::from_secs(20);
+        self.wait_for("QEMU to listen", limit, |_| Ok(machine.line.with(|_| Ok(())).is_ok()))?;
+        let (base, max) = (machine.spec.memory_base, machine.spec.memory_max);
+        if base < max { machine.set_balloon(base) } else { Ok(()) }
+    }
+
+    fn wait_until_up(&mut self) -> Result<(), LabError> {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let mut last_missing = None;
+            for machine in &mut self.machines {
+                match machine.missing()? {
+                    _ if machine.boot_time.is_some() => {}
+                    None => machine.boot_time = Some(machine.started.elapsed()),
+                    Some(missing) => last_missing = Some((machine.spec.name.clone(), missing)),
+                }
+            }
+            let Some((name, missing)) = last_missing else { return Ok(()) };
+            if Instant::now() > deadline {
+                let console = self.machine(&name)?.last_words();
+                return Err(LabError::NotUp { name, limit: START_LIMIT, missing, console });
+            }
+            interrupt::sleep(POLL)?;
+        }
+    }
+
+    fn remember(&mut self, name: &str, group: Option<&str>, id: Identity) -> Result<(), LabError> {
+        let (name, group) = (name.to_owned(), group.map(str::to_owned));
+        self.record.children.push(ChildRecord { name, group, process: id.into() });
+        Ok(self.state.write_record(&self.record)?)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = self.stop() {
+            eprintln!("lab: while ending: {error}");
+        }
+    }
+}
+
+/// A sparse file; nothing when no disk was asked for.
+fn make_disk(path: &PathBuf, size: Option<Bytes>) -> Result<(), LabError> {
+    if let Some(size) = size {
+        std::fs::File::create(path)?.set_len(size.0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,324 @@
+//! One guest: what is asked for, and the QEMU command line that makes it so.
+//!
+//! **Idea.** A lab guest is what a user's guest is: QEMU's ordinary private RAM (`-m`, no memory
+//! backend), a virtio balloon with statistics and free-page reporting, a swap disk. Only three
+//! things are the lab's own: a swap disk throttled to the operations per second of a real disk, a
+//! second serial port on which the workload reports, and a second QMP socket so that the daemon has
+//! the first one for itself.
+//!
+//! **Invariants.** The guest has `memory_base` before its workload starts: the balloon target is
+//! set as soon as QEMU listens, and the guest's init waits for it. Every guest ends with QEMU
+//! (`-no-reboot` and `panic=-1`): a dead guest is a dead process, and cannot be overlooked.
+
+use std::path::{Path, PathBuf};
+
+use model::Bytes;
+use serde::{Deserialize, Serialize};
+use sys::process::Spawn;
+
+use crate::accel::Accel;
+use crate::image::Image;
+use crate::qemu::Qemu;
+
+/// The least memory that a lab guest boots in.
+pub const LEAST_MEMORY: Bytes = Bytes::mib(64);
+/// `sun_path` holds 108 bytes, the last of which is zero.
+const SOCKET_PATH_LIMIT: usize = 107;
+
+/// What is wrong with a machine's description.
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    /// The name would not do as file name, host name and QEMU id.
+    #[error("machine name {0:?}: use 1 to 32 letters, digits and '-'")]
+    Name(String),
+    /// Two machines would share their files.
+    #[error("machine {0} is described twice")]
+    Twice(String),
+    /// No guest boots with less, and none holds more than its maximum.
+    #[error(
+        "machine {name}: memory base {base} and max {max}: must be {LEAST_MEMORY} <= base <= max"
+    )]
+    Memory {
+        /// The machine.
+        name: String,
+        /// Asked for.
+        base: Bytes,
+        /// Asked for.
+        max: Bytes,
+    },
+    /// At least one.
+    #[error("machine {0}: 0 vCPUs: must be at least 1")]
+    NoCpu(String),
+    /// Words of the workload's command line travel on the kernel's, separated by commas.
+    #[error("machine {name}: workload argument {argument:?} holds a blank, comma or quote")]
+    Workload {
+        /// The machine.
+        name: String,
+        /// The offending word.
+        argument: String,
+    },
+    /// A unix socket's path is limited by the kernel.
+    #[error(
+        "socket path {path} is {length} bytes long, the kernel allows {SOCKET_PATH_LIMIT}: choose \
+         a shorter --dir"
+    )]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+}
+
+/// A guest's swap disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Swap {
+    /// Its size.
+    pub size: Bytes,
+    /// Operations per second that it serves, as a real disk would; `None`: as many as it can.
+    pub iops: Option<u32>,
+    /// The guest tells which swap space it no longer uses (and then reads nothing ahead).
+    pub discard: bool,
+}
+
+/// What one guest shall be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// Its name: of its files, its sockets and its host name.
+    pub name: String,
+    /// The group (tenant) that it belongs to.
+    pub group: String,
+    /// What it may grow to: the RAM that QEMU gives it.
+    pub memory_max: Bytes,
+    /// What it is provisioned with: where its balloon stands when its workload starts.
+    pub memory_base: Bytes,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// The workload's command line; empty: none.
+    pub workload: Vec<String>,
+    /// Seed of the workload.
+    pub seed: u64,
+    /// Its swap disk.
+    pub swap: Option<Swap>,
+    /// Its data disk (`/dev/data`), sparse.
+    pub data_disk: Option<Bytes>,
+    /// The host's CPUs that it runs on; empty: any.
+    pub cpus: Vec<usize>,
+}
+
+impl MachineSpec {
+    /// A guest with one vCPU and no disks that runs `workload` (words separated by blanks).
+    pub fn new(name: &str, group: &str, base: Bytes, max: Bytes, workload: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            group: group.to_owned(),
+            memory_max: max,
+            memory_base: base,
+            vcpus: 1,
+            workload: workload.split_whitespace().map(str::to_owned).collect(),
+            seed: 1,
+            swap: None,
+            data_disk: None,
+            cpus: Vec::new(),
+        }
+    }
+
+    /// The same guest with a swap disk of `size`, throttled to `iops` operations per second.
+    pub fn with_swap(mut self, size: Bytes, iops: Option<u32>) -> Self {
+        self.swap = Some(Swap { size, iops, discard: false });
+        self
+    }
+
+    fn check(&self) -> Result<(), SpecError> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+        if self.name.is_empty() || self.name.len() > 32 || !self.name.chars().all(plain) {
+            return Err(SpecError::Name(self.name.clone()));
+        }
+        let (base, max) = (self.memory_base, self.memory_max);
+        if base < LEAST_MEMORY || base > max {
+            return Err(SpecError::Memory { name: self.name.clone(), base, max });
+        }
+        if self.vcpus == 0 {
+            return Err(SpecError::NoCpu(self.name.clone()));
+        }
+        let bad = |word: &&String| word.is_empty() || word.contains([' ', ',', '"', '\'', '\n']);
+        match self.workload.iter().find(bad) {
+            Some(argument) => {
+                Err(SpecError::Workload { name: self.name.clone(), argument: argument.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks all descriptions, before anything is started.
+pub fn check_all(specs: &[MachineSpec], dir: &Path) -> Result<(), SpecError> {
+    for (index, spec) in specs.iter().enumerate() {
+        spec.check()?;
+        if specs[..index].iter().any(|earlier| earlier.name == spec.name) {
+            return Err(SpecError::Twice(spec.name.clone()));
+        }
+        let path = Files::new(dir, &spec.name).daemon_socket;
+        let length = path.as_os_str().len();
+        if length > SOCKET_PATH_LIMIT {
+            return Err(SpecError::SocketPath { path, length });
+        }
+    }
+    Ok(())
+}
+
+/// Where one guest's files lie.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// QMP, for the daemon.
+    pub daemon_socket: PathBuf,
+    /// QMP, for the lab.
+    pub lab_socket: PathBuf,
+    /// What the guest's kernel and init say.
+    pub console: PathBuf,
+    /// What the workload reports: JSON lines.
+    pub metrics: PathBuf,
+    /// What QEMU itself says.
+    pub qemu_log: PathBuf,
+    /// The swap disk.
+    pub swap: PathBuf,
+    /// The data disk.
+    pub data: PathBuf,
+}
+
+impl Files {
+    /// Of the machine `name` in the state directory `dir`.
+    pub fn new(dir: &Path, name: &str) -> Self {
+        let file = |sub: &str, end: &str| dir.join(sub).join(format!("{name}.{end}"));
+        Self {
+            daemon_socket: file("qmp", "sock"),
+            lab_socket: file("lab", "sock"),
+            console: file("log", "console"),
+            metrics: file("log", "metrics"),
+            qemu_log: file("log", "qemu"),
+            swap: file("disks", "swap"),
+            data: file("disks", "data"),
+        }
+    }
+}
+
+/// The QEMU that is this guest; its disks must exist.
+pub fn command(
+    spec: &MachineSpec,
+    files: &Files,
+    qemu: &Qemu,
+    image: &Image,
+    accel: Accel,
+) -> Spawn {
+    let file = |path: &Path| path.display().to_string().replace(',', ",,");
+    let mut args: Vec<String> = Vec::new();
+    let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    add("-name", spec.name.clone());
+    add("-m", format!("{}k", spec.memory_max.0 / 1024));
+    add("-smp", spec.vcpus.to_string());
+    add("-append", kernel_command_line(spec, accel));
+    add("-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on".to_owned());
+    for (id, path) in [("console", &files.console), ("metrics", &files.metrics)] {
+        add("-chardev", format!("file,id={id},path={}", file(path)));
+        add("-serial", format!("chardev:{id}"));
+    }
+    for socket in [&files.daemon_socket, &files.lab_socket] {
+        add("-qmp", format!("unix:{},server=on,wait=off", file(socket)));
+    }
+    if let Some(swap) = spec.swap {
+        let iops = swap.iops.map(|iops| format!(",throttling.iops-total={iops}"));
+        let options = format!("{},discard=unmap{}", file(&files.swap), iops.unwrap_or_default());
+        add("-drive", format!("if=none,id=swap,format=raw,file={options}"));
+        add("-device", "virtio-blk-pci,drive=swap,serial=swap".to_owned());
+    }
+    if spec.data_disk.is_some() {
+        add("-drive", format!("if=none,id=data,format=raw,file={}", file(&files.data)));
+        add("-device", "virtio-blk-pci,drive=data,serial=data".to_owned());
+    }
+    bare(qemu, image, accel).args(args).on_cpus(&spec.cpus).die_with_parent()
+}
+
+/// What every guest of the lab shares, also the one that only probes the accelerator.
+pub fn bare(qemu: &Qemu, image: &Image, accel: Accel) -> Spawn {
+    qemu.command()
+        .args(["-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"])
+        .args(["-machine", "q35,hpet=off,vmport=off", "-cpu", "max", "-accel", accel.options()])
+        .arg("-kernel")
+        .arg(&image.kernel)
+        .arg("-initrd")
+        .arg(&image.initramfs)
+}
+
+/// What every guest's kernel is told: where to talk, to end when it fails, and to skip self-tests
+/// that are slow under emulation.
+pub const KERNEL_BASICS: &str = "console=ttyS0 loglevel=4 panic=-1 mitigations=off no_timer_check \
+    random.trust_cpu=on cryptomgr.notests";
+
+fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
+    let mut line = format!("{KERNEL_BASICS} overbook.name={}", spec.name);
+    if accel == Accel::Tcg {
+        // On a busy host the guest's own calibration can be wrong several times over.
+        line += &format!(" tsc=reliable tsc_early_khz={}", sys::tsc::khz());
+    }
+    if spec.memory_base < spec.memory_max {
+        let balloon = spec.memory_max.minus(spec.memory_base);
+        line += &format!(" overbook.balloon_kb={}", balloon.0 / 1024);
+    }
+    if spec.swap.is_some_and(|swap| swap.discard) {
+        line += " overbook.discard";
+    }
+    if !spec.workload.is_empty() {
+        line += &format!(" overbook.run={},--seed,{}", spec.workload.join(","), spec.seed);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(name: &str) -> MachineSpec {
+        MachineSpec::new(name, "g", Bytes::mib(128), Bytes::mib(384), "random-array --mb 200")
+    }
+
+    fn error_of(spec: MachineSpec) -> String {
+        check_all(&[spec], Path::new("/tmp/x")).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_workload_travels_on_the_kernel_command_line() {
+        let line = kernel_command_line(&spec("a"), Accel::Kvm);
+        assert!(
+            line.ends_with(
+                "overbook.balloon_kb=262144 overbook.run=random-array,--mb,200,--seed,1"
+            )
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_no_file_name_is_refused() {
+        assert_eq!(
+            error_of(spec("../a")),
+            "machine name \"../a\": use 1 to 32 letters, digits and '-'"
+        );
+    }
+
+    #[test]
+    fn two_machines_of_one_name_are_refused() {
+        let error = check_all(&[spec("a"), spec("a")], Path::new("/tmp/x")).unwrap_err();
+        assert_eq!(error.to_string(), "machine a is described twice");
+    }
+
+    #[test]
+    fn a_base_above_the_maximum_is_refused() {
+        let error = error_of(MachineSpec { memory_base: Bytes::mib(512), ..spec("a") });
+        assert!(error.starts_with("machine a: memory base 512"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_path_that_the_kernel_would_cut_is_refused() {
+        let dir = PathBuf::from(format!("/tmp/{}", "x".repeat(100)));
+        let error = check_all(&[spec("a")], &dir).unwrap_err().to_string();
+        assert!(error.contains("116 bytes long, the kernel allows 107"), "{error}");
+    }
+}

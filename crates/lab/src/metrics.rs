@@ -1,0 +1,172 @@
+//! What the workloads report: JSON lines in one file per guest, stamped with when they arrived.
+//!
+//! **Idea.** A guest's clock is the guest's (it stands still when the guest does), so the host
+//! stamps each line when it comes: one thread follows all files. Lines are hostile: too long or no
+//! JSON, and they are left out.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+/// How often the files are looked at: the error of a time stamp.
+const PERIOD: Duration = Duration::from_millis(50);
+/// Lines kept per guest; at one per second, hours.
+const KEPT: usize = 10_000;
+const LINE_LIMIT: usize = 16 * 1024;
+
+/// One report of a workload.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// When the host saw it.
+    pub arrived: Instant,
+    /// What the workload printed.
+    pub value: Value,
+}
+
+/// The reports of one guest so far.
+#[derive(Debug, Clone, Default)]
+pub struct Samples(Arc<Mutex<VecDeque<Sample>>>);
+
+impl Samples {
+    /// A copy of all that are kept, oldest first.
+    pub fn all(&self) -> Vec<Sample> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+
+    /// The newest.
+    pub fn last(&self) -> Option<Sample> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).back().cloned()
+    }
+
+    fn push(&self, sample: Sample) {
+        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if samples.len() == KEPT {
+            samples.pop_front();
+        }
+        samples.push_back(sample);
+    }
+}
+
+/// The thread that follows the files; ends when this is dropped.
+#[derive(Debug)]
+pub struct Follower {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Follower {
+    /// Follows each file, which need not exist yet, into its samples.
+    pub fn start(files: Vec<(PathBuf, Samples)>) -> std::io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let mut tails: Vec<Tail> = files.into_iter().map(|(p, s)| Tail::new(p, s)).collect();
+        let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                tails.iter_mut().for_each(Tail::advance);
+                std::thread::sleep(PERIOD);
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// How far one file has been read.
+struct Tail {
+    path: PathBuf,
+    file: Option<File>,
+    partial: Vec<u8>,
+    samples: Samples,
+}
+
+impl Tail {
+    fn new(path: PathBuf, samples: Samples) -> Self {
+        Self { path, file: None, partial: Vec::new(), samples }
+    }
+
+    fn advance(&mut self) {
+        if self.file.is_none() {
+            self.file = File::open(&self.path).ok();
+        }
+        let Some(file) = &mut self.file else { return };
+        let mut fresh = Vec::new();
+        if file.read_to_end(&mut fresh).is_err() {
+            return;
+        }
+        let arrived = Instant::now();
+        for byte in fresh {
+            if byte != b'\n' {
+                // One byte too many marks the line as too long.
+                if self.partial.len() <= LINE_LIMIT {
+                    self.partial.push(byte);
+                }
+                continue;
+            }
+            if self.partial.len() <= LINE_LIMIT
+                && let Ok(value) = serde_json::from_slice(&self.partial)
+            {
+                self.samples.push(Sample { arrived, value });
+            }
+            self.partial.clear();
+        }
+    }
+}
+
+/// The last complete report in a file, and how old it is; for who has not followed it.
+pub fn last_in(path: &Path) -> Option<(Value, Duration)> {
+    let mut file = File::open(path).ok()?;
+    let metadata = file.metadata().ok()?;
+    let start = metadata.len().saturating_sub(2 * LINE_LIMIT as u64);
+    file.seek(SeekFrom::Start(start)).ok()?;
+    let mut tail = Vec::new();
+    file.read_to_end(&mut tail).ok()?;
+    let complete = tail.iter().rposition(|&byte| byte == b'\n')?;
+    let mut lines = tail[..complete].rsplit(|&byte| byte == b'\n');
+    let value = lines.find_map(|line| serde_json::from_slice(line).ok())?;
+    Some((value, SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    fn tail_of(text: &[u8]) -> (Tail, tempfile::NamedTempFile) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text).unwrap();
+        (Tail::new(file.path().to_owned(), Samples::default()), file)
+    }
+
+    #[test]
+    fn a_line_counts_once_it_is_complete() {
+        let (mut tail, mut file) = tail_of(b"{\"ops\":1}\r\n{\"ops\"");
+        tail.advance();
+        assert_eq!(tail.samples.all().len(), 1);
+        file.write_all(b":2}\n").unwrap();
+        tail.advance();
+        assert_eq!(tail.samples.last().unwrap().value["ops"], 2);
+    }
+
+    #[test]
+    fn garbage_and_gigantic_lines_are_left_out() {
+        let long = format!("\"{}\"\nnot json\n{{\"ops\":3}}\n", "x".repeat(2 * LINE_LIMIT));
+        let (mut tail, file) = tail_of(long.as_bytes());
+        tail.advance();
+        assert_eq!(tail.samples.all().len(), 1);
+        assert_eq!(last_in(file.path()).unwrap().0["ops"], 3);
+    }
+}

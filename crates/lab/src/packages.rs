@@ -1,0 +1,187 @@
+//! Packages of the distribution, downloaded and unpacked privately: the user's system is not
+//! changed.
+//!
+//! **Problem.** The lab needs a guest kernel, a busybox and perhaps a newer QEMU. Installing them
+//! would change the machine, and need root.
+//!
+//! **Idea.** `apt-get` works unprivileged on directories of its own. Ours has its own package lists
+//! (the machine's mirror plus its backports, see [`crate::sources`]) but reads the *system's* list
+//! of installed packages, so that only the libraries missing here are downloaded. `dpkg -x` unpacks
+//! them into the cache; the signature check is apt's, as always.
+
+use std::path::{Path, PathBuf};
+
+use sys::process::Spawn;
+
+use crate::cache::{Cache, CacheError};
+use crate::command::{self, CommandError};
+use crate::sources::{self, Source};
+
+/// Why packages could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum PackageError {
+    /// The machine is no Debian.
+    #[error(
+        "this machine has no apt-get to get the lab's QEMU and guest kernel with: run the lab on a \
+         Debian 12 or newer, or copy the cache of one that ran it here and name it in {}",
+        crate::cache::CACHE_VARIABLE
+    )]
+    NoApt,
+    /// The machine's release or its mirror is unknown.
+    #[error(
+        "no package source for the release {codename:?} in /etc/apt: the lab needs Debian's own"
+    )]
+    NoSource {
+        /// `VERSION_CODENAME` of `/etc/os-release`, or nothing.
+        codename: String,
+    },
+    /// apt did not name what was asked for.
+    #[error("apt knows no package {name:?}: the lab needs the packages of Debian 12 or newer")]
+    Unknown {
+        /// The package.
+        name: String,
+    },
+    /// apt or dpkg failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A private apt: own lists and archives in a directory that disappears with it.
+#[derive(Debug)]
+pub struct Apt {
+    root: tempfile::TempDir,
+    codename: String,
+}
+
+impl Apt {
+    /// Sets up the directories and fetches the package lists.
+    pub fn open(cache: &Cache) -> Result<Self, PackageError> {
+        if !Path::new("/usr/bin/apt-get").exists() {
+            return Err(PackageError::NoApt);
+        }
+        let codename = release_codename();
+        let sources = sources::with_backports(Path::new("/etc/apt"), &codename);
+        if codename.is_empty() || sources.is_empty() {
+            return Err(PackageError::NoSource { codename });
+        }
+        let apt = Self { root: cache.scratch()?, codename };
+        for dir in ["state/lists/partial", "cache/archives/partial", "sources.list.d"] {
+            let path = apt.root.path().join(dir);
+            std::fs::create_dir_all(&path).map_err(|source| PackageError::Io { path, source })?;
+        }
+        let lines: Vec<String> = sources.iter().map(Source::to_line).collect();
+        apt.write("sources.list", &(lines.join("\n") + "\n"))?;
+        apt.write("apt.conf", &configuration(apt.root.path()))?;
+        apt.run("apt-get", &["-q", "update"])?;
+        Ok(apt)
+    }
+
+    /// The name of the first dependency of `package` that starts with `prefix`.
+    pub fn dependency(&self, package: &str, prefix: &str) -> Result<String, PackageError> {
+        let unknown = || PackageError::Unknown { name: package.to_owned() };
+        let output = self.run("apt-cache", &["depends", package]).map_err(|error| match error {
+            CommandError::Failed { .. } => unknown(),
+            other => other.into(),
+        })?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        let names = output.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        names
+            .into_iter()
+            .find(|name| name.starts_with(prefix))
+            .map(str::to_owned)
+            .ok_or_else(unknown)
+    }
+
+    /// Downloads `package` from the backports with all that it needs and this system lacks, and
+    /// unpacks it into `into`.
+    pub fn unpack_with_dependencies(&self, package: &str, into: &Path) -> Result<(), PackageError> {
+        let backports = format!("{}-backports", self.codename);
+        let fixed = ["-q", "-y", "--download-only", "--no-install-recommends", "-t", &backports];
+        self.run("apt-get", &[&fixed[..], &["install", package]].concat())?;
+        self.unpack_archives(&self.root.path().join("cache/archives"), into)
+    }
+
+    /// Downloads exactly these packages and unpacks them into `into`.
+    pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<(), PackageError> {
+        let archives = self.root.path().join("download");
+        std::fs::create_dir_all(&archives)
+            .map_err(|source| PackageError::Io { path: archives.clone(), source })?;
+        let spawn = self.command("apt-get").args(["-q", "download"]).args(packages);
+        command::run("apt-get", spawn.current_dir(&archives))?;
+        self.unpack_archives(&archives, into)
+    }
+
+    fn unpack_archives(&self, archives: &Path, into: &Path) -> Result<(), PackageError> {
+        let failed = |source| PackageError::Io { path: archives.to_owned(), source };
+        for entry in std::fs::read_dir(archives).map_err(failed)? {
+            let archive = entry.map_err(failed)?.path();
+            if archive.extension().is_some_and(|extension| extension == "deb") {
+                command::run("dpkg", Spawn::new("dpkg").arg("-x").arg(&archive).arg(into))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, name: &str, content: &str) -> Result<(), PackageError> {
+        let path = self.root.path().join(name);
+        std::fs::write(&path, content).map_err(|source| PackageError::Io { path, source })
+    }
+
+    fn run(&self, program: &str, args: &[&str]) -> Result<Vec<u8>, CommandError> {
+        command::run(program, self.command(program).args(args))
+    }
+
+    /// apt with our configuration read after the system's.
+    fn command(&self, program: &str) -> Spawn {
+        Spawn::new(program)
+            .env("LC_ALL", "C.UTF-8")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .arg("-c")
+            .arg(self.root.path().join("apt.conf"))
+    }
+}
+
+/// Everything below `root`; of the system's only its proxy, its keys and its installed packages.
+fn configuration(root: &Path) -> String {
+    let root = root.display();
+    format!(
+        r#"Dir::State "{root}/state";
+Dir::State::status "/var/lib/dpkg/status";
+Dir::Cache "{root}/cache";
+Dir::Etc::sourcelist "{root}/sources.list";
+Dir::Etc::sourceparts "{root}/sources.list.d";
+Acquire::Languages "none";
+Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
+APT::Keep-Downloaded-Packages "true";
+// As root, apt would download as a user who cannot reach our directory.
+APT::Sandbox::User "root";
+// Only our own directories are written: the system's locks are for others.
+Debug::NoLocking "true";
+// Hooks of the system work on the system: some empty its cache.
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+#clear DPkg::Pre-Invoke;
+#clear DPkg::Post-Invoke;
+#clear DPkg::Pre-Install-Pkgs;
+"#
+    )
+}
+
+/// For example `bookworm`; empty when the machine does not say.
+fn release_codename() -> String {
+    let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let value = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    value.unwrap_or_default().trim_matches('"').to_owned()
+}

@@ -1,0 +1,141 @@
+//! The lab's own conversation with a QEMU: one command at a time, each with a deadline.
+//!
+//! **Idea.** QMP is lines of JSON over a unix socket: a greeting, `qmp_capabilities`, then one
+//! reply per command, with events in between (which the lab does not need and skips). A QMP socket
+//! serves one client at a time, so the lab has a socket of its own, apart from the daemon's. A
+//! [`Line`] keeps its conversation open, as connecting is slow while a guest boots; a keeper hangs
+//! up when its guests are up, so that `lab status` gets through.
+//!
+//! **Leaves out.** Everything that a daemon in production needs (see the driver in `overbook`).
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// How long one command may take; a guest that boots on a busy machine delays its QEMU for seconds.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+/// The longest line that a healthy QEMU sends is far below this.
+const LINE_LIMIT: u64 = 1 << 20;
+
+/// Why a conversation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum QmpError {
+    /// The socket did not answer, or not in time.
+    #[error("QMP {command}: {source}")]
+    Io {
+        /// The command, or `connect`.
+        command: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// QEMU refused the command.
+    #[error("QMP {command}: QEMU says {reason}")]
+    Refused {
+        /// The command.
+        command: String,
+        /// QEMU's own words.
+        reason: String,
+    },
+}
+
+/// A conversation that begins when it is needed, goes on until it fails, and then begins anew.
+#[derive(Debug)]
+pub struct Line {
+    socket: PathBuf,
+    open: Mutex<Option<Qmp>>,
+}
+
+impl Line {
+    /// To the QEMU that listens (or will listen) on `socket`.
+    pub fn new(socket: &Path) -> Self {
+        Self { socket: socket.to_owned(), open: Mutex::default() }
+    }
+
+    /// Lets `talk` have the conversation.
+    pub fn with<T>(
+        &self,
+        talk: impl FnOnce(&mut Qmp) -> Result<T, QmpError>,
+    ) -> Result<T, QmpError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut qmp = match open.take() {
+            Some(qmp) => qmp,
+            None => Qmp::connect(&self.socket, DEADLINE)?,
+        };
+        let result = talk(&mut qmp);
+        // After a missed deadline the next answer would be the last question's.
+        if !matches!(result, Err(QmpError::Io { .. })) {
+            *open = Some(qmp);
+        }
+        result
+    }
+
+    /// Makes room for another client.
+    pub fn hang_up(&self) {
+        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// One conversation.
+#[derive(Debug)]
+pub struct Qmp {
+    reader: BufReader<UnixStream>,
+}
+
+impl Qmp {
+    /// Connects to `socket` and leaves the greeting behind; each answer must come within
+    /// `deadline`.
+    pub fn connect(socket: &Path, deadline: Duration) -> Result<Self, QmpError> {
+        let failed = |source| QmpError::Io { command: "connect".into(), source };
+        let stream = UnixStream::connect(socket).map_err(failed)?;
+        stream.set_read_timeout(Some(deadline)).map_err(failed)?;
+        stream.set_write_timeout(Some(deadline)).map_err(failed)?;
+        let mut qmp = Self { reader: BufReader::new(stream) };
+        qmp.read_line().map_err(failed)?;
+        qmp.execute("qmp_capabilities", json!({}))?;
+        Ok(qmp)
+    }
+
+    /// Runs one command and returns what it returned.
+    pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        let failed = |source| QmpError::Io { command: command.to_owned(), source };
+        let line = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(failed)?;
+        loop {
+            let mut reply = self.read_line().map_err(failed)?;
+            if let Some(value) = reply.get_mut("return") {
+                return Ok(value.take());
+            }
+            if let Some(error) = reply.get("error") {
+                let reason = error["desc"].as_str().unwrap_or("nothing").to_owned();
+                return Err(QmpError::Refused { command: command.to_owned(), reason });
+            }
+        }
+    }
+
+    /// What the guest has of its memory now, in bytes.
+    pub fn balloon(&mut self) -> Result<u64, QmpError> {
+        let reply = self.execute("query-balloon", json!({}))?;
+        reply["actual"].as_u64().ok_or_else(|| QmpError::Refused {
+            command: "query-balloon".into(),
+            reason: reply.to_string(),
+        })
+    }
+
+    /// Asks the guest to have `bytes` of memory.
+    pub fn set_balloon(&mut self, bytes: u64) -> Result<(), QmpError> {
+        self.execute("balloon", json!({ "value": bytes })).map(drop)
+    }
+
+    fn read_line(&mut self) -> io::Result<Value> {
+        let mut line = String::new();
+        (&mut self.reader).take(LINE_LIMIT).read_line(&mut line)?;
+        if line.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        serde_json::from_str(&line).map_err(io::Error::from)
+    }
+}

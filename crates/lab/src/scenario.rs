@@ -1,0 +1,68 @@
+//! Scenarios: experiments on real guests that end in figures with targets.
+//!
+//! A scenario is one file with one function and one line in [`SCENARIOS`]. It gets a [`Context`],
+//! runs its own [`Lab`](crate::Lab), leaves nothing behind on any path, and polls
+//! [`interrupted`](crate::interrupt::interrupted) in every loop (the lab's own waits do).
+
+mod boot;
+mod daemon_cost;
+mod daemon_kill;
+mod quickstart;
+
+use std::path::PathBuf;
+
+use crate::figures::Figures;
+use crate::lab::{LabError, Provisions};
+
+/// What a scenario runs with.
+#[derive(Debug)]
+pub struct Context {
+    /// Its state directory.
+    pub dir: PathBuf,
+    /// QEMU, image and accelerator.
+    pub provisions: Provisions,
+    /// What everything random comes from.
+    pub seed: u64,
+}
+
+impl Context {
+    /// For the scenario's figures: what it runs on.
+    pub fn figures(&self, scenario: &str, runs: u32) -> Figures {
+        Figures::new(scenario, self.machine(), self.seed, runs)
+    }
+
+    /// Says how far it is, to whoever watches.
+    pub fn say(&self, text: &str) {
+        eprintln!("{text}");
+    }
+
+    fn machine(&self) -> String {
+        let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let kernel = read("/proc/sys/kernel/osrelease");
+        let meminfo = read("/proc/meminfo");
+        let total_kib = meminfo.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+        let gib = total_kib.unwrap_or_default() >> 20;
+        let (qemu, accel) = (self.provisions.qemu.version, self.provisions.accel);
+        format!("{cpus} CPUs, {gib} GiB, Linux {}, QEMU {qemu} {accel}", kernel.trim())
+    }
+}
+
+/// One experiment.
+#[derive(Debug)]
+pub struct Scenario {
+    /// What `lab run` calls it.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub summary: &'static str,
+    /// Runs it.
+    pub run: fn(&Context) -> Result<Figures, LabError>,
+}
+
+/// All of them, in the order in which `lab list` shows them.
+pub const SCENARIOS: &[Scenario] = &[boot::SCENARIO, quickstart::SCENARIO, daemon_kill::SCENARIO, daemon_cost::SCENARIO];
+
+/// The scenario of this name.
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    SCENARIOS.iter().find(|scenario| scenario.name == name)
+}

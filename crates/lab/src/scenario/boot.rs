@@ -1,0 +1,63 @@
+//! `boot`: two guests of two tenants come up at their base memory, report, and leave nothing
+//! behind.
+//!
+//! The smallest experiment: it shows that the lab itself works on this machine.
+
+use std::time::Duration;
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "boot",
+    summary: "two guests in two groups boot, report, and leave nothing behind",
+    run,
+};
+
+/// A guest under emulation is up in 2 s on a free core; the limit leaves room for a busy machine.
+const BOOT_LIMIT_S: f64 = 30.0;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let spec = |name, group| MachineSpec {
+        seed: context.seed,
+        ..MachineSpec::new(name, group, Bytes::mib(128), Bytes::mib(256), "idle")
+    };
+    let mut lab =
+        Lab::start(&context.dir, &context.provisions, &[spec("a", "left"), spec("b", "right")])?;
+    lab.wait_for("a report of both guests", Duration::from_secs(20), |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.last_metric().is_some()))
+    })?;
+    let slowest = lab.machines().iter().map(|m| m.boot_time().as_secs_f64()).fold(0.0, f64::max);
+    let mut above_base = 0.0;
+    for machine in lab.machines() {
+        above_base += machine.balloon()?.minus(machine.spec().memory_base).as_mib();
+    }
+    let processes: Vec<_> = lab.machines().iter().map(|machine| machine.process()).collect();
+    let sockets: Vec<_> = lab.machines().iter().map(|m| m.files().daemon_socket.clone()).collect();
+    lab.stop()?;
+    let left_processes = processes.iter().filter(|process| process.is_alive()).count();
+    let left_sockets = sockets.iter().filter(|socket| socket.exists()).count();
+    let left = u32::try_from(left_processes + left_sockets).unwrap_or(u32::MAX);
+
+    let mut figures = context.figures(SCENARIO.name, 1);
+    figures.add(
+        "boot_s_max",
+        Figure::new(slowest, "s", "start of QEMU to workload at base memory, slower of two")
+            .target(Target::AtMost(BOOT_LIMIT_S)),
+    );
+    figures.add(
+        "above_base_mib",
+        Figure::new(above_base, "MiB", "memory beyond base when the workload runs")
+            .target(Target::Equals(0.0)),
+    );
+    figures.add(
+        "left_behind",
+        Figure::new(f64::from(left), "count", "processes and sockets after the end")
+            .target(Target::Equals(0.0)),
+    );
+    Ok(figures)
+}

@@ -1,0 +1,168 @@
+//! `quickstart`: the main job on six real guests, without Overbook's help and with it.
+//!
+//! Two tenants. In `shop` one guest works on about 100 MB more than it has and swaps to a disk as slow
+//! as a hard disk, while its three neighbours idle; `research` computes and checks its memory. The load
+//! stays the same; only the daemon's mode changes from `observe` to `enforce`, by a reload, as an
+//! operator would do it. Each tenant's guests run on a CPU of their own where there are two, and the
+//! other guests' work is paced, so that what is seen is memory and not who gets the CPU.
+
+use std::time::Duration;
+
+use model::{Bytes, Mode};
+
+use super::{Context, Scenario};
+use crate::daemon::Daemon;
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet::{self, HUNGRY};
+use crate::lab::{Lab, LabError};
+use crate::recording::{Recording, mean, median};
+use crate::report::{self, Row};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "quickstart",
+    summary: "a swapping guest gets the memory that its group's idle guests leave unused",
+    run,
+};
+
+const OTHERS: [&str; 5] = ["shop-2", "shop-3", "shop-4", "research-1", "research-2"];
+const GROUP: [&str; 4] = [HUNGRY, "shop-2", "shop-3", "shop-4"];
+
+const SETTLE: Duration = Duration::from_secs(5);
+const OBSERVED: Duration = Duration::from_secs(30);
+const ENFORCED: Duration = Duration::from_secs(70);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let fleet = fleet::quickstart(context.seed);
+    context.say("Booting six guests in two groups ...");
+    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet)?;
+    let daemon = Daemon::start(&mut lab, Mode::Observe)?;
+    context.say(&format!("{HUNGRY} fills a working set larger than its memory ..."));
+    fleet::wait_until_working(&lab)?;
+
+    let mut recording = Recording::begin();
+    let case = || daemon.case().ok();
+    recording.record(&lab, SETTLE, case)?;
+    let observe_s = recording.phase("observe");
+    context.say(&format!("Overbook observes for {} s ...", OBSERVED.as_secs()));
+    recording.record(&lab, OBSERVED, case)?;
+    daemon.set_mode(&lab, Mode::Enforce)?;
+    let enforce_s = recording.phase("enforce");
+    context.say(&format!("Overbook enforces for {} s ...", ENFORCED.as_secs()));
+    recording.record(&lab, ENFORCED, case)?;
+    let end_s = recording.now_s();
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    let report_dir = lab.dir().join("log");
+    lab.stop()?;
+
+    let outcome = Outcome { recording: &recording, observe_s, enforce_s, end_s };
+    let mut figures = outcome.figures(context, bad_bytes);
+    let rows: Vec<Row> = fleet.iter().map(|spec| outcome.row(spec)).collect();
+    let table = report::table(&rows);
+    let page = report::write(&report_dir, &figures, &recording, &table)?;
+    figures.preface = format!("\n{table}\nReport with plots: {}\n\n", page.display());
+    Ok(figures)
+}
+
+/// The recording, cut at the change of mode.
+struct Outcome<'a> {
+    recording: &'a Recording,
+    observe_s: f64,
+    enforce_s: f64,
+    end_s: f64,
+}
+
+impl Outcome<'_> {
+    fn before(&self, guest: &str) -> Vec<f64> {
+        let moments = self.recording.between(guest, self.observe_s, self.enforce_s);
+        moments.filter_map(|moment| moment.ops_per_s).collect()
+    }
+
+    fn after(&self, guest: &str) -> Vec<f64> {
+        let moments = self.recording.between(guest, self.enforce_s, self.end_s);
+        moments.filter_map(|moment| moment.ops_per_s).collect()
+    }
+
+    /// Bytes swapped per second between two moments.
+    fn swap_rate(&self, guest: &str, from_s: f64, until_s: f64) -> Bytes {
+        let swapped: Vec<Bytes> =
+            self.recording.between(guest, from_s, until_s).filter_map(|m| m.swapped).collect();
+        let (first, last) = (swapped.first().copied(), swapped.last().copied());
+        let total = last.unwrap_or_default().minus(first.unwrap_or_default());
+        total.share(1, u64::try_from(swapped.len().saturating_sub(1)).unwrap_or(0))
+    }
+
+    fn row(&self, spec: &crate::machine::MachineSpec) -> Row {
+        let guest = spec.name.as_str();
+        let last = |from_s, until_s| self.recording.between(guest, from_s, until_s).last().copied();
+        let (before, after) = (last(self.observe_s, self.enforce_s), last(self.enforce_s, self.end_s));
+        Row {
+            guest: guest.to_owned(),
+            workload: spec.workload.first().cloned().unwrap_or_default(),
+            memory: [before, after].map(|moment| moment.and_then(|moment| moment.balloon)),
+            used: [before, after].map(|moment| moment.and_then(|moment| moment.used)),
+            swap_per_s: [
+                self.swap_rate(guest, self.observe_s, self.enforce_s),
+                self.swap_rate(guest, self.end_s - 20.0, self.end_s),
+            ],
+            ops_per_s: [median(self.before(guest)), median(self.after(guest))],
+        }
+    }
+
+    /// The most that the group held beyond what it pays for, at any second under `enforce`.
+    fn leaked(&self) -> Bytes {
+        let budget = Bytes(fleet::BASE.0 * GROUP.len() as u64);
+        let seconds = self.recording.between(HUNGRY, self.enforce_s, self.end_s).count();
+        let used_in = |second| {
+            let of = |guest| {
+                let mut moments = self.recording.between(guest, self.enforce_s, self.end_s);
+                moments.nth(second).and_then(|moment| moment.used).unwrap_or_default()
+            };
+            GROUP.into_iter().map(of).sum::<Bytes>()
+        };
+        (0..seconds).map(|second| used_in(second).minus(budget)).max().unwrap_or(Bytes(u64::MAX))
+    }
+
+    fn figures(&self, context: &Context, bad_bytes: u64) -> Figures {
+        let mut figures = context.figures(SCENARIO.name, 1);
+        let (before, after) = (self.before(HUNGRY), self.after(HUNGRY));
+        let speedup = median(after.clone()) / median(before.clone());
+        figures.add(
+            "hungry_speedup",
+            Figure::new(speedup, "ratio", "median ops/s, whole enforce phase / observe")
+                .target(Target::AtLeast(3.0))
+                .paper("up to 1.4 (Kim 2014, Adaptive-CSD)"),
+        );
+        let steady = self.recording.between(HUNGRY, self.end_s - 20.0, self.end_s);
+        let steady = median(steady.filter_map(|m| m.ops_per_s)) / median(before);
+        figures.add(
+            "hungry_speedup_steady",
+            Figure::new(steady, "ratio", "the same over the last 20 s, converged"),
+        );
+        let ratios = OTHERS.map(|guest| mean(self.after(guest)) / mean(self.before(guest)));
+        figures.add(
+            "others_ratio",
+            Figure::new(worst(ratios), "ratio", "mean ops/s enforce / observe, worst of the other five")
+                .target(Target::AtLeast(0.95)),
+        );
+        #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
+        let (leaked, bad) = (self.leaked().0 as f64, bad_bytes as f64);
+        figures.add(
+            "leaked_bytes",
+            Figure::new(leaked, "B", "most that `shop` occupied beyond its own budget, by smaps")
+                .target(Target::Equals(0.0)),
+        );
+        figures.add(
+            "bad_bytes",
+            Figure::new(bad, "B", "wrong bytes found by `verify`").target(Target::Equals(0.0)),
+        );
+        figures
+    }
+}
+
+/// The least; not a number if any is none.
+fn worst(ratios: [f64; 5]) -> f64 {
+    if ratios.iter().any(|ratio| ratio.is_nan()) {
+        return f64::NAN;
+    }
+    ratios.into_iter().fold(f64::INFINITY, f64::min)
+}

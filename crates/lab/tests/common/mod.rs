@@ -1,0 +1,95 @@
+//! A lab of its own for each test: a short directory, and the processes that belong to it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// A state directory that is gone, and whose lab has ended, when the test ends.
+pub(crate) struct LabDir {
+    _parent: tempfile::TempDir,
+    dir: PathBuf,
+}
+
+impl LabDir {
+    pub(crate) fn new() -> Self {
+        // Sockets have short paths only.
+        let parent = tempfile::Builder::new().prefix("ob-").tempdir_in("/var/tmp").unwrap();
+        let dir = parent.path().join("lab");
+        Self { _parent: parent, dir }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Runs `overbook-lab` on this directory to its end.
+    pub(crate) fn lab(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Starts `overbook-lab` on this directory.
+    pub(crate) fn start(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_overbook-lab"));
+        command.args(args).arg("--dir").arg(&self.dir).stdin(Stdio::null());
+        command
+    }
+
+    /// The live processes that have this directory on their command line: keeper and QEMUs.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let own = std::process::id();
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            // A zombie has no command line.
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let named = String::from_utf8_lossy(&line).contains(self.dir.to_str().unwrap());
+            if named && pid != own {
+                found.push(pid);
+            }
+        }
+        found
+    }
+
+    /// What is left of a lab besides its logs and its lock: files, processes, mounts.
+    pub(crate) fn remains(&self) -> Vec<String> {
+        let kept = ["log", "keeper.log", "overbook-lab.lock"];
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut remains: Vec<String> = names.filter(|n| !kept.contains(&n.as_str())).collect();
+        remains.extend(self.processes().iter().map(|pid| format!("process {pid}")));
+        let mounts = std::fs::read_to_string("/proc/mounts").unwrap();
+        let ours = mounts.lines().filter(|line| line.contains(self.dir.to_str().unwrap()));
+        remains.extend(ours.map(str::to_owned));
+        remains
+    }
+
+    /// Waits until as many processes of this lab run as `enough` wants.
+    pub(crate) fn wait_for_processes(&self, enough: impl Fn(usize) -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !enough(self.processes().len()) {
+            assert!(Instant::now() < deadline, "still {:?}", self.processes());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for LabDir {
+    fn drop(&mut self) {
+        self.lab(&["down"]);
+    }
+}
+
+/// Sends a signal to one process.
+pub(crate) fn signal(pid: u32, name: &str) {
+    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

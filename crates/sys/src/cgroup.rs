@@ -1,0 +1,82 @@
+//! The cgroup v2 of a process, and the CPU time that has been spent in it.
+//!
+//! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. Where that tree is mounted differs:
+//! at `/sys/fs/cgroup` on a pure v2 host, at `/sys/fs/cgroup/unified` on a hybrid one. `cpu.stat` and
+//! the PSI files exist there even where all controllers are still bound to v1.
+
+use std::path::{Path, PathBuf};
+
+use crate::procfs::{ProcError, read};
+
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+
+/// The directory of the v2 cgroup of process `pid`; `None` on a host without a v2 tree.
+///
+/// # Errors
+/// When the process is gone.
+pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
+    let path = PathBuf::from(format!("/proc/{pid}/cgroup"));
+    let text = read(&path)?;
+    let Some(group) = text.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return Ok(None);
+    };
+    // Seen from inside another cgroup namespace the path starts with `/..`: not below our mount.
+    if !group.starts_with('/') || group.split('/').any(|part| part == "..") {
+        return Ok(None);
+    }
+    let mount = MOUNTS
+        .iter()
+        .map(Path::new)
+        .find(|dir| dir.join("cgroup.procs").exists());
+    Ok(mount.map(|mount| mount.join(group.trim_start_matches('/'))))
+}
+
+/// CPU time spent in the cgroup at `dir` and below, in microseconds (`usage_usec` of `cpu.stat`).
+///
+/// # Errors
+/// When the cgroup is gone, or the file makes no sense.
+pub fn cpu_usage_us(dir: &Path) -> Result<u64, ProcError> {
+    let path = dir.join("cpu.stat");
+    let text = read(&path)?;
+    let field = "usage_usec";
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(field))
+        .ok_or_else(|| ProcError::Missing {
+            path: path.clone(),
+            field,
+        })?;
+    value
+        .trim()
+        .parse()
+        .map_err(|_| ProcError::malformed(&path, field, value.trim(), "a number of µs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_in_our_cgroup_shows_in_its_cpu_time() {
+        let Some(dir) = of_process(std::process::id()).unwrap() else {
+            eprintln!("SKIPPED: this host has no cgroup v2 tree");
+            return;
+        };
+        let before = cpu_usage_us(&dir).unwrap();
+        let start = std::time::Instant::now();
+        while start.elapsed().as_millis() < 50 {}
+        assert!(cpu_usage_us(&dir).unwrap() > before);
+    }
+
+    #[test]
+    fn a_malformed_cpu_stat_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cpu.stat"), "usage_usec much\n").unwrap();
+        let error = cpu_usage_us(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.ends_with("usage_usec is \"much\", which is not a number of µs"),
+            "{error}"
+        );
+        assert!(of_process(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! Reads the small text files of `/proc` and `/sys`, and says precisely what was wrong with one.
+//!
+//! A file under `/proc/<pid>` vanishes with its process, at any moment: that is [`ProcError::Gone`],
+//! which callers expect, and not one of the faults that a person should see.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use model::Bytes;
+
+/// No file that is read whole is larger; a larger one is not what we took it for.
+const MAX_LEN: u64 = 1 << 20;
+
+/// Why a file told nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// The process has ended, or the kernel has no such file.
+    #[error("{path}: it does not exist (any more)")]
+    Gone {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file says nothing of what it should.
+    #[error("{path}: no line `{field}`")]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// What should be there.
+        field: &'static str,
+    },
+    /// The file says something that makes no sense.
+    #[error("{path}: {field} is {value:?}, which is not {expected}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        field: &'static str,
+        /// What it says.
+        value: String,
+        /// What it should say.
+        expected: &'static str,
+    },
+}
+
+impl ProcError {
+    /// What `error` means for `path`.
+    pub(crate) fn from_io(path: &Path, error: io::Error) -> Self {
+        let path = path.to_owned();
+        let gone = error.kind() == io::ErrorKind::NotFound
+            || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
+        if gone {
+            Self::Gone { path }
+        } else {
+            Self::Io {
+                path,
+                source: error,
+            }
+        }
+    }
+
+    /// `value` of `field` is not what was expected.
+    pub(crate) fn malformed(
+        path: &Path,
+        field: &'static str,
+        value: &str,
+        expected: &'static str,
+    ) -> Self {
+        let value = value.chars().take(40).collect();
+        Self::Malformed {
+            path: path.to_owned(),
+            field,
+            value,
+            expected,
+        }
+    }
+}
+
+/// The whole of a small file.
+pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
+    let failed = |error| ProcError::from_io(path, error);
+    let mut text = String::new();
+    File::open(path)
+        .map_err(failed)?
+        .take(MAX_LEN)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    Ok(text)
+}
+
+/// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` where there is no
+/// such line.
+pub(crate) fn kib_field(
+    path: &Path,
+    text: &str,
+    field: &'static str,
+) -> Result<Option<Bytes>, ProcError> {
+    let Some(value) = text.lines().find_map(|line| line.strip_prefix(field)) else {
+        return Ok(None);
+    };
+    parse_kib(value)
+        .map(Some)
+        .ok_or_else(|| ProcError::malformed(path, field, value.trim(), "a number of kB"))
+}
+
+/// As [`kib_field`], for a field that every kernel has.
+pub(crate) fn required_kib_field(
+    path: &Path,
+    text: &str,
+    field: &'static str,
+) -> Result<Bytes, ProcError> {
+    kib_field(path, text, field)?.ok_or_else(|| ProcError::Missing {
+        path: path.to_owned(),
+        field,
+    })
+}
+
+/// `   1234 kB`
+pub(crate) fn parse_kib(value: &str) -> Option<Bytes> {
+    let kib: u64 = value.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024).map(Bytes)
+}
+
+/// The program that a process runs: the base name of its executable, or the kernel's short name of it
+/// where the executable may not be seen.
+///
+/// # Errors
+/// When the process is gone.
+pub fn program_of(pid: u32) -> Result<String, ProcError> {
+    if let Ok(exe) = std::fs::read_link(format!("/proc/{pid}/exe"))
+        && let Some(name) = exe.file_name().and_then(|name| name.to_str())
+    {
+        // An upgraded package leaves running programs behind without their file.
+        return Ok(name.trim_end_matches(" (deleted)").to_owned());
+    }
+    let path = PathBuf::from(format!("/proc/{pid}/comm"));
+    Ok(read(&path)?.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vanished_process_is_told_from_a_fault() {
+        let error = read(Path::new("/proc/4294967295/status")).unwrap_err();
+        assert!(matches!(error, ProcError::Gone { .. }), "{error}");
+    }
+
+    #[test]
+    fn sizes_that_are_no_sizes_are_refused_with_their_text() {
+        let path = Path::new("x");
+        for bad in [
+            "A: 12",
+            "A: -1 kB",
+            "A: 99999999999999999999 kB",
+            "A: kB",
+            "A: 1e3 kB",
+        ] {
+            let error = kib_field(path, bad, "A:").unwrap_err();
+            assert!(
+                matches!(error, ProcError::Malformed { .. }),
+                "{bad}: {error}"
+            );
+        }
+        assert_eq!(
+            kib_field(path, "A:\t 12 kB\n", "A:").unwrap(),
+            Some(Bytes::kib(12))
+        );
+        assert_eq!(kib_field(path, "AB: 12 kB", "A:").unwrap(), None);
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_executable() {
+        let name = program_of(std::process::id()).unwrap();
+        assert!(name.starts_with("sys"), "{name}");
+        assert!(program_of(u32::MAX).is_err());
+    }
+}
