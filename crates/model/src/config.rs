@@ -1,1 +1,53 @@
-//! placeholder
+//! Configuration: TOML text in, a [`Spec`] that cannot be wrong out, or every fault at once.
+//!
+//! **Problem.** An operator who mends one fault per attempt learns to hate the tool, and one whose
+//! misspelt key is ignored learns it at three in the morning.
+//!
+//! **Idea.** Three steps. [`table`](self) readers walk the parsed tree and note each fault with its
+//! file and line instead of stopping; [`draft`](self) merges the files, each value still knowing
+//! where it was written; [`check`](self) compares the values with each other and makes the `Spec`.
+//! Later files override earlier ones key by key, so a drop-in says only what differs; a list is one
+//! value and is replaced whole.
+//!
+//! **Invariants.** Nothing unknown is accepted. No text makes it panic. A `Spec` comes out only
+//! when there is no fault. A fault that merely follows from another one (no group has the VM,
+//! because the group's list is broken) is not reported.
+//!
+//! **Leaves out.** Reading files: the caller brings their texts.
+
+mod check;
+mod draft;
+mod faults;
+mod table;
+
+#[cfg(test)]
+mod tests;
+
+pub use faults::{Fault, Faults};
+
+use crate::Spec;
+
+/// Makes a [`Spec`] of the main file and its drop-ins, given in order as `(name, text)`.
+///
+/// # Errors
+/// Every fault of every file, each with its line.
+pub fn parse(files: &[(String, String)]) -> Result<Spec, Faults> {
+    let mut faults = Vec::new();
+    let mut draft = draft::Draft::default();
+    let mut all_parsed = true;
+    for (name, text) in files {
+        let source = table::Source::new(name, text);
+        match source.parse() {
+            Some(root) => draft.apply(&table::Table::root(&source, root.get_ref())),
+            None => all_parsed = false,
+        }
+        faults.append(&mut source.into_faults());
+    }
+    // What a file with a syntax error meant to say is unknown, so nothing is concluded from its
+    // absence.
+    let spec = if all_parsed { Some(check::finish(draft, &mut faults)) } else { None };
+    match spec {
+        Some(spec) if faults.is_empty() => Ok(spec),
+        _ => Err(faults.into()),
+    }
+}

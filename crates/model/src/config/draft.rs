@@ -1,0 +1,138 @@
+//! What the files say, merged, before it is known to make sense together.
+//!
+//! Each value remembers its place, so that a fault between two values that stand in different files
+//! can name both lines. A later file replaces single values; what it does not mention stays.
+
+use std::collections::BTreeMap;
+
+use super::table::{At, Place, Table};
+use crate::{Bytes, Mode, Policy};
+
+/// All files together.
+#[derive(Default)]
+pub(super) struct Draft {
+    pub(super) reserve: Option<At<Bytes>>,
+    pub(super) qmp: Option<At<Vec<At<String>>>>,
+    pub(super) state: Option<At<String>>,
+    pub(super) balloon: Option<Mode>,
+    pub(super) socket: Option<At<String>>,
+    pub(super) tcp: Option<At<String>>,
+    pub(super) token_file: Option<At<String>>,
+    /// Where `tcp` and `token_file` stand even if their values are faulty.
+    pub(super) tcp_place: Option<Place>,
+    pub(super) token_place: Option<Place>,
+    pub(super) groups: BTreeMap<String, GroupDraft>,
+    pub(super) vms: BTreeMap<String, VmDraft>,
+}
+
+/// One `[group.*]`.
+pub(super) struct GroupDraft {
+    pub(super) place: Place,
+    pub(super) policy: Option<Policy>,
+    pub(super) vms: Option<At<Vec<At<String>>>>,
+    pub(super) budget: Option<At<Bytes>>,
+    pub(super) limits: LimitsDraft,
+}
+
+/// One `[vm.*]`.
+pub(super) struct VmDraft {
+    pub(super) place: Place,
+    pub(super) limits: LimitsDraft,
+    pub(super) swap: Option<bool>,
+}
+
+/// `min`, `base` and `max`.
+#[derive(Clone, Default)]
+pub(super) struct LimitsDraft {
+    pub(super) min: Option<At<Bytes>>,
+    pub(super) base: Option<At<Bytes>>,
+    pub(super) max: Option<At<Bytes>>,
+}
+
+/// Replaces `old` where the file says something.
+fn set<T>(old: &mut Option<T>, new: Option<T>) {
+    if new.is_some() {
+        *old = new;
+    }
+}
+
+impl Draft {
+    /// Adds one more file, which overrides those before it.
+    pub(super) fn apply(&mut self, file: &Table<'_>) {
+        if let Some(host) = file.table("host") {
+            set(&mut self.reserve, host.size("reserve"));
+            set(&mut self.qmp, host.texts("qmp"));
+            set(&mut self.state, host.text("state"));
+            host.finish();
+        }
+        if let Some(mode) = file.table("mode") {
+            let modes = [
+                ("observe", Mode::Observe),
+                ("recommend", Mode::Recommend),
+                ("enforce", Mode::Enforce),
+            ];
+            set(&mut self.balloon, mode.choice("balloon", &modes));
+            mode.finish();
+        }
+        if let Some(api) = file.table("api") {
+            set(&mut self.socket, api.text("socket"));
+            set(&mut self.tcp, api.text("tcp"));
+            set(&mut self.token_file, api.text("token_file"));
+            set(&mut self.tcp_place, api.place_of("tcp"));
+            set(&mut self.token_place, api.place_of("token_file"));
+            api.finish();
+        }
+        for (name, table) in file.named_tables("group") {
+            self.groups.entry(name).or_insert_with(|| GroupDraft::new(&table)).apply(&table);
+        }
+        for (name, table) in file.named_tables("vm") {
+            self.vms.entry(name).or_insert_with(|| VmDraft::new(&table)).apply(&table);
+        }
+        file.finish();
+    }
+}
+
+impl GroupDraft {
+    fn new(table: &Table<'_>) -> Self {
+        Self {
+            place: table.place(),
+            policy: None,
+            vms: None,
+            budget: None,
+            limits: LimitsDraft::default(),
+        }
+    }
+
+    fn apply(&mut self, table: &Table<'_>) {
+        let policies = [
+            ("fair", Policy::Fair),
+            ("entitlement", Policy::Entitlement),
+            ("demand", Policy::Demand),
+        ];
+        set(&mut self.policy, table.choice("policy", &policies));
+        set(&mut self.vms, table.texts("vms"));
+        set(&mut self.budget, table.size("budget"));
+        self.limits.apply(table);
+        table.finish();
+    }
+}
+
+impl VmDraft {
+    fn new(table: &Table<'_>) -> Self {
+        Self { place: table.place(), limits: LimitsDraft::default(), swap: None }
+    }
+
+    fn apply(&mut self, table: &Table<'_>) {
+        self.limits.apply(table);
+        set(&mut self.swap, table.flag("swap"));
+        table.finish();
+    }
+}
+
+impl LimitsDraft {
+    fn apply(&mut self, table: &Table<'_>) {
+        set(&mut self.min, table.size("min"));
+        set(&mut self.base, table.size("base"));
+        set(&mut self.max, table.size("max"));
+    }
+}

@@ -1,0 +1,345 @@
+//! Typed readers over one TOML table, which note faults and go on.
+//!
+//! A reader that is asked for a key also learns that the key exists, so the list of valid keys in
+//! an "unknown key" message is the list of keys that the code really reads, and cannot fall behind
+//! it.
+
+use std::{cell::RefCell, collections::BTreeSet, ops::Range, sync::Arc};
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use super::Fault;
+use crate::Bytes;
+
+/// Where something was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) file: Arc<str>,
+    pub(super) line: usize,
+}
+
+impl Place {
+    /// A fault at this place.
+    pub(super) fn fault(&self, message: impl Into<String>) -> Fault {
+        Fault { file: self.file.to_string(), line: Some(self.line), message: message.into() }
+    }
+}
+
+/// A value that knows where it was written.
+#[derive(Clone, Debug)]
+pub(super) struct At<T> {
+    pub(super) value: T,
+    pub(super) place: Place,
+}
+
+/// One file: turns byte offsets into lines and gathers the faults found in it.
+pub(super) struct Source<'a> {
+    name: Arc<str>,
+    text: &'a str,
+    line_starts: Vec<usize>,
+    faults: RefCell<Vec<Fault>>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(name: &str, text: &'a str) -> Self {
+        let ends = text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1);
+        let line_starts = std::iter::once(0).chain(ends).collect();
+        Self { name: name.into(), text, line_starts, faults: RefCell::default() }
+    }
+
+    /// The file's tree; `None` when it is no TOML (every syntax error has been noted).
+    pub(super) fn parse(&self) -> Option<Spanned<DeTable<'a>>> {
+        let (root, errors) = DeTable::parse_recoverable(self.text);
+        for error in &errors {
+            let span = error.span().unwrap_or_default();
+            self.fault(&span, format!("not valid TOML: {}", error.message()));
+        }
+        errors.is_empty().then_some(root)
+    }
+
+    pub(super) fn into_faults(self) -> Vec<Fault> {
+        self.faults.into_inner()
+    }
+
+    fn place(&self, span: &Range<usize>) -> Place {
+        let line = self.line_starts.partition_point(|start| *start <= span.start);
+        Place { file: self.name.clone(), line }
+    }
+
+    fn fault(&self, span: &Range<usize>, message: impl Into<String>) {
+        self.faults.borrow_mut().push(self.place(span).fault(message));
+    }
+}
+
+/// One table being read. [`Table::finish`] reports the keys that nobody asked for.
+pub(super) struct Table<'a> {
+    source: &'a Source<'a>,
+    /// As a person would write it: `[group.web]`; empty for the file's top level.
+    title: String,
+    entries: &'a DeTable<'a>,
+    place: Place,
+    asked: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'a> Table<'a> {
+    /// The top level of a file.
+    pub(super) fn root(source: &'a Source<'a>, entries: &'a DeTable<'a>) -> Self {
+        Self::new(source, String::new(), entries, source.place(&(0..0)))
+    }
+
+    fn new(source: &'a Source<'a>, title: String, entries: &'a DeTable<'a>, place: Place) -> Self {
+        Self { source, title, entries, place, asked: RefCell::default() }
+    }
+
+    /// Where the table begins.
+    pub(super) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
+    fn get(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
+        self.asked.borrow_mut().insert(key);
+        self.entries.get(key)
+    }
+
+    /// Where `key` is written, whether its value is right or not.
+    pub(super) fn place_of(&self, key: &'static str) -> Option<Place> {
+        self.get(key).map(|value| self.source.place(&value.span()))
+    }
+
+    fn at<T>(&self, value: &Spanned<DeValue<'_>>, read: T) -> At<T> {
+        At { value: read, place: self.source.place(&value.span()) }
+    }
+
+    fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
+        let kind = kind(value.get_ref());
+        self.source.fault(&value.span(), format!("`{key}` must be {wanted}, not {kind}"));
+    }
+
+    /// A size above zero, with its unit.
+    pub(super) fn size(&self, key: &'static str) -> Option<At<Bytes>> {
+        let value = self.get(key)?;
+        let text = match value.get_ref() {
+            DeValue::String(text) => text.to_string(),
+            // Left to the size's own parser, whose message asks for the unit.
+            DeValue::Integer(number) if number.radix() == 10 => number.as_str().to_owned(),
+            _ => {
+                self.wrong_type(key, value, "a size such as \"512MiB\"");
+                return None;
+            }
+        };
+        match text.parse::<Bytes>() {
+            Ok(Bytes::ZERO) => {
+                self.source.fault(&value.span(), format!("`{key}` must be more than zero"));
+                None
+            }
+            Ok(size) => Some(self.at(value, size)),
+            Err(error) => {
+                let error = printable(&text).parse::<Bytes>().err().unwrap_or(error);
+                self.source.fault(&value.span(), format!("`{key}`: {error}"));
+                None
+            }
+        }
+    }
+
+    /// A text that is neither empty nor holds control characters.
+    pub(super) fn text(&self, key: &'static str) -> Option<At<String>> {
+        self.text_of(key, self.get(key)?)
+    }
+
+    fn text_of(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
+        let DeValue::String(text) = value.get_ref() else {
+            self.wrong_type(key, value, "a text in quotes");
+            return None;
+        };
+        if let Some(wrong) = unfit(text) {
+            self.source.fault(&value.span(), format!("`{key}` {wrong}"));
+            return None;
+        }
+        Some(self.at(value, text.to_string()))
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&self, key: &'static str) -> Option<bool> {
+        let value = self.get(key)?;
+        if let DeValue::Boolean(flag) = value.get_ref() {
+            return Some(*flag);
+        }
+        self.wrong_type(key, value, "true or false");
+        None
+    }
+
+    /// A list of at least one text; empty when it was faulty.
+    pub(super) fn texts(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
+        let value = self.get(key)?;
+        let DeValue::Array(items) = value.get_ref() else {
+            self.wrong_type(key, value, "a list of texts such as [\"web-*\"]");
+            return Some(self.at(value, Vec::new()));
+        };
+        if items.is_empty() {
+            self.source.fault(&value.span(), format!("`{key}` must not be empty"));
+        }
+        let read: Vec<_> = items.iter().filter_map(|item| self.text_of(key, item)).collect();
+        let whole = if read.len() == items.len() { read } else { Vec::new() };
+        Some(self.at(value, whole))
+    }
+
+    /// One of a few words.
+    pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
+        let value = self.get(key)?;
+        let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
+        let DeValue::String(text) = value.get_ref() else {
+            self.wrong_type(key, value, &format!("one of: {}", words.join(", ")));
+            return None;
+        };
+        let found = choices.iter().find(|(word, _)| word == text);
+        if found.is_none() {
+            let hint = if key == "policy" && text == "balance" {
+                " (`balance` does not exist yet)".to_owned()
+            } else {
+                did_you_mean(text, &words)
+            };
+            let text = printable(text);
+            let message = format!("`{key}` is \"{text}\"; valid: {}{hint}", words.join(", "));
+            self.source.fault(&value.span(), message);
+        }
+        found.map(|(_, choice)| *choice)
+    }
+
+    /// The table `[key]`.
+    pub(super) fn table(&self, key: &'static str) -> Option<Table<'a>> {
+        let value = self.get(key)?;
+        let DeValue::Table(entries) = value.get_ref() else {
+            self.wrong_type(key, value, "a table");
+            return None;
+        };
+        let place = self.source.place(&value.span());
+        Some(Table::new(self.source, format!("[{key}]"), entries, place))
+    }
+
+    /// The tables `[key.*]`, by name. Names that cannot be names have been noted and are left out.
+    pub(super) fn named_tables(&self, key: &'static str) -> Vec<(String, Table<'a>)> {
+        let Some(outer) = self.table(key) else {
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for (name, value) in outer.entries {
+            let title = format!("[{key}.{}]", quoted_if_needed(name.get_ref()));
+            let DeValue::Table(entries) = value.get_ref() else {
+                let text = name.get_ref();
+                self.source.fault(
+                    &name.span(),
+                    format!("`{}` in [{key}] must be a table: {title}", printable(text)),
+                );
+                continue;
+            };
+            if let Some(wrong) = unfit(name.get_ref()).or_else(|| too_long(name.get_ref())) {
+                self.source.fault(&name.span(), format!("the name in {title} {wrong}"));
+                continue;
+            }
+            let place = self.source.place(&name.span());
+            let table = Table::new(self.source, title, entries, place);
+            tables.push((name.get_ref().to_string(), table));
+        }
+        tables
+    }
+
+    /// Reports each key that no reader asked for.
+    pub(super) fn finish(&self) {
+        let asked = self.asked.borrow();
+        let valid: Vec<&str> = asked.iter().copied().collect();
+        for (key, value) in self.entries {
+            if asked.contains(key.get_ref().as_ref()) {
+                continue;
+            }
+            let hint = did_you_mean(key.get_ref(), &valid);
+            let name = printable(key.get_ref());
+            let valid = valid.join(", ");
+            let message = match (self.title.as_str(), value.get_ref()) {
+                ("", DeValue::Table(_)) => format!("unknown table [{name}]; valid: {valid}{hint}"),
+                ("", _) => format!("unknown key `{name}` outside any table; tables: {valid}{hint}"),
+                (title, _) => format!("unknown key `{name}` in {title}; valid: {valid}{hint}"),
+            };
+            self.source.fault(&key.span(), message);
+        }
+    }
+}
+
+/// Why a text cannot be a name, a pattern or a path.
+fn unfit(text: &str) -> Option<&'static str> {
+    if text.is_empty() {
+        Some("must not be empty")
+    } else if text.chars().any(char::is_control) {
+        Some("holds a control character")
+    } else {
+        None
+    }
+}
+
+/// The longest name of a VM or group, in bytes; libvirt and the file systems agree on it.
+pub(super) const NAME_BYTES: usize = 255;
+
+/// Why a text cannot be a name.
+pub(super) fn too_long(text: &str) -> Option<&'static str> {
+    (text.len() > NAME_BYTES).then_some("is longer than 255 bytes")
+}
+
+/// A text that came from a file, fit for a terminal: escaped and of bounded length.
+pub(super) fn printable(text: &str) -> String {
+    const SHOWN: usize = 60;
+    let mut shown: String =
+        text.chars().take(SHOWN).flat_map(|c| c.escape_debug().collect::<Vec<_>>()).collect();
+    if text.chars().nth(SHOWN).is_some() {
+        shown.push('…');
+    }
+    shown.replace("\\'", "'").replace("\\\"", "\"")
+}
+
+fn quoted_if_needed(name: &str) -> String {
+    let bare = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !name.is_empty() && name.chars().all(bare) {
+        printable(name)
+    } else {
+        format!("\"{}\"", printable(name))
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn did_you_mean(text: &str, valid: &[&str]) -> String {
+    let near = valid.iter().map(|word| (edits(text, word), word)).min();
+    match near {
+        Some((1..=2, word)) => format!("; did you mean `{word}`?"),
+        _ => String::new(),
+    }
+}
+
+/// Levenshtein's distance; a long text is far from every key, so only short ones are compared.
+fn edits(a: &str, b: &str) -> usize {
+    if a.len() > 32 {
+        return usize::MAX;
+    }
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

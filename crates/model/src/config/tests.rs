@@ -1,0 +1,322 @@
+//! One behaviour of the configuration reader each; texts stand for files.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Bytes, Mode, Policy};
+
+const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
+const CONFIGURE_PAGE: &str = include_str!("../../../../docs/src/configure.md");
+
+fn parse_one(text: &str) -> Result<Spec, Faults> {
+    parse(&[("overbook.toml".to_owned(), text.to_owned())])
+}
+
+fn parse_two(main: &str, drop_in: &str) -> Result<Spec, Faults> {
+    let files = [("overbook.toml", main), ("overbook.d/10.toml", drop_in)];
+    parse(&files.map(|(name, text)| (name.to_owned(), text.to_owned())))
+}
+
+fn faults_of(text: &str) -> String {
+    parse_one(text).expect_err("this text has faults").to_string()
+}
+
+#[test]
+fn nothing_written_means_the_defaults() {
+    let spec = parse_one("").unwrap();
+    assert_eq!(spec.host.qmp, ["/run/overbook/qmp/*.sock"]);
+    assert_eq!(spec.host.state.to_str(), Some("/var/lib/overbook"));
+    assert_eq!(spec.api.socket.to_str(), Some("/run/overbook/overbook.sock"));
+    assert_eq!((spec.host.reserve, spec.api.tcp), (None, None));
+    assert_eq!(spec.modes.balloon, Mode::Observe);
+    assert!(spec.groups.is_empty());
+}
+
+#[test]
+fn every_key_arrives_in_the_spec() {
+    let spec = parse_one(
+        r#"
+        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook" }
+        mode.balloon = "enforce"
+        [api]
+        socket = "/run/o.sock"
+        tcp = "[::1]:7780"
+        token_file = "/etc/overbook/token"
+        [group.web]
+        policy = "entitlement"
+        vms = ["web-*", "www"]
+        budget = "4GiB"
+        base = "512MiB"
+        [vm."web-1"]
+        min = "256MiB"
+        max = "1GiB"
+        swap = true
+        "#,
+    )
+    .unwrap();
+    assert_eq!(spec.host.reserve, Some(Bytes::mib(2048)));
+    assert_eq!(spec.api.tcp.unwrap().port(), 7780);
+    let (name, group) = spec.group_of(&"web-1".into()).unwrap();
+    assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));
+    assert_eq!(group.budget, Some(Bytes::mib(4096)));
+    let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
+    assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
+    assert_eq!((limits.max, spec.swap_of(&"web-1".into())), (Bytes::mib(1024), Some(true)));
+}
+
+#[test]
+fn every_fault_is_reported_at_once_with_its_line() {
+    let text = r#"
+[host]
+reserve = 2
+qmp = ["run/*.sock"]
+[mod]
+balloon = "enforce"
+[api]
+tcp = "localhost"
+[group.web]
+bas = "512MiB"
+vms = ["web-*"]
+min = "1GiB"
+max = "512MiB"
+[group.db]
+policy = "balance"
+vms = ["*-1", ""]
+[group.shop]
+vms = ["*-7"]
+[vm."web-1"]
+base = "0B"
+swap = "yes"
+"#;
+    let expected = "\
+overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
+overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
+overbook.toml:5: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
+overbook.toml:8: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
+overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
+overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, max, min, policy, vms; did you mean `base`?
+overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:18) and \"web-*\"
+overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
+overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
+overbook.toml:16: `vms` must not be empty
+overbook.toml:20: `base` must be more than zero
+overbook.toml:21: `swap` must be true or false, not a text";
+    assert_eq!(faults_of(text), expected);
+}
+
+#[test]
+fn syntax_errors_have_their_line_and_hide_no_other_file() {
+    let error = parse_two("[host\nreserve = \"2GiB\"\n", "[group.a]\nbase = 1\n").unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("overbook.toml:1: not valid TOML"), "{text}");
+    assert!(text.contains("overbook.d/10.toml:2: `base`: `1` has no unit"), "{text}");
+}
+
+#[test]
+fn a_key_written_twice_is_a_fault() {
+    assert!(faults_of("[host]\nstate = \"/a\"\nstate = \"/b\"\n").contains("overbook.toml:3: "));
+}
+
+#[test]
+fn a_drop_in_overrides_only_what_it_says() {
+    let main = "[group.a]\nvms = [\"a-*\"]\nbase = \"1GiB\"\nmax = \"2GiB\"\n";
+    let spec = parse_two(main, "[group.a]\nmax = \"3GiB\"\nvms = [\"b-*\"]\n").unwrap();
+    let group = &spec.groups[&"a".into()];
+    assert_eq!(group.limits.base, Some(Bytes::mib(1024)));
+    assert_eq!(group.limits.max, Some(Bytes::mib(3072)));
+    assert_eq!(group.vms.len(), 1, "a list is replaced, not extended");
+}
+
+#[test]
+fn limits_of_a_vm_and_its_group_are_compared_with_each_other() {
+    let main = "[group.a]\nvms = [\"a-*\"]\nbase = \"1GiB\"\n";
+    let faults = parse_two(main, "[vm.a-1]\nmin = \"2GiB\"\n").unwrap_err().to_string();
+    let expected = "overbook.d/10.toml:2: `min` of 2 GiB is more than `base` of 1 GiB (from its group, \
+                    overbook.toml:3); needed: min ≤ base ≤ max";
+    assert_eq!(faults, expected);
+}
+
+#[test]
+fn a_group_without_patterns_and_a_vm_without_group_are_faults() {
+    assert!(faults_of("[group.a]\n").contains("overbook.toml:1: group `a` has no `vms`"));
+    let faults = faults_of("[group.a]\nvms = [\"a\"]\n[vm.b]\nswap = true\n");
+    assert_eq!(
+        faults,
+        "overbook.toml:3: no group's `vms` match \"b\": this table would have no effect"
+    );
+}
+
+#[test]
+fn a_pattern_twice_in_one_group_is_a_fault() {
+    assert!(faults_of("[group.a]\nvms = [\"x\", \"x\"]\n").contains("stands twice"));
+}
+
+#[test]
+fn overlapping_patterns_within_one_group_are_fine() {
+    parse_one("[group.a]\nvms = [\"x-*\", \"x-1\"]\n").unwrap();
+}
+
+#[test]
+fn names_that_cannot_be_names_are_refused() {
+    let long = "n".repeat(256);
+    for (text, part) in [
+        ("[group.\"\"]\nvms = [\"x\"]\n".to_owned(), "must not be empty"),
+        ("[group.\"a\\u0007\"]\nvms = [\"x\"]\n".to_owned(), "holds a control character"),
+        (format!("[group.{long}]\nvms = [\"x\"]\n"), "longer than 255 bytes"),
+        (format!("[group.a]\nvms = [\"{long}\"]\n"), "longer than 255 bytes"),
+        ("[group.a]\nvms = [\"a*\"]\n[vm.\"a*\"]\nswap = true\n".to_owned(), "names one VM"),
+        ("[group]\na = 1\n".to_owned(), "must be a table"),
+    ] {
+        let faults = faults_of(&text);
+        assert!(faults.contains(part), "{faults}");
+        assert!(!faults.chars().any(|c| c.is_control() && c != '\n'), "{faults:?}");
+    }
+}
+
+#[test]
+fn paths_must_be_absolute_and_sockets_short() {
+    let faults = faults_of(&format!("[api]\nsocket = \"/{}\"\n", "s".repeat(107)));
+    assert!(faults.contains("`socket` is 108 bytes long"), "{faults}");
+    assert!(faults_of("[host]\nstate = \"var\"\n").contains("begins with /"));
+}
+
+#[test]
+fn the_api_is_never_taken_for_a_vm() {
+    let faults = faults_of("[host]\nqmp = [\"/run/overbook/*.sock\"]\n");
+    assert!(faults.contains("matches the API's own socket"), "{faults}");
+}
+
+#[test]
+fn a_token_without_tcp_is_a_fault() {
+    assert!(faults_of("[api]\ntoken_file = \"/t\"\n").contains("no effect without `tcp`"));
+}
+
+#[test]
+fn a_budget_below_what_is_guaranteed_is_a_fault() {
+    let faults = faults_of(
+        "[group.a]\nvms = [\"a-*\", \"b\"]\nbase = \"1GiB\"\nbudget = \"2GiB\"\n[vm.a-1]\nbase = \"1025MiB\"\n",
+    );
+    assert!(faults.starts_with("overbook.toml:4: `budget` of 2 GiB is less than"), "{faults}");
+}
+
+#[test]
+fn a_thousand_faults_are_a_thousand_lines() {
+    let text: String = (0..1000).map(|i| format!("k{i} = 1\n")).collect();
+    let faults = parse_one(&text).unwrap_err();
+    assert_eq!(faults.as_slice().len(), 1000);
+}
+
+#[test]
+fn patterns_beyond_the_limit_are_refused_quickly() {
+    let list: Vec<String> = (0..5000).map(|i| format!("\"vm-{i}\"")).collect();
+    let faults = faults_of(&format!("[group.a]\nvms = [{}]\n", list.join(",")));
+    assert!(faults.contains("more than 4096 patterns"), "{faults}");
+}
+
+/// The keys that the reader knows, taken from its own words about an unknown one.
+fn known_keys() -> Vec<(&'static str, Vec<String>)> {
+    ["host", "mode", "api", "group.g", "vm.v"]
+        .into_iter()
+        .map(|table| {
+            let faults = faults_of(&format!("[{table}]\nunheard-of-key = 1\n"));
+            let line = faults.lines().find(|line| line.contains("unheard-of-key")).unwrap();
+            let (_, keys) = line.split_once("valid: ").unwrap();
+            (table, keys.split(", ").map(ToOwned::to_owned).collect())
+        })
+        .collect()
+}
+
+/// The example with every setting switched on: a `#` directly before a word hides a setting.
+fn example_switched_on() -> String {
+    let hidden =
+        |line: &str| line.strip_prefix('#').filter(|rest| !rest.starts_with([' ', '#'])).is_some();
+    EXAMPLE
+        .lines()
+        .map(|line| if hidden(line) { &line[1..] } else { line })
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+#[test]
+fn the_example_is_valid_as_shipped_and_changes_nothing() {
+    assert_eq!(parse_one(EXAMPLE).unwrap(), parse_one("").unwrap());
+}
+
+#[test]
+fn the_example_is_valid_with_every_setting_switched_on() {
+    let spec = parse_one(&example_switched_on()).unwrap();
+    assert!(!spec.groups.is_empty() && !spec.vms.is_empty());
+}
+
+#[test]
+fn the_example_and_the_guide_show_every_key() {
+    let example = example_switched_on();
+    let mut table = "";
+    let mut shown = BTreeSet::new();
+    for line in example.lines() {
+        if let Some(title) = line.strip_prefix('[') {
+            table = title.split(['.', ']']).next().unwrap();
+        } else if let Some((key, _)) = line.split_once('=') {
+            shown.insert((table, key.trim()));
+        }
+    }
+    for (table, keys) in known_keys() {
+        let table = table.split('.').next().unwrap();
+        for key in keys {
+            assert!(
+                shown.contains(&(table, key.as_str())),
+                "{key} of [{table}] is not in the example"
+            );
+            let row = format!("| `{key}` |");
+            assert!(CONFIGURE_PAGE.contains(&row), "{key} of [{table}] is not in configure.md");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}|[\\[\\]\\.=\"#a-z0-9\n ]{0,200}") {
+        let _ = parse_one(&text);
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        let _ = parse_one(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn no_damage_to_the_example_makes_the_reader_panic(at in 0..4000usize, with in "\\PC{0,4}") {
+        let mut text = example_switched_on();
+        let at = (0..=at.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap();
+        text.insert_str(at, &with);
+        if let Err(faults) = parse_one(&text) {
+            prop_assert!(!faults.as_slice().is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_accepted_has_ordered_limits(
+        sizes in proptest::collection::vec(proptest::option::of(1..6u64), 6),
+        ram in 1..8u64,
+    ) {
+        let keys = ["min", "base", "max"];
+        let lines = |sizes: &[Option<u64>]| -> String {
+            let written = keys.iter().zip(sizes);
+            written.filter_map(|(k, n)| n.map(|n| format!("{k} = \"{n}GiB\"\n"))).collect()
+        };
+        let (group, vm) = (lines(&sizes[..3]), lines(&sizes[3..]));
+        let text = format!("[group.g]\nvms = [\"v\"]\n{group}[vm.v]\n{vm}");
+        if let Ok(spec) = parse_one(&text) {
+            let all = spec.vms[&"v".into()].limits.or(spec.groups[&"g".into()].limits);
+            for (low, high) in [(all.min, all.base), (all.base, all.max), (all.min, all.max)] {
+                prop_assert!(low.zip(high).is_none_or(|(low, high)| low <= high), "{text}");
+            }
+            let limits = all.resolve(Bytes::mib(ram * 1024));
+            prop_assert!(limits.min <= limits.base && limits.base <= limits.max);
+        }
+    }
+}

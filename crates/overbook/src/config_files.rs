@@ -1,0 +1,206 @@
+//! Configuration files: the main one, its drop-ins, checking them, and reloading without a fall.
+//!
+//! `overbook.toml` comes first, then `overbook.d/*.toml` beside it in the order of their names.
+//! What is wrong with a file (unreadable, not text, too large, no file at all) is a fault like any
+//! other, so one run of `overbook check` shows everything. A reload with faults changes nothing:
+//! the daemon goes on with the last good configuration and says so.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use model::{
+    Mode, Spec,
+    config::{self, Fault, Faults},
+};
+use rustix::fs::OFlags;
+
+/// Where the configuration is unless the command line says otherwise.
+pub const DEFAULT_PATH: &str = "/etc/overbook/overbook.toml";
+/// Where the packages put the commented example.
+const EXAMPLE: &str = "/usr/share/doc/overbook/overbook.toml";
+/// A configuration is small; a larger file is some other file.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// Reads and checks `path` and its drop-ins.
+///
+/// # Errors
+/// Every fault of every file.
+pub fn load(path: &Path) -> Result<Spec, Faults> {
+    load_counting(path).map(|(spec, _)| spec)
+}
+
+fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
+    let mut faults = Vec::new();
+    let mut texts = Vec::new();
+    let mut paths = vec![path.to_owned()];
+    match drop_ins(path) {
+        Ok(found) => paths.extend(found),
+        Err(fault) => faults.push(fault),
+    }
+    for path in &paths {
+        match text_of(path) {
+            Ok(text) => texts.push((path.display().to_string(), text)),
+            Err(message) => faults.push(file_fault(path, message)),
+        }
+    }
+    let spec = config::parse(&texts);
+    if let Err(more) = &spec {
+        faults.extend_from_slice(more.as_slice());
+    }
+    match spec {
+        Ok(spec) if faults.is_empty() => Ok((spec, paths.len() - 1)),
+        _ => Err(faults.into()),
+    }
+}
+
+fn file_fault(path: &Path, message: String) -> Fault {
+    Fault { file: path.display().to_string(), line: None, message }
+}
+
+fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, Fault> {
+    let directory = path.with_extension("d");
+    let fail = |error: io::Error| file_fault(&directory, error.to_string());
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(fail)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(fail)?;
+        let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        if !is_hidden && entry.path().extension().is_some_and(|e| e == "toml") {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn text_of(path: &Path) -> Result<String, String> {
+    // Non-blocking, so that a named pipe in a file's place is refused rather than waited for.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+        .open(path)
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                format!("there is no such file; start with a copy of the example, {EXAMPLE}")
+            }
+            io::ErrorKind::PermissionDenied => format!("{error}; run as root"),
+            _ => error.to_string(),
+        })?;
+    let kind = file.metadata().map_err(|error| error.to_string())?;
+    if !kind.is_file() {
+        return Err("this is not a regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(
+            "the file is larger than 1 MiB, the most that a configuration may have".to_owned()
+        );
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;
+        format!("line {line} is not UTF-8 text")
+    })
+}
+
+/// `overbook check`: prints "ok" or every fault; the answer is the exit code.
+///
+/// # Errors
+/// When `out` cannot be written.
+pub fn check(path: &Path, out: &mut impl Write) -> io::Result<u8> {
+    match load_counting(path) {
+        Ok((spec, drop_ins)) => {
+            let mode = match spec.modes.balloon {
+                Mode::Observe => "observe",
+                Mode::Recommend => "recommend",
+                Mode::Enforce => "enforce",
+            };
+            let count =
+                |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+            writeln!(
+                out,
+                "ok: {}, {} with settings of their own, balloon mode {mode}, {}",
+                count(spec.groups.len(), "group"),
+                count(spec.vms.len(), "VM"),
+                count(drop_ins, "drop-in"),
+            )?;
+            Ok(0)
+        }
+        Err(faults) => {
+            writeln!(out, "{faults}")?;
+            Ok(1)
+        }
+    }
+}
+
+/// Keeps the configuration in force, whatever happens to the files.
+#[derive(Debug)]
+pub struct Reloader {
+    path: PathBuf,
+    spec: Arc<Spec>,
+    error: Option<String>,
+}
+
+impl Reloader {
+    /// The first configuration; without a good one the daemon does not start.
+    ///
+    /// # Errors
+    /// Every fault of every file.
+    pub fn start(path: &Path) -> Result<Self, Faults> {
+        Ok(Self { path: path.to_owned(), spec: Arc::new(load(path)?), error: None })
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn spec(&self) -> Arc<Spec> {
+        self.spec.clone()
+    }
+
+    /// Why the files are not what is in force: for `Published::config_error`.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.error.clone()
+    }
+
+    /// Reads the files again. With faults everything stays as it was. The listeners and the state
+    /// directory cannot change under a running daemon; the rest takes effect, and
+    /// [`Reloader::error`] asks for a restart.
+    ///
+    /// # Errors
+    /// Every fault of every file.
+    pub fn reload(&mut self) -> Result<(), Faults> {
+        let mut new = match load(&self.path) {
+            Ok(new) => new,
+            Err(faults) => {
+                self.error = Some(faults.to_string());
+                return Err(faults);
+            }
+        };
+        let old = &self.spec;
+        let mut waiting = Vec::new();
+        if new.api != old.api {
+            waiting.push("[api]");
+            new.api = old.api.clone();
+        }
+        if new.host.state != old.host.state {
+            waiting.push("`state` in [host]");
+            new.host.state = old.host.state.clone();
+        }
+        self.error = (!waiting.is_empty())
+            .then(|| format!("the change of {} takes effect at a restart", waiting.join(" and ")));
+        self.spec = Arc::new(new);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

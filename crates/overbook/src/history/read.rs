@@ -1,0 +1,208 @@
+//! Reading the history back, beside a daemon that writes it.
+//!
+//! Each call opens the file read-only, asks and closes: WAL lets readers see a consistent moment
+//! and hold nobody up. Where several resolutions cover the same time, the finest is shown.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model::{Bytes, Mode, Reason, VmName};
+use rusqlite::{Connection, OpenFlags, Row, params};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    sample::{COARSE_S, FINEST_S},
+    store::{VERSION, signed},
+};
+
+/// One row of a VM's history.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HistoryRow {
+    /// When, in milliseconds since the Unix epoch. For a reading: when its step began.
+    pub wall_ms: u64,
+    /// What.
+    #[serde(flatten)]
+    pub entry: Entry,
+}
+
+/// A reading or a change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Entry {
+    /// What the VM had.
+    Reading {
+        /// How long a time the row stands for, in seconds: 1, 10 or 60.
+        step_s: u32,
+        /// Physical memory on the host.
+        used: Option<Bytes>,
+        /// The balloon's size: what the guest may use.
+        balloon: Option<Bytes>,
+        /// What it was meant to have.
+        target: Option<Bytes>,
+        /// Swapped in and out by the guest per second, the mean of the step.
+        swap_per_s: Option<Bytes>,
+    },
+    /// What was decided.
+    Change {
+        /// The mode at the time; only in `enforce` was it carried out.
+        mode: Mode,
+        /// Whether memory was taken from the VM.
+        is_take: bool,
+        /// What the VM was to have.
+        target: Bytes,
+        /// Why; `None` when another version of Overbook wrote a reason that this one does not know.
+        reason: Option<Reason>,
+        /// Why, in words.
+        words: String,
+    },
+}
+
+/// Why the history cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Nothing has been recorded.
+    #[error("there is no history at {0}: has the daemon run with this state directory?")]
+    Missing(PathBuf),
+    /// The file's shape is another version's.
+    #[error("{path} has version {found}; this Overbook knows {VERSION}")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+    },
+    /// SQLite's own words.
+    #[error("{path}: {source}")]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: rusqlite::Error,
+    },
+}
+
+/// The newest `limit` rows of `vm` since `since_wall_ms`, oldest first. Blocks on the disk.
+///
+/// # Errors
+/// When there is no readable history.
+pub fn read(
+    path: &Path,
+    vm: &VmName,
+    since_wall_ms: u64,
+    limit: usize,
+) -> Result<Vec<HistoryRow>, ReadError> {
+    let connection = open(path)?;
+    let query = || -> rusqlite::Result<Vec<HistoryRow>> {
+        // One moment for all questions.
+        let snapshot = connection.unchecked_transaction()?;
+        let mut rows = readings(&snapshot, vm, since_wall_ms, limit)?;
+        rows.extend(changes(&snapshot, vm, since_wall_ms, limit)?);
+        rows.sort_by_key(|row| row.wall_ms);
+        Ok(rows.split_off(rows.len().saturating_sub(limit)))
+    };
+    query().map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })
+}
+
+/// The last change of `vm` that is on record.
+///
+/// # Errors
+/// When there is no readable history.
+pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadError> {
+    let rows = changes(&open(path)?, vm, 0, 1);
+    let rows = rows.map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })?;
+    Ok(rows.into_iter().next())
+}
+
+fn open(path: &Path) -> Result<Connection, ReadError> {
+    if !path.exists() {
+        return Err(ReadError::Missing(path.to_owned()));
+    }
+    let fail = |source| ReadError::Sqlite { path: path.to_owned(), source };
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(fail)?;
+    connection.busy_timeout(Duration::from_secs(2)).map_err(fail)?;
+    connection.pragma_update(None, "cache_size", -256).map_err(fail)?;
+    let found: i64 =
+        connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(fail)?;
+    match found {
+        VERSION => Ok(connection),
+        0 => Err(ReadError::Missing(path.to_owned())),
+        found => Err(ReadError::Version { path: path.to_owned(), found }),
+    }
+}
+
+fn readings(
+    connection: &Connection,
+    vm: &VmName,
+    since_ms: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<HistoryRow>> {
+    let mut rows: Vec<HistoryRow> = Vec::new();
+    // The finest step first; the coarser ones add what lies before.
+    for step_s in [FINEST_S, COARSE_S[0], COARSE_S[1]] {
+        let before_ms = rows.last().map_or(i64::MAX, |row| signed(row.wall_ms));
+        let wanted = limit.saturating_sub(rows.len());
+        let mut statement = connection.prepare(
+            "SELECT wall_ms, used, balloon, target, swap_per_s FROM reading \
+             WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
+             ORDER BY wall_ms DESC LIMIT ?5",
+        )?;
+        let found = statement.query_map(
+            params![step_s, vm.as_str(), signed(since_ms), before_ms, signed(wanted as u64)],
+            |row| {
+                let entry = Entry::Reading {
+                    step_s,
+                    used: size(row, 1)?,
+                    balloon: size(row, 2)?,
+                    target: size(row, 3)?,
+                    swap_per_s: size(row, 4)?,
+                };
+                Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
+            },
+        )?;
+        for row in found {
+            rows.push(row?);
+        }
+    }
+    rows.reverse();
+    Ok(rows)
+}
+
+fn changes(
+    connection: &Connection,
+    vm: &VmName,
+    since_ms: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<HistoryRow>> {
+    let mut statement = connection.prepare(
+        "SELECT wall_ms, mode, is_take, target, reason, words FROM change \
+         WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3",
+    )?;
+    let found = statement.query_map(
+        params![vm.as_str(), signed(since_ms), signed(limit as u64)],
+        |row| {
+            let entry = Entry::Change {
+                mode: serde_json::from_str(&row.get::<_, String>(1)?).unwrap_or_default(),
+                is_take: row.get(2)?,
+                target: Bytes(unsigned(row, 3)?),
+                reason: serde_json::from_str(&row.get::<_, String>(4)?).ok(),
+                words: row.get(5)?,
+            };
+            Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
+        },
+    )?;
+    let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;
+    rows.reverse();
+    Ok(rows)
+}
+
+fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    Ok(u64::try_from(row.get::<_, i64>(column)?).unwrap_or(0))
+}
+
+fn size(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Bytes>> {
+    let value: Option<i64> = row.get(column)?;
+    Ok(value.map(|n| Bytes(u64::try_from(n).unwrap_or(0))))
+}

@@ -1,0 +1,199 @@
+//! Makes rows of ticks: one reading per VM and tick, means of coarser steps, and changes without
+//! echoes.
+//!
+//! Pure: time comes with the ticks. A coarse row stands for the step that *began* at its moment;
+//! its swap rate is the mean over the step, so a burst between two moments is not lost, and its
+//! sizes are the last ones of the step.
+
+use std::collections::BTreeMap;
+
+use model::{Action, Bytes, Mode, Reading, Reason, VmName, VmView};
+
+use crate::published::Published;
+
+/// The coarser steps, in seconds. Every tick is kept too, as step [`FINEST_S`].
+pub(super) const COARSE_S: [u32; 2] = [10, 60];
+/// The step that stands for "every tick".
+pub(super) const FINEST_S: u32 = 1;
+/// A recommendation that is repeated in every tick is written once in this time.
+const ECHO_MS: u64 = 60_000;
+
+/// What one VM had at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    pub(super) used: Option<Bytes>,
+    pub(super) balloon: Option<Bytes>,
+    pub(super) target: Option<Bytes>,
+    pub(super) swap_per_s: Option<Bytes>,
+}
+
+/// A row of readings.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ReadingRow {
+    pub(super) step_s: u32,
+    pub(super) wall_ms: u64,
+    pub(super) vm: VmName,
+    pub(super) sample: Sample,
+}
+
+/// A row of decisions.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ChangeRow {
+    pub(super) wall_ms: u64,
+    pub(super) vm: VmName,
+    pub(super) mode: Mode,
+    pub(super) is_take: bool,
+    pub(super) target: Bytes,
+    pub(super) reason: Reason,
+}
+
+/// Everything that one tick adds.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    pub(super) readings: Vec<ReadingRow>,
+    pub(super) changes: Vec<ChangeRow>,
+}
+
+/// What must be remembered between ticks.
+#[derive(Debug, Default)]
+pub(super) struct Sampler {
+    vms: BTreeMap<VmName, Track>,
+}
+
+#[derive(Debug, Default)]
+struct Track {
+    meter: SwapMeter,
+    steps: [Step; COARSE_S.len()],
+    last_change: Option<(u64, Bytes)>,
+}
+
+impl Sampler {
+    /// The rows of one tick.
+    pub(super) fn rows(&mut self, tick: &Published) -> Rows {
+        let mut rows = Rows::default();
+        let gone: Vec<VmName> =
+            self.vms.keys().filter(|vm| !tick.view.vms.contains_key(*vm)).cloned().collect();
+        for vm in gone {
+            let track = self.vms.remove(&vm).unwrap_or_default();
+            let ended = track.steps.iter().zip(COARSE_S).filter_map(|(s, len)| s.row(len, &vm));
+            rows.readings.extend(ended);
+        }
+        for (vm, view) in &tick.view.vms {
+            let track = self.vms.entry(vm.clone()).or_default();
+            track.readings(vm, view, tick, &mut rows.readings);
+            rows.changes.extend(track.change(vm, tick));
+        }
+        rows
+    }
+}
+
+impl Track {
+    fn readings(
+        &mut self,
+        vm: &VmName,
+        view: &VmView,
+        tick: &Published,
+        rows: &mut Vec<ReadingRow>,
+    ) {
+        let sample = Sample {
+            used: view.used.map(|r| r.value),
+            balloon: view.balloon.map(|r| r.value),
+            target: tick.plan.vms.get(vm).and_then(|decision| decision.target),
+            swap_per_s: self.meter.rate(view),
+        };
+        let wall_ms = tick.wall_ms;
+        rows.push(ReadingRow { step_s: FINEST_S, wall_ms, vm: vm.clone(), sample });
+        for (step, length_s) in self.steps.iter_mut().zip(COARSE_S) {
+            let start_ms = wall_ms - wall_ms % (u64::from(length_s) * 1000);
+            if step.count > 0 && step.start_ms != start_ms {
+                rows.extend(step.row(length_s, vm));
+                *step = Step::default();
+            }
+            step.add(start_ms, sample);
+        }
+    }
+
+    fn change(&mut self, vm: &VmName, tick: &Published) -> Option<ChangeRow> {
+        let change = tick.plan.vms.get(vm)?.change.as_ref()?;
+        let Action::SetBalloon { target, .. } = change.action;
+        let is_echo = self
+            .last_change
+            .is_some_and(|(at, last)| last == target && tick.wall_ms.saturating_sub(at) < ECHO_MS);
+        if change.is_repeat || is_echo {
+            return None;
+        }
+        self.last_change = Some((tick.wall_ms, target));
+        Some(ChangeRow {
+            wall_ms: tick.wall_ms,
+            vm: vm.clone(),
+            mode: tick.plan.mode,
+            is_take: change.is_take,
+            target,
+            reason: change.reason.clone(),
+        })
+    }
+}
+
+/// A coarse step that is still open.
+#[derive(Debug, Default)]
+struct Step {
+    start_ms: u64,
+    count: u64,
+    last: Sample,
+    swap_sum: Bytes,
+    swap_count: u64,
+}
+
+impl Step {
+    fn add(&mut self, start_ms: u64, sample: Sample) {
+        self.start_ms = start_ms;
+        self.count += 1;
+        self.last = sample;
+        if let Some(rate) = sample.swap_per_s {
+            self.swap_sum = self.swap_sum.plus(rate);
+            self.swap_count += 1;
+        }
+    }
+
+    fn row(&self, length_s: u32, vm: &VmName) -> Option<ReadingRow> {
+        let mean = (self.swap_count > 0).then(|| self.swap_sum.share(1, self.swap_count));
+        let sample = Sample { swap_per_s: mean, ..self.last };
+        let row = ReadingRow { step_s: length_s, wall_ms: self.start_ms, vm: vm.clone(), sample };
+        (self.count > 0).then_some(row)
+    }
+}
+
+/// Makes a rate of the guest's swap counters.
+#[derive(Debug, Default)]
+struct SwapMeter {
+    incarnation: u64,
+    counted: Option<Reading<Bytes>>,
+    rate: Option<Bytes>,
+}
+
+impl SwapMeter {
+    /// Bytes per second between the last two statistics; `None` before there are two, and after the
+    /// counters ran backwards.
+    fn rate(&mut self, view: &VmView) -> Option<Bytes> {
+        let counted = view.stats.and_then(|stats| {
+            let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);
+            Some(Reading::new(into.plus(out), stats.at))
+        });
+        let Some(new) = counted else {
+            *self = Self::default();
+            return None;
+        };
+        let old = self.counted.filter(|_| self.incarnation == view.incarnation);
+        self.rate = match old {
+            Some(old) if old.at == new.at => self.rate,
+            Some(old) if old.at < new.at && old.value <= new.value => {
+                let elapsed_ms = new.at.since(old.at).0;
+                Some(new.value.minus(old.value).share(1000, elapsed_ms))
+            }
+            _ => None,
+        };
+        self.incarnation = view.incarnation;
+        self.counted = Some(new);
+        self.rate
+    }
+}

@@ -1,0 +1,267 @@
+//! The SQLite file: its shape, its age limits, its size limit, and what happens when it is
+//! unusable.
+//!
+//! Rows are ordered by (step, moment, VM), so that writing appends at three places and thinning
+//! cuts off three heads; reading one VM's rows passes over its neighbours', which a person can wait
+//! for. The shape's version stands in `user_version`.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use model::Bytes;
+use rusqlite::{Connection, ErrorCode, params};
+
+use super::sample::{COARSE_S, FINEST_S, Rows};
+
+/// The shape below. A change of it gets the next number, and code that brings the old one up to it.
+pub(super) const VERSION: i64 = 1;
+
+const SHAPE: &str = "
+CREATE TABLE reading (
+    step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
+    used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER,
+    PRIMARY KEY (step_s, wall_ms, vm)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE change (
+    id INTEGER PRIMARY KEY, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL, mode TEXT NOT NULL,
+    is_take INTEGER NOT NULL, target INTEGER NOT NULL, reason TEXT NOT NULL, words TEXT NOT NULL
+) STRICT;
+CREATE INDEX change_of_vm ON change (vm, wall_ms);
+CREATE INDEX change_by_age ON change (wall_ms);
+";
+
+const HOUR_MS: u64 = 3_600_000;
+
+/// How long the rows of each step are kept: an hour, a day, thirty days.
+const KEPT_MS: [(u32, u64); 3] =
+    [(FINEST_S, HOUR_MS), (COARSE_S[0], 24 * HOUR_MS), (COARSE_S[1], 30 * 24 * HOUR_MS)];
+const CHANGES_KEPT_MS: u64 = 30 * 24 * HOUR_MS;
+const MOST_CHANGES: i64 = 200_000;
+/// What the file may hold before the oldest rows go, whatever their age.
+pub(super) const MOST_BYTES: Bytes = Bytes::mib(256);
+
+/// Why the history cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StoreError {
+    /// SQLite's own words.
+    #[error("{path}: {source}")]
+    Sqlite { path: PathBuf, source: rusqlite::Error },
+    /// The file is no history that this version can use.
+    #[error("{path}: {why}")]
+    Unusable { path: PathBuf, why: String },
+    /// An unusable file could not be renamed.
+    #[error("cannot set {path} aside: {source}")]
+    SetAside { path: PathBuf, source: io::Error },
+}
+
+impl StoreError {
+    /// Whether the file itself is at fault, so that trying again cannot help.
+    pub(super) fn is_unusable(&self) -> bool {
+        match self {
+            Self::Unusable { .. } => true,
+            Self::Sqlite { source, .. } => matches!(
+                source.sqlite_error_code(),
+                Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+            ),
+            Self::SetAside { .. } => false,
+        }
+    }
+}
+
+/// The open file.
+pub(super) struct Store {
+    path: PathBuf,
+    connection: Connection,
+    most_bytes: Bytes,
+}
+
+impl Store {
+    /// Opens or creates the file; one that cannot be used is an error
+    /// ([`StoreError::is_unusable`]).
+    pub(super) fn open(path: &Path, most_bytes: Bytes) -> Result<Self, StoreError> {
+        let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
+        let unusable = |why: String| StoreError::Unusable { path: path.to_owned(), why };
+        let mut connection = Connection::open(path).map_err(fail)?;
+        connection.busy_timeout(Duration::from_secs(2)).map_err(fail)?;
+        let version: i64 =
+            connection.pragma_query_value(None, "user_version", |row| row.get(0)).map_err(fail)?;
+        if version > VERSION {
+            return Err(unusable(format!(
+                "it has version {version}, written by a newer Overbook; this one knows {VERSION}"
+            )));
+        }
+        configure(&connection, most_bytes).map_err(fail)?;
+        if version == 0 {
+            let objects: i64 = connection
+                .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+                .map_err(fail)?;
+            if objects > 0 {
+                return Err(unusable("it is some other program's database".to_owned()));
+            }
+            create(&mut connection).map_err(fail)?;
+        }
+        let verdict: String =
+            connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
+        if verdict != "ok" {
+            return Err(unusable(format!("it is damaged: {verdict}")));
+        }
+        Ok(Self { path: path.to_owned(), connection, most_bytes })
+    }
+
+    fn fail(&self) -> impl Fn(rusqlite::Error) -> StoreError + use<> {
+        let path = self.path.clone();
+        move |source| StoreError::Sqlite { path: path.clone(), source }
+    }
+
+    /// Adds the rows of one tick, all or none.
+    pub(super) fn append(&mut self, rows: &Rows) -> Result<(), StoreError> {
+        let fail = self.fail();
+        insert(&mut self.connection, rows).map_err(fail)
+    }
+
+    /// Deletes what is too old, and the oldest of all while the file is too large.
+    pub(super) fn thin(&mut self, now_ms: u64) -> Result<(), StoreError> {
+        let fail = self.fail();
+        delete_old(&self.connection, now_ms).map_err(&fail)?;
+        // Each round drops a tenth; so many rounds leave nothing.
+        for _ in 0..100 {
+            if self.bytes().map_err(&fail)? <= self.most_bytes {
+                break;
+            }
+            delete_oldest_tenth(&self.connection).map_err(&fail)?;
+        }
+        Ok(())
+    }
+
+    /// What the rows occupy; pages that deleted rows left are free for new ones and do not count.
+    fn bytes(&self) -> rusqlite::Result<Bytes> {
+        let pragma = |name| -> rusqlite::Result<i64> {
+            self.connection.pragma_query_value(None, name, |row| row.get(0))
+        };
+        let pages = pragma("page_count")?.saturating_sub(pragma("freelist_count")?);
+        let bytes = pages.saturating_mul(pragma("page_size")?);
+        Ok(Bytes(u64::try_from(bytes).unwrap_or(0)))
+    }
+}
+
+fn configure(connection: &Connection, most_bytes: Bytes) -> rusqlite::Result<()> {
+    // WAL: a crash of the daemon loses nothing that was committed, a crash of the host loses the
+    // last seconds and damages nothing; readers never wait. NORMAL: fsync at checkpoints only.
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.pragma_update(None, "cache_size", -256)?;
+    connection.pragma_update_and_check(None, "journal_size_limit", 4 << 20, |_| Ok(()))?;
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 250, |_| Ok(()))?;
+    let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
+    // A quarter of slack, so that thinning comes first and this only ever stops a runaway.
+    let pages = signed(most_bytes.0) / page.max(1) / 4 * 5;
+    connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
+}
+
+fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(SHAPE)?;
+    transaction.pragma_update(None, "user_version", VERSION)?;
+    transaction.commit()
+}
+
+/// SQLite's integers are signed.
+pub(super) fn signed(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    {
+        let mut reading = transaction
+            .prepare_cached("INSERT OR REPLACE INTO reading VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
+        let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
+        for row in &rows.readings {
+            let s = row.sample;
+            reading.execute(params![
+                row.step_s,
+                signed(row.wall_ms),
+                row.vm.as_str(),
+                size(s.used),
+                size(s.balloon),
+                size(s.target),
+                size(s.swap_per_s)
+            ])?;
+        }
+        let mut change = transaction.prepare_cached(
+            "INSERT INTO change (wall_ms, vm, mode, is_take, target, reason, words) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?;
+        for row in &rows.changes {
+            change.execute(params![
+                signed(row.wall_ms),
+                row.vm.as_str(),
+                json(&row.mode),
+                row.is_take,
+                signed(row.target.0),
+                json(&row.reason),
+                row.reason.to_string()
+            ])?;
+        }
+    }
+    transaction.commit()
+}
+
+/// These types always have a JSON form; were one not to, readers show the words alone.
+fn json<T: serde::Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+fn delete_old(connection: &Connection, now_ms: u64) -> rusqlite::Result<()> {
+    for (step_s, kept_ms) in KEPT_MS {
+        let before = signed(now_ms.saturating_sub(kept_ms));
+        connection
+            .prepare_cached("DELETE FROM reading WHERE step_s = ?1 AND wall_ms < ?2")?
+            .execute(params![step_s, before])?;
+    }
+    let before = signed(now_ms.saturating_sub(CHANGES_KEPT_MS));
+    connection.prepare_cached("DELETE FROM change WHERE wall_ms < ?1")?.execute(params![before])?;
+    connection
+        .prepare_cached("DELETE FROM change WHERE id <= (SELECT max(id) FROM change) - ?1")?
+        .execute(params![MOST_CHANGES])?;
+    Ok(())
+}
+
+fn delete_oldest_tenth(connection: &Connection) -> rusqlite::Result<()> {
+    for (step_s, _) in KEPT_MS {
+        connection.execute(
+            "DELETE FROM reading WHERE step_s = ?1 AND wall_ms <= \
+               (SELECT min(wall_ms) + (max(wall_ms) - min(wall_ms)) / 10 FROM reading \
+                WHERE step_s = ?1)",
+            params![step_s],
+        )?;
+    }
+    connection.execute(
+        "DELETE FROM change WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM change)",
+        [],
+    )?;
+    Ok(())
+}
+
+/// Renames an unusable file, with its write-ahead log, and answers the new name.
+pub(super) fn set_aside(path: &Path, now_ms: u64) -> Result<PathBuf, StoreError> {
+    let aside = with_suffix(path, &format!(".unusable-{now_ms}"));
+    let fail = |source| StoreError::SetAside { path: path.to_owned(), source };
+    for part in ["-wal", "-shm"] {
+        match std::fs::rename(with_suffix(path, part), with_suffix(&aside, part)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fail(error)),
+            _ => {}
+        }
+    }
+    std::fs::rename(path, &aside).map_err(fail)?;
+    Ok(aside)
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
