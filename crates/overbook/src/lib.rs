@@ -1,3 +1,21 @@
 //! The host daemon, its drivers and its command line.
 
+pub mod cli;
+pub mod client;
+pub mod config_files;
+pub mod drivers;
+pub mod explain;
+pub mod history;
+pub mod http;
+pub mod journal;
+pub mod lock;
 pub mod published;
+pub mod top;
+
+#[cfg(test)]
+extern crate self as overbook;
+#[cfg(test)]
+#[path = "../tests/http_fixture/mod.rs"]
+mod fixture;
+#[cfg(test)]
+mod test_process;

@@ -1,8 +1,8 @@
 //! The cgroup v2 of a process, and the CPU time that has been spent in it.
 //!
-//! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. Where that tree is mounted differs:
-//! at `/sys/fs/cgroup` on a pure v2 host, at `/sys/fs/cgroup/unified` on a hybrid one. `cpu.stat` and
-//! the PSI files exist there even where all controllers are still bound to v1.
+//! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. Where that tree is mounted
+//! differs: at `/sys/fs/cgroup` on a pure v2 host, at `/sys/fs/cgroup/unified` on a hybrid one.
+//! `cpu.stat` and the PSI files exist there even where all controllers are still bound to v1.
 
 use std::path::{Path, PathBuf};
 
@@ -24,10 +24,7 @@ pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     if !group.starts_with('/') || group.split('/').any(|part| part == "..") {
         return Ok(None);
     }
-    let mount = MOUNTS
-        .iter()
-        .map(Path::new)
-        .find(|dir| dir.join("cgroup.procs").exists());
+    let mount = MOUNTS.iter().map(Path::new).find(|dir| dir.join("cgroup.procs").exists());
     Ok(mount.map(|mount| mount.join(group.trim_start_matches('/'))))
 }
 
@@ -42,10 +39,7 @@ pub fn cpu_usage_us(dir: &Path) -> Result<u64, ProcError> {
     let value = text
         .lines()
         .find_map(|line| line.strip_prefix(field))
-        .ok_or_else(|| ProcError::Missing {
-            path: path.clone(),
-            field,
-        })?;
+        .ok_or_else(|| ProcError::Missing { path: path.clone(), field })?;
     value
         .trim()
         .parse()
@@ -73,10 +67,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("cpu.stat"), "usage_usec much\n").unwrap();
         let error = cpu_usage_us(dir.path()).unwrap_err().to_string();
-        assert!(
-            error.ends_with("usage_usec is \"much\", which is not a number of µs"),
-            "{error}"
-        );
+        assert!(error.ends_with("usage_usec is \"much\", which is not a number of µs"), "{error}");
         assert!(of_process(u32::MAX).is_err());
     }
 }

@@ -1,8 +1,8 @@
 //! The two clocks of the host.
 //!
 //! The boot clock never jumps, goes on while the machine sleeps, and means the same to a restarted
-//! daemon: everything that Overbook remembers is dated on it. The wall clock is for people, and for the
-//! few dates that arrive on it (QEMU dates a guest's statistics so); it may jump at any moment.
+//! daemon: everything that Overbook remembers is dated on it. The wall clock is for people, and for
+//! the few dates that arrive on it (QEMU dates a guest's statistics so); it may jump at any moment.
 
 use model::Time;
 use rustix::time::{ClockId, clock_gettime};
@@ -23,9 +23,7 @@ fn millis(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
-    seconds
-        .saturating_mul(1000)
-        .saturating_add(nanos / 1_000_000)
+    seconds.saturating_mul(1000).saturating_add(nanos / 1_000_000)
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The host's memory, as `/proc/meminfo` tells it.
 //!
-//! `MemAvailable` is the kernel's own estimate of what can be had without swapping, and the figure that
-//! the host's reserve is measured against. `MemFree` alone says nothing: a healthy host has almost none.
+//! `MemAvailable` is the kernel's own estimate of what can be had without swapping, and the figure
+//! that the host's reserve is measured against. `MemFree` alone says nothing: a healthy host has
+//! almost none.
 
 use std::path::Path;
 

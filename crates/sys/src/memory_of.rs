@@ -1,25 +1,26 @@
 //! The physical memory that a guest occupies, told apart from QEMU's own.
 //!
-//! **Problem.** The kernel counts per process, and a QEMU process is more than its guest: heap, thread
-//! stacks, and under TCG tens of megabytes of translation buffer. What is exact (`smaps`) walks every
-//! page table: 1.7 ms for a guest of 256 MB here, 17 ms and more once its memory is in thousands of
-//! mappings. What is cheap (`status`: 17 µs, whatever the size) does not tell the two apart.
+//! **Problem.** The kernel counts per process, and a QEMU process is more than its guest: heap,
+//! thread stacks, and under TCG tens of megabytes of translation buffer. What is exact (`smaps`)
+//! walks every page table: 1.7 ms for a guest of 256 MB here, 17 ms and more once its memory is in
+//! thousands of mappings. What is cheap (`status`: 17 µs, whatever the size) does not tell the two
+//! apart.
 //!
-//! **Idea.** used = `RssAnon` + `RssShmem` + `HugetlbPages` + `VmPTE` − overhead. The sum is read in
-//! every tick ([`Counters`]). The overhead, which moves slowly, is measured from `smaps` now and then
-//! ([`Overhead`]): all memory of those kinds outside guest RAM. Guest RAM is found by the sizes that
-//! QEMU reports: the run of adjacent mappings of one kind (a partial `madvise` splits mappings) whose
-//! length fits best. The owner spaces the measurements so that they stay under a fixed share of CPU
-//! time ([`Overhead::rest`]), also for a guest of a terabyte.
+//! **Idea.** used = `RssAnon` + `RssShmem` + `HugetlbPages` + `VmPTE` − overhead. The sum is read
+//! in every tick ([`Counters`]). The overhead, which moves slowly, is measured from `smaps` now and
+//! then ([`Overhead`]): all memory of those kinds outside guest RAM. Guest RAM is found by the
+//! sizes that QEMU reports: the run of adjacent mappings of one kind (a partial `madvise` splits
+//! mappings) whose length fits best. The owner spaces the measurements so that they stay under a
+//! fixed share of CPU time ([`Overhead::rest`]), also for a guest of a terabyte.
 //!
-//! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the guest's
-//! memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken them up, and it
-//! needs Linux 6.7. The sum above costs the same at any size on any kernel.
+//! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
+//! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
+//! them up, and it needs Linux 6.7. The sum above costs the same at any size on any kernel.
 //!
-//! **Limits.** The kernel keeps `Rss*` per CPU and, before 6.17, adds them up lazily: off by up to 64
-//! pages per CPU on small machines. Memory that several processes map counts for each of them: sums
-//! over VMs are right for private RAM only. What the host has swapped out is not counted: it is not
-//! occupied.
+//! **Limits.** The kernel keeps `Rss*` per CPU and, before 6.17, adds them up lazily: off by up to
+//! 64 pages per CPU on small machines. Memory that several processes map counts for each of them:
+//! sums over VMs are right for private RAM only. What the host has swapped out is not counted: it
+//! is not occupied.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -102,7 +103,8 @@ pub enum OverheadError {
 
 impl Overhead {
     /// Measures it: guest RAM is made of pieces of `ram_sizes`. Costs milliseconds, more for guests
-    /// with much memory, and waits while QEMU changes its mappings: not for a thread that others need.
+    /// with much memory, and waits while QEMU changes its mappings: not for a thread that others
+    /// need.
     ///
     /// # Errors
     /// When the process is gone or may not be looked into, or nothing in it can be guest RAM.

@@ -1,8 +1,9 @@
 //! Pressure stall information: the share of time in which work waited for memory.
 //!
-//! `some` counts moments in which at least one task waited, `full` those in which all did. The host's
-//! file is `/proc/pressure/memory`, a cgroup's is its `memory.pressure`; the format is the same. A
-//! kernel without PSI (`CONFIG_PSI=n`, or `psi=0` at boot) has no file, or one that cannot be read.
+//! `some` counts moments in which at least one task waited, `full` those in which all did. The
+//! host's file is `/proc/pressure/memory`, a cgroup's is its `memory.pressure`; the format is the
+//! same. A kernel without PSI (`CONFIG_PSI=n`, or `psi=0` at boot) has no file, or one that cannot
+//! be read.
 //!
 //! Source: Documentation/accounting/psi.rst.
 
@@ -65,42 +66,21 @@ fn of_file(path: &Path) -> Result<Option<Pressure>, ProcError> {
 }
 
 fn parse(path: &Path, text: &str) -> Result<Pressure, ProcError> {
-    Ok(Pressure {
-        some: stall(path, text, "some")?,
-        full: stall(path, text, "full")?,
-    })
+    Ok(Pressure { some: stall(path, text, "some")?, full: stall(path, text, "full")? })
 }
 
 fn stall(path: &Path, text: &str, kind: &'static str) -> Result<Stall, ProcError> {
-    let missing = || ProcError::Missing {
-        path: path.to_owned(),
-        field: kind,
-    };
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(kind))
-        .ok_or_else(missing)?;
-    let malformed = || {
-        ProcError::malformed(
-            path,
-            kind,
-            line.trim(),
-            "`avg10=… avg60=… avg300=… total=…`",
-        )
-    };
+    let missing = || ProcError::Missing { path: path.to_owned(), field: kind };
+    let line = text.lines().find_map(|line| line.strip_prefix(kind)).ok_or_else(missing)?;
+    let malformed =
+        || ProcError::malformed(path, kind, line.trim(), "`avg10=… avg60=… avg300=… total=…`");
     let field = |name: &str| {
         let mut words = line.split_whitespace();
-        words
-            .find_map(|word| word.strip_prefix(name))
-            .ok_or_else(malformed)
+        words.find_map(|word| word.strip_prefix(name)).ok_or_else(malformed)
     };
     let percent = |name: &str| {
         let value: f32 = field(name)?.parse().map_err(|_| malformed())?;
-        if (0.0..=100.0).contains(&value) {
-            Ok(value)
-        } else {
-            Err(malformed())
-        }
+        if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(malformed()) }
     };
     Ok(Stall {
         avg10: percent("avg10=")?,
@@ -131,10 +111,7 @@ mod tests {
         for value in ["-1", "101", "NaN", "inf", "x", ""] {
             let text = format!("some avg10={value} avg60=0 avg300=0 total=0\nfull avg10=0");
             let error = parse_text(&text).unwrap_err();
-            assert!(
-                matches!(error, ProcError::Malformed { .. }),
-                "{value}: {error}"
-            );
+            assert!(matches!(error, ProcError::Malformed { .. }), "{value}: {error}");
         }
         assert!(matches!(parse_text(""), Err(ProcError::Missing { .. })));
     }

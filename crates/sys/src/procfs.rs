@@ -1,7 +1,7 @@
 //! Reads the small text files of `/proc` and `/sys`, and says precisely what was wrong with one.
 //!
-//! A file under `/proc/<pid>` vanishes with its process, at any moment: that is [`ProcError::Gone`],
-//! which callers expect, and not one of the faults that a person should see.
+//! A file under `/proc/<pid>` vanishes with its process, at any moment: that is
+//! [`ProcError::Gone`], which callers expect, and not one of the faults that a person should see.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -57,14 +57,7 @@ impl ProcError {
         let path = path.to_owned();
         let gone = error.kind() == io::ErrorKind::NotFound
             || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error());
-        if gone {
-            Self::Gone { path }
-        } else {
-            Self::Io {
-                path,
-                source: error,
-            }
-        }
+        if gone { Self::Gone { path } } else { Self::Io { path, source: error } }
     }
 
     /// `value` of `field` is not what was expected.
@@ -75,12 +68,7 @@ impl ProcError {
         expected: &'static str,
     ) -> Self {
         let value = value.chars().take(40).collect();
-        Self::Malformed {
-            path: path.to_owned(),
-            field,
-            value,
-            expected,
-        }
+        Self::Malformed { path: path.to_owned(), field, value, expected }
     }
 }
 
@@ -88,16 +76,12 @@ impl ProcError {
 pub(crate) fn read(path: &Path) -> Result<String, ProcError> {
     let failed = |error| ProcError::from_io(path, error);
     let mut text = String::new();
-    File::open(path)
-        .map_err(failed)?
-        .take(MAX_LEN)
-        .read_to_string(&mut text)
-        .map_err(failed)?;
+    File::open(path).map_err(failed)?.take(MAX_LEN).read_to_string(&mut text).map_err(failed)?;
     Ok(text)
 }
 
-/// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` where there is no
-/// such line.
+/// `field` (written with its colon) among lines such as `MemFree:   1234 kB`; `None` where there is
+/// no such line.
 pub(crate) fn kib_field(
     path: &Path,
     text: &str,
@@ -117,10 +101,7 @@ pub(crate) fn required_kib_field(
     text: &str,
     field: &'static str,
 ) -> Result<Bytes, ProcError> {
-    kib_field(path, text, field)?.ok_or_else(|| ProcError::Missing {
-        path: path.to_owned(),
-        field,
-    })
+    kib_field(path, text, field)?.ok_or_else(|| ProcError::Missing { path: path.to_owned(), field })
 }
 
 /// `   1234 kB`
@@ -129,8 +110,8 @@ pub(crate) fn parse_kib(value: &str) -> Option<Bytes> {
     kib.checked_mul(1024).map(Bytes)
 }
 
-/// The program that a process runs: the base name of its executable, or the kernel's short name of it
-/// where the executable may not be seen.
+/// The program that a process runs: the base name of its executable, or the kernel's short name of
+/// it where the executable may not be seen.
 ///
 /// # Errors
 /// When the process is gone.
@@ -158,23 +139,11 @@ mod tests {
     #[test]
     fn sizes_that_are_no_sizes_are_refused_with_their_text() {
         let path = Path::new("x");
-        for bad in [
-            "A: 12",
-            "A: -1 kB",
-            "A: 99999999999999999999 kB",
-            "A: kB",
-            "A: 1e3 kB",
-        ] {
+        for bad in ["A: 12", "A: -1 kB", "A: 99999999999999999999 kB", "A: kB", "A: 1e3 kB"] {
             let error = kib_field(path, bad, "A:").unwrap_err();
-            assert!(
-                matches!(error, ProcError::Malformed { .. }),
-                "{bad}: {error}"
-            );
+            assert!(matches!(error, ProcError::Malformed { .. }), "{bad}: {error}");
         }
-        assert_eq!(
-            kib_field(path, "A:\t 12 kB\n", "A:").unwrap(),
-            Some(Bytes::kib(12))
-        );
+        assert_eq!(kib_field(path, "A:\t 12 kB\n", "A:").unwrap(), Some(Bytes::kib(12)));
         assert_eq!(kib_field(path, "AB: 12 kB", "A:").unwrap(), None);
     }
 

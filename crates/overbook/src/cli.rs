@@ -1,0 +1,164 @@
+//! The command line: one table, from which help, completions and man pages are made too.
+//!
+//! Each command is one file with one function from arguments to text. Only here is anything printed,
+//! so a closed pipe ends quietly everywhere and no name of a guest can write escape sequences to the
+//! operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers.
+
+mod context;
+mod daemon;
+mod error;
+mod explain;
+mod group;
+mod history;
+mod lab;
+mod output;
+mod pages;
+mod plan;
+mod status;
+mod steer;
+mod table;
+mod vm;
+mod when;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use context::Context;
+pub use error::CliError;
+use output::Output;
+
+use crate::config_files::DEFAULT_PATH;
+
+/// Where the daemon answers when no configuration says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
+
+/// Moves memory between virtual machines of one group, to where it is needed.
+#[derive(Debug, Parser)]
+#[command(name = "overbook", version, max_term_width = 100)]
+pub struct Cli {
+    /// The configuration; files in `overbook.d` beside it are read after it
+    #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_PATH)]
+    config: PathBuf,
+    /// The daemon's socket, instead of the one in the configuration
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the host daemon in the foreground
+    Daemon,
+    /// Check the configuration and report every fault with its file and line
+    Check,
+    /// Show the host, its groups and its VMs
+    Status(Format),
+    /// Watch the host live
+    Top,
+    /// Show one VM, or all
+    Vm(OptionalName),
+    /// Show one group, or all
+    Group(OptionalName),
+    /// Say in words why a VM has the memory that it has
+    Explain(Name),
+    /// Show the latest plan, write out what it was made from, or decide such a file
+    Plan(plan::Arguments),
+    /// Change nothing any more, until `resume`
+    Pause(Format),
+    /// Go on after a pause
+    Resume(Format),
+    /// Give every VM back what it had before Overbook touched it, and pause
+    Release(Format),
+    /// Show what a VM had and what was done to it
+    History(history::Arguments),
+    /// Write shell completions to standard output
+    Completions(pages::Shell),
+    /// Write the man pages into a directory, or the main one to standard output
+    Man(pages::Directory),
+    /// Real guests on this machine: runs `overbook-lab`
+    Lab(lab::Arguments),
+}
+
+/// How to print.
+#[derive(Debug, Args)]
+struct Format {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct OptionalName {
+    /// Its name; all without one
+    name: Option<String>,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Debug, Args)]
+struct Name {
+    /// Its name
+    name: String,
+    #[command(flatten)]
+    format: Format,
+}
+
+/// Parses the arguments, does what they say, and says how it went.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli).and_then(|output| output.print()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("overbook: {}", output::clean(&error.to_string()));
+            error.exit_code()
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<Output, CliError> {
+    let context = Context { config: cli.config, socket: cli.socket };
+    match cli.command {
+        Command::Daemon => daemon::run(&context),
+        Command::Check => daemon::check(&context),
+        Command::Status(format) => status::run(&context, format.json),
+        Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
+        Command::Vm(vm) => vm::run(&context, vm.name.as_deref(), vm.format.json),
+        Command::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
+        Command::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
+        Command::Plan(arguments) => plan::run(&context, &arguments),
+        Command::Pause(format) => steer::pause(&context, format.json),
+        Command::Resume(format) => steer::resume(&context, format.json),
+        Command::Release(format) => steer::release(&context, format.json),
+        Command::History(arguments) => history::run(&context, &arguments),
+        Command::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
+        Command::Man(directory) => pages::man(&directory, Cli::command()),
+        Command::Lab(arguments) => lab::run(&arguments),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_table_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn global_options_may_stand_behind_the_command() {
+        let cli = Cli::try_parse_from(["overbook", "status", "--json", "--socket", "/s"]).unwrap();
+        assert_eq!(cli.socket, Some("/s".into()));
+        assert!(matches!(cli.command, Command::Status(Format { json: true })));
+    }
+
+    #[test]
+    fn the_lab_gets_its_arguments_untouched() {
+        let line = ["overbook", "lab", "run", "quickstart", "--json", "--help"];
+        let Command::Lab(lab) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        assert_eq!(lab.arguments, ["run", "quickstart", "--json", "--help"]);
+    }
+}

@@ -1,0 +1,38 @@
+//! Where the daemon is to be found.
+
+use std::path::{Path, PathBuf};
+
+use super::{DEFAULT_SOCKET, error::CliError};
+use crate::{client::Client, config_files};
+
+/// The global options.
+pub(super) struct Context {
+    /// The configuration.
+    pub(super) config: PathBuf,
+    /// The socket, if the user named one.
+    pub(super) socket: Option<PathBuf>,
+}
+
+impl Context {
+    /// The daemon's socket: the user's, else the configuration's, else the usual one.
+    ///
+    /// Somebody who may ask the daemon need not be able to read its configuration. So only a
+    /// configuration that was asked for by name has to be readable.
+    pub(super) fn socket(&self) -> Result<PathBuf, CliError> {
+        if let Some(socket) = &self.socket {
+            return Ok(socket.clone());
+        }
+        match config_files::load(&self.config) {
+            Ok(spec) => Ok(spec.api.socket),
+            Err(_) if self.config == Path::new(config_files::DEFAULT_PATH) => {
+                Ok(PathBuf::from(DEFAULT_SOCKET))
+            }
+            Err(faults) => Err(CliError::Said(format!("{faults}\n(or name the --socket)"))),
+        }
+    }
+
+    /// A way to ask the daemon.
+    pub(super) fn client(&self) -> Result<Client, CliError> {
+        Ok(Client::new(&self.socket()?)?)
+    }
+}

@@ -1,0 +1,15 @@
+//! `overbook daemon` and `overbook check`: hand over to the daemon and to the configuration.
+
+use super::{context::Context, error::CliError, output::Output};
+use crate::config_files;
+
+pub(super) fn run(context: &Context) -> Result<Output, CliError> {
+    let config = context.config.display();
+    Err(CliError::Said(format!("{config}: this build has no daemon loop yet")))
+}
+
+pub(super) fn check(context: &Context) -> Result<Output, CliError> {
+    let mut report = Vec::new();
+    let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
+    Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
+}

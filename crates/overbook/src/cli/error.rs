@@ -1,0 +1,61 @@
+//! What can go wrong on the command line, and the exit code that says so.
+
+use std::{io, path::PathBuf, process::ExitCode};
+
+use crate::client::ClientError;
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The daemon cannot be asked, or said no.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Several sentences from a part that reports by itself.
+    #[error("{0}")]
+    Said(String),
+    /// A file cannot be used.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// The terminal cannot be used.
+    #[error("the terminal cannot be used: {0}")]
+    Terminal(io::Error),
+    /// An exported case cannot be read.
+    #[error("{path}: {field}: {error}")]
+    Case {
+        /// The file.
+        path: PathBuf,
+        /// Where in it.
+        field: String,
+        /// What is wrong there.
+        error: serde_json::Error,
+    },
+    /// The laboratory is not installed.
+    #[error("`overbook-lab` was found neither beside {beside} nor in {library} nor in PATH")]
+    NoLab {
+        /// Where this program is.
+        beside: PathBuf,
+        /// Where packages put it.
+        library: &'static str,
+    },
+    /// An answer cannot be written as JSON.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(serde_json::Error),
+    /// Standard output cannot be written.
+    #[error("standard output: {0}")]
+    Print(io::Error),
+}
+
+impl CliError {
+    /// 3 when no daemon answers, so that scripts can tell; otherwise 1.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Client(ClientError::NoDaemon(_)) => ExitCode::from(3),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! `overbook explain VM`: the daemon's own words.
+
+use super::{context::Context, error::CliError, output::Output};
+use crate::{client::path_of, http::wire::Explanation};
+
+pub(super) fn run(context: &Context, vm: &str, json: bool) -> Result<Output, CliError> {
+    let explanation: Explanation = context.client()?.get(&path_of("explain", vm))?;
+    if json { Output::json(&explanation) } else { Ok(Output::text(&explanation.text)) }
+}

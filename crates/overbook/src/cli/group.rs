@@ -1,0 +1,57 @@
+//! `overbook group [NAME]`: ledgers.
+
+use super::{
+    context::Context,
+    error::CliError,
+    output::Output,
+    table::{Column, size, table},
+};
+use crate::{client::path_of, http::wire::GroupStatus};
+
+const COLUMNS: [Column; 9] = [
+    ("GROUP", false),
+    ("POLICY", false),
+    ("BUDGET", true),
+    ("USED", true),
+    ("PROMISED", true),
+    ("RESERVE", true),
+    ("SURPLUS", true),
+    ("DEFICIT", true),
+    ("VMS", false),
+];
+
+pub(super) fn run(context: &Context, name: Option<&str>, json: bool) -> Result<Output, CliError> {
+    let client = context.client()?;
+    let groups: Vec<GroupStatus> = match name {
+        Some(name) => {
+            let group: GroupStatus = client.get(&path_of("groups", name))?;
+            if json {
+                return Output::json(&group);
+            }
+            vec![group]
+        }
+        None => client.get("/v1/groups")?,
+    };
+    if json { Output::json(&groups) } else { Ok(Output::text(&table_of(&groups))) }
+}
+
+/// All groups in a table.
+pub(super) fn table_of(groups: &[GroupStatus]) -> String {
+    if groups.is_empty() {
+        return "no group is configured: every VM is watched, none is managed\n".to_owned();
+    }
+    let row = |group: &GroupStatus| {
+        vec![
+            group.name.clone(),
+            group.policy.clone(),
+            size(Some(group.budget_bytes)),
+            size(Some(group.used_bytes)),
+            size(Some(group.promised_bytes)),
+            size(Some(group.reserve_bytes)),
+            size(Some(group.surplus_bytes)),
+            size(Some(group.deficit_bytes)),
+            group.vms.join(" "),
+        ]
+    };
+    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>())
+}

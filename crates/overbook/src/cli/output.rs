@@ -1,0 +1,73 @@
+//! The only place that writes to standard output.
+//!
+//! Names of VMs and error texts come from guests and from QEMU. On a terminal a control character in
+//! them could move the cursor or worse, so everything but line breaks is made visible. JSON escapes
+//! control characters by itself.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use serde::Serialize;
+
+use super::error::CliError;
+
+/// What a command prints.
+pub(super) struct Output {
+    bytes: Vec<u8>,
+    code: u8,
+}
+
+impl Output {
+    /// Nothing.
+    pub(super) const fn nothing() -> Self {
+        Self::raw(Vec::new())
+    }
+
+    /// Text for people.
+    pub(super) fn text(text: &str) -> Self {
+        Self::raw(clean(text).into_bytes())
+    }
+
+    /// Bytes as they stand.
+    pub(super) const fn raw(bytes: Vec<u8>) -> Self {
+        Self { bytes, code: 0 }
+    }
+
+    /// JSON for programs.
+    pub(super) fn json(value: &impl Serialize) -> Result<Self, CliError> {
+        let mut bytes = serde_json::to_vec_pretty(value).map_err(CliError::Json)?;
+        bytes.push(b'\n');
+        Ok(Self::raw(bytes))
+    }
+
+    /// The same, ending with another exit code.
+    pub(super) fn with_code(self, code: u8) -> Self {
+        Self { code, ..self }
+    }
+
+    /// Writes it out and answers the exit code. A reader that went away (`| head`) is no error.
+    pub(super) fn print(self) -> Result<ExitCode, CliError> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(&self.bytes).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::Print(error)),
+            _ => Ok(ExitCode::from(self.code)),
+        }
+    }
+}
+
+/// The text without anything that a terminal would obey.
+pub(super) fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_can_steer_the_terminal() {
+        assert_eq!(clean("a\u{1b}[2Jb\u{9b}31m\nc\r"), "a\u{fffd}[2Jb\u{fffd}31m\nc\u{fffd}");
+    }
+}

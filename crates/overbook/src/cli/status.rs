@@ -1,0 +1,56 @@
+//! `overbook status`: the host, its groups and its VMs on one page.
+
+use serde::Serialize;
+
+use super::{context::Context, error::CliError, group, output::Output, table::size, vm};
+use crate::http::wire::{GroupStatus, HostStatus, VmStatus};
+
+/// The page as JSON.
+#[derive(Serialize)]
+struct Page {
+    host: HostStatus,
+    groups: Vec<GroupStatus>,
+    vms: Vec<VmStatus>,
+}
+
+pub(super) fn run(context: &Context, json: bool) -> Result<Output, CliError> {
+    let client = context.client()?;
+    let page = Page {
+        host: client.get("/v1/host")?,
+        groups: client.get("/v1/groups")?,
+        vms: client.get("/v1/vms")?,
+    };
+    if json {
+        return Output::json(&page);
+    }
+    let groups = group::table_of(&page.groups);
+    let vms = vm::table_of(&page.vms);
+    Ok(Output::text(&format!("{}\n{groups}\n{vms}", host(&page.host))))
+}
+
+/// The host in a few lines; trouble has a line of its own.
+fn host(host: &HostStatus) -> String {
+    let paused = if host.paused { ", PAUSED" } else { "" };
+    let mut text = format!(
+        "host    {} of {} available, {} of {} swap free; mode {}{paused}; tick {} ago\n",
+        size(host.available_bytes),
+        size(host.total_bytes),
+        size(host.swap_free_bytes),
+        size(host.swap_total_bytes),
+        host.mode,
+        model::Millis(host.tick_age_ms),
+    );
+    if let (Some(some), Some(full)) = (host.psi_some_avg10_percent, host.psi_full_avg10_percent) {
+        text += &format!("        memory pressure in 10 s: some {some:.1} %, full {full:.1} %\n");
+    }
+    let (found, silent, stuck) = (host.vms, host.unreachable_vms, host.uncooperative_vms);
+    text += &format!("        {found} VMs, {silent} unreachable, {stuck} uncooperative\n");
+    let reasons = host.reasons.iter().map(|words| words.text.clone());
+    let config =
+        host.config_error.iter().map(|e| format!("the newest configuration is not used: {e}"));
+    let history = host.history_error.iter().map(|e| format!("history is not being kept: {e}"));
+    for trouble in reasons.chain(config).chain(history) {
+        text += &format!("  !     {trouble}\n");
+    }
+    text
+}

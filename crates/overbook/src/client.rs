@@ -1,0 +1,209 @@
+//! Asks the running daemon over its unix socket.
+//!
+//! One request, one connection, one deadline: the CLI never hangs with the daemon. The errors are for
+//! people, because "connection refused" is not what an operator needs to read when the daemon is off.
+
+use std::{
+    convert::Infallible,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header::HOST};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::de::DeserializeOwned;
+use tokio::{net::UnixStream, runtime, time};
+
+use crate::http::wire::{Done, Failure};
+
+/// How long an answer may take.
+const READ_LIMIT: Duration = Duration::from_secs(5);
+/// How long the daemon may take to carry a request out; longer than its own limit.
+const WRITE_LIMIT: Duration = Duration::from_secs(35);
+/// An answer larger than this is no answer: a host with thousands of VMs needs a few MiB.
+const MAX_BODY: usize = 256 << 20;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error(
+        "no daemon answers at {0} (is `overbook daemon` running? `overbook check` finds faults in \
+         its configuration)"
+    )]
+    NoDaemon(PathBuf),
+    /// The socket is not for this user.
+    #[error("not permitted to open {0}: only root and the socket's group may ask the daemon")]
+    NotPermitted(PathBuf),
+    /// The socket cannot be used for another reason.
+    #[error("{socket}: {error}")]
+    Io {
+        /// The socket.
+        socket: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// The daemon is there but stuck.
+    #[error("the daemon at {socket} did not answer within {} s", limit.as_secs())]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// Whatever answers is not the daemon.
+    #[error("what answers at {socket} does not speak this version's API: {why}")]
+    Garbled {
+        /// The socket.
+        socket: PathBuf,
+        /// What was wrong.
+        why: String,
+    },
+    /// The daemon answered with an error.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// A way to ask.
+pub struct Client {
+    socket: PathBuf,
+    runtime: runtime::Runtime,
+}
+
+impl Client {
+    /// Prepares to ask at `socket`. Connects only when asked.
+    ///
+    /// # Errors
+    /// When the process can have no more file descriptors.
+    pub fn new(socket: &Path) -> Result<Self, ClientError> {
+        let io = |error| ClientError::Io { socket: socket.into(), error };
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(io)?;
+        Ok(Self { socket: socket.into(), runtime })
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// When the daemon cannot be asked or says no.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
+        self.parse(&self.ask(Method::GET, path, READ_LIMIT)?)
+    }
+
+    /// Reads an object as it stands.
+    ///
+    /// # Errors
+    /// When the daemon cannot be asked or says no.
+    pub fn get_text(&self, path: &str) -> Result<String, ClientError> {
+        let body = self.ask(Method::GET, path, READ_LIMIT)?;
+        String::from_utf8(body.to_vec()).map_err(|error| self.garbled(&error))
+    }
+
+    /// Asks for something to be done.
+    ///
+    /// # Errors
+    /// When the daemon cannot be asked or says no.
+    pub fn post(&self, path: &str) -> Result<Done, ClientError> {
+        self.parse(&self.ask(Method::POST, path, WRITE_LIMIT)?)
+    }
+
+    fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
+        serde_json::from_slice(body).map_err(|error| self.garbled(&error))
+    }
+
+    fn garbled(&self, why: &dyn ToString) -> ClientError {
+        ClientError::Garbled { socket: self.socket.clone(), why: why.to_string() }
+    }
+
+    fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
+        let answer = async { time::timeout(limit, self.exchange(method, path)).await };
+        let silent = |_| ClientError::Silent { socket: self.socket.clone(), limit };
+        let (status, body) = self.runtime.block_on(answer).map_err(silent)??;
+        if status.is_success() {
+            return Ok(body);
+        }
+        let failure: Failure = self.parse(&body)?;
+        Err(ClientError::Refused(failure.error))
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+    ) -> Result<(StatusCode, Bytes), ClientError> {
+        let connected = UnixStream::connect(&self.socket).await;
+        let stream = connected.map_err(|error| self.not_connected(error))?;
+        let handshake = http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(|error| self.garbled(&error))?;
+        let request = Request::builder().method(method).uri(path).header(HOST, "overbook");
+        let request = request.body(Empty::<Bytes>::new()).map_err(|error| self.garbled(&error))?;
+        let answer = async {
+            let response = sender.send_request(request).await.map_err(|e| self.garbled(&e))?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, MAX_BODY).collect().await;
+            Ok((head.status, body.map_err(|e| self.garbled(&e))?.to_bytes()))
+        };
+        // The answer ends first; the connection is dropped with this function.
+        let drive = async {
+            let _: hyper::Result<()> = connection.await;
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            answer = answer => answer,
+            never = drive => match never {},
+        }
+    }
+
+    fn not_connected(&self, error: io::Error) -> ClientError {
+        let socket = self.socket.clone();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ClientError::NoDaemon(socket)
+            }
+            io::ErrorKind::PermissionDenied => ClientError::NotPermitted(socket),
+            _ => ClientError::Io { socket, error },
+        }
+    }
+}
+
+/// The path of an object whose name may hold any character.
+#[must_use]
+pub fn path_of(collection: &str, name: &str) -> String {
+    format!("/v1/{collection}/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_leave_their_place_in_the_path() {
+        assert_eq!(path_of("vms", "web-1"), "/v1/vms/web%2D1");
+        assert_eq!(path_of("vms", "../host?x#ü"), "/v1/vms/%2E%2E%2Fhost%3Fx%23%C3%BC");
+    }
+
+    #[test]
+    fn a_daemon_that_is_off_is_named_with_its_socket() {
+        let client = Client::new(Path::new("/nonexistent/s")).unwrap();
+        let error = client.get_text("/v1/host").unwrap_err();
+        assert!(matches!(error, ClientError::NoDaemon(_)));
+        assert!(error.to_string().starts_with("no daemon answers at /nonexistent/s (is `overbook"));
+    }
+
+    #[test]
+    fn a_listener_that_is_no_daemon_is_called_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            use io::Write;
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(b"220 smtp ready\r\n").unwrap();
+        });
+        let error = Client::new(&socket).unwrap().get_text("/v1/host").unwrap_err();
+        assert!(matches!(error, ClientError::Garbled { .. }), "{error}");
+        server.join().unwrap();
+    }
+}

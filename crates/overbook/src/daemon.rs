@@ -1,0 +1,272 @@
+//! The host daemon: one loop, once a second, and whoever wants to know or change something around it.
+//!
+//! ```text
+//!   every second    Drivers::view ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
+//!   SIGHUP          the configuration is read again; with faults the last good one stays
+//!   a request       pause, resume, release
+//!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
+//! ```
+//!
+//! The loop owns the policy's memory and the drivers, and waits for nobody: not for QEMU (the drivers'
+//! tasks do), not for readers (a watch channel), not for the disk (the history has a thread). It may be
+//! killed at any instant. What it would have to remember to undo its deeds is in the [`journal`] before
+//! they are done, and what it remembers to judge guests is learned again within seconds.
+//!
+//! [`journal`]: crate::journal
+
+mod log;
+mod notify;
+mod pause;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use model::{Spec, config::Faults};
+use policy::{Memory, tuning};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, oneshot, watch},
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{
+    config_files::Reloader,
+    drivers::{BootClock, Drivers, Settings, discovery::GlobError},
+    history::{self, History},
+    http::{self, Inside, ListenError, Listeners, TickTimes},
+    journal::{Journal, JournalError},
+    lock::{LockError, StateLock},
+    published::{Published, Request},
+    release,
+};
+use pause::PauseFile;
+
+/// Requests that may wait for the loop; more wait outside.
+const REQUESTS: usize = 16;
+
+/// Why the daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The configuration has faults: every one of them, with file and line.
+    #[error("{0}")]
+    Config(#[from] Faults),
+    /// The state directory is in use or cannot be used.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// What is to be undone cannot be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A glob of QMP sockets is none.
+    #[error(transparent)]
+    Glob(#[from] GlobError),
+    /// The API cannot be served.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The system refuses a thread, a signal handler or the runtime.
+    #[error("the system refuses: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Runs the daemon until it is asked to end.
+///
+/// # Errors
+/// When it cannot start. Once it runs, nothing ends it but a signal.
+pub fn run(config: &Path) -> Result<(), DaemonError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let (daemon, served) = Daemon::start(config)?;
+        daemon.run(served).await
+    })
+}
+
+/// A journal that the drivers' tasks share.
+type SharedJournal = Arc<Mutex<Journal>>;
+
+struct Daemon {
+    reloader: Reloader,
+    drivers: Drivers,
+    memory: Memory,
+    pause: PauseFile,
+    journal: SharedJournal,
+    history: History,
+    ticks: Arc<TickTimes>,
+    log: log::Log,
+    _lock: StateLock,
+}
+
+/// What the API is served with.
+struct Served {
+    listeners: Listeners,
+    history: http::HistoryReader,
+}
+
+impl Daemon {
+    fn start(config: &Path) -> Result<(Self, Served), DaemonError> {
+        let reloader = Reloader::start(config)?;
+        let spec = reloader.spec();
+        let state = &spec.host.state;
+        let lock = StateLock::acquire(state)?;
+        let journal = Journal::open(state)?;
+        if let Some(note) = journal.set_aside() {
+            log::warn(note);
+        }
+        let known = journal.records().map(|r| (r.vm.clone(), r.clone())).collect();
+        let journal = Arc::new(Mutex::new(journal));
+        let drivers = Drivers::new(Settings {
+            globs: spec.host.qmp.clone(),
+            period: Duration::from_millis(tuning::PERIOD.0),
+            known,
+            record: recorder(Arc::clone(&journal)),
+        })?;
+        let pause = PauseFile::in_state(state);
+        let memory = Memory { paused: pause.is_set(), ..Memory::default() };
+        let history_file = state.join(history::FILE_NAME);
+        let history = History::start(&history_file)?;
+        let listeners = Listeners::bind(&spec.api)?;
+        if let Some(address) = listeners.tcp_address() {
+            log::info(&format!("the API also answers on {address}"));
+        }
+        let served = Served { listeners, history: http::history_in(history_file) };
+        let (ticks, log) = (Arc::default(), log::Log::default());
+        let daemon =
+            Self { reloader, drivers, memory, pause, journal, history, ticks, log, _lock: lock };
+        Ok((daemon, served))
+    }
+
+    async fn run(mut self, served: Served) -> Result<(), DaemonError> {
+        let (publish, latest) = watch::channel(Arc::new(self.tick()));
+        let (requests, mut asked) = mpsc::channel(REQUESTS);
+        let (end, ended) = oneshot::channel::<()>();
+        let inside =
+            Inside { latest, requests, history: served.history, ticks: Arc::clone(&self.ticks) };
+        let served = tokio::spawn(http::serve(served.listeners, inside, async {
+            let _ = ended.await;
+        }));
+
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut clock = interval(Duration::from_millis(tuning::PERIOD.0));
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        notify::ready();
+        log::info("up");
+        loop {
+            tokio::select! {
+                _ = clock.tick() => {
+                    let published = Arc::new(self.tick());
+                    self.history.record(&published);
+                    publish.send_replace(published);
+                    notify::alive();
+                }
+                Some(request) = asked.recv() => self.answer(request).await,
+                _ = hangup.recv() => self.reload(),
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+            }
+        }
+        notify::stopping();
+        log::info("ends; the guests keep what they have");
+        drop(end);
+        // The socket's file goes with the listeners.
+        let _ = served.await;
+        Ok(())
+    }
+
+    fn tick(&mut self) -> Published {
+        let started = Instant::now();
+        let spec = self.reloader.spec();
+        let memory = self.memory.clone();
+        let (view, plan) =
+            policy::cycle(&mut self.drivers, &BootClock, &spec, &mut self.memory);
+        self.log.tell(&plan, &view);
+        self.ticks.record(started.elapsed());
+        Published {
+            at: plan.at,
+            wall_ms: wall_ms(),
+            spec,
+            view,
+            memory,
+            plan,
+            paused: self.memory.paused,
+            config_error: self.reloader.error(),
+            history_error: self.history.error(),
+        }
+    }
+
+    async fn answer(&mut self, request: Request) {
+        // Whoever asked may have gone: then nobody misses the answer.
+        let _ = match request {
+            Request::Pause(reply) => reply.send(self.set_paused(true)),
+            Request::Resume(reply) => {
+                self.drivers.take_up();
+                reply.send(self.set_paused(false))
+            }
+            Request::Release(reply) => {
+                let outcome = self.release().await;
+                reply.send(outcome)
+            }
+        };
+    }
+
+    fn set_paused(&mut self, paused: bool) -> Result<String, String> {
+        self.memory.paused = paused;
+        let now = if paused { "paused: nothing is changed until `overbook resume`" } else { "resumed" };
+        log::info(now);
+        self.pause.set(paused).map_err(|error| {
+            format!("{now}; but a restart will not know it: {}: {error}", self.pause.path().display())
+        })?;
+        Ok(now.to_owned())
+    }
+
+    async fn release(&mut self) -> Result<String, String> {
+        self.memory = Memory::default();
+        let paused = self.set_paused(true);
+        let outcomes = self.drivers.release().await;
+        let records: Vec<_> = lock(&self.journal).records().cloned().collect();
+        let summary = release::settle(&records, outcomes, |record| {
+            lock(&self.journal).forget(&record.socket, record.incarnation)
+        });
+        log::info(&summary.text);
+        match paused {
+            Ok(_) if summary.is_complete => Ok(summary.text),
+            Ok(_) => Err(summary.text),
+            Err(error) => Err(format!("{}; {error}", summary.text)),
+        }
+    }
+
+    fn reload(&mut self) {
+        let outcome: Result<Arc<Spec>, String> = self
+            .reloader
+            .reload()
+            .map_err(|faults| format!("the last good configuration stays in force:\n{faults}"))
+            .map(|()| self.reloader.spec());
+        match outcome {
+            Ok(spec) => match self.drivers.set_globs(spec.host.qmp.clone()) {
+                Ok(()) => log::info("the configuration was read again"),
+                Err(error) => log::warn(&error.to_string()),
+            },
+            Err(error) => log::warn(&error),
+        }
+    }
+}
+
+/// Puts on record what a VM had, before it is touched for the first time.
+fn recorder(journal: SharedJournal) -> crate::drivers::Record {
+    Box::new(move |record| {
+        lock(&journal).record(std::slice::from_ref(record)).map_err(|error| error.to_string())
+    })
+}
+
+fn lock(journal: &SharedJournal) -> std::sync::MutexGuard<'_, Journal> {
+    journal.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

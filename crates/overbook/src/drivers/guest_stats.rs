@@ -1,0 +1,174 @@
+//! The guest's own statistics: hostile until proved plain.
+//!
+//! **Values.** A guest leaves out what it does not know; QEMU shows 2^64−1 for it, older versions
+//! −1. Everything else must be a whole number below [`LIMIT`]; one bad field spoils the set, since
+//! a guest that lies in one does not deserve belief in the others. Whether the values fit together
+//! (free ≤ total, counters that grow) is the policy's question.
+//!
+//! **Dates.** QEMU dates a set by the wall clock, in whole seconds ([`Dating`]). The wall clock
+//! jumps, so it is believed only within what the boot clock proves: a set whose date has changed
+//! since our last look arrived after that look. In doubt a set is dated too old, never too new.
+
+use model::{Bytes, GuestStats, Time};
+use serde_json::Value;
+
+/// No statistic is larger: an exbibyte.
+pub const LIMIT: u64 = 1 << 60;
+
+/// How far the wall clock of QEMU may seem ahead of ours.
+const AHEAD_MS: u64 = 2_000;
+
+/// Why a guest's statistics were not taken.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StatsError {
+    /// The balloon's driver has not reported.
+    #[error("the guest has sent no statistics yet: does it have the virtio-balloon driver loaded?")]
+    NoneYet,
+    /// Not a number where one should be.
+    #[error("the guest's statistics are not usable: {field} is {value}, valid is 0 to {LIMIT}")]
+    BadValue {
+        /// QEMU's name of it.
+        field: String,
+        /// What it says.
+        value: String,
+    },
+    /// QEMU's answer has another shape.
+    #[error("the guest's statistics are not usable: QEMU's answer lacks `{0}`")]
+    Missing(&'static str),
+    /// The date cannot be true.
+    #[error("the guest's statistics are not usable: dated {0} s in the future")]
+    Future(u64),
+}
+
+/// Reads QEMU's answer to `qom-get guest-stats`: the statistics and their date in epoch seconds.
+///
+/// # Errors
+/// When there are none yet, or one of them cannot be a statistic.
+pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
+    let date = answer.get("last-update").ok_or(StatsError::Missing("last-update"))?;
+    let date = number("last-update", date)?.unwrap_or(0);
+    if date == 0 {
+        return Err(StatsError::NoneYet);
+    }
+    let stats = answer.get("stats").and_then(Value::as_object);
+    let stats = stats.ok_or(StatsError::Missing("stats"))?;
+    let count = |field| stats.get(field).map_or(Ok(None), |value| number(field, value));
+    let bytes = |field| count(field).map(|value| value.map(Bytes));
+    let stats = GuestStats {
+        total: bytes("stat-total-memory")?,
+        free: bytes("stat-free-memory")?,
+        available: bytes("stat-available-memory")?,
+        disk_caches: bytes("stat-disk-caches")?,
+        swap_in: bytes("stat-swap-in")?,
+        swap_out: bytes("stat-swap-out")?,
+        major_faults: count("stat-major-faults")?,
+        minor_faults: count("stat-minor-faults")?,
+    };
+    Ok((stats, date))
+}
+
+/// A statistic; `None` where the guest leaves it out.
+fn number(field: &str, value: &Value) -> Result<Option<u64>, StatsError> {
+    match (value.as_u64(), value.as_i64()) {
+        (Some(u64::MAX), _) | (_, Some(-1)) => Ok(None),
+        (Some(n), _) if n <= LIMIT => Ok(Some(n)),
+        _ => {
+            let value = value.to_string().chars().take(40).collect();
+            Err(StatsError::BadValue { field: field.to_owned(), value })
+        }
+    }
+}
+
+/// Turns the wall-clock dates of one VM's statistics into moments on the boot clock.
+#[derive(Debug, Default)]
+pub struct Dating {
+    last: Option<Last>,
+}
+
+#[derive(Debug)]
+struct Last {
+    date: u64,
+    looked: Time,
+    at: Option<Time>,
+}
+
+impl Dating {
+    /// When the set with this `date` was made, seen at `now` (`wall_ms` on the wall clock).
+    ///
+    /// # Errors
+    /// When the first date ever seen lies in the future: then nothing is known until it changes.
+    pub fn moment(&mut self, date: u64, now: Time, wall_ms: u64) -> Result<Time, StatsError> {
+        let date_ms = date.saturating_mul(1000);
+        let ahead_ms = date_ms.saturating_sub(wall_ms);
+        let by_wall = Time(now.0.saturating_sub(wall_ms.saturating_sub(date_ms)));
+        let at = match &self.last {
+            Some(last) if last.date == date => last.at,
+            Some(last) => Some(by_wall.clamp(last.looked, now.max(last.looked))),
+            None => (ahead_ms <= AHEAD_MS).then_some(by_wall),
+        };
+        self.last = Some(Last { date, looked: now, at });
+        at.ok_or(StatsError::Future(ahead_ms / 1000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn with(field: &str, value: Value) -> Result<(GuestStats, u64), StatsError> {
+        let mut stats = json!({"stat-free-memory": 4096, "stat-swap-in": u64::MAX});
+        stats[field] = value;
+        parse(&json!({"stats": stats, "last-update": 1_795_177_579}))
+    }
+
+    #[test]
+    fn what_a_guest_leaves_out_is_absent() {
+        let (stats, date) = with("stat-total-memory", json!(-1)).unwrap();
+        assert_eq!((stats.free, stats.swap_in, stats.total), (Some(Bytes(4096)), None, None));
+        assert_eq!((stats.major_faults, date), (None, 1_795_177_579));
+    }
+
+    #[test]
+    fn negative_absurd_and_wordy_values_are_refused_by_name() {
+        for bad in
+            [json!(-2), json!("lots"), json!(1.5), json!(1_u64 << 61), json!({}), json!(null)]
+        {
+            let error = with("stat-free-memory", bad.clone()).unwrap_err();
+            assert!(matches!(error, StatsError::BadValue { .. }), "{bad}: {error}");
+            assert!(error.to_string().contains(&bad.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn answers_of_another_shape_are_refused() {
+        for bad in [json!([]), json!(7), json!({"last-update": 5}), json!({"last-update": "now"})] {
+            assert!(parse(&bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse(&json!({"last-update": 0, "stats": {}})), Err(StatsError::NoneYet));
+    }
+
+    #[test]
+    fn a_frozen_set_grows_old() {
+        let mut dating = Dating::default();
+        assert_eq!(dating.moment(1000, Time(50_000), 1_003_000), Ok(Time(47_000)));
+        assert_eq!(dating.moment(1000, Time(90_000), 1_043_000), Ok(Time(47_000)));
+    }
+
+    #[test]
+    fn a_jump_of_the_wall_clock_does_not_date_a_set_before_our_last_look_nor_after_now() {
+        let mut dating = Dating::default();
+        dating.moment(1000, Time(50_000), 1_000_500).unwrap();
+        assert_eq!(dating.moment(1001, Time(51_000), 9_000_000), Ok(Time(50_000)));
+        assert_eq!(dating.moment(9_000, Time(52_000), 1_000_000), Ok(Time(52_000)));
+    }
+
+    #[test]
+    fn a_first_date_in_the_future_is_not_believed_until_it_changes() {
+        let mut dating = Dating::default();
+        assert_eq!(dating.moment(5000, Time(9_000), 1_000_000), Err(StatsError::Future(4000)));
+        assert!(dating.moment(5000, Time(10_000), 1_001_000).is_err());
+        assert_eq!(dating.moment(5001, Time(11_000), 1_002_000), Ok(Time(11_000)));
+    }
+}

@@ -1,0 +1,117 @@
+//! Counts one VM's memory without ever waiting for it.
+//!
+//! The counters are read in every tick; QEMU's own share is measured on a helper thread, because
+//! reading `smaps` waits for a lock of QEMU's, and a QEMU that is stuck in the kernel may hold it
+//! for ever. Measured often at first, while QEMU's heap and TCG's buffer still grow, then every
+//! [`SLOWEST`], and sooner when the sum exceeds what the guest's RAM can explain; but never so
+//! often that it takes more than 0.1 % of a CPU (see [`sys::memory_of`]).
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use sys::memory_of::{Counters, Overhead, OverheadError};
+use tokio::task::JoinHandle;
+
+const FIRST: Duration = Duration::from_secs(1);
+const SLOWEST: Duration = Duration::from_secs(60);
+
+/// Counts the memory of one QEMU process's guest.
+#[derive(Debug)]
+pub(super) struct Meter {
+    pid: u32,
+    ram_sizes: Vec<Bytes>,
+    overhead: Option<Overhead>,
+    pending: Option<JoinHandle<Result<Overhead, OverheadError>>>,
+    /// The pause after the next measurement.
+    pause: Duration,
+    earliest: Instant,
+    due: Instant,
+}
+
+impl Meter {
+    /// A meter for QEMU `pid`, whose guest's RAM is made of pieces of `ram_sizes`. Starts
+    /// measuring.
+    pub(super) fn new(pid: u32, ram_sizes: Vec<Bytes>) -> Self {
+        let now = Instant::now();
+        let (overhead, pending) = (None, None);
+        let mut meter =
+            Self { pid, ram_sizes, overhead, pending, pause: FIRST, earliest: now, due: now };
+        meter.start(now);
+        meter
+    }
+
+    /// What the guest occupies now; `None` before the first measurement has ended.
+    pub(super) async fn read(&mut self) -> Result<Option<Bytes>, OverheadError> {
+        self.collect().await?;
+        let now = Instant::now();
+        if now >= self.due {
+            self.start(now);
+        }
+        let counters = Counters::of(self.pid)?;
+        let Some(overhead) = self.overhead else { return Ok(None) };
+        let used = counters.total().minus(overhead.own);
+        if !self.explains(used, &counters) {
+            self.due = self.earliest;
+        }
+        Ok(Some(used))
+    }
+
+    /// Whether guest RAM of this size can occupy `used`.
+    fn explains(&self, used: Bytes, counters: &Counters) -> bool {
+        let ram: Bytes = self.ram_sizes.iter().copied().sum();
+        used > counters.page_tables && used <= ram.plus(ram.share(1, 64)).plus(counters.page_tables)
+    }
+
+    fn start(&mut self, now: Instant) {
+        if self.pending.is_none() {
+            let (pid, sizes) = (self.pid, self.ram_sizes.clone());
+            let measure = move || Overhead::measure(pid, &sizes);
+            self.pending = Some(tokio::task::spawn_blocking(measure));
+            self.due = now + SLOWEST;
+        }
+    }
+
+    /// Takes in a measurement that has ended.
+    async fn collect(&mut self) -> Result<(), OverheadError> {
+        let Some(task) = self.pending.take_if(|task| task.is_finished()) else { return Ok(()) };
+        let now = Instant::now();
+        self.due = now + SLOWEST;
+        // A helper thread that panicked leaves the last measurement in force.
+        if let Ok(outcome) = task.await {
+            let overhead = outcome?;
+            self.earliest = now + overhead.rest().max(FIRST);
+            self.due = now + overhead.rest().max(self.pause);
+            self.pause = (self.pause * 2).min(SLOWEST);
+            self.overhead = Some(overhead);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_first_reading_comes_after_the_first_measurement() {
+        let block = vec![1_u8; 48 << 20];
+        let mut meter = Meter::new(std::process::id(), vec![Bytes::mib(48)]);
+        let mut used = None;
+        for _ in 0..100 {
+            used = meter.read().await.unwrap();
+            if used.is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let used = used.unwrap();
+        assert!(used.0.abs_diff(48 << 20) < 6 << 20, "{used}");
+        std::hint::black_box(&block);
+    }
+
+    #[tokio::test]
+    async fn a_vanished_process_is_an_error() {
+        let mut meter = Meter::new(u32::MAX, vec![Bytes::mib(1)]);
+        assert!(meter.read().await.is_err());
+    }
+}

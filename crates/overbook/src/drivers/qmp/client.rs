@@ -1,0 +1,181 @@
+//! One connection to one QEMU.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::QmpError;
+use super::error::excerpt;
+use super::framing::Lines;
+use super::message::{Command, Event, Message, check_greeting, parse};
+
+/// How long the greeting, and the answer to each batch of commands, may take.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Events that nobody has asked for yet; older ones are dropped first.
+const MAX_EVENTS: usize = 64;
+
+/// A connection that has been greeted and may give commands.
+#[derive(Debug)]
+pub struct Client {
+    stream: UnixStream,
+    lines: Lines,
+    events: VecDeque<Event>,
+    /// The id of the last command sent.
+    last_sent: u64,
+    /// The id of the last command that was answered.
+    last_answered: u64,
+}
+
+impl Client {
+    /// Connects, waits for the greeting, and enters command mode.
+    ///
+    /// # Errors
+    /// When nobody listens, or who listens does not speak QMP within [`DEADLINE`].
+    pub async fn connect(path: &Path) -> Result<Self, QmpError> {
+        let stream = timeout(DEADLINE, UnixStream::connect(path))
+            .await
+            .map_err(|_| QmpError::NoGreeting(DEADLINE))??;
+        let lines = Lines::default();
+        let events = VecDeque::new();
+        let mut client = Self { stream, lines, events, last_sent: 0, last_answered: 0 };
+        client.await_greeting().await?;
+        client.execute(Command::new("qmp_capabilities")).await?;
+        Ok(client)
+    }
+
+    async fn await_greeting(&mut self) -> Result<(), QmpError> {
+        let line = timeout(DEADLINE, self.lines.next(&mut self.stream)).await;
+        let error = match line {
+            Ok(Ok(line)) => return check_greeting(line),
+            Ok(Err(error)) => error,
+            Err(_) => QmpError::NoGreeting(DEADLINE),
+        };
+        match self.lines.incomplete() {
+            [] => Err(error),
+            beginning => Err(QmpError::NotQmp(excerpt(beginning))),
+        }
+    }
+
+    /// The process that listens on the socket; `None` when it lives in a PID namespace that we
+    /// cannot see.
+    #[must_use]
+    pub fn peer_pid(&self) -> Option<u32> {
+        let pid = self.stream.peer_cred().ok()?.pid()?;
+        u32::try_from(pid).ok().filter(|&pid| pid > 0)
+    }
+
+    /// Gives one command and waits for its answer.
+    ///
+    /// # Errors
+    /// When QEMU refuses, or does not answer in time; see [`QmpError::is_fatal`].
+    pub async fn execute(&mut self, command: Command) -> Result<Value, QmpError> {
+        let [answer] = self.batch([command]).await?;
+        answer
+    }
+
+    /// Gives several commands at once (at most 8, which QEMU queues), and waits for all answers.
+    /// Each may be refused on its own.
+    ///
+    /// # Errors
+    /// When the connection fails or the answers have not come in time.
+    pub async fn batch<const N: usize>(
+        &mut self,
+        commands: [Command; N],
+    ) -> Result<[Result<Value, QmpError>; N], QmpError> {
+        let names = commands.each_ref().map(|command| command.name);
+        let missed = |done: usize| QmpError::Deadline {
+            command: names[done.min(N.saturating_sub(1))],
+            deadline: DEADLINE,
+        };
+        let mut answers = names.map(|_| None);
+        let mut done = 0;
+        let talk = async {
+            self.drop_late_answers().await?;
+            let first = self.last_sent + 1;
+            let mut text = String::new();
+            for command in &commands {
+                self.last_sent += 1;
+                text.push_str(&command.to_line(self.last_sent));
+            }
+            self.stream.write_all(text.as_bytes()).await?;
+            while done < N {
+                let (id, outcome) = self.next_answer().await?;
+                let index = usize::try_from(id - first).unwrap_or(done);
+                let command = names[index];
+                answers[index] =
+                    Some(outcome.map_err(|message| QmpError::Refused { command, message }));
+                done += 1;
+            }
+            Ok::<(), QmpError>(())
+        };
+        match timeout(DEADLINE, talk).await {
+            Ok(outcome) => outcome?,
+            Err(_) => return Err(missed(done)),
+        }
+        Ok(answers.map(|answer| answer.unwrap_or_else(|| Err(missed(0)))))
+    }
+
+    /// The next event. Cancel-safe: to be waited for between commands, where it also tells at once
+    /// that QEMU has died.
+    ///
+    /// # Errors
+    /// When the connection fails.
+    pub async fn next_event(&mut self) -> Result<Event, QmpError> {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Ok(event);
+            }
+            self.receive().await?;
+        }
+    }
+
+    /// Waits until everything that was ever asked is answered.
+    async fn drop_late_answers(&mut self) -> Result<(), QmpError> {
+        while self.last_answered < self.last_sent {
+            self.receive().await?;
+        }
+        Ok(())
+    }
+
+    async fn next_answer(&mut self) -> Result<(u64, Result<Value, String>), QmpError> {
+        loop {
+            if let Some(answer) = self.receive().await? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Takes one line in: keeps an event, returns an answer. QEMU answers in the order of the
+    /// questions.
+    async fn receive(&mut self) -> Result<Option<(u64, Result<Value, String>)>, QmpError> {
+        let line = self.lines.next(&mut self.stream).await?;
+        match parse(line)? {
+            Message::Event(event) => {
+                if self.events.len() == MAX_EVENTS {
+                    self.events.pop_front();
+                }
+                self.events.push_back(event);
+                Ok(None)
+            }
+            Message::Answer { id, outcome } => {
+                let expected = self.last_answered + 1;
+                if id != expected || id > self.last_sent {
+                    let what = format!("an answer to question {id}, which was not asked");
+                    return Err(QmpError::Garbage(what));
+                }
+                self.last_answered = id;
+                Ok(Some((id, outcome)))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,104 @@
+//! Lines off a socket, with a hard limit on their length.
+//!
+//! QMP sends one JSON object per line. A peer that never ends its line would grow our buffer
+//! without bound, so past [`MAX_LINE`] the connection is given up: there is no way back into step.
+//! Reading is cancel-safe: a deadline that strikes in the middle of a line loses nothing, the
+//! beginning waits in the buffer.
+
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use super::QmpError;
+
+/// The longest line that is accepted. QEMU's longest answer to anything asked here has some
+/// kilobytes.
+pub const MAX_LINE: usize = 1 << 20;
+
+/// Kept from line to line; more is given back after an unusually long one.
+const KEPT: usize = 16 << 10;
+
+/// Splits what a socket brings into lines.
+#[derive(Debug, Default)]
+pub(crate) struct Lines {
+    buffer: Vec<u8>,
+    /// Where the next line starts.
+    start: usize,
+    /// Up to where no end of line was found.
+    searched: usize,
+}
+
+impl Lines {
+    /// The next line, without its end.
+    ///
+    /// # Errors
+    /// At the end of the stream, and for a line without end.
+    pub(crate) async fn next(&mut self, stream: &mut UnixStream) -> Result<&[u8], QmpError> {
+        loop {
+            if let Some(length) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') {
+                let (start, end) = (self.start, self.searched + length);
+                (self.start, self.searched) = (end + 1, end + 1);
+                return Ok(self.buffer[start..end].trim_ascii());
+            }
+            self.make_room();
+            if self.buffer.len() > MAX_LINE {
+                return Err(QmpError::TooLong { limit: MAX_LINE });
+            }
+            if stream.read_buf(&mut self.buffer).await? == 0 {
+                return Err(QmpError::Closed);
+            }
+        }
+    }
+
+    /// What has arrived of the line that is not complete.
+    pub(crate) fn incomplete(&self) -> &[u8] {
+        &self.buffer[self.start..]
+    }
+
+    fn make_room(&mut self) {
+        self.buffer.drain(..self.start);
+        self.start = 0;
+        self.searched = self.buffer.len();
+        if self.buffer.is_empty() && self.buffer.capacity() > KEPT {
+            self.buffer.shrink_to(KEPT);
+        }
+        self.buffer.reserve(4096);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_come_whole_however_they_were_sent() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let writer = tokio::spawn(async move {
+            for part in ["one\r\ntw", "o\nthr", "ee\n", "tail"] {
+                theirs.write_all(part.as_bytes()).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut lines = Lines::default();
+        for expected in ["one", "two", "three"] {
+            assert_eq!(lines.next(&mut ours).await.unwrap(), expected.as_bytes());
+        }
+        assert!(matches!(lines.next(&mut ours).await, Err(QmpError::Closed)));
+        assert_eq!(lines.incomplete(), b"tail");
+        writer.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_cut_at_the_limit() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let writer =
+            tokio::spawn(async move { while theirs.write_all(&[b'x'; 65_536]).await.is_ok() {} });
+        let mut lines = Lines::default();
+        let error = lines.next(&mut ours).await.unwrap_err();
+        assert!(matches!(error, QmpError::TooLong { .. }), "{error}");
+        assert!(lines.buffer.capacity() < 4 * MAX_LINE);
+        drop(ours);
+        writer.await.unwrap();
+    }
+}

@@ -1,0 +1,183 @@
+//! What is asked of QEMU, and how its answers read. One function per question; no state.
+
+use std::collections::BTreeMap;
+
+use model::{BlockStats, Bytes, Migration};
+use serde_json::{Value, json};
+
+use super::qmp::{Client, Command, QmpError};
+
+/// No QEMU has more disks or pieces of RAM; what an answer holds beyond is ignored.
+const MAX_ITEMS: usize = 256;
+
+/// A name longer than this is no VM's name.
+const MAX_NAME: usize = 128;
+
+/// QEMU's `-name`; `None` when it was started without, or with one that cannot be shown.
+pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError> {
+    let answer = client.execute(Command::new("query-name")).await?;
+    let name = answer.get("name").and_then(Value::as_str).unwrap_or_default();
+    let is_usable = !name.is_empty() && name.len() <= MAX_NAME && !name.contains(char::is_control);
+    Ok(is_usable.then(|| name.to_owned()))
+}
+
+/// The sizes of the pieces of guest RAM: what the machine has now, hot-plugged memory included.
+pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpError> {
+    let command = "query-memdev";
+    let answer = client.execute(Command::new(command)).await?;
+    let nonsense = |what: &str| QmpError::Nonsense { command, what: what.to_owned() };
+    let devices = answer.as_array().ok_or_else(|| nonsense("not a list"))?;
+    let sizes: Vec<Bytes> = devices
+        .iter()
+        .take(MAX_ITEMS)
+        .filter_map(|device| device.get("size").and_then(Value::as_u64))
+        .filter(|&size| size > 0)
+        .map(Bytes)
+        .collect();
+    if sizes.is_empty() {
+        return Err(nonsense("no memory at all"));
+    }
+    Ok(sizes)
+}
+
+/// The machine's RAM, as the balloon counts it.
+pub(super) async fn ram(client: &mut Client) -> Result<Bytes, QmpError> {
+    let command = "query-memory-size-summary";
+    let answer = client.execute(Command::new(command)).await?;
+    let field = |name| answer.get(name).and_then(Value::as_u64).map(Bytes);
+    let base = field("base-memory")
+        .filter(|base| !base.is_zero())
+        .ok_or_else(|| QmpError::Nonsense { command, what: "no base-memory".to_owned() })?;
+    Ok(base.plus(field("plugged-memory").unwrap_or_default()))
+}
+
+/// Where the balloon device stands in QEMU's tree; `None`: there is none.
+pub(super) async fn find_balloon(client: &mut Client) -> Result<Option<String>, QmpError> {
+    for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
+        let list = client.execute(Command::with("qom-list", json!({"path": parent}))).await?;
+        let device = list.as_array().into_iter().flatten().find_map(|item| {
+            let kind = item.get("type")?.as_str()?;
+            let name = item.get("name")?.as_str()?;
+            kind.starts_with("child<virtio-balloon").then(|| format!("{parent}/{name}"))
+        });
+        if device.is_some() {
+            return Ok(device);
+        }
+    }
+    Ok(None)
+}
+
+/// Reads one property of a device.
+pub(super) fn property(device: &str, property: &str) -> Command {
+    Command::with("qom-get", json!({"path": device, "property": property}))
+}
+
+/// Sets how often QEMU asks the guest for statistics; 0 for never.
+pub(super) fn set_polling(device: &str, seconds: u64) -> Command {
+    let property = "guest-stats-polling-interval";
+    Command::with("qom-set", json!({"path": device, "property": property, "value": seconds}))
+}
+
+/// How often QEMU asks the guest for statistics now, in seconds.
+pub(super) async fn polling(client: &mut Client, device: &str) -> Result<u64, QmpError> {
+    let answer = client.execute(property(device, "guest-stats-polling-interval")).await?;
+    answer.as_u64().ok_or_else(|| QmpError::Nonsense {
+        command: "qom-get",
+        what: "guest-stats-polling-interval is no number of seconds".to_owned(),
+    })
+}
+
+/// The balloon's size now.
+pub(super) async fn balloon(client: &mut Client) -> Result<Bytes, QmpError> {
+    balloon_in(&client.execute(Command::new("query-balloon")).await?)
+}
+
+/// The balloon's size in QEMU's answer, or in its `BALLOON_CHANGE` event.
+pub(super) fn balloon_in(answer: &Value) -> Result<Bytes, QmpError> {
+    answer.get("actual").and_then(Value::as_u64).map(Bytes).ok_or_else(|| QmpError::Nonsense {
+        command: "query-balloon",
+        what: "`actual` is no number of bytes".to_owned(),
+    })
+}
+
+/// Whether a migration is under way now.
+pub(super) async fn migration(client: &mut Client) -> Result<Migration, QmpError> {
+    let commands = [Command::new("query-migrate"), Command::new("query-status")];
+    let [migrate, status] = client.batch(commands).await?;
+    Ok(migration_in(&migrate?, &status?))
+}
+
+/// Whether a migration is under way. A status that we do not know may be one, and a QEMU that waits
+/// for an incoming guest, or has handed its own over, is left alone as well.
+pub(super) fn migration_in(migrate: &Value, status: &Value) -> Migration {
+    let text = |value: &Value| value.get("status").and_then(Value::as_str).map(str::to_owned);
+    match text(status).as_deref() {
+        None => return Migration::Unknown,
+        Some("inmigrate" | "finish-migrate" | "postmigrate") => return Migration::Active,
+        Some(_) => {}
+    }
+    match (migrate.is_object(), text(migrate).as_deref()) {
+        (false, _) => Migration::Unknown,
+        (true, None | Some("none" | "completed" | "failed" | "cancelled")) => Migration::None,
+        (true, Some(_)) => Migration::Active,
+    }
+}
+
+/// The traffic of each disk, by the device's id or the node's name.
+pub(super) fn block_stats_in(answer: &Value) -> BTreeMap<String, BlockStats> {
+    let disks = answer.as_array().into_iter().flatten().take(MAX_ITEMS);
+    disks.filter_map(|disk| Some((disk_name(disk)?, disk_stats(disk.get("stats")?)))).collect()
+}
+
+fn disk_name(disk: &Value) -> Option<String> {
+    let named = |key| disk.get(key).and_then(Value::as_str).filter(|name| !name.is_empty());
+    let name = named("device").or_else(|| named("node-name")).or_else(|| named("qdev"))?;
+    (name.len() <= MAX_NAME).then(|| name.chars().filter(|c| !c.is_control()).collect())
+}
+
+fn disk_stats(stats: &Value) -> BlockStats {
+    let field = |name| stats.get(name).and_then(Value::as_u64).unwrap_or(0);
+    BlockStats {
+        rd_bytes: Bytes(field("rd_bytes")),
+        wr_bytes: Bytes(field("wr_bytes")),
+        rd_ops: field("rd_operations"),
+        wr_ops: field("wr_operations"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn migration_at(migrate: Value, status: &str) -> Migration {
+        migration_in(&migrate, &json!({"status": status}))
+    }
+
+    #[test]
+    fn every_step_of_a_migration_counts_and_an_unknown_one_too() {
+        for status in ["setup", "active", "postcopy-paused", "device", "something-new"] {
+            assert_eq!(migration_at(json!({"status": status}), "running"), Migration::Active);
+        }
+        for status in ["none", "completed", "failed", "cancelled"] {
+            assert_eq!(migration_at(json!({"status": status}), "running"), Migration::None);
+        }
+        assert_eq!(migration_at(json!({}), "running"), Migration::None);
+        assert_eq!(migration_at(json!({}), "inmigrate"), Migration::Active);
+        assert_eq!(migration_at(json!("x"), "running"), Migration::Unknown);
+        assert_eq!(migration_in(&json!({}), &json!(3)), Migration::Unknown);
+    }
+
+    #[test]
+    fn disks_are_listed_by_name_and_nonsense_counts_nothing() {
+        let answer = json!([
+            {"device": "", "node-name": "swap", "stats": {"rd_bytes": 7, "wr_operations": -3}},
+            {"device": "", "stats": {}},
+            {"device": "vda"},
+            5,
+        ]);
+        let stats = block_stats_in(&answer);
+        assert_eq!(stats.len(), 1);
+        assert_eq!(stats["swap"], BlockStats { rd_bytes: Bytes(7), ..BlockStats::default() });
+        assert!(block_stats_in(&json!("x")).is_empty());
+    }
+}

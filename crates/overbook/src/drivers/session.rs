@@ -1,0 +1,377 @@
+//! One life of the connection to one QEMU: who it is, what it says in every period, what it is
+//! told.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use model::view::Mechanism;
+use model::{Bytes, Migration, Reading, VmName};
+use serde_json::{Value, json};
+use sys::clock::{boot_now, wall_now_ms};
+use tokio::sync::mpsc;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::guest_stats::{self, Dating, StatsError};
+use super::identity::{self, Peer};
+use super::memory::Meter;
+use super::qmp::{Client, Command, Event, QmpError};
+use super::questions;
+use super::shared::{Shared, name_of_socket};
+use super::slot::{Order, Slot, Wish};
+use super::undo::{self, RestoreError, Undo};
+use super::vm::OF_THE_BALLOON;
+
+/// Disks are asked for once in so many periods.
+const BLOCK_EVERY: u64 = 5;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    /// QEMU cannot be talked to.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The VM is managed through another socket already.
+    #[error("two sockets name this VM: `{name}` is managed through {}", .other.display())]
+    TwoSockets { name: VmName, other: PathBuf },
+}
+
+/// A connection to a QEMU that is known.
+pub(super) struct Session<'a> {
+    shared: &'a Shared,
+    slot: &'a Slot,
+    client: Client,
+    peer: Peer,
+    name: VmName,
+    /// The balloon's path in QEMU's tree.
+    device: Option<String>,
+    meter: Option<Meter>,
+    dating: Dating,
+    /// Whether QEMU asks the guest for statistics as often as we want them.
+    is_polling: bool,
+    periods: u64,
+}
+
+impl<'a> Session<'a> {
+    /// Connects, and finds out what does not change while QEMU lives.
+    pub(super) async fn open(shared: &'a Shared, slot: &'a Slot) -> Result<Self, SessionError> {
+        let mut client = Client::connect(&slot.path).await?;
+        let peer = identity::of(&client, &slot.path);
+        let name = questions::name(&mut client).await?.map(VmName::from);
+        let name = name.unwrap_or_else(|| name_of_socket(&slot.path));
+        let claimed = shared.claim(&name, &slot.path);
+        claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
+        let ram = questions::ram(&mut client).await?;
+        let device = questions::find_balloon(&mut client).await?;
+        let (dating, is_polling, periods) = (Dating::default(), false, 0);
+        let mut session = Self {
+            shared,
+            slot,
+            client,
+            peer,
+            name,
+            device,
+            meter: None,
+            dating,
+            is_polling,
+            periods,
+        };
+        session.begin(ram);
+        session.find_memory().await?;
+        session.find_reporting().await?;
+        Ok(session)
+    }
+
+    /// Starts the view of this life of the VM; keeps it when it is the life that was known.
+    fn begin(&self, ram: Bytes) {
+        let mut state = self.slot.state();
+        state.ended = None;
+        if state.view.incarnation != self.peer.incarnation {
+            let why = "connected, not asked yet".to_owned();
+            state.view = super::slot::unknown_vm(why);
+            state.view.incarnation = self.peer.incarnation;
+        }
+        state.view.ram = ram;
+        state.view.limits.clear();
+        if state.undo.incarnation != self.peer.incarnation {
+            let known = self.shared.known.get(&self.name).cloned();
+            let fresh = Undo {
+                incarnation: self.peer.incarnation,
+                socket: self.slot.path.clone(),
+                ..Undo::default()
+            };
+            let same_life = |undo: &Undo| undo.incarnation == self.peer.incarnation;
+            state.undo = known.filter(same_life).unwrap_or(fresh);
+        }
+        if self.device.is_none() {
+            let why = "QEMU was started without a virtio-balloon device";
+            state.view.balloon = None;
+            for mechanism in OF_THE_BALLOON {
+                state.view.limits.insert(mechanism, why.to_owned());
+            }
+        }
+    }
+
+    async fn find_memory(&mut self) -> Result<(), QmpError> {
+        let found = match self.peer.qemu.clone() {
+            Err(why) => Err(why),
+            Ok(pid) => match questions::ram_sizes(&mut self.client).await {
+                Ok(sizes) => Ok(Meter::new(pid, sizes)),
+                Err(error) if error.is_fatal() => return Err(error),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        match found {
+            Ok(meter) => self.meter = Some(meter),
+            Err(why) => self.slot.limit(Mechanism::HostMemory, Some(why)),
+        }
+        Ok(())
+    }
+
+    async fn find_reporting(&mut self) -> Result<(), QmpError> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let question = questions::property(device, "free-page-reporting");
+        let why = match self.client.execute(question).await {
+            Ok(Value::Bool(true)) => None,
+            Ok(_) => Some("the balloon device was started without free-page-reporting=on".into()),
+            Err(error) if error.is_fatal() => return Err(error),
+            Err(error) => Some(error.to_string()),
+        };
+        self.slot.limit(Mechanism::FreePageReporting, why);
+        Ok(())
+    }
+
+    /// Works until the connection fails, and says how.
+    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> QmpError {
+        let mut period = steady(self.shared.period);
+        loop {
+            let outcome = tokio::select! {
+                _ = period.tick() => self.look().await,
+                () = self.slot.wished.notified() => self.grant_wish().await,
+                Some(order) = orders.recv() => self.obey(order).await,
+                event = self.client.next_event() => match event {
+                    Ok(event) => self.note_event(event),
+                    Err(error) => Err(error),
+                },
+            };
+            match outcome {
+                Ok(()) => {}
+                Err(error) if error.is_fatal() => return error,
+                Err(error) => self.slot.down(error.to_string(), false),
+            }
+        }
+    }
+
+    /// What is asked in every period.
+    async fn look(&mut self) -> Result<(), QmpError> {
+        self.count_memory().await;
+        let migrate = Command::new("query-migrate");
+        let status = Command::new("query-status");
+        let (migrate, status) = if let Some(device) = &self.device {
+            let stats = questions::property(device, "guest-stats");
+            let commands = [Command::new("query-balloon"), stats, migrate, status];
+            let [balloon, stats, migrate, status] = self.client.batch(commands).await?;
+            self.note_balloon(balloon)?;
+            self.note_stats(stats);
+            (migrate, status)
+        } else {
+            let [migrate, status] = self.client.batch([migrate, status]).await?;
+            (migrate, status)
+        };
+        let migration = match (migrate, status) {
+            (Ok(migrate), Ok(status)) => questions::migration_in(&migrate, &status),
+            _ => Migration::Unknown,
+        };
+        self.slot.state().view.migration = migration;
+        self.slot.up();
+        if self.periods.is_multiple_of(BLOCK_EVERY) {
+            self.count_blocks().await?;
+        }
+        self.periods += 1;
+        self.ensure_polling().await
+    }
+
+    async fn count_memory(&mut self) {
+        let Some(meter) = &mut self.meter else { return };
+        let outcome = meter.read().await;
+        let now = boot_now();
+        match outcome {
+            Ok(Some(used)) => {
+                self.slot.state().view.used = Some(Reading::new(used, now));
+                self.slot.limit(Mechanism::HostMemory, None);
+            }
+            Ok(None) => {}
+            Err(error) => self.slot.limit(Mechanism::HostMemory, Some(error.to_string())),
+        }
+    }
+
+    async fn count_blocks(&mut self) -> Result<(), QmpError> {
+        let answer = self.client.execute(Command::new("query-blockstats")).await?;
+        let disks = questions::block_stats_in(&answer);
+        self.slot.state().view.block = Some(Reading::new(disks, boot_now()));
+        Ok(())
+    }
+
+    fn note_event(&self, event: Event) -> Result<(), QmpError> {
+        match event.name.as_str() {
+            "BALLOON_CHANGE" => self.note_balloon(Ok(event.data)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A refusal is a limit of this VM: no balloon can be used on this host, for example.
+    fn note_balloon(&self, answer: Result<Value, QmpError>) -> Result<(), QmpError> {
+        match answer.and_then(|answer| questions::balloon_in(&answer)) {
+            Ok(size) => {
+                self.slot.state().view.balloon = Some(Reading::new(size, boot_now()));
+                self.slot.limit(Mechanism::Balloon, None);
+            }
+            Err(error) => {
+                self.slot.state().view.balloon = None;
+                self.slot.limit(Mechanism::Balloon, Some(error.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bad statistics leave the last good ones in place, to grow old.
+    fn note_stats(&mut self, answer: Result<Value, QmpError>) {
+        let outcome = match answer {
+            Ok(answer) => self.date_stats(&answer).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match outcome {
+            Ok(reading) => {
+                self.slot.state().view.stats = Some(reading);
+                self.slot.limit(Mechanism::Statistics, None);
+            }
+            Err(why) => self.slot.limit(Mechanism::Statistics, Some(why)),
+        }
+    }
+
+    fn date_stats(&mut self, answer: &Value) -> Result<Reading<model::GuestStats>, StatsError> {
+        let (stats, date) = guest_stats::parse(answer)?;
+        let at = self.dating.moment(date, boot_now(), wall_now_ms())?;
+        Ok(Reading::new(stats, at))
+    }
+
+    /// Has QEMU ask the guest for statistics once in a period; the interval it had is recorded
+    /// first.
+    async fn ensure_polling(&mut self) -> Result<(), QmpError> {
+        if self.is_polling && !self.shared.is_hands_off() {
+            return Ok(());
+        }
+        self.is_polling = false;
+        let (false, Some(device)) = (self.shared.is_hands_off(), &self.device) else {
+            return Ok(());
+        };
+        let wanted = self.shared.period.as_secs().max(1);
+        let found = questions::polling(&mut self.client, device).await?;
+        if found == 0 || found > wanted {
+            let device = device.clone();
+            let recorded = self.record(|undo| {
+                undo.polling_s.get_or_insert(found);
+            });
+            if !recorded {
+                return Ok(());
+            }
+            self.client.execute(questions::set_polling(&device, wanted)).await?;
+        }
+        self.is_polling = true;
+        Ok(())
+    }
+
+    /// Records the original of what is about to be changed. `false`: it could not be, so hands off.
+    fn record(&self, note: impl FnOnce(&mut Undo)) -> bool {
+        let mut undo = self.slot.state().undo.clone();
+        let before = undo.clone();
+        note(&mut undo);
+        if undo == before {
+            return true;
+        }
+        match (self.shared.record)(&self.name, &undo) {
+            Ok(()) => {
+                self.slot.state().undo = undo;
+                true
+            }
+            Err(why) => {
+                let what = format!("not changed, as the original could not be recorded: {why}");
+                self.slot.failed(what);
+                false
+            }
+        }
+    }
+
+    async fn grant_wish(&mut self) -> Result<(), QmpError> {
+        let Some(Wish { incarnation, target }) = self.slot.take_wish() else { return Ok(()) };
+        if incarnation != self.peer.incarnation || self.shared.is_hands_off() {
+            return Ok(());
+        }
+        self.set_balloon(target).await.map(drop)
+    }
+
+    async fn obey(&mut self, order: Order) -> Result<(), QmpError> {
+        match order {
+            Order::SetBalloon(target, reply) => {
+                let outcome = self.set_balloon(target).await;
+                let told = match &outcome {
+                    Ok(told) => told.clone(),
+                    Err(error) => Err(error.to_string()),
+                };
+                drop(reply.send(told));
+                outcome.map(drop)
+            }
+            Order::Restore(undo, reply) => {
+                let outcome = undo::restore(&mut self.client, &self.slot.path, &undo).await;
+                self.is_polling = false;
+                if outcome.is_ok() {
+                    let mut state = self.slot.state();
+                    (state.undo.balloon, state.undo.polling_s) = (None, None);
+                }
+                if let Err(Err(RestoreError::Qmp(error))) = reply.send(outcome) {
+                    return Err(error);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks for the balloon; the inner error is what the operator reads, and stands in the view.
+    async fn set_balloon(&mut self, target: Bytes) -> Result<Result<(), String>, QmpError> {
+        let outcome = self.try_set_balloon(target).await;
+        let refusal = match outcome {
+            Ok(None) => {
+                self.slot.state().view.last_error = None;
+                return Ok(Ok(()));
+            }
+            Ok(Some(refusal)) => refusal,
+            Err(error) if error.is_fatal() => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        self.slot.failed(format!("balloon to {target}: {refusal}"));
+        Ok(Err(refusal))
+    }
+
+    /// `Some`: why it was not even tried.
+    async fn try_set_balloon(&mut self, target: Bytes) -> Result<Option<String>, QmpError> {
+        let migration = questions::migration(&mut self.client).await?;
+        self.slot.state().view.migration = migration;
+        if migration != Migration::None {
+            return Ok(Some("not while a migration is, or may be, under way".to_owned()));
+        }
+        if self.slot.state().undo.balloon.is_none() {
+            let original = questions::balloon(&mut self.client).await?;
+            if !self.record(|undo| undo.balloon = Some(original)) {
+                return Ok(Some("the balloon's original size could not be recorded".to_owned()));
+            }
+        }
+        self.client.execute(Command::with("balloon", json!({"value": target.0}))).await?;
+        Ok(None)
+    }
+}
+
+/// Ticks that are never made up for: after a pause the next comes a whole period later.
+fn steady(period: Duration) -> Interval {
+    let mut ticks = interval(period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}

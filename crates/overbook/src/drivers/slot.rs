@@ -1,0 +1,182 @@
+//! The place where a VM's task leaves what it knows, and finds what it is to do.
+//!
+//! One slot per QMP socket. The task writes, the loop reads, neither waits for the other: the lock
+//! is held for copies only. Wishes for the balloon are not queued: a newer one replaces the older,
+//! so a QEMU that was stuck for an hour is asked for what is wanted now.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use model::view::Mechanism;
+use model::{Bytes, Link, Migration, Millis, Reading, Time, VmName, VmView};
+use sys::clock::boot_now;
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use super::undo::{RestoreError, Undo};
+
+/// How long a VM whose QEMU has ended is still shown.
+pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
+
+/// Something to be done at once, with an answer.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Set the balloon, whatever the mode.
+    SetBalloon(Bytes, oneshot::Sender<Result<(), String>>),
+    /// Put the originals back.
+    Restore(Undo, oneshot::Sender<Result<String, RestoreError>>),
+}
+
+/// A wish for the balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) incarnation: u64,
+    pub(super) target: Bytes,
+}
+
+/// One QMP socket's VM.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// The socket.
+    pub(super) path: PathBuf,
+    /// Told when there is a wish.
+    pub(super) wished: Notify,
+    orders: mpsc::Sender<Order>,
+    state: Mutex<State>,
+}
+
+/// What is known.
+#[derive(Debug)]
+pub(super) struct State {
+    /// `None` until QEMU has told it, or where another socket's VM has it already.
+    pub(super) name: Option<VmName>,
+    /// What the world sees.
+    pub(super) view: VmView,
+    /// What was changed.
+    pub(super) undo: Undo,
+    /// Since when no QEMU is behind the socket.
+    pub(super) ended: Option<Time>,
+    wish: Option<Wish>,
+}
+
+impl Slot {
+    /// An empty slot, and the far end of its orders.
+    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Order>) {
+        let (orders, inbox) = mpsc::channel(4);
+        let state = State {
+            name: None,
+            view: unknown_vm("not connected yet".to_owned()),
+            undo: Undo { socket: path.clone(), ..Undo::default() },
+            ended: None,
+            wish: None,
+        };
+        (Self { path, wished: Notify::new(), orders, state: Mutex::new(state) }, inbox)
+    }
+
+    /// The state. The lock is for copying in and out: never held over an await.
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves a wish in place of any older one.
+    pub(super) fn wish(&self, wish: Wish) {
+        self.state().wish = Some(wish);
+        self.wished.notify_one();
+    }
+
+    /// Takes the wish.
+    pub(super) fn take_wish(&self) -> Option<Wish> {
+        self.state().wish.take()
+    }
+
+    /// Hands over an order. `false`: the task is gone, or has too much to do already.
+    pub(super) fn order(&self, order: Order) -> bool {
+        self.orders.try_send(order).is_ok()
+    }
+
+    /// Notes that QEMU does not answer; `ended`: that there is no QEMU any more.
+    pub(super) fn down(&self, why: String, ended: bool) {
+        let now = boot_now();
+        let mut state = self.state();
+        let since = match state.view.link {
+            Link::Down { since, .. } => since,
+            Link::Up => now,
+        };
+        state.view.link = Link::Down { since, why };
+        state.view.migration = Migration::Unknown;
+        state.ended = ended.then(|| state.ended.unwrap_or(now));
+    }
+
+    /// Notes that QEMU answers.
+    pub(super) fn up(&self) {
+        let mut state = self.state();
+        state.view.link = Link::Up;
+        state.ended = None;
+    }
+
+    /// Notes that QEMU refused, or that we did not dare.
+    pub(super) fn failed(&self, what: String) {
+        self.state().view.last_error = Some(Reading::new(what, boot_now()));
+    }
+
+    /// Sets or clears the reason why `mechanism` cannot be used.
+    pub(super) fn limit(&self, mechanism: Mechanism, why: Option<String>) {
+        let limits = &mut self.state().view.limits;
+        match why {
+            Some(why) => limits.insert(mechanism, why),
+            None => limits.remove(&mechanism),
+        };
+    }
+
+    /// Whether the VM ended long enough ago to be forgotten.
+    pub(super) fn is_over(&self) -> bool {
+        let ended = self.state().ended;
+        ended.is_some_and(|ended| boot_now().since(ended) >= SHOWN_AFTER_END)
+    }
+}
+
+/// A VM of which nothing is known.
+pub(super) fn unknown_vm(why: String) -> VmView {
+    VmView {
+        incarnation: 0,
+        link: Link::Down { since: boot_now(), why },
+        ram: Bytes::ZERO,
+        balloon: None,
+        stats: None,
+        used: None,
+        migration: Migration::Unknown,
+        block: None,
+        limits: BTreeMap::new(),
+        last_error: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_newer_wish_replaces_the_older() {
+        let (slot, _inbox) = Slot::new("/s".into());
+        slot.wish(Wish { incarnation: 1, target: Bytes(1) });
+        slot.wish(Wish { incarnation: 1, target: Bytes(2) });
+        assert_eq!(slot.take_wish().map(|w| w.target), Some(Bytes(2)));
+        assert_eq!(slot.take_wish(), None);
+    }
+
+    #[test]
+    fn being_down_dates_from_the_first_failure() {
+        let (slot, _inbox) = Slot::new("/s".into());
+        slot.up();
+        slot.down("a".into(), false);
+        let first = slot.state().view.link.clone();
+        slot.down("b".into(), true);
+        let (Link::Down { since: one, .. }, Link::Down { since: two, why }) =
+            (first, slot.state().view.link.clone())
+        else {
+            panic!("down")
+        };
+        assert_eq!((one, why.as_str()), (two, "b"));
+        assert!(slot.state().ended.is_some() && !slot.is_over());
+    }
+}

@@ -1,0 +1,76 @@
+//! One VM's task: connects, asks once in a period, carries out wishes, and starts over when QEMU
+//! dies.
+//!
+//! Each VM has its own task and its own connection, so a stopped QEMU costs its own task's time and
+//! nobody else's. What the task learns goes into its [`Slot`]; readings of a QEMU that does not
+//! answer stay there and grow old. After a missed deadline the connection is kept (QEMU may only be
+//! stopped); after anything worse it is made anew, with pauses that double from [`FIRST_PAUSE`] to
+//! [`LONGEST_PAUSE`].
+//!
+//! **Invariant.** The balloon moves only in the life of the VM that the wish was made for, never
+//! during a migration, and only after its original size was recorded.
+//!
+//! **Cost.** Per period one batch of commands, one small file of `/proc`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use model::view::Mechanism;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+
+use super::qmp::QmpError;
+use super::session::{Session, SessionError};
+use super::shared::Shared;
+use super::slot::{Order, Slot};
+use super::undo::RestoreError;
+
+/// The pause after the first failure to connect.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// The pause after many.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Keeps one VM's slot up to date until the task is aborted.
+pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Order>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let started = Instant::now();
+        let error = match Session::open(&shared, &slot).await {
+            Ok(mut session) => SessionError::Qmp(session.run(&mut orders).await),
+            Err(error) => error,
+        };
+        // A connection that breaks again and again is no better than none.
+        if started.elapsed() > LONGEST_PAUSE {
+            pause = FIRST_PAUSE;
+        }
+        slot.down(error.to_string(), is_end(&slot, &error));
+        // What was wished of the QEMU that is gone is not for the next one.
+        slot.take_wish();
+        refuse_orders(&mut orders);
+        sleep(pause).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Whether there is no QEMU any more, rather than one that does not answer us.
+fn is_end(slot: &Slot, error: &SessionError) -> bool {
+    match error {
+        SessionError::Qmp(error) if error.is_dead_socket() => true,
+        // It may be back before the next try; the socket then tells.
+        SessionError::Qmp(QmpError::Closed) => slot.state().ended.is_some(),
+        _ => false,
+    }
+}
+
+fn refuse_orders(orders: &mut mpsc::Receiver<Order>) {
+    while let Ok(order) = orders.try_recv() {
+        match order {
+            Order::SetBalloon(_, reply) => drop(reply.send(Err("QEMU does not answer".to_owned()))),
+            Order::Restore(_, reply) => drop(reply.send(Err(RestoreError::Unreachable))),
+        }
+    }
+}
+
+/// The mechanisms that need the balloon device.
+pub(super) const OF_THE_BALLOON: [Mechanism; 3] =
+    [Mechanism::Balloon, Mechanism::Statistics, Mechanism::FreePageReporting];

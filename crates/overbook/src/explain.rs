@@ -1,0 +1,166 @@
+//! Why a VM has the memory that it has, in words: a pure function of what the daemon shows.
+//!
+//! The question is never only about this second. So the text goes from what holds for long (limits)
+//! over what is there now (seen from both sides), what this tick decided and refused, and the last
+//! change that was really made, to what the operator could do to make it different. The reasons are
+//! the policy's own words; only the advice ([`remedy`]) is written here.
+
+mod remedy;
+
+use std::fmt::Write;
+
+use model::{Bytes, Link, Millis, Mode, Policy, VmName, VmView};
+
+use crate::{http::wire::LastChange, published::Published};
+
+/// A change of a target and its reason, in the words used everywhere.
+#[must_use]
+pub fn change_words(is_take: bool, target: Bytes, reason: &str) -> String {
+    let direction = if is_take { "lowered" } else { "raised" };
+    format!("target {direction} to {target}: {reason}")
+}
+
+/// Explains `vm`. `last` is the last change that was carried out before this tick.
+#[must_use]
+pub fn explain(tick: &Published, vm: &VmName, last: Option<&LastChange>) -> String {
+    let Some(view) = tick.view.vms.get(vm) else {
+        return format!("{vm} is not on this host.\n");
+    };
+    let mut text = format!("{vm} {}\n\n", situation(tick, vm, view));
+    for (label, line) in lines(tick, vm, view, last) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{label:<13}{line}");
+    }
+    text
+}
+
+fn situation(tick: &Published, vm: &VmName, view: &VmView) -> String {
+    let has = match view.balloon {
+        Some(balloon) if balloon.value < view.ram => {
+            format!("may use {} of the {} that it was started with", balloon.value, view.ram)
+        }
+        _ => format!("may use all of the {} that it was started with", view.ram),
+    };
+    let place = tick.spec.group_of(vm).map_or_else(
+        || "it belongs to no group".to_owned(),
+        |(name, group)| format!("it belongs to group {name} (policy {})", policy(group.policy)),
+    );
+    format!("{has}; {place}.")
+}
+
+const fn policy(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Fair => "fair",
+        Policy::Entitlement => "entitlement",
+        Policy::Demand => "demand",
+    }
+}
+
+type Line = (&'static str, String);
+
+fn lines(tick: &Published, vm: &VmName, view: &VmView, last: Option<&LastChange>) -> Vec<Line> {
+    let mut lines = limits(tick, vm, view);
+    lines.extend(seen(tick, view));
+    lines.extend(decided(tick, vm));
+    let last = last.map_or_else(
+        || "none is on record".to_owned(),
+        |last| {
+            let ago = Millis(tick.wall_ms.saturating_sub(last.wall_ms));
+            format!("{ago} before this tick: {}", last.text)
+        },
+    );
+    lines.push(("Last change", last));
+    lines.extend(advice(tick, vm).into_iter().map(|advice| ("To change it", advice)));
+    lines
+}
+
+fn limits(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
+    let Some(limits) = tick.plan.vms.get(vm).and_then(|decision| decision.limits) else {
+        return Vec::new();
+    };
+    let written =
+        format!("min {}, base {} (guaranteed), max {}", limits.min, limits.base, limits.max);
+    let mut lines = vec![("Limits", written)];
+    if let Some(balloon) = view.balloon {
+        let (has, base) = (balloon.value, limits.base);
+        lines.push((
+            "Of its base",
+            match has.cmp(&base) {
+                std::cmp::Ordering::Greater => {
+                    format!(
+                        "all, and {} above it: a grant, which can be taken back",
+                        has.minus(base)
+                    )
+                }
+                std::cmp::Ordering::Equal => "all, and nothing above it".to_owned(),
+                std::cmp::Ordering::Less => {
+                    format!("{} are lent out while it leaves them unused", base.minus(has))
+                }
+            },
+        ));
+    }
+    lines
+}
+
+fn seen(tick: &Published, view: &VmView) -> Vec<Line> {
+    let mut lines = Vec::new();
+    if let Link::Down { since, why } = &view.link {
+        let age = tick.at.since(*since);
+        lines.push(("QEMU", format!("has not answered for {age}: {why}")));
+    }
+    if let Some(stats) = view.stats {
+        let part = |name: &str, size: Option<Bytes>| {
+            size.map_or_else(|| format!("{name} unknown"), |size| format!("{size} {name}"))
+        };
+        let value = stats.value;
+        let parts = [part("available", value.available), part("free", value.free)].join(", ");
+        let total = part("in all", value.total);
+        let age = stats.age(tick.at);
+        lines.push(("Guest says", format!("{parts}, {total} ({age} before this tick)")));
+    }
+    if let Some(used) = view.used {
+        lines.push(("Host counts", format!("{} occupied by it", used.value)));
+    }
+    let cannot = view.limits.iter().map(|(mechanism, why)| {
+        let name = serde_json::to_value(mechanism).unwrap_or_default();
+        let name = name.as_str().unwrap_or_default().replace('_', " ");
+        ("Unsupported", format!("{name}: {why}"))
+    });
+    lines.extend(cannot);
+    if let Some(error) = &view.last_error {
+        let age = error.age(tick.at);
+        lines.push(("QEMU refused", format!("{age} before this tick: {}", error.value)));
+    }
+    lines
+}
+
+fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
+    let Some(decision) = tick.plan.vms.get(vm) else {
+        return vec![("Now", "nothing was decided about it yet".to_owned())];
+    };
+    let mut lines = Vec::new();
+    if let Some(change) = &decision.change {
+        let model::Action::SetBalloon { target, .. } = &change.action;
+        let words = change_words(change.is_take, *target, &change.reason.to_string());
+        let label = if tick.plan.mode == Mode::Enforce { "Now" } else { "Recommended" };
+        lines.push((label, words));
+    }
+    let label = if decision.change.is_some() { "Not more" } else { "Unchanged" };
+    lines.extend(decision.refusals.iter().map(|reason| (label, reason.to_string())));
+    lines.extend(tick.plan.host.iter().map(|reason| ("Host", reason.to_string())));
+    lines
+}
+
+fn advice(tick: &Published, vm: &VmName) -> Vec<String> {
+    let refusals = tick.plan.vms.get(vm).map(|d| d.refusals.as_slice()).unwrap_or_default();
+    let changes = tick.plan.vms.get(vm).and_then(|d| d.change.as_ref()).map(|c| &c.reason);
+    let mut advice = Vec::new();
+    for reason in changes.into_iter().chain(refusals).chain(&tick.plan.host) {
+        let new = remedy::remedy(reason, vm).filter(|words| !advice.contains(words));
+        advice.extend(new);
+    }
+    advice
+}
+
+#[cfg(test)]
+mod tests;

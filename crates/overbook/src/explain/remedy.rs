@@ -1,0 +1,58 @@
+//! What the operator can do about a reason, or what will end it by itself.
+
+use model::{Reason, VmName};
+
+/// One sentence; `None` where there is nothing to be done, or nothing to be mended.
+pub(super) fn remedy(reason: &Reason, vm: &VmName) -> Option<String> {
+    let fixed = match reason {
+        Reason::NoGroup => {
+            return Some(format!("add a pattern that matches `{vm}` to a group's `vms`"));
+        }
+        Reason::AtMax { .. } | Reason::AboveMax { .. } => {
+            return Some(format!("a larger `max` in [vm.\"{vm}\"] or its group"));
+        }
+        Reason::AtMin { .. } => {
+            return Some(format!("a smaller `min` in [vm.\"{vm}\"] or its group"));
+        }
+        Reason::Swapless { .. } => {
+            return Some(format!("give the guest swap, and say `swap = true` in [vm.\"{vm}\"]"));
+        }
+        Reason::Demand { .. }
+        | Reason::Share { .. }
+        | Reason::GiveBack { .. }
+        | Reason::Restore { .. }
+        | Reason::Idle { .. }
+        | Reason::Content
+        | Reason::NothingIdle { .. }
+        | Reason::UnderPressure { .. } => return None,
+        Reason::BlindGiveBack { .. } | Reason::NoStats => {
+            "check the guest's virtio_balloon driver: without statistics nothing is taken from it"
+        }
+        Reason::Deficit { .. } | Reason::NoSurplus { .. } => {
+            "a larger `budget` of the group, or other VMs of the group that need less"
+        }
+        Reason::HostShort { .. } | Reason::HostReserve { .. } => {
+            "free memory on the host, or a smaller `host.reserve` if it is more than is needed"
+        }
+        Reason::HostUnknown => "check that the daemon may read /proc/meminfo",
+        Reason::Unreachable { .. } => {
+            "check that QEMU runs and that its QMP socket is not held by another client"
+        }
+        Reason::NoBalloon { .. } => "start the VM with virtio-balloon-pci and its guest's driver",
+        Reason::Migrating => "it goes on by itself when the migration has ended",
+        Reason::StaleStats { .. } => "it goes on by itself when the guest sends statistics again",
+        Reason::ImplausibleStats { .. } | Reason::CountersWentBack => {
+            "it goes on by itself when the guest's statistics make sense again"
+        }
+        Reason::BackOff { .. } | Reason::NotCalm { .. } | Reason::InFlight { .. } => {
+            "it goes on by itself when the wait is over"
+        }
+        Reason::Uncooperative { .. } => {
+            "look into the guest: its balloon driver is missing, stuck or out of memory"
+        }
+        Reason::MovedByOthers { .. } => "let only one program set this balloon; stop the other one",
+        Reason::Paused => "`overbook resume`",
+        Reason::Observing => "`balloon = \"enforce\"` in [mode]",
+    };
+    Some(fixed.to_owned())
+}

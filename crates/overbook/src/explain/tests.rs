@@ -1,0 +1,71 @@
+//! Golden texts: what the operator reads, letter by letter.
+
+use super::*;
+use crate::fixture;
+
+#[test]
+fn a_vm_that_is_given_memory_is_explained() {
+    let last = LastChange {
+        wall_ms: 1_780_000_000_000 - 180_000,
+        text: "target raised to 192 MiB: it is short of memory".to_owned(),
+    };
+    let text = explain(&fixture::published(), &"web-1".into(), Some(&last));
+    let expected = "\
+web-1 may use 192 MiB of the 384 MiB that it was started with; it belongs to group web (policy demand).
+
+Limits       min 96 MiB, base 128 MiB (guaranteed), max 384 MiB
+Of its base  all, and 64 MiB above it: a grant, which can be taken back
+Guest says   12 MiB available, 8 MiB free, 192 MiB in all (800 ms before this tick)
+Host counts  180 MiB occupied by it
+Now          target raised to 202 MiB: it is short of memory (it swaps 3.1 MiB/s) and the group has 100 MiB to hand out
+Not more     it is under pressure itself (it swaps in 3.1 MiB/s)
+Last change  3 min before this tick: target raised to 192 MiB: it is short of memory
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_vm_that_does_not_follow_is_explained_with_what_to_do() {
+    let text = explain(&fixture::published(), &"web-2".into(), None);
+    let expected = "\
+web-2 may use all of the 384 MiB that it was started with; it belongs to group web (policy demand).
+
+Limits       min 96 MiB, base 128 MiB (guaranteed), max 384 MiB
+Of its base  all, and 256 MiB above it: a grant, which can be taken back
+Guest says   12 MiB available, 8 MiB free, 384 MiB in all (800 ms before this tick)
+Host counts  300 MiB occupied by it
+Unsupported  free page reporting: the balloon was made without it
+Unchanged    uncooperative: its balloon stands at 384 MiB and has not moved towards 128 MiB for 40 s; next try in 60 s
+Last change  none is on record
+To change it look into the guest: its balloon driver is missing, stuck or out of memory
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_vm_without_group_whose_qemu_is_gone_is_explained() {
+    let text = explain(&fixture::published(), &"db-1".into(), None);
+    let expected = "\
+db-1 may use all of the 512 MiB that it was started with; it belongs to no group.
+
+QEMU         has not answered for 60 s: no such socket
+Unchanged    no group's pattern matches it: it is watched, not managed
+Last change  none is on record
+To change it add a pattern that matches `db-1` to a group's `vms`
+";
+    assert_eq!(text, expected);
+}
+
+#[test]
+fn a_plan_that_is_not_carried_out_says_so() {
+    let mut tick = fixture::published();
+    tick.plan.mode = Mode::Recommend;
+    let text = explain(&tick, &"web-1".into(), None);
+    assert!(text.contains("\nRecommended  target raised to 202 MiB"), "{text}");
+}
+
+#[test]
+fn an_unknown_vm_is_no_riddle() {
+    let text = explain(&fixture::published(), &"nobody".into(), None);
+    assert_eq!(text, "nobody is not on this host.\n");
+}

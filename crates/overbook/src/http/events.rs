@@ -1,0 +1,191 @@
+//! What happened between two ticks, as a list of events and as a stream of server-sent events.
+//!
+//! An event is a difference, so a decision that stays the same for an hour is one event. Refusals are
+//! compared by kind: their figures differ in every tick and would drown everything else.
+//!
+//! Each reader has its own place in a ring of [`BUFFER`] events. A reader that falls behind loses the
+//! oldest, is told how many (`lagged`), and never holds up the loop or another reader.
+
+use std::{convert::Infallible, mem::discriminant, sync::Arc};
+
+use axum::response::sse;
+use futures_util::{Stream, stream};
+use model::{Action, Decision, Link, Mode, Reason, VmName, plan::Change};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::{self, error::RecvError};
+use utoipa::ToSchema;
+
+use crate::{explain, published::Published};
+
+/// Events kept for readers that are behind.
+pub const BUFFER: usize = 256;
+
+/// Where events go.
+pub(super) type Events = broadcast::Sender<Arc<Event>>;
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// A VM's target was changed.
+    Change,
+    /// A VM's target would have been changed, but the mode does not allow it.
+    Recommendation,
+    /// There is a new reason why a VM's memory is left as it is.
+    Refusal,
+    /// QEMU answers.
+    LinkUp,
+    /// QEMU does not answer.
+    LinkDown,
+    /// A VM was found.
+    Appeared,
+    /// A VM is not there any more.
+    Gone,
+    /// Something about the host.
+    Host,
+    /// Overbook was paused or resumed.
+    Paused,
+    /// The configuration on disk became faulty, or good again.
+    Config,
+    /// The reader was too slow and missed events.
+    Lagged,
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Event {
+    /// Counts from 1 since the daemon started.
+    pub id: u64,
+    /// When, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// What kind of thing happened; also the name of the server-sent event.
+    pub kind: EventKind,
+    /// The VM that it is about.
+    pub vm: Option<String>,
+    /// The VM's group.
+    pub group: Option<String>,
+    /// What happened and why.
+    pub text: String,
+}
+
+/// What happened between two ticks. Ids go on from `next_id`.
+pub(super) fn between(before: &Published, now: &Published, next_id: &mut u64) -> Vec<Event> {
+    let mut found = host_events(before, now);
+    for name in before.view.vms.keys().filter(|name| !now.view.vms.contains_key(*name)) {
+        found.push((EventKind::Gone, Some(name), "it is not there any more".to_owned()));
+    }
+    for name in now.view.vms.keys() {
+        let events = vm_events(before, now, name);
+        found.extend(events.into_iter().map(|(kind, text)| (kind, Some(name), text)));
+    }
+    let number = |(kind, vm, text): (EventKind, Option<&VmName>, String)| {
+        let id = *next_id;
+        *next_id += 1;
+        let group = vm.and_then(|vm| now.spec.group_of(vm)).map(|(group, _)| group.to_string());
+        Event { id, wall_ms: now.wall_ms, kind, vm: vm.map(ToString::to_string), group, text }
+    };
+    found.into_iter().map(number).collect()
+}
+
+fn host_events<'a>(
+    before: &Published,
+    now: &Published,
+) -> Vec<(EventKind, Option<&'a VmName>, String)> {
+    let mut found = Vec::new();
+    for reason in &now.plan.host {
+        if !before.plan.host.iter().any(|old| discriminant(old) == discriminant(reason)) {
+            found.push((EventKind::Host, None, reason.to_string()));
+        }
+    }
+    if before.paused != now.paused {
+        let text = if now.paused { "paused by the operator" } else { "resumed by the operator" };
+        found.push((EventKind::Paused, None, text.to_owned()));
+    }
+    if before.config_error != now.config_error {
+        let good = || "the configuration on disk is good again".to_owned();
+        let text = now.config_error.clone().unwrap_or_else(good);
+        found.push((EventKind::Config, None, text));
+    }
+    found
+}
+
+fn vm_events(before: &Published, now: &Published, name: &VmName) -> Vec<(EventKind, String)> {
+    let mut found = Vec::new();
+    let old_view = before.view.vms.get(name);
+    let Some(view) = now.view.vms.get(name) else { return found };
+    if old_view.is_none_or(|old| old.incarnation != view.incarnation) {
+        found.push((EventKind::Appeared, format!("found, started with {}", view.ram)));
+    }
+    let was_up = old_view.map(|old| old.link == Link::Up);
+    match &view.link {
+        Link::Up if was_up == Some(false) => {
+            found.push((EventKind::LinkUp, "QEMU answers again".to_owned()));
+        }
+        Link::Down { why, .. } if was_up != Some(false) => {
+            found.push((EventKind::LinkDown, format!("QEMU does not answer: {why}")));
+        }
+        _ => {}
+    }
+    if let Some(decision) = now.plan.vms.get(name) {
+        found.extend(decision_events(before.plan.vms.get(name), decision, now.plan.mode));
+    }
+    found
+}
+
+fn decision_events(
+    before: Option<&Decision>,
+    now: &Decision,
+    mode: Mode,
+) -> Vec<(EventKind, String)> {
+    let mut found = Vec::new();
+    let old = before.and_then(|decision| decision.change.as_ref());
+    let is_new = |change: &&Change| {
+        let same = |old: &Change| {
+            old.action == change.action && discriminant(&old.reason) == discriminant(&change.reason)
+        };
+        !change.is_repeat && !old.is_some_and(same)
+    };
+    if let Some(change) = now.change.as_ref().filter(is_new) {
+        let carried_out = mode == Mode::Enforce;
+        let kind = if carried_out { EventKind::Change } else { EventKind::Recommendation };
+        let Action::SetBalloon { target, .. } = &change.action;
+        let reason = change.reason.to_string();
+        found.push((kind, explain::change_words(change.is_take, *target, &reason)));
+    }
+    let old_refusals = before.map(|decision| decision.refusals.as_slice()).unwrap_or_default();
+    let is_new = |reason: &&Reason| {
+        !old_refusals.iter().any(|old| discriminant(old) == discriminant(*reason))
+    };
+    let fresh = now.refusals.iter().filter(is_new);
+    found.extend(fresh.map(|reason| (EventKind::Refusal, reason.to_string())));
+    found
+}
+
+/// The events from now on, for one reader.
+pub(super) fn stream(
+    events: broadcast::Receiver<Arc<Event>>,
+) -> impl Stream<Item = Result<sse::Event, Infallible>> {
+    stream::unfold(events, |mut events| async move {
+        let event = match events.recv().await {
+            Ok(event) => as_sse(&event),
+            Err(RecvError::Lagged(missed)) => as_sse(&lagged(missed)),
+            Err(RecvError::Closed) => return None,
+        };
+        Some((Ok(event), events))
+    })
+}
+
+fn lagged(missed: u64) -> Event {
+    let text = format!("{missed} events were missed: this reader is too slow");
+    Event { id: 0, wall_ms: 0, kind: EventKind::Lagged, vm: None, group: None, text }
+}
+
+fn as_sse(event: &Event) -> sse::Event {
+    let kind = serde_json::to_value(event.kind).unwrap_or_default();
+    let data = serde_json::to_string(event).unwrap_or_default();
+    let named = sse::Event::default().event(kind.as_str().unwrap_or_default()).data(data);
+    if event.id == 0 { named } else { named.id(event.id.to_string()) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! What only shows between two ticks: swap rates, the last change of each VM, events.
+//!
+//! The loop publishes single ticks and forgets them. One task here follows them, keeps the little
+//! that needs a "before", and shows both together, so every reader of the API sees one consistent
+//! moment. Missing a tick (a busy machine) costs an event, never a wrong figure: a rate divides by the
+//! time that really passed between two statistics.
+//!
+//! Cost: O(VMs) per tick; two numbers and one sentence kept per VM that exists.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use model::{Bytes, Millis, Mode, Time, VmName, VmView};
+use tokio::{
+    sync::{broadcast, watch},
+    time::Instant,
+};
+
+use super::{
+    events::{Event, Events, between},
+    wire::LastChange,
+};
+use crate::{
+    explain,
+    published::{Latest, Published},
+};
+
+/// A tick and what came before it.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// The latest tick.
+    pub published: Arc<Published>,
+    /// When it arrived here.
+    pub seen: Instant,
+    /// The last change of each VM that was carried out before this tick.
+    pub last_changes: BTreeMap<VmName, LastChange>,
+    meters: BTreeMap<VmName, SwapMeter>,
+}
+
+/// Measures a VM's swap traffic between two of its statistics.
+#[derive(Clone, Copy, Debug)]
+struct SwapMeter {
+    incarnation: u64,
+    at: Time,
+    counted: Bytes,
+    rate: Option<Bytes>,
+}
+
+impl Shown {
+    /// The first tick: nothing came before it.
+    #[must_use]
+    pub fn first(published: Arc<Published>) -> Self {
+        let none = BTreeMap::new();
+        let meters = advance_all(&none, &published);
+        Self { published, seen: Instant::now(), last_changes: BTreeMap::new(), meters }
+    }
+
+    /// The tick after this one.
+    #[must_use]
+    pub fn next(&self, published: Arc<Published>) -> Self {
+        let meters = advance_all(&self.meters, &published);
+        let mut last_changes = self.last_changes.clone();
+        last_changes.extend(carried_out(&self.published));
+        last_changes.retain(|vm, _| published.view.vms.contains_key(vm));
+        Self { published, seen: Instant::now(), last_changes, meters }
+    }
+
+    /// How long ago the tick arrived.
+    #[must_use]
+    pub fn tick_age(&self) -> Millis {
+        Millis(u64::try_from(self.seen.elapsed().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Swapped in and out per second; `None` until two statistics of the same life are there.
+    #[must_use]
+    pub fn swap_rate(&self, vm: &VmName) -> Option<Bytes> {
+        self.meters.get(vm)?.rate
+    }
+}
+
+/// Follows the loop until it ends.
+pub(super) async fn follow(mut latest: Latest, shown: watch::Sender<Arc<Shown>>, events: Events) {
+    let mut next_id = 1;
+    while latest.changed().await.is_ok() {
+        let published = Arc::clone(&latest.borrow_and_update());
+        let before = Arc::clone(&shown.borrow());
+        for event in between(&before.published, &published, &mut next_id) {
+            // An error means that nobody listens, which is the usual case.
+            let _: Result<usize, broadcast::error::SendError<Arc<Event>>> =
+                events.send(Arc::new(event));
+        }
+        shown.send_replace(Arc::new(before.next(published)));
+    }
+}
+
+fn carried_out(tick: &Published) -> impl Iterator<Item = (VmName, LastChange)> + '_ {
+    let enforced = tick.plan.mode == Mode::Enforce;
+    tick.plan.vms.iter().filter(move |_| enforced).filter_map(|(vm, decision)| {
+        let change = decision.change.as_ref().filter(|change| !change.is_repeat)?;
+        let model::Action::SetBalloon { target, .. } = &change.action;
+        let reason = change.reason.to_string();
+        let text = explain::change_words(change.is_take, *target, &reason);
+        Some((vm.clone(), LastChange { wall_ms: tick.wall_ms, text }))
+    })
+}
+
+fn advance_all(
+    meters: &BTreeMap<VmName, SwapMeter>,
+    published: &Published,
+) -> BTreeMap<VmName, SwapMeter> {
+    let vms = published.view.vms.iter();
+    vms.filter_map(|(name, view)| Some((name.clone(), advance(meters.get(name), view)?))).collect()
+}
+
+fn advance(before: Option<&SwapMeter>, view: &VmView) -> Option<SwapMeter> {
+    let stats = view.stats?;
+    let counted = stats.value.swap_in?.plus(stats.value.swap_out?);
+    let first = SwapMeter { incarnation: view.incarnation, at: stats.at, counted, rate: None };
+    let Some(before) = before.filter(|b| b.incarnation == view.incarnation) else {
+        return Some(first);
+    };
+    if stats.at == before.at {
+        return Some(*before);
+    }
+    if stats.at < before.at || counted < before.counted {
+        return Some(first);
+    }
+    let rate = counted.minus(before.counted).share(1000, stats.at.since(before.at).0);
+    Some(SwapMeter { rate: Some(rate), ..first })
+}
+
+#[cfg(test)]
+mod tests {
+    use model::{GuestStats, Reading};
+
+    use super::*;
+    use crate::fixture;
+
+    fn swapped(at_ms: u64, swap_in: u64) -> Arc<Published> {
+        let mut tick = fixture::published();
+        let vm = tick.view.vms.get_mut(&"web-1".into()).unwrap();
+        let value = GuestStats {
+            swap_in: Some(Bytes::mib(swap_in)),
+            swap_out: Some(Bytes::ZERO),
+            ..GuestStats::default()
+        };
+        vm.stats = Some(Reading::new(value, Time(at_ms)));
+        Arc::new(tick)
+    }
+
+    #[test]
+    fn a_swap_rate_divides_by_the_time_between_two_statistics() {
+        let shown = Shown::first(swapped(1_000, 10)).next(swapped(3_000, 14));
+        assert_eq!(shown.swap_rate(&"web-1".into()), Some(Bytes::mib(2)));
+        let same = shown.next(swapped(3_000, 14));
+        assert_eq!(same.swap_rate(&"web-1".into()), Some(Bytes::mib(2)), "no new statistics");
+    }
+
+    #[test]
+    fn counters_that_ran_backwards_give_no_rate() {
+        let shown = Shown::first(swapped(1_000, 10)).next(swapped(2_000, 3));
+        assert_eq!(shown.swap_rate(&"web-1".into()), None);
+    }
+
+    #[test]
+    fn the_last_change_is_older_than_the_tick_and_was_carried_out() {
+        let tick = Arc::new(fixture::published());
+        let first = Shown::first(Arc::clone(&tick));
+        assert!(first.last_changes.is_empty());
+        let second = first.next(tick);
+        let change = &second.last_changes[&"web-1".into()];
+        assert!(
+            change.text.starts_with("target raised to 202 MiB: it is short"),
+            "{}",
+            change.text
+        );
+
+        let mut observed = fixture::published();
+        observed.plan.mode = Mode::Recommend;
+        let observed = Arc::new(observed);
+        let shown = Shown::first(Arc::clone(&observed)).next(observed);
+        assert!(shown.last_changes.is_empty(), "a recommendation changed nothing");
+    }
+}

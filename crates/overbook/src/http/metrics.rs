@@ -1,0 +1,314 @@
+//! Prometheus metrics: one snapshot per scrape, nothing kept between scrapes.
+//!
+//! The labels are the VMs and groups that the last tick saw, so a VM that is gone takes its series
+//! with it and no stranger can grow them. What is unknown has no sample: a gap in the graph is the
+//! truth, a zero would be a lie.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use model::{Bytes, Link, Mode, Reason};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+use super::follow::Shown;
+
+/// How long the ticks took, added up since the daemon started. The loop records, scrapes read.
+#[derive(Debug, Default)]
+pub struct TickTimes {
+    count: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl TickTimes {
+    /// Counts one tick.
+    pub fn record(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.micros.fetch_add(micros, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// All metrics as text.
+pub(super) fn encode(shown: &Arc<Shown>, ticks: &Arc<TickTimes>) -> String {
+    let mut registry = Registry::with_prefix("overbook");
+    let snapshot = Snapshot { shown: Arc::clone(shown), ticks: Arc::clone(ticks) };
+    registry.register_collector(Box::new(snapshot));
+    let mut out = String::new();
+    // Writing to a string cannot fail.
+    let _: fmt::Result = text::encode(&mut out, &registry);
+    out
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    shown: Arc<Shown>,
+    ticks: Arc<TickTimes>,
+}
+
+/// Picks a group's amount.
+type Column = fn(&model::Ledger) -> Bytes;
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+type Samples<'a> = Vec<(Labels<'a>, f64)>;
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+        let mut page = Page(encoder);
+        self.daemon(&mut page)?;
+        self.host(&mut page)?;
+        self.groups(&mut page)?;
+        self.vms(&mut page)
+    }
+}
+
+/// Writes families one after the other.
+struct Page<'a>(DescriptorEncoder<'a>);
+
+impl Page<'_> {
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        samples: Samples<'_>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        if let [(labels, value)] = samples.as_slice()
+            && labels.is_empty()
+        {
+            return ConstGauge::new(*value).encode(family);
+        }
+        for (labels, value) in samples {
+            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<Unit>,
+        samples: Samples<'_>,
+    ) -> fmt::Result {
+        let mut family =
+            self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        if let [(labels, value)] = samples.as_slice()
+            && labels.is_empty()
+        {
+            return ConstCounter::new(*value).encode(family);
+        }
+        for (labels, value) in samples {
+            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: f64) -> fmt::Result {
+        self.gauges(name, help, unit, vec![(Vec::new(), value)])
+    }
+}
+
+impl Snapshot {
+    fn daemon(&self, page: &mut Page<'_>) -> fmt::Result {
+        let tick = &self.shown.published;
+        let version: Labels<'_> = vec![("version", env!("CARGO_PKG_VERSION"))];
+        page.gauges("build_info", "Which Overbook this is.", None, vec![(version, 1.0)])?;
+        let count = seconds(self.ticks.count.load(Ordering::Relaxed), 1.0);
+        page.counters("ticks", "Ticks run.", None, vec![(Vec::new(), count)])?;
+        let spent = seconds(self.ticks.micros.load(Ordering::Relaxed), 1e6);
+        let help = "Time spent in ticks.";
+        page.counters("tick_duration", help, Some(Unit::Seconds), vec![(Vec::new(), spent)])?;
+        let age = seconds(self.shown.tick_age().0, 1e3);
+        page.gauge("tick_age", "Age of the last tick.", Some(Unit::Seconds), age)?;
+        page.gauge("paused", "Whether the operator paused it.", None, flag(tick.paused))?;
+        let enforcing = flag(tick.plan.mode == Mode::Enforce);
+        page.gauge("enforcing", "Whether plans are carried out.", None, enforcing)?;
+        let faulty = flag(tick.config_error.is_some());
+        page.gauge("config_faulty", "Whether the newest configuration is faulty.", None, faulty)?;
+        let failing = flag(tick.history_error.is_some());
+        page.gauge("history_failing", "Whether history is not being kept.", None, failing)
+    }
+
+    fn host(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(host) = self.shown.published.view.host.map(|reading| reading.value) else {
+            return Ok(());
+        };
+        let sizes = [
+            ("host_memory_total", "MemTotal.", host.total),
+            ("host_memory_available", "MemAvailable.", host.available),
+            ("host_swap_total", "SwapTotal.", host.swap_total),
+            ("host_swap_free", "SwapFree.", host.swap_free),
+        ];
+        for (name, help, size) in sizes {
+            page.gauge(name, help, Some(Unit::Bytes), number(size))?;
+        }
+        let pressure = [("some", host.psi_some_avg10), ("full", host.psi_full_avg10)];
+        let samples = pressure.into_iter().filter_map(|(kind, percent)| {
+            Some((vec![("kind", kind)], f64::from(percent?) / 100.0))
+        });
+        let help = "Share of the last 10 s spent waiting for memory.";
+        page.gauges(
+            "host_memory_pressure",
+            help,
+            Some(Unit::Other("ratio".to_owned())),
+            samples.collect(),
+        )
+    }
+
+    fn groups(&self, page: &mut Page<'_>) -> fmt::Result {
+        let groups = &self.shown.published.plan.groups;
+        let columns: [(&str, &str, Column); 6] = [
+            ("group_budget", "What the tenant pays for.", |l| l.budget),
+            ("group_used", "What its VMs occupy on the host.", |l| l.used),
+            ("group_promised", "Granted above base, not touched yet.", |l| l.promised),
+            ("group_reserve", "Kept back for bursts.", |l| l.reserve),
+            ("group_surplus", "What can be handed out.", |l| l.surplus),
+            ("group_deficit", "What must come back.", |l| l.deficit),
+        ];
+        for (name, help, column) in columns {
+            let samples = groups
+                .iter()
+                .map(|(group, ledger)| (vec![("group", group.as_str())], number(column(ledger))));
+            page.gauges(name, help, Some(Unit::Bytes), samples.collect())?;
+        }
+        Ok(())
+    }
+
+    fn vms(&self, page: &mut Page<'_>) -> fmt::Result {
+        let bytes = || Some(Unit::Bytes);
+        let column = |of: &dyn Fn(&Vm<'_>) -> Option<f64>| -> Samples<'_> {
+            let vms = self.shown.published.view.vms.keys().map(|name| self.vm(name));
+            vms.filter_map(|vm| Some((vm.labels(), of(&vm)?))).collect()
+        };
+        let ram = column(&|vm| Some(number(vm.view.ram)));
+        page.gauges("vm_ram", "RAM that QEMU was started with.", bytes(), ram)?;
+        let balloon = column(&|vm| vm.view.balloon.map(|reading| number(reading.value)));
+        page.gauges("vm_balloon", "What the balloon leaves the guest.", bytes(), balloon)?;
+        let target = column(&|vm| vm.decision?.target.map(number));
+        page.gauges("vm_target", "What the guest is meant to have.", bytes(), target)?;
+        let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));
+        page.gauges("vm_used", "What the guest occupies on the host.", bytes(), used)?;
+        let available = column(&|vm| vm.view.stats?.value.available.map(number));
+        let help = "What the guest calls available.";
+        page.gauges("vm_guest_available", help, bytes(), available)?;
+        let swap = |direction, of: fn(&model::GuestStats) -> Option<Bytes>| {
+            column(&|vm| of(&vm.view.stats?.value).map(number)).into_iter().map(
+                move |(mut labels, value)| {
+                    labels.push(("direction", direction));
+                    (labels, value)
+                },
+            )
+        };
+        let swap = swap("in", |s| s.swap_in).chain(swap("out", |s| s.swap_out)).collect();
+        let help = "Swapped by the guest since its boot, by its own count.";
+        page.counters("vm_guest_swap", help, bytes(), swap)?;
+        let now = self.shown.published.at;
+        let age = column(&|vm| vm.view.stats.map(|reading| seconds(reading.age(now).0, 1e3)));
+        let help = "Age of the guest's statistics.";
+        page.gauges("vm_stats_age", help, Some(Unit::Seconds), age)?;
+        let up = column(&|vm| Some(flag(vm.view.link == Link::Up)));
+        page.gauges("vm_up", "Whether QEMU answers.", None, up)?;
+        let stuck = column(&|vm| Some(flag(vm.is_uncooperative())));
+        page.gauges("vm_uncooperative", "Whether its balloon does not follow.", None, stuck)
+    }
+
+    fn vm<'a>(&'a self, name: &'a model::VmName) -> Vm<'a> {
+        let tick = &self.shown.published;
+        let decision = tick.plan.vms.get(name);
+        Vm { name, view: &tick.view.vms[name], decision }
+    }
+}
+
+/// One VM's readings together.
+struct Vm<'a> {
+    name: &'a model::VmName,
+    view: &'a model::VmView,
+    decision: Option<&'a model::Decision>,
+}
+
+impl<'a> Vm<'a> {
+    fn labels(&self) -> Labels<'a> {
+        let group = self.decision.and_then(|d| d.group.as_ref()).map_or("", |g| g.as_str());
+        vec![("vm", self.name.as_str()), ("group", group)]
+    }
+
+    fn is_uncooperative(&self) -> bool {
+        let refusals = self.decision.map(|d| d.refusals.as_slice()).unwrap_or_default();
+        refusals.iter().any(|reason| matches!(reason, Reason::Uncooperative { .. }))
+    }
+}
+
+fn flag(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB, and Prometheus knows no other")]
+fn number(size: Bytes) -> f64 {
+    size.0 as f64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
+fn seconds(count: u64, per_second: f64) -> f64 {
+    count as f64 / per_second
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{fixture, published::Published};
+
+    fn page(tick: Published) -> String {
+        let ticks = Arc::new(TickTimes::default());
+        ticks.record(Duration::from_millis(2));
+        encode(&Arc::new(Shown::first(Arc::new(tick))), &ticks)
+    }
+
+    #[test]
+    fn metrics_have_one_prefix_base_units_and_build_info() {
+        let page = page(fixture::published());
+        for line in [
+            "overbook_build_info{version=",
+            "overbook_ticks_total 1",
+            "overbook_tick_duration_seconds_total 0.002",
+            "overbook_host_memory_available_bytes 6442450944",
+            "overbook_group_surplus_bytes{group=\"web\"} 104857600",
+            "overbook_vm_balloon_bytes{vm=\"web-1\",group=\"web\"} 201326592",
+            "overbook_vm_stats_age_seconds{vm=\"web-1\",group=\"web\"} 0.8",
+            "overbook_vm_guest_swap_bytes_total{vm=\"web-1\",group=\"web\",direction=\"in\"} 41943040",
+            "overbook_vm_up{vm=\"db-1\",group=\"\"} 0",
+            "overbook_vm_uncooperative{vm=\"web-2\",group=\"web\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
+        let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        assert!(families.clone().count() > 20);
+        assert!(families.into_iter().all(|family| family.starts_with("overbook_")));
+    }
+
+    #[test]
+    fn what_is_unknown_has_no_sample() {
+        let page = page(fixture::published());
+        assert!(!page.contains("overbook_vm_balloon_bytes{vm=\"db-1\""), "{page}");
+    }
+
+    #[test]
+    fn a_hostile_name_cannot_forge_a_sample() {
+        let mut tick = fixture::published();
+        let vm = tick.view.vms.remove(&"db-1".into()).unwrap();
+        tick.view.vms.insert("x\"} 1\noverbook_paused 1".into(), vm);
+        let page = page(tick);
+        assert!(page.contains(r#"vm_up{vm="x\"} 1\noverbook_paused 1",group=""} 0"#), "{page}");
+        assert_eq!(page.lines().filter(|l| l.starts_with("overbook_paused")).count(), 1);
+    }
+}

@@ -1,0 +1,305 @@
+//! The paths. Each handler picks its part of the latest moment and nothing else.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Path, Query, Request, State, rejection::PathRejection, rejection::QueryRejection},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response, Sse, sse::KeepAlive},
+    routing::get,
+};
+use model::{GroupName, Millis, VmName};
+use policy::Case;
+use serde::Deserialize;
+use tokio::sync::oneshot;
+use utoipa::{IntoParams, OpenApi};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    Api, ReadHistory, Shown,
+    events::{self, Event},
+    metrics,
+    problem::Problem,
+    wire::{Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, PlanStatus, VmStatus},
+};
+use crate::{explain, published::Reply, published::Request as Wish};
+
+/// A daemon whose last tick is older than this is not well.
+const TICK_LIMIT: Millis = Millis::secs(5);
+/// How long the loop may take to carry out a request.
+const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// Rows of history in one answer, at most.
+const MAX_ROWS: usize = 10_000;
+
+/// The head of the OpenAPI description; paths and objects come from the handlers.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Overbook",
+        description = "What the host daemon sees, decides and why. Sizes are bytes, times \
+                       milliseconds; TCP needs the bearer token, the unix socket does not."
+    ),
+    components(schemas(Event))
+)]
+struct Head;
+
+fn paths() -> OpenApiRouter<Api> {
+    OpenApiRouter::with_openapi(Head::openapi())
+        .routes(routes!(host))
+        .routes(routes!(groups))
+        .routes(routes!(group))
+        .routes(routes!(vms))
+        .routes(routes!(vm))
+        .routes(routes!(plan))
+        .routes(routes!(case))
+        .routes(routes!(explanation))
+        .routes(routes!(history))
+        .routes(routes!(pause))
+        .routes(routes!(resume))
+        .routes(routes!(release))
+        .routes(routes!(event_stream))
+        .routes(routes!(prometheus))
+        .routes(routes!(healthz))
+}
+
+/// The OpenAPI description as JSON.
+#[must_use]
+pub fn openapi() -> String {
+    paths().into_openapi().to_json().unwrap_or_default()
+}
+
+/// Everything that is served.
+pub(super) fn router(api: Api) -> Router {
+    let (router, description) = paths().split_for_parts();
+    let description: Arc<str> = description.to_json().unwrap_or_default().into();
+    let describe = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
+    router
+        .route("/v1/openapi.json", get(describe))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(api)
+}
+
+impl Api {
+    fn shown(&self) -> Arc<Shown> {
+        Arc::clone(&self.shown.borrow())
+    }
+}
+
+type Answer<T> = Result<Json<T>, Problem>;
+type Name = Result<Path<String>, PathRejection>;
+
+fn name_in(path: Name) -> Result<String, Problem> {
+    path.map(|Path(name)| name).map_err(|error| Problem::BadParameter(error.body_text()))
+}
+
+/// A VM on this host, or the problem that names the others.
+fn known_vm(shown: &Shown, path: Name) -> Result<VmName, Problem> {
+    let name = name_in(path)?;
+    let vms = &shown.published.view.vms;
+    let vm = VmName::from(name.as_str());
+    if vms.contains_key(&vm) {
+        return Ok(vm);
+    }
+    Err(Problem::unknown("VM", &name, vms.keys().map(VmName::as_str)))
+}
+
+/// The host and the daemon.
+#[utoipa::path(get, path = "/v1/host", responses((status = 200, body = HostStatus)))]
+async fn host(State(api): State<Api>) -> Json<HostStatus> {
+    Json(HostStatus::of(&api.shown()))
+}
+
+/// Every group.
+#[utoipa::path(get, path = "/v1/groups", responses((status = 200, body = Vec<GroupStatus>)))]
+async fn groups(State(api): State<Api>) -> Json<Vec<GroupStatus>> {
+    Json(GroupStatus::all(&api.shown()))
+}
+
+/// One group.
+#[utoipa::path(
+    get, path = "/v1/groups/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = GroupStatus), (status = 404, body = Failure))
+)]
+async fn group(State(api): State<Api>, path: Name) -> Answer<GroupStatus> {
+    let (shown, name) = (api.shown(), name_in(path)?);
+    let known = shown.published.spec.groups.keys().map(GroupName::as_str);
+    let found = GroupStatus::of(&shown, &name.as_str().into());
+    found.map(Json).ok_or_else(|| Problem::unknown("group", &name, known))
+}
+
+/// Every VM.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<VmStatus>)))]
+async fn vms(State(api): State<Api>) -> Json<Vec<VmStatus>> {
+    Json(VmStatus::all(&api.shown()))
+}
+
+/// One VM.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}", params(("name" = String, Path)),
+    responses((status = 200, body = VmStatus), (status = 404, body = Failure))
+)]
+async fn vm(State(api): State<Api>, path: Name) -> Answer<VmStatus> {
+    let shown = api.shown();
+    let name = known_vm(&shown, path)?;
+    let found = VmStatus::of(&shown, &name);
+    found.map(Json).ok_or_else(|| Problem::unknown("VM", name.as_str(), std::iter::empty()))
+}
+
+/// The latest plan.
+#[utoipa::path(get, path = "/v1/plan", responses((status = 200, body = PlanStatus)))]
+async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
+    Json(PlanStatus::of(&api.shown().published.plan))
+}
+
+/// Everything that the latest plan was made from, for `overbook plan --from`.
+#[utoipa::path(get, path = "/v1/case", responses((status = 200, body = serde_json::Value)))]
+async fn case(State(api): State<Api>) -> Json<Case> {
+    let shown = api.shown();
+    let tick = &shown.published;
+    Json(Case {
+        now: tick.at,
+        spec: (*tick.spec).clone(),
+        view: tick.view.clone(),
+        memory: tick.memory.clone(),
+    })
+}
+
+/// Why a VM has the memory that it has, in words.
+#[utoipa::path(
+    get, path = "/v1/explain/{vm}", params(("vm" = String, Path)),
+    responses((status = 200, body = Explanation), (status = 404, body = Failure))
+)]
+async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> {
+    let shown = api.shown();
+    let name = known_vm(&shown, path)?;
+    let mut last = shown.last_changes.get(&name).cloned();
+    if last.is_none() {
+        // The daemon has not changed this VM since it started; an earlier one may have. An unreadable
+        // history shows in `/v1/host`: the rest of the explanation is worth having without it.
+        let vm = name.clone();
+        let row = on_disk(&api, move |history| history.last_change(&vm)).await.unwrap_or_default();
+        last = row.and_then(HistoryRow::into_change);
+    }
+    let text = explain::explain(&shown.published, &name, last.as_ref());
+    Ok(Json(Explanation { vm: name.to_string(), text }))
+}
+
+/// Which part of the history.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct Span {
+    /// Rows since this moment, in milliseconds since the Unix epoch; all without it.
+    since_wall_ms: Option<u64>,
+    /// The newest rows, at most this many; 1000 without it.
+    limit: Option<usize>,
+}
+
+/// What a VM had and what was done to it, oldest first.
+#[utoipa::path(
+    get, path = "/v1/history/{vm}", params(("vm" = String, Path), Span),
+    responses((status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure))
+)]
+async fn history(
+    State(api): State<Api>,
+    path: Name,
+    span: Result<Query<Span>, QueryRejection>,
+) -> Answer<Vec<HistoryRow>> {
+    let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
+    let limit = span.limit.unwrap_or(1_000);
+    if limit > MAX_ROWS {
+        let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
+        return Err(Problem::BadParameter(text));
+    }
+    // The VM need not be there any more: its history is.
+    let name = VmName::from(name_in(path)?);
+    let since = span.since_wall_ms.unwrap_or(0);
+    on_disk(&api, move |history| history.rows(&name, since, limit)).await.map(Json)
+}
+
+/// Reads on a thread of its own, so that a slow disk holds up nobody else.
+async fn on_disk<T: Send + 'static>(
+    api: &Api,
+    read: impl FnOnce(&dyn ReadHistory) -> Result<T, String> + Send + 'static,
+) -> Result<T, Problem> {
+    let history = Arc::clone(&api.history);
+    let read = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
+    read.map_err(|error| Problem::Failed(error.to_string()))?.map_err(Problem::Failed)
+}
+
+/// Change nothing any more.
+#[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
+async fn pause(State(api): State<Api>) -> Answer<Done> {
+    wish(&api, Wish::Pause).await
+}
+
+/// Go on after a pause.
+#[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
+async fn resume(State(api): State<Api>) -> Answer<Done> {
+    wish(&api, Wish::Resume).await
+}
+
+/// Give every VM back what it had before Overbook touched it, and pause.
+#[utoipa::path(post, path = "/v1/release", responses((status = 200, body = Done)))]
+async fn release(State(api): State<Api>) -> Answer<Done> {
+    wish(&api, Wish::Release).await
+}
+
+async fn wish(api: &Api, make: impl FnOnce(Reply) -> Wish) -> Answer<Done> {
+    let (reply, outcome) = oneshot::channel();
+    let asked = async {
+        api.requests.send(make(reply)).await.ok()?;
+        outcome.await.ok()
+    };
+    let outcome = tokio::time::timeout(REQUEST_LIMIT, asked).await;
+    let answered = outcome.map_err(|_| Problem::Busy(REQUEST_LIMIT.as_secs()))?;
+    let ended = || Problem::Failed("the daemon is ending".to_owned());
+    let message = answered.ok_or_else(ended)?.map_err(Problem::Failed)?;
+    Ok(Json(Done { message }))
+}
+
+/// Changes, refusals and links as server-sent events; each event's data is an `Event`.
+#[utoipa::path(
+    get, path = "/v1/events",
+    responses((status = 200, content_type = "text/event-stream", body = String))
+)]
+async fn event_stream(State(api): State<Api>) -> Response {
+    Sse::new(events::stream(api.events.subscribe()))
+        .keep_alive(KeepAlive::default())
+        .into_response()
+}
+
+/// Prometheus metrics.
+#[utoipa::path(
+    get, path = "/metrics",
+    responses((status = 200, content_type = "application/openmetrics-text", body = String))
+)]
+async fn prometheus(State(api): State<Api>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let text = metrics::encode(&api.shown(), &api.ticks);
+    ([(CONTENT_TYPE, kind)], text).into_response()
+}
+
+/// Whether the loop runs.
+#[utoipa::path(
+    get, path = "/healthz",
+    responses((status = 200, body = Done), (status = 503, body = Failure))
+)]
+async fn healthz(State(api): State<Api>) -> Response {
+    let age = api.shown().tick_age();
+    if age > TICK_LIMIT {
+        let error = format!("the last tick was {age} ago, more than {TICK_LIMIT}");
+        return (StatusCode::SERVICE_UNAVAILABLE, Json(Failure { error })).into_response();
+    }
+    Json(Done { message: format!("the last tick was {age} ago") }).into_response()
+}
+
+async fn no_such_path(request: Request) -> Problem {
+    Problem::NoSuchPath(request.uri().path().to_owned())
+}
+
+async fn wrong_method(request: Request) -> Problem {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    Problem::WrongMethod { method, path }
+}

@@ -1,0 +1,94 @@
+//! What goes over the wire: flat objects whose fields name their units.
+//!
+//! These are not the model's types, on purpose. The model may be rearranged with the policy; a field
+//! here is a promise to scripts and dashboards. Each object is made by one function from what the
+//! daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there is one
+//! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
+
+mod group;
+mod history;
+mod host;
+mod plan;
+mod vm;
+
+use model::{Bytes, Reason};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+pub use group::GroupStatus;
+pub use history::HistoryRow;
+pub use host::HostStatus;
+pub use plan::{PlanStatus, PlannedVm};
+pub use vm::{VmChange, VmStatus};
+
+/// A reason: the code for programs, the words for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Words {
+    /// Stable name of the reason, for example `stale_stats`.
+    pub code: String,
+    /// The reason with its figures.
+    pub text: String,
+}
+
+impl Words {
+    /// A reason as the user reads it.
+    pub fn of(reason: &Reason) -> Self {
+        let value = serde_json::to_value(reason).unwrap_or_default();
+        let code = value.get("code").and_then(|c| c.as_str()).unwrap_or("unknown");
+        Self { code: code.to_owned(), text: reason.to_string() }
+    }
+
+    /// Several reasons.
+    pub fn all(reasons: &[Reason]) -> Vec<Self> {
+        reasons.iter().map(Self::of).collect()
+    }
+}
+
+/// A change that was carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LastChange {
+    /// When, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// What and why.
+    pub text: String,
+}
+
+/// Why a VM has the memory that it has, in words.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Explanation {
+    /// The VM.
+    pub vm: String,
+    /// Several lines of plain text.
+    pub text: String,
+}
+
+/// The answer to a request that changes something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Done {
+    /// What was done, for the operator.
+    pub message: String,
+}
+
+/// The answer to a request that failed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Failure {
+    /// What was wrong, for the operator.
+    pub error: String,
+}
+
+/// The bare number that goes over the wire.
+fn raw(amount: Option<Bytes>) -> Option<u64> {
+    amount.map(|bytes| bytes.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_carries_its_code_and_its_words() {
+        let words = Words::of(&Reason::AtMax { max: Bytes::mib(384) });
+        assert_eq!(words.code, "at_max");
+        assert_eq!(words.text, "it is at its maximum of 384 MiB");
+    }
+}

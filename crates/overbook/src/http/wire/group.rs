@@ -1,0 +1,69 @@
+//! One tenant's memory: its ledger and its VMs.
+
+use model::{GroupName, Policy};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::follow::Shown;
+
+/// A group and its ledger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupStatus {
+    /// Its name.
+    pub name: String,
+    /// How its surplus is shared out.
+    pub policy: String,
+    /// What the tenant pays for.
+    pub budget_bytes: u64,
+    /// What its VMs occupy on the host.
+    pub used_bytes: u64,
+    /// Granted above base and not touched yet.
+    pub promised_bytes: u64,
+    /// Kept back for bursts.
+    pub reserve_bytes: u64,
+    /// What can be handed out.
+    pub surplus_bytes: u64,
+    /// What must come back.
+    pub deficit_bytes: u64,
+    /// Its VMs, by name.
+    pub vms: Vec<String>,
+}
+
+impl GroupStatus {
+    /// Every configured group, also one without VMs.
+    pub fn all(shown: &Shown) -> Vec<Self> {
+        shown.published.spec.groups.keys().map(|name| Self::build(shown, name)).collect()
+    }
+
+    /// The group of this name; `None`: not configured.
+    pub fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
+        shown.published.spec.groups.contains_key(name).then(|| Self::build(shown, name))
+    }
+
+    fn build(shown: &Shown, name: &GroupName) -> Self {
+        let plan = &shown.published.plan;
+        let ledger = plan.groups.get(name).copied().unwrap_or_default();
+        let policy = shown.published.spec.groups.get(name).map(|group| group.policy);
+        let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
+        Self {
+            name: name.to_string(),
+            policy: policy.map(policy_name).unwrap_or_default().to_owned(),
+            budget_bytes: ledger.budget.0,
+            used_bytes: ledger.used.0,
+            promised_bytes: ledger.promised.0,
+            reserve_bytes: ledger.reserve.0,
+            surplus_bytes: ledger.surplus.0,
+            deficit_bytes: ledger.deficit.0,
+            vms: members.map(|(vm, _)| vm.to_string()).collect(),
+        }
+    }
+}
+
+/// The policy as the configuration writes it.
+const fn policy_name(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Fair => "fair",
+        Policy::Entitlement => "entitlement",
+        Policy::Demand => "demand",
+    }
+}

@@ -1,0 +1,65 @@
+//! One line of a VM's past: a reading or a decision.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{LastChange, host::mode_name, raw};
+use crate::{
+    explain,
+    history::{self, Entry},
+};
+
+/// One moment in the life of a VM, or one decision about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HistoryRow {
+    /// When, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// For a reading: how long a time it is the mean of.
+    pub step_seconds: Option<u32>,
+    /// What the balloon left the guest.
+    pub balloon_bytes: Option<u64>,
+    /// What the guest was meant to have.
+    pub target_bytes: Option<u64>,
+    /// What the guest occupied on the host.
+    pub used_bytes: Option<u64>,
+    /// Swapped in and out per second.
+    pub swap_bytes_per_second: Option<u64>,
+    /// For a decision: the mode at the time; only in `enforce` was it carried out.
+    pub mode: Option<String>,
+    /// For a decision: what and why.
+    pub change: Option<String>,
+}
+
+impl From<history::HistoryRow> for HistoryRow {
+    fn from(row: history::HistoryRow) -> Self {
+        let moment = Self { wall_ms: row.wall_ms, ..Self::default() };
+        match row.entry {
+            Entry::Reading { step_s, used, balloon, target, swap_per_s } => Self {
+                step_seconds: Some(step_s),
+                balloon_bytes: raw(balloon),
+                target_bytes: raw(target),
+                used_bytes: raw(used),
+                swap_bytes_per_second: raw(swap_per_s),
+                ..moment
+            },
+            Entry::Change { mode, is_take, target, words, .. } => Self {
+                target_bytes: Some(target.0),
+                mode: Some(mode_name(mode).to_owned()),
+                change: Some(explain::change_words(is_take, target, &words)),
+                ..moment
+            },
+        }
+    }
+}
+
+impl HistoryRow {
+    /// The change in this row.
+    pub fn into_change(self) -> Option<LastChange> {
+        let text = self.change?;
+        let text = match self.mode.as_deref() {
+            Some("enforce") => text,
+            _ => format!("only recommended: {text}"),
+        };
+        Some(LastChange { wall_ms: self.wall_ms, text })
+    }
+}

@@ -1,0 +1,92 @@
+//! The host on one page: its memory, what Overbook may do, and what is wrong.
+
+use model::{Link, Mode, Reason};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Words, raw};
+use crate::{http::follow::Shown, published::Published};
+
+/// The host and the daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct HostStatus {
+    /// The daemon's version.
+    pub version: String,
+    /// When the tick ran, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// How long ago that was.
+    pub tick_age_ms: u64,
+    /// `observe`, `recommend` or `enforce`.
+    pub mode: String,
+    /// Whether the operator paused Overbook.
+    pub paused: bool,
+    /// Why the newest configuration on disk is not in force.
+    pub config_error: Option<String>,
+    /// Why history is not being kept.
+    pub history_error: Option<String>,
+    /// `MemTotal`.
+    pub total_bytes: Option<u64>,
+    /// `MemAvailable`.
+    pub available_bytes: Option<u64>,
+    /// `SwapTotal`.
+    pub swap_total_bytes: Option<u64>,
+    /// `SwapFree`.
+    pub swap_free_bytes: Option<u64>,
+    /// Share of the last 10 s in which some task waited for memory.
+    pub psi_some_avg10_percent: Option<f32>,
+    /// Share of the last 10 s in which every task waited for memory.
+    pub psi_full_avg10_percent: Option<f32>,
+    /// Age of these readings at the tick.
+    pub reading_age_ms: Option<u64>,
+    /// VMs found.
+    pub vms: usize,
+    /// VMs whose QEMU does not answer.
+    pub unreachable_vms: usize,
+    /// VMs whose balloon does not follow.
+    pub uncooperative_vms: usize,
+    /// What everybody should know about the host.
+    pub reasons: Vec<Words>,
+}
+
+impl HostStatus {
+    /// The host as the last tick saw it.
+    pub fn of(shown: &Shown) -> Self {
+        let Published { view, plan, .. } = shown.published.as_ref();
+        let host = view.host.map(|reading| reading.value);
+        let down = |vm: &&model::VmView| vm.link != Link::Up;
+        Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            wall_ms: shown.published.wall_ms,
+            tick_age_ms: shown.tick_age().0,
+            mode: mode_name(plan.mode).to_owned(),
+            paused: shown.published.paused,
+            config_error: shown.published.config_error.clone(),
+            history_error: shown.published.history_error.clone(),
+            total_bytes: raw(host.map(|h| h.total)),
+            available_bytes: raw(host.map(|h| h.available)),
+            swap_total_bytes: raw(host.map(|h| h.swap_total)),
+            swap_free_bytes: raw(host.map(|h| h.swap_free)),
+            psi_some_avg10_percent: host.and_then(|h| h.psi_some_avg10),
+            psi_full_avg10_percent: host.and_then(|h| h.psi_full_avg10),
+            reading_age_ms: view.host.map(|reading| reading.age(shown.published.at).0),
+            vms: view.vms.len(),
+            unreachable_vms: view.vms.values().filter(down).count(),
+            uncooperative_vms: plan.vms.values().filter(|d| is_uncooperative(d)).count(),
+            reasons: Words::all(&plan.host),
+        }
+    }
+}
+
+/// The mode as the configuration writes it.
+pub(super) const fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Observe => "observe",
+        Mode::Recommend => "recommend",
+        Mode::Enforce => "enforce",
+    }
+}
+
+/// Whether the VM's balloon does not follow its target.
+pub(super) fn is_uncooperative(decision: &model::Decision) -> bool {
+    decision.refusals.iter().any(|r| matches!(r, Reason::Uncooperative { .. }))
+}

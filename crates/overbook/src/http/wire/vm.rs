@@ -1,0 +1,199 @@
+//! One VM, seen from both sides: what its guest says and what the host counts.
+//!
+//! The two never agree (a guest counts its cache, the host counts pages that were ever touched), and
+//! users have long asked why. So each figure says in its name whose it is: `guest_…` is the guest's
+//! own statement and may be a lie; `used_bytes` is the host's count.
+
+use std::collections::BTreeMap;
+
+use model::{Decision, Link, Migration, VmName, VmView, plan::Change};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{LastChange, Words, host::is_uncooperative, raw};
+use crate::{explain, http::follow::Shown};
+
+/// What is known of a VM, and what was decided about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmStatus {
+    /// Its name.
+    pub name: String,
+    /// Its group; absent: watched, not managed.
+    pub group: Option<String>,
+    /// Whether QEMU answers.
+    pub link_up: bool,
+    /// Why it does not.
+    pub link_error: Option<String>,
+    /// `none`, `active` or `unknown`.
+    pub migration: String,
+    /// RAM that QEMU was started with.
+    pub ram_bytes: u64,
+    /// Never less than this.
+    pub min_bytes: Option<u64>,
+    /// Guaranteed.
+    pub base_bytes: Option<u64>,
+    /// Never more than this.
+    pub max_bytes: Option<u64>,
+    /// What it is meant to have.
+    pub target_bytes: Option<u64>,
+    /// What the balloon leaves the guest.
+    pub balloon_bytes: Option<u64>,
+    /// Host view: what the guest occupies on the host.
+    pub used_bytes: Option<u64>,
+    /// Guest view: memory that its kernel manages.
+    pub guest_total_bytes: Option<u64>,
+    /// Guest view: not used for anything.
+    pub guest_free_bytes: Option<u64>,
+    /// Guest view: usable without swapping.
+    pub guest_available_bytes: Option<u64>,
+    /// Guest view: page cache.
+    pub guest_disk_caches_bytes: Option<u64>,
+    /// Guest view: age of its statistics at the tick.
+    pub stats_age_ms: Option<u64>,
+    /// Swapped in and out per second, between the last two statistics.
+    pub swap_bytes_per_second: Option<u64>,
+    /// Its balloon does not follow.
+    pub uncooperative: bool,
+    /// Mechanisms that it cannot take part in, each with the reason.
+    pub unsupported: BTreeMap<String, String>,
+    /// The last action that QEMU refused.
+    pub last_error: Option<String>,
+    /// What this tick changes.
+    pub change: Option<VmChange>,
+    /// Why nothing, or not more, was taken or given.
+    pub refusals: Vec<Words>,
+    /// The last change that was carried out before this tick, since the daemon started.
+    pub last_change: Option<LastChange>,
+}
+
+/// A change of a VM's target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmChange {
+    /// Whether memory is taken from the VM.
+    pub is_take: bool,
+    /// The new target.
+    pub target_bytes: u64,
+    /// Why.
+    pub reason: Words,
+}
+
+impl VmChange {
+    /// The change as it goes over the wire.
+    pub fn of(change: &Change) -> Self {
+        let model::Action::SetBalloon { target, .. } = &change.action;
+        Self { is_take: change.is_take, target_bytes: target.0, reason: Words::of(&change.reason) }
+    }
+}
+
+impl VmStatus {
+    /// Every VM that was found.
+    pub fn all(shown: &Shown) -> Vec<Self> {
+        let vms = &shown.published.view.vms;
+        vms.iter().map(|(name, view)| Self::build(shown, name, view)).collect()
+    }
+
+    /// The VM of this name; `None`: not found on this host.
+    pub fn of(shown: &Shown, name: &VmName) -> Option<Self> {
+        let view = shown.published.view.vms.get(name)?;
+        Some(Self::build(shown, name, view))
+    }
+
+    /// What an operator must know about it first, in one word.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        if !self.link_up {
+            "unreachable"
+        } else if self.uncooperative {
+            "uncooperative"
+        } else if self.migration == "active" {
+            "migrating"
+        } else if self.group.is_none() {
+            "unmanaged"
+        } else {
+            "ok"
+        }
+    }
+
+    /// What it is doing or suffering, newest first: the words of the last column of `status`.
+    pub fn headline(&self) -> String {
+        let Some(change) = &self.change else {
+            let refusal = self.refusals.first().map(|words| words.text.clone());
+            return refusal.unwrap_or_default();
+        };
+        explain::change_words(
+            change.is_take,
+            model::Bytes(change.target_bytes),
+            &change.reason.text,
+        )
+    }
+
+    fn build(shown: &Shown, name: &VmName, view: &VmView) -> Self {
+        let seen = Self::seen(shown, view);
+        let decided = shown.published.plan.vms.get(name).map(Self::decided).unwrap_or_default();
+        Self {
+            name: name.to_string(),
+            group: decided.group,
+            min_bytes: decided.min_bytes,
+            base_bytes: decided.base_bytes,
+            max_bytes: decided.max_bytes,
+            target_bytes: decided.target_bytes,
+            uncooperative: decided.uncooperative,
+            change: decided.change,
+            refusals: decided.refusals,
+            swap_bytes_per_second: raw(shown.swap_rate(name)),
+            last_change: shown.last_changes.get(name).cloned(),
+            ..seen
+        }
+    }
+
+    fn seen(shown: &Shown, view: &VmView) -> Self {
+        let stats = view.stats.map(|reading| reading.value).unwrap_or_default();
+        let link_error = match &view.link {
+            Link::Up => None,
+            Link::Down { why, .. } => Some(why.clone()),
+        };
+        let name_of = |mechanism| {
+            let value = serde_json::to_value(mechanism).unwrap_or_default();
+            value.as_str().unwrap_or_default().to_owned()
+        };
+        Self {
+            link_up: link_error.is_none(),
+            link_error,
+            migration: migration_name(view.migration).to_owned(),
+            ram_bytes: view.ram.0,
+            balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
+            used_bytes: raw(view.used.map(|reading| reading.value)),
+            guest_total_bytes: raw(stats.total),
+            guest_free_bytes: raw(stats.free),
+            guest_available_bytes: raw(stats.available),
+            guest_disk_caches_bytes: raw(stats.disk_caches),
+            stats_age_ms: view.stats.map(|reading| reading.age(shown.published.at).0),
+            unsupported: view.limits.iter().map(|(m, why)| (name_of(m), why.clone())).collect(),
+            last_error: view.last_error.as_ref().map(|reading| reading.value.clone()),
+            ..Self::default()
+        }
+    }
+
+    fn decided(decision: &Decision) -> Self {
+        Self {
+            group: decision.group.as_ref().map(ToString::to_string),
+            min_bytes: raw(decision.limits.map(|l| l.min)),
+            base_bytes: raw(decision.limits.map(|l| l.base)),
+            max_bytes: raw(decision.limits.map(|l| l.max)),
+            target_bytes: raw(decision.target),
+            uncooperative: is_uncooperative(decision),
+            change: decision.change.as_ref().map(VmChange::of),
+            refusals: Words::all(&decision.refusals),
+            ..Self::default()
+        }
+    }
+}
+
+/// The migration's state in one word.
+const fn migration_name(migration: Migration) -> &'static str {
+    match migration {
+        Migration::None => "none",
+        Migration::Active => "active",
+        Migration::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,114 @@
+//! Asks the daemon in a thread of its own, so that the screen never waits for it.
+
+use std::{
+    path::Path,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    client::{Client, ClientError, path_of},
+    http::wire::{Explanation, GroupStatus, HostStatus, VmStatus},
+};
+
+/// Pause between two questions.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// What the daemon said.
+#[derive(Clone, Debug)]
+pub(super) enum News {
+    /// A new page of figures.
+    Page(Box<Page>),
+    /// A request was carried out, or refused.
+    Said(String),
+    /// The daemon does not answer.
+    Lost(String),
+}
+
+/// One page of figures.
+#[derive(Clone, Debug)]
+pub(super) struct Page {
+    pub(super) host: HostStatus,
+    pub(super) groups: Vec<GroupStatus>,
+    pub(super) vms: Vec<VmStatus>,
+    /// About the selected VM.
+    pub(super) explanation: Option<Explanation>,
+}
+
+/// What the user wants of the thread.
+enum Wish {
+    Select(Option<String>),
+    Send(&'static str),
+}
+
+/// The thread's other end. It ends when this is dropped.
+pub(super) struct Watch {
+    news: Receiver<News>,
+    wishes: Sender<Wish>,
+}
+
+impl Watch {
+    /// Asks once, then starts the thread.
+    pub(super) fn start(socket: &Path) -> Result<Self, ClientError> {
+        let client = Client::new(socket)?;
+        let page = ask(&client, None)?;
+        let (tell, news) = mpsc::channel();
+        let (wishes, wished) = mpsc::channel();
+        // Nobody else holds the other end yet, so this cannot fail.
+        let _ = tell.send(News::Page(Box::new(page)));
+        thread::spawn(move || attend(&client, &tell, &wished));
+        Ok(Self { news, wishes })
+    }
+
+    /// What has come in since the last call.
+    pub(super) fn news(&self) -> impl Iterator<Item = News> + '_ {
+        self.news.try_iter()
+    }
+
+    /// Explains this VM from now on.
+    pub(super) fn select(&self, vm: Option<String>) {
+        // The thread only ends with this.
+        let _ = self.wishes.send(Wish::Select(vm));
+    }
+
+    /// Posts a request.
+    pub(super) fn send(&self, path: &'static str) {
+        let _ = self.wishes.send(Wish::Send(path));
+    }
+}
+
+fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
+    let mut selected = None;
+    loop {
+        match wished.recv_timeout(PAUSE) {
+            Ok(Wish::Select(vm)) => selected = vm,
+            Ok(Wish::Send(path)) => {
+                let said = client.post(path).map_or_else(|e| e.to_string(), |done| done.message);
+                if tell.send(News::Said(said)).is_err() {
+                    return;
+                }
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let news = match ask(client, selected.as_deref()) {
+            Ok(page) => News::Page(Box::new(page)),
+            Err(error) => News::Lost(error.to_string()),
+        };
+        if tell.send(news).is_err() {
+            return;
+        }
+    }
+}
+
+fn ask(client: &Client, selected: Option<&str>) -> Result<Page, ClientError> {
+    // The selected VM may have gone a moment ago: that is no reason to show nothing.
+    let explain = |vm| client.get(&path_of("explain", vm)).ok();
+    Ok(Page {
+        host: client.get("/v1/host")?,
+        groups: client.get("/v1/groups")?,
+        vms: client.get("/v1/vms")?,
+        explanation: selected.and_then(explain),
+    })
+}

@@ -1,0 +1,244 @@
+//! The program as the operator runs it, against a served moment or without a daemon.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod http_fixture;
+#[path = "http_fixture/server.rs"]
+mod server;
+
+use std::{
+    fs,
+    io::Read,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use server::Server;
+
+fn overbook(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Standard output of a command that succeeds.
+fn says(server: &Server, arguments: &[&str]) -> String {
+    let socket = server.socket.to_str().unwrap();
+    let output = overbook(&[arguments, &["--socket", socket]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(server: &Server, arguments: &[&str]) -> Value {
+    serde_json::from_str(&says(server, &[arguments, &["--json"]].concat())).unwrap()
+}
+
+fn error(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn status_shows_host_groups_and_vms() {
+    let text = says(&Server::start(), &["status"]);
+    assert!(text.starts_with(
+        "host    6 GiB of 16 GiB available, 1000 MiB of 1 GiB swap free; mode enforce"
+    ));
+    for words in ["3 VMs, 1 unreachable, 1 uncooperative", "HOST:USED", "GUEST:AVAIL", "demand"] {
+        assert!(text.contains(words), "{words} is missing in\n{text}");
+    }
+    let row = text.lines().find(|line| line.starts_with("web-1")).unwrap();
+    assert!(row.contains("target raised to 202 MiB: it is short of memory"), "{row}");
+    assert!(text.lines().any(|line| line.starts_with("db-1") && line.contains("unreachable")));
+}
+
+#[test]
+fn status_prints_json() {
+    let page = json(&Server::start(), &["status"]);
+    assert_eq!(page["host"]["mode"], "enforce");
+    assert_eq!(page["groups"][0]["name"], "web");
+    assert_eq!(page["vms"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn one_vm_or_group_is_shown_in_full() {
+    let server = Server::start();
+    let vm = says(&server, &["vm", "web-1"]);
+    assert!(vm.contains("host view: occupied     180 MiB\n"), "{vm}");
+    assert!(vm.contains("guest view: available   12 MiB\n"), "{vm}");
+    assert!(says(&server, &["group", "web"]).contains("640 MiB"));
+    assert_eq!(json(&server, &["vm", "web-2"])["uncooperative"], true);
+}
+
+#[test]
+fn explain_prints_the_daemons_words() {
+    let text = says(&Server::start(), &["explain", "web-2"]);
+    assert!(text.contains("Unchanged    uncooperative: its balloon stands at 384 MiB"), "{text}");
+}
+
+#[test]
+fn history_shows_readings_and_changes() {
+    let text = says(&Server::start(), &["history", "web-1", "--since", "2h"]);
+    assert!(text.starts_with("TIME "), "{text}");
+    assert!(text.contains("2026-05-28T20:23:40Z"), "{text}");
+    assert!(text.contains("target raised to 192 MiB"), "{text}");
+}
+
+#[test]
+fn an_unknown_vm_is_an_error_with_the_known_names() {
+    let server = Server::start();
+    let output = overbook(&["vm", "nope", "--socket", server.socket.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let why = error(&output);
+    assert_eq!(why, "overbook: no VM is named `nope`; known: db-1, web-1, web-2\n");
+}
+
+#[test]
+fn pause_resume_and_release_ask_the_daemon() {
+    let server = Server::start();
+    for verb in ["pause", "resume", "release"] {
+        assert_eq!(says(&server, &[verb]), format!("{verb} done\n"));
+    }
+    assert_eq!(json(&server, &["pause"])["message"], "pause done");
+}
+
+#[test]
+fn without_a_daemon_the_exit_code_is_3_and_the_words_help() {
+    for command in ["status", "vm", "plan", "pause", "top"] {
+        let output = overbook(&[command, "--socket", "/nonexistent/s"]);
+        assert_eq!(output.status.code(), Some(3), "{command}");
+        let why = error(&output);
+        let start = "overbook: no daemon answers at /nonexistent/s (is `overbook daemon` running?";
+        assert!(why.starts_with(start), "{why}");
+    }
+}
+
+#[test]
+fn a_configuration_that_was_named_must_be_readable() {
+    let output = overbook(&["status", "--config", "/nonexistent/x.toml"]);
+    assert_eq!(output.status.code(), Some(1));
+    let why = error(&output);
+    assert!(why.contains("/nonexistent/x.toml") && why.contains("--socket"), "{why}");
+}
+
+#[test]
+fn the_socket_is_taken_from_the_configuration() {
+    let server = Server::start();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("overbook.toml");
+    fs::write(&config, format!("[api]\nsocket = {:?}\n", server.socket)).unwrap();
+    let output = overbook(&["status", "--config", config.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", error(&output));
+}
+
+#[test]
+fn an_exported_case_is_decided_again_without_a_daemon() {
+    let server = Server::start();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("case.json");
+    fs::write(&file, says(&server, &["plan", "--export"])).unwrap();
+    drop(server);
+    let output = overbook(&["plan", "--json", "--from", file.to_str().unwrap()]);
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let names: Vec<&str> =
+        plan["vms"].as_array().unwrap().iter().map(|vm| vm["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["db-1", "web-1", "web-2"]);
+    let text = overbook(&["plan", "--from", file.to_str().unwrap()]);
+    assert!(text.stdout.starts_with(b"mode enforce: it is carried out\n"));
+}
+
+#[test]
+fn a_broken_case_names_the_field() {
+    let server = Server::start();
+    let mut case: Value = serde_json::from_str(&says(&server, &["plan", "--export"])).unwrap();
+    case["view"]["vms"]["web-1"]["ram"] = "lots".into();
+    let why = decide_error(&case.to_string());
+    assert!(
+        why.contains("view.vms.web-1.ram: invalid type: string \"lots\", expected u64"),
+        "{why}"
+    );
+    assert!(decide_error("{").contains("EOF while parsing"));
+    let output = overbook(&["plan", "--from", "/nonexistent/case.json"]);
+    assert!(error(&output).contains("/nonexistent/case.json: No such file"));
+}
+
+fn decide_error(text: &str) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("case.json");
+    fs::write(&file, text).unwrap();
+    let output = overbook(&["plan", "--from", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    error(&output)
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let program = env!("CARGO_BIN_EXE_overbook");
+    let mut command = Command::new(program);
+    command.args(["completions", "bash"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let mut words = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut words).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(words, "");
+}
+
+#[test]
+fn a_name_cannot_steer_the_operators_terminal() {
+    let server = Server::start();
+    let mut tick = http_fixture::published();
+    let vm = tick.view.vms[&model::VmName::from("web-1")].clone();
+    tick.view.vms.insert("\u{1b}]0;gotcha\u{7}".into(), vm);
+    server.publish(tick);
+    let text = says(&server, &["status"]);
+    assert!(text.contains("gotcha") && !text.contains('\u{1b}'), "{text}");
+}
+
+#[test]
+fn completions_and_man_pages_know_every_command() {
+    let output = overbook(&["completions", "bash"]);
+    let script = String::from_utf8(output.stdout).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    assert!(overbook(&["man", dir.path().to_str().unwrap()]).status.success());
+    assert!(dir.path().join("overbook.1").exists());
+    let help = String::from_utf8(overbook(&["--help"]).stdout).unwrap();
+    for command in ["daemon", "check", "status", "top", "plan", "release", "history", "lab"] {
+        assert!(script.contains(command) && help.contains(command), "{command}");
+        assert!(dir.path().join(format!("overbook-{command}.1")).exists(), "{command}");
+    }
+}
+
+#[test]
+fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("overbook");
+    fs::copy(env!("CARGO_BIN_EXE_overbook"), &program).unwrap();
+    let run = || {
+        let mut command = Command::new(&program);
+        command.args(["lab", "run", "--json", "x y"]).env("PATH", "").output().unwrap()
+    };
+    let missing = run();
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(error(&missing).contains("`overbook-lab` was found neither beside"));
+    script(&dir.path().join("overbook-lab"), "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n");
+    let output = run();
+    assert_eq!(output.stdout, b"<run><--json><x y>");
+    assert_eq!(output.status.code(), Some(7));
+}
+
+fn script(path: &Path, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn check_answers_with_its_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("overbook.toml");
+    fs::write(&config, "[host]\nreserve = 5\n").unwrap();
+    let output = overbook(&["check", "--config", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("overbook.toml:2"));
+}

@@ -1,0 +1,147 @@
+//! A made-up moment of a host with three VMs, for the tests of everything that shows one.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use model::{
+    Action, Bytes, Decision, GroupSpec, GuestStats, HostReading, HostView, Ledger, Link, Migration,
+    Mode, NamePattern, Plan, Policy, Reading, Reason, Spec, Time, VmLimits, VmView,
+    plan::Change,
+    reason::Pressure,
+    spec::{ApiSpec, HostSpec, Modes},
+    view::Mechanism,
+};
+use overbook::published::Published;
+use policy::Memory;
+
+/// The moment of the tick, on the boot clock.
+pub(crate) const NOW: Time = Time(1_000_000);
+
+/// `web-1` swaps and gets memory, `web-2` does not follow its target, `db-1` is in no group and its
+/// QEMU is gone.
+pub(crate) fn published() -> Published {
+    Published {
+        at: NOW,
+        wall_ms: 1_780_000_000_000,
+        spec: Arc::new(spec()),
+        view: view(),
+        memory: Memory::default(),
+        plan: plan(),
+        paused: false,
+        config_error: None,
+        history_error: None,
+    }
+}
+
+fn spec() -> Spec {
+    let web = GroupSpec {
+        policy: Policy::Demand,
+        vms: vec![NamePattern::new("web-*")],
+        ..GroupSpec::default()
+    };
+    Spec {
+        host: HostSpec { reserve: Some(Bytes::mib(2048)), qmp: vec![], state: "/x".into() },
+        modes: Modes { balloon: Mode::Enforce },
+        api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
+        groups: BTreeMap::from([("web".into(), web)]),
+        vms: BTreeMap::new(),
+    }
+}
+
+fn view() -> HostView {
+    let host = HostReading {
+        total: Bytes::mib(16_384),
+        available: Bytes::mib(6_144),
+        swap_total: Bytes::mib(1_024),
+        swap_free: Bytes::mib(1_000),
+        psi_some_avg10: Some(0.5),
+        psi_full_avg10: Some(0.0),
+    };
+    let link = Link::Down { since: Time(940_000), why: "no such socket".to_owned() };
+    let gone = VmView { link, balloon: None, stats: None, used: None, ..vm(512, 0, 0) };
+    let unable = (Mechanism::FreePageReporting, "the balloon was made without it".to_owned());
+    let mut stuck = vm(384, 384, 300);
+    stuck.limits.extend([unable]);
+    HostView {
+        host: Some(Reading::new(host, NOW)),
+        vms: BTreeMap::from([
+            ("web-1".into(), vm(384, 192, 180)),
+            ("web-2".into(), stuck),
+            ("db-1".into(), gone),
+        ]),
+    }
+}
+
+fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
+    let stats = GuestStats {
+        total: Some(Bytes::mib(balloon)),
+        free: Some(Bytes::mib(8)),
+        available: Some(Bytes::mib(12)),
+        disk_caches: Some(Bytes::mib(6)),
+        swap_in: Some(Bytes::mib(40)),
+        swap_out: Some(Bytes::mib(60)),
+        major_faults: Some(1_000),
+        minor_faults: Some(50_000),
+    };
+    VmView {
+        incarnation: 7,
+        link: Link::Up,
+        ram: Bytes::mib(ram),
+        balloon: Some(Reading::new(Bytes::mib(balloon), NOW)),
+        stats: Some(Reading::new(stats, Time(NOW.0 - 800))),
+        used: Some(Reading::new(Bytes::mib(used), NOW)),
+        migration: Migration::None,
+        limits: BTreeMap::new(),
+        last_error: None,
+        block: None,
+    }
+}
+
+fn plan() -> Plan {
+    let mib = Bytes::mib;
+    let limits = VmLimits { min: mib(96), base: mib(128), max: mib(384) };
+    let action = Action::SetBalloon { vm: "web-1".into(), incarnation: 7, target: mib(202) };
+    let sign = Pressure::Swapping { per_second: Bytes::kib(3_200) };
+    let reason = Reason::Demand { sign, surplus: mib(100) };
+    let member = |target, change, refusals| Decision {
+        group: Some("web".into()),
+        limits: Some(limits),
+        target: Some(target),
+        change,
+        refusals,
+    };
+    let stuck = Reason::Uncooperative {
+        actual: mib(384),
+        target: mib(128),
+        stuck: model::Millis::secs(40),
+        wait: model::Millis::secs(60),
+    };
+    let pressed =
+        Reason::UnderPressure { pressure: Pressure::SwapIn { per_second: Bytes::kib(3_200) } };
+    let alone = Decision {
+        group: None,
+        limits: None,
+        target: None,
+        change: None,
+        refusals: vec![Reason::NoGroup],
+    };
+    let change = Change { action, is_take: false, is_repeat: false, reason };
+    let ledger = Ledger {
+        budget: mib(640),
+        used: mib(480),
+        promised: mib(12),
+        reserve: mib(48),
+        surplus: mib(100),
+        deficit: Bytes::ZERO,
+    };
+    Plan {
+        at: NOW,
+        mode: Mode::Enforce,
+        groups: BTreeMap::from([("web".into(), ledger)]),
+        vms: BTreeMap::from([
+            ("web-1".into(), member(mib(202), Some(change), vec![pressed])),
+            ("web-2".into(), member(mib(128), None, vec![stuck])),
+            ("db-1".into(), alone),
+        ]),
+        host: vec![],
+    }
+}

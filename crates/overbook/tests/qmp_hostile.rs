@@ -1,0 +1,288 @@
+//! The drivers against invented QEMUs: each misbehaviour stays visible, and stays with its own VM.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use model::ports::{Act, Sense};
+use model::view::Mechanism;
+use model::{Action, Bytes, Link, Migration, VmName, VmView};
+use overbook::drivers::{Drivers, Settings, Undo};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixListener;
+
+const PERIOD: Duration = Duration::from_millis(50);
+const RAM: u64 = 256 << 20;
+
+/// An invented QEMU: answers like a healthy one, except where a test says otherwise.
+#[derive(Clone)]
+struct Fake {
+    name: &'static str,
+    answers: BTreeMap<&'static str, Value>,
+    heard: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fake {
+    fn new(name: &'static str) -> Self {
+        Self { name, answers: BTreeMap::new(), heard: Arc::default() }
+    }
+
+    /// Answers `command` (or the `qom-get` of a property) with `value`.
+    fn answering(mut self, command: &'static str, value: Value) -> Self {
+        self.answers.insert(command, value);
+        self
+    }
+
+    fn answer(&self, message: &Value) -> Value {
+        let command = message["execute"].as_str().unwrap();
+        let property = message["arguments"]["property"].as_str().unwrap_or(command);
+        if let Some(value) = self.answers.get(if command == "qom-get" { property } else { command })
+        {
+            return value.clone();
+        }
+        match (command, property) {
+            ("query-name", _) => json!({"name": self.name}),
+            ("query-memdev", _) => json!([{"size": RAM}]),
+            ("query-memory-size-summary", _) => json!({"base-memory": RAM, "plugged-memory": 0}),
+            ("query-balloon", _) => json!({"actual": RAM}),
+            ("query-status", _) => json!({"status": "running"}),
+            ("qom-list", _) => json!([{"name": "b0", "type": "child<virtio-balloon-pci>"}]),
+            (_, "guest-stats-polling-interval") => json!(0),
+            (_, "guest-stats") => {
+                let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+                json!({"stats": {"stat-free-memory": 4096}, "last-update": now})
+            }
+            (_, "free-page-reporting") => json!(true),
+            _ => json!({}),
+        }
+    }
+
+    async fn serve(self, path: PathBuf) {
+        let listener = UnixListener::bind(path).unwrap();
+        loop {
+            let Ok((stream, _)) = listener.accept().await else { return };
+            let mut stream = BufReader::new(stream);
+            let mut text = "{\"QMP\": {}}\n".to_owned();
+            loop {
+                if stream.get_mut().write_all(text.as_bytes()).await.is_err() {
+                    break;
+                }
+                let mut line = String::new();
+                if stream.read_line(&mut line).await.unwrap_or(0) == 0 {
+                    break;
+                }
+                self.heard.lock().unwrap().push(line.trim().to_owned());
+                let message: Value = serde_json::from_str(&line).unwrap();
+                text =
+                    format!("{}\n", json!({"return": self.answer(&message), "id": message["id"]}));
+            }
+        }
+    }
+
+    fn heard(&self, what: &str) -> usize {
+        self.heard.lock().unwrap().iter().filter(|line| line.contains(what)).count()
+    }
+}
+
+fn drivers(dir: &Path, record: overbook::drivers::Record) -> Drivers {
+    let globs = vec![format!("{}/*.qmp", dir.display())];
+    let known = BTreeMap::new();
+    Drivers::new(Settings { globs, period: PERIOD, known, record }).unwrap()
+}
+
+fn watch(dir: &Path) -> Drivers {
+    drivers(dir, Box::new(|_, _| Ok(())))
+}
+
+/// Waits until the VM looks as `is_so` wants it.
+async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {
+    let mut last = None;
+    for _ in 0..300 {
+        last = drivers.view().vms.remove(&VmName::from(vm));
+        if let Some(view) = last.as_ref().filter(|view| is_so(view)) {
+            return view.clone();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{vm} never came to look so: {last:#?}")
+}
+
+fn is_up(view: &VmView) -> bool {
+    view.link == Link::Up
+}
+
+fn down_because(view: &VmView, text: &str) -> bool {
+    matches!(&view.link, Link::Down { why, .. } if why.contains(text))
+}
+
+fn set(vm: &str, view: &VmView, mib: u64) -> Action {
+    let (vm, target) = (VmName::from(vm), Bytes::mib(mib));
+    Action::SetBalloon { vm, incarnation: view.incarnation, target }
+}
+
+async fn settle() {
+    tokio::time::sleep(PERIOD * 6).await;
+}
+
+#[tokio::test]
+async fn a_healthy_vm_is_seen_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    tokio::spawn(Fake::new("web").serve(dir.path().join("x.qmp")));
+    let mut drivers = watch(dir.path());
+    let view = until(&mut drivers, "web", |v| is_up(v) && v.stats.is_some()).await;
+    assert_eq!((view.ram, view.migration), (Bytes(RAM), Migration::None));
+    assert_eq!(view.balloon.unwrap().value, Bytes(RAM));
+    let limits: Vec<_> = view.limits.keys().collect();
+    assert_eq!(limits, [&Mechanism::HostMemory], "this test is not QEMU, and only that is amiss");
+    assert!(drivers.view().host.is_some());
+}
+
+#[tokio::test]
+async fn bad_statistics_are_a_visible_limit_and_nothing_else() {
+    for bad in [json!(-7), json!("many"), json!(1_u64 << 62)] {
+        let dir = tempfile::tempdir().unwrap();
+        let stats = json!({"stats": {"stat-free-memory": bad}, "last-update": 1_700_000_000});
+        let fake = Fake::new("liar").answering("guest-stats", stats);
+        tokio::spawn(fake.serve(dir.path().join("x.qmp")));
+        let mut drivers = watch(dir.path());
+        let is_limited = |v: &VmView| is_up(v) && v.limits.contains_key(&Mechanism::Statistics);
+        let view = until(&mut drivers, "liar", is_limited).await;
+        assert!(view.limits[&Mechanism::Statistics].contains("stat-free-memory"));
+        assert!(view.stats.is_none() && view.balloon.is_some());
+    }
+}
+
+#[tokio::test]
+async fn nonsense_in_every_answer_leaves_the_daemon_standing() {
+    for nonsense in
+        [json!(null), json!(-1), json!("x"), json!([[[]]]), json!({"actual": -5, "size": -1})]
+    {
+        let commands =
+            ["query-name", "query-balloon", "guest-stats", "query-migrate", "query-status"];
+        let more = ["query-blockstats", "query-memdev", "qom-list", "guest-stats-polling-interval"];
+        for command in commands.into_iter().chain(more) {
+            let dir = tempfile::tempdir().unwrap();
+            let fake = Fake::new("vm").answering(command, nonsense.clone());
+            tokio::spawn(fake.serve(dir.path().join("vm.qmp")));
+            let mut drivers = watch(dir.path());
+            until(&mut drivers, "vm", |v| v.ram == Bytes(RAM)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_silent_and_a_babbling_socket_do_not_delay_a_healthy_vm() {
+    let dir = tempfile::tempdir().unwrap();
+    tokio::spawn(Fake::new("well").serve(dir.path().join("well.qmp")));
+    let silent = UnixListener::bind(dir.path().join("silent.qmp")).unwrap();
+    let babbler = UnixListener::bind(dir.path().join("babbler.qmp")).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = babbler.accept().await {
+            while stream.write_all(&[b'x'; 65_536]).await.is_ok() {}
+        }
+    });
+    let mut drivers = watch(dir.path());
+    until(&mut drivers, "silent", |v| down_because(v, "no QMP greeting in 2 s")).await;
+    until(&mut drivers, "babbler", |v| down_because(v, "not QMP: first line was `xxx")).await;
+    for _ in 0..20 {
+        let view = until(&mut drivers, "well", is_up).await;
+        let age = view.balloon.unwrap().age(sys::clock::boot_now());
+        assert!(age.0 < 500, "the healthy VM was last read {age} ago");
+        tokio::time::sleep(PERIOD).await;
+    }
+    drop(silent);
+}
+
+#[tokio::test]
+async fn two_sockets_of_one_vm_are_a_fault_of_the_second() {
+    let dir = tempfile::tempdir().unwrap();
+    tokio::spawn(Fake::new("web").serve(dir.path().join("a.qmp")));
+    let mut drivers = watch(dir.path());
+    until(&mut drivers, "web", is_up).await;
+    let second = Fake::new("web");
+    tokio::spawn(second.clone().serve(dir.path().join("b.qmp")));
+    until(&mut drivers, "b", |v| down_because(v, "two sockets name this VM: `web`")).await;
+    let view = until(&mut drivers, "web", is_up).await;
+    drivers.act(&set("web", &view, 200));
+    settle().await;
+    assert_eq!(second.heard("\"balloon\"") + second.heard("qom-set"), 0);
+}
+
+#[tokio::test]
+async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let records: Arc<Mutex<Vec<Undo>>> = Arc::default();
+    let kept = Arc::clone(&records);
+    let record = move |_: &VmName, undo: &Undo| {
+        kept.lock().unwrap().push(undo.clone());
+        Ok(())
+    };
+    let mut drivers = drivers(dir.path(), Box::new(record));
+    let view = until(&mut drivers, "web", is_up).await;
+    drivers.act(&set("web", &view, 200));
+    settle().await;
+    let last = records.lock().unwrap().last().cloned().unwrap();
+    assert_eq!((last.balloon, last.polling_s), (Some(Bytes(RAM)), Some(0)));
+    assert_eq!(fake.heard(&format!("{}", 200 << 20)), 1);
+
+    let outcomes = drivers.release().await;
+    assert!(outcomes[&VmName::from("web")].is_ok(), "{outcomes:?}");
+    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    let settings = fake.heard("qom-set");
+    drivers.act(&set("web", &view, 100));
+    settle().await;
+    assert_eq!(fake.heard(&format!("{}", 100 << 20)), 0, "released is released");
+    assert_eq!(fake.heard("qom-set"), settings);
+    assert!(drivers.undo_records().is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_recorded_is_not_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut drivers = drivers(dir.path(), Box::new(|_, _| Err("the disk is full".to_owned())));
+    let view = until(&mut drivers, "web", is_up).await;
+    drivers.act(&set("web", &view, 200));
+    let told = |v: &VmView| v.last_error.as_ref().is_some_and(|e| e.value.contains("recorded"));
+    until(&mut drivers, "web", told).await;
+    assert_eq!(fake.heard("\"balloon\"") + fake.heard("qom-set"), 0);
+}
+
+#[tokio::test]
+async fn no_balloon_moves_in_a_migration_or_in_another_life() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web").answering("query-migrate", json!({"status": "active"}));
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut drivers = watch(dir.path());
+    let view = until(&mut drivers, "web", is_up).await;
+    assert_eq!(view.migration, Migration::Active);
+    let mut other_life = view.clone();
+    other_life.incarnation += 1;
+    drivers.act(&set("web", &other_life, 100));
+    settle().await;
+    assert_eq!(drivers.view().vms[&VmName::from("web")].last_error, None);
+    drivers.act(&set("web", &view, 200));
+    until(&mut drivers, "web", |v| v.last_error.is_some()).await;
+    assert_eq!(fake.heard("\"balloon\""), 0);
+}
+
+#[tokio::test]
+async fn a_vm_whose_socket_vanishes_is_forgotten_after_a_while() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.qmp");
+    let server = tokio::spawn(Fake::new("web").serve(path.clone()));
+    let mut drivers = watch(dir.path());
+    until(&mut drivers, "web", is_up).await;
+    std::fs::remove_file(&path).unwrap();
+    server.abort();
+    until(&mut drivers, "web", |v| !is_up(v)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert!(drivers.view().vms.is_empty());
+}
