@@ -1,6 +1,6 @@
 //! One kind of plot: something over time, a line per guest, with marks where phases begin.
 
-use plotters::coord::ranged1d::{Ranged, ValueFormatter};
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (880, 320);

@@ -142,7 +142,8 @@ fn configuration(lab: &Lab, mode: Mode) -> String {
         );
     }
     for (group, vms) in groups {
-        let _ = write!(text, "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{}]\n", vms.join(", "));
+        let _ =
+            write!(text, "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{}]\n", vms.join(", "));
     }
     text
 }

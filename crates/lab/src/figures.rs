@@ -112,7 +112,14 @@ pub struct Figures {
 impl Figures {
     /// Nothing measured yet.
     pub fn new(scenario: &str, machine: String, seed: u64, runs: u32) -> Self {
-        Self { scenario: scenario.to_owned(), machine, seed, runs, preface: String::new(), figures: Vec::new() }
+        Self {
+            scenario: scenario.to_owned(),
+            machine,
+            seed,
+            runs,
+            preface: String::new(),
+            figures: Vec::new(),
+        }
     }
 
     /// Adds one figure.

@@ -35,7 +35,7 @@ pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
         ..MachineSpec::new(name, group, BASE, MAX, workload).with_swap(SWAP, Some(HARD_DISK_IOPS))
     };
     vec![
-        guest(HUNGRY, "shop", "random-array --mb 180"),
+        guest(HUNGRY, "shop", "random-array --mb 180 --record-kb 64"),
         guest("shop-2", "shop", "idle"),
         guest("shop-3", "shop", "idle"),
         guest("shop-4", "shop", "idle"),
@@ -61,7 +61,8 @@ pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
 /// # Errors
 /// When no guest runs it, or one has reported nothing: then nothing is proven.
 pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
-    let verifies = |m: &&crate::lab::Machine| m.spec().workload.first().is_some_and(|w| w == "verify");
+    let verifies =
+        |m: &&crate::lab::Machine| m.spec().workload.first().is_some_and(|w| w == "verify");
     let mut total = None;
     for machine in lab.machines().iter().filter(verifies) {
         let found = machine.last_metric().and_then(|metric| metric.value["bad_bytes"].as_u64());

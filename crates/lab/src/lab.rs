@@ -87,9 +87,6 @@ pub enum LabError {
     /// No page with plots.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),
-    /// A process whose counters are wanted.
-    #[error(transparent)]
-    Proc(#[from] sys::procfs::ProcError),
     /// The keeper process reported a failure.
     #[error("{0}")]
     Keeper(String),

@@ -60,7 +60,8 @@ pub struct Scenario {
 }
 
 /// All of them, in the order in which `lab list` shows them.
-pub const SCENARIOS: &[Scenario] = &[boot::SCENARIO, quickstart::SCENARIO, daemon_kill::SCENARIO, daemon_cost::SCENARIO];
+pub const SCENARIOS: &[Scenario] =
+    &[boot::SCENARIO, quickstart::SCENARIO, daemon_kill::SCENARIO, daemon_cost::SCENARIO];
 
 /// The scenario of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {

@@ -27,6 +27,9 @@ pub use faults::{Fault, Faults};
 
 use crate::Spec;
 
+/// Where state is kept unless the configuration says otherwise.
+pub const DEFAULT_STATE: &str = "/var/lib/overbook";
+
 /// Makes a [`Spec`] of the main file and its drop-ins, given in order as `(name, text)`.
 ///
 /// # Errors

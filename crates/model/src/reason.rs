@@ -129,10 +129,10 @@ pub enum Reason {
     #[error("its counters ran backwards, as after a reboot: nothing is taken until they settle")]
     CountersWentBack,
     /// The VM has no more to give.
-    #[error("it is at its minimum of {min}")]
-    AtMin {
-        /// Its minimum.
-        min: Bytes,
+    #[error("it is down to {floor}, below which nothing is taken from it")]
+    AtFloor {
+        /// Its minimum, or its base where that is protected.
+        floor: Bytes,
     },
     /// The VM may have no more.
     #[error("it is at its maximum of {max}")]

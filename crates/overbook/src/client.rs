@@ -68,6 +68,7 @@ pub enum ClientError {
 }
 
 /// A way to ask.
+#[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
     runtime: runtime::Runtime,

@@ -34,6 +34,13 @@ pub fn load(path: &Path) -> Result<Spec, Faults> {
     load_counting(path).map(|(spec, _)| spec)
 }
 
+/// The state directory that the configuration names; the usual one when it cannot be read, because
+/// what is in there must be undone all the same.
+#[must_use]
+pub fn state_directory(path: &Path) -> PathBuf {
+    load(path).map_or_else(|_| PathBuf::from(config::DEFAULT_STATE), |spec| spec.host.state)
+}
+
 fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
     let mut faults = Vec::new();
     let mut texts = Vec::new();

@@ -19,7 +19,6 @@ mod notify;
 mod pause;
 
 use std::{
-    collections::BTreeMap,
     io,
     path::Path,
     sync::{Arc, Mutex, PoisonError},
@@ -124,7 +123,7 @@ impl Daemon {
             record: recorder(Arc::clone(&journal)),
         })?;
         let pause = PauseFile::in_state(state);
-        let memory = Memory { paused: pause.is_set(), ..Memory::default() };
+        let memory = Memory::fresh(pause.is_set());
         let history_file = state.join(history::FILE_NAME);
         let history = History::start(&history_file)?;
         let listeners = Listeners::bind(&spec.api)?;
@@ -181,8 +180,7 @@ impl Daemon {
         let started = Instant::now();
         let spec = self.reloader.spec();
         let memory = self.memory.clone();
-        let (view, plan) =
-            policy::cycle(&mut self.drivers, &BootClock, &spec, &mut self.memory);
+        let (view, plan) = policy::cycle(&mut self.drivers, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
         self.ticks.record(started.elapsed());
         Published {
@@ -215,16 +213,20 @@ impl Daemon {
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
         self.memory.paused = paused;
-        let now = if paused { "paused: nothing is changed until `overbook resume`" } else { "resumed" };
+        let now =
+            if paused { "paused: nothing is changed until `overbook resume`" } else { "resumed" };
         log::info(now);
         self.pause.set(paused).map_err(|error| {
-            format!("{now}; but a restart will not know it: {}: {error}", self.pause.path().display())
+            format!(
+                "{now}; but a restart will not know it: {}: {error}",
+                self.pause.path().display()
+            )
         })?;
         Ok(now.to_owned())
     }
 
     async fn release(&mut self) -> Result<String, String> {
-        self.memory = Memory::default();
+        self.memory = Memory::fresh(true);
         let paused = self.set_paused(true);
         let outcomes = self.drivers.release().await;
         let records: Vec<_> = lock(&self.journal).records().cloned().collect();
@@ -258,7 +260,8 @@ impl Daemon {
 /// Puts on record what a VM had, before it is touched for the first time.
 fn recorder(journal: SharedJournal) -> crate::drivers::Record {
     Box::new(move |record| {
-        lock(&journal).record(std::slice::from_ref(record)).map_err(|error| error.to_string())
+        let outcome = lock(&journal).record(std::slice::from_ref(record));
+        outcome.map_err(|error| error.to_string())
     })
 }
 

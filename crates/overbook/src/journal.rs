@@ -45,8 +45,22 @@ pub struct UndoRecord {
     pub incarnation: u64,
     /// The balloon's size; `None`: not touched.
     pub balloon: Option<Bytes>,
-    /// The polling interval of the guest's statistics in seconds; `None`: not touched.
+    /// The polling interval of the guest's statistics in seconds, 0 for off; `None`: not touched.
     pub stats_interval_s: Option<u64>,
+}
+
+impl UndoRecord {
+    /// Of a VM on which nothing was changed yet.
+    #[must_use]
+    pub const fn untouched(vm: VmName, socket: PathBuf, incarnation: u64) -> Self {
+        Self { socket, vm, incarnation, balloon: None, stats_interval_s: None }
+    }
+
+    /// Whether nothing was changed.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.balloon.is_none() && self.stats_interval_s.is_none()
+    }
 }
 
 /// Why the journal cannot be used.

@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod client;
 pub mod config_files;
+pub mod daemon;
 pub mod drivers;
 pub mod explain;
 pub mod history;
@@ -10,6 +11,7 @@ pub mod http;
 pub mod journal;
 pub mod lock;
 pub mod published;
+pub mod release;
 pub mod top;
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use std::time::Duration;
 use model::ports::{Act, Sense};
 use model::view::Mechanism;
 use model::{Action, Bytes, Link, Migration, VmName, VmView};
-use overbook::drivers::{Drivers, Settings, Undo};
+use overbook::drivers::{Drivers, Settings};
+use overbook::journal::UndoRecord;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
@@ -95,7 +96,7 @@ fn drivers(dir: &Path, record: overbook::drivers::Record) -> Drivers {
 }
 
 fn watch(dir: &Path) -> Drivers {
-    drivers(dir, Box::new(|_, _| Ok(())))
+    drivers(dir, Box::new(|_| Ok(())))
 }
 
 /// Waits until the VM looks as `is_so` wants it.
@@ -217,9 +218,9 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new("web");
     tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let records: Arc<Mutex<Vec<Undo>>> = Arc::default();
+    let records: Arc<Mutex<Vec<UndoRecord>>> = Arc::default();
     let kept = Arc::clone(&records);
-    let record = move |_: &VmName, undo: &Undo| {
+    let record = move |undo: &UndoRecord| {
         kept.lock().unwrap().push(undo.clone());
         Ok(())
     };
@@ -228,7 +229,7 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
     drivers.act(&set("web", &view, 200));
     settle().await;
     let last = records.lock().unwrap().last().cloned().unwrap();
-    assert_eq!((last.balloon, last.polling_s), (Some(Bytes(RAM)), Some(0)));
+    assert_eq!((last.balloon, last.stats_interval_s), (Some(Bytes(RAM)), Some(0)));
     assert_eq!(fake.heard(&format!("{}", 200 << 20)), 1);
 
     let outcomes = drivers.release().await;
@@ -247,7 +248,7 @@ async fn what_cannot_be_recorded_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new("web");
     tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let mut drivers = drivers(dir.path(), Box::new(|_, _| Err("the disk is full".to_owned())));
+    let mut drivers = drivers(dir.path(), Box::new(|_| Err("the disk is full".to_owned())));
     let view = until(&mut drivers, "web", is_up).await;
     drivers.act(&set("web", &view, 200));
     let told = |v: &VmView| v.last_error.as_ref().is_some_and(|e| e.value.contains("recorded"));

@@ -49,7 +49,7 @@ fn start(name: &str, socket: &Path) -> Option<Child> {
 fn watch(dir: &Path) -> Drivers {
     let globs = vec![format!("{}/*.qmp", dir.display())];
     let (period, known) = (Duration::from_millis(200), BTreeMap::new());
-    Drivers::new(Settings { globs, period, known, record: Box::new(|_, _| Ok(())) }).unwrap()
+    Drivers::new(Settings { globs, period, known, record: Box::new(|_| Ok(())) }).unwrap()
 }
 
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {

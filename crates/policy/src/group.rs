@@ -45,7 +45,7 @@ impl<'a> Group<'a> {
             self.restore_base(surplus, now);
         }
         for member in &mut self.members {
-            member.repeat(now);
+            member.repeat(host.short.is_some(), now);
         }
     }
 

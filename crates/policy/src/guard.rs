@@ -70,6 +70,8 @@ pub(crate) fn lowest_target(
     }
 
     let floor = match purpose {
+        // A guest that wakes without swap dies before its memory is back: it keeps its base.
+        Purpose::Idle if !member.has_swap && rules.has(Rule::Swapless) => member.limits.base,
         Purpose::Idle if rules.has(Rule::Minimum) => member.limits.min,
         Purpose::Idle => Bytes::ZERO,
         Purpose::Maximum => member.limits.max,
@@ -77,7 +79,7 @@ pub(crate) fn lowest_target(
     };
     let above_floor = member.target.minus(floor);
     if above_floor < tuning::STEP_MIN {
-        return Err(Reason::AtMin { min: floor });
+        return Err(Reason::AtFloor { floor });
     }
     let mut amount = wanted.min(above_floor);
     if rules.has(Rule::InflationCap) {

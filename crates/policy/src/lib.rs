@@ -37,4 +37,4 @@ pub mod tuning;
 pub use case::Case;
 pub use memory::Memory;
 pub use rules::{Rule, Rules};
-pub use tick::{cycle, tick, tick_with};
+pub use tick::{cycle, cycle_with, tick, tick_with};

@@ -66,7 +66,8 @@ impl Member {
             Ok(_) => memory.note_calm(now),
             Err(_) => {}
         }
-        let actual = view.balloon.map_or(view.ram, |reading| reading.value);
+        // The guest's driver writes this figure, and what it "holds" is promised to it by the host.
+        let actual = view.balloon.map_or(view.ram, |reading| reading.value.min(view.ram));
         if view.link == Link::Up && view.balloon.is_some() {
             memory.follow(actual, view.ram, now);
         }
@@ -165,13 +166,19 @@ impl Member {
         }
     }
 
-    /// Says a target again that was not reached, in case the command was lost.
-    pub(crate) fn repeat(&mut self, now: Time) {
+    /// Says a target again that was not reached, in case the command was lost. What would not be
+    /// decided now is not said again either: a take on doubt, a grant while the host is short.
+    pub(crate) fn repeat(&mut self, is_host_short: bool, now: Time) {
         let Some(asked) = &self.memory.asked else {
             return;
         };
         let is_due = !asked.reached && now.since(asked.said_at) >= tuning::REPEAT_AFTER;
-        if self.change.is_none() && self.blocked.is_none() && is_due {
+        let is_still_right = if asked.is_take {
+            self.guest.is_ok()
+        } else {
+            asked.target <= self.limits.base || !is_host_short
+        };
+        if self.change.is_none() && self.blocked.is_none() && is_due && is_still_right {
             let (target, is_take) = (asked.target, asked.is_take);
             let reason = asked.reason.clone();
             self.change = Some(Intent { target, is_take, is_repeat: true, reason });

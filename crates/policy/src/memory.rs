@@ -20,6 +20,14 @@ pub struct Memory {
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
 }
 
+impl Memory {
+    /// Nothing remembered but whether the operator paused Overbook.
+    #[must_use]
+    pub fn fresh(paused: bool) -> Self {
+        Self { paused, ..Self::default() }
+    }
+}
+
 /// What is remembered of one VM in one life.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VmMemory {
@@ -88,7 +96,11 @@ impl VmMemory {
         }
         let Some(asked) = &mut self.asked else { return };
         let distance = actual.0.abs_diff(asked.target.0);
-        if distance <= tuning::tolerance(ram).0 {
+        let is_near = distance <= tuning::tolerance(ram).0;
+        if !is_near && !asked.is_take && !asked.reached && actual > asked.target {
+            // It holds more than it was given: to insist would take memory past every safety rule.
+            self.asked = None;
+        } else if is_near {
             asked.reached = true;
             asked.moved_at = now;
             self.stuck = None;

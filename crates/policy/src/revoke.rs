@@ -4,12 +4,13 @@
 //! then that of calm guests, and that of a guest under pressure only when nobody holds anything else
 //! (PEERS §4.5). Nothing below base is touched here: base is guaranteed.
 
-use model::{Bytes, Reason, Time};
+use model::{Bytes, Reason, Time, reason::Pressure};
 
 use crate::{
     Rule, Rules,
     guard::{self, Purpose},
     member::Member,
+    tuning,
 };
 
 /// Takes back up to `wanted` of the members' grants.
@@ -29,6 +30,7 @@ pub(crate) fn take_back(
         (is_pressured, std::cmp::Reverse(member.promised().plus(member.spare())))
     });
     let mut left = wanted;
+    let mut is_cheaper_left = false;
     for i in order {
         if left.is_zero() {
             break;
@@ -37,17 +39,30 @@ pub(crate) fn take_back(
         if member.change.is_some() {
             continue;
         }
+        // A step's bound is no reason to go on to those that suffer: the next tick takes the rest.
+        if let Some(pressure) = spared(member, purpose, rules).filter(|_| is_cheaper_left) {
+            member.refuse(Reason::UnderPressure { pressure });
+            continue;
+        }
         match guard::lowest_target(member, left, purpose, rules, now) {
             Ok(target) => {
                 left = left.minus(member.target.minus(target));
+                is_cheaper_left |= target.minus(member.limits.base) >= tuning::STEP_MIN;
                 member.take(target, reason.clone());
             }
             Err(Reason::InFlight { target }) => {
                 // What is already on its way counts, or it would be taken from the next one too.
                 left = left.minus(member.actual.minus(target));
+                is_cheaper_left |= target.minus(member.limits.base) >= tuning::STEP_MIN;
                 member.refuse(Reason::InFlight { target });
             }
             Err(refusal) => member.refuse(refusal),
         }
     }
+}
+
+/// The pressure for which `member` is spared while others hold grants. A short host spares nobody.
+fn spared(member: &Member, purpose: Purpose, rules: Rules) -> Option<Pressure> {
+    let pressure = member.guest.as_ref().ok().and_then(|guest| guest.pressure);
+    pressure.filter(|_| purpose == Purpose::Deficit && rules.has(Rule::Pressure))
 }

@@ -15,7 +15,7 @@ pub enum Rule {
     Minimum,
     /// Nothing is taken from a guest under pressure while there is cheaper memory.
     Pressure,
-    /// A guest without swap keeps what it uses.
+    /// A guest without swap keeps what it uses, and its base in any case.
     Swapless,
     /// A balloon grows by a bounded step at a time.
     InflationCap,

@@ -35,7 +35,7 @@ pub const LOW_AVAILABLE_PERCENT: u64 = 5;
 pub const MARGIN_PERCENT: u64 = 10;
 
 /// … and at least.
-pub const MARGIN_MIN: Bytes = Bytes::mib(8);
+pub const MARGIN_MIN: Bytes = Bytes::mib(16);
 
 /// How long a guest must have been calm before anything is taken for somebody else.
 pub const CALM: Millis = Millis::secs(10);
@@ -83,9 +83,9 @@ pub const RESERVE_PERCENT: u64 = 4;
 /// The host's reserve where none is configured, in percent of its memory.
 pub const HOST_RESERVE_PERCENT: u64 = 5;
 
-/// How far a balloon may stand from its target and still count as there (xapi squeezed learned that
-/// 1 MiB is too strict).
+/// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1 to
+/// 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).
 #[must_use]
 pub fn tolerance(ram: Bytes) -> Bytes {
-    Bytes::mib(1).max(Bytes(ram.0 / 200))
+    Bytes(ram.0 / 200).clamp(Bytes::mib(1), Bytes::mib(16))
 }

@@ -10,5 +10,5 @@ pub mod meminfo;
 pub mod memory_of;
 pub mod pressure;
 pub mod process;
-pub mod tsc;
 pub mod procfs;
+pub mod tsc;

@@ -28,7 +28,9 @@ use std::sync::OnceLock;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use model::Bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{
     Pid, PidfdFlags, WaitOptions, getpid, getppid, pidfd_open, pidfd_send_signal,
     set_child_subreaper, set_parent_process_death_signal, setsid,
@@ -251,6 +253,15 @@ impl Child {
     }
 }
 
+/// What a process takes from its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time of all its threads, in user and system mode; known to clock ticks of 10 ms.
+    pub cpu: Duration,
+    /// Resident memory.
+    pub resident: Bytes,
+}
+
 /// One process for ever: its pid, and when it started, in clock ticks since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
@@ -307,6 +318,13 @@ impl Identity {
             wait_for_exit(&pidfd, Duration::from_secs(10))?;
         }
         Ok(true)
+    }
+
+    /// What this very process has taken so far; `None`: it is gone.
+    pub fn usage(&self) -> Option<Usage> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        let usage = parse_usage(&stat)?;
+        parse_stat(&stat).filter(|(_, _, start)| *start == self.start_ticks).map(|_| usage)
     }
 
     /// A pidfd of this very process: opened first, checked after, so that the pid cannot change
@@ -375,6 +393,19 @@ fn parse_stat(stat: &str) -> Option<(char, u32, u64)> {
     Some((state, parent, start_ticks))
 }
 
+fn parse_usage(stat: &str) -> Option<Usage> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let user: u64 = fields.nth(11)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    let pages: u64 = fields.nth(8)?.parse().ok()?;
+    let milliseconds = (user + system).saturating_mul(1000) / clock_ticks_per_second();
+    let page = u64::try_from(page_size()).unwrap_or(4096);
+    Some(Usage {
+        cpu: Duration::from_millis(milliseconds),
+        resident: Bytes(pages.saturating_mul(page)),
+    })
+}
+
 fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
@@ -412,6 +443,21 @@ mod tests {
 
     fn sleeper() -> Spawn {
         Spawn::new("sleep").arg("60")
+    }
+
+    #[test]
+    fn usage_counts_the_cpu_time_and_memory_of_this_process() {
+        let own = Identity::own().unwrap();
+        let before = own.usage().unwrap();
+        let work = vec![1u8; 8 << 20];
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(200) {
+            std::hint::black_box(work.iter().map(|byte| u64::from(*byte)).sum::<u64>());
+        }
+        let after = own.usage().unwrap();
+        assert!(after.cpu > before.cpu, "{before:?} {after:?}");
+        assert!(after.resident >= Bytes::mib(8), "{after:?}");
+        assert_eq!(Identity { start_ticks: 1, ..own }.usage(), None);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! `random-array`: random read-modify-write over an array; the classic victim of a memory shortage.
 //!
 //! Every access hits a uniformly random word, so all pages are equally hot, the working set is the
-//! array, and accesses per second fall off a cliff when it does not fit. Phases change the array's
+//! array, and accesses per second fall off a cliff when it does not fit. With `--record-kb` an access
+//! is to a whole record, one word in each of its pages: neighbouring pages then come and go
+//! together, as in a database, and swap readahead is worth something. Phases change the array's
 //! size: growing fills the new part with random words (which counts no operations), shrinking
 //! unmaps. Phases repeat until the end.
 
@@ -12,9 +14,11 @@ use clap::Args;
 
 use crate::args::{MAX_MB, megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, WORDS_PER_MB, fill_random};
+use crate::memory::{Memory, PAGE, WORDS_PER_MB, fill_random};
 use crate::rng::Rng;
 use crate::run::{Shared, Worker};
+
+const WORDS_PER_PAGE: usize = PAGE / 8;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -24,6 +28,17 @@ pub(crate) struct Options {
     /// Sizes over time, repeated: "mb:secs,mb:secs,..."
     #[arg(long, value_name = "MB:SECS,...", value_parser = phases, conflicts_with = "mb")]
     phases: Option<Phases>,
+    /// Access whole records of this size instead of single words
+    #[arg(long, value_name = "KB", value_parser = record_pages)]
+    record_kb: Option<RecordPages>,
+}
+
+/// The size of a record in pages; a power of two, so that records do not straddle mappings.
+type RecordPages = usize;
+
+fn record_pages(text: &str) -> Result<RecordPages, String> {
+    let kb: usize = ranged(text, 4, 1024)?;
+    if kb.is_power_of_two() { Ok(kb * 1024 / PAGE) } else { Err("valid is a power of two".into()) }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,7 +62,8 @@ fn phase(text: &str) -> Result<Phase, String> {
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut array = Array { memory: Memory::default(), rng: Rng::new(worker.seed) };
+    let record_pages = options.record_kb;
+    let mut array = Array { record_pages, ..Array::new(worker.seed) };
     let Some(phases) = &options.phases else {
         array.resize(options.mb.unwrap_or(1), &worker.shared)?;
         while worker.proceed(1) {
@@ -102,9 +118,14 @@ fn work_in_phases(
 struct Array {
     memory: Memory,
     rng: Rng,
+    record_pages: Option<RecordPages>,
 }
 
 impl Array {
+    fn new(seed: u64) -> Self {
+        Self { memory: Memory::default(), rng: Rng::new(seed), record_pages: None }
+    }
+
     /// Grows or shrinks to `mb`, at least 1; a stop ends the growth early.
     fn resize(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
         self.memory.shrink(mb);
@@ -117,8 +138,19 @@ impl Array {
     }
 
     fn access(&mut self) {
+        let Some(pages) = self.record_pages else {
+            let index = self.rng.below(self.memory.len_mb() * WORDS_PER_MB);
+            return self.modify(index);
+        };
+        let record = self.rng.below(self.memory.pages() / pages);
+        for page in record * pages..(record + 1) * pages {
+            let word = self.rng.below(WORDS_PER_PAGE);
+            self.modify(page * WORDS_PER_PAGE + word);
+        }
+    }
+
+    fn modify(&mut self, index: usize) {
         let random = self.rng.next_u64();
-        let index = self.rng.below(self.memory.len_mb() * WORDS_PER_MB);
         let word = self.memory.word(index);
         *word = (u64::from_le_bytes(*word).rotate_left(5) ^ random).to_le_bytes();
     }
@@ -141,7 +173,7 @@ mod tests {
     #[test]
     fn an_array_follows_its_size_and_accesses_reach_all_of_it() {
         let shared = Shared::new();
-        let mut array = Array { memory: Memory::default(), rng: Rng::new(1) };
+        let mut array = Array::new(1);
         array.resize(3, &shared).unwrap();
         array.resize(1, &shared).unwrap();
         array.resize(2, &shared).unwrap();
@@ -149,6 +181,20 @@ mod tests {
         let before: Vec<Vec<u8>> = (0..512).map(|p| array.memory.page(p).to_vec()).collect();
         (0..20_000).for_each(|_| array.access());
         assert!((0..512).all(|p| array.memory.page(p) != before[p]));
+    }
+
+    #[test]
+    fn a_record_is_touched_in_each_of_its_pages() {
+        let shared = Shared::new();
+        let mut array = Array { record_pages: Some(16), ..Array::new(1) };
+        array.resize(2, &shared).unwrap();
+        let before: Vec<Vec<u8>> = (0..512).map(|p| array.memory.page(p).to_vec()).collect();
+        array.access();
+        let changed: Vec<usize> =
+            (0..512).filter(|p| array.memory.page(*p) != before[*p]).collect();
+        assert_eq!(changed.len(), 16);
+        assert_eq!((changed[0] % 16, changed[15] - changed[0]), (0, 15));
+        assert!(record_pages("48").is_err() && record_pages("2").is_err());
     }
 
     #[test]
@@ -160,7 +206,7 @@ mod tests {
             shared.stop();
         });
         let phases = Some(phases("1:0.2,2:0.2").unwrap());
-        run(&Options { mb: None, phases }, &mut worker).unwrap();
+        run(&Options { mb: None, phases, record_kb: None }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert_eq!((worker.shared.phase.get(), worker.shared.mb.get()), (Some(2), Some(1)));
         assert!(worker.shared.ops() > 0);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use model::Mode;
-use sys::memory_of::Counters;
+use sys::process::{Identity, Usage};
 
 use super::{Context, Scenario};
 use crate::daemon::Daemon;
@@ -23,18 +23,17 @@ const WARM_UP: Duration = Duration::from_secs(5);
 const MINUTE: u32 = 60;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut lab =
-        Lab::start(&context.dir, &context.provisions, &fleet::quickstart(context.seed))?;
+    let mut lab = Lab::start(&context.dir, &context.provisions, &fleet::quickstart(context.seed))?;
     let daemon = Daemon::start(&mut lab, Mode::Enforce)?;
     interrupt::sleep(WARM_UP)?;
     let process = daemon.process();
-    let before = process.cpu_time()?;
+    let before = usage(process)?.cpu;
     let mut resident = Vec::new();
     for _ in 0..MINUTE {
         interrupt::sleep(Duration::from_secs(1))?;
-        resident.push(Counters::of(process.pid)?.resident.as_mib());
+        resident.push(usage(process)?.resident.as_mib());
     }
-    let spent = process.cpu_time()?.saturating_sub(before);
+    let spent = usage(process)?.cpu.saturating_sub(before);
     let most = resident.iter().copied().fold(0.0, f64::max);
     lab.stop()?;
 
@@ -52,4 +51,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             .target(Target::Below(50.0)),
     );
     Ok(figures)
+}
+
+fn usage(process: Identity) -> Result<Usage, LabError> {
+    process.usage().ok_or_else(|| LabError::Daemon("nothing; it is gone".to_owned()))
 }

@@ -11,9 +11,9 @@ use model::{Bytes, Mode, VmName};
 use super::{Context, Scenario};
 use crate::daemon::Daemon;
 use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
 use crate::lab::{Lab, LabError};
-use crate::{fleet, random::Random};
+use crate::random::Random;
+use crate::{fleet, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "daemon-kill",
@@ -59,7 +59,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let (bad, dead) = (bad_bytes as f64, dead as f64);
     let none = Target::Equals(0.0);
     figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`").target(none));
-    figures.add("dead_guests", Figure::new(dead, "count", "guests not alive at the end").target(none));
+    figures
+        .add("dead_guests", Figure::new(dead, "count", "guests not alive at the end").target(none));
     figures.add(
         "converge_s_max",
         Figure::new(

@@ -94,7 +94,8 @@ impl Outcome<'_> {
     fn row(&self, spec: &crate::machine::MachineSpec) -> Row {
         let guest = spec.name.as_str();
         let last = |from_s, until_s| self.recording.between(guest, from_s, until_s).last().copied();
-        let (before, after) = (last(self.observe_s, self.enforce_s), last(self.enforce_s, self.end_s));
+        let (before, after) =
+            (last(self.observe_s, self.enforce_s), last(self.enforce_s, self.end_s));
         Row {
             guest: guest.to_owned(),
             workload: spec.workload.first().cloned().unwrap_or_default(),
@@ -141,8 +142,12 @@ impl Outcome<'_> {
         let ratios = OTHERS.map(|guest| mean(self.after(guest)) / mean(self.before(guest)));
         figures.add(
             "others_ratio",
-            Figure::new(worst(ratios), "ratio", "mean ops/s enforce / observe, worst of the other five")
-                .target(Target::AtLeast(0.95)),
+            Figure::new(
+                worst(ratios),
+                "ratio",
+                "mean ops/s enforce / observe, worst of the other five",
+            )
+            .target(Target::AtLeast(0.95)),
         );
         #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
         let (leaked, bad) = (self.leaked().0 as f64, bad_bytes as f64);

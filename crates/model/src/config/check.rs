@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
-    Fault,
+    DEFAULT_STATE, Fault,
     draft::{Draft, GroupDraft, LimitsDraft, VmDraft},
     table::{At, Place, printable, too_long},
 };
@@ -17,7 +17,6 @@ use crate::{
 };
 
 const DEFAULT_QMP: &str = "/run/overbook/qmp/*.sock";
-const DEFAULT_STATE: &str = "/var/lib/overbook";
 const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
 
 /// Longest path that fits into a unix socket's address (`sun_path`, unix(7)), without the final
@@ -80,7 +79,7 @@ fn api(draft: &Draft, faults: &mut Vec<Fault>) -> ApiSpec {
             format!("`socket` is {length} bytes long; a unix socket's path has at most {most}");
         faults.push(at.place.fault(message));
     }
-    let tcp = draft.tcp.as_ref().and_then(|at| match at.value.parse::<std::net::SocketAddr>() {
+    let tcp = draft.tcp.as_ref().and_then(|at| match at.value.parse::<core::net::SocketAddr>() {
         Ok(address) if address.port() != 0 => Some(address),
         _ => {
             let text = printable(&at.value);

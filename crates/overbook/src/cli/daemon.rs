@@ -1,11 +1,11 @@
 //! `overbook daemon` and `overbook check`: hand over to the daemon and to the configuration.
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::config_files;
+use crate::{config_files, daemon};
 
 pub(super) fn run(context: &Context) -> Result<Output, CliError> {
-    let config = context.config.display();
-    Err(CliError::Said(format!("{config}: this build has no daemon loop yet")))
+    daemon::run(&context.config).map_err(|error| CliError::Said(error.to_string()))?;
+    Ok(Output::nothing())
 }
 
 pub(super) fn check(context: &Context) -> Result<Output, CliError> {

@@ -33,17 +33,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use model::ports::{Act, Clock, Sense};
-use model::{Action, Bytes, HostView, Time, VmName};
+use model::{Action, HostView, Time, VmName};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
+use crate::journal::UndoRecord;
 use discovery::GlobError;
 use shared::Shared;
-use slot::{Order, Wish};
+use slot::{Restore, Wish};
 
 pub use shared::Record;
-pub use undo::{RestoreError, Undo, restore_at};
+pub use undo::{RestoreError, restore_at};
 
 /// How long an order may take: a stuck QEMU first misses the deadline of what was asked before.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
@@ -54,8 +55,8 @@ pub struct Settings {
     pub globs: Vec<String>,
     /// How often each VM is asked.
     pub period: Duration,
-    /// Undo records that an earlier daemon has left.
-    pub known: BTreeMap<VmName, Undo>,
+    /// UndoRecord records that an earlier daemon has left.
+    pub known: BTreeMap<VmName, UndoRecord>,
     /// Keeps an undo record; called before each first change, and with the whole record.
     pub record: Record,
 }
@@ -101,7 +102,7 @@ impl Drivers {
 
     /// What was changed on each VM, and how it was before.
     #[must_use]
-    pub fn undo_records(&self) -> BTreeMap<VmName, Undo> {
+    pub fn undo_records(&self) -> BTreeMap<VmName, UndoRecord> {
         let slots = self.shared.slots();
         let records = slots.values().filter_map(|slot| {
             let state = slot.state();
@@ -110,35 +111,10 @@ impl Drivers {
         records.collect()
     }
 
-    /// Sets one balloon, whatever the plan says, and waits for QEMU's word.
-    ///
-    /// # Errors
-    /// In words, when QEMU refuses or does not answer.
-    pub async fn set_balloon_now(&self, vm: &VmName, target: Bytes) -> Result<(), String> {
-        let (reply, answer) = oneshot::channel();
-        let slot = self.shared.find(vm).filter(|s| s.order(Order::SetBalloon(target, reply)));
-        if slot.is_none() {
-            return Err(RestoreError::Unreachable.to_string());
-        }
-        match timeout(ORDER_DEADLINE, answer).await {
-            Ok(Ok(outcome)) => outcome,
-            _ => Err(RestoreError::Unreachable.to_string()),
-        }
-    }
-
-    /// Puts one VM back to what `undo` says.
-    ///
-    /// # Errors
-    /// When QEMU cannot be reached, is another one now, or refuses.
-    pub async fn restore(&self, vm: &VmName, undo: Undo) -> Result<String, RestoreError> {
-        let answer = self.order_restore(vm, undo);
-        await_restore(answer, Instant::now() + ORDER_DEADLINE).await
-    }
-
-    fn order_restore(&self, vm: &VmName, undo: Undo) -> Option<RestoreAnswer> {
+    fn order_restore(&self, vm: &VmName, undo: UndoRecord) -> Option<RestoreAnswer> {
         let (reply, answer) = oneshot::channel();
         let slot = self.shared.find(vm)?;
-        slot.order(Order::Restore(undo, reply)).then_some(answer)
+        slot.order(Restore { undo, reply }).then_some(answer)
     }
 
     /// Puts every VM back, all at the same time, and changes nothing more until

@@ -17,9 +17,10 @@ use super::memory::Meter;
 use super::qmp::{Client, Command, Event, QmpError};
 use super::questions;
 use super::shared::{Shared, name_of_socket};
-use super::slot::{Order, Slot, Wish};
-use super::undo::{self, RestoreError, Undo};
+use super::slot::{Restore, Slot, Wish};
+use super::undo::{self, RestoreError};
 use super::vm::OF_THE_BALLOON;
+use crate::journal::UndoRecord;
 
 /// Disks are asked for once in so many periods.
 const BLOCK_EVERY: u64 = 5;
@@ -94,12 +95,9 @@ impl<'a> Session<'a> {
         state.view.limits.clear();
         if state.undo.incarnation != self.peer.incarnation {
             let known = self.shared.known.get(&self.name).cloned();
-            let fresh = Undo {
-                incarnation: self.peer.incarnation,
-                socket: self.slot.path.clone(),
-                ..Undo::default()
-            };
-            let same_life = |undo: &Undo| undo.incarnation == self.peer.incarnation;
+            let (vm, socket) = (self.name.clone(), self.slot.path.clone());
+            let fresh = UndoRecord::untouched(vm, socket, self.peer.incarnation);
+            let same_life = |undo: &UndoRecord| undo.incarnation == self.peer.incarnation;
             state.undo = known.filter(same_life).unwrap_or(fresh);
         }
         if self.device.is_none() {
@@ -141,7 +139,7 @@ impl<'a> Session<'a> {
     }
 
     /// Works until the connection fails, and says how.
-    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> QmpError {
+    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Restore>) -> QmpError {
         let mut period = steady(self.shared.period);
         loop {
             let outcome = tokio::select! {
@@ -269,7 +267,7 @@ impl<'a> Session<'a> {
         if found == 0 || found > wanted {
             let device = device.clone();
             let recorded = self.record(|undo| {
-                undo.polling_s.get_or_insert(found);
+                undo.stats_interval_s.get_or_insert(found);
             });
             if !recorded {
                 return Ok(());
@@ -281,14 +279,14 @@ impl<'a> Session<'a> {
     }
 
     /// Records the original of what is about to be changed. `false`: it could not be, so hands off.
-    fn record(&self, note: impl FnOnce(&mut Undo)) -> bool {
+    fn record(&self, note: impl FnOnce(&mut UndoRecord)) -> bool {
         let mut undo = self.slot.state().undo.clone();
         let before = undo.clone();
         note(&mut undo);
         if undo == before {
             return true;
         }
-        match (self.shared.record)(&self.name, &undo) {
+        match (self.shared.record)(&undo) {
             Ok(()) => {
                 self.slot.state().undo = undo;
                 true
@@ -306,49 +304,35 @@ impl<'a> Session<'a> {
         if incarnation != self.peer.incarnation || self.shared.is_hands_off() {
             return Ok(());
         }
-        self.set_balloon(target).await.map(drop)
+        self.set_balloon(target).await
     }
 
-    async fn obey(&mut self, order: Order) -> Result<(), QmpError> {
-        match order {
-            Order::SetBalloon(target, reply) => {
-                let outcome = self.set_balloon(target).await;
-                let told = match &outcome {
-                    Ok(told) => told.clone(),
-                    Err(error) => Err(error.to_string()),
-                };
-                drop(reply.send(told));
-                outcome.map(drop)
-            }
-            Order::Restore(undo, reply) => {
-                let outcome = undo::restore(&mut self.client, &self.slot.path, &undo).await;
-                self.is_polling = false;
-                if outcome.is_ok() {
-                    let mut state = self.slot.state();
-                    (state.undo.balloon, state.undo.polling_s) = (None, None);
-                }
-                if let Err(Err(RestoreError::Qmp(error))) = reply.send(outcome) {
-                    return Err(error);
-                }
-                Ok(())
-            }
+    async fn obey(&mut self, Restore { undo, reply }: Restore) -> Result<(), QmpError> {
+        let outcome = undo::restore(&mut self.client, &self.slot.path, &undo).await;
+        self.is_polling = false;
+        if outcome.is_ok() {
+            let mut state = self.slot.state();
+            (state.undo.balloon, state.undo.stats_interval_s) = (None, None);
         }
+        if let Err(Err(RestoreError::Qmp(error))) = reply.send(outcome) {
+            return Err(error);
+        }
+        Ok(())
     }
 
-    /// Asks for the balloon; the inner error is what the operator reads, and stands in the view.
-    async fn set_balloon(&mut self, target: Bytes) -> Result<Result<(), String>, QmpError> {
-        let outcome = self.try_set_balloon(target).await;
-        let refusal = match outcome {
+    /// Asks for the balloon; what QEMU refuses, the operator reads in the view.
+    async fn set_balloon(&mut self, target: Bytes) -> Result<(), QmpError> {
+        let refusal = match self.try_set_balloon(target).await {
             Ok(None) => {
                 self.slot.state().view.last_error = None;
-                return Ok(Ok(()));
+                return Ok(());
             }
             Ok(Some(refusal)) => refusal,
             Err(error) if error.is_fatal() => return Err(error),
             Err(error) => error.to_string(),
         };
         self.slot.failed(format!("balloon to {target}: {refusal}"));
-        Ok(Err(refusal))
+        Ok(())
     }
 
     /// `Some`: why it was not even tried.

@@ -10,10 +10,10 @@ use std::time::Duration;
 use model::{VmName, VmView};
 
 use super::slot::Slot;
-use super::undo::Undo;
+use crate::journal::UndoRecord;
 
 /// Keeps an undo record on disk; refuses with words when it cannot.
-pub type Record = Box<dyn Fn(&VmName, &Undo) -> Result<(), String> + Send + Sync>;
+pub type Record = Box<dyn Fn(&UndoRecord) -> Result<(), String> + Send + Sync>;
 
 /// Shared by the loop, the discovery and every VM's task.
 pub(super) struct Shared {
@@ -22,7 +22,7 @@ pub(super) struct Shared {
     /// Where undo records go before anything is changed.
     pub(super) record: Record,
     /// Records of an earlier daemon.
-    pub(super) known: BTreeMap<VmName, Undo>,
+    pub(super) known: BTreeMap<VmName, UndoRecord>,
     /// Released: watch, and change nothing.
     hands_off: AtomicBool,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
@@ -35,7 +35,11 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub(super) fn new(period: Duration, record: Record, known: BTreeMap<VmName, Undo>) -> Self {
+    pub(super) fn new(
+        period: Duration,
+        record: Record,
+        known: BTreeMap<VmName, UndoRecord>,
+    ) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
         Self { period, record, known, hands_off, slots }
     }
@@ -115,7 +119,7 @@ mod tests {
     use super::*;
 
     fn shared(paths: &[&str]) -> Shared {
-        let shared = Shared::new(Duration::from_secs(1), Box::new(|_, _| Ok(())), BTreeMap::new());
+        let shared = Shared::new(Duration::from_secs(1), Box::new(|_| Ok(())), BTreeMap::new());
         for path in paths {
             let slot = Arc::new(Slot::new(path.into()).0);
             shared.slots().insert(path.into(), slot);

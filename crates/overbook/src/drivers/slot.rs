@@ -13,18 +13,17 @@ use model::{Bytes, Link, Migration, Millis, Reading, Time, VmName, VmView};
 use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::undo::{RestoreError, Undo};
+use super::undo::RestoreError;
+use crate::journal::UndoRecord;
 
 /// How long a VM whose QEMU has ended is still shown.
 pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
 
-/// Something to be done at once, with an answer.
+/// The order to put the originals back, which somebody waits for.
 #[derive(Debug)]
-pub(super) enum Order {
-    /// Set the balloon, whatever the mode.
-    SetBalloon(Bytes, oneshot::Sender<Result<(), String>>),
-    /// Put the originals back.
-    Restore(Undo, oneshot::Sender<Result<String, RestoreError>>),
+pub(super) struct Restore {
+    pub(super) undo: UndoRecord,
+    pub(super) reply: oneshot::Sender<Result<String, RestoreError>>,
 }
 
 /// A wish for the balloon.
@@ -41,7 +40,7 @@ pub(super) struct Slot {
     pub(super) path: PathBuf,
     /// Told when there is a wish.
     pub(super) wished: Notify,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<Restore>,
     state: Mutex<State>,
 }
 
@@ -53,7 +52,7 @@ pub(super) struct State {
     /// What the world sees.
     pub(super) view: VmView,
     /// What was changed.
-    pub(super) undo: Undo,
+    pub(super) undo: UndoRecord,
     /// Since when no QEMU is behind the socket.
     pub(super) ended: Option<Time>,
     wish: Option<Wish>,
@@ -61,12 +60,12 @@ pub(super) struct State {
 
 impl Slot {
     /// An empty slot, and the far end of its orders.
-    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Order>) {
+    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Restore>) {
         let (orders, inbox) = mpsc::channel(4);
         let state = State {
             name: None,
             view: unknown_vm("not connected yet".to_owned()),
-            undo: Undo { socket: path.clone(), ..Undo::default() },
+            undo: UndoRecord::untouched(super::shared::name_of_socket(&path), path.clone(), 0),
             ended: None,
             wish: None,
         };
@@ -90,7 +89,7 @@ impl Slot {
     }
 
     /// Hands over an order. `false`: the task is gone, or has too much to do already.
-    pub(super) fn order(&self, order: Order) -> bool {
+    pub(super) fn order(&self, order: Restore) -> bool {
         self.orders.try_send(order).is_ok()
     }
 

@@ -1,7 +1,7 @@
 //! What Overbook has changed on a VM, and how it is put back.
 //!
 //! Two things: the interval at which QEMU asks the guest for statistics, and the balloon's size.
-//! Before the first change of each the original goes into an [`Undo`], which is handed out to be
+//! Before the first change of each the original goes into an [`UndoRecord`], which is handed out to be
 //! kept on disk *before* the change is made; when it cannot be kept, the change is not made. A
 //! daemon that starts again is given the records back, so that it never takes its own settings for
 //! the originals.
@@ -10,36 +10,15 @@
 //! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and never done to another life of
 //! the VM.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use model::Bytes;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::identity;
 use super::qmp::{Client, Command, QmpError};
 use super::questions;
-
-/// The originals of what was changed on one VM.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Undo {
-    /// The life of the VM that was changed.
-    pub incarnation: u64,
-    /// Where its QEMU is reached.
-    pub socket: PathBuf,
-    /// The balloon's size; `None`: not changed.
-    pub balloon: Option<Bytes>,
-    /// The interval of the guest's statistics in seconds, 0 for off; `None`: not changed.
-    pub polling_s: Option<u64>,
-}
-
-impl Undo {
-    /// Whether nothing was changed.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.balloon.is_none() && self.polling_s.is_none()
-    }
-}
+use crate::journal::UndoRecord;
 
 /// Why nothing, or not everything, was put back.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +48,7 @@ pub enum RestoreError {
 ///
 /// # Errors
 /// When QEMU cannot be reached, is another one now, or refuses.
-pub async fn restore_at(undo: &Undo) -> Result<String, RestoreError> {
+pub async fn restore_at(undo: &UndoRecord) -> Result<String, RestoreError> {
     let mut client = Client::connect(&undo.socket).await?;
     restore(&mut client, &undo.socket, undo).await
 }
@@ -78,13 +57,13 @@ pub async fn restore_at(undo: &Undo) -> Result<String, RestoreError> {
 pub(super) async fn restore(
     client: &mut Client,
     socket: &Path,
-    undo: &Undo,
+    undo: &UndoRecord,
 ) -> Result<String, RestoreError> {
     if identity::of(client, socket).incarnation != undo.incarnation {
         return Err(RestoreError::AnotherLife);
     }
     let mut done = Vec::new();
-    if let Some(seconds) = undo.polling_s
+    if let Some(seconds) = undo.stats_interval_s
         && let Some(device) = questions::find_balloon(client).await?
     {
         client.execute(questions::set_polling(&device, seconds)).await?;

@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 use super::qmp::QmpError;
 use super::session::{Session, SessionError};
 use super::shared::Shared;
-use super::slot::{Order, Slot};
+use super::slot::{Restore, Slot};
 use super::undo::RestoreError;
 
 /// The pause after the first failure to connect.
@@ -31,7 +31,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keeps one VM's slot up to date until the task is aborted.
-pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Order>) {
+pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Restore>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let started = Instant::now();
@@ -62,12 +62,9 @@ fn is_end(slot: &Slot, error: &SessionError) -> bool {
     }
 }
 
-fn refuse_orders(orders: &mut mpsc::Receiver<Order>) {
+fn refuse_orders(orders: &mut mpsc::Receiver<Restore>) {
     while let Ok(order) = orders.try_recv() {
-        match order {
-            Order::SetBalloon(_, reply) => drop(reply.send(Err("QEMU does not answer".to_owned()))),
-            Order::Restore(_, reply) => drop(reply.send(Err(RestoreError::Unreachable))),
-        }
+        drop(order.reply.send(Err(RestoreError::Unreachable)));
     }
 }
 

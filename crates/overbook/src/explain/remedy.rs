@@ -11,7 +11,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName) -> Option<String> {
         Reason::AtMax { .. } | Reason::AboveMax { .. } => {
             return Some(format!("a larger `max` in [vm.\"{vm}\"] or its group"));
         }
-        Reason::AtMin { .. } => {
+        Reason::AtFloor { .. } => {
             return Some(format!("a smaller `min` in [vm.\"{vm}\"] or its group"));
         }
         Reason::Swapless { .. } => {

@@ -1,0 +1,74 @@
+# Two commands do everything: `make demo` shows Overbook at work on real guests, `make test` proves it.
+# Both install what is missing: tools into TOOLS, QEMU and the guest's kernel into the lab's cache.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+CARGO ?= cargo
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+BIN := $(TARGET)/release
+TRIPLE := x86_64-unknown-linux-gnu
+TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/overbook/tools
+MDBOOK_VERSION := 0.5.4
+DENY_VERSION := 0.20.2
+DEB_VERSION := 3.8.0
+
+.PHONY: help demo test build guest lint unit e2e docs audit bench deb clean
+
+help: ## This list
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: build ## Six real guests in two groups, without Overbook and with it
+	$(BIN)/overbook lab run quickstart
+
+test: lint unit e2e docs audit ## Everything that CI runs
+
+build: guest ## The binaries, optimised
+	$(CARGO) build --locked --release -p overbook -p overbook-lab
+
+# Static, so that it runs in a guest that holds nothing else.
+guest: ## The workload program that runs inside lab guests
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C target-feature=+crt-static" \
+		$(CARGO) build --locked --release -p overbook-guest --target $(TRIPLE)
+	mkdir -p $(BIN)
+	install -m 755 $(TARGET)/$(TRIPLE)/release/overbook-guest $(BIN)/overbook-guest
+
+lint: ## Format and lints; warnings are errors
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+unit: ## Unit, property and simulator tests
+	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
+
+e2e: build ## Tests on real guests, and the architecture's rules
+	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked --release -p overbook-lab -p overbook-tests
+
+docs: $(TOOLS)/bin/mdbook ## The user guide and the API documentation
+	$(TOOLS)/bin/mdbook build docs
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --workspace --document-private-items
+
+audit: $(TOOLS)/bin/cargo-deny ## Licences, sources and duplicates of dependencies
+	$(TOOLS)/bin/cargo-deny --locked --offline check bans licenses sources
+
+bench: ## Benchmarks; figures stand in CLAIMS.md
+	$(CARGO) bench --locked -p overbook-sim
+
+deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
+	mkdir -p $(TARGET)/packaging/man $(TARGET)/packaging/completions
+	$(BIN)/overbook man $(TARGET)/packaging/man
+	for shell in bash zsh fish; do \
+		$(BIN)/overbook completions $$shell > $(TARGET)/packaging/completions/overbook.$$shell; \
+	done
+	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
+
+$(TOOLS)/bin/mdbook:
+	$(CARGO) install --locked --root $(TOOLS) mdbook@$(MDBOOK_VERSION)
+
+$(TOOLS)/bin/cargo-deny:
+	$(CARGO) install --locked --root $(TOOLS) cargo-deny@$(DENY_VERSION)
+
+$(TOOLS)/bin/cargo-deb:
+	$(CARGO) install --locked --root $(TOOLS) cargo-deb@$(DEB_VERSION)
+
+clean: ## Everything that was built here
+	$(CARGO) clean
+	rm -rf docs/book

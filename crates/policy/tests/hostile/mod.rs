@@ -1,0 +1,304 @@
+//! Arbitrary hostile worlds: what operators may write, and what guests and hosts may show.
+//!
+//! Mostly sane values, so that something happens, mixed with absent, absurd, old and future ones. A
+//! world is a list of [`Frame`]s; a VM's balloon follows the actions unless the frame says otherwise.
+
+use std::collections::BTreeMap;
+
+use model::{
+    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
+    NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
+    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, VmSpec},
+};
+use proptest::prelude::*;
+
+/// The most VMs in a world.
+pub(crate) const VMS: usize = 8;
+
+/// The group of each VM; the last one's is nobody's.
+pub(crate) const GROUPS: [usize; VMS] = [0, 1, 0, 2, 0, 1, 0, 3];
+
+/// The name of VM `i`.
+pub(crate) fn name(i: usize) -> VmName {
+    VmName::from(format!("g{}-{i}", GROUPS[i]))
+}
+
+/// What one VM shows in one tick.
+#[derive(Clone, Debug)]
+pub(crate) struct Shown {
+    /// Which life, if it is there at all.
+    pub(crate) incarnation: Option<u64>,
+    /// Whether QEMU answers.
+    pub(crate) is_up: bool,
+    /// The balloon: `None` follows the actions, `Some(None)` is absent, else moved by somebody.
+    pub(crate) balloon: Option<Option<Bytes>>,
+    /// How old the balloon's reading is, in ms.
+    pub(crate) balloon_age: u64,
+    /// The guest's statistics, with swap counters as increments, and their age in ms.
+    pub(crate) stats: Option<(GuestStats, i64)>,
+    /// What it occupies (`None`: just its base, so that its group has neither surplus nor deficit),
+    /// and how old that is.
+    pub(crate) used: Option<(Option<Bytes>, u64)>,
+    /// Migration.
+    pub(crate) migration: Migration,
+}
+
+impl Shown {
+    /// There is no such VM.
+    pub(crate) fn absent() -> Self {
+        Self {
+            incarnation: None,
+            is_up: true,
+            balloon: None,
+            balloon_age: 0,
+            stats: None,
+            used: None,
+            migration: Migration::None,
+        }
+    }
+}
+
+/// What everybody shows in one tick.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    /// Since the tick before, in ms.
+    pub(crate) elapsed: u64,
+    /// The host's total and available memory, and the reading's age.
+    pub(crate) host: Option<(Bytes, Bytes, u64)>,
+    /// The VMs.
+    pub(crate) vms: Vec<Shown>,
+    /// Whether the actions of this tick are carried out.
+    pub(crate) is_applied: bool,
+}
+
+/// The state of a world between ticks.
+pub(crate) struct World {
+    /// Now.
+    pub(crate) now: Time,
+    /// What each VM was started with.
+    pub(crate) rams: Vec<Bytes>,
+    /// Where the balloons stand.
+    pub(crate) balloons: BTreeMap<VmName, Bytes>,
+    counters: BTreeMap<VmName, (Bytes, Bytes)>,
+    spec: Spec,
+}
+
+impl World {
+    /// A world of VMs started with `rams`, whose balloons stand at `balloons` or at their base.
+    pub(crate) fn new(spec: &Spec, rams: Vec<Bytes>, balloons: &[Option<Bytes>]) -> Self {
+        let stands = |(i, at): (usize, &Option<Bytes>)| at.map(|at| (name(i), at));
+        let balloons = balloons.iter().enumerate().filter_map(stands).collect();
+        let (now, counters) = (Time(1_000_000), BTreeMap::new());
+        Self { now, rams, balloons, counters, spec: spec.clone() }
+    }
+
+    /// What `frame` looks like.
+    pub(crate) fn show(&mut self, frame: &Frame) -> HostView {
+        self.now = Time(self.now.0 + frame.elapsed);
+        let host = frame.host.map(|(total, available, age)| {
+            let reading = HostReading { total, available, ..HostReading::default() };
+            Reading::new(reading, Time(self.now.0 - age))
+        });
+        let mut view = HostView { host, ..HostView::default() };
+        for (i, shown) in frame.vms.iter().enumerate() {
+            if let Some(incarnation) = shown.incarnation {
+                let vm = self.vm(i, incarnation, shown);
+                view.vms.insert(name(i), vm);
+            }
+        }
+        view
+    }
+
+    fn vm(&mut self, i: usize, incarnation: u64, shown: &Shown) -> VmView {
+        let ram = self.rams[i];
+        let limits =
+            self.spec.group_of(&name(i)).map(|(_, g)| self.spec.limits_of(&name(i), g, ram));
+        let base = limits.map_or(ram, |limits| limits.base);
+        let stands = self.balloons.entry(name(i)).or_insert(base);
+        if let Some(Some(moved)) = shown.balloon {
+            *stands = moved;
+        }
+        let balloon = (shown.balloon != Some(None)).then_some(*stands);
+        let counters = self.counters.entry(name(i)).or_default();
+        let stats = shown.stats.map(|(mut stats, age)| {
+            counters.0 = counters.0.plus(stats.swap_in.unwrap_or_default());
+            counters.1 = counters.1.plus(stats.swap_out.unwrap_or_default());
+            stats.swap_in = stats.swap_in.map(|_| counters.0);
+            stats.swap_out = stats.swap_out.map(|_| counters.1);
+            Reading::new(stats, Time(self.now.0.saturating_add_signed(-age)))
+        });
+        let down = Link::Down { since: Time(0), why: "connection refused".into() };
+        VmView {
+            incarnation,
+            link: if shown.is_up { Link::Up } else { down },
+            ram,
+            balloon: balloon.map(|at| Reading::new(at, Time(self.now.0 - shown.balloon_age))),
+            stats,
+            used: shown
+                .used
+                .map(|(used, age)| Reading::new(used.unwrap_or(base), Time(self.now.0 - age))),
+            migration: shown.migration,
+            block: None,
+            limits: BTreeMap::new(),
+            last_error: None,
+        }
+    }
+
+    /// Carries `plan` out at once.
+    pub(crate) fn apply(&mut self, plan: &Plan) {
+        for Action::SetBalloon { vm, target, .. } in plan.actions() {
+            self.balloons.insert(vm, target);
+        }
+    }
+}
+
+fn mib(range: core::ops::Range<u64>) -> impl Strategy<Value = Bytes> + Clone {
+    range.prop_map(Bytes::mib)
+}
+
+fn any_bytes() -> impl Strategy<Value = Bytes> + Clone {
+    prop_oneof![20 => mib(0..1024), 1 => any::<u64>().prop_map(Bytes), 1 => Just(Bytes(u64::MAX))]
+}
+
+fn age() -> impl Strategy<Value = u64> {
+    prop_oneof![20 => 0..2_000u64, 1 => 4_900..5_100u64, 1 => 5_000..900_000u64]
+}
+
+fn stats() -> impl Strategy<Value = GuestStats> {
+    let quiet = prop_oneof![7 => Just(Bytes::ZERO), 1 => mib(0..50)];
+    let sane = (mib(64..400), 0..100u64, 0..100u64, quiet.clone(), quiet).prop_map(
+        |(total, free, more, swap_in, swap_out)| GuestStats {
+            total: Some(total),
+            free: Some(total.percent(free)),
+            available: Some(total.percent(free.max(more))),
+            swap_in: Some(swap_in),
+            swap_out: Some(swap_out),
+            ..GuestStats::default()
+        },
+    );
+    let field = || prop::option::of(any_bytes());
+    let absurd = (field(), field(), field(), field(), field()).prop_map(
+        |(total, free, available, swap_in, swap_out)| GuestStats {
+            total,
+            free,
+            available,
+            swap_in,
+            swap_out,
+            ..GuestStats::default()
+        },
+    );
+    prop_oneof![6 => sane, 1 => absurd]
+}
+
+fn shown() -> impl Strategy<Value = Shown> {
+    let incarnation = prop_oneof![30 => Just(Some(1)), 1 => Just(Some(2)), 2 => Just(None)];
+    let balloon = prop_oneof![
+        20 => Just(None),
+        1 => Just(Some(None)),
+        1 => any_bytes().prop_map(|at| Some(Some(at))),
+    ];
+    let stats_age = prop_oneof![20 => 0..2_000i64, 1 => 4_900..5_100i64, 1 => -900_000..900_000i64];
+    let migration = prop_oneof![
+        30 => Just(Migration::None), 1 => Just(Migration::Active), 1 => Just(Migration::Unknown)
+    ];
+    (
+        incarnation,
+        prop::bool::weighted(0.95),
+        balloon,
+        age(),
+        prop::option::weighted(0.95, (stats(), stats_age)),
+        prop::option::weighted(0.95, (prop::option::weighted(0.1, any_bytes()), age())),
+        migration,
+    )
+        .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, migration)| Shown {
+            incarnation,
+            is_up,
+            balloon,
+            balloon_age,
+            stats,
+            used,
+            migration,
+        })
+}
+
+/// Any frame in which the host reads as `host` says.
+pub(crate) fn frame(
+    host: impl Strategy<Value = Option<(Bytes, Bytes, u64)>>,
+) -> impl Strategy<Value = Frame> {
+    let elapsed = prop_oneof![10 => Just(1_000u64), 6 => Just(12_000), 1 => 0..100_000u64];
+    let vms = prop::collection::vec(shown(), 0..=VMS);
+    (elapsed, host, vms, prop::bool::weighted(0.7))
+        .prop_map(|(elapsed, host, vms, is_applied)| Frame { elapsed, host, vms, is_applied })
+}
+
+/// Any host reading.
+pub(crate) fn any_host() -> impl Strategy<Value = Option<(Bytes, Bytes, u64)>> {
+    let sane = (mib(3_000..5_000), mib(0..3_000), age());
+    prop_oneof![
+        8 => sane.prop_map(Some),
+        1 => (any_bytes(), any_bytes(), age()).prop_map(Some),
+        1 => Just(None),
+    ]
+}
+
+/// A host with more memory than anybody can use.
+pub(crate) fn plenty() -> impl Strategy<Value = Option<(Bytes, Bytes, u64)>> {
+    Just(Some((Bytes(1 << 50), Bytes(1 << 49), 0)))
+}
+
+/// What the VMs were started with.
+pub(crate) fn rams() -> impl Strategy<Value = Vec<Bytes>> {
+    let ram = prop_oneof![20 => mib(64..1024), 1 => mib(0..1_000_000)];
+    prop::collection::vec(ram, VMS)
+}
+
+/// Where their balloons stand at first; `None`: at base.
+pub(crate) fn balloons() -> impl Strategy<Value = Vec<Option<Bytes>>> {
+    let stands = prop::option::weighted(0.4, mib(32..600));
+    prop_oneof![prop::collection::vec(stands, VMS), Just(vec![None; VMS])]
+}
+
+fn limits() -> impl Strategy<Value = LimitsSpec> {
+    let often = || prop::option::weighted(0.9, mib(1..600));
+    let three = (often(), often(), prop::option::weighted(0.4, mib(1..600)));
+    three.prop_map(|(min, base, max)| {
+        let three = [min, base, max];
+        // Sorts what is written, so that min ≤ base ≤ max whatever is left out.
+        let mut written: Vec<Bytes> = three.iter().flatten().copied().collect();
+        written.sort();
+        let mut next = written.into_iter();
+        let mut slot = |value: Option<Bytes>| value.and_then(|_| next.next());
+        LimitsSpec { min: slot(three[0]), base: slot(three[1]), max: slot(three[2]) }
+    })
+}
+
+/// Any configuration that `check` would accept, with one to three groups.
+pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = Spec> {
+    let policy = prop::sample::select(vec![
+        Policy::Fair,
+        Policy::Entitlement,
+        Policy::Demand,
+        Policy::Demand,
+    ]);
+    let group = (policy, prop::option::weighted(0.3, mib(0..3_000)), limits());
+    let groups = prop::collection::vec(group, 1..=3);
+    let swaps = prop::collection::vec(prop::option::of(prop::bool::weighted(0.8)), VMS);
+    let reserve = prop::option::of(mib(0..1_000));
+    (groups, swaps, reserve, mode).prop_map(|(groups, swaps, reserve, balloon)| Spec {
+        host: HostSpec { reserve, qmp: vec![], state: "state".into() },
+        modes: Modes { balloon },
+        api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+        groups: (0..)
+            .zip(groups)
+            .map(|(i, (policy, budget, limits))| {
+                let vms = vec![NamePattern::new(format!("g{i}-*"))];
+                (format!("g{i}").into(), GroupSpec { policy, vms, budget, limits })
+            })
+            .collect(),
+        vms: swaps
+            .into_iter()
+            .enumerate()
+            .map(|(i, swap)| (name(i), VmSpec { swap, ..VmSpec::default() }))
+            .collect(),
+    })
+}

@@ -1,0 +1,335 @@
+//! A living fake guest: where its memory is, second by second.
+//!
+//! ```text
+//!   ram ├── balloon ──┼────────────── actual ──────────────┤
+//!                     ├─ free ─┼─ cache ─┼─ resident ──────┤     wanted = resident + swapped
+//! ```
+//!
+//! Each second the balloon moves towards its target, the programs touch all that they want, and what
+//! does not fit is swapped (or kills the program where there is no swap). A guest suffers in a second
+//! in which it reads pages back from swap.
+
+use std::collections::BTreeMap;
+
+use fastrand::Rng;
+use model::{Bytes, GuestStats, Link, Migration, Reading, Time, VmName, VmView, view::Mechanism};
+
+use crate::fake::{Fake, Lie, Nature};
+
+/// How far an ordinary balloon moves in a second.
+const BALLOON_PER_SECOND: Bytes = Bytes::mib(200);
+
+/// What an ordinary swap disk moves in a second, each way.
+const DISK_PER_SECOND: Bytes = Bytes::mib(20);
+
+/// Swap-in from which a second counts as suffered.
+const SUFFERING: Bytes = Bytes::mib(1);
+
+/// How long a killed program stays away, in seconds.
+const DEAD_FOR: u64 = 10;
+
+/// A guest at one moment of a run.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its name on the host.
+    pub name: VmName,
+    /// What it is made of.
+    pub fake: Fake,
+    /// Which life this is.
+    pub incarnation: u64,
+    /// Whether QEMU runs.
+    pub is_alive: bool,
+    /// Where the balloon stands.
+    pub actual: Bytes,
+    /// Where it was asked to stand.
+    pub target: Bytes,
+    /// How far the balloon went down in the last second.
+    pub inflated: Bytes,
+    /// What the programs and the kernel occupy in memory.
+    pub resident: Bytes,
+    /// What lies in swap.
+    pub swapped: Bytes,
+    /// Page cache.
+    pub cache: Bytes,
+    /// What the guest occupies on the host.
+    pub used: Bytes,
+    /// Programs killed for want of memory so far.
+    pub kills: u64,
+    /// Whether a migration is under way.
+    pub is_migrating: bool,
+    wanted: Bytes,
+    dead_until: u64,
+    swap_in: Bytes,
+    swap_out: Bytes,
+    swap_in_now: Bytes,
+    stats: Option<Reading<GuestStats>>,
+}
+
+impl Guest {
+    /// Boots `fake` under `name`.
+    #[must_use]
+    pub fn boot(name: VmName, fake: Fake) -> Self {
+        let actual = fake.balloon.unwrap_or(fake.ram);
+        let used = if fake.preallocated { actual } else { Bytes::ZERO };
+        Self {
+            name,
+            incarnation: 1,
+            is_alive: true,
+            actual,
+            target: actual,
+            inflated: Bytes::ZERO,
+            resident: Bytes::ZERO,
+            swapped: Bytes::ZERO,
+            cache: Bytes::ZERO,
+            used,
+            kills: 0,
+            is_migrating: false,
+            wanted: Bytes::ZERO,
+            dead_until: 0,
+            swap_in: Bytes::ZERO,
+            swap_out: Bytes::ZERO,
+            swap_in_now: Bytes::ZERO,
+            stats: None,
+            fake,
+        }
+    }
+
+    /// Lives through `second`, at whose end it is `now`.
+    pub(crate) fn live(&mut self, second: u64, now: Time, rng: &mut Rng) {
+        self.come_and_go(second);
+        if !self.is_alive {
+            return;
+        }
+        self.is_migrating = self.any(|nature| {
+            matches!(nature, Nature::Migrating { from, until } if (*from..*until).contains(&second))
+        });
+        self.move_balloon(second);
+        self.work(second, rng);
+        self.tell(second, now, rng);
+    }
+
+    /// Whether its programs wait for pages from swap, as they would say themselves.
+    #[must_use]
+    pub fn suffers(&self) -> bool {
+        self.is_alive && self.swap_in_now >= SUFFERING
+    }
+
+    /// What nobody in the guest uses.
+    #[must_use]
+    pub fn free(&self) -> Bytes {
+        self.actual.minus(self.resident.plus(self.cache))
+    }
+
+    /// Whether it has a nature for which `is_it` holds.
+    pub fn any(&self, is_it: impl Fn(&Nature) -> bool) -> bool {
+        self.fake.natures.iter().any(is_it)
+    }
+
+    /// Takes a new balloon target.
+    pub(crate) fn ask(&mut self, incarnation: u64, target: Bytes) {
+        if self.is_alive && self.incarnation == incarnation {
+            self.target = target.min(self.fake.ram);
+        }
+    }
+
+    /// What the host sees of it; `None` while there is no such VM.
+    pub(crate) fn view(&self, now: Time) -> Option<VmView> {
+        let has_driver = !self.any(|nature| *nature == Nature::NoBalloonDriver);
+        let mut limits = BTreeMap::new();
+        if !has_driver {
+            limits.insert(Mechanism::Balloon, "the guest has no balloon driver".to_owned());
+        }
+        let migration = if self.is_migrating { Migration::Active } else { Migration::None };
+        self.is_alive.then(|| VmView {
+            incarnation: self.incarnation,
+            link: Link::Up,
+            ram: self.fake.ram,
+            balloon: has_driver.then(|| Reading::new(self.actual, now)),
+            stats: self.stats.filter(|_| has_driver),
+            used: Some(Reading::new(self.used, now)),
+            migration,
+            block: None,
+            limits,
+            last_error: None,
+        })
+    }
+
+    fn come_and_go(&mut self, second: u64) {
+        for nature in self.fake.natures.clone() {
+            let Nature::VanishingVm { at, away } = nature else { continue };
+            if second == at {
+                self.is_alive = false;
+                (self.used, self.resident, self.cache) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+            } else if second == at + away {
+                let (incarnation, kills) = (self.incarnation + 1, self.kills);
+                *self = Self::boot(self.name.clone(), self.fake.clone());
+                (self.incarnation, self.kills) = (incarnation, kills);
+            }
+        }
+    }
+
+    fn move_balloon(&mut self, second: u64) {
+        let before = self.actual;
+        let mut speed = BALLOON_PER_SECOND;
+        for nature in &self.fake.natures {
+            match nature {
+                Nature::StuckBalloon { from } if *from <= second => speed = Bytes::ZERO,
+                Nature::NoBalloonDriver => speed = Bytes::ZERO,
+                Nature::SlowBalloon { per_second } => speed = speed.min(*per_second),
+                _ => {}
+            }
+        }
+        self.actual = if self.target < self.actual {
+            self.target.max(self.actual.minus(speed))
+        } else {
+            self.target.min(self.actual.plus(speed))
+        };
+        self.inflated = before.minus(self.actual);
+    }
+
+    /// The programs touch all that they want; what does not fit is swapped or kills.
+    fn work(&mut self, second: u64, rng: &mut Rng) {
+        let is_storm = self.any(|nature| *nature == Nature::SwapStorm);
+        let programs = if is_storm {
+            self.fake.ram.plus(self.fake.ram)
+        } else if second < self.dead_until {
+            Bytes::ZERO
+        } else {
+            self.fake.load.at(second)
+        };
+        let jitter = Bytes(rng.u64(0..=programs.0 / 100));
+        let wanted = Fake::KERNEL.plus(programs).minus(jitter);
+        // Memory that programs let go of leaves swap without I/O.
+        self.swapped = self.swapped.minus(self.wanted.minus(wanted));
+        self.wanted = wanted;
+        let lacking = wanted.minus(self.actual);
+        self.swap_in_now = Bytes::ZERO;
+        if !lacking.is_zero() && self.any(|nature| *nature == Nature::Swapless) {
+            self.kills += 1;
+            self.dead_until = second + DEAD_FOR;
+            self.wanted = Fake::KERNEL;
+        } else {
+            self.swap(lacking);
+        }
+        self.resident = self.wanted.minus(self.swapped).min(self.actual);
+        self.cache = self.fake.cache.min(self.actual.minus(self.resident));
+        let in_use = self.resident.plus(self.cache);
+        self.used = if self.fake.reports_free { in_use } else { self.used.max(in_use) };
+        self.used = self.used.min(self.actual);
+    }
+
+    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash.
+    fn swap(&mut self, lacking: Bytes) {
+        self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
+        self.swapped = self.swapped.max(lacking);
+        let back = self.swapped.minus(lacking).min(DISK_PER_SECOND);
+        let thrashed = lacking.min(DISK_PER_SECOND);
+        self.swapped = self.swapped.minus(back);
+        self.swap_in_now = back.plus(thrashed);
+        self.swap_in = self.swap_in.plus(self.swap_in_now);
+        self.swap_out = self.swap_out.plus(thrashed);
+    }
+
+    /// Answers for its statistics, unless it is late this time.
+    fn tell(&mut self, second: u64, now: Time, rng: &mut Rng) {
+        let is_late = rng.u8(0..8) == 0;
+        let is_frozen = |n: &Nature| matches!(n, Nature::FrozenStats { from } if *from <= second);
+        if is_late || self.any(is_frozen) {
+            return;
+        }
+        let mut stats = GuestStats {
+            total: Some(self.actual),
+            free: Some(self.free()),
+            available: Some(self.free().plus(self.cache)),
+            disk_caches: Some(self.cache),
+            swap_in: Some(self.swap_in),
+            swap_out: Some(self.swap_out),
+            major_faults: Some(self.swap_in.0 / 4096),
+            minor_faults: Some(second * 100),
+        };
+        for nature in &self.fake.natures {
+            if let Nature::LyingStats(lie) = nature {
+                falsify(&mut stats, *lie, self.actual, second);
+            }
+        }
+        self.stats = Some(Reading::new(stats, now));
+    }
+}
+
+fn falsify(stats: &mut GuestStats, lie: Lie, actual: Bytes, second: u64) {
+    match lie {
+        Lie::Idle => {
+            stats.free = Some(actual.percent(90));
+            stats.available = stats.free;
+            (stats.swap_in, stats.swap_out) = (Some(Bytes::ZERO), Some(Bytes::ZERO));
+        }
+        Lie::Hungry => {
+            (stats.free, stats.available) = (Some(Bytes::ZERO), Some(Bytes::ZERO));
+            stats.swap_in = Some(Bytes::mib(10 * second));
+            stats.swap_out = stats.swap_in;
+        }
+        Lie::Impossible => {
+            stats.free = Some(Bytes(u64::MAX / 2));
+            stats.available = stats.free;
+            (stats.swap_in, stats.swap_out) = (None, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lived(fake: Fake, seconds: u64) -> Guest {
+        let mut guest = Guest::boot("a".into(), fake);
+        let mut rng = Rng::with_seed(1);
+        for second in 0..seconds {
+            guest.live(second, Time(second * 1000), &mut rng);
+        }
+        guest
+    }
+
+    #[test]
+    fn a_guest_that_wants_more_than_it_has_swaps_and_suffers() {
+        let guest = lived(Fake::busy("a", 200).standing_at(128), 5);
+        assert!(guest.suffers());
+        assert_eq!(guest.resident, guest.actual);
+        assert_eq!(guest.resident.plus(guest.swapped), guest.wanted);
+        assert!(guest.swap_out > Bytes::ZERO && guest.kills == 0);
+    }
+
+    #[test]
+    fn without_swap_the_same_kills_its_program() {
+        let guest = lived(Fake::busy("a", 200).standing_at(128).that(Nature::Swapless), 5);
+        assert_eq!((guest.kills, guest.swapped), (1, Bytes::ZERO));
+        assert!(!guest.suffers());
+    }
+
+    #[test]
+    fn freed_memory_stays_on_the_host_only_with_a_hoarder() {
+        let load = Fake::busy("a", 200).then(3, 10);
+        assert!(lived(load.clone(), 6).used < Bytes::mib(50));
+        assert!(lived(load.hoarding(), 6).used > Bytes::mib(200));
+    }
+
+    #[test]
+    fn a_stuck_balloon_stays_and_a_slow_one_crawls() {
+        let moved = |nature| {
+            let mut guest = Guest::boot("a".into(), Fake::idle("a").that(nature));
+            guest.ask(1, Bytes::mib(100));
+            guest.live(0, Time(0), &mut Rng::with_seed(1));
+            guest.inflated
+        };
+        assert_eq!(moved(Nature::StuckBalloon { from: 0 }), Bytes::ZERO);
+        assert_eq!(moved(Nature::SlowBalloon { per_second: Bytes::mib(2) }), Bytes::mib(2));
+        assert_eq!(moved(Nature::Swapless), Bytes::mib(200));
+    }
+
+    #[test]
+    fn what_was_asked_of_the_dead_is_not_done_to_the_newborn() {
+        let mut guest = lived(Fake::idle("a").that(Nature::VanishingVm { at: 2, away: 2 }), 6);
+        assert_eq!(guest.incarnation, 2);
+        guest.ask(1, Bytes::mib(64));
+        assert_eq!(guest.target, guest.fake.ram);
+    }
+}
