@@ -24,7 +24,7 @@ const FILL_LIMIT: Duration = Duration::from_secs(90);
 /// Two tenants: `shop`, where one guest of four works on about 100 MB more than it has while the others
 /// idle, and `research`, whose two guests are busy and whose memory is nobody else's.
 ///
-/// A guest of 128 MB has 80 MB for its programs; the rest is its kernel's. Each tenant has a CPU of its
+/// A guest of 128 MB has some 76 MB for its programs; the rest is its kernel's. Each tenant has a CPU of its
 /// own where there are two, and `research` works at a pace that leaves its CPU some air, so that what is
 /// measured is memory.
 pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
@@ -35,7 +35,7 @@ pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
         ..MachineSpec::new(name, group, BASE, MAX, workload).with_swap(SWAP, Some(HARD_DISK_IOPS))
     };
     vec![
-        guest(HUNGRY, "shop", "random-array --mb 180 --record-kb 64"),
+        guest(HUNGRY, "shop", "random-array --mb 172 --record-kb 64"),
         guest("shop-2", "shop", "idle"),
         guest("shop-3", "shop", "idle"),
         guest("shop-4", "shop", "idle"),

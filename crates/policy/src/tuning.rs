@@ -35,7 +35,7 @@ pub const LOW_AVAILABLE_PERCENT: u64 = 5;
 pub const MARGIN_PERCENT: u64 = 10;
 
 /// … and at least.
-pub const MARGIN_MIN: Bytes = Bytes::mib(16);
+pub const MARGIN_MIN: Bytes = Bytes::mib(12);
 
 /// How long a guest must have been calm before anything is taken for somebody else.
 pub const CALM: Millis = Millis::secs(10);

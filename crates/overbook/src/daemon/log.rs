@@ -21,7 +21,7 @@ pub(super) fn warn(text: &str) {
 /// What was said last, so that only news is said.
 #[derive(Debug, Default)]
 pub(super) struct Log {
-    troubles: BTreeMap<VmName, String>,
+    troubles: BTreeMap<VmName, &'static str>,
     host: Option<String>,
 }
 
@@ -57,21 +57,27 @@ impl Log {
 
     fn tell_trouble(&mut self, vm: &VmName, trouble: Option<(&'static str, String)>) {
         let (kind, text) = trouble.unwrap_or(("", "in good order".to_owned()));
-        let known = self.troubles.insert(vm.clone(), kind.to_owned());
-        match known {
-            Some(before) if before == kind => {}
-            None if kind.is_empty() => info(&format!("{vm}: found")),
-            _ if kind.is_empty() => info(&format!("{vm}: {text}")),
+        // A VM that was just discovered is not connected yet; that is no news before the next tick.
+        let kind = if kind == DOWN && !self.troubles.contains_key(vm) { NEW } else { kind };
+        let known = self.troubles.insert(vm.clone(), kind);
+        match (known, kind) {
+            (_, NEW) => {}
+            (Some(before), now) if before == now => {}
+            (None | Some(NEW), "") => info(&format!("{vm}: found")),
+            (_, "") => info(&format!("{vm}: {text}")),
             _ => warn(&format!("{vm}: {text}")),
         }
     }
 }
 
+const NEW: &str = "new";
+const DOWN: &str = "down";
+
 /// What is wrong with a VM for longer than a moment: its kind, which tells news from repetition (the
 /// text holds figures that change every second), and its words.
 fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
     if let Link::Down { why, .. } = link {
-        return Some(("down", format!("QEMU does not answer: {why}")));
+        return Some((DOWN, format!("QEMU does not answer: {why}")));
     }
     refusals.iter().find_map(|reason| {
         let kind = match reason {
