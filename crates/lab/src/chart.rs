@@ -44,7 +44,8 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for Chart
 /// When the library refuses to draw it.
 pub fn svg(chart: &Chart) -> Result<String, ChartError> {
     let points = || chart.lines.iter().flat_map(|line| &line.points);
-    let end = points().map(|p| p.0).fold(1.0, f64::max);
+    // Room for the legend on the right, where no line is.
+    let end = points().map(|p| p.0).fold(1.0, f64::max) * 1.16;
     let top = points().map(|p| p.1).fold(1.0, f64::max) * 1.1;
     let mut text = String::new();
     {
@@ -92,7 +93,7 @@ where
     }
     context
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .draw()?;
     Ok(())

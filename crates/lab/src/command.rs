@@ -1,6 +1,7 @@
 //! Runs a helper program (`apt-get`, `dpkg`, `xz`) to its end: output captured, Ctrl-C obeyed.
 
 use std::io::{self, Read, Seek};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use sys::process::{Signal, Spawn};
@@ -31,6 +32,20 @@ pub enum CommandError {
     /// Ctrl-C.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
+}
+
+/// Names the directory of Overbook's own programs, for those who are not installed among them: tests.
+pub const PROGRAMS_VARIABLE: &str = "OVERBOOK_BIN";
+
+/// Where Overbook's own program `name` should be: among the others, which lie beside this one.
+///
+/// # Errors
+/// When the system does not say where this program is.
+pub fn own_program(name: &str) -> io::Result<PathBuf> {
+    match std::env::var_os(PROGRAMS_VARIABLE).filter(|value| !value.is_empty()) {
+        Some(directory) => Ok(PathBuf::from(directory).join(name)),
+        None => Ok(std::env::current_exe()?.with_file_name(name)),
+    }
 }
 
 /// Runs `program` and returns what it wrote to standard output.

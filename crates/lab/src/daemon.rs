@@ -14,6 +14,7 @@ use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
 
+use crate::command;
 use crate::lab::{Lab, LabError};
 
 /// The helper's name in the lab.
@@ -107,7 +108,7 @@ fn spawn(lab: &mut Lab, program: &Path, config: &Path) -> Result<Identity, LabEr
 
 /// `overbook`, which is installed beside `overbook-lab`.
 fn program() -> Result<PathBuf, LabError> {
-    let program = std::env::current_exe()?.with_file_name("overbook");
+    let program = command::own_program("overbook")?;
     if program.is_file() { Ok(program) } else { Err(LabError::NoDaemon(program)) }
 }
 

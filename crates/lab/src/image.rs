@@ -119,7 +119,8 @@ fn build_initramfs(root: &Path, guest: &Path) -> Result<Vec<u8>, ImageError> {
     archive.directory("modules");
     for (index, module) in MODULES.iter().enumerate() {
         let content = read_module(&release.join("kernel/drivers").join(module), &busybox)?;
-        archive.file(&format!("modules/{index}"), &content);
+        let name = module.rsplit('/').next().unwrap_or(module);
+        archive.file(&format!("modules/{index}-{name}"), &content);
     }
     archive.file("init", INIT.as_bytes());
     archive.file(GUEST_PROGRAM, &read(guest)?);
@@ -152,13 +153,12 @@ fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf, ImageError
     })
 }
 
-/// Named by the environment, beside this program, or installed.
+/// Named by the environment, among our own programs, or installed.
 fn find_guest_program() -> Result<PathBuf, ImageError> {
     if let Some(named) = std::env::var_os(GUEST_VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(PathBuf::from(named));
     }
-    let beside =
-        std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join(GUEST_PROGRAM)));
+    let beside = command::own_program(GUEST_PROGRAM).ok();
     let installed = PathBuf::from("/usr/lib/overbook").join(GUEST_PROGRAM);
     let candidates: Vec<PathBuf> = beside.into_iter().chain([installed]).collect();
     candidates.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {

@@ -11,6 +11,7 @@ export PATH=/bin
 total_kb() { awk '/^MemTotal/ { print $2; exit }' /proc/meminfo; }
 # Before the balloon driver comes and takes some.
 whole_kb=$(total_kb)
+if grep -q overbook.no_balloon /proc/cmdline; then rm /modules/*-virtio_balloon; fi
 for module in /modules/*; do insmod $module; done
 # The initramfs is guest memory: what is no longer needed goes.
 rm -r /modules

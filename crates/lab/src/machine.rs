@@ -104,6 +104,8 @@ pub struct MachineSpec {
     pub data_disk: Option<Bytes>,
     /// The host's CPUs that it runs on; empty: any.
     pub cpus: Vec<usize>,
+    /// Whether the guest loads a driver for its balloon device; one without stays at its maximum.
+    pub balloon_driver: bool,
 }
 
 impl MachineSpec {
@@ -120,6 +122,7 @@ impl MachineSpec {
             swap: None,
             data_disk: None,
             cpus: Vec::new(),
+            balloon_driver: true,
         }
     }
 
@@ -263,6 +266,9 @@ fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
     if spec.memory_base < spec.memory_max {
         let balloon = spec.memory_max.minus(spec.memory_base);
         line += &format!(" overbook.balloon_kb={}", balloon.0 / 1024);
+    }
+    if !spec.balloon_driver {
+        line += " overbook.no_balloon";
     }
     if spec.swap.is_some_and(|swap| swap.discard) {
         line += " overbook.discard";

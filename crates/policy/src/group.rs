@@ -31,7 +31,7 @@ impl<'a> Group<'a> {
     /// Decides what happens to every member.
     pub(crate) fn decide(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
         self.withdraw_from_the_stuck(rules, now);
-        self.give_back_on_stress(rules);
+        self.give_back_on_stress(rules, now);
         self.take_above_max(rules, now);
         if let Some(reason) = host.short.clone() {
             let all = Bytes(u64::MAX);
@@ -66,7 +66,7 @@ impl<'a> Group<'a> {
 
     /// A guest below base gets all of it back at once when it suffers, or when it cannot be believed:
     /// a guest that thrashes is too busy to say so.
-    fn give_back_on_stress(&mut self, rules: Rules) {
+    fn give_back_on_stress(&mut self, rules: Rules, now: Time) {
         if !rules.has(Rule::GiveBack) {
             return;
         }
@@ -77,6 +77,8 @@ impl<'a> Group<'a> {
             }
             let reason = match &member.guest {
                 Ok(guest) => guest.pressure.map(|pressure| Reason::GiveBack { pressure, base }),
+                // A guest that was just found has not had the time to say anything.
+                Err(_) if now.since(member.memory.seen_at) <= tuning::STALE_AFTER => None,
                 Err(_) => Some(Reason::BlindGiveBack { base }),
             };
             if let Some(reason) = reason {

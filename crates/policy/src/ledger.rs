@@ -9,6 +9,10 @@
 //! and not touched yet: it will be, so it is not granted twice. Untouched memory *below* base is lent
 //! softly: its owner may touch it at any moment without asking, which may turn into a deficit, and then
 //! grants come back. The reserve covers that moment.
+//!
+//! A VM that cannot be counted on the host is taken to use all that it may. That errs on the safe side
+//! for handing out, but not for taking back: a daemon that has just started knows no VM's memory yet,
+//! and must not revoke grants over a deficit that is only a guess.
 
 use model::{Bytes, Ledger};
 
@@ -21,12 +25,13 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
     let promised: Bytes = members.iter().map(Member::promised).sum();
     let reserve = budget.percent(tuning::RESERVE_PERCENT);
     let spoken_for = used.plus(promised);
+    let is_guess = members.iter().any(|member| member.is_guessed);
     Ledger {
         budget,
         used,
         promised,
         reserve,
         surplus: budget.minus(spoken_for.plus(reserve)),
-        deficit: spoken_for.minus(budget),
+        deficit: if is_guess { Bytes::ZERO } else { spoken_for.minus(budget) },
     }
 }

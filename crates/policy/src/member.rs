@@ -27,6 +27,8 @@ pub(crate) struct Member {
     pub(crate) target: Bytes,
     /// What the guest occupies on the host.
     pub(crate) used: Bytes,
+    /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
+    pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
     /// Why its memory cannot be changed at all, up or down.
     pub(crate) blocked: Option<Reason>,
@@ -72,17 +74,16 @@ impl Member {
             memory.follow(actual, view.ram, now);
         }
         let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
-        let used = view
-            .used
-            .filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER)
-            .map_or_else(|| actual.max(target), |reading| reading.value);
+        let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         Self {
             name: name.clone(),
             limits,
             has_swap: swap.unwrap_or(memory.has_swapped),
             actual,
             target,
-            used,
+            used: counted.map_or(actual.max(target), |reading| reading.value),
+            is_guessed: counted.is_none() && is_new,
             guest,
             blocked: blocked(view, rules, now),
             avoided: avoided(&memory, actual, now),
