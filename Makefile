@@ -44,7 +44,7 @@ e2e: build ## Tests on real guests, and the architecture's rules
 
 docs: $(TOOLS)/bin/mdbook ## The user guide and the API documentation
 	$(TOOLS)/bin/mdbook build docs
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --workspace --document-private-items
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items
 
 audit: $(TOOLS)/bin/cargo-deny ## Licences, sources and duplicates of dependencies
 	$(TOOLS)/bin/cargo-deny --locked --offline check bans licenses sources

@@ -27,8 +27,7 @@ pub struct Cli {
 
 #[derive(Debug, Args)]
 struct Common {
-    /// Directory of the lab's state [default: $OVERBOOK_LAB_DIR, or /var/tmp/overbook-lab-<user
-    /// id>]
+    /// Directory of the lab's state [default: $OVERBOOK_LAB_DIR, or /var/tmp/overbook-lab-UID]
     #[arg(long, global = true, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// What the guests run on; `auto` boots a probe guest to find out

@@ -1,8 +1,8 @@
 //! DECIDE: a pure function from what is seen, wanted and remembered to what is done, and why.
 //!
-//! [`tick`] is the whole of Overbook's judgement. It runs once a second on the host, in the simulator
+//! [`tick()`] is the whole of Overbook's judgement. It runs once a second on the host, in the simulator
 //! over fake guests, and in `overbook plan --from` over exported state, and it is the same function.
-//! With no outside world there is nothing to fail: it answers a [`Plan`], never an error.
+//! With no outside world there is nothing to fail: it answers a [`model::Plan`], never an error.
 //!
 //! One tick, for each group by itself:
 //!
