@@ -25,10 +25,37 @@ mod tests;
 
 pub use faults::{Fault, Faults};
 
+use std::path::PathBuf;
+
 use crate::Spec;
 
 /// Where state is kept unless the configuration says otherwise.
 pub const DEFAULT_STATE: &str = "/var/lib/overbook";
+
+/// What can still be learnt from files with faults.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Salvaged {
+    /// `state` in `[host]`, where it is written readably.
+    pub state: Option<PathBuf>,
+    /// `socket` in `[api]`, where it is written readably.
+    pub socket: Option<PathBuf>,
+}
+
+/// Where the daemon keeps its state and answers, by files that may have faults: what was done must be
+/// undone, and the daemon asked, all the same.
+#[must_use]
+pub fn salvage(files: &[(String, String)]) -> Salvaged {
+    let mut draft = draft::Draft::default();
+    for (name, text) in files {
+        let source = table::Source::new(name, text);
+        let root = source.parse_readable();
+        draft.apply(&table::Table::root(&source, root.get_ref()));
+    }
+    let path = |text: Option<table::At<String>>| {
+        text.map(|at| PathBuf::from(at.value)).filter(|path| path.is_absolute())
+    };
+    Salvaged { state: path(draft.state), socket: path(draft.socket) }
+}
 
 /// Makes a [`Spec`] of the main file and its drop-ins, given in order as `(name, text)`.
 ///

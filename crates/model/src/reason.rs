@@ -171,13 +171,13 @@ pub enum Reason {
     /// The guest has not been calm for long enough.
     #[error("it has been seen calm for {ago} only; memory is taken after {needed} of calm")]
     NotCalm {
-        /// Since it was last seen under pressure, or first seen at all.
+        /// Since it was last under pressure or not to be believed, or first seen at all.
         ago: Millis,
         /// How long it must be calm.
         needed: Millis,
     },
     /// An earlier change is still being carried out.
-    #[error("its balloon is still on its way to {target}")]
+    #[error("its balloon is on its way to {target}, or its statistics do not show it yet")]
     InFlight {
         /// Where it is going.
         target: Bytes,

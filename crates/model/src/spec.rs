@@ -155,9 +155,11 @@ impl LimitsSpec {
         }
     }
 
-    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give.
+    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give. Of a VM
+    /// that was never reached (`ram` is zero) only what is written is known.
     #[must_use]
     pub fn resolve(self, ram: Bytes) -> VmLimits {
+        let ram = if ram.is_zero() { self.max.or(self.base).unwrap_or_default() } else { ram };
         let max = self.max.unwrap_or(ram).min(ram);
         let base = self.base.unwrap_or(ram).min(max);
         VmLimits { min: self.min.unwrap_or(base).min(base), base, max }

@@ -18,12 +18,12 @@ pub(crate) struct Group<'a> {
     pub(crate) spec: &'a GroupSpec,
     pub(crate) members: Vec<Member>,
     pub(crate) ledger: Ledger,
-    /// When somebody was last short of memory that the group did not have.
-    pub(crate) unmet_at: Option<Time>,
+    /// When somebody was last short of memory that the group did not have, for all that is known.
+    pub(crate) unmet_at: Time,
 }
 
 impl<'a> Group<'a> {
-    pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Option<Time>) -> Self {
+    pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
         Self { spec, members, ledger, unmet_at }
     }
@@ -36,13 +36,14 @@ impl<'a> Group<'a> {
         if let Some(reason) = host.short.clone() {
             let all = Bytes(u64::MAX);
             revoke::take_back(&mut self.members, all, Purpose::Emergency, &reason, rules, now);
-        } else if !self.ledger.deficit.is_zero() {
+        } else {
             let deficit = self.ledger.deficit;
             let reason = Reason::Deficit { deficit };
-            revoke::take_back(&mut self.members, deficit, Purpose::Deficit, &reason, rules, now);
-        } else {
-            let surplus = self.reprovision(host, rules, now);
-            self.restore_base(surplus, now);
+            let members = &mut self.members;
+            let returning =
+                revoke::take_back(members, deficit, Purpose::Deficit, &reason, rules, now);
+            self.reprovision(returning, host, rules, now);
+            self.restore_base(now);
         }
         for member in &mut self.members {
             member.repeat(host.short.is_some(), now);
@@ -98,17 +99,20 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short.
-    /// Answers what is left of the surplus.
-    fn reprovision(&mut self, host: &mut Headroom, rules: Rules, now: Time) -> Bytes {
+    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short. A
+    /// deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle memory can
+    /// end it.
+    fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
         let mut shares = self.shares();
         if let Some((shortest, lacking)) = shares.unmet {
-            self.unmet_at = Some(now);
-            let needed_by = self.members[shortest].name.clone();
-            let taken = idle::collect(&mut self.members, lacking, &needed_by, rules, now);
-            if !rules.has(Rule::TakeFirst) {
-                self.ledger.surplus = self.ledger.surplus.plus(taken);
-                shares = self.shares();
+            self.unmet_at = now;
+            if returning.is_zero() {
+                let needed_by = self.members[shortest].name.clone();
+                let taken = idle::collect(&mut self.members, lacking, &needed_by, rules, now);
+                if !rules.has(Rule::TakeFirst) {
+                    self.ledger.surplus = self.ledger.surplus.plus(taken);
+                    shares = self.shares();
+                }
             }
         }
         let before = self.ledger.surplus;
@@ -122,7 +126,7 @@ impl<'a> Group<'a> {
             };
             // What others give up counts when the host has it, so the surplus bounds every gift.
             let wanted = share.minus(member.grant()).min(tuning::UNIT).min(surplus);
-            if member.grant().minus(share) >= tuning::UNIT {
+            if self.ledger.deficit.is_zero() && member.grant().minus(share) >= tuning::UNIT {
                 shrink_to_share(member, share, rules, now);
             } else if member.can_take_more() && wanted >= tuning::STEP_MIN {
                 match host.claim(wanted) {
@@ -136,7 +140,6 @@ impl<'a> Group<'a> {
                 member.refuse(why_no_more(member, reason));
             }
         }
-        surplus
     }
 
     /// What the group's policy wants each member to hold above its base.
@@ -147,19 +150,17 @@ impl<'a> Group<'a> {
         reprovision::policy(self.spec.policy).share(&standings, pool)
     }
 
-    /// Gives base back to members that were shrunk, once nobody is short any more.
-    fn restore_base(&mut self, mut surplus: Bytes, now: Time) {
-        if self.unmet_at.is_some_and(|at| now.since(at) < tuning::RESTORE_AFTER) {
+    /// Gives base back to members that were shrunk, once nobody is short any more. Base is guaranteed:
+    /// it needs no surplus, and where grants are in its way, the deficit that follows takes them back.
+    fn restore_base(&mut self, now: Time) {
+        if now.since(self.unmet_at) < tuning::RESTORE_AFTER {
             return;
         }
         for member in &mut self.members {
             let base = member.limits.base;
-            let missing = base.minus(member.target);
-            if missing.is_zero() || missing > surplus || !member.can_take_more() {
-                continue;
+            if member.target < base && member.can_take_more() {
+                member.give(base, Reason::Restore { base });
             }
-            surplus = surplus.minus(missing);
-            member.give(base, Reason::Restore { base });
         }
     }
 }

@@ -11,6 +11,7 @@ use model::{Bytes, Reason, Time};
 use crate::{
     Rule, Rules,
     member::{Member, margin},
+    memory::Asked,
     tuning,
 };
 
@@ -85,16 +86,20 @@ pub(crate) fn lowest_target(
     if rules.has(Rule::InflationCap) {
         amount = amount.min(tuning::UNIT.max(member.target.percent(purpose.step_percent())));
     }
-    if !member.has_swap && rules.has(Rule::Swapless) {
-        amount = amount.min(member.spare());
-        if amount < tuning::STEP_MIN {
-            return Err(Reason::Swapless { free: member.spare() });
+    let keeps_what_it_uses = !member.has_swap && rules.has(Rule::Swapless);
+    if purpose == Purpose::Idle || keeps_what_it_uses {
+        let before_the_last_step = |asked: &Asked| asked.is_take && guest.at <= asked.said_at;
+        // What it had free then is not free twice.
+        if member.memory.asked.as_ref().is_some_and(before_the_last_step) {
+            return Err(Reason::InFlight { target: member.target });
         }
-    }
-    if purpose == Purpose::Idle && member.has_swap {
         amount = amount.min(member.spare());
         if amount < tuning::STEP_MIN {
-            return Err(Reason::NothingIdle { free: guest.free, margin: margin(guest) });
+            return Err(if keeps_what_it_uses {
+                Reason::Swapless { free: member.spare() }
+            } else {
+                Reason::NothingIdle { free: guest.free, margin: margin(guest) }
+            });
         }
     }
     Ok(member.target.minus(amount).floor_mib().max(floor))
@@ -109,8 +114,7 @@ fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason
         let wait = member.memory.back_off_until.since(now);
         return Err(Reason::BackOff { failures: member.memory.failures, wait });
     }
-    let pressured_at = member.memory.pressured_at.unwrap_or(member.memory.seen_at);
-    let ago = now.since(pressured_at);
+    let ago = now.since(member.memory.calm_since);
     if rules.has(Rule::Calm) && ago < tuning::CALM {
         return Err(Reason::NotCalm { ago, needed: tuning::CALM });
     }

@@ -64,14 +64,21 @@ impl Member {
             .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
         let guest = statistics::believe(view.stats, view.ram, &mut memory, rules, now);
         match &guest {
-            Ok(guest) if guest.pressure.is_some() => memory.note_pressure(now),
-            Ok(_) => memory.note_calm(now),
-            Err(_) => {}
+            Ok(guest) if guest.pressure.is_none() => memory.note_calm(now),
+            Ok(_) | Err(_) => memory.note_trouble(now),
         }
-        // The guest's driver writes this figure, and what it "holds" is promised to it by the host.
-        let actual = view.balloon.map_or(view.ram, |reading| reading.value.min(view.ram));
-        if view.link == Link::Up && view.balloon.is_some() {
+        let actual = match view.balloon {
+            // The guest's driver writes this figure, and what it "holds" is promised to it by the host.
+            Some(reading) => reading.value.min(view.ram),
+            // A VM that was never reached runs all the same.
+            None if view.ram.is_zero() => limits.base,
+            None => view.ram,
+        };
+        let blocked = blocked(view, rules, now);
+        if blocked.is_none() {
             memory.follow(actual, view.ram, now);
+        } else {
+            memory.excuse(now);
         }
         let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
@@ -79,13 +86,13 @@ impl Member {
         Self {
             name: name.clone(),
             limits,
-            has_swap: swap.unwrap_or(memory.has_swapped),
+            has_swap: swap.unwrap_or(memory.has_swapped()),
             actual,
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value),
             is_guessed: counted.is_none() && is_new,
             guest,
-            blocked: blocked(view, rules, now),
+            blocked,
             avoided: avoided(&memory, actual, now),
             memory,
             change: None,
@@ -118,9 +125,12 @@ impl Member {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
     }
 
-    /// Whether it may be given more now.
+    /// Whether it may be given more now. What could not be taken back again is not given: a guest that
+    /// cannot be believed gets its base and no more.
     pub(crate) fn can_take_more(&self) -> bool {
-        self.change.is_none() && self.blocked.is_none() && self.avoided.is_none() && !self.has_max()
+        let is_free_to_change =
+            self.change.is_none() && self.blocked.is_none() && self.avoided.is_none();
+        is_free_to_change && self.guest.is_ok() && !self.has_max()
     }
 
     /// Whether it has all that it may have.

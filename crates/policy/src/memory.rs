@@ -16,7 +16,8 @@ pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
-    /// When somebody in the group was last short of memory that it could not get.
+    /// When somebody in the group was last short of memory that it could not get, or when the group was
+    /// first seen.
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
 }
 
@@ -32,17 +33,17 @@ impl Memory {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VmMemory {
     pub(crate) incarnation: u64,
+    /// When it was first seen.
     pub(crate) seen_at: Time,
-    /// The latest swap counters, in and out.
-    pub(crate) counters: Option<Reading<(Bytes, Bytes)>>,
+    pub(crate) counters: Option<Reading<Counters>>,
     /// Swapped in per second, at the latest reading.
     pub(crate) swap_in: Bytes,
     /// Swapped in and out per second, at the latest reading.
     pub(crate) swap: Bytes,
     /// Set while counters that ran backwards settle.
     pub(crate) settling_until: Option<Time>,
-    pub(crate) has_swapped: bool,
-    pub(crate) pressured_at: Option<Time>,
+    /// When it was last seen in trouble, or first seen at all.
+    pub(crate) calm_since: Time,
     pub(crate) asked: Option<Asked>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
@@ -50,6 +51,14 @@ pub(crate) struct VmMemory {
     pub(crate) taken_at: Option<Time>,
     pub(crate) failures: u32,
     pub(crate) back_off_until: Time,
+}
+
+/// What a guest has counted since it booted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    pub(crate) swap_in: Bytes,
+    pub(crate) swap_out: Bytes,
+    pub(crate) minor_faults: u64,
 }
 
 /// A target that the balloon was given.
@@ -60,7 +69,7 @@ pub(crate) struct Asked {
     pub(crate) reason: Reason,
     /// When it was last said.
     pub(crate) said_at: Time,
-    /// When the balloon last came closer.
+    /// When the balloon last came closer, or could not be expected to.
     pub(crate) moved_at: Time,
     /// Where it stood then.
     pub(crate) stood_at: Bytes,
@@ -86,7 +95,12 @@ pub(crate) struct MovedByOthers {
 
 impl VmMemory {
     pub(crate) fn new(incarnation: u64, now: Time) -> Self {
-        Self { incarnation, seen_at: now, ..Self::default() }
+        Self { incarnation, seen_at: now, calm_since: now, ..Self::default() }
+    }
+
+    /// Whether the guest has used swap since it booted.
+    pub(crate) fn has_swapped(&self) -> bool {
+        self.counters.is_some_and(|counters| !counters.value.swap_out.is_zero())
     }
 
     /// Notes where the balloon stands, and whether it follows what it was asked.
@@ -117,6 +131,13 @@ impl VmMemory {
         }
     }
 
+    /// Excuses a balloon that could not be reached: only time in which it could follow counts.
+    pub(crate) fn excuse(&mut self, now: Time) {
+        if let Some(asked) = &mut self.asked {
+            asked.moved_at = now;
+        }
+    }
+
     /// Whether the balloon has stood still for too long short of what it was last asked.
     pub(crate) fn is_stuck(&self, now: Time) -> bool {
         self.asked
@@ -132,9 +153,10 @@ impl VmMemory {
         self.stuck = Some(Stuck { since, wanted, retry_at: now.after(pause), failures });
     }
 
-    /// Notes pressure; if memory was taken a moment ago, that was a mistake.
-    pub(crate) fn note_pressure(&mut self, now: Time) {
-        self.pressured_at = Some(now);
+    /// Notes that the guest is under pressure, or that nobody knows how it is; if memory was taken a
+    /// moment ago, that was a mistake.
+    pub(crate) fn note_trouble(&mut self, now: Time) {
+        self.calm_since = now;
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.failures += 1;
             let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);

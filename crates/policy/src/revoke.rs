@@ -13,7 +13,7 @@ use crate::{
     tuning,
 };
 
-/// Takes back up to `wanted` of the members' grants.
+/// Takes back up to `wanted` of the members' grants. Answers what is on its way back.
 pub(crate) fn take_back(
     members: &mut [Member],
     wanted: Bytes,
@@ -21,7 +21,7 @@ pub(crate) fn take_back(
     reason: &Reason,
     rules: Rules,
     now: Time,
-) {
+) -> Bytes {
     let mut order: Vec<usize> =
         (0..members.len()).filter(|i| !members[*i].grant().is_zero()).collect();
     order.sort_by_key(|i| {
@@ -59,6 +59,7 @@ pub(crate) fn take_back(
             Err(refusal) => member.refuse(refusal),
         }
     }
+    wanted.minus(left)
 }
 
 /// The pressure for which `member` is spared while others hold grants. A short host spares nobody.

@@ -11,11 +11,17 @@ use model::{
     reason::{Pressure, StatField},
 };
 
-use crate::{Rule, Rules, memory::VmMemory, tuning};
+use crate::{
+    Rule, Rules,
+    memory::{Counters, VmMemory},
+    tuning,
+};
 
 /// What a believable guest says.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Guest {
+    /// When it said so.
+    pub(crate) at: Time,
     pub(crate) total: Bytes,
     pub(crate) free: Bytes,
     /// It wants more.
@@ -59,31 +65,38 @@ pub(crate) fn believe(
         .then_some(Pressure::Swapping { per_second: memory.swap });
     let suffering = (memory.swap_in >= tuning::SUFFERING_PER_SECOND)
         .then_some(Pressure::SwapIn { per_second: memory.swap_in });
-    Ok(Guest { total, free, demand: swapping.or(low), pressure: suffering.or(low) })
+    let (demand, pressure) = (swapping.or(low), suffering.or(low));
+    Ok(Guest { at: reading.at, total, free, demand, pressure })
 }
 
 fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> {
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
-/// Turns counters into rates.
+/// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
+/// that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
-    let counters =
-        (reading.value.swap_in.unwrap_or_default(), reading.value.swap_out.unwrap_or_default());
-    memory.has_swapped |= !counters.1.is_zero();
+    let counters = Counters {
+        swap_in: reading.value.swap_in.unwrap_or_default(),
+        swap_out: reading.value.swap_out.unwrap_or_default(),
+        minor_faults: reading.value.minor_faults.unwrap_or_default(),
+    };
     let latest = Reading::new(counters, reading.at);
-    let Some(before) = memory.counters else {
+    let Some(Reading { value: before, at }) = memory.counters else {
         memory.counters = Some(latest);
         return;
     };
-    let elapsed = latest.at.since(before.at);
-    if counters.0 < before.value.0 || counters.1 < before.value.1 {
+    let elapsed = latest.at.since(at);
+    let went_back = counters.swap_in < before.swap_in
+        || counters.swap_out < before.swap_out
+        || counters.minor_faults < before.minor_faults;
+    if went_back {
         memory.settling_until = Some(now.after(tuning::CALM));
         (memory.swap_in, memory.swap) = (Bytes::ZERO, Bytes::ZERO);
         memory.counters = Some(latest);
     } else if elapsed.0 > 0 {
-        let swapped_in = counters.0.minus(before.value.0);
-        let swapped_out = counters.1.minus(before.value.1);
+        let swapped_in = counters.swap_in.minus(before.swap_in);
+        let swapped_out = counters.swap_out.minus(before.swap_out);
         memory.swap_in = swapped_in.share(1000, elapsed.0);
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
         memory.counters = Some(latest);

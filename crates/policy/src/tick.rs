@@ -50,9 +50,7 @@ pub fn tick_with(
         plan.groups.insert(name.clone(), group.ledger);
     }
     for (name, group) in groups {
-        if let Some(at) = group.unmet_at {
-            memory.unmet_at.insert(name.clone(), at);
-        }
+        memory.unmet_at.insert(name.clone(), group.unmet_at);
         for member in group.members {
             conclude(member, &name, mode, memory, &mut plan, now);
         }
@@ -115,7 +113,7 @@ fn assemble<'a>(
     spec.groups
         .iter()
         .map(|(name, group_spec)| {
-            let unmet_at = memory.unmet_at.remove(name);
+            let unmet_at = memory.unmet_at.get(name).copied().unwrap_or(now);
             let group = Group::new(group_spec, members.remove(name).unwrap_or_default(), unmet_at);
             (name.clone(), group)
         })
@@ -138,8 +136,11 @@ fn conclude(
     if member.change.is_none() && member.refusals.is_empty() {
         member.refusals.push(Reason::Content);
     }
-    if let Some(intent) = member.change.as_ref().filter(|_| mode == Mode::Enforce) {
-        remember(&mut member.memory, intent, member.actual, now);
+    match &member.change {
+        // While nothing is carried out, balloons are others' business, and what was asked is history.
+        _ if mode != Mode::Enforce || memory.paused => member.memory.asked = None,
+        Some(intent) => remember(&mut member.memory, intent, member.actual, now),
+        None => {}
     }
     let target = member.change.as_ref().map_or(member.target, |intent| intent.target);
     let incarnation = member.memory.incarnation;

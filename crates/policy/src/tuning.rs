@@ -64,8 +64,9 @@ pub const REPEAT_AFTER: Millis = Millis::secs(3);
 /// A balloon that somebody else moved is left alone for this long.
 pub const LEFT_ALONE: Millis = Millis::secs(60);
 
-/// Base is restored once nobody in the group was short of memory for this long.
-pub const RESTORE_AFTER: Millis = Millis::secs(60);
+/// Base is restored once nobody in the group was short of memory for this long: bursts of demand must
+/// not shuttle it to and fro, and a guest that needs its base does not wait for this.
+pub const RESTORE_AFTER: Millis = Millis::secs(300);
 
 /// How much of a VM's memory one step may take for somebody else, in percent (at least [`UNIT`]).
 pub const STEP_PERCENT: u64 = 5;

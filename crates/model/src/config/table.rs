@@ -60,6 +60,11 @@ impl<'a> Source<'a> {
         errors.is_empty().then_some(root)
     }
 
+    /// As much of the file's tree as can be read.
+    pub(super) fn parse_readable(&self) -> Spanned<DeTable<'a>> {
+        DeTable::parse_recoverable(self.text).0
+    }
+
     pub(super) fn into_faults(self) -> Vec<Fault> {
         self.faults.into_inner()
     }

@@ -320,3 +320,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn files_with_faults_still_say_where_state_and_socket_are() {
+    let main = "[host]\nstate = \"/s/1\"\nreserve = 7\n[api]\nsocket = \"/s/a\"\nnonsense = 1\n";
+    let drop_in = "[host]\nstate = \"/s/2\"\nqmp = [\n[mode\nballoon = = 3\n";
+    let files = [("a", main), ("b", drop_in)].map(|(n, t)| (n.to_owned(), t.to_owned()));
+    assert!(parse(&files).is_err());
+    let found = salvage(&files);
+    assert_eq!(found, Salvaged { state: Some("/s/2".into()), socket: Some("/s/a".into()) });
+    let useless = "[host]\nstate = 5\n[api]\nsocket = \"relative\"\n";
+    assert_eq!(salvage(&[("a".to_owned(), useless.to_owned())]), Salvaged::default());
+}

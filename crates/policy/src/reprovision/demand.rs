@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! for each member in demand, the hardest swapping first:
-//!     grant += min(UNIT, room below max, surplus left / members still to serve)
+//!     grant += min(UNIT, room below max, surplus left, max(surplus left / still to serve, STEP_MIN))
 //! everybody else keeps what it has
 //! ```
 //!
@@ -31,7 +31,9 @@ impl Reprovision for Demand {
         for (served, i) in short.iter().enumerate() {
             let wanted = tuning::UNIT.min(members[*i].grant_max.minus(grants[*i]));
             let still_to_serve = u64::try_from(short.len() - served).unwrap_or(1);
-            let granted = wanted.min(surplus.share(1, still_to_serve));
+            // Parts too small for a balloon's work would serve nobody.
+            let part = surplus.share(1, still_to_serve).max(tuning::STEP_MIN);
+            let granted = wanted.min(part).min(surplus);
             grants[*i] = grants[*i].plus(granted);
             surplus = surplus.minus(granted);
             lacking = lacking.plus(wanted.minus(granted));

@@ -1,0 +1,151 @@
+//! A small world to be changed by hand: one group on a large host, its VMs calm until told otherwise.
+
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::BTreeMap;
+
+use model::{
+    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
+    NamePattern, Plan, Policy, Reading, Spec, Time, VmView,
+    spec::{ApiSpec, HostSpec, LimitsSpec, Modes},
+};
+use policy::{Memory, tick};
+
+/// A group of VMs on a large host; what a test does not change stays as it is.
+pub(crate) struct World {
+    /// Now.
+    pub(crate) now: Time,
+    /// What the operator wants.
+    pub(crate) spec: Spec,
+    /// What is seen.
+    pub(crate) view: HostView,
+    /// What the policy remembers.
+    pub(crate) memory: Memory,
+    /// The guest whose statistics are not renewed.
+    pub(crate) silent: Option<&'static str>,
+}
+
+impl World {
+    /// VMs with `min` 64, `base` 128 and `max` 384 MiB, in a group that pays for `budget_mib`.
+    pub(crate) fn new(policy: Policy, budget_mib: Option<u64>) -> Self {
+        let limits = LimitsSpec {
+            min: Some(Bytes::mib(64)),
+            base: Some(Bytes::mib(128)),
+            max: Some(Bytes::mib(384)),
+        };
+        let vms = vec![NamePattern::new("*")];
+        let group = GroupSpec { policy, vms, budget: budget_mib.map(Bytes::mib), limits };
+        let spec = Spec {
+            host: HostSpec { reserve: None, qmp: vec![], state: "state".into() },
+            modes: Modes { balloon: Mode::Enforce },
+            api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+            groups: [("g".into(), group)].into(),
+            vms: BTreeMap::new(),
+        };
+        let (view, memory) = (HostView::default(), Memory::default());
+        Self { now: Time(1_000_000), spec, view, memory, silent: None }
+    }
+
+    /// A calm guest with swap whose balloon stands at `actual` MiB, which it has all touched.
+    pub(crate) fn vm(mut self, name: &str, actual: u64, free: u64) -> Self {
+        let stats = GuestStats {
+            total: Some(Bytes::mib(actual)),
+            free: Some(Bytes::mib(free)),
+            available: Some(Bytes::mib(free)),
+            swap_in: Some(Bytes::ZERO),
+            swap_out: Some(Bytes::mib(1)),
+            minor_faults: Some(1_000_000),
+            ..GuestStats::default()
+        };
+        let vm = VmView {
+            incarnation: 1,
+            link: Link::Up,
+            ram: Bytes::mib(384),
+            balloon: Some(Reading::new(Bytes::mib(actual), self.now)),
+            stats: Some(Reading::new(stats, self.now)),
+            used: Some(Reading::new(Bytes::mib(actual), self.now)),
+            migration: Migration::None,
+            block: None,
+            limits: BTreeMap::new(),
+            last_error: None,
+        };
+        self.view.vms.insert(name.into(), vm);
+        self
+    }
+
+    /// A VM that was never reached.
+    pub(crate) fn unreached(mut self, name: &str) -> Self {
+        self = self.vm(name, 0, 0);
+        let vm = self.see(name);
+        *vm = VmView {
+            incarnation: 0,
+            link: Link::Down { since: Time(0), why: "refused".into() },
+            ram: Bytes::ZERO,
+            balloon: None,
+            stats: None,
+            used: None,
+            migration: Migration::Unknown,
+            ..vm.clone()
+        };
+        self
+    }
+
+    /// What is seen of `name`, to be changed.
+    pub(crate) fn see(&mut self, name: &str) -> &mut VmView {
+        self.view.vms.get_mut(&name.into()).expect("a VM of this name")
+    }
+
+    /// The statistics of `name`, to be changed.
+    pub(crate) fn tell(&mut self, name: &str) -> &mut GuestStats {
+        &mut self.see(name).stats.as_mut().expect("statistics").value
+    }
+
+    /// Lets a second pass in which `name` swaps in 10 MiB.
+    pub(crate) fn swap(&mut self, name: &str) -> Plan {
+        let stats = self.tell(name);
+        stats.swap_in = stats.swap_in.map(|sum| sum.plus(Bytes::mib(10)));
+        self.second()
+    }
+
+    /// Lets a second pass: everything is read anew, then decided and done.
+    pub(crate) fn second(&mut self) -> Plan {
+        self.now = Time(self.now.0 + 1000);
+        let host = HostReading {
+            total: Bytes(1 << 40),
+            available: Bytes(1 << 39),
+            ..HostReading::default()
+        };
+        self.view.host = Some(Reading::new(host, self.now));
+        for (name, vm) in self.view.vms.iter_mut().filter(|(_, vm)| vm.link == Link::Up) {
+            vm.balloon.iter_mut().for_each(|reading| reading.at = self.now);
+            vm.used.iter_mut().for_each(|reading| reading.at = self.now);
+            let is_silent = self.silent == Some(name.as_str());
+            vm.stats.iter_mut().filter(|_| !is_silent).for_each(|reading| reading.at = self.now);
+        }
+        let plan = tick(&self.view, &self.spec, &mut self.memory, self.now);
+        for Action::SetBalloon { vm, target, .. } in plan.actions() {
+            let vm = self.view.vms.get_mut(&vm).expect("a VM that was shown");
+            vm.balloon.iter_mut().for_each(|balloon| balloon.value = target);
+        }
+        plan
+    }
+
+    /// Lets `n` seconds pass; answers the last one's plan.
+    pub(crate) fn seconds(&mut self, n: u64) -> Plan {
+        (1..n).for_each(|_| drop(self.second()));
+        self.second()
+    }
+
+    /// Where the balloon of `name` stands, in MiB.
+    pub(crate) fn stands_at(&self, name: &str) -> u64 {
+        self.view.vms[&name.into()].balloon.map_or(0, |balloon| balloon.value.0 >> 20)
+    }
+}
+
+/// Where `plan` asks `name` to stand, if it asks for a change, in MiB.
+pub(crate) fn target_mib(plan: &Plan, name: &str) -> Option<u64> {
+    plan.vms[&name.into()].change.as_ref().map(|change| {
+        let Action::SetBalloon { target, .. } = change.action;
+        target.0 >> 20
+    })
+}
