@@ -6,6 +6,8 @@ SHELL := /bin/bash
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BIN := $(TARGET)/release
+# What the package's description calls target/release/packaging; cargo-deb follows CARGO_TARGET_DIR there.
+PAGES := $(BIN)/packaging
 TRIPLE := x86_64-unknown-linux-gnu
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/overbook/tools
 MDBOOK_VERSION := 0.5.4
@@ -53,10 +55,10 @@ bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim
 
 deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
-	mkdir -p $(TARGET)/packaging/man $(TARGET)/packaging/completions
-	$(BIN)/overbook man $(TARGET)/packaging/man
+	mkdir -p $(PAGES)/man $(PAGES)/completions
+	$(BIN)/overbook man $(PAGES)/man
 	for shell in bash zsh fish; do \
-		$(BIN)/overbook completions $$shell > $(TARGET)/packaging/completions/overbook.$$shell; \
+		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
 	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
 

@@ -3,6 +3,8 @@
 //! The text of the sources is searched, not their meaning: a rule that is broken on purpose and in
 //! disguise is for the reviewer. Each check is shown to be able to fail by the tests at the foot.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

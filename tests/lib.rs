@@ -1,1 +1,231 @@
-//! What the end-to-end tests share.
+//! What the end-to-end tests share: a stage with a few real guests and the real daemon on it.
+//!
+//! **Idea.** A test asks for guests and a mode and gets a [`Stage`]: a lab of its own below `/tmp` (a
+//! socket's path must be short), the daemon as a process, and the command line as a user has it. What a
+//! test says about a guest it reads from QEMU, through the lab's own connection, never from Overbook.
+//!
+//! **Invariants.** Guests of one test at a time ([`TURN`]). Everything ends with the stage, also when the
+//! test panics. Where the machine lacks something a test is skipped loudly; under `CI` it fails.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lab::accel::Choice;
+use lab::daemon::Daemon;
+use lab::{Lab, Machine, MachineSpec, Provisions, command};
+use model::{Bytes, Mode};
+use serde_json::{Value, json};
+use sys::process::Signal;
+
+/// What a guest is provisioned with.
+pub const BASE: Bytes = Bytes::mib(128);
+/// What it may grow to.
+pub const MAX: Bytes = Bytes::mib(256);
+/// How long anything may take; a busy machine is no failure.
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(100);
+/// Where the lab's guests have their balloon in QEMU's tree.
+const BALLOON: &str = "/machine/peripheral/balloon0";
+
+/// Held while guests run: two cores are not enough for two tests.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A guest that works on more than its base, from a fast swap disk.
+#[must_use]
+pub fn hungry() -> MachineSpec {
+    let workload = "random-array --mb 110 --record-kb 64";
+    MachineSpec::new("hungry", "shop", BASE, MAX, workload).with_swap(Bytes::mib(256), None)
+}
+
+/// A guest that needs next to nothing.
+#[must_use]
+pub fn idle(name: &str) -> MachineSpec {
+    MachineSpec::new(name, "shop", BASE, MAX, "idle").with_swap(Bytes::mib(256), None)
+}
+
+/// Takes the turn; `None` where one of Overbook's programs is not built.
+#[must_use]
+pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
+    let program = command::own_program("overbook").unwrap();
+    if !program.is_file() {
+        skip(&format!("{} is not built; `make e2e` does that", program.display()));
+        return None;
+    }
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "CI must run this test: {why}");
+    eprintln!("SKIPPED: {why}");
+}
+
+/// Runs `overbook` with these arguments to its end.
+#[must_use]
+pub fn overbook(arguments: &[&str]) -> Output {
+    program().args(arguments).output().unwrap()
+}
+
+/// `overbook` without arguments.
+#[must_use]
+pub fn program() -> Command {
+    let mut command = Command::new(command::own_program("overbook").unwrap());
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Standard output and standard error, one behind the other.
+#[must_use]
+pub fn text(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+/// Guests, the daemon over them, and the user who watches.
+#[derive(Debug)]
+pub struct Stage {
+    /// The guests.
+    pub lab: Lab,
+    /// The daemon.
+    pub daemon: Daemon,
+    /// What further guests are made of.
+    pub provisions: Provisions,
+    _dir: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    /// Boots the guests and starts the daemon; `None` (and a word about it) where there can be none.
+    #[must_use]
+    pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
+        let turn = take_turn()?;
+        let provisions = match Provisions::provide(Choice::Auto) {
+            Ok(provisions) => provisions,
+            Err(error) => {
+                skip(&error.to_string());
+                return None;
+            }
+        };
+        let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+        let mut lab = Lab::start(&dir.path().join("lab"), &provisions, guests).unwrap();
+        let daemon = Daemon::start(&mut lab, mode).unwrap();
+        Some(Self { lab, daemon, provisions, _dir: dir, _turn: turn })
+    }
+
+    /// The guest of this name.
+    #[must_use]
+    pub fn guest(&self, name: &str) -> &Machine {
+        self.lab.machine(name).unwrap()
+    }
+
+    /// What QEMU says the guest has.
+    #[must_use]
+    pub fn balloon(&self, name: &str) -> Bytes {
+        self.guest(name).balloon().unwrap()
+    }
+
+    /// How often QEMU asks the guest for statistics, in seconds; 0: never.
+    #[must_use]
+    pub fn polling_s(&self, name: &str) -> u64 {
+        let what = json!({"path": BALLOON, "property": "guest-stats-polling-interval"});
+        self.guest(name).qmp("qom-get", what).unwrap().as_u64().unwrap()
+    }
+
+    /// Has QEMU ask the guest for statistics so often.
+    pub fn set_polling_s(&self, name: &str, seconds: u64) {
+        let property = "guest-stats-polling-interval";
+        let what = json!({"path": BALLOON, "property": property, "value": seconds});
+        self.guest(name).qmp("qom-set", what).unwrap();
+    }
+
+    /// Where the daemon's configuration is.
+    #[must_use]
+    pub fn config(&self) -> PathBuf {
+        self.lab.dir().join("etc/overbook.toml")
+    }
+
+    /// Where the daemon keeps its state.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.lab.dir().join("run/state")
+    }
+
+    /// What is on record to be undone.
+    #[must_use]
+    pub fn undo(&self) -> Vec<Value> {
+        let Ok(bytes) = std::fs::read(self.state().join("undo.json")) else { return Vec::new() };
+        let content: Value = serde_json::from_slice(&bytes).unwrap();
+        content["vms"].as_array().unwrap().clone()
+    }
+
+    /// Has the daemon read its configuration again.
+    pub fn hang_up(&self) {
+        self.daemon.process().signal(Signal::HUP).unwrap();
+    }
+
+    /// Runs `overbook` with the daemon's configuration.
+    #[must_use]
+    pub fn overbook(&self, arguments: &[&str]) -> Output {
+        self.overbook_with(&self.config(), arguments)
+    }
+
+    /// Runs `overbook` with this configuration.
+    #[must_use]
+    pub fn overbook_with(&self, config: &Path, arguments: &[&str]) -> Output {
+        program().arg("--config").arg(config).args(arguments).output().unwrap()
+    }
+
+    /// What a command that must succeed prints.
+    #[must_use]
+    pub fn says(&self, arguments: &[&str]) -> String {
+        let output = self.overbook(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The same with `--json`.
+    #[must_use]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.says(&[arguments, &["--json"]].concat())).unwrap()
+    }
+
+    /// What `status` says of the host.
+    #[must_use]
+    pub fn host(&self) -> Value {
+        self.json(&["status"])["host"].take()
+    }
+
+    /// What `status` says of a VM; null when it is not found.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Value {
+        let page = self.json(&["status"]);
+        let vms = page["vms"].as_array().unwrap();
+        vms.iter().find(|vm| vm["name"] == name).cloned().unwrap_or_default()
+    }
+
+    /// Waits until `is_so`.
+    pub fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        while !is_so(self) {
+            assert!(Instant::now() < deadline, "waited in vain until {what}\n{}", self.scene());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Checks for so long that `holds`.
+    pub fn throughout(&self, time: Duration, what: &str, holds: impl Fn(&Self) -> bool) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            assert!(holds(self), "it is not so that {what}\n{}", self.scene());
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// What a person would look at first.
+    fn scene(&self) -> String {
+        let log = std::fs::read_to_string(self.lab.dir().join("log/daemon")).unwrap_or_default();
+        format!("{}\nits log:\n{log}", text(&self.overbook(&["status"])))
+    }
+}

@@ -15,9 +15,11 @@ use std::{
 
 use model::{
     Mode, Spec,
-    config::{self, Fault, Faults},
+    config::{self, Fault, Faults, Salvaged},
 };
 use rustix::fs::OFlags;
+
+use crate::drivers::discovery;
 
 /// Where the configuration is unless the command line says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/overbook/overbook.toml";
@@ -34,11 +36,17 @@ pub fn load(path: &Path) -> Result<Spec, Faults> {
     load_counting(path).map(|(spec, _)| spec)
 }
 
-/// The state directory that the configuration names; the usual one when it cannot be read, because
-/// what is in there must be undone all the same.
+/// Where the daemon keeps its state and answers, also by a configuration with faults: what was done must
+/// be undone all the same.
 #[must_use]
-pub fn state_directory(path: &Path) -> PathBuf {
-    load(path).map_or_else(|_| PathBuf::from(config::DEFAULT_STATE), |spec| spec.host.state)
+pub fn salvage(path: &Path) -> Salvaged {
+    let mut paths = vec![path.to_owned()];
+    paths.extend(drop_ins(path).unwrap_or_default());
+    let texts: Vec<_> = paths
+        .iter()
+        .filter_map(|path| Some((path.display().to_string(), text_of(path).ok()?)))
+        .collect();
+    config::salvage(&texts)
 }
 
 fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
@@ -56,8 +64,12 @@ fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
         }
     }
     let spec = config::parse(&texts);
-    if let Err(more) = &spec {
-        faults.extend_from_slice(more.as_slice());
+    match &spec {
+        Ok(spec) => {
+            let globs = discovery::check(&spec.host.qmp);
+            faults.extend(globs.err().map(|error| file_fault(path, format!("`qmp`: {error}"))));
+        }
+        Err(more) => faults.extend_from_slice(more.as_slice()),
     }
     match spec {
         Ok(spec) if faults.is_empty() => Ok((spec, paths.len() - 1)),

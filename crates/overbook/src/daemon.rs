@@ -21,7 +21,7 @@ mod pause;
 use std::{
     io,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -35,18 +35,20 @@ use tokio::{
 
 use crate::{
     config_files::Reloader,
-    drivers::{BootClock, Drivers, Settings, discovery::GlobError},
+    drivers::{BootClock, Drivers, Records, Settings, discovery::GlobError},
     history::{self, History},
     http::{self, Inside, ListenError, Listeners, TickTimes},
     journal::{Journal, JournalError},
     lock::{LockError, StateLock},
-    published::{Published, Request},
+    published::{Published, Reply, Request},
     release,
 };
 use pause::PauseFile;
 
 /// Requests that may wait for the loop; more wait outside.
 const REQUESTS: usize = 16;
+/// How long the end waits for helper threads.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -77,21 +79,20 @@ pub enum DaemonError {
 /// When it cannot start. Once it runs, nothing ends it but a signal.
 pub fn run(config: &Path) -> Result<(), DaemonError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         let (daemon, served) = Daemon::start(config)?;
         daemon.run(served).await
-    })
+    });
+    // A helper thread may hang in the kernel, on a disk or on the memory map of a QEMU that is stuck.
+    runtime.shutdown_timeout(FAREWELL);
+    outcome
 }
-
-/// A journal that the drivers' tasks share.
-type SharedJournal = Arc<Mutex<Journal>>;
 
 struct Daemon {
     reloader: Reloader,
     drivers: Drivers,
     memory: Memory,
     pause: PauseFile,
-    journal: SharedJournal,
     history: History,
     ticks: Arc<TickTimes>,
     log: log::Log,
@@ -114,15 +115,16 @@ impl Daemon {
         if let Some(note) = journal.set_aside() {
             log::warn(note);
         }
-        let known = journal.records().map(|r| (r.vm.clone(), r.clone())).collect();
-        let journal = Arc::new(Mutex::new(journal));
         let drivers = Drivers::new(Settings {
             globs: spec.host.qmp.clone(),
             period: Duration::from_millis(tuning::PERIOD.0),
-            known,
-            record: recorder(Arc::clone(&journal)),
+            records: Records::new(journal),
         })?;
         let pause = PauseFile::in_state(state);
+        // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
+        if pause.is_set() {
+            drivers.keep_hands_off();
+        }
         let memory = Memory::fresh(pause.is_set());
         let history_file = state.join(history::FILE_NAME);
         let history = History::start(&history_file)?;
@@ -132,8 +134,7 @@ impl Daemon {
         }
         let served = Served { listeners, history: http::history_in(history_file) };
         let (ticks, log) = (Arc::default(), log::Log::default());
-        let daemon =
-            Self { reloader, drivers, memory, pause, journal, history, ticks, log, _lock: lock };
+        let daemon = Self { reloader, drivers, memory, pause, history, ticks, log, _lock: lock };
         Ok((daemon, served))
     }
 
@@ -157,12 +158,10 @@ impl Daemon {
         loop {
             tokio::select! {
                 _ = clock.tick() => {
-                    let published = Arc::new(self.tick());
-                    self.history.record(&published);
-                    publish.send_replace(published);
+                    self.publish(&publish);
                     notify::alive();
                 }
-                Some(request) = asked.recv() => self.answer(request).await,
+                Some(request) = asked.recv() => self.answer(request, &publish),
                 _ = hangup.recv() => self.reload(),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
@@ -174,6 +173,12 @@ impl Daemon {
         // The socket's file goes with the listeners.
         let _ = served.await;
         Ok(())
+    }
+
+    fn publish(&mut self, to: &watch::Sender<Arc<Published>>) {
+        let published = Arc::new(self.tick());
+        self.history.record(&published);
+        to.send_replace(published);
     }
 
     fn tick(&mut self) -> Published {
@@ -196,23 +201,29 @@ impl Daemon {
         }
     }
 
-    async fn answer(&mut self, request: Request) {
-        // Whoever asked may have gone: then nobody misses the answer.
-        let _ = match request {
-            Request::Pause(reply) => reply.send(self.set_paused(true)),
-            Request::Resume(reply) => {
-                self.drivers.take_up();
-                reply.send(self.set_paused(false))
-            }
+    /// Who has an answer and looks again finds it done.
+    fn answer(&mut self, request: Request, publish: &watch::Sender<Arc<Published>>) {
+        let (reply, paused) = match request {
             Request::Release(reply) => {
-                let outcome = self.release().await;
-                reply.send(outcome)
+                self.release(reply);
+                return self.publish(publish);
             }
+            Request::Pause(reply) => (reply, true),
+            Request::Resume(reply) => (reply, false),
         };
+        let outcome = self.set_paused(paused);
+        self.publish(publish);
+        // Whoever asked may have gone: then nobody misses the answer.
+        let _ = reply.send(outcome);
     }
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
         self.memory.paused = paused;
+        if paused {
+            self.drivers.keep_hands_off();
+        } else {
+            self.drivers.take_up();
+        }
         let now =
             if paused { "paused: nothing is changed until `overbook resume`" } else { "resumed" };
         log::info(now);
@@ -225,20 +236,22 @@ impl Daemon {
         Ok(now.to_owned())
     }
 
-    async fn release(&mut self) -> Result<String, String> {
+    /// Beside the loop: a QEMU that is stuck takes its time.
+    fn release(&mut self, reply: Reply) {
         self.memory = Memory::fresh(true);
         let paused = self.set_paused(true);
-        let outcomes = self.drivers.release().await;
-        let records: Vec<_> = lock(&self.journal).records().cloned().collect();
-        let summary = release::settle(&records, outcomes, |record| {
-            lock(&self.journal).forget(&record.socket, record.incarnation)
+        let released = self.drivers.release();
+        tokio::spawn(async move {
+            let summary = release::summary(released.await);
+            log::info(&summary.text);
+            let outcome = match paused {
+                Ok(_) if summary.is_complete => Ok(summary.text),
+                Ok(_) => Err(summary.text),
+                Err(error) => Err(format!("{}; {error}", summary.text)),
+            };
+            // Whoever asked may have gone.
+            let _ = reply.send(outcome);
         });
-        log::info(&summary.text);
-        match paused {
-            Ok(_) if summary.is_complete => Ok(summary.text),
-            Ok(_) => Err(summary.text),
-            Err(error) => Err(format!("{}; {error}", summary.text)),
-        }
     }
 
     fn reload(&mut self) {
@@ -255,18 +268,6 @@ impl Daemon {
             Err(error) => log::warn(&error),
         }
     }
-}
-
-/// Puts on record what a VM had, before it is touched for the first time.
-fn recorder(journal: SharedJournal) -> crate::drivers::Record {
-    Box::new(move |record| {
-        let outcome = lock(&journal).record(std::slice::from_ref(record));
-        outcome.map_err(|error| error.to_string())
-    })
-}
-
-fn lock(journal: &SharedJournal) -> std::sync::MutexGuard<'_, Journal> {
-    journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn wall_ms() -> u64 {

@@ -154,9 +154,10 @@ fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
 fn advice(tick: &Published, vm: &VmName) -> Vec<String> {
     let refusals = tick.plan.vms.get(vm).map(|d| d.refusals.as_slice()).unwrap_or_default();
     let changes = tick.plan.vms.get(vm).and_then(|d| d.change.as_ref()).map(|c| &c.reason);
+    let limits = tick.plan.vms.get(vm).and_then(|decision| decision.limits);
     let mut advice = Vec::new();
     for reason in changes.into_iter().chain(refusals).chain(&tick.plan.host) {
-        let new = remedy::remedy(reason, vm).filter(|words| !advice.contains(words));
+        let new = remedy::remedy(reason, vm, limits).filter(|words| !advice.contains(words));
         advice.extend(new);
     }
     advice

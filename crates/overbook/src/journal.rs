@@ -74,7 +74,7 @@ pub enum JournalError {
         /// What it said.
         source: io::Error,
     },
-    /// A value has no form in JSON (a path that is not UTF-8).
+    /// A value could not be read again (a path that is not UTF-8, a balloon of size zero).
     #[error("{path} cannot be put on record ({why}); it is not touched")]
     Unwritable {
         /// The VM's socket.
@@ -153,8 +153,7 @@ impl Journal {
     pub fn record(&mut self, records: &[UndoRecord]) -> Result<(), JournalError> {
         let mut next = self.records.clone();
         for new in records {
-            if new.socket.to_str().is_none() {
-                let why = "its path is not UTF-8".to_owned();
+            if let Err(why) = check(new) {
                 return Err(JournalError::Unwritable { path: new.socket.clone(), why });
             }
             let mut merged = new.clone();
@@ -215,18 +214,29 @@ fn parse(bytes: &[u8]) -> Result<BTreeMap<PathBuf, UndoRecord>, String> {
     }
     let mut records = BTreeMap::new();
     for record in content.vms {
+        check(&record)?;
         let socket = record.socket.clone();
-        if !socket.is_absolute() {
-            return Err(format!("socket {socket:?} is no absolute path"));
-        }
-        if record.balloon == Some(Bytes::ZERO) {
-            return Err(format!("the balloon size of {socket:?} is zero"));
-        }
         if records.insert(socket.clone(), record).is_some() {
             return Err(format!("socket {socket:?} stands in it twice"));
         }
     }
     Ok(records)
+}
+
+/// What a record must hold. Checked when it is written too: one that a lying QEMU has spoilt must not
+/// cost all the others when they are read again.
+fn check(record: &UndoRecord) -> Result<(), String> {
+    let socket = &record.socket;
+    if socket.to_str().is_none() {
+        return Err("its path is not UTF-8".to_owned());
+    }
+    if !socket.is_absolute() {
+        return Err(format!("socket {socket:?} is no absolute path"));
+    }
+    if record.balloon == Some(Bytes::ZERO) {
+        return Err(format!("the balloon size of {socket:?} is zero"));
+    }
+    Ok(())
 }
 
 fn write_durably(directory: &Path, path: &Path, text: &[u8]) -> io::Result<()> {
@@ -351,6 +361,19 @@ mod tests {
         let socket = std::ffi::OsString::from_vec(b"/q/\xff".to_vec()).into();
         let error = journal.record(&[UndoRecord { socket, ..record("/q", 1, 1) }]).unwrap_err();
         assert!(matches!(error, JournalError::Unwritable { .. }));
+    }
+
+    #[test]
+    fn a_record_that_could_not_be_read_again_is_refused_and_spares_the_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::open(dir.path()).unwrap();
+        journal.record(&[record("/q/1", 7, 512)]).unwrap();
+        for bad in [record("/q/2", 8, 0), record("q/2", 8, 1)] {
+            let error = journal.record(&[bad]).unwrap_err();
+            assert!(matches!(error, JournalError::Unwritable { .. }), "{error}");
+        }
+        let again = Journal::open(dir.path()).unwrap();
+        assert_eq!((again.records().count(), again.set_aside()), (1, None));
     }
 
     #[test]

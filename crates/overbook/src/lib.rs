@@ -12,6 +12,7 @@ pub mod journal;
 pub mod lock;
 pub mod published;
 pub mod release;
+mod swap_meter;
 pub mod top;
 
 #[cfg(test)]

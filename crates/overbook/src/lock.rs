@@ -7,11 +7,15 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::process::geteuid;
+
+/// Permission bits that let others write.
+const OTHERS_WRITE: u32 = 0o022;
 
 /// Why the state directory cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +29,19 @@ pub enum LockError {
         holder: String,
         /// The state directory.
         directory: PathBuf,
+    },
+    /// Others could forge the record of what is to be undone.
+    #[error(
+        "state directory {directory} belongs to user {owner} and has mode {mode:04o}: it must belong to \
+         whoever runs this and be closed to other writers (chmod go-w)"
+    )]
+    Exposed {
+        /// The state directory.
+        directory: PathBuf,
+        /// Its owner's number.
+        owner: u32,
+        /// Its permission bits.
+        mode: u32,
     },
     /// The directory cannot be made or entered.
     #[error("state directory {directory}: {source}{advice}")]
@@ -61,6 +78,11 @@ impl StateLock {
             LockError::Directory { directory: directory.to_owned(), source, advice }
         };
         make_private(directory).map_err(fail)?;
+        let meta = fs::metadata(directory).map_err(fail)?;
+        let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+        if owner != geteuid().as_raw() || mode & OTHERS_WRITE != 0 {
+            return Err(LockError::Exposed { directory: directory.to_owned(), owner, mode });
+        }
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -134,6 +156,14 @@ mod tests {
         let state = dir.path().join("state");
         let _lock = StateLock::acquire(&state).unwrap();
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_directory_that_others_may_write_in_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o770)).unwrap();
+        let error = StateLock::acquire(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("has mode 0770") && error.contains("chmod go-w"), "{error}");
     }
 
     #[test]

@@ -5,14 +5,15 @@
 //! and a broken configuration does not stop it. It is idempotent; what could not be put back stays on
 //! record and is tried again by the next one.
 
-use std::{collections::BTreeMap, io, path::Path};
+use std::{io, path::Path};
 
-use model::VmName;
+use futures_util::future::join_all;
+use model::config::DEFAULT_STATE;
 
 use crate::{
     config_files,
-    drivers::{RestoreError, restore_at},
-    journal::{Journal, JournalError, UndoRecord},
+    drivers::{Records, Released, restore_at},
+    journal::{Journal, JournalError},
     lock::{LockError, StateLock},
 };
 
@@ -44,50 +45,30 @@ pub enum ReleaseError {
 /// # Errors
 /// When a daemon holds the state, or the journal cannot be read.
 pub fn offline(config: &Path) -> Result<Summary, ReleaseError> {
-    let state = config_files::state_directory(config);
+    let state = config_files::salvage(config).state.unwrap_or_else(|| DEFAULT_STATE.into());
     if !state.exists() {
         return Ok(Summary { text: "nothing to release".to_owned(), is_complete: true });
     }
     let _lock = StateLock::acquire(&state)?;
-    let mut journal = Journal::open(&state)?;
-    let records: Vec<UndoRecord> = journal.records().cloned().collect();
+    let records = Records::new(Journal::open(&state)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcomes = runtime.block_on(async {
-        let all = records.iter().map(|r| async move { (r.vm.clone(), restore_at(r).await) });
-        futures_util::future::join_all(all).await.into_iter().collect()
+        let all = records.all().await;
+        join_all(all.iter().map(|record| restore_at(&records, record))).await
     });
-    Ok(settle(&records, outcomes, |record| journal.forget(&record.socket, record.incarnation)))
+    Ok(summary(outcomes))
 }
 
-/// Strikes what was put back off the record and says how it went.
-pub fn settle(
-    records: &[UndoRecord],
-    mut outcomes: BTreeMap<VmName, Result<String, RestoreError>>,
-    mut forget: impl FnMut(&UndoRecord) -> Result<(), JournalError>,
-) -> Summary {
-    let mut lines = Vec::new();
-    let mut is_complete = true;
-    for record in records {
-        let outcome = outcomes.remove(&record.vm).unwrap_or(Err(RestoreError::Unreachable));
-        let is_gone = !record.socket.exists();
-        let line = match outcome {
-            Ok(done) => done,
-            Err(error @ RestoreError::AnotherLife) => error.to_string(),
-            Err(_) if is_gone => "gone, nothing is left to undo".to_owned(),
-            Err(error) => {
-                is_complete = false;
-                lines.push(format!("{}: not released: {error}", record.vm));
-                continue;
-            }
-        };
-        match forget(record) {
-            Ok(()) => lines.push(format!("{}: {line}", record.vm)),
-            Err(error) => {
-                is_complete = false;
-                lines.push(format!("{}: {line}; but it stays on record: {error}", record.vm));
-            }
-        }
-    }
+/// Says how it went.
+#[must_use]
+pub fn summary(mut outcomes: Vec<Released>) -> Summary {
+    outcomes.sort_by(|one, two| one.0.cmp(&two.0));
+    let is_complete = outcomes.iter().all(|(_, outcome)| outcome.is_ok());
+    let line = |(vm, outcome)| match outcome {
+        Ok(done) => format!("{vm}: {done}"),
+        Err(error) => format!("{vm}: not released: {error}"),
+    };
+    let mut lines: Vec<String> = outcomes.into_iter().map(line).collect();
     if lines.is_empty() {
         lines.push("nothing to release".to_owned());
     }

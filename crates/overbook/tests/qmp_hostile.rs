@@ -10,8 +10,8 @@ use std::time::Duration;
 use model::ports::{Act, Sense};
 use model::view::Mechanism;
 use model::{Action, Bytes, Link, Migration, VmName, VmView};
-use overbook::drivers::{Drivers, Settings};
-use overbook::journal::UndoRecord;
+use overbook::drivers::{Drivers, Records, Settings};
+use overbook::journal::{Journal, UndoRecord};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
@@ -89,14 +89,19 @@ impl Fake {
     }
 }
 
-fn drivers(dir: &Path, record: overbook::drivers::Record) -> Drivers {
-    let globs = vec![format!("{}/*.qmp", dir.display())];
-    let known = BTreeMap::new();
-    Drivers::new(Settings { globs, period: PERIOD, known, record }).unwrap()
+/// Drivers of the sockets in `dir`, with the journal there.
+fn watch(dir: &Path) -> Drivers {
+    with_journal(dir, Journal::open(dir).unwrap())
 }
 
-fn watch(dir: &Path) -> Drivers {
-    drivers(dir, Box::new(|_| Ok(())))
+fn with_journal(dir: &Path, journal: Journal) -> Drivers {
+    let globs = vec![format!("{}/*.qmp", dir.display())];
+    Drivers::new(Settings { globs, period: PERIOD, records: Records::new(journal) }).unwrap()
+}
+
+/// What stands in the journal in `dir`.
+fn on_record(dir: &Path) -> Vec<UndoRecord> {
+    Journal::open(dir).unwrap().records().cloned().collect()
 }
 
 /// Waits until the VM looks as `is_so` wants it.
@@ -218,29 +223,104 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new("web");
     tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let records: Arc<Mutex<Vec<UndoRecord>>> = Arc::default();
-    let kept = Arc::clone(&records);
-    let record = move |undo: &UndoRecord| {
-        kept.lock().unwrap().push(undo.clone());
-        Ok(())
-    };
-    let mut drivers = drivers(dir.path(), Box::new(record));
+    let mut drivers = watch(dir.path());
     let view = until(&mut drivers, "web", is_up).await;
     drivers.act(&set("web", &view, 200));
     settle().await;
-    let last = records.lock().unwrap().last().cloned().unwrap();
+    let [last] = &on_record(dir.path())[..] else { panic!("one record") };
     assert_eq!((last.balloon, last.stats_interval_s), (Some(Bytes(RAM)), Some(0)));
     assert_eq!(fake.heard(&format!("{}", 200 << 20)), 1);
 
     let outcomes = drivers.release().await;
-    assert!(outcomes[&VmName::from("web")].is_ok(), "{outcomes:?}");
+    assert!(matches!(&outcomes[..], [(vm, Ok(_))] if vm.as_str() == "web"), "{outcomes:?}");
     assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
     let settings = fake.heard("qom-set");
     drivers.act(&set("web", &view, 100));
     settle().await;
     assert_eq!(fake.heard(&format!("{}", 100 << 20)), 0, "released is released");
     assert_eq!(fake.heard("qom-set"), settings);
-    assert!(drivers.undo_records().is_empty());
+    assert!(on_record(dir.path()).is_empty());
+    assert!(drivers.release().await.is_empty(), "nothing is left to be done");
+}
+
+#[tokio::test]
+async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut first = watch(dir.path());
+    let view = until(&mut first, "web", is_up).await;
+    first.act(&set("web", &view, 200));
+    settle().await;
+    drop(first);
+
+    // Its socket outlived it, and its name is the living one's.
+    let dead = dir.path().join("z.qmp");
+    drop(UnixListener::bind(&dead).unwrap());
+    let mut journal = Journal::open(dir.path()).unwrap();
+    let shrunk = UndoRecord {
+        balloon: Some(Bytes::mib(1)),
+        ..UndoRecord::untouched("web".into(), dead.clone(), 77)
+    };
+    journal.record(&[shrunk]).unwrap();
+    let mut second = with_journal(dir.path(), journal);
+    let view = until(&mut second, "web", is_up).await;
+    second.act(&set("web", &view, 100));
+    settle().await;
+    let outcomes = second.release().await;
+    assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
+    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert!(on_record(dir.path()).is_empty());
+}
+
+#[tokio::test]
+async fn a_vm_that_the_configuration_does_not_name_any_more_is_released_too() {
+    let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut first = watch(dir.path());
+    let view = until(&mut first, "web", is_up).await;
+    first.act(&set("web", &view, 200));
+    settle().await;
+    drop(first);
+    settle().await;
+
+    let second = with_journal(elsewhere.path(), Journal::open(dir.path()).unwrap());
+    let outcomes = second.release().await;
+    assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
+    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert!(on_record(dir.path()).is_empty());
+}
+
+#[tokio::test]
+async fn a_release_that_comes_before_the_first_connection_waits_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut first = watch(dir.path());
+    let view = until(&mut first, "web", is_up).await;
+    first.act(&set("web", &view, 200));
+    settle().await;
+    drop(first);
+    settle().await;
+    let second = watch(dir.path());
+    let outcomes = second.release().await;
+    assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
+    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+}
+
+#[tokio::test]
+async fn vms_that_are_gone_do_not_stay_on_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut journal = Journal::open(dir.path()).unwrap();
+    let gone = UndoRecord {
+        balloon: Some(Bytes(RAM)),
+        ..UndoRecord::untouched("old".into(), dir.path().join("old.qmp"), 77)
+    };
+    journal.record(&[gone]).unwrap();
+    let _drivers = with_journal(dir.path(), journal);
+    settle().await;
+    assert!(on_record(dir.path()).is_empty());
 }
 
 #[tokio::test]
@@ -248,7 +328,8 @@ async fn what_cannot_be_recorded_is_not_changed() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new("web");
     tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let mut drivers = drivers(dir.path(), Box::new(|_| Err("the disk is full".to_owned())));
+    let nowhere = Journal::open(&dir.path().join("gone")).unwrap();
+    let mut drivers = with_journal(dir.path(), nowhere);
     let view = until(&mut drivers, "web", is_up).await;
     drivers.act(&set("web", &view, 200));
     let told = |v: &VmView| v.last_error.as_ref().is_some_and(|e| e.value.contains("recorded"));
@@ -284,6 +365,8 @@ async fn a_vm_whose_socket_vanishes_is_forgotten_after_a_while() {
     std::fs::remove_file(&path).unwrap();
     server.abort();
     until(&mut drivers, "web", |v| !is_up(v)).await;
-    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(on_record(dir.path()).len(), 1);
+    tokio::time::sleep(Duration::from_secs(8)).await;
     assert!(drivers.view().vms.is_empty());
+    assert!(on_record(dir.path()).is_empty(), "nor does it stay on record");
 }

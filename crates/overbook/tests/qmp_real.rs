@@ -5,14 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use model::ports::Sense;
 use model::view::Mechanism;
 use model::{Bytes, Link, Migration, VmName, VmView};
-use overbook::drivers::{Drivers, Settings};
+use overbook::drivers::{Drivers, Records, Settings};
+use overbook::journal::Journal;
 use sys::process::{Child, Signal, Spawn};
 
 /// An installed QEMU, or the one that the lab has unpacked.
@@ -48,8 +48,8 @@ fn start(name: &str, socket: &Path) -> Option<Child> {
 
 fn watch(dir: &Path) -> Drivers {
     let globs = vec![format!("{}/*.qmp", dir.display())];
-    let (period, known) = (Duration::from_millis(200), BTreeMap::new());
-    Drivers::new(Settings { globs, period, known, record: Box::new(|_| Ok(())) }).unwrap()
+    let records = Records::new(Journal::open(dir).unwrap());
+    Drivers::new(Settings { globs, period: Duration::from_millis(200), records }).unwrap()
 }
 
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {

@@ -27,7 +27,10 @@ impl Context {
             Err(_) if self.config == Path::new(config_files::DEFAULT_PATH) => {
                 Ok(PathBuf::from(DEFAULT_SOCKET))
             }
-            Err(faults) => Err(CliError::Said(format!("{faults}\n(or name the --socket)"))),
+            // One with faults stays the file of a daemon that runs on with the last good one.
+            Err(faults) => config_files::salvage(&self.config)
+                .socket
+                .ok_or_else(|| CliError::Said(format!("{faults}\n(or name the --socket)"))),
         }
     }
 

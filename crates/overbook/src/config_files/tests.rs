@@ -105,3 +105,11 @@ fn a_daemon_without_a_good_configuration_does_not_start() {
     let (_dir, path) = main_file("[group.a]\n");
     assert!(Reloader::start(&path).is_err());
 }
+
+#[test]
+fn a_glob_that_the_daemon_could_not_use_is_a_fault() {
+    let (_dir, path) = main_file("[host]\nqmp = [\"/run/***\"]\n");
+    let (code, text) = checked(&path);
+    assert_eq!(code, 1);
+    assert!(text.contains("`/run/***` is no glob"), "{text}");
+}

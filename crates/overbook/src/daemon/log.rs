@@ -8,14 +8,23 @@ use std::collections::BTreeMap;
 
 use model::{Action, HostView, Link, Mode, Plan, Reason, VmName};
 
+use crate::drivers::is_first_contact;
+
 /// An ordinary line.
 pub(super) fn info(text: &str) {
-    eprintln!("<6>overbook: {text}");
+    say(6, text);
 }
 
 /// Something for the operator to look at.
 pub(super) fn warn(text: &str) {
-    eprintln!("<4>overbook: {text}");
+    say(4, text);
+}
+
+/// journald takes each line for itself, so each has its level.
+fn say(level: u8, text: &str) {
+    for line in text.lines() {
+        eprintln!("<{level}>overbook: {line}");
+    }
 }
 
 /// What was said last, so that only news is said.
@@ -57,8 +66,6 @@ impl Log {
 
     fn tell_trouble(&mut self, vm: &VmName, trouble: Option<(&'static str, String)>) {
         let (kind, text) = trouble.unwrap_or(("", "in good order".to_owned()));
-        // A VM that was just discovered is not connected yet; that is no news before the next tick.
-        let kind = if kind == DOWN && !self.troubles.contains_key(vm) { NEW } else { kind };
         let known = self.troubles.insert(vm.clone(), kind);
         match (known, kind) {
             (_, NEW) => {}
@@ -70,14 +77,17 @@ impl Log {
     }
 }
 
+/// Discovered, and nothing is known yet: no news.
 const NEW: &str = "new";
-const DOWN: &str = "down";
 
 /// What is wrong with a VM for longer than a moment: its kind, which tells news from repetition (the
 /// text holds figures that change every second), and its words.
 fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
+    if is_first_contact(link) {
+        return Some((NEW, String::new()));
+    }
     if let Link::Down { why, .. } = link {
-        return Some((DOWN, format!("QEMU does not answer: {why}")));
+        return Some(("down", format!("QEMU does not answer: {why}")));
     }
     refusals.iter().find_map(|reason| {
         let kind = match reason {

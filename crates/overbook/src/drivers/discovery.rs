@@ -36,7 +36,7 @@ pub struct GlobError {
 }
 
 /// Refuses what [`find`] could not use.
-pub(super) fn check(globs: &[String]) -> Result<(), GlobError> {
+pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
     for glob in globs {
         Pattern::new(glob).map_err(|error| GlobError { glob: glob.clone(), why: error.msg })?;
     }
@@ -46,9 +46,12 @@ pub(super) fn check(globs: &[String]) -> Result<(), GlobError> {
 /// Keeps tasks and sockets in step until it is aborted; its tasks end with it.
 pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<String>>) {
     let mut tasks = Tasks::default();
+    shared.records.strike_the_dead().await;
     loop {
         let found = find(&globs.borrow_and_update());
-        tasks.follow(&shared, &found);
+        if tasks.follow(&shared, &found) {
+            shared.records.strike_the_dead().await;
+        }
         // Woken early by new globs; never again once nobody can set any.
         if let Ok(Err(_)) = timeout(EVERY, globs.changed()).await {
             return;
@@ -69,8 +72,10 @@ fn find(globs: &[String]) -> Vec<PathBuf> {
 struct Tasks(BTreeMap<PathBuf, AbortHandle>);
 
 impl Tasks {
-    fn follow(&mut self, shared: &Arc<Shared>, found: &[PathBuf]) {
+    /// Answers whether a VM is gone.
+    fn follow(&mut self, shared: &Arc<Shared>, found: &[PathBuf]) -> bool {
         let mut slots = shared.slots();
+        let before = self.0.len();
         self.0.retain(|path, task| {
             let over = !found.contains(path) && slots.get(path).is_none_or(|slot| slot.is_over());
             if over {
@@ -79,6 +84,7 @@ impl Tasks {
             }
             !over
         });
+        let is_any_gone = self.0.len() < before;
         for path in found.iter().filter(|path| !self.0.contains_key(*path)).collect::<Vec<_>>() {
             let (slot, orders) = Slot::new(path.clone());
             let slot = Arc::new(slot);
@@ -86,6 +92,7 @@ impl Tasks {
             let task = tokio::spawn(vm::run(Arc::clone(shared), slot, orders));
             self.0.insert(path.clone(), task.abort_handle());
         }
+        is_any_gone
     }
 }
 

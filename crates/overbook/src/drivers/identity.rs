@@ -33,13 +33,26 @@ pub(super) fn of(client: &Client, socket: &Path) -> Peer {
         Some(process) => check_program(process.pid),
     };
     let incarnation = match (process, &qemu) {
-        (Some(process), Ok(_)) => process.start_ticks << PID_BITS | u64::from(process.pid),
+        (Some(process), Ok(_)) => of_process(process),
         _ => std::fs::metadata(socket).map_or(0, |file| {
             let made_ns = file.ctime().wrapping_mul(1_000_000_000).wrapping_add(file.ctime_nsec());
             made_ns.cast_unsigned() ^ file.ino().rotate_left(40)
         }),
     };
     Peer { incarnation, qemu }
+}
+
+/// Whether the life that `incarnation` names has ended for good: nothing is left at its socket, and its
+/// process, if it was known by one, is gone.
+pub(super) fn is_over(incarnation: u64, socket: &Path) -> bool {
+    let pid = incarnation & ((1 << PID_BITS) - 1);
+    let process = u32::try_from(pid).ok().and_then(Identity::of);
+    let lives = process.is_some_and(|process| of_process(process) == incarnation);
+    !lives && matches!(socket.try_exists(), Ok(false))
+}
+
+fn of_process(process: Identity) -> u64 {
+    process.start_ticks << PID_BITS | u64::from(process.pid)
 }
 
 fn check_program(pid: u32) -> Result<u32, String> {

@@ -22,28 +22,28 @@ mod identity;
 mod memory;
 pub mod qmp;
 mod questions;
+mod records;
 mod session;
 mod shared;
 mod slot;
 pub mod undo;
 mod vm;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
-use model::{Action, HostView, Time, VmName};
+use model::{Action, HostView, Link, Time, VmName};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::journal::UndoRecord;
 use discovery::GlobError;
 use shared::Shared;
-use slot::{Restore, Wish};
+use slot::{Restore, Slot, Wish};
 
-pub use shared::Record;
+pub use records::Records;
 pub use undo::{RestoreError, restore_at};
 
 /// How long an order may take: a stuck QEMU first misses the deadline of what was asked before.
@@ -55,10 +55,8 @@ pub struct Settings {
     pub globs: Vec<String>,
     /// How often each VM is asked.
     pub period: Duration,
-    /// UndoRecord records that an earlier daemon has left.
-    pub known: BTreeMap<VmName, UndoRecord>,
-    /// Keeps an undo record; called before each first change, and with the whole record.
-    pub record: Record,
+    /// What is to be undone: what an earlier daemon has left, and what will be added.
+    pub records: Records,
 }
 
 /// The host and its VMs. Dropping it ends all tasks and connections, and changes nothing.
@@ -67,7 +65,6 @@ pub struct Drivers {
     shared: Arc<Shared>,
     globs: watch::Sender<Vec<String>>,
     discovery: AbortHandle,
-    host_error: Option<String>,
 }
 
 impl Drivers {
@@ -77,11 +74,10 @@ impl Drivers {
     /// When a glob is none.
     pub fn new(settings: Settings) -> Result<Self, GlobError> {
         discovery::check(&settings.globs)?;
-        let shared = Shared::new(settings.period, settings.record, settings.known);
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(settings.period, settings.records));
         let (globs, receiver) = watch::channel(settings.globs);
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
-        Ok(Self { shared, globs, discovery: task.abort_handle(), host_error: None })
+        Ok(Self { shared, globs, discovery: task.abort_handle() })
     }
 
     /// Looks in other places from now on. VMs found before stay until their QEMU ends.
@@ -94,44 +90,29 @@ impl Drivers {
         Ok(())
     }
 
-    /// Why the host's memory could not be read the last time.
-    #[must_use]
-    pub fn host_error(&self) -> Option<&str> {
-        self.host_error.as_deref()
-    }
-
-    /// What was changed on each VM, and how it was before.
-    #[must_use]
-    pub fn undo_records(&self) -> BTreeMap<VmName, UndoRecord> {
-        let slots = self.shared.slots();
-        let records = slots.values().filter_map(|slot| {
-            let state = slot.state();
-            (!state.undo.is_empty()).then(|| Some((state.name.clone()?, state.undo.clone())))?
-        });
-        records.collect()
-    }
-
-    fn order_restore(&self, vm: &VmName, undo: UndoRecord) -> Option<RestoreAnswer> {
-        let (reply, answer) = oneshot::channel();
-        let slot = self.shared.find(vm)?;
-        slot.order(Restore { undo, reply }).then_some(answer)
-    }
-
     /// Puts every VM back, all at the same time, and changes nothing more until
-    /// [`Drivers::take_up`].
-    pub async fn release(&self) -> BTreeMap<VmName, Result<String, RestoreError>> {
-        self.shared.set_hands_off(true);
-        let deadline = Instant::now() + ORDER_DEADLINE;
-        let order = |(vm, undo)| {
-            let answer = self.order_restore(&vm, undo);
-            (vm, answer)
-        };
-        let ordered: Vec<_> = self.undo_records().into_iter().map(order).collect();
-        let mut outcomes = BTreeMap::new();
-        for (vm, answer) in ordered {
-            outcomes.insert(vm, await_restore(answer, deadline).await);
+    /// [`Drivers::take_up`]. Says how it went for each that was changed. Dropped before its end it
+    /// leaves the rest on record.
+    pub fn release(&self) -> impl Future<Output = Vec<Released>> + Send + use<> {
+        self.keep_hands_off();
+        let shared = Arc::clone(&self.shared);
+        async move {
+            let deadline = Instant::now() + ORDER_DEADLINE;
+            // Every VM's task is asked: one may just be about to make its first change.
+            let slots: Vec<_> = shared.slots().values().cloned().collect();
+            let asked = join_all(slots.iter().map(|slot| order_restore(&shared, slot, deadline)));
+            let mut released: Vec<_> = asked.await.into_iter().flatten().collect();
+            // What the configuration does not name any more is nobody's, but on record.
+            let left = shared.records.all().await;
+            let left = left.iter().filter(|record| slots.iter().all(|s| s.path != record.socket));
+            released.extend(join_all(left.map(|record| restore_at(&shared.records, record))).await);
+            released
         }
-        outcomes
+    }
+
+    /// Watch only, until [`Drivers::take_up`].
+    pub fn keep_hands_off(&self) {
+        self.shared.set_hands_off(true);
     }
 
     /// Changes are allowed again.
@@ -140,16 +121,22 @@ impl Drivers {
     }
 }
 
-type RestoreAnswer = oneshot::Receiver<Result<String, RestoreError>>;
+/// A VM and what became of its release.
+pub type Released = (VmName, Result<String, RestoreError>);
 
-async fn await_restore(
-    answer: Option<RestoreAnswer>,
-    deadline: Instant,
-) -> Result<String, RestoreError> {
-    let answer = answer.ok_or(RestoreError::Unreachable)?;
-    match timeout_at(deadline, answer).await {
-        Ok(Ok(outcome)) => outcome,
-        _ => Err(RestoreError::Unreachable),
+async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Option<Released> {
+    let (reply, answer) = oneshot::channel();
+    let answer = match slot.order(Restore { reply }) {
+        true => timeout_at(deadline, answer).await.ok().and_then(Result::ok),
+        false => None,
+    };
+    match answer {
+        Some(outcome) => outcome.map(|outcome| (slot.name(), outcome)),
+        // A VM that nothing was done to need not answer.
+        None => {
+            let record = shared.records.at(&slot.path).await?;
+            Some((record.vm, Err(RestoreError::Unreachable)))
+        }
     }
 }
 
@@ -161,9 +148,7 @@ impl Drop for Drivers {
 
 impl Sense for Drivers {
     fn view(&mut self) -> HostView {
-        let host = host::read();
-        self.host_error = host.as_ref().err().map(ToString::to_string);
-        HostView { host: host.ok(), vms: self.shared.views() }
+        HostView { host: host::read().ok(), vms: self.shared.views() }
     }
 }
 
@@ -175,6 +160,12 @@ impl Act for Drivers {
             slot.wish(Wish { incarnation: *incarnation, target: *target });
         }
     }
+}
+
+/// Whether a link is down only because the first answer is not in yet.
+#[must_use]
+pub fn is_first_contact(link: &Link) -> bool {
+    matches!(link, Link::Down { why, .. } if [slot::NOT_CONNECTED, slot::NOT_ASKED].contains(&&**why))
 }
 
 /// The host's boot clock.

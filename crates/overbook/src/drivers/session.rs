@@ -17,7 +17,7 @@ use super::memory::Meter;
 use super::qmp::{Client, Command, Event, QmpError};
 use super::questions;
 use super::shared::{Shared, name_of_socket};
-use super::slot::{Restore, Slot, Wish};
+use super::slot::{self, Restore, Slot, Wish};
 use super::undo::{self, RestoreError};
 use super::vm::OF_THE_BALLOON;
 use crate::journal::UndoRecord;
@@ -42,7 +42,8 @@ pub(super) struct Session<'a> {
     slot: &'a Slot,
     client: Client,
     peer: Peer,
-    name: VmName,
+    /// What was changed on this life of the VM, as it is on record.
+    undo: UndoRecord,
     /// The balloon's path in QEMU's tree.
     device: Option<String>,
     meter: Option<Meter>,
@@ -63,13 +64,14 @@ impl<'a> Session<'a> {
         claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
         let ram = questions::ram(&mut client).await?;
         let device = questions::find_balloon(&mut client).await?;
+        let undo = on_record(shared, slot, &peer, &name).await;
         let (dating, is_polling, periods) = (Dating::default(), false, 0);
         let mut session = Self {
             shared,
             slot,
             client,
             peer,
-            name,
+            undo,
             device,
             meter: None,
             dating,
@@ -87,19 +89,11 @@ impl<'a> Session<'a> {
         let mut state = self.slot.state();
         state.ended = None;
         if state.view.incarnation != self.peer.incarnation {
-            let why = "connected, not asked yet".to_owned();
-            state.view = super::slot::unknown_vm(why);
+            state.view = slot::unknown_vm(slot::NOT_ASKED.to_owned());
             state.view.incarnation = self.peer.incarnation;
         }
         state.view.ram = ram;
         state.view.limits.clear();
-        if state.undo.incarnation != self.peer.incarnation {
-            let known = self.shared.known.get(&self.name).cloned();
-            let (vm, socket) = (self.name.clone(), self.slot.path.clone());
-            let fresh = UndoRecord::untouched(vm, socket, self.peer.incarnation);
-            let same_life = |undo: &UndoRecord| undo.incarnation == self.peer.incarnation;
-            state.undo = known.filter(same_life).unwrap_or(fresh);
-        }
         if self.device.is_none() {
             let why = "QEMU was started without a virtio-balloon device";
             state.view.balloon = None;
@@ -266,10 +260,8 @@ impl<'a> Session<'a> {
         let found = questions::polling(&mut self.client, device).await?;
         if found == 0 || found > wanted {
             let device = device.clone();
-            let recorded = self.record(|undo| {
-                undo.stats_interval_s.get_or_insert(found);
-            });
-            if !recorded {
+            let original = self.undo.stats_interval_s.or(Some(found));
+            if !self.record(UndoRecord { stats_interval_s: original, ..self.undo.clone() }).await {
                 return Ok(());
             }
             self.client.execute(questions::set_polling(&device, wanted)).await?;
@@ -279,16 +271,13 @@ impl<'a> Session<'a> {
     }
 
     /// Records the original of what is about to be changed. `false`: it could not be, so hands off.
-    fn record(&self, note: impl FnOnce(&mut UndoRecord)) -> bool {
-        let mut undo = self.slot.state().undo.clone();
-        let before = undo.clone();
-        note(&mut undo);
-        if undo == before {
+    async fn record(&mut self, undo: UndoRecord) -> bool {
+        if undo == self.undo {
             return true;
         }
-        match (self.shared.record)(&undo) {
+        match self.shared.records.keep(undo.clone()).await {
             Ok(()) => {
-                self.slot.state().undo = undo;
+                self.undo = undo;
                 true
             }
             Err(why) => {
@@ -307,17 +296,24 @@ impl<'a> Session<'a> {
         self.set_balloon(target).await
     }
 
-    async fn obey(&mut self, Restore { undo, reply }: Restore) -> Result<(), QmpError> {
+    /// Puts back whatever is on record for this socket.
+    async fn obey(&mut self, Restore { reply }: Restore) -> Result<(), QmpError> {
+        let records = &self.shared.records;
+        let Some(undo) = records.at(&self.slot.path).await else {
+            // Whoever asked may have stopped waiting.
+            drop(reply.send(None));
+            return Ok(());
+        };
         let outcome = undo::restore(&mut self.client, &self.slot.path, &undo).await;
+        let outcome = undo::strike_out(records, undo, outcome).await;
         self.is_polling = false;
         if outcome.is_ok() {
-            let mut state = self.slot.state();
-            (state.undo.balloon, state.undo.stats_interval_s) = (None, None);
+            (self.undo.balloon, self.undo.stats_interval_s) = (None, None);
         }
-        if let Err(Err(RestoreError::Qmp(error))) = reply.send(outcome) {
-            return Err(error);
+        match reply.send(Some(outcome)) {
+            Err(Some(Err(RestoreError::Qmp(error)))) => Err(error),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Asks for the balloon; what QEMU refuses, the operator reads in the view.
@@ -342,15 +338,27 @@ impl<'a> Session<'a> {
         if migration != Migration::None {
             return Ok(Some("not while a migration is, or may be, under way".to_owned()));
         }
-        if self.slot.state().undo.balloon.is_none() {
-            let original = questions::balloon(&mut self.client).await?;
-            if !self.record(|undo| undo.balloon = Some(original)) {
+        if self.undo.balloon.is_none() {
+            let balloon = Some(questions::balloon(&mut self.client).await?);
+            if !self.record(UndoRecord { balloon, ..self.undo.clone() }).await {
                 return Ok(Some("the balloon's original size could not be recorded".to_owned()));
             }
         }
         self.client.execute(Command::with("balloon", json!({"value": target.0}))).await?;
         Ok(None)
     }
+}
+
+/// What is on record of this life of the VM, taken over where it was known by another socket or name.
+async fn on_record(shared: &Shared, slot: &Slot, peer: &Peer, name: &VmName) -> UndoRecord {
+    let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
+    let Some(old) = shared.records.of_life(peer.incarnation).await else { return fresh };
+    let undo = UndoRecord { vm: fresh.vm, socket: fresh.socket, ..old.clone() };
+    if undo != old && shared.records.keep(undo.clone()).await.is_ok() && undo.socket != old.socket {
+        // If it cannot be, the next release finds nobody there and strikes it out.
+        let _ = shared.records.strike(old).await;
+    }
+    undo
 }
 
 /// Ticks that are never made up for: after a pause the next comes a whole period later.

@@ -1,7 +1,6 @@
 //! What the VM tasks share: the slots, who owns which name, and what may be changed.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,39 +8,25 @@ use std::time::Duration;
 
 use model::{VmName, VmView};
 
+use super::records::Records;
 use super::slot::Slot;
-use crate::journal::UndoRecord;
-
-/// Keeps an undo record on disk; refuses with words when it cannot.
-pub type Record = Box<dyn Fn(&UndoRecord) -> Result<(), String> + Send + Sync>;
 
 /// Shared by the loop, the discovery and every VM's task.
+#[derive(Debug)]
 pub(super) struct Shared {
     /// How often each VM is asked.
     pub(super) period: Duration,
     /// Where undo records go before anything is changed.
-    pub(super) record: Record,
-    /// Records of an earlier daemon.
-    pub(super) known: BTreeMap<VmName, UndoRecord>,
+    pub(super) records: Records,
     /// Released: watch, and change nothing.
     hands_off: AtomicBool,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("slots", &self.slots).finish_non_exhaustive()
-    }
-}
-
 impl Shared {
-    pub(super) fn new(
-        period: Duration,
-        record: Record,
-        known: BTreeMap<VmName, UndoRecord>,
-    ) -> Self {
+    pub(super) fn new(period: Duration, records: Records) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
-        Self { period, record, known, hands_off, slots }
+        Self { period, records, hands_off, slots }
     }
 
     /// The slots. Never held over an await, nor while a slot's own lock is held.
@@ -119,7 +104,9 @@ mod tests {
     use super::*;
 
     fn shared(paths: &[&str]) -> Shared {
-        let shared = Shared::new(Duration::from_secs(1), Box::new(|_| Ok(())), BTreeMap::new());
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::new(crate::journal::Journal::open(dir.path()).unwrap());
+        let shared = Shared::new(Duration::from_secs(1), records);
         for path in paths {
             let slot = Arc::new(Slot::new(path.into()).0);
             shared.slots().insert(path.into(), slot);

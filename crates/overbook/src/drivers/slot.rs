@@ -14,16 +14,20 @@ use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use super::undo::RestoreError;
-use crate::journal::UndoRecord;
 
 /// How long a VM whose QEMU has ended is still shown.
 pub(super) const SHOWN_AFTER_END: Millis = Millis::secs(5);
 
+/// Why nothing is known of a VM whose socket has just been found …
+pub(super) const NOT_CONNECTED: &str = "not connected yet";
+/// … and of one that QEMU has just told the name of.
+pub(super) const NOT_ASKED: &str = "connected, not asked yet";
+
 /// The order to put the originals back, which somebody waits for.
 #[derive(Debug)]
 pub(super) struct Restore {
-    pub(super) undo: UndoRecord,
-    pub(super) reply: oneshot::Sender<Result<String, RestoreError>>,
+    /// How it went; `None`: nothing had been changed.
+    pub(super) reply: oneshot::Sender<Option<Result<String, RestoreError>>>,
 }
 
 /// A wish for the balloon.
@@ -51,8 +55,6 @@ pub(super) struct State {
     pub(super) name: Option<VmName>,
     /// What the world sees.
     pub(super) view: VmView,
-    /// What was changed.
-    pub(super) undo: UndoRecord,
     /// Since when no QEMU is behind the socket.
     pub(super) ended: Option<Time>,
     wish: Option<Wish>,
@@ -64,8 +66,7 @@ impl Slot {
         let (orders, inbox) = mpsc::channel(4);
         let state = State {
             name: None,
-            view: unknown_vm("not connected yet".to_owned()),
-            undo: UndoRecord::untouched(super::shared::name_of_socket(&path), path.clone(), 0),
+            view: unknown_vm(NOT_CONNECTED.to_owned()),
             ended: None,
             wish: None,
         };
@@ -75,6 +76,12 @@ impl Slot {
     /// The state. The lock is for copying in and out: never held over an await.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The VM's name, or what its socket suggests.
+    pub(super) fn name(&self) -> VmName {
+        let name = self.state().name.clone();
+        name.unwrap_or_else(|| super::shared::name_of_socket(&self.path))
     }
 
     /// Leaves a wish in place of any older one.

@@ -23,7 +23,7 @@ use super::qmp::QmpError;
 use super::session::{Session, SessionError};
 use super::shared::Shared;
 use super::slot::{Restore, Slot};
-use super::undo::RestoreError;
+use super::undo::{self, RestoreError};
 
 /// The pause after the first failure to connect.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -43,10 +43,13 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
         if started.elapsed() > LONGEST_PAUSE {
             pause = FIRST_PAUSE;
         }
-        slot.down(error.to_string(), is_end(&slot, &error));
+        let is_end = is_end(&slot, &error);
+        slot.down(error.to_string(), is_end);
         // What was wished of the QEMU that is gone is not for the next one.
         slot.take_wish();
-        refuse_orders(&mut orders);
+        while let Ok(order) = orders.try_recv() {
+            refuse(order, is_end, &shared, &slot).await;
+        }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
@@ -62,10 +65,17 @@ fn is_end(slot: &Slot, error: &SessionError) -> bool {
     }
 }
 
-fn refuse_orders(orders: &mut mpsc::Receiver<Restore>) {
-    while let Ok(order) = orders.try_recv() {
-        drop(order.reply.send(Err(RestoreError::Unreachable)));
-    }
+/// Answers an order that came while there is no connection.
+async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
+    let outcome = match shared.records.at(&slot.path).await {
+        None => None,
+        Some(record) if is_end => {
+            Some(undo::strike_out(&shared.records, record, Ok(undo::GONE.to_owned())).await)
+        }
+        Some(_) => Some(Err(RestoreError::Unreachable)),
+    };
+    // Whoever asked may have stopped waiting.
+    drop(order.reply.send(outcome));
 }
 
 /// The mechanisms that need the balloon device.

@@ -1,15 +1,21 @@
 //! What the operator can do about a reason, or what will end it by itself.
 
-use model::{Reason, VmName};
+use model::{Reason, VmLimits, VmName};
 
 /// One sentence; `None` where there is nothing to be done, or nothing to be mended.
-pub(super) fn remedy(reason: &Reason, vm: &VmName) -> Option<String> {
+pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> Option<String> {
     let fixed = match reason {
         Reason::NoGroup => {
             return Some(format!("add a pattern that matches `{vm}` to a group's `vms`"));
         }
         Reason::AtMax { .. } | Reason::AboveMax { .. } => {
             return Some(format!("a larger `max` in [vm.\"{vm}\"] or its group"));
+        }
+        Reason::AtFloor { floor } if limits.is_some_and(|limits| *floor > limits.min) => {
+            return Some(format!(
+                "a smaller `base` in [vm.\"{vm}\"] or its group; or `swap = true` there, if the guest has \
+                 swap: then what lies idle is taken down to `min`"
+            ));
         }
         Reason::AtFloor { .. } => {
             return Some(format!("a smaller `min` in [vm.\"{vm}\"] or its group"));

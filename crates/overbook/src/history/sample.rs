@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, Mode, Reading, Reason, VmName, VmView};
+use model::{Action, Bytes, Mode, Reason, VmName, VmView};
 
-use crate::published::Published;
+use crate::{published::Published, swap_meter::SwapMeter};
 
 /// The coarser steps, in seconds. Every tick is kept too, as step [`FINEST_S`].
 pub(super) const COARSE_S: [u32; 2] = [10, 60];
@@ -160,40 +160,5 @@ impl Step {
         let sample = Sample { swap_per_s: mean, ..self.last };
         let row = ReadingRow { step_s: length_s, wall_ms: self.start_ms, vm: vm.clone(), sample };
         (self.count > 0).then_some(row)
-    }
-}
-
-/// Makes a rate of the guest's swap counters.
-#[derive(Debug, Default)]
-struct SwapMeter {
-    incarnation: u64,
-    counted: Option<Reading<Bytes>>,
-    rate: Option<Bytes>,
-}
-
-impl SwapMeter {
-    /// Bytes per second between the last two statistics; `None` before there are two, and after the
-    /// counters ran backwards.
-    fn rate(&mut self, view: &VmView) -> Option<Bytes> {
-        let counted = view.stats.and_then(|stats| {
-            let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);
-            Some(Reading::new(into.plus(out), stats.at))
-        });
-        let Some(new) = counted else {
-            *self = Self::default();
-            return None;
-        };
-        let old = self.counted.filter(|_| self.incarnation == view.incarnation);
-        self.rate = match old {
-            Some(old) if old.at == new.at => self.rate,
-            Some(old) if old.at < new.at && old.value <= new.value => {
-                let elapsed_ms = new.at.since(old.at).0;
-                Some(new.value.minus(old.value).share(1000, elapsed_ms))
-            }
-            _ => None,
-        };
-        self.incarnation = view.incarnation;
-        self.counted = Some(new);
-        self.rate
     }
 }

@@ -9,7 +9,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use model::{Bytes, Millis, Mode, Time, VmName, VmView};
+use model::{Bytes, Millis, Mode, VmName};
 use tokio::{
     sync::{broadcast, watch},
     time::Instant,
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     explain,
     published::{Latest, Published},
+    swap_meter::SwapMeter,
 };
 
 /// A tick and what came before it.
@@ -34,34 +35,37 @@ pub struct Shown {
     /// The last change of each VM that was carried out before this tick.
     pub last_changes: BTreeMap<VmName, LastChange>,
     meters: BTreeMap<VmName, SwapMeter>,
-}
-
-/// Measures a VM's swap traffic between two of its statistics.
-#[derive(Clone, Copy, Debug)]
-struct SwapMeter {
-    incarnation: u64,
-    at: Time,
-    counted: Bytes,
-    rate: Option<Bytes>,
+    swap_rates: BTreeMap<VmName, Bytes>,
 }
 
 impl Shown {
     /// The first tick: nothing came before it.
     #[must_use]
     pub fn first(published: Arc<Published>) -> Self {
-        let none = BTreeMap::new();
-        let meters = advance_all(&none, &published);
-        Self { published, seen: Instant::now(), last_changes: BTreeMap::new(), meters }
+        Self::with(published, BTreeMap::new(), &BTreeMap::new())
     }
 
     /// The tick after this one.
     #[must_use]
     pub fn next(&self, published: Arc<Published>) -> Self {
-        let meters = advance_all(&self.meters, &published);
         let mut last_changes = self.last_changes.clone();
         last_changes.extend(carried_out(&self.published));
         last_changes.retain(|vm, _| published.view.vms.contains_key(vm));
-        Self { published, seen: Instant::now(), last_changes, meters }
+        Self::with(published, last_changes, &self.meters)
+    }
+
+    fn with(
+        published: Arc<Published>,
+        last_changes: BTreeMap<VmName, LastChange>,
+        before: &BTreeMap<VmName, SwapMeter>,
+    ) -> Self {
+        let (mut meters, mut swap_rates) = (BTreeMap::new(), BTreeMap::new());
+        for (vm, view) in &published.view.vms {
+            let mut meter = before.get(vm).copied().unwrap_or_default();
+            swap_rates.extend(meter.rate(view).map(|rate| (vm.clone(), rate)));
+            meters.insert(vm.clone(), meter);
+        }
+        Self { published, seen: Instant::now(), last_changes, meters, swap_rates }
     }
 
     /// How long ago the tick arrived.
@@ -73,7 +77,7 @@ impl Shown {
     /// Swapped in and out per second; `None` until two statistics of the same life are there.
     #[must_use]
     pub fn swap_rate(&self, vm: &VmName) -> Option<Bytes> {
-        self.meters.get(vm)?.rate
+        self.swap_rates.get(vm).copied()
     }
 }
 
@@ -103,34 +107,9 @@ fn carried_out(tick: &Published) -> impl Iterator<Item = (VmName, LastChange)> +
     })
 }
 
-fn advance_all(
-    meters: &BTreeMap<VmName, SwapMeter>,
-    published: &Published,
-) -> BTreeMap<VmName, SwapMeter> {
-    let vms = published.view.vms.iter();
-    vms.filter_map(|(name, view)| Some((name.clone(), advance(meters.get(name), view)?))).collect()
-}
-
-fn advance(before: Option<&SwapMeter>, view: &VmView) -> Option<SwapMeter> {
-    let stats = view.stats?;
-    let counted = stats.value.swap_in?.plus(stats.value.swap_out?);
-    let first = SwapMeter { incarnation: view.incarnation, at: stats.at, counted, rate: None };
-    let Some(before) = before.filter(|b| b.incarnation == view.incarnation) else {
-        return Some(first);
-    };
-    if stats.at == before.at {
-        return Some(*before);
-    }
-    if stats.at < before.at || counted < before.counted {
-        return Some(first);
-    }
-    let rate = counted.minus(before.counted).share(1000, stats.at.since(before.at).0);
-    Some(SwapMeter { rate: Some(rate), ..first })
-}
-
 #[cfg(test)]
 mod tests {
-    use model::{GuestStats, Reading};
+    use model::{GuestStats, Reading, Time};
 
     use super::*;
     use crate::fixture;

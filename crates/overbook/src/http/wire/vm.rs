@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{Decision, Link, Migration, VmName, VmView, plan::Change};
+use model::{Decision, Link, Migration, Reason, VmName, VmView, plan::Change};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -116,6 +116,9 @@ impl VmStatus {
 
     /// What it is doing or suffering, newest first: the words of the last column of `status`.
     pub fn headline(&self) -> String {
+        if let Some(why) = &self.link_error {
+            return Reason::Unreachable { why: why.clone() }.to_string();
+        }
         let Some(change) = &self.change else {
             let refusal = self.refusals.first().map(|words| words.text.clone());
             return refusal.unwrap_or_default();

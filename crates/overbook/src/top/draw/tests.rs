@@ -49,7 +49,7 @@ web          ██████████████████░·····
 
 VM               GROUP      MAY USE    TARGET     HOST:USED  GUEST:SWAP   STATE         REASON
 web-1            web        192 MiB    202 MiB    180 MiB    3.1 MiB/s    ok            target raised to 202 MiB: it is
-db-1             -          -          -          -          -            unreachable   no group's pattern matches it: i
+db-1             -          -          -          -          -            unreachable   QEMU does not answer: no such so
 web-2            web        384 MiB    128 MiB    300 MiB    -            uncooperative uncooperative: its balloon stand
 
 ┌ last changes, the newest first ──────────────────────────────────────────────────────────────────────────────────────┐

@@ -1,0 +1,42 @@
+//! A VM's swap traffic, as a rate between two of its guest's statistics.
+//!
+//! The guest counts, and reports when it likes: a rate divides by the time that really passed between
+//! two reports, not by the daemon's period. Between reports the last rate stays. (The policy has its own
+//! meter: it also judges whether counters are to be believed.)
+
+use model::{Bytes, Reading, VmView};
+
+/// Makes a rate of the guest's swap counters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SwapMeter {
+    incarnation: u64,
+    counted: Option<Reading<Bytes>>,
+    rate: Option<Bytes>,
+}
+
+impl SwapMeter {
+    /// Bytes per second between the last two statistics; `None` before there are two of the same life,
+    /// and after the counters ran backwards.
+    pub(crate) fn rate(&mut self, view: &VmView) -> Option<Bytes> {
+        let counted = view.stats.and_then(|stats| {
+            let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);
+            Some(Reading::new(into.plus(out), stats.at))
+        });
+        let Some(new) = counted else {
+            *self = Self::default();
+            return None;
+        };
+        let old = self.counted.filter(|_| self.incarnation == view.incarnation);
+        self.rate = match old {
+            Some(old) if old.at == new.at => self.rate,
+            Some(old) if old.at < new.at && old.value <= new.value => {
+                let elapsed_ms = new.at.since(old.at).0;
+                Some(new.value.minus(old.value).share(1000, elapsed_ms))
+            }
+            _ => None,
+        };
+        self.incarnation = view.incarnation;
+        self.counted = Some(new);
+        self.rate
+    }
+}

@@ -1,0 +1,61 @@
+//! A full disk costs the history, and the right to touch VMs, but not the daemon.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::Mode;
+use overbook_tests::{BASE, Stage, hungry, idle};
+use sys::process::Spawn;
+
+/// Starts the daemon anew with its state on a full file system of its own, in a mount namespace that
+/// ends with it. Answers the file that fills it, as seen from here; `None`: no such thing is allowed.
+fn restart_on_full_disk(stage: &mut Stage) -> Option<PathBuf> {
+    stage.lab.end_helper("daemon", false).unwrap();
+    let said = stage.overbook(&["release"]);
+    assert!(said.status.success(), "{said:?}");
+    let script = "mount -t tmpfs -o size=256k tmpfs \"$1\" || exit 77
+        head -c 1M /dev/zero > \"$1/filler\" 2> /dev/null
+        exec \"$2\" --config \"$3\" daemon";
+    let program = lab::command::own_program("overbook").unwrap();
+    let spawn = Spawn::new("unshare").args(["--mount", "sh", "-c", script, "sh"]);
+    let spawn = spawn.arg(stage.state()).arg(program).arg(stage.config());
+    let process = stage.lab.spawn("daemon", spawn).unwrap();
+    let answers = |stage: &Stage| stage.overbook(&["status"]).status.success();
+    stage.until("the daemon answers, or has failed", |s| answers(s) || !process.is_alive());
+    let root = Path::new("/proc").join(process.pid.to_string()).join("root");
+    let filler = root.join(stage.state().strip_prefix("/").unwrap()).join("filler");
+    if !filler.exists() {
+        assert!(std::env::var_os("CI").is_none(), "CI must be able to mount a small tmpfs");
+        eprintln!("SKIPPED: a mount namespace needs root");
+        return None;
+    }
+    Some(filler)
+}
+
+#[test]
+fn on_a_full_disk_the_daemon_goes_on_and_touches_nothing_that_it_cannot_put_on_record() {
+    let Some(mut stage) = Stage::start(Mode::Observe, &[hungry(), idle("calm")]) else { return };
+    let enforcing = std::fs::read_to_string(stage.config()).unwrap().replace("observe", "enforce");
+    std::fs::write(stage.config(), enforcing).unwrap();
+    let Some(filler) = restart_on_full_disk(&mut stage) else { return };
+    // With statistics that somebody else has switched on there is demand, and a surplus to grant.
+    for guest in ["hungry", "calm"] {
+        assert_eq!(stage.polling_s(guest), 0, "touched without a record");
+        stage.set_polling_s(guest, 1);
+    }
+    stage.until("the daemon wants to grant and says why it does not", |stage| {
+        let error = stage.vm("hungry")["last_error"].take();
+        let has = |words| error.as_str().is_some_and(|error| error.contains(words));
+        has("balloon to") && has("could not be recorded")
+    });
+    stage.until("the history says so too", |stage| !stage.host()["history_error"].is_null());
+    stage.throughout(Duration::from_secs(5), "no balloon moves", |stage| {
+        stage.balloon("hungry") == BASE && stage.balloon("calm") == BASE
+    });
+
+    std::fs::remove_file(filler).unwrap();
+    stage.until("it acts once there is room", |stage| stage.balloon("hungry") > BASE);
+    stage.until("and the history is kept again", |stage| stage.host()["history_error"].is_null());
+}

@@ -1,0 +1,80 @@
+//! Ctrl-C in the middle of a demonstration leaves the machine as it was.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use overbook_tests::{program, take_turn, text};
+use sys::process::{Identity, Signal};
+
+/// Settings of the kernel that a lab could change: each file's name and what it says.
+fn settings() -> Vec<(String, String)> {
+    let globs = [
+        "/proc/mounts",
+        "/proc/swaps",
+        "/sys/kernel/mm/ksm/run",
+        "/sys/kernel/mm/ksm/pages_to_scan",
+        "/sys/kernel/mm/ksm/sleep_millisecs",
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        "/sys/kernel/mm/lru_gen/enabled",
+    ];
+    let mut found: Vec<_> = globs.map(str::to_owned).into();
+    let sysctls = std::fs::read_dir("/proc/sys/vm").unwrap().flatten();
+    found.extend(sysctls.map(|file| file.path().display().to_string()));
+    found.sort();
+    let read = |path: String| Some((path.clone(), std::fs::read_to_string(path).ok()?));
+    let mut settings: Vec<_> = found.into_iter().filter_map(read).collect();
+    settings.push(("cgroups".to_owned(), cgroups().join("\n")));
+    settings
+}
+
+fn cgroups() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.path().display().to_string()).collect();
+    names.sort();
+    names
+}
+
+/// Processes that have `dir` on their command line.
+fn processes(dir: &Path) -> Vec<String> {
+    let dir = dir.to_str().unwrap();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines
+        .map(|line| String::from_utf8_lossy(&line).replace('\0', " "))
+        .filter(|line| line.contains(dir))
+        .collect()
+}
+
+fn interrupted_after(seconds: u64) {
+    let Some(_turn) = take_turn() else { return };
+    let parent = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let dir = parent.path().join("lab");
+    let before = settings();
+    let mut lab = program();
+    lab.args(["lab", "run", "quickstart", "--dir"]).arg(&dir);
+    let child = lab.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(seconds));
+    assert!(!processes(&dir).is_empty());
+    Identity::of(child.id()).unwrap().signal(Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", text(&output));
+    assert_eq!(processes(&dir), Vec::<String>::new());
+    let kept = ["log", "overbook-lab.lock"];
+    let left = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.file_name());
+    let left: Vec<_> = left.filter(|name| !kept.contains(&name.to_str().unwrap())).collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(settings(), before);
+}
+
+#[test]
+fn ctrl_c_while_the_guests_boot_leaves_nothing_behind() {
+    interrupted_after(2);
+}
+
+#[test]
+fn ctrl_c_in_the_middle_of_the_work_leaves_nothing_behind() {
+    interrupted_after(15);
+}

@@ -1,0 +1,105 @@
+//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with a faulty
+//! configuration.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::Duration;
+
+use model::{Bytes, Mode};
+use overbook_tests::{BASE, Stage, hungry, idle, text};
+
+/// What the idle guest is cut down to.
+const LESS: Bytes = Bytes::mib(112);
+const GUESTS: [&str; 2] = ["hungry", "idle"];
+
+/// The hungry guest holds a grant, the idle one is below what it had, both are polled.
+fn touched() -> Option<Stage> {
+    let stage = Stage::start(Mode::Enforce, &[hungry(), idle("idle")])?;
+    let drop_in = stage.config().with_extension("d");
+    std::fs::create_dir(&drop_in).unwrap();
+    let less = "[vm.idle]\nbase = \"112MiB\"\nmax = \"112MiB\"\n";
+    std::fs::write(drop_in.join("less.toml"), less).unwrap();
+    stage.hang_up();
+    until_touched(&stage);
+    Some(stage)
+}
+
+fn until_touched(stage: &Stage) {
+    stage.until("hungry has more and idle has less", |stage| {
+        stage.balloon("hungry") > BASE && stage.balloon("idle") <= LESS
+    });
+    assert_eq!(stage.undo().len(), 2);
+    assert_eq!(GUESTS.map(|guest| stage.polling_s(guest)), [1, 1]);
+}
+
+fn until_put_back(stage: &Stage) {
+    assert_eq!(stage.undo(), Vec::<serde_json::Value>::new());
+    assert_eq!(GUESTS.map(|guest| stage.polling_s(guest)), [0, 0]);
+    stage.until("both guests have what they had", |stage| {
+        GUESTS.iter().all(|guest| stage.balloon(guest) == BASE)
+    });
+}
+
+fn break_configuration(stage: &Stage) {
+    let good = std::fs::read_to_string(stage.config()).unwrap();
+    std::fs::write(stage.config(), good + "\n[group\nnonsense = = 1\n").unwrap();
+}
+
+#[test]
+fn the_daemon_puts_everything_back_and_stays_paused_until_resume_even_if_restarted() {
+    let Some(mut stage) = touched() else { return };
+    let said = stage.says(&["release"]);
+    for guest in GUESTS {
+        let line = said.lines().find(|line| line.starts_with(guest)).unwrap();
+        assert!(
+            line.contains("statistics every 0 s") && line.contains("back to 128 MiB"),
+            "{said}"
+        );
+    }
+    until_put_back(&stage);
+
+    stage.daemon.kill(&mut stage.lab).unwrap();
+    stage.daemon.restart(&mut stage.lab).unwrap();
+    stage.until("both are seen", |stage| stage.host()["unreachable_vms"] == 0);
+    let is_paused = |stage: &Stage| stage.host()["paused"] == true && stage.undo().is_empty();
+    stage.throughout(Duration::from_secs(3), "a paused daemon touches nothing", is_paused);
+    until_put_back(&stage);
+
+    assert_eq!(stage.says(&["resume"]), "resumed\n");
+    until_touched(&stage);
+}
+
+#[test]
+fn without_a_daemon_the_journal_is_enough_and_a_second_release_has_nothing_to_do() {
+    let Some(mut stage) = touched() else { return };
+    let other = stage.lab.dir().join("etc/other.toml");
+    let (state, socket) =
+        (stage.lab.dir().join("run/other"), stage.lab.dir().join("run/other.sock"));
+    let text_of_other = format!("host.state = {state:?}\napi.socket = {socket:?}\n");
+    std::fs::write(&other, text_of_other).unwrap();
+    let elsewhere = stage.overbook_with(&other, &["release"]);
+    assert_eq!(text(&elsewhere), "nothing to release\n");
+    until_touched(&stage);
+
+    stage.daemon.kill(&mut stage.lab).unwrap();
+    let said = stage.says(&["release"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    until_put_back(&stage);
+    assert_eq!(stage.says(&["release"]), "nothing to release\n");
+}
+
+#[test]
+fn a_faulty_configuration_does_not_stop_a_release_with_a_daemon_or_without() {
+    let Some(mut stage) = touched() else { return };
+    break_configuration(&stage);
+    let said = stage.says(&["release"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    until_put_back(&stage);
+
+    assert_eq!(stage.says(&["resume"]), "resumed\n");
+    until_touched(&stage);
+    stage.daemon.kill(&mut stage.lab).unwrap();
+    let said = stage.says(&["release"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    until_put_back(&stage);
+}
