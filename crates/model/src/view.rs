@@ -80,6 +80,10 @@ pub struct VmView {
     /// Traffic of each of its disks.
     #[serde(default)]
     pub block: Option<Reading<BTreeMap<String, BlockStats>>>,
+    /// CPU time of the cgroup that QEMU runs in, in microseconds since that was made (`cpu.stat` of
+    /// cgroup v2). libvirt and systemd give each VM one of its own.
+    #[serde(default)]
+    pub cgroup_cpu_us: Option<Reading<u64>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.

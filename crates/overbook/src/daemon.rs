@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::{Spec, config::Faults};
+use model::config::Faults;
 use policy::{Memory, tuning};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -255,18 +255,22 @@ impl Daemon {
     }
 
     fn reload(&mut self) {
-        let outcome: Result<Arc<Spec>, String> = self
-            .reloader
-            .reload()
-            .map_err(|faults| format!("the last good configuration stays in force:\n{faults}"))
-            .map(|()| self.reloader.spec());
-        match outcome {
-            Ok(spec) => match self.drivers.set_globs(spec.host.qmp.clone()) {
-                Ok(()) => log::info("the configuration was read again"),
-                Err(error) => log::warn(&error.to_string()),
-            },
-            Err(error) => log::warn(&error),
+        if let Err(faults) = self.reloader.reload() {
+            return log::warn(&format!("the last good configuration stays in force:\n{faults}"));
         }
+        let spec = self.reloader.spec();
+        match self.drivers.set_globs(spec.host.qmp.clone()) {
+            Ok(()) => log::info("the configuration was read again"),
+            Err(error) => log::warn(&error.to_string()),
+        }
+        // Who is in no group any more has no limits that its memory could be brought back to.
+        let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());
+        tokio::spawn(async move {
+            let left = left.await;
+            if !left.is_empty() {
+                log::info(&release::summary(left).text);
+            }
+        });
     }
 }
 

@@ -244,6 +244,25 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
 }
 
 #[tokio::test]
+async fn a_vm_that_leaves_management_gets_back_what_it_had_and_is_watched_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (left, kept) = (Fake::new("web"), Fake::new("db"));
+    tokio::spawn(left.clone().serve(dir.path().join("a.qmp")));
+    tokio::spawn(kept.clone().serve(dir.path().join("b.qmp")));
+    let mut drivers = watch(dir.path());
+    for name in ["web", "db"] {
+        let view = until(&mut drivers, name, is_up).await;
+        drivers.act(&set(name, &view, 200));
+    }
+    settle().await;
+    let released = drivers.let_go(&|vm| vm.as_str() == "web").await;
+    assert!(matches!(&released[..], [(vm, Ok(_))] if vm.as_str() == "web"), "{released:?}");
+    let original = format!("\"value\":{RAM}");
+    assert_eq!((left.heard(&original), kept.heard(&original)), (1, 0));
+    until(&mut drivers, "web", is_up).await;
+}
+
+#[tokio::test]
 async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
     let dir = tempfile::tempdir().unwrap();
     let fake = Fake::new("web");

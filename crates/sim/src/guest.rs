@@ -149,6 +149,7 @@ impl Guest {
             used: Some(Reading::new(self.used, now)),
             migration,
             block: None,
+            cgroup_cpu_us: None,
             limits,
             last_error: None,
         })

@@ -1,9 +1,7 @@
 //! Pressure stall information: the share of time in which work waited for memory.
 //!
-//! `some` counts moments in which at least one task waited, `full` those in which all did. The
-//! host's file is `/proc/pressure/memory`, a cgroup's is its `memory.pressure`; the format is the
-//! same. A kernel without PSI (`CONFIG_PSI=n`, or `psi=0` at boot) has no file, or one that cannot
-//! be read.
+//! `some` counts moments in which at least one task waited, `full` those in which all did. A kernel
+//! without PSI (`CONFIG_PSI=n`, or `psi=0` at boot) has no file, or one that cannot be read.
 //!
 //! Source: Documentation/accounting/psi.rst.
 
@@ -41,14 +39,6 @@ pub struct Stall {
 /// When the file makes no sense.
 pub fn of_host() -> Result<Option<Pressure>, ProcError> {
     of_file(Path::new(HOST))
-}
-
-/// The memory pressure of the cgroup at `dir`; `None` where the kernel has no PSI.
-///
-/// # Errors
-/// When the file makes no sense.
-pub fn of_cgroup(dir: &Path) -> Result<Option<Pressure>, ProcError> {
-    of_file(&dir.join("memory.pressure"))
 }
 
 fn of_file(path: &Path) -> Result<Option<Pressure>, ProcError> {

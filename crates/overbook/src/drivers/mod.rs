@@ -110,6 +110,21 @@ impl Drivers {
         }
     }
 
+    /// Puts back the VMs that `leaves` names, and goes on watching them.
+    pub fn let_go(
+        &self,
+        leaves: &dyn Fn(&VmName) -> bool,
+    ) -> impl Future<Output = Vec<Released>> + Send + use<> {
+        let shared = Arc::clone(&self.shared);
+        let slots: Vec<_> =
+            shared.slots().values().filter(|slot| leaves(&slot.name())).cloned().collect();
+        async move {
+            let deadline = Instant::now() + ORDER_DEADLINE;
+            let asked = slots.iter().map(|slot| order_restore(&shared, slot, deadline));
+            join_all(asked).await.into_iter().flatten().collect()
+        }
+    }
+
     /// Watch only, until [`Drivers::take_up`].
     pub fn keep_hands_off(&self) {
         self.shared.set_hands_off(true);

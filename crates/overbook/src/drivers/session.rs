@@ -177,6 +177,7 @@ impl<'a> Session<'a> {
         self.slot.up();
         if self.periods.is_multiple_of(BLOCK_EVERY) {
             self.count_blocks().await?;
+            self.count_cpu();
         }
         self.periods += 1;
         self.ensure_polling().await
@@ -194,6 +195,15 @@ impl<'a> Session<'a> {
             Ok(None) => {}
             Err(error) => self.slot.limit(Mechanism::HostMemory, Some(error.to_string())),
         }
+    }
+
+    /// A host without cgroup v2 has no such counter; nothing depends on it.
+    fn count_cpu(&self) {
+        let Ok(pid) = self.peer.qemu else { return };
+        let Ok(Some(cgroup)) = sys::cgroup::of_process(pid) else { return };
+        let spent = sys::cgroup::cpu_usage_us(&cgroup).ok();
+        let reading = spent.map(|spent| Reading::new(spent, boot_now()));
+        self.slot.state().view.cgroup_cpu_us = reading;
     }
 
     async fn count_blocks(&mut self) -> Result<(), QmpError> {

@@ -152,6 +152,7 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         used: None,
         migration: Migration::Unknown,
         block: None,
+        cgroup_cpu_us: None,
         limits: BTreeMap::new(),
         last_error: None,
     }

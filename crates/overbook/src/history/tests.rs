@@ -46,6 +46,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         limits: BTreeMap::new(),
         last_error: None,
         block: None,
+        cgroup_cpu_us: None,
     };
     Published {
         at,

@@ -213,6 +213,9 @@ impl Snapshot {
         let swap = swap("in", |s| s.swap_in).chain(swap("out", |s| s.swap_out)).collect();
         let help = "Swapped by the guest since its boot, by its own count.";
         page.counters("vm_guest_swap", help, bytes(), swap)?;
+        let cpu = column(&|vm| vm.view.cgroup_cpu_us.map(|reading| seconds(reading.value, 1e6)));
+        let help = "CPU time of the cgroup that QEMU runs in; where each VM has its own, the VM's.";
+        page.counters("vm_cgroup_cpu", help, Some(Unit::Seconds), cpu)?;
         let now = self.shown.published.at;
         let age = column(&|vm| vm.view.stats.map(|reading| seconds(reading.age(now).0, 1e3)));
         let help = "Age of the guest's statistics.";

@@ -93,6 +93,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         limits: BTreeMap::new(),
         last_error: None,
         block: None,
+        cgroup_cpu_us: None,
     }
 }
 

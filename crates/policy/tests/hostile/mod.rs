@@ -139,6 +139,7 @@ impl World {
                 .map(|(used, age)| Reading::new(used.unwrap_or(base), Time(self.now.0 - age))),
             migration: shown.migration,
             block: None,
+            cgroup_cpu_us: None,
             limits: BTreeMap::new(),
             last_error: None,
         }

@@ -66,6 +66,7 @@ impl World {
             used: Some(Reading::new(Bytes::mib(actual), self.now)),
             migration: Migration::None,
             block: None,
+            cgroup_cpu_us: None,
             limits: BTreeMap::new(),
             last_error: None,
         };
