@@ -19,9 +19,6 @@ use crate::command::{self, CommandError};
 use crate::cpio::Archive;
 use crate::packages::{Apt, PackageError};
 
-/// Names the workload program, instead of the one beside this program.
-pub const GUEST_VARIABLE: &str = "OVERBOOK_GUEST";
-
 const INIT: &str = include_str!("init.sh");
 const GUEST_PROGRAM: &str = "overbook-guest";
 
@@ -40,10 +37,7 @@ const MODULES: [&str; 7] = [
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The workload program is not built.
-    #[error(
-        "no {GUEST_PROGRAM} found ({looked}): build it with `make build`, or name it in \
-         {GUEST_VARIABLE}"
-    )]
+    #[error("no {GUEST_PROGRAM} found ({looked}): build it with `make build`")]
     NoGuestProgram {
         /// Where it was looked for.
         looked: String,
@@ -153,11 +147,8 @@ fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf, ImageError
     })
 }
 
-/// Named by the environment, among our own programs, or installed.
+/// Among our own programs, or installed.
 fn find_guest_program() -> Result<PathBuf, ImageError> {
-    if let Some(named) = std::env::var_os(GUEST_VARIABLE).filter(|value| !value.is_empty()) {
-        return Ok(PathBuf::from(named));
-    }
     let beside = command::own_program(GUEST_PROGRAM).ok();
     let installed = PathBuf::from("/usr/lib/overbook").join(GUEST_PROGRAM);
     let candidates: Vec<PathBuf> = beside.into_iter().chain([installed]).collect();
