@@ -15,7 +15,7 @@ fn restart_on_full_disk(stage: &mut Stage) -> Option<PathBuf> {
     stage.lab.end_helper("daemon", false).unwrap();
     let said = stage.overbook(&["release"]);
     assert!(said.status.success(), "{said:?}");
-    let script = "mount -t tmpfs -o size=256k tmpfs \"$1\" || exit 77
+    let script = "mount -t tmpfs -o size=256k,mode=0700 tmpfs \"$1\" || exit 77
         head -c 1M /dev/zero > \"$1/filler\" 2> /dev/null
         exec \"$2\" --config \"$3\" daemon";
     let program = lab::command::own_program("overbook").unwrap();
