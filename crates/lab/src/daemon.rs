@@ -29,6 +29,7 @@ pub struct Daemon {
     config: PathBuf,
     client: Client,
     process: Identity,
+    log: PathBuf,
 }
 
 impl Daemon {
@@ -42,7 +43,8 @@ impl Daemon {
         let program = program()?;
         let process = spawn(lab, &program, &config)?;
         let client = Client::new(&socket(lab.dir()))?;
-        let daemon = Self { program, config, client, process };
+        let log = lab.dir().join("log").join(NAME);
+        let daemon = Self { program, config, client, process, log };
         daemon.wait_until_it_answers(lab)?;
         Ok(daemon)
     }
@@ -61,6 +63,26 @@ impl Daemon {
         Ok(self.client.get("/v1/case")?)
     }
 
+    /// Its latest tick for who records one every second; `None` when it does not answer just now.
+    ///
+    /// # Errors
+    /// When it has died: what comes after is not its work.
+    pub fn latest(&self) -> Result<Option<Case>, LabError> {
+        self.ensure_alive()?;
+        Ok(self.case().ok())
+    }
+
+    /// Nothing, as long as it lives.
+    ///
+    /// # Errors
+    /// When it has died, with what it said.
+    pub fn ensure_alive(&self) -> Result<(), LabError> {
+        if self.process.is_alive() {
+            return Ok(());
+        }
+        Err(LabError::Daemon(std::fs::read_to_string(&self.log).unwrap_or_default()))
+    }
+
     /// Changes the mode as an operator does: a new file and SIGHUP.
     ///
     /// # Errors
@@ -76,8 +98,9 @@ impl Daemon {
     /// Kills it (SIGKILL) without any warning.
     ///
     /// # Errors
-    /// When it cannot be signalled.
+    /// When it has died by itself before, or cannot be signalled.
     pub fn kill(&self, lab: &mut Lab) -> Result<(), LabError> {
+        self.ensure_alive()?;
         lab.end_helper(NAME, true)
     }
 
@@ -92,11 +115,7 @@ impl Daemon {
 
     fn wait_until_it_answers(&self, lab: &Lab) -> Result<(), LabError> {
         lab.wait_for("the daemon to answer and to know every guest", START_LIMIT, |lab| {
-            let log = lab.dir().join("log").join(NAME);
-            if !self.process.is_alive() {
-                let said = std::fs::read_to_string(log).unwrap_or_default();
-                return Err(LabError::Daemon(said));
-            }
+            self.ensure_alive()?;
             Ok(self.case().is_ok_and(|case| case.view.vms.len() == lab.machines().len()))
         })
     }

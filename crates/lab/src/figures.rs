@@ -1,8 +1,8 @@
 //! What a scenario measured: figures with their targets, printed as a table or as one JSON object.
 //!
 //! **Invariants.** Whether a scenario passed is computed from its targets and cannot be claimed. A
-//! figure that is no number (nothing was measured) misses every target. Order is the order of
-//! adding.
+//! figure that is no finite number (nothing was measured) misses every target. Order is the order
+//! of adding.
 
 use std::fmt::{self, Write};
 
@@ -22,8 +22,11 @@ pub enum Target {
 }
 
 impl Target {
-    /// Whether `value` meets it; no number meets none.
+    /// Whether `value` meets it; what is no number, or infinite (divided by nothing), meets none.
     pub fn is_met_by(self, value: f64) -> bool {
+        if !value.is_finite() {
+            return false;
+        }
         match self {
             Self::AtLeast(limit) => value >= limit,
             Self::AtMost(limit) => value <= limit,
@@ -234,6 +237,7 @@ mod tests {
     fn what_was_not_measured_has_not_passed() {
         assert!(!figures(f64::NAN, Target::AtMost(3.0)).passed());
         assert!(!figures(f64::NAN, Target::Equals(0.0)).passed());
+        assert!(!figures(f64::INFINITY, Target::AtLeast(3.0)).passed());
         assert!(!Figures::new("s", "m".into(), 1, 1).passed());
     }
 

@@ -21,7 +21,7 @@ use crate::command::{CommandError, last_lines};
 use crate::image::{Image, ImageError};
 use crate::interrupt::{self, Interrupted};
 use crate::machine::{self, Files, MachineSpec, SpecError};
-use crate::metrics::{Follower, Sample, Samples};
+use crate::metrics::{Follower, Newest, Sample};
 use crate::qemu::{Qemu, QemuError};
 use crate::qmp::{Line, QmpError};
 use crate::state::{ChildRecord, Record, StateDir, StateError};
@@ -148,7 +148,7 @@ pub struct Machine {
     files: Files,
     line: Line,
     child: Child,
-    samples: Samples,
+    newest: Newest,
     started: Instant,
     boot_time: Option<Duration>,
 }
@@ -185,14 +185,9 @@ impl Machine {
         self.line.hang_up();
     }
 
-    /// All reports of its workload so far.
-    pub fn metrics(&self) -> Vec<Sample> {
-        self.samples.all()
-    }
-
     /// The newest report of its workload.
     pub fn last_metric(&self) -> Option<Sample> {
-        self.samples.last()
+        self.newest.get()
     }
 
     /// One QMP command on the lab's own socket.
@@ -275,7 +270,7 @@ impl Lab {
         for spec in specs {
             lab.start_machine(spec, with)?;
         }
-        let files = lab.machines.iter().map(|m| (m.files.metrics.clone(), m.samples.clone()));
+        let files = lab.machines.iter().map(|m| (m.files.metrics.clone(), m.newest.clone()));
         lab.follower = Some(Follower::start(files.collect())?);
         lab.wait_until_up()?;
         Ok(lab)
@@ -380,7 +375,7 @@ impl Lab {
             line: Line::new(&files.lab_socket),
             files,
             child,
-            samples: Samples::default(),
+            newest: Newest::default(),
             started,
             boot_time: None,
         });

@@ -22,7 +22,7 @@
 //! **Invariants.** Everything that the lab starts ends with it: on Ctrl-C, on failure, on SIGKILL.
 //! The user's system is not changed; state lies in one directory, downloads in one cache.
 //!
-//! **Leaves out.** Machines other than x86_64, distributions without apt.
+//! **Leaves out.** Machines other than x86_64, distributions other than Debian.
 
 pub mod accel;
 pub mod cache;
@@ -50,8 +50,5 @@ pub mod sources;
 pub mod state;
 pub mod status;
 
-pub use figures::{Figure, Figures, Target};
-pub use interrupt::interrupted;
 pub use lab::{Lab, LabError, Machine, Provisions};
-pub use machine::{MachineSpec, Swap};
-pub use metrics::Sample;
+pub use machine::MachineSpec;

@@ -4,7 +4,6 @@
 //! stamps each line when it comes: one thread follows all files. Lines are hostile: too long or no
 //! JSON, and they are left out.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -16,8 +15,6 @@ use serde_json::Value;
 
 /// How often the files are looked at: the error of a time stamp.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Lines kept per guest; at one per second, hours.
-const KEPT: usize = 10_000;
 const LINE_LIMIT: usize = 16 * 1024;
 
 /// One report of a workload.
@@ -29,27 +26,18 @@ pub struct Sample {
     pub value: Value,
 }
 
-/// The reports of one guest so far.
+/// The newest report of one guest: whoever needs a history keeps what it needs of it.
 #[derive(Debug, Clone, Default)]
-pub struct Samples(Arc<Mutex<VecDeque<Sample>>>);
+pub struct Newest(Arc<Mutex<Option<Sample>>>);
 
-impl Samples {
-    /// A copy of all that are kept, oldest first.
-    pub fn all(&self) -> Vec<Sample> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+impl Newest {
+    /// A copy; `None` as long as there is none.
+    pub fn get(&self) -> Option<Sample> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The newest.
-    pub fn last(&self) -> Option<Sample> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).back().cloned()
-    }
-
-    fn push(&self, sample: Sample) {
-        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if samples.len() == KEPT {
-            samples.pop_front();
-        }
-        samples.push_back(sample);
+    fn set(&self, sample: Sample) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sample);
     }
 }
 
@@ -61,8 +49,8 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows each file, which need not exist yet, into its samples.
-    pub fn start(files: Vec<(PathBuf, Samples)>) -> std::io::Result<Self> {
+    /// Follows each file, which need not exist yet, into its newest sample.
+    pub fn start(files: Vec<(PathBuf, Newest)>) -> std::io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let mut tails: Vec<Tail> = files.into_iter().map(|(p, s)| Tail::new(p, s)).collect();
@@ -90,12 +78,12 @@ struct Tail {
     path: PathBuf,
     file: Option<File>,
     partial: Vec<u8>,
-    samples: Samples,
+    newest: Newest,
 }
 
 impl Tail {
-    fn new(path: PathBuf, samples: Samples) -> Self {
-        Self { path, file: None, partial: Vec::new(), samples }
+    fn new(path: PathBuf, newest: Newest) -> Self {
+        Self { path, file: None, partial: Vec::new(), newest }
     }
 
     fn advance(&mut self) {
@@ -119,7 +107,7 @@ impl Tail {
             if self.partial.len() <= LINE_LIMIT
                 && let Ok(value) = serde_json::from_slice(&self.partial)
             {
-                self.samples.push(Sample { arrived, value });
+                self.newest.set(Sample { arrived, value });
             }
             self.partial.clear();
         }
@@ -148,17 +136,17 @@ mod tests {
     fn tail_of(text: &[u8]) -> (Tail, tempfile::NamedTempFile) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(text).unwrap();
-        (Tail::new(file.path().to_owned(), Samples::default()), file)
+        (Tail::new(file.path().to_owned(), Newest::default()), file)
     }
 
     #[test]
     fn a_line_counts_once_it_is_complete() {
         let (mut tail, mut file) = tail_of(b"{\"ops\":1}\r\n{\"ops\"");
         tail.advance();
-        assert_eq!(tail.samples.all().len(), 1);
+        assert_eq!(tail.newest.get().unwrap().value["ops"], 1);
         file.write_all(b":2}\n").unwrap();
         tail.advance();
-        assert_eq!(tail.samples.last().unwrap().value["ops"], 2);
+        assert_eq!(tail.newest.get().unwrap().value["ops"], 2);
     }
 
     #[test]
@@ -166,7 +154,7 @@ mod tests {
         let long = format!("\"{}\"\nnot json\n{{\"ops\":3}}\n", "x".repeat(2 * LINE_LIMIT));
         let (mut tail, file) = tail_of(long.as_bytes());
         tail.advance();
-        assert_eq!(tail.samples.all().len(), 1);
+        assert_eq!(tail.newest.get().unwrap().value["ops"], 3);
         assert_eq!(last_in(file.path()).unwrap().0["ops"], 3);
     }
 }

@@ -4,6 +4,8 @@
 //! from the workloads, memory from the kernel's page tables (`smaps`, the exact and expensive way);
 //! only what nobody else can read (the guests' swap counters, which come over the daemon's connection)
 //! is asked of the daemon, where there is one.
+//!
+//! **Invariant.** What was not measured is `None` or no number, never zero.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,19 +17,33 @@ use sys::memory_of::Overhead;
 use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
+/// A workload reports every second; one whose last report is older than this is silent.
+const SILENT_AFTER_S: f64 = 1.5;
+
 /// One guest in one second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moment {
     /// Seconds since the recording began.
     pub at_s: f64,
-    /// Operations per second of its workload in that second; `None`: it reported nothing.
+    /// Operations per second of its workload in that second; `None`: it was silent.
     pub ops_per_s: Option<f64>,
+    /// Its newest report, however old.
+    pub progress: Option<Progress>,
     /// Where its balloon stands.
     pub balloon: Option<Bytes>,
     /// What it occupies on the host.
     pub used: Option<Bytes>,
     /// Swapped in and out since its boot.
     pub swapped: Option<Bytes>,
+}
+
+/// How far a workload had come by its own count.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Progress {
+    /// When the report came, in seconds since the recording began.
+    pub at_s: f64,
+    /// Operations since the workload's start.
+    pub ops: u64,
 }
 
 /// Everything recorded.
@@ -60,21 +76,21 @@ impl Recording {
         now_s
     }
 
-    /// Records every second for `length`. `case` is asked for the daemon's latest tick; `None` while
-    /// there is no daemon.
+    /// Records every second for `length`. `case` is asked for the daemon's latest tick; `None` when
+    /// there is none to be had.
     ///
     /// # Errors
-    /// When a guest dies or the user interrupts.
+    /// When a guest dies, `case` fails, or the user interrupts.
     pub fn record(
         &mut self,
         lab: &Lab,
         length: Duration,
-        mut case: impl FnMut() -> Option<Case>,
+        mut case: impl FnMut() -> Result<Option<Case>, LabError>,
     ) -> Result<(), LabError> {
         let end = Instant::now() + length;
         while Instant::now() < end {
             let next = Instant::now() + Duration::from_secs(1);
-            let case = case();
+            let case = case()?;
             for machine in lab.machines() {
                 if !machine.alive() {
                     return Err(machine.death());
@@ -93,9 +109,31 @@ impl Recording {
         moments.iter().filter(move |moment| (from_s..until_s).contains(&moment.at_s))
     }
 
+    /// Operations per second of `guest` over all of that time, by its own count; not a number when it
+    /// did not report. A silence does not stop the clock: it counts as time without work.
+    #[must_use]
+    pub fn rate(&self, guest: &str, from_s: f64, until_s: f64) -> f64 {
+        let moments = self.between(guest, from_s, until_s);
+        let mut seen = moments.filter_map(|moment| Some((moment.at_s, moment.progress?)));
+        let (Some((_, first)), Some((now_s, last))) = (seen.next(), seen.last()) else {
+            return f64::NAN;
+        };
+        let seconds = last.at_s.max(now_s - SILENT_AFTER_S) - first.at_s;
+        match last.ops.checked_sub(first.ops) {
+            #[expect(clippy::cast_precision_loss, reason = "nobody counts to 2^53")]
+            Some(ops) if seconds > 0.0 => ops as f64 / seconds,
+            _ => f64::NAN,
+        }
+    }
+
     fn moment(&self, machine: &Machine, case: Option<&Case>) -> Moment {
-        let report = machine.last_metric().filter(|m| m.arrived.elapsed().as_secs_f64() < 1.5);
-        let ops_per_s = report.and_then(|report| report.value["ops_per_s"].as_f64());
+        let report = machine.last_metric();
+        let progress = report.as_ref().and_then(|report| {
+            let at_s = report.arrived.saturating_duration_since(self.began).as_secs_f64();
+            Some(Progress { at_s, ops: report.value["ops"].as_u64()? })
+        });
+        let fresh = report.filter(|r| r.arrived.elapsed().as_secs_f64() < SILENT_AFTER_S);
+        let ops_per_s = fresh.and_then(|report| report.value["ops_per_s"].as_f64());
         let ram = machine.spec().memory_max;
         let used = Overhead::measure(machine.process().pid, &[ram]).ok().map(|o| o.guest);
         let name = VmName::from(machine.spec().name.as_str());
@@ -103,7 +141,7 @@ impl Recording {
         let balloon = vm.and_then(|vm| vm.balloon).map(|reading| reading.value);
         let stats = vm.and_then(|vm| vm.stats).map(|reading| reading.value);
         let swapped = stats.and_then(|s| Some(s.swap_in?.plus(s.swap_out?)));
-        Moment { at_s: self.now_s(), ops_per_s, balloon, used, swapped }
+        Moment { at_s: self.now_s(), ops_per_s, progress, balloon, used, swapped }
     }
 }
 
@@ -119,13 +157,6 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// The mean of the values; not a number when there are none.
-#[must_use]
-pub fn mean(values: impl IntoIterator<Item = f64>) -> f64 {
-    let (sum, count) = values.into_iter().fold((0.0, 0.0), |(sum, n), v| (sum + v, n + 1.0));
-    sum / count
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +166,41 @@ mod tests {
         assert!((median([3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
         assert!((median([4.0, 1.0]) - 2.5).abs() < 1e-9);
         assert!(median([]).is_nan());
-        assert!(mean([]).is_nan());
+    }
+
+    /// One moment per second; each is when the newest report came, and what it counted.
+    fn recorded(reports: &[(f64, u64)]) -> Recording {
+        let moment = |(second, &(at_s, ops)): (u32, &(f64, u64))| Moment {
+            at_s: f64::from(second),
+            ops_per_s: None,
+            progress: Some(Progress { at_s, ops }),
+            balloon: None,
+            used: None,
+            swapped: None,
+        };
+        let mut recording = Recording::begin();
+        recording.guests.insert("a".into(), (0..).zip(reports).map(moment).collect());
+        recording
+    }
+
+    #[test]
+    fn a_rate_is_the_work_done_between_two_reports() {
+        let recording = recorded(&[(0.0, 5), (1.0, 15), (2.0, 25)]);
+        assert!((recording.rate("a", 0.0, 9.0) - 10.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_guest_that_falls_silent_does_not_keep_its_rate() {
+        let mut reports = vec![(0.0, 0), (1.0, 10)];
+        reports.resize(21, (1.0, 10));
+        assert!(recorded(&reports).rate("a", 0.0, 30.0) < 0.6);
+    }
+
+    #[test]
+    fn a_guest_that_did_not_report_has_no_rate() {
+        assert!(recorded(&[]).rate("a", 0.0, 9.0).is_nan());
+        assert!(recorded(&[(0.0, 5)]).rate("a", 0.0, 9.0).is_nan());
+        assert!(recorded(&[(0.0, 5), (1.0, 1)]).rate("a", 0.0, 9.0).is_nan());
+        assert!(recorded(&[(0.0, 5)]).rate("b", 0.0, 9.0).is_nan());
     }
 }

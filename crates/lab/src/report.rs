@@ -22,8 +22,8 @@ pub struct Row {
     pub memory: [Option<Bytes>; 2],
     /// What it occupied on the host, at the end of each phase.
     pub used: [Option<Bytes>; 2],
-    /// What it swapped per second.
-    pub swap_per_s: [Bytes; 2],
+    /// What it swapped per second, over each phase.
+    pub swap_per_s: [Option<Bytes>; 2],
     /// Median operations per second.
     pub ops_per_s: [f64; 2],
 }
@@ -53,6 +53,7 @@ pub fn table(rows: &[Row]) -> String {
 
 fn cells(row: &Row) -> [String; 7] {
     let size = |size: Option<Bytes>| size.map_or("?".to_owned(), |s| format!("{:.0}", s.as_mib()));
+    let rate = |rate: Option<Bytes>| rate.map_or("?".to_owned(), |r| format!("{:.1}", r.as_mib()));
     let pair = |[a, b]: [String; 2], unit: &str| format!("{a} -> {b} {unit}");
     let [before, after] = row.ops_per_s;
     [
@@ -60,14 +61,19 @@ fn cells(row: &Row) -> [String; 7] {
         row.workload.clone(),
         pair(row.memory.map(size), "MiB"),
         pair(row.used.map(size), "MiB"),
-        pair(row.swap_per_s.map(|s| format!("{:.1}", s.as_mib())), "MiB"),
+        pair(row.swap_per_s.map(rate), "MiB"),
         pair(row.ops_per_s.map(count), ""),
-        if before > 0.0 { format!("{:.2}x", after / before) } else { "?".to_owned() },
+        if before > 0.0 && after.is_finite() {
+            format!("{:.2}x", after / before)
+        } else {
+            "?".to_owned()
+        },
     ]
 }
 
 fn count(value: f64) -> String {
     match value {
+        v if !v.is_finite() => "?".to_owned(),
         v if v >= 1e6 => format!("{:.1} M", v / 1e6),
         v if v >= 1e4 => format!("{:.0} k", v / 1e3),
         v => format!("{v:.0}"),
@@ -174,12 +180,12 @@ mod tests {
             workload: "sort".into(),
             memory: [Some(Bytes::mib(128)), Some(Bytes::mib(256))],
             used: [Some(Bytes::mib(100)), None],
-            swap_per_s: [Bytes::mib(3), Bytes::ZERO],
+            swap_per_s: [Some(Bytes::mib(3)), None],
             ops_per_s: [200.0, 1_000_000.0],
         };
         let text = table(&[row]);
         assert!(text.contains("128 -> 256 MiB"), "{text}");
-        assert!(text.contains("100 -> ? MiB"), "{text}");
+        assert!(text.contains("100 -> ? MiB") && text.contains("3.0 -> ? MiB"), "{text}");
         assert!(text.ends_with("5000.00x\n"), "{text}");
     }
 }

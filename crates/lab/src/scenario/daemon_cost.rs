@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use model::Mode;
-use sys::process::{Identity, Usage};
+use model::{Bytes, Mode};
+use sys::process::Usage;
 
 use super::{Context, Scenario};
 use crate::daemon::Daemon;
@@ -26,15 +26,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, &fleet::quickstart(context.seed))?;
     let daemon = Daemon::start(&mut lab, Mode::Enforce)?;
     interrupt::sleep(WARM_UP)?;
-    let process = daemon.process();
-    let before = usage(process)?.cpu;
+    let before = usage(&daemon)?.cpu;
     let mut resident = Vec::new();
     for _ in 0..MINUTE {
         interrupt::sleep(Duration::from_secs(1))?;
-        resident.push(usage(process)?.resident.as_mib());
+        resident.push(megabytes(usage(&daemon)?.resident));
     }
-    let spent = usage(process)?.cpu.saturating_sub(before);
+    let spent = usage(&daemon)?.cpu.saturating_sub(before);
     let most = resident.iter().copied().fold(0.0, f64::max);
+    if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
+        return Err(dead.death());
+    }
     lab.stop()?;
 
     let mut figures = context.figures(SCENARIO.name, 1);
@@ -53,6 +55,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-fn usage(process: Identity) -> Result<Usage, LabError> {
-    process.usage().ok_or_else(|| LabError::Daemon("nothing; it is gone".to_owned()))
+fn usage(daemon: &Daemon) -> Result<Usage, LabError> {
+    // A dead process that nobody has reaped has a usage too: no memory.
+    daemon.ensure_alive()?;
+    let gone = || LabError::Daemon("nothing; it is gone".to_owned());
+    daemon.process().usage().ok_or_else(gone)
+}
+
+fn megabytes(size: Bytes) -> f64 {
+    size.as_mib() * f64::from(1 << 20) / 1e6
 }

@@ -1,7 +1,8 @@
 //! `daemon-kill`: the daemon is killed twenty times at random moments, under the load of `quickstart`.
 //!
 //! Nobody may notice: every guest lives on with its data intact, and each new daemon finds its guests
-//! and brings every balloon back to where the group's memory belongs within seconds.
+//! and brings every balloon back to where the group's memory belongs within seconds. A guest that dies
+//! on the way ends the run as a failure, with its last words.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
