@@ -16,13 +16,12 @@ for module in /modules/*; do insmod $module; done
 # The initramfs is guest memory: what is no longer needed goes.
 rm -r /modules
 
-run= balloon_kb=0 discard= swap=
+run= balloon_kb=0
 for word in $(cat /proc/cmdline); do
     case $word in
         overbook.run=*) run=${word#*=} ;;
         overbook.balloon_kb=*) balloon_kb=${word#*=} ;;
         overbook.name=*) hostname ${word#*=} ;;
-        overbook.discard) discard=yes ;;
     esac
 done
 
@@ -32,12 +31,10 @@ for disk in /sys/block/vd*; do
     ln -s ${disk##*/} /dev/$(cat $disk/serial)
 done
 if [ -e /dev/swap ]; then
-    swap=/sys/block/$(readlink /dev/swap)/queue/rotational
-    # The kernel trims swap only on a disk that does not rotate, and reads ahead more on one that
-    # does.
-    if [ -n "$discard" ]; then echo 0 > $swap; else echo 1 > $swap; fi
+    # Like a hard disk: the kernel then reads ahead in swap.
+    echo 1 > /sys/block/$(readlink /dev/swap)/queue/rotational
     mkswap /dev/swap > /dev/null
-    if [ -n "$discard" ]; then swapon -d /dev/swap; else swapon /dev/swap; fi
+    swapon /dev/swap
 fi
 
 # The workload starts in the memory that the guest is provisioned with, not in what it may grow to.

@@ -77,8 +77,6 @@ pub struct Swap {
     pub size: Bytes,
     /// Operations per second that it serves, as a real disk would; `None`: as many as it can.
     pub iops: Option<u32>,
-    /// The guest tells which swap space it no longer uses (and then reads nothing ahead).
-    pub discard: bool,
 }
 
 /// What one guest shall be.
@@ -128,7 +126,7 @@ impl MachineSpec {
 
     /// The same guest with a swap disk of `size`, throttled to `iops` operations per second.
     pub fn with_swap(mut self, size: Bytes, iops: Option<u32>) -> Self {
-        self.swap = Some(Swap { size, iops, discard: false });
+        self.swap = Some(Swap { size, iops });
         self
     }
 
@@ -230,7 +228,7 @@ pub fn command(
     }
     if let Some(swap) = spec.swap {
         let iops = swap.iops.map(|iops| format!(",throttling.iops-total={iops}"));
-        let options = format!("{},discard=unmap{}", file(&files.swap), iops.unwrap_or_default());
+        let options = format!("{}{}", file(&files.swap), iops.unwrap_or_default());
         add("-drive", format!("if=none,id=swap,format=raw,file={options}"));
         add("-device", "virtio-blk-pci,drive=swap,serial=swap".to_owned());
     }
@@ -269,9 +267,6 @@ fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
     }
     if !spec.balloon_driver {
         line += " overbook.no_balloon";
-    }
-    if spec.swap.is_some_and(|swap| swap.discard) {
-        line += " overbook.discard";
     }
     if !spec.workload.is_empty() {
         line += &format!(" overbook.run={},--seed,{}", spec.workload.join(","), spec.seed);

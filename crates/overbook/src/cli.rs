@@ -52,7 +52,7 @@ enum Command {
     /// Run the host daemon in the foreground
     Daemon,
     /// Check the configuration and report every fault with its file and line
-    Check,
+    Check(Format),
     /// Show the host, its groups and its VMs
     Status(Format),
     /// Watch the host live
@@ -69,7 +69,7 @@ enum Command {
     Pause(Format),
     /// Go on after a pause
     Resume(Format),
-    /// Give every VM back what it had before Overbook touched it, and pause
+    /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
     Release(Format),
     /// Show what a VM had and what was done to it
     History(history::Arguments),
@@ -122,7 +122,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     let context = Context { config: cli.config, socket: cli.socket };
     match cli.command {
         Command::Daemon => daemon::run(&context),
-        Command::Check => daemon::check(&context),
+        Command::Check(format) => daemon::check(&context, format.json),
         Command::Status(format) => status::run(&context, format.json),
         Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
         Command::Vm(vm) => vm::run(&context, vm.name.as_deref(), vm.format.json),

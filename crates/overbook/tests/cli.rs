@@ -241,4 +241,9 @@ fn check_answers_with_its_exit_code() {
     let output = overbook(&["check", "--config", config.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("overbook.toml:2"));
+
+    let output = overbook(&["check", "--json", "--config", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["faults"][0]["line"], 2);
 }
