@@ -1,49 +1,31 @@
 //! The drivers on a real QEMU, without a guest in it: QMP, the process, the balloon device are
-//! real.
-//!
-//! Skipped loudly where no QEMU is found, neither installed nor unpacked by the lab.
+//! real. It is the lab's QEMU, which is fetched where the system has none that is new enough.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
+use lab::cache::Cache;
+use lab::qemu::Qemu;
 use model::ports::Sense;
 use model::view::Mechanism;
 use model::{Bytes, Link, Migration, VmName, VmView};
 use overbook::drivers::{Drivers, Records, Settings};
 use overbook::journal::Journal;
-use sys::process::{Child, Signal, Spawn};
-
-/// An installed QEMU, or the one that the lab has unpacked.
-fn find_qemu() -> Option<(PathBuf, PathBuf)> {
-    let cache = PathBuf::from(std::env::var_os("HOME")?).join(".cache/overbook");
-    let unpacked = format!("{}/**/usr/bin/qemu-system-x86_64", cache.display());
-    let mut candidates = glob::glob(&unpacked).ok()?.flatten().collect::<Vec<_>>();
-    candidates.push(PathBuf::from("/usr/bin/qemu-system-x86_64"));
-    let program = candidates.into_iter().find(|file| file.is_file())?;
-    let root = program.ancestors().nth(3)?.to_owned();
-    Some((program, root))
-}
+use sys::process::{Child, Signal};
 
 /// Starts a QEMU whose CPU never runs; it ends with the test.
-fn start(name: &str, socket: &Path) -> Option<Child> {
-    let Some((program, root)) = find_qemu() else {
-        assert!(std::env::var_os("CI").is_none(), "CI must have a QEMU");
-        eprintln!("SKIPPED: no qemu-system-x86_64 here");
-        return None;
-    };
-    let at = |dir: &str| root.join(dir).display().to_string();
-    let libraries = format!("{}:{}", at("usr/lib/x86_64-linux-gnu"), at("lib/x86_64-linux-gnu"));
+fn start(name: &str, socket: &Path) -> Child {
+    let qemu = Qemu::provide(&Cache::open().unwrap()).unwrap();
     let qmp = format!("unix:{},server=on,wait=off", socket.display());
-    let child = Spawn::new(program)
+    let child = qemu
+        .command()
         .die_with_parent()
-        .env("LD_LIBRARY_PATH", libraries)
-        .args(["-L", &at("usr/share/qemu"), "-L", &at("usr/share/seabios")])
         .args(["-name", name, "-S", "-M", "q35", "-accel", "tcg", "-m", "64M", "-nodefaults"])
         .args(["-display", "none", "-qmp", &qmp, "-device", "virtio-balloon-pci"])
         .spawn();
-    Some(child.unwrap())
+    child.unwrap()
 }
 
 fn watch(dir: &Path) -> Drivers {
@@ -71,7 +53,7 @@ fn is_up(view: &VmView) -> bool {
 #[tokio::test]
 async fn a_real_qemu_is_seen_with_its_memory_and_its_lacks() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut qemu) = start("real", &dir.path().join("r.qmp")) else { return };
+    let mut qemu = start("real", &dir.path().join("r.qmp"));
     let mut drivers = watch(dir.path());
     let view = until(&mut drivers, "real", |v| is_up(v) && v.used.is_some()).await;
     assert_eq!((view.ram, view.migration), (Bytes::mib(64), Migration::None));
@@ -86,8 +68,8 @@ async fn a_real_qemu_is_seen_with_its_memory_and_its_lacks() {
 #[tokio::test]
 async fn a_stopped_qemu_delays_no_other_and_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(mut stuck) = start("stuck", &dir.path().join("s.qmp")) else { return };
-    let Some(mut well) = start("well", &dir.path().join("w.qmp")) else { return };
+    let mut stuck = start("stuck", &dir.path().join("s.qmp"));
+    let mut well = start("well", &dir.path().join("w.qmp"));
     let mut drivers = watch(dir.path());
     until(&mut drivers, "stuck", is_up).await;
     until(&mut drivers, "well", is_up).await;
@@ -109,12 +91,12 @@ async fn a_stopped_qemu_delays_no_other_and_comes_back() {
 async fn a_qemu_that_was_killed_and_started_again_is_another_life() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("r.qmp");
-    let Some(mut first) = start("real", &socket) else { return };
+    let mut first = start("real", &socket);
     let mut drivers = watch(dir.path());
     let life = until(&mut drivers, "real", is_up).await.incarnation;
     first.signal(Signal::KILL).unwrap();
     until(&mut drivers, "real", |v| !is_up(v)).await;
-    let Some(mut second) = start("real", &socket) else { return };
+    let mut second = start("real", &socket);
     until(&mut drivers, "real", |v| is_up(v) && v.incarnation != life).await;
     first.end(Duration::ZERO).unwrap();
     second.end(Duration::from_secs(5)).unwrap();
