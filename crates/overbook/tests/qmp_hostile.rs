@@ -104,6 +104,18 @@ fn on_record(dir: &Path) -> Vec<UndoRecord> {
     Journal::open(dir).unwrap().records().cloned().collect()
 }
 
+/// A VM that a daemon has changed before it ended, with the journal that it left.
+async fn left_changed() -> (tempfile::TempDir, Fake) {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
+    let mut first = watch(dir.path());
+    let view = until(&mut first, "web", is_up).await;
+    first.act(&set("web", &view, 200));
+    settle().await;
+    (dir, fake)
+}
+
 /// Waits until the VM looks as `is_so` wants it.
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {
     let mut last = None;
@@ -264,14 +276,7 @@ async fn a_vm_that_leaves_management_gets_back_what_it_had_and_is_watched_on() {
 
 #[tokio::test]
 async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
-    let dir = tempfile::tempdir().unwrap();
-    let fake = Fake::new("web");
-    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let mut first = watch(dir.path());
-    let view = until(&mut first, "web", is_up).await;
-    first.act(&set("web", &view, 200));
-    settle().await;
-    drop(first);
+    let (dir, fake) = left_changed().await;
 
     // Its socket outlived it, and its name is the living one's.
     let dead = dir.path().join("z.qmp");
@@ -313,14 +318,7 @@ async fn a_vm_that_the_configuration_does_not_name_any_more_is_released_too() {
 
 #[tokio::test]
 async fn a_release_that_comes_before_the_first_connection_waits_for_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let fake = Fake::new("web");
-    tokio::spawn(fake.clone().serve(dir.path().join("a.qmp")));
-    let mut first = watch(dir.path());
-    let view = until(&mut first, "web", is_up).await;
-    first.act(&set("web", &view, 200));
-    settle().await;
-    drop(first);
+    let (dir, fake) = left_changed().await;
     settle().await;
     let second = watch(dir.path());
     let outcomes = second.release().await;

@@ -16,7 +16,7 @@ use std::{
 use model::{Bytes, Link, Mode, Reason};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, text},
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
@@ -82,16 +82,8 @@ impl Page<'_> {
         unit: Option<Unit>,
         samples: Samples<'_>,
     ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
-        if let [(labels, value)] = samples.as_slice()
-            && labels.is_empty()
-        {
-            return ConstGauge::new(*value).encode(family);
-        }
-        for (labels, value) in samples {
-            ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
+        let encode = |value, encoder: MetricEncoder<'_>| ConstGauge::new(value).encode(encoder);
+        self.family(MetricType::Gauge, encode, [name, help], unit, samples)
     }
 
     fn counters(
@@ -101,15 +93,26 @@ impl Page<'_> {
         unit: Option<Unit>,
         samples: Samples<'_>,
     ) -> fmt::Result {
-        let mut family =
-            self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        let encode = |value, encoder: MetricEncoder<'_>| ConstCounter::new(value).encode(encoder);
+        self.family(MetricType::Counter, encode, [name, help], unit, samples)
+    }
+
+    fn family(
+        &mut self,
+        kind: MetricType,
+        encode: impl Fn(f64, MetricEncoder<'_>) -> fmt::Result,
+        [name, help]: [&str; 2],
+        unit: Option<Unit>,
+        samples: Samples<'_>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;
         if let [(labels, value)] = samples.as_slice()
             && labels.is_empty()
         {
-            return ConstCounter::new(*value).encode(family);
+            return encode(*value, family);
         }
         for (labels, value) in samples {
-            ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+            encode(value, family.encode_family(&labels)?)?;
         }
         Ok(())
     }
