@@ -1,0 +1,182 @@
+//! What the shim inside QEMU and its group's worker say to each other.
+//!
+//! Three channels, each for what it is good at:
+//!
+//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet, each request
+//!   answered once and in order. Everything that changes what is tracked.
+//! * **the ring** ([`Trap`]): faults, written by the shim's fault thread and read by the worker, in
+//!   shared memory, without a system call.
+//! * **the page states and counters** (`layout`): shared memory too, written by the shim alone.
+//!
+//! Neither side trusts the other: lengths, numbers and positions are checked by whoever reads them.
+
+use serde::{Deserialize, Serialize};
+
+/// Changes whenever a message or the layout does. Both sides must have the same.
+pub const VERSION: u16 = 1;
+
+/// Longest packet that either side sends or accepts, in bytes.
+pub const MAX_PACKET: usize = 16 << 10;
+
+/// Most granules in one [`Request::Revoke`].
+pub const MAX_REVOKE: usize = 2048;
+
+/// The abstract unix address (without its leading zero byte) that the shim of process `pid` listens on.
+pub fn address(pid: u32) -> String {
+    format!("overbook-shim.{pid}")
+}
+
+/// What a worker asks of a shim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// The first message; answered with [`Answer::Welcome`] and the descriptor of the shared memory.
+    Hello {
+        /// The worker's [`VERSION`].
+        version: u16,
+    },
+    /// Starts tracking, or changes how it is done. What is revoked at that moment is given back first if
+    /// the granule changes. Answered with [`Answer::Done`].
+    Track(Tracking),
+    /// Takes these granules out of the guest's reach until their next touch. Answered with
+    /// [`Answer::Done`] (how many are now revoked that were not before).
+    Revoke {
+        /// Numbers of granules; at most [`MAX_REVOKE`].
+        granules: Vec<u32>,
+    },
+    /// Gives everything back and stops tracking. Answered with [`Answer::Done`].
+    Release,
+    /// Where things stand; also the sign of life that keeps the shim from giving everything back.
+    Status,
+}
+
+/// How to track.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tracking {
+    /// Pages of 4 KiB per granule: a power of two, 1 to 512.
+    pub granule_pages: u32,
+    /// `Some`: every sampled granule is revoked at once, and again when it leaves a FIFO of this many
+    /// accessible granules (MEB §3.4). `None`: only what [`Request::Revoke`] names.
+    pub hot_set: Option<u32>,
+    /// Sampled are granules whose hash (`layout::hash`) is below this share of 2^32; `u32::MAX` = all.
+    pub sample: u32,
+    /// The fuse: past this many traps in one second everything is given back, and tracking pauses until
+    /// the next [`Request::Track`].
+    pub max_traps_per_s: u32,
+}
+
+/// What a shim answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// To [`Request::Hello`]; carries the shared memory's descriptor.
+    Welcome {
+        /// The shim's [`VERSION`].
+        version: u16,
+        /// Guest RAM, in the order of its page numbers.
+        regions: Vec<Region>,
+        /// Whether it can be tracked, and if not, why.
+        state: State,
+    },
+    /// Done; how many granules changed.
+    Done {
+        /// Granules.
+        count: u32,
+    },
+    /// Not done, nothing changed.
+    Refused(Refusal),
+    /// To [`Request::Status`].
+    Status(Status),
+}
+
+/// A piece of guest RAM. Page numbers run through all regions; each region begins at a multiple of 512,
+/// so that no granule stands in two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Region {
+    /// Its first page's number.
+    pub first_page: u32,
+    /// How many pages of 4 KiB.
+    pub pages: u32,
+    /// Where it stands in QEMU's address space.
+    pub address: u64,
+}
+
+/// What the shim is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Nothing is registered and no fault is taken.
+    Off,
+    /// Tracking.
+    On(Tracking),
+    /// Not now: QEMU needs its memory for itself, or the fuse blew; tried again by [`Request::Track`].
+    Suspended {
+        /// Why, for people.
+        why: String,
+    },
+    /// Never on this VM.
+    Unsupported {
+        /// Why, for people.
+        why: String,
+    },
+}
+
+/// Where a shim stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// What it is doing.
+    pub state: State,
+    /// Grows with each change of the regions (hot-plugged RAM); [`Request::Hello`] again for the new ones.
+    pub generation: u32,
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum Refusal {
+    /// The two sides are of different releases.
+    #[error(
+        "the shim speaks version {shim} of the protocol, the worker {worker}: restart the VM to load the new shim"
+    )]
+    Version {
+        /// The shim's.
+        shim: u16,
+        /// The worker's.
+        worker: u16,
+    },
+    /// The packet could not be read.
+    #[error("malformed message of {length} bytes")]
+    Malformed {
+        /// The packet's length.
+        length: u32,
+    },
+    /// A value out of its range.
+    #[error("{field}: {value}: {valid}")]
+    Invalid {
+        /// The field.
+        field: String,
+        /// What was sent.
+        value: u64,
+        /// What would do.
+        valid: String,
+    },
+    /// Not tracking now.
+    #[error("not tracking: {why}")]
+    NotTracking {
+        /// Why.
+        why: String,
+    },
+    /// The kernel refused.
+    #[error("{call}: errno {errno}")]
+    Kernel {
+        /// The system call.
+        call: String,
+        /// Its error.
+        errno: i32,
+    },
+}
+
+/// One fault as the ring carries it: 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trap {
+    /// The granule that was touched (page number / granule pages).
+    pub granule: u32,
+    /// When, in microseconds of `CLOCK_MONOTONIC`, modulo 2^32.
+    pub at_us: u32,
+}
