@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 
-.PHONY: help demo test build guest lint unit e2e docs audit bench deb clean
+.PHONY: help demo test build guest lint unit loom e2e docs audit bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,7 +25,7 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 test: lint unit e2e docs audit ## Everything that CI runs
 
 build: guest ## The binaries, optimised
-	$(CARGO) build --locked --release -p overbook -p overbook-lab
+	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-tracer
 
 # Static, so that it runs in a guest that holds nothing else.
 guest: ## The workload program that runs inside lab guests
@@ -38,8 +38,13 @@ lint: ## Format and lints; warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-unit: ## Unit, property and simulator tests
+unit: loom ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
+
+# Built apart: `--cfg loom` swaps the atomics of everything below it.
+loom: ## The ring between shim and worker, in every interleaving of its two ends
+	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
+		-p overbook-protocol --test loom
 
 e2e: build ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked --release -p overbook-lab -p overbook-tests
@@ -52,7 +57,7 @@ audit: $(TOOLS)/bin/cargo-deny ## Licences, sources and duplicates of dependenci
 	$(TOOLS)/bin/cargo-deny --locked --offline check bans licenses sources
 
 bench: ## Benchmarks; figures stand in CLAIMS.md
-	$(CARGO) bench --locked -p overbook-sim
+	$(CARGO) bench --locked -p overbook-sim -p overbook-pages
 
 deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
 	mkdir -p $(PAGES)/man $(PAGES)/completions

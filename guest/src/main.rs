@@ -18,14 +18,17 @@ mod args;
 mod checksum;
 mod disk;
 mod error;
+mod gap;
 mod histogram;
 mod memory;
 mod pace;
 mod report;
 mod rng;
 mod run;
+mod swap;
 mod text;
 mod workloads;
+mod zipf;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;

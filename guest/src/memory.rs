@@ -10,6 +10,7 @@ use memmap2::MmapMut;
 
 use crate::error::WorkError;
 use crate::rng::Rng;
+use crate::run::Shared;
 
 pub(crate) const MB: usize = 1 << 20;
 pub(crate) const PAGE: usize = 4096;
@@ -40,6 +41,16 @@ impl Memory {
         Ok(&mut self.chunks[last])
     }
 
+    /// Grows to `mb` filled with random words; a stop ends the growth early, but not before 1 MB.
+    pub(crate) fn filled(mb: usize, rng: &mut Rng, shared: &Shared) -> Result<Self, WorkError> {
+        let mut memory = Self::default();
+        while memory.len_mb() < mb && !(shared.stopping() && memory.len_mb() > 0) {
+            fill_random(memory.grow()?, rng);
+            shared.mb.set(memory.len_mb());
+        }
+        Ok(memory)
+    }
+
     /// Unmaps what lies above `mb`.
     pub(crate) fn shrink(&mut self, mb: usize) {
         self.chunks.truncate(mb);
@@ -48,6 +59,21 @@ impl Memory {
     pub(crate) fn page(&mut self, index: usize) -> &mut [u8] {
         let at = index % PAGES_PER_MB * PAGE;
         &mut self.chunks[index / PAGES_PER_MB][at..at + PAGE]
+    }
+
+    pub(crate) fn words(&self) -> usize {
+        self.len_mb() * WORDS_PER_MB
+    }
+
+    /// The number at word `index`.
+    pub(crate) fn get(&self, index: usize) -> u64 {
+        let (words, _) = self.chunks[index / WORDS_PER_MB].as_chunks::<8>();
+        u64::from_le_bytes(words[index % WORDS_PER_MB])
+    }
+
+    /// Writes a number at word `index`.
+    pub(crate) fn set(&mut self, index: usize, value: u64) {
+        *self.word(index) = value.to_le_bytes();
     }
 
     /// The 8 bytes at word `index`, to read and write.

@@ -3,7 +3,8 @@
 //! It runs on the main thread and depends on the worker for nothing, so the lines come while the
 //! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
 //! before; in the final one, the whole run. A field that means nothing for the workload (or no
-//! operation ended in that second) is absent.
+//! operation ended in that second) is absent. `swap_kb` is the whole guest's swap in use, which nobody can
+//! see from outside; it is absent where there is no swap.
 //!
 //! At the end the worker gets two seconds to come to its next check; then the final line is written
 //! without it. A closed standard output ends the program; any other write error is told once on
@@ -19,6 +20,7 @@ use serde::Serialize;
 use crate::error::WorkError;
 use crate::histogram::Snapshot;
 use crate::run::Shared;
+use crate::swap;
 
 const PERIOD: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(2);
@@ -63,6 +65,10 @@ struct Line {
     dropped: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bad_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gap_ms: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    swap_kb: Option<u64>,
     /// 16 hexadecimal digits: a JSON number would lose bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
@@ -165,6 +171,8 @@ impl<W: Write> Reporter<W> {
             p99_us: interval.percentile_us(990),
             dropped: shared.dropped.get(),
             bad_bytes: shared.bad_bytes.get(),
+            gap_ms: shared.gap.take_ms(now),
+            swap_kb: swap::in_use_kb(),
             checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),
         };
         (self.last_t, self.last_ops, self.last_latency) = (now, ops, latency);

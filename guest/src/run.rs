@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::gap::Gap;
 use crate::histogram::Histogram;
 use crate::pace::Pacer;
 
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     start: Instant,
     ops: AtomicU64,
     pub(crate) latency: Histogram,
+    pub(crate) gap: Gap,
     pub(crate) mb: Gauge,
     pub(crate) phase: Gauge,
     pub(crate) dropped: Gauge,
@@ -51,6 +53,7 @@ impl Shared {
             start: Instant::now(),
             ops: AtomicU64::new(0),
             latency: Histogram::new(),
+            gap: Gap::new(),
             mb: absent(),
             phase: absent(),
             dropped: absent(),
@@ -116,11 +119,18 @@ impl Worker {
     pub(crate) fn proceed(&mut self, n: usize) -> bool {
         while !self.pacer.take(n) {
             let start = self.pacer.next_slice(n, self.shared.now());
+            self.shared.gap.pause();
             if !self.shared.sleep_until(start) {
                 return false;
             }
         }
         !self.shared.stopping()
+    }
+
+    /// Says that the work goes on, for the report of the longest gap; to be called every few tens of
+    /// microseconds of work.
+    pub(crate) fn beat(&self) {
+        self.shared.gap.beat(self.shared.now());
     }
 
     /// Counts `n` finished operations. The worker is the only writer, so no locked instruction is

@@ -4,14 +4,20 @@
 //! WorkError>`, which works until it is done or [`Worker::proceed`] says stop.
 
 mod fileio;
+mod graph;
 mod idle;
+mod kv;
+mod matrix;
 mod memhog;
+mod phases;
 mod pi;
 mod random_array;
+mod scan;
 mod sort;
 mod verify;
 mod web;
 mod wordcount;
+mod zipf;
 
 use clap::Subcommand;
 
@@ -39,6 +45,18 @@ pub(crate) enum Workload {
     Idle,
     /// Fill memory with a checkable pattern, rewrite and verify it; ops = MB verified
     Verify(verify::Options),
+    /// Sweep over memory again and again; ops = pages
+    Scan(scan::Options),
+    /// Read and change records of Zipf popularity, hot ones side by side; ops = records
+    Zipf(zipf::Options),
+    /// A key-value store in memory, popular keys scattered; ops = requests
+    Kv(kv::Options),
+    /// Multiply matrices block by block; ops = products of two blocks
+    Matrix(matrix::Options),
+    /// PageRank and breadth-first searches on a random graph; ops = edges
+    Graph(graph::Options),
+    /// Work in one part of the memory after the other; ops = accesses
+    Phases(phases::Options),
 }
 
 impl Workload {
@@ -54,6 +72,12 @@ impl Workload {
             Self::Web(_) => "web",
             Self::Idle => "idle",
             Self::Verify(_) => "verify",
+            Self::Scan(_) => "scan",
+            Self::Zipf(_) => "zipf",
+            Self::Kv(_) => "kv",
+            Self::Matrix(_) => "matrix",
+            Self::Graph(_) => "graph",
+            Self::Phases(_) => "phases",
         }
     }
 
@@ -68,6 +92,12 @@ impl Workload {
             Self::Web(options) => web::run(options, worker),
             Self::Idle => idle::run(worker),
             Self::Verify(options) => verify::run(options, worker),
+            Self::Scan(options) => scan::run(options, worker),
+            Self::Zipf(options) => zipf::run(options, worker),
+            Self::Kv(options) => kv::run(options, worker),
+            Self::Matrix(options) => matrix::run(options, worker),
+            Self::Graph(options) => graph::run(options, worker),
+            Self::Phases(options) => phases::run(options, worker),
         }
     }
 }

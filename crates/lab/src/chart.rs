@@ -1,4 +1,5 @@
-//! One kind of plot: something over time, a line per guest, with marks where phases begin.
+//! One kind of plot: something over time (or over sizes, or one value per workload), a line per guest or
+//! method, with marks where phases begin.
 
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -10,7 +11,7 @@ const SIZE: (u32, u32) = (880, 320);
 pub struct Line {
     /// What it is called.
     pub name: String,
-    /// Seconds and values.
+    /// Where on the axis across, and values.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -19,11 +20,13 @@ pub struct Line {
 pub struct Chart {
     /// What the values are.
     pub unit: &'static str,
+    /// What the axis across is: mostly seconds.
+    pub across: &'static str,
     /// Whether the scale is logarithmic; then no value may be below 1.
     pub is_log: bool,
     /// The lines.
     pub lines: Vec<Line>,
-    /// Moments in seconds with their names.
+    /// Places on the axis across with their names.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -77,7 +80,12 @@ where
         .x_label_area_size(36)
         .y_label_area_size(64)
         .build_cartesian_2d(0.0..end, scale)?;
-    context.configure_mesh().x_desc("seconds").y_desc(chart.unit).light_line_style(WHITE).draw()?;
+    context
+        .configure_mesh()
+        .x_desc(chart.across)
+        .y_desc(chart.unit)
+        .light_line_style(WHITE)
+        .draw()?;
     for (number, line) in chart.lines.iter().enumerate() {
         let color = Palette99::pick(number).to_rgba();
         context
@@ -108,7 +116,9 @@ mod tests {
         let lines = vec![Line { name: "web-1".into(), points: vec![(0.0, 1.0), (5.0, 900.0)] }];
         for is_log in [false, true] {
             let marks = vec![(2.0, "enforce".to_owned())];
-            let text = svg(&Chart { unit: "MiB", is_log, lines: lines.clone(), marks }).unwrap();
+            let text =
+                svg(&Chart { unit: "MiB", across: "seconds", is_log, lines: lines.clone(), marks })
+                    .unwrap();
             for word in ["web-1", "enforce", "MiB", "<polyline"] {
                 assert!(text.contains(word), "{word} is missing");
             }
@@ -117,7 +127,8 @@ mod tests {
 
     #[test]
     fn an_empty_plot_is_drawn_too() {
-        let chart = Chart { unit: "MiB", is_log: true, lines: vec![], marks: vec![] };
+        let chart =
+            Chart { unit: "MiB", across: "seconds", is_log: true, lines: vec![], marks: vec![] };
         assert!(svg(&chart).unwrap().contains("<svg"));
     }
 }

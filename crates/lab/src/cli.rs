@@ -13,7 +13,7 @@ use crate::interrupt::{self, EXIT_INTERRUPTED};
 use crate::keeper::{self, Ended};
 use crate::lab::{LabError, Provisions};
 use crate::scenario::{self, Context, SCENARIOS, Scenario};
-use crate::{fleet, state, status};
+use crate::{fleet, state, status, stress};
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
 #[derive(Debug, Parser)]
@@ -64,6 +64,16 @@ enum Command {
     /// Hold a lab for `up`
     #[command(name = keeper::SUBCOMMAND, hide = true)]
     Hold,
+    /// Be a shim's worst worker, for `shim-stress`
+    #[command(hide = true)]
+    Torment {
+        #[arg(long)]
+        pid: u32,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long)]
+        millis: u64,
+    },
 }
 
 fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
@@ -128,6 +138,9 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Hold => keeper::hold(&dir)?,
+        Command::Torment { pid, seed, millis } => {
+            stress::torment::live(*pid, *seed, std::time::Duration::from_millis(*millis))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,7 +14,7 @@ use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
 
-use crate::command;
+use crate::inside;
 use crate::lab::{Lab, LabError};
 
 /// The helper's name in the lab.
@@ -40,7 +40,7 @@ impl Daemon {
     pub fn start(lab: &mut Lab, mode: Mode) -> Result<Self, LabError> {
         let config = lab.dir().join("etc").join("overbook.toml");
         std::fs::write(&config, configuration(lab, mode))?;
-        let program = program()?;
+        let program = inside::built("overbook")?;
         let process = spawn(lab, &program, &config)?;
         let client = Client::new(&socket(lab.dir()))?;
         let log = lab.dir().join("log").join(NAME);
@@ -123,12 +123,6 @@ impl Daemon {
 
 fn spawn(lab: &mut Lab, program: &Path, config: &Path) -> Result<Identity, LabError> {
     lab.spawn(NAME, Spawn::new(program).arg("--config").arg(config).arg("daemon"))
-}
-
-/// `overbook`, which is installed beside `overbook-lab`.
-fn program() -> Result<PathBuf, LabError> {
-    let program = command::own_program("overbook")?;
-    if program.is_file() { Ok(program) } else { Err(LabError::NoDaemon(program)) }
 }
 
 fn socket(dir: &Path) -> PathBuf {

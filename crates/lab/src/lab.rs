@@ -19,6 +19,7 @@ use crate::accel::{self, Accel, UP_MARK};
 use crate::cache::{Cache, CacheError};
 use crate::command::{CommandError, last_lines};
 use crate::image::{Image, ImageError};
+use crate::inside;
 use crate::interrupt::{self, Interrupted};
 use crate::machine::{self, Files, MachineSpec, SpecError};
 use crate::metrics::{Follower, Newest, Sample};
@@ -75,15 +76,38 @@ pub enum LabError {
     /// The daemon under test ended.
     #[error("the daemon ended; it said:\n{0}")]
     Daemon(String),
-    /// The daemon's program is not where it should be.
+    /// One of Overbook's own programs or libraries is not where it should be.
     #[error("{0} is missing; build it with `make build`")]
-    NoDaemon(PathBuf),
+    NotBuilt(PathBuf),
+    /// The loader takes blanks and colons for the ends of names.
+    #[error("cannot preload {0}: its path holds a blank or colon; install it elsewhere")]
+    Preload(PathBuf),
+    /// The thread that tracks a guest failed.
+    #[error("the thread that tracks a guest has failed")]
+    Tracker,
+    /// A guest could not be tracked.
+    #[error("machine {name} is not tracked: {why}")]
+    NotTracked {
+        /// The machine.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// A shim did not do what it was asked.
+    #[error("the shim: {0}")]
+    Shim(String),
     /// No report of `verify` to rely on.
     #[error("{0} has not verified its memory: nothing is proven")]
     NothingVerified(String),
+    /// A traced guest's pages.
+    #[error(transparent)]
+    Trace(#[from] crate::truth::TraceError),
     /// The daemon's API.
     #[error(transparent)]
     Client(#[from] overbook::client::ClientError),
+    /// The shim under stress.
+    #[error(transparent)]
+    Stress(#[from] crate::stress::StressError),
     /// No page with plots.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),
@@ -365,7 +389,10 @@ impl Lab {
         let files = Files::new(self.state.path(), &spec.name);
         make_disk(&files.swap, spec.swap.map(|swap| swap.size))?;
         make_disk(&files.data, spec.data_disk)?;
-        let command = machine::command(spec, &files, &with.qemu, &with.image, with.accel);
+        // Only an emulator sees every access.
+        let accel = if spec.traced { Accel::Tcg } else { with.accel };
+        let command = machine::command(spec, &files, &with.qemu, &with.image, accel);
+        let command = inside::equip(command, spec, &files)?;
         let log = std::fs::File::create(&files.qemu_log)?;
         let started = Instant::now();
         let child = command.output_to(log)?.spawn()?;

@@ -12,7 +12,9 @@
 //! ```text
 //! cache  packages  sources      what the distribution has, unpacked privately, made once
 //! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
-//! machine  qmp  metrics         one guest: its command line, its monitor, its reports
+//! machine  qmp  metrics  inside one guest: its command line, its monitor, its reports, what QEMU loads
+//! meb                           what the experiments of MEB (working sets, curves) share
+//! truth                         which pages a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
 //! fleet  scenario  recording    which guests, which experiments, what happened second by second
@@ -34,10 +36,12 @@ pub mod daemon;
 pub mod figures;
 pub mod fleet;
 pub mod image;
+pub mod inside;
 pub mod interrupt;
 pub mod keeper;
 pub mod lab;
 pub mod machine;
+pub mod meb;
 pub mod metrics;
 pub mod packages;
 pub mod qemu;
@@ -49,6 +53,8 @@ pub mod scenario;
 pub mod sources;
 pub mod state;
 pub mod status;
+pub mod stress;
+pub mod truth;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;

@@ -79,6 +79,15 @@ pub struct Swap {
     pub iops: Option<u32>,
 }
 
+/// How QEMU reads a disk past the host's page cache (`cache=none`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Direct {
+    /// By the kernel's own asynchronous input and output (`aio=native`), else by threads.
+    pub native: bool,
+    /// Operations per second.
+    pub iops: u32,
+}
+
 /// What one guest shall be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineSpec {
@@ -100,10 +109,16 @@ pub struct MachineSpec {
     pub swap: Option<Swap>,
     /// Its data disk (`/dev/data`), sparse.
     pub data_disk: Option<Bytes>,
+    /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
+    pub data_direct: Option<Direct>,
     /// The host's CPUs that it runs on; empty: any.
     pub cpus: Vec<usize>,
     /// Whether the guest loads a driver for its balloon device; one without stays at its maximum.
     pub balloon_driver: bool,
+    /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
+    pub shim: bool,
+    /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated, and slow.
+    pub traced: bool,
 }
 
 impl MachineSpec {
@@ -119,8 +134,11 @@ impl MachineSpec {
             seed: 1,
             swap: None,
             data_disk: None,
+            data_direct: None,
             cpus: Vec::new(),
             balloon_driver: true,
+            shim: false,
+            traced: false,
         }
     }
 
@@ -185,6 +203,8 @@ pub struct Files {
     pub swap: PathBuf,
     /// The data disk.
     pub data: PathBuf,
+    /// The pages that it touched ([`truth`](crate::truth)); gone when the lab ends.
+    pub trace: PathBuf,
 }
 
 impl Files {
@@ -199,6 +219,7 @@ impl Files {
             qemu_log: file("log", "qemu"),
             swap: file("disks", "swap"),
             data: file("disks", "data"),
+            trace: file("trace", "pages"),
         }
     }
 }
@@ -233,7 +254,12 @@ pub fn command(
         add("-device", "virtio-blk-pci,drive=swap,serial=swap".to_owned());
     }
     if spec.data_disk.is_some() {
-        add("-drive", format!("if=none,id=data,format=raw,file={}", file(&files.data)));
+        let direct = spec.data_direct.map(|Direct { native, iops }| {
+            let aio = if native { "native" } else { "threads" };
+            format!(",cache=none,aio={aio},throttling.iops-total={iops}")
+        });
+        let options = format!("{}{}", file(&files.data), direct.unwrap_or_default());
+        add("-drive", format!("if=none,id=data,format=raw,file={options}"));
         add("-device", "virtio-blk-pci,drive=data,serial=data".to_owned());
     }
     bare(qemu, image, accel).args(args).on_cpus(&spec.cpus).die_with_parent()

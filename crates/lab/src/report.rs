@@ -142,6 +142,7 @@ fn lines(recording: &Recording, value: impl Fn(&Moment) -> Option<f64>) -> Vec<L
 fn memory_chart(recording: &Recording) -> Chart {
     Chart {
         unit: "MiB",
+        across: "seconds",
         is_log: false,
         lines: lines(recording, |moment| Some(moment.balloon?.as_mib())),
         marks: recording.phases.clone(),
@@ -151,6 +152,7 @@ fn memory_chart(recording: &Recording) -> Chart {
 fn operations_chart(recording: &Recording) -> Chart {
     Chart {
         unit: "operations/s",
+        across: "seconds",
         is_log: true,
         lines: lines(recording, |moment| moment.ops_per_s.map(|ops| ops.max(1.0))),
         marks: recording.phases.clone(),
@@ -166,7 +168,13 @@ fn swap_chart(recording: &Recording) -> Chart {
         });
         line.points = rates.collect();
     }
-    Chart { unit: "MiB/s", is_log: false, lines: all, marks: recording.phases.clone() }
+    Chart {
+        unit: "MiB/s",
+        across: "seconds",
+        is_log: false,
+        lines: all,
+        marks: recording.phases.clone(),
+    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,15 @@
 mod boot;
 mod daemon_cost;
 mod daemon_kill;
+mod meb_accuracy;
+mod meb_imt;
+mod meb_overhead;
+mod meb_random_array;
 mod quickstart;
+mod shim_idle;
+mod shim_stress;
+mod truth;
+mod worker_kill;
 
 use std::path::PathBuf;
 
@@ -60,8 +68,20 @@ pub struct Scenario {
 }
 
 /// All of them, in the order in which `lab list` shows them.
-pub const SCENARIOS: &[Scenario] =
-    &[boot::SCENARIO, quickstart::SCENARIO, daemon_kill::SCENARIO, daemon_cost::SCENARIO];
+pub const SCENARIOS: &[Scenario] = &[
+    boot::SCENARIO,
+    quickstart::SCENARIO,
+    daemon_kill::SCENARIO,
+    daemon_cost::SCENARIO,
+    truth::SCENARIO,
+    meb_accuracy::SCENARIO,
+    meb_random_array::SCENARIO,
+    meb_overhead::SCENARIO,
+    meb_imt::SCENARIO,
+    shim_idle::SCENARIO,
+    shim_stress::SCENARIO,
+    worker_kill::SCENARIO,
+];
 
 /// The scenario of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {

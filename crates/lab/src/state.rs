@@ -5,6 +5,7 @@
 //! lab.json            who holds it, and what runs
 //! qmp/  lab/          QMP sockets, for the daemon and for the lab
 //! disks/              swap and data, sparse
+//! trace/              pages that traced guests touched
 //! etc/  run/          configuration and sockets of helpers (the daemon)
 //! log/                consoles, metrics, output: kept when the lab ends, until the next one starts
 //! ```
@@ -32,7 +33,7 @@ pub const DIR_VARIABLE: &str = "OVERBOOK_LAB_DIR";
 
 const LOCK: &str = "overbook-lab.lock";
 const RECORD: &str = "lab.json";
-const RUN_TIME: [&str; 5] = ["qmp", "lab", "disks", "etc", "run"];
+const RUN_TIME: [&str; 6] = ["qmp", "lab", "disks", "trace", "etc", "run"];
 const LOG: &str = "log";
 
 /// What is wrong with the state directory.

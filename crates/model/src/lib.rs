@@ -14,6 +14,7 @@ pub mod plan;
 pub mod ports;
 pub mod reason;
 pub mod spec;
+pub mod tracking;
 pub mod units;
 pub mod view;
 
@@ -21,5 +22,6 @@ pub use names::{GroupName, NamePattern, VmName};
 pub use plan::{Action, Decision, Ledger, Plan};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
+pub use tracking::{Tracking, TrackingBudget, WorkerReading};
 pub use units::{Bytes, Millis, Time};
 pub use view::{BlockStats, GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, GroupName, NamePattern, VmName};
+use crate::{Bytes, GroupName, NamePattern, TrackingBudget, VmName};
 
 /// The whole configuration of one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +90,9 @@ pub struct GroupSpec {
     pub budget: Option<Bytes>,
     /// Limits of its VMs, where a VM has none of its own.
     pub limits: LimitsSpec,
+    /// What tracking may take from each of its VMs.
+    #[serde(default)]
+    pub tracking: TrackingBudget,
 }
 
 /// Limits as written; what is not written follows from the VM.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Millis, Time, VmName};
+use crate::{Bytes, GroupName, Millis, Time, Tracking, VmName, WorkerReading};
 
 /// Everything that is known about one host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,9 @@ pub struct HostView {
     pub host: Option<Reading<HostReading>>,
     /// Every VM that was found, managed or not.
     pub vms: BTreeMap<VmName, VmView>,
+    /// Each group's worker, where one is needed.
+    #[serde(default)]
+    pub workers: BTreeMap<GroupName, Reading<WorkerReading>>,
 }
 
 /// A value and when it was true.
@@ -64,6 +67,9 @@ pub struct VmView {
     /// Tells one life of a VM from the next under the same name. Actions carry it, so that what was
     /// decided about the dead is never done to the newborn.
     pub incarnation: u64,
+    /// QEMU's process, where it is known.
+    #[serde(default)]
+    pub pid: Option<u32>,
     /// Whether QEMU talks to us.
     pub link: Link,
     /// Guest RAM that QEMU was started with; the balloon cannot give more.
@@ -84,6 +90,9 @@ pub struct VmView {
     /// cgroup v2). libvirt and systemd give each VM one of its own.
     #[serde(default)]
     pub cgroup_cpu_us: Option<Reading<u64>>,
+    /// Its working set and miss-ratio curve, where they are tracked.
+    #[serde(default)]
+    pub tracking: Option<Reading<Tracking>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.
@@ -102,6 +111,8 @@ pub enum Mechanism {
     FreePageReporting,
     /// Counting the VM's memory on the host.
     HostMemory,
+    /// Tracking what its memory is worth to it.
+    Tracking,
 }
 
 /// The state of the connection to a VM's QEMU.

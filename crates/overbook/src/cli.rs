@@ -4,6 +4,7 @@
 //! so a closed pipe ends quietly everywhere and no name of a guest can write escape sequences to the
 //! operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers.
 
+mod check;
 mod context;
 mod daemon;
 mod error;
@@ -11,6 +12,7 @@ mod explain;
 mod group;
 mod history;
 mod lab;
+mod mrc;
 mod output;
 mod pages;
 mod plan;
@@ -19,6 +21,7 @@ mod steer;
 mod table;
 mod vm;
 mod when;
+mod worker;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -51,14 +54,20 @@ pub struct Cli {
 enum Command {
     /// Run the host daemon in the foreground
     Daemon,
-    /// Check the configuration and report every fault with its file and line
-    Check(Format),
+    /// Track the memory of a group's VMs; started by the daemon, which it talks JSON lines with
+    #[command(hide = true)]
+    Worker(worker::Arguments),
+    /// Check the configuration and report every fault with its file and line; or check the host
+    ///
+    /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
+    /// no VM on this host can be managed.
+    Check(check::Arguments),
     /// Show the host, its groups and its VMs
     Status(Format),
     /// Watch the host live
     Top,
-    /// Show one VM, or all
-    Vm(OptionalName),
+    /// Show one VM, or all; draw a VM's miss-ratio curve
+    Vm(vm::Arguments),
     /// Show one group, or all
     Group(OptionalName),
     /// Say in words why a VM has the memory that it has
@@ -73,6 +82,8 @@ enum Command {
     Release(Format),
     /// Show what a VM had and what was done to it
     History(history::Arguments),
+    /// Find the miss-ratio curve of a trace of references
+    Mrc(mrc::Arguments),
     /// Write shell completions to standard output
     Completions(pages::Shell),
     /// Write the man pages into a directory, or the main one to standard output
@@ -122,10 +133,11 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     let context = Context { config: cli.config, socket: cli.socket };
     match cli.command {
         Command::Daemon => daemon::run(&context),
-        Command::Check(format) => daemon::check(&context, format.json),
+        Command::Worker(_) => worker::run(),
+        Command::Check(arguments) => check::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),
         Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
-        Command::Vm(vm) => vm::run(&context, vm.name.as_deref(), vm.format.json),
+        Command::Vm(arguments) => vm::run(&context, &arguments),
         Command::Group(group) => group::run(&context, group.name.as_deref(), group.format.json),
         Command::Explain(vm) => explain::run(&context, &vm.name, vm.format.json),
         Command::Plan(arguments) => plan::run(&context, &arguments),
@@ -133,6 +145,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Resume(format) => steer::resume(&context, format.json),
         Command::Release(format) => steer::release(&context, format.json),
         Command::History(arguments) => history::run(&context, &arguments),
+        Command::Mrc(arguments) => mrc::run(&arguments),
         Command::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
         Command::Man(directory) => pages::man(&directory, Cli::command()),
         Command::Lab(arguments) => lab::run(&arguments),

@@ -1,7 +1,7 @@
 //! The host daemon: one loop, once a second, and whoever wants to know or change something around it.
 //!
 //! ```text
-//!   every second    Drivers::view ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
+//!   every second    Drivers::view, Workers ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
 //!   SIGHUP          the configuration is read again; with faults the last good one stays
 //!   a request       pause, resume, release
 //!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
@@ -17,6 +17,7 @@
 mod log;
 mod notify;
 mod pause;
+mod workers;
 
 use std::{
     io,
@@ -44,6 +45,7 @@ use crate::{
     release,
 };
 use pause::PauseFile;
+use workers::{Workers, World};
 
 /// Requests that may wait for the loop; more wait outside.
 const REQUESTS: usize = 16;
@@ -91,6 +93,7 @@ pub fn run(config: &Path) -> Result<(), DaemonError> {
 struct Daemon {
     reloader: Reloader,
     drivers: Drivers,
+    workers: Workers,
     memory: Memory,
     pause: PauseFile,
     history: History,
@@ -122,8 +125,10 @@ impl Daemon {
         })?;
         let pause = PauseFile::in_state(state);
         // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
+        let mut workers = Workers::default();
         if pause.is_set() {
             drivers.keep_hands_off();
+            workers.set_paused(true);
         }
         let memory = Memory::fresh(pause.is_set());
         let history_file = state.join(history::FILE_NAME);
@@ -134,7 +139,8 @@ impl Daemon {
         }
         let served = Served { listeners, history: http::history_in(history_file) };
         let (ticks, log) = (Arc::default(), log::Log::default());
-        let daemon = Self { reloader, drivers, memory, pause, history, ticks, log, _lock: lock };
+        let daemon =
+            Self { reloader, drivers, workers, memory, pause, history, ticks, log, _lock: lock };
         Ok((daemon, served))
     }
 
@@ -170,6 +176,8 @@ impl Daemon {
         notify::stopping();
         log::info("ends; the guests keep what they have");
         drop(end);
+        self.workers.set_paused(true);
+        self.workers.ended().await;
         // The socket's file goes with the listeners.
         let _ = served.await;
         Ok(())
@@ -185,7 +193,9 @@ impl Daemon {
         let started = Instant::now();
         let spec = self.reloader.spec();
         let memory = self.memory.clone();
-        let (view, plan) = policy::cycle(&mut self.drivers, &BootClock, &spec, &mut self.memory);
+        let mut world =
+            World { drivers: &mut self.drivers, workers: &mut self.workers, spec: &spec };
+        let (view, plan) = policy::cycle(&mut world, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
         self.ticks.record(started.elapsed());
         Published {
@@ -219,6 +229,7 @@ impl Daemon {
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
         self.memory.paused = paused;
+        self.workers.set_paused(paused);
         if paused {
             self.drivers.keep_hands_off();
         } else {
@@ -240,9 +251,10 @@ impl Daemon {
     fn release(&mut self, reply: Reply) {
         self.memory = Memory::fresh(true);
         let paused = self.set_paused(true);
-        let released = self.drivers.release();
+        let (released, untracked) = (self.drivers.release(), self.workers.ended());
         tokio::spawn(async move {
-            let summary = release::summary(released.await);
+            let (released, ()) = tokio::join!(released, untracked);
+            let summary = release::summary(released);
             log::info(&summary.text);
             let outcome = match paused {
                 Ok(_) if summary.is_complete => Ok(summary.text),

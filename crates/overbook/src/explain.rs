@@ -9,7 +9,7 @@ mod remedy;
 
 use std::fmt::Write;
 
-use model::{Bytes, Link, Millis, Mode, Policy, VmName, VmView};
+use model::{Bytes, Link, Millis, Mode, Policy, Tracking, VmName, VmView};
 
 use crate::{http::wire::LastChange, published::Published};
 
@@ -121,6 +121,7 @@ fn seen(tick: &Published, view: &VmView) -> Vec<Line> {
     if let Some(used) = view.used {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }
+    lines.extend(view.tracking.iter().map(|reading| ("Working set", tracked(&reading.value))));
     let cannot = view.limits.iter().map(|(mechanism, why)| {
         let name = serde_json::to_value(mechanism).unwrap_or_default();
         let name = name.as_str().unwrap_or_default().replace('_', " ");
@@ -132,6 +133,16 @@ fn seen(tick: &Published, view: &VmView) -> Vec<Line> {
         lines.push(("QEMU refused", format!("{age} before this tick: {}", error.value)));
     }
     lines
+}
+
+/// The working set and what it costs to know it.
+fn tracked(tracking: &Tracking) -> String {
+    let set = match (tracking.working_set, tracking.swapped) {
+        (None, _) => "not known yet".to_owned(),
+        (Some(set), Bytes::ZERO) => set.to_string(),
+        (Some(set), swapped) => format!("{set}, {swapped} of it in its swap"),
+    };
+    format!("{set}; knowing it takes {:.2} % of one vCPU", tracking.cost.vcpu_share * 100.0)
 }
 
 fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {

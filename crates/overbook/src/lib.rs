@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod client;
 pub mod config_files;
+pub mod curve_chart;
 pub mod daemon;
 pub mod drivers;
 pub mod explain;
@@ -14,6 +15,8 @@ pub mod published;
 pub mod release;
 mod swap_meter;
 pub mod top;
+pub mod trace;
+pub mod worker;
 
 #[cfg(test)]
 extern crate self as overbook;

@@ -71,6 +71,33 @@ fn one_vm_or_group_is_shown_in_full() {
 }
 
 #[test]
+fn working_sets_and_what_they_cost_are_shown() {
+    let server = Server::start();
+    let status = says(&server, &["status"]);
+    assert!(status.lines().any(|line| line.starts_with("web-1") && line.contains("150 MiB")));
+    let vm = says(&server, &["vm", "web-1"]);
+    assert!(vm.contains("host view: working set  150 MiB, 20 MiB of it in its swap\n"), "{vm}");
+    assert!(vm.contains("tracking                0.95 % of one vCPU, 210 traps/s"), "{vm}");
+    let group = says(&server, &["group", "web"]);
+    assert!(group.contains("worker of web: process 4711, 6 MiB, 1.5 s of CPU time"), "{group}");
+}
+
+#[test]
+fn a_curve_is_drawn_and_written_as_a_plot() {
+    let server = Server::start();
+    let dir = tempfile::tempdir().unwrap();
+    let plot = dir.path().join("curve.svg");
+    let text = says(&server, &["vm", "web-1", "--mrc", "--plot", plot.to_str().unwrap()]);
+    assert!(text.contains("miss ratio of web-1 by memory, 12000 references/s"), "{text}");
+    assert!(text.contains("▲ working set, 20 MiB of it in its swap: 150 MiB"), "{text}");
+    assert!(std::fs::read_to_string(plot).unwrap().contains("<svg"));
+    let socket = server.socket.to_str().unwrap();
+    let output = overbook(&["vm", "web-2", "--mrc", "--socket", socket]);
+    assert!(!output.status.success());
+    assert!(error(&output).contains("`web-2` has no miss-ratio curve"), "{}", error(&output));
+}
+
+#[test]
 fn explain_prints_the_daemons_words() {
     let text = says(&Server::start(), &["explain", "web-2"]);
     assert!(text.contains("Unchanged    uncooperative: its balloon stands at 384 MiB"), "{text}");
@@ -246,4 +273,16 @@ fn check_answers_with_its_exit_code() {
     assert_eq!(output.status.code(), Some(1));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["faults"][0]["line"], 2);
+}
+
+#[test]
+fn check_tries_the_host_and_its_exit_code_says_what_its_answer_says() {
+    let output = overbook(&["check", "--host", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(report["managed"] == false)));
+    for feature in report["features"].as_array().unwrap() {
+        assert_eq!(feature["works"] == true, feature["cost"].is_null(), "{feature}");
+    }
+    let text = String::from_utf8(overbook(&["check", "--host"]).stdout).unwrap();
+    assert!(text.contains("UFFDIO_MOVE"), "{text}");
 }

@@ -162,6 +162,27 @@ fn a_request_that_the_loop_refuses_says_why() {
 }
 
 #[test]
+fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
+    let server = Server::start();
+    let curve = json(&server, "/v1/vms/web-1/curve");
+    assert_eq!(curve["working_set_bytes"], 150 << 20);
+    assert_eq!(
+        curve["points"][1],
+        serde_json::json!({"memory_bytes": 100 << 20, "miss_ratio": 0.25})
+    );
+    let (status, why) = error(&server, "GET", "/v1/vms/web-2/curve");
+    assert_eq!(status, 404);
+    assert!(why.ends_with("QEMU was started without Overbook's shim"), "{why}");
+    assert!(error(&server, "GET", "/v1/vms/db-1/curve").1.contains("not been measured"));
+    let vm = json(&server, "/v1/vms/web-1");
+    assert_eq!(
+        (&vm["tracking"]["traps_total"], &vm["tracking"]["cost_ratio"]),
+        (&42_000.into(), &0.0095.into())
+    );
+    assert_eq!(json(&server, "/v1/groups/web")["worker"]["pid"], 4711);
+}
+
+#[test]
 fn unknown_paths_and_wrong_methods_are_told_apart() {
     let server = Server::start();
     assert_eq!(error(&server, "GET", "/nope").0, 404);

@@ -1,1 +1,10 @@
-//! Page algorithms, pure.
+//! Page algorithms, pure: no clock, no file, no thread. Time and references are arguments.
+
+pub mod budget;
+pub mod curve;
+pub mod hot_set;
+pub mod lru;
+pub mod phase;
+pub mod probe;
+pub mod shards;
+pub mod working_set;

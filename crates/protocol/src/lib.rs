@@ -2,15 +2,25 @@
 //!
 //! Three channels, each for what it is good at:
 //!
-//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet, each request
-//!   answered once and in order. Everything that changes what is tracked.
-//! * **the ring** ([`Trap`]): faults, written by the shim's fault thread and read by the worker, in
-//!   shared memory, without a system call.
-//! * **the page states and counters** (`layout`): shared memory too, written by the shim alone.
+//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet, each
+//!   request answered once and in order. Everything that changes what is tracked.
+//! * **the ring** ([`ring`], [`Trap`]): faults, written by the shim's fault thread and read by the
+//!   worker, in shared memory, without a system call.
+//! * **the page states and counters** ([`layout`]): in the same memory, which the shim alone can
+//!   write.
 //!
 //! Neither side trusts the other: lengths, numbers and positions are checked by whoever reads them.
+//! The crate has no `unsafe` and does no I/O: `sys::seqpacket` carries the packets,
+//! `sys::shared_memory` hands out the memory.
 
 use serde::{Deserialize, Serialize};
+
+pub mod layout;
+pub mod ring;
+mod sync;
+mod wire;
+
+pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
 pub const VERSION: u16 = 1;
@@ -21,7 +31,14 @@ pub const MAX_PACKET: usize = 16 << 10;
 /// Most granules in one [`Request::Revoke`].
 pub const MAX_REVOKE: usize = 2048;
 
-/// The abstract unix address (without its leading zero byte) that the shim of process `pid` listens on.
+/// Most regions in [`Answer::Welcome`].
+pub const MAX_REGIONS: usize = 512;
+
+/// Each region's first page number is a multiple of this, so that no granule stands in two.
+pub const REGION_ALIGN_PAGES: u32 = 512;
+
+/// The abstract unix address (without its leading zero byte) that the shim of process `pid` listens
+/// on.
 pub fn address(pid: u32) -> String {
     format!("overbook-shim.{pid}")
 }
@@ -29,13 +46,14 @@ pub fn address(pid: u32) -> String {
 /// What a worker asks of a shim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// The first message; answered with [`Answer::Welcome`] and the descriptor of the shared memory.
+    /// The first message; answered with [`Answer::Welcome`] and the descriptor of the shared
+    /// memory.
     Hello {
         /// The worker's [`VERSION`].
         version: u16,
     },
-    /// Starts tracking, or changes how it is done. What is revoked at that moment is given back first if
-    /// the granule changes. Answered with [`Answer::Done`].
+    /// Starts tracking, or changes how it is done. What is revoked at that moment is given back
+    /// first if the granule changes. Answered with [`Answer::Done`].
     Track(Tracking),
     /// Takes these granules out of the guest's reach until their next touch. Answered with
     /// [`Answer::Done`] (how many are now revoked that were not before).
@@ -54,13 +72,15 @@ pub enum Request {
 pub struct Tracking {
     /// Pages of 4 KiB per granule: a power of two, 1 to 512.
     pub granule_pages: u32,
-    /// `Some`: every sampled granule is revoked at once, and again when it leaves a FIFO of this many
-    /// accessible granules (MEB §3.4). `None`: only what [`Request::Revoke`] names.
+    /// `Some`: every sampled granule is revoked at once, and again when it leaves a FIFO of this
+    /// many accessible granules (MEB §3.4), at least [`MIN_HOT_SET`]. `None`: only what
+    /// [`Request::Revoke`] names.
     pub hot_set: Option<u32>,
-    /// Sampled are granules whose hash (`layout::hash`) is below this share of 2^32; `u32::MAX` = all.
+    /// Sampled are granules whose hash ([`layout::hash`]) is below this share of 2^32; `u32::MAX` =
+    /// all.
     pub sample: u32,
-    /// The fuse: past this many traps in one second everything is given back, and tracking pauses until
-    /// the next [`Request::Track`].
+    /// The fuse: past this many traps in one second everything is given back, and tracking pauses
+    /// until the next [`Request::Track`]. At least 1.
     pub max_traps_per_s: u32,
 }
 
@@ -87,8 +107,8 @@ pub enum Answer {
     Status(Status),
 }
 
-/// A piece of guest RAM. Page numbers run through all regions; each region begins at a multiple of 512,
-/// so that no granule stands in two.
+/// A piece of guest RAM. Page numbers run through all regions; each region begins at a multiple of
+/// 512, so that no granule stands in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// Its first page's number.
@@ -106,7 +126,8 @@ pub enum State {
     Off,
     /// Tracking.
     On(Tracking),
-    /// Not now: QEMU needs its memory for itself, or the fuse blew; tried again by [`Request::Track`].
+    /// Not now: QEMU needs its memory for itself, or the fuse blew; tried again by
+    /// [`Request::Track`].
     Suspended {
         /// Why, for people.
         why: String,
@@ -123,7 +144,8 @@ pub enum State {
 pub struct Status {
     /// What it is doing.
     pub state: State,
-    /// Grows with each change of the regions (hot-plugged RAM); [`Request::Hello`] again for the new ones.
+    /// Grows with each change of the regions (hot-plugged RAM); [`Request::Hello`] again for the
+    /// new ones.
     pub generation: u32,
 }
 
@@ -132,7 +154,8 @@ pub struct Status {
 pub enum Refusal {
     /// The two sides are of different releases.
     #[error(
-        "the shim speaks version {shim} of the protocol, the worker {worker}: restart the VM to load the new shim"
+        "the shim speaks version {shim} of the protocol, the worker {worker}: restart the VM to load \
+         the new shim"
     )]
     Version {
         /// The shim's.
@@ -161,6 +184,18 @@ pub enum Refusal {
     NotTracking {
         /// Why.
         why: String,
+    },
+    /// Somebody else is connected; the shim closes this connection.
+    #[error("process {pid} manages this VM already")]
+    Busy {
+        /// Its process.
+        pid: u32,
+    },
+    /// The caller is neither root nor QEMU's user; the shim closes this connection.
+    #[error("user {uid} may not manage this VM: run as root or as QEMU's user")]
+    NotPermitted {
+        /// The caller's.
+        uid: u32,
     },
     /// The kernel refused.
     #[error("{call}: errno {errno}")]

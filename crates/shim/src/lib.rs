@@ -1,1 +1,67 @@
-//! Preloaded into QEMU: finds guest RAM, revokes and restores access to its granules. Mechanism only
+//! Preloaded into QEMU (`LD_PRELOAD=liboverbook_shim.so qemu-system-x86_64 …`): takes granules of guest RAM
+//! out of the guest's reach, sees their next touch, gives them back. Mechanism only.
+//!
+//! **Problem.** What memory is worth to a VM shows in when it touches what, and neither kernel nor QEMU
+//! tells. **Idea.** A granule is moved to a staging region (`UFFDIO_MOVE`: no copy, atomic, refused for
+//! pages that I/O holds); its next touch is a fault that a thread in QEMU itself resolves at once, so no
+//! guest ever waits for another process. The shim stands before a few functions of the C library to see
+//! guest RAM come, change and go; everything else it is told by a worker over a socket (`protocol`).
+//!
+//! # The rules that make staging safe
+//!
+//! While a page is staged, guest RAM has a hole there: without a handler the kernel would fill it with
+//! zeros, and the guest would have lost it. So:
+//!
+//! 1. userfaultfd and handler live in QEMU. The descriptor is close-on-exec, doubled, and guarded against
+//!    `close`, `close_range` and `dup2` (`descriptors`); our threads block all signals (`threads`); a forked
+//!    child has neither guest RAM nor staging (`MADV_DONTFORK`) and does nothing.
+//! 2. Everything is back before a range is unregistered, unmapped, locked, or registered by QEMU itself
+//!    (`engine::give_back`, called from `interpose`).
+//! 3. One lock for page states, moves, zeros and discards (`engine`). "Staged" is set before a page moves out
+//!    and cleared after it is back.
+//! 4. The handler touches no guest RAM, allocates nothing and logs nothing (`fault_thread`, `tracker::serve`).
+//! 5. Staging has guest RAM's protection, and its advice about forks, core dumps and huge pages (`ram`).
+//! 6. A watchdog gives everything back when the worker is gone or silent for 2 s, the fuse blows, or a fault
+//!    is older than 100 ms; it serves faults itself if the handler has stopped (`watchdog`).
+//! 7. A page that will not move back is tried again, then copied, and after 10 s QEMU is ended: never zeros
+//!    in its place (`moves::give`). Zeros are put only where nothing came back.
+//! 8. A discard drops the staged copy too, under the same lock (`interpose::madvise`).
+//!
+//! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken. If
+//! anything is in doubt, QEMU runs as if the shim were not there.
+//!
+//! **Cost**: tracking off, one comparison per interposed call; a trap some 20 to 50 µs, measured while
+//! tracking (`bench`); staging takes no memory of its own but page tables.
+//!
+//! **Leaves out.** Shared, file-backed and huge-page RAM, locked memory, VFIO: refused with the reason. A
+//! QEMU that remaps guest RAM by `mremap` or by system calls of its own (none does). What to revoke and
+//! when: the worker's.
+//!
+//! | look here | for |
+//! |---|---|
+//! | `interpose`, `next` | the C functions that we stand before |
+//! | `ram` | what of QEMU's memory is guest RAM |
+//! | `engine` | the lock; track, revoke, give back; what forbids tracking |
+//! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
+//! | `fault_thread`, `watchdog`, `control` | our three threads |
+//! | `bench` | what a trap costs |
+//! | `channel` | the memory that the worker reads |
+
+mod bench;
+mod channel;
+mod control;
+mod descriptors;
+mod engine;
+mod fault_thread;
+mod granules;
+mod hot_set;
+pub mod interpose;
+mod moves;
+mod next;
+mod nursery;
+mod qemu;
+mod ram;
+mod threads;
+mod time;
+mod tracker;
+mod watchdog;

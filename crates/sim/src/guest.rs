@@ -150,6 +150,8 @@ impl Guest {
             migration,
             block: None,
             cgroup_cpu_us: None,
+            pid: None,
+            tracking: None,
             limits,
             last_error: None,
         })

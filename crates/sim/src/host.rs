@@ -81,6 +81,7 @@ impl Sense for Host {
         HostView {
             host: Some(Reading::new(reading, now)),
             vms: self.guests.iter().filter_map(seen).collect(),
+            ..HostView::default()
         }
     }
 }

@@ -78,7 +78,9 @@ impl Scenario {
         let VmLimits { min, base, max } = limits;
         let limits = LimitsSpec { min: Some(min), base: Some(base), max: Some(max) };
         let vms = vec![NamePattern::new(format!("{name}-*"))];
-        self.spec.groups.insert(name.into(), GroupSpec { policy, vms, budget: None, limits });
+        self.spec
+            .groups
+            .insert(name.into(), GroupSpec { policy, vms, limits, ..GroupSpec::default() });
         for fake in fakes {
             let vm = VmName::from(format!("{name}-{}", fake.name));
             let swap = Some(!fake.natures.contains(&Nature::Swapless));

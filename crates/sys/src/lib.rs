@@ -6,9 +6,14 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod features;
 pub mod meminfo;
+pub mod memory_map;
 pub mod memory_of;
 pub mod pressure;
 pub mod process;
 pub mod procfs;
+pub mod seqpacket;
+pub mod shared_memory;
 pub mod tsc;
+pub mod userfaultfd;

@@ -1,1 +1,274 @@
-//! QEMU TCG plugin: records every page that a guest touches; the ground truth of the lab
+//! QEMU TCG plugin: records every page that a guest touches; the ground truth of the lab.
+//!
+//! **Problem.** To know how good an estimate of a guest's working set is, one must know the truth: every
+//! page that the guest touches, and when, in the very run that was estimated, on the same clock.
+//!
+//! **Idea.** Under emulation QEMU executes each guest access itself and lets a plugin see it (what Pin was
+//! to MEB's authors). Time is cut into ticks of 100 ms; a page is recorded once per tick, in order of
+//! first touch. From that follow exact stack distances, miss-ratio curves and working sets at any
+//! granularity of pages and ticks ([`lab`](../lab/truth/index.html) computes them).
+//!
+//! ```text
+//! qemu-system-x86_64 -plugin liboverbook_tracer.so,out=FILE,ram=BYTES -machine q35 -accel tcg …
+//!
+//! api       what QEMU offers         layout   addresses to page numbers    code     instruction fetches
+//! recorder  the hot path             writer   ticks, the thread            trace    the file
+//! ```
+//!
+//! **Cost.** A call per guest access: memory-bound guests run several times slower. Two lists and one array
+//! of 4 bytes per page, 32 KiB per vCPU.
+//!
+//! **Leaves out.** The walks of the guest's page tables by the (emulated) MMU and what devices read and
+//! write by themselves are no accesses of a vCPU: the plugin does not see them. The vCPU that prepares or
+//! uses a device's buffer touches it too, mostly. A code page whose first execution in a tick races with
+//! the tick's end may be missing from the next tick.
+
+mod api;
+mod code;
+mod layout;
+mod options;
+mod recorder;
+mod trace;
+mod writer;
+
+#[cfg(test)]
+mod fake_qemu;
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::fs::File;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use api::{Block, Entry, Info, MemInfo, PluginId, Scoreboard};
+use code::HostRam;
+use layout::{Layout, PAGE_BYTES};
+use options::Options;
+use recorder::Recorder;
+use writer::Stop;
+
+/// The version of QEMU's plugin API that this plugin speaks; QEMU refuses to load one it does not know.
+#[allow(non_upper_case_globals, reason = "QEMU looks for this name")]
+#[unsafe(no_mangle)]
+static qemu_plugin_version: c_int = api::VERSION;
+
+/// One tracer per QEMU.
+static TRACER: OnceLock<Tracer> = OnceLock::new();
+
+struct Tracer {
+    layout: Layout,
+    recorder: Recorder,
+    host_ram: Mutex<HostRam>,
+    executed: Executed,
+    stop: Stop,
+    file: Mutex<Option<File>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The vCPUs' caches of code pages (`code`).
+struct Executed(*mut Scoreboard);
+
+// SAFETY: QEMU's scoreboard functions may be called from any thread; the words are used as atomics.
+unsafe impl Send for Executed {}
+// SAFETY: as above.
+unsafe impl Sync for Executed {}
+
+impl Executed {
+    /// The word in which this vCPU remembers this page.
+    fn slot(&self, vcpu: c_uint, page: usize) -> &AtomicU64 {
+        // SAFETY: the scoreboard is never freed, vCPU and slot are in range, words are aligned.
+        unsafe {
+            let words = api::qemu_plugin_scoreboard_find(self.0, vcpu).cast::<AtomicU64>();
+            &*words.add(code::slot_of(page))
+        }
+    }
+
+    fn forget_all(&self) {
+        // SAFETY: no arguments, callable from any thread.
+        let vcpus = unsafe { api::qemu_plugin_num_vcpus() };
+        for vcpu in 0..c_uint::try_from(vcpus).unwrap_or(0) {
+            (0..code::SLOTS).for_each(|page| self.slot(vcpu, page).store(0, Ordering::Relaxed));
+        }
+    }
+}
+
+/// Called by QEMU when it has loaded the plugin. Anything but zero ends QEMU.
+///
+/// # Safety
+/// To be called by QEMU: `info` and `argv` are as its plugin API says.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn qemu_plugin_install(
+    id: PluginId,
+    info: *const Info,
+    argc: c_int,
+    argv: *const *const c_char,
+) -> c_int {
+    // SAFETY: QEMU passes a valid description for the length of this call.
+    let (system, target) =
+        unsafe { ((*info).system_emulation, CStr::from_ptr((*info).target_name)) };
+    let count = usize::try_from(argc).unwrap_or(0);
+    // SAFETY: QEMU passes `argc` strings.
+    let words = (0..count).map(|i| unsafe { CStr::from_ptr(*argv.add(i)) }.to_string_lossy());
+    let options = Options::parse(words, target.to_bytes() == b"x86_64" && system);
+    match options.and_then(|options| Ok((File::create(&options.out)?, options))) {
+        Ok((file, options)) => install(id, file, options.ram_bytes),
+        Err(error) => {
+            eprintln!("overbook tracer: {error}");
+            1
+        }
+    }
+}
+
+fn install(id: PluginId, file: File, ram_bytes: u64) -> c_int {
+    let layout = Layout::q35(ram_bytes);
+    let tracer = Tracer {
+        layout,
+        recorder: Recorder::new(usize::try_from(layout.pages()).unwrap_or(usize::MAX)),
+        host_ram: Mutex::new(HostRam::new(ram_bytes)),
+        // SAFETY: called while QEMU installs the plugin, as the API wants it.
+        executed: Executed(unsafe {
+            api::qemu_plugin_scoreboard_new(code::SLOTS * size_of::<u64>())
+        }),
+        stop: Stop::default(),
+        file: Mutex::new(Some(file)),
+        writer: Mutex::new(None),
+    };
+    if TRACER.set(tracer).is_err() {
+        eprintln!("overbook tracer: loaded twice: give -plugin once");
+        return 1;
+    }
+    // SAFETY: the callbacks have the signatures that QEMU calls them with, and live as long as QEMU.
+    unsafe {
+        api::qemu_plugin_register_vcpu_init_cb(id, on_vcpu);
+        api::qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);
+        api::qemu_plugin_register_atexit_cb(id, on_exit, std::ptr::null_mut());
+    }
+    0
+}
+
+/// Starts the writer with the first vCPU: QEMU may fork before (`-daemonize`).
+extern "C" fn on_vcpu(_id: PluginId, _vcpu: c_uint) {
+    let Some(tracer) = TRACER.get() else { return };
+    let file = tracer.file.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(mut file) = file else { return };
+    let write = move || {
+        let forget_code = || tracer.executed.forget_all();
+        let pages = tracer.layout.pages();
+        if let Err(error) =
+            writer::run(&tracer.recorder, &tracer.stop, &mut file, pages, forget_code)
+        {
+            eprintln!("overbook tracer: cannot write the trace: {error}; it ends here");
+        }
+    };
+    match std::thread::Builder::new().name("overbook-tracer".into()).spawn(write) {
+        Ok(handle) => {
+            *tracer.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(handle);
+        }
+        Err(error) => eprintln!("overbook tracer: cannot start its thread: {error}; no trace"),
+    }
+}
+
+/// Instruments a block: its pages, and each access of its instructions.
+extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
+    let Some(tracer) = TRACER.get() else { return };
+    let mut host_ram = tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut instrumented = None;
+    // SAFETY: block and instructions are valid during this call, the index is in range, and the
+    // callbacks have the signatures that QEMU calls them with.
+    unsafe {
+        for index in 0..api::qemu_plugin_tb_n_insns(block) {
+            let instruction = api::qemu_plugin_tb_get_insn(block, index);
+            let access = std::ptr::from_ref(tracer).cast_mut().cast();
+            api::qemu_plugin_register_vcpu_mem_cb(
+                instruction,
+                on_access,
+                api::NO_REGS,
+                api::READS_AND_WRITES,
+                access,
+            );
+            let host = api::qemu_plugin_insn_haddr(instruction).addr() as u64;
+            let page = host_ram.page_of(host, own_maps);
+            if page.is_some() && page != instrumented {
+                instrumented = page;
+                let page = page.unwrap_or_default();
+                api::qemu_plugin_register_vcpu_tb_exec_cond_cb(
+                    block,
+                    on_execution,
+                    api::NO_REGS,
+                    api::NOT_EQUAL,
+                    Entry {
+                        score: tracer.executed.0,
+                        offset: code::slot_of(page) * size_of::<u64>(),
+                    },
+                    page as u64 + 1,
+                    std::ptr::without_provenance_mut(page),
+                );
+            }
+        }
+    }
+}
+
+fn own_maps() -> String {
+    std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
+}
+
+/// A block is executed whose page this vCPU does not remember; the page is the data.
+extern "C" fn on_execution(vcpu: c_uint, page: *mut c_void) {
+    let Some(tracer) = TRACER.get() else { return };
+    let page = page.addr();
+    tracer.executed.slot(vcpu, page).store(page as u64 + 1, Ordering::Relaxed);
+    tracer.recorder.touch(page);
+}
+
+/// The longest access, in bytes: one that begins further from its page's end stays in it.
+const LONGEST_ACCESS: u64 = 64;
+
+extern "C" fn on_access(_vcpu: c_uint, info: MemInfo, address: u64, tracer: *mut c_void) {
+    // SAFETY: `on_translation` passes the tracer, which lives for ever.
+    let tracer = unsafe { &*tracer.cast_const().cast::<Tracer>() };
+    tracer.access(info, address);
+    let left_in_page = PAGE_BYTES - address % PAGE_BYTES;
+    if left_in_page < LONGEST_ACCESS {
+        // SAFETY: `info` is QEMU's own.
+        let length = 1 << unsafe { api::qemu_plugin_mem_size_shift(info) };
+        if left_in_page < length {
+            tracer.access(info, address + left_in_page);
+        }
+    }
+}
+
+impl Tracer {
+    #[inline]
+    fn access(&self, info: MemInfo, address: u64) {
+        // SAFETY: called on the vCPU's thread right after the access that `info` describes; what is
+        // returned is used before the call returns.
+        unsafe {
+            let target = api::qemu_plugin_get_hwaddr(info, address);
+            if target.is_null() {
+                return;
+            }
+            let physical = api::qemu_plugin_hwaddr_phys_addr(target);
+            let Some(page) = self.layout.page_of(physical) else { return };
+            if self.recorder.knows(page) || api::qemu_plugin_hwaddr_is_io(target) {
+                return;
+            }
+            self.recorder.touch(page);
+        }
+    }
+}
+
+/// Writes what is left.
+extern "C" fn on_exit(_id: PluginId, _data: *mut c_void) {
+    let Some(tracer) = TRACER.get() else { return };
+    if !tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner).is_known() {
+        eprintln!(
+            "overbook tracer: no mapping has the size of guest RAM: instruction fetches are missing"
+        );
+    }
+    tracer.stop.ask();
+    let writer = tracer.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(writer) = writer {
+        // A panic has been reported already.
+        let _ = writer.join();
+    }
+}

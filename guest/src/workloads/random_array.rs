@@ -19,6 +19,8 @@ use crate::rng::Rng;
 use crate::run::{Shared, Worker};
 
 const WORDS_PER_PAGE: usize = PAGE / 8;
+/// Some tens of microseconds of work.
+const ACCESSES_PER_BEAT: u64 = 256;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -50,7 +52,8 @@ struct Phase {
 type Phases = std::sync::Arc<[Phase]>;
 
 fn phases(text: &str) -> Result<Phases, String> {
-    text.split(',').map(phase).collect()
+    // A plus sign where commas already separate something else, as on the kernel's command line.
+    text.split([',', '+']).map(phase).collect()
 }
 
 fn phase(text: &str) -> Result<Phase, String> {
@@ -67,8 +70,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     let Some(phases) = &options.phases else {
         array.resize(options.mb.unwrap_or(1), &worker.shared)?;
         while worker.proceed(1) {
-            array.access();
-            worker.done(1);
+            array.work(worker);
         }
         return Ok(());
     };
@@ -109,8 +111,7 @@ fn work_in_phases(
             let index = usize::try_from(number.unwrap_or(0)).unwrap_or(0) % phases.len();
             array.resize(phases[index].mb, &worker.shared)?;
         }
-        array.access();
-        worker.done(1);
+        array.work(worker);
     }
     Ok(())
 }
@@ -128,6 +129,7 @@ impl Array {
 
     /// Grows or shrinks to `mb`, at least 1; a stop ends the growth early.
     fn resize(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
+        shared.gap.pause();
         self.memory.shrink(mb);
         while self.memory.len_mb() < mb && !(shared.stopping() && self.memory.len_mb() > 0) {
             fill_random(self.memory.grow()?, &mut self.rng);
@@ -135,6 +137,15 @@ impl Array {
         }
         shared.mb.set(self.memory.len_mb());
         Ok(())
+    }
+
+    /// One access, counted.
+    fn work(&mut self, worker: &Worker) {
+        self.access();
+        worker.done(1);
+        if worker.shared.ops().is_multiple_of(ACCESSES_PER_BEAT) {
+            worker.beat();
+        }
     }
 
     fn access(&mut self) {
@@ -165,6 +176,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let expected = [Phase { mb: 10, length: second }, Phase { mb: 3, length: second / 2 }];
         assert_eq!(*phases("10:1,3:0.5").unwrap(), expected);
+        assert_eq!(*phases("10:1+3:0.5").unwrap(), expected);
         for bad in ["", "10", "10:1,", "0:1", "10:0", "10:-1", "a:1", "10:1:1", "10:inf"] {
             assert!(phases(bad).is_err(), "{bad}");
         }

@@ -37,9 +37,20 @@ pub(crate) struct Options {
     /// Sort in this file or block device of 3 N MB (which is overwritten) [default: in memory]
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
+    /// Do it all again when done
+    #[arg(long)]
+    repeat: bool,
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
+    run_once(options, worker)?;
+    while options.repeat && !worker.shared.stopping() {
+        run_once(options, worker)?;
+    }
+    Ok(())
+}
+
+fn run_once(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     worker.shared.mb.set(options.mb);
     let mut checksum = Checksum::new();
     let finished = match &options.file {
@@ -216,7 +227,7 @@ mod tests {
         let path = dir.path().join("data");
         let checksum = |file| {
             let mut worker = Worker::for_test();
-            run(&Options { mb: 5, file }, &mut worker).unwrap();
+            run(&Options { mb: 5, file, repeat: false }, &mut worker).unwrap();
             *worker.shared.checksum.get().unwrap()
         };
         assert_eq!(checksum(None), checksum(Some(path.clone())));
@@ -229,7 +240,7 @@ mod tests {
     fn a_stopped_sort_has_no_checksum() {
         let mut worker = Worker::for_test();
         worker.shared.stop();
-        run(&Options { mb: 1, file: None }, &mut worker).unwrap();
+        run(&Options { mb: 1, file: None, repeat: false }, &mut worker).unwrap();
         assert_eq!(worker.shared.checksum.get(), None);
     }
 }

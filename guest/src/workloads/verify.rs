@@ -10,6 +10,14 @@
 //! A bad byte is counted once: its page is put right when it is found. Nothing aborts on it, the
 //! first few are told on standard error, and the exit status is 1. The generation table (one part
 //! in a thousand) lies in the same memory: harm to it shows as a bad page.
+//!
+//! With `--disk` a second thread does the same to a disk ([`disk`]).
+
+mod disk;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use clap::Args;
 
@@ -27,9 +35,36 @@ pub(crate) struct Options {
     /// How much memory to fill and verify; --rate is the pace in MB/s
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
+    /// Also write this much to --disk, and verify what is read back from it past the page cache
+    #[arg(long, value_name = "N", value_parser = megabytes, requires = "disk")]
+    disk_mb: Option<usize>,
+    /// The block device or file for --disk-mb; what it holds is overwritten
+    #[arg(long, value_name = "PATH", requires = "disk_mb")]
+    disk: Option<PathBuf>,
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
+    let bad_on_disk = AtomicUsize::new(0);
+    let (shared, seed) = (std::sync::Arc::clone(&worker.shared), worker.seed);
+    thread::scope(|scope| {
+        let disk = options.disk.as_ref().zip(options.disk_mb).map(|(path, mb)| {
+            let (shared, bad) = (&shared, &bad_on_disk);
+            scope.spawn(move || {
+                disk::verify(path, mb, seed, shared, bad).inspect_err(|_| shared.stop())
+            })
+        });
+        let result = verify(options, worker, &bad_on_disk);
+        shared.stop();
+        let of_disk = disk.map_or(Ok(()), |disk| disk.join().unwrap_or(Err(WorkError::Panicked)));
+        result.and(of_disk)
+    })
+}
+
+fn verify(
+    options: &Options,
+    worker: &mut Worker,
+    bad_on_disk: &AtomicUsize,
+) -> Result<(), WorkError> {
     worker.shared.bad_bytes.set(0);
     let mut pattern = Pattern::new(worker.seed);
     while pattern.memory.len_mb() < options.mb && !worker.shared.stopping() {
@@ -41,10 +76,14 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     while worker.proceed(1) {
         for _ in 0..REWRITES_PER_MB {
             pattern.rewrite(rng.below(pattern.memory.pages()));
+            worker.beat();
         }
-        (mb * PAGES_PER_MB..(mb + 1) * PAGES_PER_MB).for_each(|page| pattern.check(page));
+        for page in mb * PAGES_PER_MB..(mb + 1) * PAGES_PER_MB {
+            pattern.check(page);
+            worker.beat();
+        }
         mb = (mb + 1) % options.mb;
-        worker.shared.bad_bytes.set(pattern.bad_bytes);
+        worker.shared.bad_bytes.set(pattern.bad_bytes + bad_on_disk.load(Ordering::Relaxed));
         worker.done(1);
     }
     Ok(())
@@ -210,7 +249,7 @@ mod tests {
             }
             shared.stop();
         });
-        run(&Options { mb: 2 }, &mut worker).unwrap();
+        run(&Options { mb: 2, disk_mb: None, disk: None }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert_eq!(worker.shared.bad_bytes.get(), Some(0));
     }

@@ -28,9 +28,20 @@ pub(crate) struct Options {
     /// Keep the text in this file or block device (which is overwritten) [default: in memory]
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
+    /// Do it all again when done
+    #[arg(long)]
+    repeat: bool,
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
+    run_once(options, worker)?;
+    while options.repeat && !worker.shared.stopping() {
+        run_once(options, worker)?;
+    }
+    Ok(())
+}
+
+fn run_once(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     worker.shared.mb.set(options.mb);
     let mut text = Text::new(worker.seed);
     let mut table = Table::default();
@@ -118,11 +129,31 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let result = |file| {
             let mut worker = Worker::for_test();
-            run(&Options { mb: 1, file }, &mut worker).unwrap();
+            run(&Options { mb: 1, file, repeat: false }, &mut worker).unwrap();
             (worker.shared.ops(), *worker.shared.checksum.get().unwrap())
         };
         let in_memory = result(None);
         assert_eq!(in_memory, result(Some(dir.path().join("text"))));
         assert!(in_memory.0 > 100_000);
+    }
+
+    #[test]
+    fn repeated_it_works_until_the_stop() {
+        let mut worker = Worker::for_test();
+        let shared = std::sync::Arc::clone(&worker.shared);
+        let once = {
+            let mut worker = Worker::for_test();
+            run(&Options { mb: 1, file: None, repeat: false }, &mut worker).unwrap();
+            worker.shared.ops()
+        };
+        let stopper = std::thread::spawn(move || {
+            while shared.ops() < once + 10 {
+                std::thread::yield_now();
+            }
+            shared.stop();
+        });
+        run(&Options { mb: 1, file: None, repeat: true }, &mut worker).unwrap();
+        stopper.join().unwrap();
+        assert!(worker.shared.checksum.get().is_some());
     }
 }

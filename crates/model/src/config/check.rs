@@ -295,6 +295,7 @@ impl From<GroupDraft> for GroupSpec {
             vms: patterns.map(|at| NamePattern::new(at.value)).collect(),
             budget: draft.budget.map(|at| at.value),
             limits: draft.limits.into(),
+            tracking: draft.tracking.unwrap_or_default(),
         }
     }
 }

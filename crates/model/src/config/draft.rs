@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::table::{At, Place, Table};
-use crate::{Bytes, Mode, Policy};
+use crate::{Bytes, Mode, Policy, TrackingBudget};
 
 /// All files together.
 #[derive(Default)]
@@ -31,6 +31,7 @@ pub(super) struct GroupDraft {
     pub(super) policy: Option<Policy>,
     pub(super) vms: Option<At<Vec<At<String>>>>,
     pub(super) budget: Option<At<Bytes>>,
+    pub(super) tracking: Option<TrackingBudget>,
     pub(super) limits: LimitsDraft,
 }
 
@@ -99,6 +100,7 @@ impl GroupDraft {
             policy: None,
             vms: None,
             budget: None,
+            tracking: None,
             limits: LimitsDraft::default(),
         }
     }
@@ -112,6 +114,7 @@ impl GroupDraft {
         set(&mut self.policy, table.choice("policy", &policies));
         set(&mut self.vms, table.texts("vms"));
         set(&mut self.budget, table.size("budget"));
+        set(&mut self.tracking, table.tracking("tracking"));
         self.limits.apply(table);
         table.finish();
     }

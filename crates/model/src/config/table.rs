@@ -12,7 +12,7 @@ use toml::{
 };
 
 use super::Fault;
-use crate::Bytes;
+use crate::{Bytes, TrackingBudget};
 
 /// Where something was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,6 +213,22 @@ impl<'a> Table<'a> {
         found.map(|(_, choice)| *choice)
     }
 
+    /// What tracking may cost: a percentage of one vCPU, or "off".
+    pub(super) fn tracking(&self, key: &'static str) -> Option<TrackingBudget> {
+        const WANTED: &str = "\"off\" or a share of one vCPU from \"0.1%\" to \"10%\"";
+        let value = self.get(key)?;
+        let DeValue::String(text) = value.get_ref() else {
+            self.wrong_type(key, value, WANTED);
+            return None;
+        };
+        let budget = parse_tracking(text);
+        if budget.is_none() {
+            let text = printable(text);
+            self.source.fault(&value.span(), format!("`{key}` is \"{text}\"; valid: {WANTED}"));
+        }
+        budget
+    }
+
     /// The table `[key]`.
     pub(super) fn table(&self, key: &'static str) -> Option<Table<'a>> {
         let value = self.get(key)?;
@@ -270,6 +286,21 @@ impl<'a> Table<'a> {
             self.source.fault(&key.span(), message);
         }
     }
+}
+
+/// `1%`, `0.25 %` or `off`; hundredths of a percent are the finest step.
+fn parse_tracking(text: &str) -> Option<TrackingBudget> {
+    if text == "off" {
+        return Some(TrackingBudget::Off);
+    }
+    let number = text.strip_suffix('%')?.trim_end();
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
+    if whole.is_empty() || fraction.len() > 2 || !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    let points: u16 = format!("{whole}{fraction:0<2}").parse().ok()?;
+    TrackingBudget::RANGE.contains(&points).then_some(TrackingBudget::BasisPoints(points))
 }
 
 /// Why a text cannot be a name, a pattern or a path.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Bytes, Mode, Policy};
+use crate::{Bytes, Mode, Policy, TrackingBudget};
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
 const CONFIGURE_PAGE: &str = include_str!("../../../../docs/src/configure.md");
@@ -49,6 +49,7 @@ fn every_key_arrives_in_the_spec() {
         vms = ["web-*", "www"]
         budget = "4GiB"
         base = "512MiB"
+        tracking = "0.25%"
         [vm."web-1"]
         min = "256MiB"
         max = "1GiB"
@@ -61,6 +62,7 @@ fn every_key_arrives_in_the_spec() {
     let (name, group) = spec.group_of(&"web-1".into()).unwrap();
     assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));
     assert_eq!(group.budget, Some(Bytes::mib(4096)));
+    assert_eq!(group.tracking, TrackingBudget::BasisPoints(25));
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
     assert_eq!((limits.max, spec.swap_of(&"web-1".into())), (Bytes::mib(1024), Some(true)));
@@ -83,6 +85,7 @@ min = "1GiB"
 max = "512MiB"
 [group.db]
 policy = "balance"
+tracking = "20%"
 vms = ["*-1", ""]
 [group.shop]
 vms = ["*-7"]
@@ -96,13 +99,14 @@ overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
 overbook.toml:8: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, max, min, policy, vms; did you mean `base`?
-overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:18) and \"web-*\"
+overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, max, min, policy, tracking, vms; did you mean `base`?
+overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:19) and \"web-*\"
 overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
-overbook.toml:16: `vms` must not be empty
-overbook.toml:20: `base` must be more than zero
-overbook.toml:21: `swap` must be true or false, not a text";
+overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
+overbook.toml:17: `vms` must not be empty
+overbook.toml:21: `base` must be more than zero
+overbook.toml:22: `swap` must be true or false, not a text";
     assert_eq!(faults_of(text), expected);
 }
 
@@ -199,6 +203,23 @@ fn a_budget_below_what_is_guaranteed_is_a_fault() {
         "[group.a]\nvms = [\"a-*\", \"b\"]\nbase = \"1GiB\"\nbudget = \"2GiB\"\n[vm.a-1]\nbase = \"1025MiB\"\n",
     );
     assert!(faults.starts_with("overbook.toml:4: `budget` of 2 GiB is less than"), "{faults}");
+}
+
+#[test]
+fn what_tracking_may_cost_is_a_share_of_a_vcpu_or_off() {
+    let read = |text: &str| {
+        let spec = parse_one(&format!("[group.a]\nvms = [\"x\"]\ntracking = {text}\n"));
+        spec.map(|spec| spec.groups[&"a".into()].tracking).ok()
+    };
+    assert_eq!(read("\"off\""), Some(TrackingBudget::Off));
+    assert_eq!(read("\"1%\""), Some(TrackingBudget::default()));
+    assert_eq!(read("\"0.1 %\""), Some(TrackingBudget::BasisPoints(10)));
+    assert_eq!(read("\"10%\""), Some(TrackingBudget::BasisPoints(1000)));
+    for bad in
+        ["\"0.05%\"", "\"11%\"", "\"1\"", "\"%\"", "\"-1%\"", "\"1.001%\"", "\"1e0%\"", "1", "true"]
+    {
+        assert_eq!(read(bad), None, "{bad}");
+    }
 }
 
 #[test]

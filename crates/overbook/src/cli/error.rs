@@ -2,7 +2,9 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use crate::client::ClientError;
+use pages::shards::ShardsError;
+
+use crate::{client::ClientError, trace::TraceError};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +44,12 @@ pub enum CliError {
         /// Where packages put it.
         library: &'static str,
     },
+    /// A trace cannot be read.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// A sample cannot be taken.
+    #[error(transparent)]
+    Shards(#[from] ShardsError),
     /// An answer cannot be written as JSON.
     #[error("the answer cannot be written as JSON: {0}")]
     Json(serde_json::Error),

@@ -1,12 +1,17 @@
 //! `overbook group [NAME]`: ledgers.
 
+use model::Bytes;
+
 use super::{
     context::Context,
     error::CliError,
     output::Output,
     table::{Column, size, table},
 };
-use crate::{client::path_of, http::wire::GroupStatus};
+use crate::{
+    client::path_of,
+    http::wire::{GroupStatus, WorkerStatus},
+};
 
 const COLUMNS: [Column; 9] = [
     ("GROUP", false),
@@ -53,5 +58,27 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
             group.vms.join(" "),
         ]
     };
-    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>())
+    let workers = groups
+        .iter()
+        .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
+    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &workers.collect::<String>()
+}
+
+/// What the group's worker takes, and what is wrong with it.
+fn worker(group: &str, worker: &WorkerStatus, tracking: &str) -> String {
+    let state = match worker.pid {
+        Some(pid) => format!("process {pid}, {}", Bytes(worker.resident_bytes)),
+        None => "not running".to_owned(),
+    };
+    let restarts = match worker.restarts {
+        0 => String::new(),
+        n => format!(", started again {n} times"),
+    };
+    let error = worker.last_error.iter().map(|why| format!("; the last one {why}"));
+    let error: String = error.collect();
+    let cpu = worker.cpu_seconds;
+    format!(
+        "worker of {group}: {state}, {cpu:.1} s of CPU time{restarts}{error}; \
+         tracking may take {tracking} of a vCPU of each VM\n"
+    )
 }

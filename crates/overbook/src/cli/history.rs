@@ -29,11 +29,12 @@ pub(super) struct Arguments {
     format: Format,
 }
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 7] = [
     ("TIME", false),
     ("MAY USE", true),
     ("TARGET", true),
     ("HOST:USED", true),
+    ("WSS", true),
     ("GUEST:SWAP", true),
     ("CHANGE", false),
 ];
@@ -62,6 +63,7 @@ fn row(row: &HistoryRow) -> Vec<String> {
         size(row.balloon_bytes),
         size(row.target_bytes),
         size(row.used_bytes),
+        size(row.working_set_bytes),
         rate(row.swap_bytes_per_second),
         change(row),
     ]

@@ -1,36 +1,64 @@
-//! `overbook vm [NAME]`: the VMs in a table, or one in full.
+//! `overbook vm [NAME]`: the VMs in a table, or one in full, or one's miss-ratio curve.
 //!
 //! Host view and guest view are labelled: the two never agree, and each is right in its own way.
 
-use model::Millis;
+use std::path::PathBuf;
+
+use clap::Args;
+use model::{Bytes, Millis};
 
 use super::{
+    Format,
     context::Context,
     error::CliError,
     output::Output,
     table::{Column, rate, size, table},
     when,
 };
-use crate::{client::path_of, http::wire::VmStatus};
+use crate::{
+    client::path_of,
+    curve_chart::{Curve, CurveChart},
+    http::wire::{MissRatioCurve, TrackingStatus, VmStatus},
+};
 
-const COLUMNS: [Column; 9] = [
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Its name; all without one
+    name: Option<String>,
+    /// Draw its miss-ratio curve: which share of its memory references would miss with less memory
+    #[arg(long, requires = "name")]
+    mrc: bool,
+    /// Write the curve as a plot, too
+    #[arg(long, value_name = "FILE.svg", requires = "mrc")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    format: Format,
+}
+
+const COLUMNS: [Column; 10] = [
     ("VM", false),
     ("GROUP", false),
     ("MAY USE", true),
     ("TARGET", true),
     ("HOST:USED", true),
+    ("WSS", true),
     ("GUEST:AVAIL", true),
     ("GUEST:SWAP", true),
     ("STATE", false),
     ("NEWEST REASON", false),
 ];
 
-pub(super) fn run(context: &Context, name: Option<&str>, json: bool) -> Result<Output, CliError> {
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
+    let json = arguments.format.json;
     let client = context.client()?;
-    let Some(name) = name else {
+    let Some(name) = &arguments.name else {
         let vms: Vec<VmStatus> = client.get("/v1/vms")?;
         return if json { Output::json(&vms) } else { Ok(Output::text(&table_of(&vms))) };
     };
+    if arguments.mrc {
+        let curve: MissRatioCurve = client.get(&format!("{}/curve", path_of("vms", name)))?;
+        return show_curve(&curve, arguments);
+    }
     let vm: VmStatus = client.get(&path_of("vms", name))?;
     if json { Output::json(&vm) } else { Ok(Output::text(&in_full(&vm))) }
 }
@@ -47,6 +75,7 @@ pub(super) fn table_of(vms: &[VmStatus]) -> String {
             size(vm.balloon_bytes),
             size(vm.target_bytes),
             size(vm.used_bytes),
+            size(vm.working_set_bytes()),
             size(vm.guest_available_bytes),
             rate(vm.swap_bytes_per_second),
             vm.state().to_owned(),
@@ -69,6 +98,7 @@ fn in_full(vm: &VmStatus) -> String {
         ("target", size(vm.target_bytes)),
         ("migration", vm.migration.clone()),
         ("host view: occupied", size(vm.used_bytes)),
+        ("host view: working set", working_set(vm.tracking.as_ref())),
         ("guest view: total", size(vm.guest_total_bytes)),
         ("guest view: available", size(vm.guest_available_bytes)),
         ("guest view: free", size(vm.guest_free_bytes)),
@@ -77,6 +107,7 @@ fn in_full(vm: &VmStatus) -> String {
     ];
     let age = vm.stats_age_ms.map_or_else(|| "none".to_owned(), |ms| Millis(ms).to_string());
     lines.push(("guest view: age", age));
+    lines.extend(vm.tracking.iter().map(|tracking| ("tracking", cost(tracking))));
     lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
     lines
         .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
@@ -88,4 +119,54 @@ fn in_full(vm: &VmStatus) -> String {
         last.map(|last| ("last change", format!("{} {}", when::utc(last.wall_ms), last.text))),
     );
     lines.iter().map(|(label, value)| format!("{label:<24}{value}\n")).collect()
+}
+
+fn working_set(tracking: Option<&TrackingStatus>) -> String {
+    match tracking {
+        None => "-".to_owned(),
+        Some(tracking) if tracking.working_set_bytes.is_none() => "not known yet".to_owned(),
+        Some(tracking) if tracking.swapped_bytes > 0 => {
+            let swapped = Bytes(tracking.swapped_bytes);
+            format!("{}, {swapped} of it in its swap", size(tracking.working_set_bytes))
+        }
+        Some(tracking) => size(tracking.working_set_bytes),
+    }
+}
+
+fn cost(tracking: &TrackingStatus) -> String {
+    format!(
+        "{:.2} % of one vCPU, {:.0} traps/s, {:.0} references/s; {} before the tick",
+        tracking.cost_ratio * 100.0,
+        tracking.traps_per_second,
+        tracking.references_per_second,
+        Millis(tracking.age_ms),
+    )
+}
+
+fn show_curve(curve: &MissRatioCurve, arguments: &Arguments) -> Result<Output, CliError> {
+    let chart = chart_of(curve);
+    if let Some(path) = &arguments.plot {
+        let svg = chart.svg().map_err(|error| CliError::Said(error.to_string()))?;
+        std::fs::write(path, svg).map_err(|error| CliError::File { path: path.clone(), error })?;
+    }
+    if arguments.format.json { Output::json(curve) } else { Ok(Output::text(&chart.terminal())) }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a chart needs three digits")]
+fn chart_of(curve: &MissRatioCurve) -> CurveChart {
+    let points = curve.points.iter().map(|p| (p.memory_bytes as f64, p.miss_ratio)).collect();
+    let words = match curve.swapped_bytes {
+        0 => "working set".to_owned(),
+        swapped => format!("working set, {} of it in its swap", Bytes(swapped)),
+    };
+    CurveChart {
+        title: format!(
+            "miss ratio of {} by memory, {:.0} references/s",
+            curve.vm, curve.references_per_second
+        ),
+        x_axis: "memory",
+        x_text: |bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)),
+        curves: vec![Curve { name: curve.vm.clone(), points }],
+        mark: curve.working_set_bytes.map(|bytes| (bytes as f64, words)),
+    }
 }

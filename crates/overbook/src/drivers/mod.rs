@@ -163,7 +163,7 @@ impl Drop for Drivers {
 
 impl Sense for Drivers {
     fn view(&mut self) -> HostView {
-        HostView { host: host::read().ok(), vms: self.shared.views() }
+        HostView { host: host::read().ok(), vms: self.shared.views(), ..HostView::default() }
     }
 }
 

@@ -93,6 +93,7 @@ impl<'a> Session<'a> {
             state.view.incarnation = self.peer.incarnation;
         }
         state.view.ram = ram;
+        state.view.pid = self.peer.qemu.as_ref().ok().copied();
         state.view.limits.clear();
         if self.device.is_none() {
             let why = "QEMU was started without a virtio-balloon device";

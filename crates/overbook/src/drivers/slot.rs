@@ -153,6 +153,8 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         migration: Migration::Unknown,
         block: None,
         cgroup_cpu_us: None,
+        pid: None,
+        tracking: None,
         limits: BTreeMap::new(),
         last_error: None,
     }

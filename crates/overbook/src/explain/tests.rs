@@ -17,6 +17,7 @@ Limits       min 96 MiB, base 128 MiB (guaranteed), max 384 MiB
 Of its base  all, and 64 MiB above it: a grant, which can be taken back
 Guest says   12 MiB available, 8 MiB free, 192 MiB in all (800 ms before this tick)
 Host counts  180 MiB occupied by it
+Working set  150 MiB, 20 MiB of it in its swap; knowing it takes 0.95 % of one vCPU
 Now          target raised to 202 MiB: it is short of memory (it swaps 3.1 MiB/s) and the group has 100 MiB to hand out
 Not more     it is under pressure itself (it swaps in 3.1 MiB/s)
 Last change  3 min before this tick: target raised to 192 MiB: it is short of memory
@@ -35,6 +36,7 @@ Of its base  all, and 256 MiB above it: a grant, which can be taken back
 Guest says   12 MiB available, 8 MiB free, 384 MiB in all (800 ms before this tick)
 Host counts  300 MiB occupied by it
 Unsupported  free page reporting: the balloon was made without it
+Unsupported  tracking: QEMU was started without Overbook's shim
 Unchanged    uncooperative: its balloon stands at 384 MiB and has not moved towards 128 MiB for 40 s; next try in 60 s
 Last change  none is on record
 To change it look into the guest: its balloon driver is missing, stuck or out of memory

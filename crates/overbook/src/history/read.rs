@@ -43,6 +43,9 @@ pub enum Entry {
         target: Option<Bytes>,
         /// Swapped in and out by the guest per second, the mean of the step.
         swap_per_s: Option<Bytes>,
+        /// Its working set, where it was tracked.
+        #[serde(default)]
+        working_set: Option<Bytes>,
     },
     /// What was decided.
     Change {
@@ -145,7 +148,7 @@ fn readings(
         let before_ms = rows.last().map_or(i64::MAX, |row| signed(row.wall_ms));
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
-            "SELECT wall_ms, used, balloon, target, swap_per_s FROM reading \
+            "SELECT wall_ms, used, balloon, target, swap_per_s, working_set FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -158,6 +161,7 @@ fn readings(
                     balloon: size(row, 2)?,
                     target: size(row, 3)?,
                     swap_per_s: size(row, 4)?,
+                    working_set: size(row, 5)?,
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
             },

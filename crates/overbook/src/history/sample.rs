@@ -25,6 +25,7 @@ pub(super) struct Sample {
     pub(super) balloon: Option<Bytes>,
     pub(super) target: Option<Bytes>,
     pub(super) swap_per_s: Option<Bytes>,
+    pub(super) working_set: Option<Bytes>,
 }
 
 /// A row of readings.
@@ -100,6 +101,7 @@ impl Track {
             balloon: view.balloon.map(|r| r.value),
             target: tick.plan.vms.get(vm).and_then(|decision| decision.target),
             swap_per_s: self.meter.rate(view),
+            working_set: view.tracking.as_ref().and_then(|r| r.value.working_set),
         };
         let wall_ms = tick.wall_ms;
         rows.push(ReadingRow { step_s: FINEST_S, wall_ms, vm: vm.clone(), sample });

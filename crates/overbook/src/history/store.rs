@@ -17,12 +17,12 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 1;
+pub(super) const VERSION: i64 = 2;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
     step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
-    used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER,
+    used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -32,6 +32,9 @@ CREATE TABLE change (
 CREATE INDEX change_of_vm ON change (vm, wall_ms);
 CREATE INDEX change_by_age ON change (wall_ms);
 ";
+
+/// From version 1, which knew no working sets.
+const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER";
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -101,12 +104,15 @@ impl Store {
             if objects > 0 {
                 return Err(unusable("it is some other program's database".to_owned()));
             }
-            create(&mut connection).map_err(fail)?;
+            shape(&mut connection, SHAPE).map_err(fail)?;
         }
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
+        }
+        if version == 1 {
+            shape(&mut connection, FROM_1).map_err(fail)?;
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
     }
@@ -161,9 +167,10 @@ fn configure(connection: &Connection, most_bytes: Bytes) -> rusqlite::Result<()>
     connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
 }
 
-fn create(connection: &mut Connection) -> rusqlite::Result<()> {
+/// Brings the file into today's shape by `sql`.
+fn shape(connection: &mut Connection, sql: &str) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
-    transaction.execute_batch(SHAPE)?;
+    transaction.execute_batch(sql)?;
     transaction.pragma_update(None, "user_version", VERSION)?;
     transaction.commit()
 }
@@ -176,8 +183,11 @@ pub(super) fn signed(n: u64) -> i64 {
 fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     {
-        let mut reading = transaction
-            .prepare_cached("INSERT OR REPLACE INTO reading VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
+        let mut reading = transaction.prepare_cached(
+            "INSERT OR REPLACE INTO reading \
+             (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
         for row in &rows.readings {
             let s = row.sample;
@@ -188,7 +198,8 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 size(s.used),
                 size(s.balloon),
                 size(s.target),
-                size(s.swap_per_s)
+                size(s.swap_per_s),
+                size(s.working_set)
             ])?;
         }
         let mut change = transaction.prepare_cached(

@@ -47,12 +47,18 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         last_error: None,
         block: None,
         cgroup_cpu_us: None,
+        pid: None,
+        tracking: None,
     };
     Published {
         at,
         wall_ms: START_MS + s * 1000,
         spec: Arc::new(config::parse(&[]).unwrap()),
-        view: HostView { host: None, vms: BTreeMap::from([("web-1".into(), vm)]) },
+        view: HostView {
+            host: None,
+            vms: BTreeMap::from([("web-1".into(), vm)]),
+            ..HostView::default()
+        },
         memory: policy::Memory::default(),
         plan: Plan { at, mode: Mode::Enforce, ..Plan::default() },
         paused: false,
@@ -258,6 +264,35 @@ fn a_file_damaged_in_its_middle_is_set_aside() {
     let history = History::start(&file(&dir)).unwrap();
     record(&history, [tick(0, 0)]);
     eventually("it was set aside", || history.error().is_some_and(|e| e.contains(".unusable-")));
+}
+
+#[test]
+fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    connection.execute_batch("ALTER TABLE reading DROP COLUMN working_set").unwrap();
+    connection.pragma_update(None, "user_version", 1).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let tracking =
+        model::Tracking { working_set: Some(Bytes::mib(150)), ..model::Tracking::default() };
+    let seen = later.view.vms.get_mut(&vm()).unwrap();
+    seen.tracking = Some(Reading::new(tracking, Time(1_000)));
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let sets: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { working_set, .. } => working_set,
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(sets, [None, Some(Bytes::mib(150))]);
 }
 
 #[test]

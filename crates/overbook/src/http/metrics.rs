@@ -67,6 +67,7 @@ impl Collector for Snapshot {
         self.daemon(&mut page)?;
         self.host(&mut page)?;
         self.groups(&mut page)?;
+        self.workers(&mut page)?;
         self.vms(&mut page)
     }
 }
@@ -190,10 +191,7 @@ impl Snapshot {
 
     fn vms(&self, page: &mut Page<'_>) -> fmt::Result {
         let bytes = || Some(Unit::Bytes);
-        let column = |of: &dyn Fn(&Vm<'_>) -> Option<f64>| -> Samples<'_> {
-            let vms = self.shown.published.view.vms.keys().map(|name| self.vm(name));
-            vms.filter_map(|vm| Some((vm.labels(), of(&vm)?))).collect()
-        };
+        let column = |of: &dyn Fn(&Vm<'_>) -> Option<f64>| self.column(of);
         let ram = column(&|vm| Some(number(vm.view.ram)));
         page.gauges("vm_ram", "RAM that QEMU was started with.", bytes(), ram)?;
         let balloon = column(&|vm| vm.view.balloon.map(|reading| number(reading.value)));
@@ -202,6 +200,7 @@ impl Snapshot {
         page.gauges("vm_target", "What the guest is meant to have.", bytes(), target)?;
         let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));
         page.gauges("vm_used", "What the guest occupies on the host.", bytes(), used)?;
+        self.tracking(page)?;
         let available = column(&|vm| vm.view.stats?.value.available.map(number));
         let help = "What the guest calls available.";
         page.gauges("vm_guest_available", help, bytes(), available)?;
@@ -227,6 +226,46 @@ impl Snapshot {
         page.gauges("vm_up", "Whether QEMU answers.", None, up)?;
         let stuck = column(&|vm| Some(flag(vm.is_uncooperative())));
         page.gauges("vm_uncooperative", "Whether its balloon does not follow.", None, stuck)
+    }
+
+    fn column(&self, of: &dyn Fn(&Vm<'_>) -> Option<f64>) -> Samples<'_> {
+        let vms = self.shown.published.view.vms.keys().map(|name| self.vm(name));
+        vms.filter_map(|vm| Some((vm.labels(), of(&vm)?))).collect()
+    }
+
+    fn tracking(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::Tracking) -> Option<f64>| {
+            self.column(&|vm| of(&vm.view.tracking.as_ref()?.value))
+        };
+        let set = column(|t| t.working_set.map(number));
+        let help = "Least memory with which few references miss, swap in use included.";
+        page.gauges("vm_working_set", help, Some(Unit::Bytes), set)?;
+        let ratio = || Some(Unit::Other("ratio".to_owned()));
+        let cost = column(|t| Some(t.cost.vcpu_share));
+        let help = "Share of one vCPU that tracking takes, as measured.";
+        page.gauges("vm_tracking_cost", help, ratio(), cost)?;
+        let traps = column(|t| Some(seconds(t.cost.traps, 1.0)));
+        page.counters("vm_tracking_traps", "Accesses trapped by tracking.", None, traps)?;
+        let rate = column(|t| Some(t.references_per_s));
+        let help = "Pieces of memory touched per second, each counted once in 0.1 s.";
+        page.gauges("vm_references_per_second", help, None, rate)
+    }
+
+    fn workers(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::WorkerReading) -> f64| -> Samples<'_> {
+            let workers = self.shown.published.view.workers.iter();
+            workers.map(|(group, r)| (vec![("group", group.as_str())], of(&r.value))).collect()
+        };
+        let up = column(|w| flag(w.pid.is_some()));
+        page.gauges("group_worker_up", "Whether the group's worker runs.", None, up)?;
+        let cpu = column(|w| seconds(w.cpu_us, 1e6));
+        let help = "CPU time of the group's worker.";
+        page.counters("group_worker_cpu", help, Some(Unit::Seconds), cpu)?;
+        let resident = column(|w| number(w.resident));
+        let help = "What the group's worker occupies.";
+        page.gauges("group_worker_resident", help, Some(Unit::Bytes), resident)?;
+        let restarts = column(|w| seconds(w.restarts, 1.0));
+        page.counters("group_worker_restarts", "Workers started again.", None, restarts)
     }
 
     fn vm<'a>(&'a self, name: &'a model::VmName) -> Vm<'a> {
@@ -292,6 +331,11 @@ mod tests {
             "overbook_vm_balloon_bytes{vm=\"web-1\",group=\"web\"} 201326592",
             "overbook_vm_stats_age_seconds{vm=\"web-1\",group=\"web\"} 0.8",
             "overbook_vm_guest_swap_bytes_total{vm=\"web-1\",group=\"web\",direction=\"in\"} 41943040",
+            "overbook_vm_working_set_bytes{vm=\"web-1\",group=\"web\"} 157286400",
+            "overbook_vm_tracking_cost_ratio{vm=\"web-1\",group=\"web\"} 0.0095",
+            "overbook_vm_tracking_traps_total{vm=\"web-1\",group=\"web\"} 42000",
+            "overbook_group_worker_cpu_seconds_total{group=\"web\"} 1.5",
+            "overbook_group_worker_restarts_total{group=\"web\"} 1",
             "overbook_vm_up{vm=\"db-1\",group=\"\"} 0",
             "overbook_vm_uncooperative{vm=\"web-2\",group=\"web\"} 1",
         ] {

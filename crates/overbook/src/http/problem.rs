@@ -35,6 +35,14 @@ pub(super) enum Problem {
         /// The names that are known.
         known: String,
     },
+    /// A VM that is not tracked, or not for long enough yet.
+    #[error("`{vm}` has no miss-ratio curve: {why}")]
+    NoCurve {
+        /// The VM.
+        vm: String,
+        /// Why.
+        why: String,
+    },
     /// A parameter that cannot be read.
     #[error("{0}")]
     BadParameter(String),
@@ -70,7 +78,9 @@ impl Problem {
 
     const fn status(&self) -> StatusCode {
         match self {
-            Self::NoSuchPath(_) | Self::Unknown { .. } => StatusCode::NOT_FOUND,
+            Self::NoSuchPath(_) | Self::Unknown { .. } | Self::NoCurve { .. } => {
+                StatusCode::NOT_FOUND
+            }
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,

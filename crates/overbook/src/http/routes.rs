@@ -21,7 +21,10 @@ use super::{
     events::{self, Event},
     metrics,
     problem::Problem,
-    wire::{Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, PlanStatus, VmStatus},
+    wire::{
+        Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, MissRatioCurve,
+        PlanStatus, VmStatus,
+    },
 };
 use crate::{explain, published::Reply, published::Request as Wish};
 
@@ -51,6 +54,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(group))
         .routes(routes!(vms))
         .routes(routes!(vm))
+        .routes(routes!(curve))
         .routes(routes!(plan))
         .routes(routes!(case))
         .routes(routes!(explanation))
@@ -145,6 +149,18 @@ async fn vm(State(api): State<Api>, path: Name) -> Answer<VmStatus> {
     let name = known_vm(&shown, path)?;
     let found = VmStatus::of(&shown, &name);
     found.map(Json).ok_or_else(|| Problem::unknown("VM", name.as_str(), std::iter::empty()))
+}
+
+/// A VM's miss-ratio curve.
+#[utoipa::path(
+    get, path = "/v1/vms/{name}/curve", params(("name" = String, Path)),
+    responses((status = 200, body = MissRatioCurve), (status = 404, body = Failure))
+)]
+async fn curve(State(api): State<Api>, path: Name) -> Answer<MissRatioCurve> {
+    let shown = api.shown();
+    let name = known_vm(&shown, path)?;
+    let found = MissRatioCurve::of(&shown, &name);
+    found.map(Json).map_err(|why| Problem::NoCurve { vm: name.to_string(), why })
 }
 
 /// The latest plan.

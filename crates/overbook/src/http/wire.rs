@@ -9,6 +9,7 @@ mod group;
 mod history;
 mod host;
 mod plan;
+mod tracking;
 mod vm;
 
 use model::{Bytes, Reason};
@@ -19,6 +20,7 @@ pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;
 pub use plan::{PlanStatus, PlannedVm};
+pub use tracking::{CurvePoint, MissRatioCurve, TrackingStatus, WorkerStatus};
 pub use vm::{VmChange, VmStatus};
 
 /// A reason: the code for programs, the words for people.

@@ -86,8 +86,9 @@ fn group(group: &GroupStatus) -> Line<'_> {
 }
 
 fn draw_vms(frame: &mut Frame<'_>, area: Rect, page: &Page, selected: Option<usize>) {
-    let titles = ["VM", "GROUP", "MAY USE", "TARGET", "HOST:USED", "GUEST:SWAP", "STATE", "REASON"];
-    let widths = [16, 10, 10, 10, 10, 12, 13].map(Constraint::Length);
+    let titles =
+        ["VM", "GROUP", "MAY USE", "TARGET", "HOST:USED", "WSS", "GUEST:SWAP", "STATE", "REASON"];
+    let widths = [16, 10, 10, 10, 10, 10, 12, 13].map(Constraint::Length);
     let widths = widths.into_iter().chain([Constraint::Min(10)]);
     let table = Table::new(page.vms.iter().map(row), widths)
         .header(Row::new(titles).style(Style::new().add_modifier(Modifier::BOLD)))
@@ -105,6 +106,7 @@ fn row(vm: &VmStatus) -> Row<'_> {
         size(vm.balloon_bytes),
         size(vm.target_bytes),
         size(vm.used_bytes),
+        size(vm.working_set_bytes()),
         swap,
         vm.state().to_owned(),
         vm.headline(),

@@ -4,10 +4,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     Action, Bytes, Decision, GroupSpec, GuestStats, HostReading, HostView, Ledger, Link, Migration,
-    Mode, NamePattern, Plan, Policy, Reading, Reason, Spec, Time, VmLimits, VmView,
+    Mode, NamePattern, Plan, Policy, Reading, Reason, Spec, Time, Tracking, VmLimits, VmView,
+    WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
+    tracking::{CurvePoint, TrackingCost},
     view::Mechanism,
 };
 use overbook::published::Published;
@@ -60,11 +62,21 @@ fn view() -> HostView {
     let gone = VmView { link, balloon: None, stats: None, used: None, ..vm(512, 0, 0) };
     let unable = (Mechanism::FreePageReporting, "the balloon was made without it".to_owned());
     let mut stuck = vm(384, 384, 300);
-    stuck.limits.extend([unable]);
+    let untracked = (Mechanism::Tracking, "QEMU was started without Overbook's shim".to_owned());
+    stuck.limits.extend([unable, untracked]);
+    let tracked = VmView { tracking: Some(Reading::new(tracking(), NOW)), ..vm(384, 192, 180) };
+    let worker = WorkerReading {
+        pid: Some(4711),
+        cpu_us: 1_500_000,
+        resident: Bytes::mib(6),
+        restarts: 1,
+        last_error: Some("the worker ended (signal: 9)".to_owned()),
+    };
     HostView {
         host: Some(Reading::new(host, NOW)),
+        workers: BTreeMap::from([("web".into(), Reading::new(worker, NOW))]),
         vms: BTreeMap::from([
-            ("web-1".into(), vm(384, 192, 180)),
+            ("web-1".into(), tracked),
             ("web-2".into(), stuck),
             ("db-1".into(), gone),
         ]),
@@ -94,6 +106,20 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         last_error: None,
         block: None,
         cgroup_cpu_us: None,
+        pid: None,
+        tracking: None,
+    }
+}
+
+/// A working set of 150 MiB, of which 20 lie in swap, with a curve of three points.
+fn tracking() -> Tracking {
+    let point = |mib, miss_ratio| CurvePoint { memory: Bytes::mib(mib), miss_ratio };
+    Tracking {
+        working_set: Some(Bytes::mib(150)),
+        swapped: Bytes::mib(20),
+        curve: vec![point(10, 1.0), point(100, 0.25), point(130, 0.05)],
+        references_per_s: 12_000.0,
+        cost: TrackingCost { traps_per_s: 210.0, traps: 42_000, vcpu_share: 0.0095 },
     }
 }
 

@@ -140,6 +140,8 @@ impl World {
             migration: shown.migration,
             block: None,
             cgroup_cpu_us: None,
+            pid: None,
+            tracking: None,
             limits: BTreeMap::new(),
             last_error: None,
         }
@@ -293,7 +295,10 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
             .zip(groups)
             .map(|(i, (policy, budget, limits))| {
                 let vms = vec![NamePattern::new(format!("g{i}-*"))];
-                (format!("g{i}").into(), GroupSpec { policy, vms, budget, limits })
+                (
+                    format!("g{i}").into(),
+                    GroupSpec { policy, vms, budget, limits, ..GroupSpec::default() },
+                )
             })
             .collect(),
         vms: swaps

@@ -34,7 +34,8 @@ impl World {
             max: Some(Bytes::mib(384)),
         };
         let vms = vec![NamePattern::new("*")];
-        let group = GroupSpec { policy, vms, budget: budget_mib.map(Bytes::mib), limits };
+        let budget = budget_mib.map(Bytes::mib);
+        let group = GroupSpec { policy, vms, budget, limits, ..GroupSpec::default() };
         let spec = Spec {
             host: HostSpec { reserve: None, qmp: vec![], state: "state".into() },
             modes: Modes { balloon: Mode::Enforce },
@@ -67,6 +68,8 @@ impl World {
             migration: Migration::None,
             block: None,
             cgroup_cpu_us: None,
+            pid: None,
+            tracking: None,
             limits: BTreeMap::new(),
             last_error: None,
         };

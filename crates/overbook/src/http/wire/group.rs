@@ -4,10 +4,11 @@ use model::{GroupName, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::WorkerStatus;
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct GroupStatus {
     /// Its name.
     pub name: String,
@@ -27,6 +28,10 @@ pub struct GroupStatus {
     pub deficit_bytes: u64,
     /// Its VMs, by name.
     pub vms: Vec<String>,
+    /// What tracking may take from each of its VMs: a share of one vCPU, or `off`.
+    pub tracking: String,
+    /// The process that works on its VMs' memory; absent: none is needed.
+    pub worker: Option<WorkerStatus>,
 }
 
 impl GroupStatus {
@@ -43,11 +48,12 @@ impl GroupStatus {
     fn build(shown: &Shown, name: &GroupName) -> Self {
         let plan = &shown.published.plan;
         let ledger = plan.groups.get(name).copied().unwrap_or_default();
-        let policy = shown.published.spec.groups.get(name).map(|group| group.policy);
+        let spec = shown.published.spec.groups.get(name);
+        let worker = shown.published.view.workers.get(name);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
         Self {
             name: name.to_string(),
-            policy: policy.map(policy_name).unwrap_or_default().to_owned(),
+            policy: spec.map(|group| policy_name(group.policy)).unwrap_or_default().to_owned(),
             budget_bytes: ledger.budget.0,
             used_bytes: ledger.used.0,
             promised_bytes: ledger.promised.0,
@@ -55,6 +61,8 @@ impl GroupStatus {
             surplus_bytes: ledger.surplus.0,
             deficit_bytes: ledger.deficit.0,
             vms: members.map(|(vm, _)| vm.to_string()).collect(),
+            tracking: spec.map(|group| group.tracking.to_string()).unwrap_or_default(),
+            worker: worker.map(|reading| WorkerStatus::from(&reading.value)),
         }
     }
 }

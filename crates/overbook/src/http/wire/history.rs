@@ -22,6 +22,8 @@ pub struct HistoryRow {
     pub target_bytes: Option<u64>,
     /// What the guest occupied on the host.
     pub used_bytes: Option<u64>,
+    /// Its working set, where it was tracked.
+    pub working_set_bytes: Option<u64>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
     /// For a decision: the mode at the time; only in `enforce` was it carried out.
@@ -34,11 +36,12 @@ impl From<history::HistoryRow> for HistoryRow {
     fn from(row: history::HistoryRow) -> Self {
         let moment = Self { wall_ms: row.wall_ms, ..Self::default() };
         match row.entry {
-            Entry::Reading { step_s, used, balloon, target, swap_per_s } => Self {
+            Entry::Reading { step_s, used, balloon, target, swap_per_s, working_set } => Self {
                 step_seconds: Some(step_s),
                 balloon_bytes: raw(balloon),
                 target_bytes: raw(target),
                 used_bytes: raw(used),
+                working_set_bytes: raw(working_set),
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment
             },

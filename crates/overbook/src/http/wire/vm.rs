@@ -10,11 +10,11 @@ use model::{Decision, Link, Migration, Reason, VmName, VmView, plan::Change};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{LastChange, Words, host::is_uncooperative, raw};
+use super::{LastChange, TrackingStatus, Words, host::is_uncooperative, raw};
 use crate::{explain, http::follow::Shown};
 
 /// What is known of a VM, and what was decided about it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// Its name.
     pub name: String,
@@ -40,6 +40,8 @@ pub struct VmStatus {
     pub balloon_bytes: Option<u64>,
     /// Host view: what the guest occupies on the host.
     pub used_bytes: Option<u64>,
+    /// Host view: its working set, where it is tracked.
+    pub tracking: Option<TrackingStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
     /// Guest view: not used for anything.
@@ -114,6 +116,12 @@ impl VmStatus {
         }
     }
 
+    /// Its working set, where it is known.
+    #[must_use]
+    pub fn working_set_bytes(&self) -> Option<u64> {
+        self.tracking.as_ref()?.working_set_bytes
+    }
+
     /// What it is doing or suffering, newest first: the words of the last column of `status`.
     pub fn headline(&self) -> String {
         if let Some(why) = &self.link_error {
@@ -166,6 +174,7 @@ impl VmStatus {
             ram_bytes: view.ram.0,
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
             used_bytes: raw(view.used.map(|reading| reading.value)),
+            tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             guest_total_bytes: raw(stats.total),
             guest_free_bytes: raw(stats.free),
             guest_available_bytes: raw(stats.available),

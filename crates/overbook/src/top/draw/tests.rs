@@ -47,10 +47,10 @@ host 6 GiB of 16 GiB available   mode enforce   tick 300 ms ago
      3 VMs, 1 unreachable, 1 uncooperative   pressure 0.5 %
 web          ██████████████████░····· used 480 MiB of 640 MiB, surplus 100 MiB, demand
 
-VM               GROUP      MAY USE    TARGET     HOST:USED  GUEST:SWAP   STATE         REASON
-web-1            web        192 MiB    202 MiB    180 MiB    3.1 MiB/s    ok            target raised to 202 MiB: it is
-db-1             -          -          -          -          -            unreachable   QEMU does not answer: no such so
-web-2            web        384 MiB    128 MiB    300 MiB    -            uncooperative uncooperative: its balloon stand
+VM               GROUP      MAY USE    TARGET     HOST:USED  WSS        GUEST:SWAP   STATE         REASON
+web-1            web        192 MiB    202 MiB    180 MiB    150 MiB    3.1 MiB/s    ok            target raised to 202
+db-1             -          -          -          -          -          -            unreachable   QEMU does not answer:
+web-2            web        384 MiB    128 MiB    300 MiB    -          -            uncooperative uncooperative: its ba
 
 ┌ last changes, the newest first ──────────────────────────────────────────────────────────────────────────────────────┐
 │5 s ago  web-1: target raised to 192 MiB: it is short of memory                                                       │

@@ -1,0 +1,49 @@
+//! What the lab puts into a QEMU process: Overbook's shim (as a user would, by `LD_PRELOAD`), and the
+//! tracer, a plugin of QEMU's emulator that records which pages the guest touches.
+//!
+//! Both are libraries that lie beside Overbook's programs, or where the package puts them.
+
+use std::path::PathBuf;
+
+use sys::process::Spawn;
+
+use crate::command;
+use crate::lab::LabError;
+use crate::machine::{Files, MachineSpec};
+
+pub(crate) const SHIM: &str = "liboverbook_shim.so";
+const TRACER: &str = "liboverbook_tracer.so";
+/// Where the package puts what nobody runs by hand.
+const INSTALLED: &str = "/usr/lib/overbook";
+/// QEMU gives guests RAM in multiples of this.
+const RAM_UNIT_BYTES: u64 = 8192;
+
+/// The same QEMU with what `spec` asks for inside.
+pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Result<Spawn, LabError> {
+    if spec.shim {
+        let shim = built(SHIM)?;
+        if shim.to_string_lossy().contains([' ', ':']) {
+            return Err(LabError::Preload(shim));
+        }
+        qemu = qemu.env("LD_PRELOAD", shim);
+    }
+    if spec.traced {
+        let escaped = |path: PathBuf| path.display().to_string().replace(',', ",,");
+        let (tracer, out) = (escaped(built(TRACER)?), escaped(files.trace.clone()));
+        // The command line gives KiB, which QEMU rounds up to its own unit.
+        let ram_bytes = (spec.memory_max.0 / 1024 * 1024).next_multiple_of(RAM_UNIT_BYTES);
+        qemu = qemu.args(["-plugin", &format!("{tracer},out={out},ram={ram_bytes}")]);
+    }
+    Ok(qemu)
+}
+
+/// Where Overbook's own program or library of this name is: among the others, or installed.
+///
+/// # Errors
+/// When it is in neither place.
+pub(crate) fn built(name: &str) -> Result<PathBuf, LabError> {
+    let beside = command::own_program(name)?;
+    let installed = PathBuf::from(INSTALLED).join(name);
+    let found = [&beside, &installed].into_iter().find(|path| path.is_file()).cloned();
+    found.ok_or(LabError::NotBuilt(beside))
+}

@@ -1,0 +1,146 @@
+//! The pages that the ESX-style sampler looks at, over the shim of a guest: 100 at random are put out of the
+//! guest's reach, and whether each has come back says whether it was touched.
+//!
+//! A client of the shim's protocol as small as can be: it waits for each answer.
+
+use std::time::{Duration, Instant};
+
+use protocol::layout::{Layout, PageState, Shared};
+use protocol::{Answer, MAX_PACKET, Region, Request, Tracking, VERSION};
+use sys::seqpacket::Connection;
+use sys::shared_memory::SharedMemory;
+
+use super::sampler::{PAGES, PERIOD, Sampler};
+use crate::lab::LabError;
+use crate::random::Random;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Hardly a trap comes of a hundred pages; the limit is only a matter of form.
+const MOST_TRAPS_PER_S: u32 = 100_000;
+
+/// A guest that is sampled.
+#[derive(Debug)]
+pub struct Peek {
+    connection: Connection,
+    memory: SharedMemory,
+    layout: Layout,
+    regions: Vec<Region>,
+    random: Random,
+    sampler: Sampler,
+    chosen: Vec<u32>,
+    began: Instant,
+}
+
+impl Peek {
+    /// Begins to sample the guest of QEMU process `pid`.
+    ///
+    /// # Errors
+    /// When its shim does not do what it is asked.
+    pub fn start(pid: u32, seed: u64) -> Result<Self, LabError> {
+        let connection = Connection::connect(&protocol::address(pid), PATIENCE).map_err(failed)?;
+        let (answer, fd) = ask(&connection, &Request::Hello { version: VERSION })?;
+        let (Answer::Welcome { regions, .. }, Some(fd)) = (answer, fd) else {
+            return Err(failed("it does not welcome"));
+        };
+        let layout = Layout::of_regions(&regions);
+        let (words, bytes) = (layout.words(), layout.bytes());
+        let memory =
+            SharedMemory::open(std::os::fd::AsFd::as_fd(&fd), words, bytes).map_err(failed)?;
+        let tracking = Tracking {
+            granule_pages: 1,
+            hot_set: None,
+            sample: u32::MAX,
+            max_traps_per_s: MOST_TRAPS_PER_S,
+        };
+        done(&connection, &Request::Track(tracking))?;
+        let mut peek = Self {
+            connection,
+            memory,
+            layout,
+            regions,
+            random: Random::new(seed),
+            sampler: Sampler::default(),
+            chosen: Vec::new(),
+            began: Instant::now(),
+        };
+        peek.choose()?;
+        Ok(peek)
+    }
+
+    /// The share of the guest's memory that is active. To be asked every second: the shim gives up on a
+    /// client that is silent for longer.
+    ///
+    /// # Errors
+    /// When the shim does not answer.
+    pub fn active(&mut self) -> Result<f64, LabError> {
+        let (answer, _) = ask(&self.connection, &Request::Status)?;
+        if !matches!(&answer, Answer::Status(status) if matches!(status.state, protocol::State::On(_)))
+        {
+            return Err(failed(format!("{answer:?}")));
+        }
+        if self.began.elapsed() >= PERIOD {
+            let share = self.touched()?;
+            self.sampler.end_period(share);
+            self.choose()?;
+        }
+        Ok(self.sampler.active(self.touched()?))
+    }
+
+    /// The share of the chosen pages that was touched.
+    fn touched(&self) -> Result<f64, LabError> {
+        let (words, states) = (self.memory.words(), self.memory.bytes());
+        let shared = Shared::open(self.layout, words, states).map_err(failed)?;
+        let back =
+            self.chosen.iter().filter(|page| shared.state(**page) == PageState::Plain).count();
+        Ok(share(back, self.chosen.len()))
+    }
+
+    /// A new sample. A page of an older one that nobody has touched since may be in it again, still out of
+    /// reach.
+    fn choose(&mut self) -> Result<(), LabError> {
+        let total: u64 = self.regions.iter().map(|region| u64::from(region.pages)).sum();
+        self.chosen.clear();
+        while self.chosen.len() < PAGES {
+            let mut index = self.random.between(0, total.saturating_sub(1));
+            for region in &self.regions {
+                if index < u64::from(region.pages) {
+                    self.chosen.push(region.first_page + u32::try_from(index).unwrap_or(0));
+                    break;
+                }
+                index -= u64::from(region.pages);
+            }
+        }
+        self.began = Instant::now();
+        done(&self.connection, &Request::Revoke { granules: self.chosen.clone() })
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a hundred pages")]
+fn share(part: usize, whole: usize) -> f64 {
+    part as f64 / whole.max(1) as f64
+}
+
+fn done(connection: &Connection, request: &Request) -> Result<(), LabError> {
+    match ask(connection, request)?.0 {
+        Answer::Done { .. } => Ok(()),
+        other => Err(failed(format!("{other:?}"))),
+    }
+}
+
+fn ask(
+    connection: &Connection,
+    request: &Request,
+) -> Result<(Answer, Option<std::os::fd::OwnedFd>), LabError> {
+    connection.send(&request.encode().map_err(failed)?, None).map_err(failed)?;
+    if !connection.wait(PATIENCE).map_err(failed)? {
+        return Err(failed("it does not answer"));
+    }
+    let mut buffer = vec![0; MAX_PACKET];
+    let packet = connection.receive(&mut buffer).map_err(failed)?;
+    let packet = packet.ok_or_else(|| failed("it does not answer"))?;
+    Ok((Answer::decode(&buffer[..packet.length]).map_err(failed)?, packet.fd))
+}
+
+fn failed(what: impl ToString) -> LabError {
+    LabError::Shim(what.to_string())
+}

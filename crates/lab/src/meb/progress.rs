@@ -1,0 +1,156 @@
+//! What guests get done, by their own reports and their own clocks.
+//!
+//! A guest writes a line each second: how many operations it has done, and when, on its own clock. The
+//! rate between two lines is exact, whenever the host gets to read them; when the host saw a line says
+//! (to 50 ms) which of the host's moments it belongs to.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+
+const POLL: Duration = Duration::from_millis(10);
+
+/// One line of a guest.
+#[derive(Debug, Clone)]
+pub struct Line {
+    /// When the host saw it.
+    pub arrived: Instant,
+    /// When the guest wrote it, in seconds since its workload began.
+    pub t_s: f64,
+    /// Operations since then.
+    pub ops: f64,
+    /// All of it.
+    pub value: Value,
+}
+
+impl Line {
+    /// The newest line of a guest, if there is one.
+    #[must_use]
+    pub fn newest(machine: &Machine) -> Option<Self> {
+        let sample = machine.last_metric()?;
+        let (t_s, ops) = (sample.value["t_s"].as_f64()?, sample.value["ops"].as_f64()?);
+        Some(Self { arrived: sample.arrived, t_s, ops, value: sample.value })
+    }
+
+    /// Operations per second between an earlier line and this one; not a number when nothing lies between.
+    #[must_use]
+    pub fn rate_since(&self, earlier: &Self) -> f64 {
+        let seconds = self.t_s - earlier.t_s;
+        if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
+    }
+
+    /// A number that the line holds under this name.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<f64> {
+        self.value[name].as_f64()
+    }
+}
+
+/// Every line of every guest from now on, in order; the guests by their place in the lab.
+#[derive(Debug)]
+pub struct Lines {
+    of: Vec<Vec<Line>>,
+}
+
+impl Lines {
+    /// Nothing read yet.
+    #[must_use]
+    pub fn of(lab: &Lab) -> Self {
+        Self { of: lab.machines().iter().map(|_| Vec::new()).collect() }
+    }
+
+    /// Takes in what is new; to be called several times a second.
+    ///
+    /// # Errors
+    /// When a guest is dead.
+    pub fn look(&mut self, lab: &Lab) -> Result<(), LabError> {
+        for (machine, lines) in lab.machines().iter().zip(&mut self.of) {
+            if !machine.alive() {
+                return Err(machine.death());
+            }
+            let newest = Line::newest(machine);
+            lines.extend(newest.filter(|line| lines.last().is_none_or(|l| l.t_s < line.t_s)));
+        }
+        Ok(())
+    }
+
+    /// Takes in what comes until `until` holds.
+    ///
+    /// # Errors
+    /// When a guest dies, the user interrupts, or `limit` has passed.
+    pub fn look_until(
+        &mut self,
+        lab: &Lab,
+        what: &str,
+        limit: Duration,
+        mut until: impl FnMut(&Self) -> bool,
+    ) -> Result<(), LabError> {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.look(lab)?;
+            if until(self) {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(LabError::Timeout { what: what.to_owned(), limit });
+            }
+            interrupt::sleep(POLL)?;
+        }
+    }
+
+    /// Takes in what comes for so long.
+    ///
+    /// # Errors
+    /// When a guest dies or the user interrupts.
+    pub fn look_for(&mut self, lab: &Lab, length: Duration) -> Result<(), LabError> {
+        let end = Instant::now() + length;
+        while Instant::now() < end {
+            self.look(lab)?;
+            interrupt::sleep(POLL.min(end.saturating_duration_since(Instant::now())))?;
+        }
+        self.look(lab)
+    }
+
+    /// The lines of one guest.
+    #[must_use]
+    pub fn guest(&self, index: usize) -> &[Line] {
+        self.of.get(index).map_or(&[], Vec::as_slice)
+    }
+
+    /// How many lines each guest has written at least.
+    #[must_use]
+    pub fn fewest(&self) -> usize {
+        self.of.iter().map(Vec::len).min().unwrap_or(0)
+    }
+
+    /// Forgets the lines so far; the next ones count.
+    pub fn clear(&mut self) {
+        for lines in &mut self.of {
+            // The last stays: it says which lines are no news.
+            lines.drain(..lines.len().saturating_sub(1));
+        }
+    }
+}
+
+/// What a guest's init says when its workload has ended.
+const END_MARK: &str = "workload ended";
+
+/// Waits until every guest has done its first operation: its memory is filled.
+///
+/// # Errors
+/// When that takes longer than `limit`, a guest dies, or its workload has ended (it did not like its command
+/// line, say).
+pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
+    lab.wait_for("every guest to work", limit, |lab| {
+        for machine in lab.machines() {
+            let console = std::fs::read(&machine.files().console).unwrap_or_default();
+            if String::from_utf8_lossy(&console).contains(END_MARK) {
+                return Err(machine.death());
+            }
+        }
+        Ok(lab.machines().iter().all(|m| Line::newest(m).is_some_and(|line| line.ops > 0.0)))
+    })
+}

@@ -1,0 +1,252 @@
+//! One guest tracked by this process: what was seen every second, and what seeing it took.
+//!
+//! **Idea.** A thread of its own does what the worker's loop does for a VM, with the worker's own code: a
+//! step every 20 ms. It can be put on a CPU of choice: on the guest's own, everything that tracking takes
+//! is taken from the guest and shows in its speed; elsewhere, only the traps do.
+//!
+//! **Invariant.** Every moment is on the clock that traps and traces carry (`CLOCK_MONOTONIC`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Tracking};
+use overbook::worker::{STEP, Settings, State, Tracked};
+use pages::curve::MissRatioCurve;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::lab::{Lab, LabError};
+
+/// How long a guest may take to be tracked.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// What was known at one moment.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// When, in microseconds of `CLOCK_MONOTONIC`.
+    pub at_us: u64,
+    /// What the daemon would be told.
+    pub tracking: Tracking,
+    /// The whole curve, over bytes.
+    pub curve: MissRatioCurve,
+    /// How busy the event was that wakes intermittent tracking; `None`: the mode has none.
+    pub event: Option<f64>,
+}
+
+/// What a watch came back with.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// What was seen, in order.
+    pub seen: Vec<Seen>,
+    /// How long it lasted.
+    pub lasted: Duration,
+    /// CPU time of the tracker.
+    pub cpu: Duration,
+    /// Traps that came too fast to be read.
+    pub lost: u64,
+    /// For how much of the time granules were out of reach: 1, but for intermittent tracking.
+    pub up_ratio: f64,
+}
+
+impl Record {
+    /// The tracker's CPU time as a share of one CPU.
+    #[must_use]
+    pub fn cpu_share(&self) -> f64 {
+        self.cpu.as_secs_f64() / self.lasted.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+
+    /// Traps of the whole watch.
+    #[must_use]
+    pub fn traps(&self) -> u64 {
+        self.seen.last().map_or(0, |seen| seen.tracking.cost.traps)
+    }
+}
+
+/// A guest being tracked. Dropping it ends that, too.
+#[derive(Debug)]
+pub struct Watch {
+    stop: Arc<AtomicBool>,
+    swapped: Arc<AtomicU64>,
+    shown: Arc<Mutex<Shown>>,
+    thread: Option<JoinHandle<Record>>,
+}
+
+/// What the thread shows while it runs.
+#[derive(Debug, Default)]
+struct Shown {
+    latest: Option<Seen>,
+    is_tracking: bool,
+    why_not: Option<String>,
+}
+
+impl Watch {
+    /// Begins to track the guest of QEMU process `pid`; what is known is kept every `every`.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(
+        pid: u32,
+        settings: Settings,
+        cpus: &[usize],
+        every: Duration,
+    ) -> Result<Self, LabError> {
+        let (stop, swapped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let shown = Arc::new(Mutex::new(Shown::default()));
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu));
+        let is_pinned = !cpus.is_empty();
+        let mut driver = Driver {
+            tracked: Tracked::new(pid, settings),
+            stop: Arc::clone(&stop),
+            swapped: Arc::clone(&swapped),
+            shown: Arc::clone(&shown),
+            every,
+        };
+        let run = move || {
+            if is_pinned {
+                // A CPU that is gone meanwhile: then any other will do.
+                let _ = sched_setaffinity(None, &set);
+            }
+            let record = driver.run();
+            driver.tracked.release();
+            record
+        };
+        let thread = std::thread::Builder::new().name("watch".into()).spawn(run)?;
+        Ok(Self { stop, swapped, shown, thread: Some(thread) })
+    }
+
+    /// How much of the guest lies in its swap.
+    pub fn set_swapped(&self, swapped: Bytes) {
+        self.swapped.store(swapped.0, Ordering::Relaxed);
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn latest(&self) -> Option<Seen> {
+        self.shown().latest.clone()
+    }
+
+    /// Whether it tracks now.
+    #[must_use]
+    pub fn is_tracking(&self) -> bool {
+        self.shown().is_tracking
+    }
+
+    /// Why it does not track, if it does not.
+    #[must_use]
+    pub fn why_not(&self) -> Option<String> {
+        self.shown().why_not.clone()
+    }
+
+    /// Ends tracking: everything has been given back.
+    ///
+    /// # Errors
+    /// When the tracker failed, which is a fault of Overbook.
+    pub fn stop(mut self) -> Result<Record, LabError> {
+        self.stop.store(true, Ordering::Relaxed);
+        let Some(thread) = self.thread.take() else { return Err(LabError::Tracker) };
+        thread.join().map_err(|_| LabError::Tracker)
+    }
+
+    fn shown(&self) -> std::sync::MutexGuard<'_, Shown> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits until every guest of the lab is tracked; `watches` in the lab's order.
+///
+/// # Errors
+/// When one is not, with the reason.
+pub fn wait_until_tracked(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
+    let what = "every guest to be tracked";
+    let waited = lab.wait_for(what, START_LIMIT, |_| Ok(watches.iter().all(Watch::is_tracking)));
+    if let Err(LabError::Timeout { .. }) = &waited {
+        for (machine, watch) in lab.machines().iter().zip(watches) {
+            if let Some(why) = watch.why_not() {
+                return Err(LabError::NotTracked { name: machine.spec().name.clone(), why });
+            }
+        }
+    }
+    waited
+}
+
+struct Driver {
+    tracked: Tracked,
+    stop: Arc<AtomicBool>,
+    swapped: Arc<AtomicU64>,
+    shown: Arc<Mutex<Shown>>,
+    every: Duration,
+}
+
+impl Driver {
+    fn run(&mut self) -> Record {
+        let (began, cpu_before) = (Instant::now(), own_cpu());
+        let mut seen = Vec::new();
+        let (mut steps, mut steps_on, mut due) = (0.0_f64, 0.0_f64, began + self.every);
+        while !self.stop.load(Ordering::Relaxed) {
+            let next = Instant::now() + STEP;
+            self.tracked.set_swapped(Bytes(self.swapped.load(Ordering::Relaxed)));
+            self.tracked.step();
+            steps += 1.0;
+            steps_on += f64::from(u8::from(self.tracked.is_following()));
+            if Instant::now() >= due {
+                due += self.every;
+                seen.extend(self.look());
+            }
+            self.show(seen.last());
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        seen.extend(self.look());
+        Record {
+            seen,
+            lasted: began.elapsed(),
+            cpu: own_cpu().saturating_sub(cpu_before),
+            lost: self.tracked.lost(),
+            up_ratio: steps_on / steps.max(1.0),
+        }
+    }
+
+    fn look(&self) -> Option<Seen> {
+        let (tracking, curve) = (self.tracked.reading()?, self.tracked.curve()?);
+        Some(Seen { at_us: now_us(), tracking, curve, event: self.tracked.event() })
+    }
+
+    fn show(&self, latest: Option<&Seen>) {
+        let state = self.tracked.state();
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.is_tracking = *state == State::Tracking;
+        shown.why_not = match state {
+            State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
+            State::Connecting | State::Tracking => None,
+        };
+        if latest.map(|seen| seen.at_us) != shown.latest.as_ref().map(|seen| seen.at_us) {
+            shown.latest = latest.cloned();
+        }
+    }
+}
+
+/// Now, in microseconds of `CLOCK_MONOTONIC`.
+#[must_use]
+pub fn now_us() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    part(now.tv_sec) * 1_000_000 + part(now.tv_nsec) / 1000
+}
+
+/// CPU time of the calling thread.
+fn own_cpu() -> Duration {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    Duration::from_secs(part(used.tv_sec)) + Duration::from_nanos(part(used.tv_nsec))
+}

@@ -1,0 +1,312 @@
+//! `meb-overhead`: what each way to track takes from the guest (MEB §5.2.2 and §5.2.3, Table I).
+//!
+//! Each workload runs in a guest of its own while tracking is switched off and on, and its own rate with is
+//! compared to its own rate without ([`pairs`](crate::meb::pairs)). Guest, fault handler and tracker share
+//! one CPU, so all that tracking takes (traps, moves, updates of the LRU stack) is taken from the workload, as
+//! in the paper, where updates are made within the trap. There the guest waits for them; here they are made
+//! beside it, from a ring, which a linked list cannot keep up with: updates that were not made because traps
+//! came too fast are added at the price of those that were made.
+//!
+//! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8 KiB, for all
+//! ways that have tags; the intermittent ones and the budget use what the product uses, 128 KiB.
+//!
+//! Intermittent tracking shows its cost over many intervals only, so it has one long window between two without.
+
+use std::time::Duration;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::modes::{self, Way};
+use crate::meb::page::Page;
+use crate::meb::pairs::{Median, Pairs};
+use crate::meb::progress::{self, Lines};
+use crate::meb::watch::{self, Record, Watch};
+use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "meb-overhead",
+    summary: "what seven ways to track take from eight workloads, the product's way among them",
+    run,
+};
+
+/// Of 8 KiB: as many tags in 256 MB as the paper has in 4 GB.
+const GRANULE_PAGES: u32 = 2;
+const WORKLOADS: usize = 8;
+const FILL_LIMIT: Duration = Duration::from_secs(60);
+const LINE_LIMIT: Duration = Duration::from_secs(30);
+/// The dear ways cost tens of percent and more: a few windows tell.
+const FEW: usize = 2;
+/// The budget is one percent, and the noise of a pair several.
+const MANY: usize = 20;
+/// Lines of a window, one second each; the first one after the change does not count.
+const WINDOW: usize = 2;
+/// Windows around intermittent tracking, and its own after its beginning, in lines.
+const LONG_WITHOUT: usize = 8;
+const LONG_BEGINNING: usize = 10;
+const LONG: usize = 30;
+
+/// One workload under one way.
+struct Cell {
+    workload: &'static str,
+    way: &'static str,
+    overhead: Median,
+    /// The tracker's share of a CPU.
+    cpu_share: f64,
+    traps_per_s: f64,
+    up_ratio: f64,
+    /// The highest share of the vCPU that traps took by the shim's own count.
+    vcpu_share: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut cells = Vec::new();
+    for workloads in ALL[..WORKLOADS].chunks(SIDE_BY_SIDE) {
+        cells.extend(measure(context, workloads)?);
+    }
+    let mut figures = figures(context, &cells);
+    page(&cells).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn measure(context: &Context, workloads: &[Workload]) -> Result<Vec<Cell>, LabError> {
+    let specs: Vec<MachineSpec> =
+        workloads.iter().enumerate().map(|(n, w)| w.guest(n, context.seed)).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut cells = Vec::new();
+    for way in modes::all(GRANULE_PAGES) {
+        let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
+        context.say(&format!("{} under {} ...", names.join(" beside "), way.name));
+        let bench = Bench { lab: &lab, way: &way };
+        let measured = match way.is_intermittent {
+            true => bench.long_window()?,
+            false if way.paper.is_some() => bench.windows(FEW)?,
+            false => bench.windows(MANY)?,
+        };
+        let cell = |(workload, (pairs, records)): (&Workload, (Pairs, Vec<Record>))| {
+            Cell::new(workload.name, way.name, &pairs, &records)
+        };
+        for cell in workloads.iter().zip(measured).map(cell) {
+            context.say(&format!("  {}: {}", cell.workload, cell.words()));
+            cells.push(cell);
+        }
+    }
+    lab.stop()?;
+    Ok(cells)
+}
+
+/// The guests of one lab under one way.
+struct Bench<'a> {
+    lab: &'a Lab,
+    way: &'a Way,
+}
+
+/// Of each guest: speeds without and with, and what the trackers say.
+type Measured = Vec<(Pairs, Vec<Record>)>;
+
+impl Bench<'_> {
+    /// Windows without and with in turn, `count` of them with.
+    fn windows(&self, count: usize) -> Result<Measured, LabError> {
+        let mut all = self.nothing();
+        for _ in 0..count {
+            self.without(&mut all, WINDOW)?;
+            self.with(&mut all, 0, WINDOW)?;
+        }
+        self.without(&mut all, WINDOW)?;
+        Ok(all)
+    }
+
+    fn long_window(&self) -> Result<Measured, LabError> {
+        let mut all = self.nothing();
+        self.without(&mut all, LONG_WITHOUT)?;
+        self.with(&mut all, LONG_BEGINNING, LONG)?;
+        self.without(&mut all, LONG_WITHOUT)?;
+        Ok(all)
+    }
+
+    fn nothing(&self) -> Measured {
+        self.lab.machines().iter().map(|_| (Pairs::default(), Vec::new())).collect()
+    }
+
+    fn without(&self, all: &mut Measured, lines: usize) -> Result<(), LabError> {
+        for (rate, (pairs, _)) in self.rates(lines)?.into_iter().zip(all) {
+            pairs.add_without(rate);
+        }
+        Ok(())
+    }
+
+    fn with(&self, all: &mut Measured, beginning: usize, lines: usize) -> Result<(), LabError> {
+        let track = |(place, machine): (usize, &crate::lab::Machine)| {
+            let every = Duration::from_secs(1);
+            Watch::start(machine.process().pid, self.way.settings, &cpu_of(place), every)
+        };
+        let machines = self.lab.machines().iter().enumerate();
+        let watches = machines.map(track).collect::<Result<Vec<Watch>, _>>()?;
+        watch::wait_until_tracked(self.lab, &watches)?;
+        if beginning > 0 {
+            self.rates(beginning)?;
+        }
+        let rates = self.rates(lines)?;
+        for ((watch, rate), (pairs, records)) in watches.into_iter().zip(rates).zip(all) {
+            let record = watch.stop()?;
+            pairs.add_with(rate / (1.0 + unmade_updates(&record)));
+            records.push(record);
+        }
+        Ok(())
+    }
+
+    /// Each guest's rate over so many of its lines, from the first that it writes now.
+    fn rates(&self, lines: usize) -> Result<Vec<f64>, LabError> {
+        let mut seen = Lines::of(self.lab);
+        seen.look(self.lab)?;
+        // The newest is from before, the next one from the change itself.
+        let enough = 2 + lines;
+        let what = "the guests to report";
+        let limit = LINE_LIMIT + Duration::from_secs(lines as u64);
+        seen.look_until(self.lab, what, limit, |seen| seen.fewest() >= enough)?;
+        let rate = |place| match seen.guest(place) {
+            [_, first, .., last] => last.rate_since(first),
+            _ => f64::NAN,
+        };
+        Ok((0..self.lab.machines().len()).map(rate).collect())
+    }
+}
+
+/// What the updates would have taken that were not made, as a share of the time, at the price of the others.
+fn unmade_updates(record: &Record) -> f64 {
+    let made = record.traps().saturating_sub(record.lost);
+    if made == 0 { 0.0 } else { record.cpu_share() * record.lost as f64 / made as f64 }
+}
+
+impl Cell {
+    fn new(workload: &'static str, way: &'static str, pairs: &Pairs, records: &[Record]) -> Self {
+        let mean = |of: &dyn Fn(&Record) -> f64| {
+            records.iter().map(of).sum::<f64>() / records.len() as f64
+        };
+        let shares = records.iter().flat_map(|record| &record.seen);
+        Self {
+            workload,
+            way,
+            overhead: pairs.overhead(),
+            cpu_share: mean(&Record::cpu_share),
+            traps_per_s: mean(&|r| r.traps() as f64 / r.lasted.as_secs_f64()),
+            up_ratio: mean(&|record| record.up_ratio),
+            vcpu_share: shares.map(|s| s.tracking.cost.vcpu_share).fold(0.0, f64::max),
+        }
+    }
+
+    fn words(&self) -> String {
+        format!(
+            "median {:+.2} %, {}; {:.0} traps/s, at most {:.2} % of the vCPU by the shim's count, tracker \
+             {:.2} % of a CPU, on for {:.0} % of the time",
+            self.overhead.value * 100.0,
+            self.overhead.interval_percent(),
+            self.traps_per_s,
+            self.vcpu_share * 100.0,
+            self.cpu_share * 100.0,
+            self.up_ratio * 100.0
+        )
+    }
+}
+
+fn figures(context: &Context, cells: &[Cell]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let of = |way: &'static str| cells.iter().filter(move |cell| cell.way == way);
+    let mean = |way| {
+        let (sum, count) = of(way).fold((0.0, 0.0), |(s, n), c| (s + c.overhead.value, n + 1.0));
+        sum / count
+    };
+    let ways = modes::all(GRANULE_PAGES);
+    for way in ways.iter().filter(|way| way.paper.is_some()) {
+        let note = format!(
+            "rate without / rate with - 1, the tracker's work included, mean of {} workloads; the tracker \
+             took {:.1} % of a CPU",
+            of(way.name).count(),
+            of(way.name).map(|cell| cell.cpu_share).sum::<f64>() * 100.0
+                / of(way.name).count() as f64
+        );
+        let figure =
+            Figure::new(mean(way.name), "ratio", note).paper(way.paper.unwrap_or_default());
+        let is_adaptive = way.name == "imt_adaptive";
+        let figure = if is_adaptive { figure.target(Target::AtMost(0.02)) } else { figure };
+        figures.add(&format!("overhead_{}", way.name), figure);
+    }
+    let worst = of("budget").max_by(|a, b| a.overhead.value.total_cmp(&b.overhead.value));
+    let (value, note) = worst.map_or((f64::NAN, String::new()), |cell| {
+        let note = format!(
+            "the dearest workload, {}: {}",
+            cell.workload,
+            cell.overhead.interval_percent()
+        );
+        (cell.overhead.value, note)
+    });
+    figures
+        .add("overhead_budget_max", Figure::new(value, "ratio", note).target(Target::AtMost(0.01)));
+    figures.add("overhead_budget", Figure::new(mean("budget"), "ratio", "mean of the workloads"));
+    let order: Vec<f64> = ways.iter().filter(|w| w.paper.is_some()).map(|w| mean(w.name)).collect();
+    let wrong = order.windows(2).filter(|pair| pair[0] <= pair[1]).count();
+    figures.add(
+        "out_of_order",
+        Figure::new(
+            wrong as f64,
+            "count",
+            "neighbours in the paper's order of which the latter is dearer",
+        )
+        .target(Target::Equals(0.0)),
+    );
+    for cell in cells {
+        let name = format!("overhead_{}_{}", cell.way, cell.workload);
+        figures.add(&name, Figure::new(cell.overhead.value, "ratio", cell.words()));
+    }
+    figures
+}
+
+/// Normalised execution times, as Table I has them.
+fn page(cells: &[Cell]) -> Page {
+    let workloads: Vec<&str> = ALL[..WORKLOADS].iter().map(|workload| workload.name).collect();
+    let line = |way: &Way| Line {
+        name: way.name.to_owned(),
+        points: cells
+            .iter()
+            .filter(|cell| cell.way == way.name)
+            .zip(0_u32..)
+            .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead.value).max(1.0)))
+            .collect(),
+    };
+    let mut page = Page::default();
+    page.add(
+        &format!("Normalised execution time of {}", workloads.join(", ")),
+        Chart {
+            unit: "times",
+            across: "workloads in that order",
+            is_log: true,
+            lines: modes::all(GRANULE_PAGES).iter().map(line).collect(),
+            marks: Vec::new(),
+        },
+    );
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn updates_that_were_not_made_are_priced_as_those_that_were() {
+        let second = Duration::from_secs(1);
+        let record = |lost| {
+            let cost = model::tracking::TrackingCost { traps: 1000, ..Default::default() };
+            let tracking = model::Tracking { cost, ..Default::default() };
+            let curve = pages::curve::MissRatioCurve::unknown();
+            let seen = vec![watch::Seen { at_us: 0, tracking, curve, event: None }];
+            Record { seen, lasted: second, cpu: second / 2, lost, up_ratio: 1.0 }
+        };
+        assert!(unmade_updates(&record(0)).abs() < 1e-9);
+        // 200 updates in half a second; 800 more would have taken two seconds of one.
+        assert!((unmade_updates(&record(800)) - 2.0).abs() < 1e-9);
+        assert!(unmade_updates(&record(1000)).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,242 @@
+//! `meb-random-array`: a working set that is known, growing and shrinking, against its estimate every second
+//! (MEB §5.2.1, Fig. 9).
+//!
+//! A guest of 400 MB works at random over an array whose size changes every 30 to 40 s: between 40 and 350 MB,
+//! which fits, and between 40 and 700 MB, which does not and spills into swap; swap in use, which the guest
+//! says, is added to the working set. Each of the two has a twin that does the same under an estimator as ESX has it
+//! ([`sampler`](crate::meb::sampler)), at the same time. All four work at the same pace, so that four fit on two
+//! CPUs.
+//!
+//! The error is that of every second, those right after a change included: |estimate - array| / array. What else
+//! the guest needs (its kernel, its programs: some MB) counts as error.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::modes;
+use crate::meb::page::Page;
+use crate::meb::peek::Peek;
+use crate::meb::progress::{self, Line as Report};
+use crate::meb::watch::Watch;
+use crate::meb::workloads::cpu_of;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "meb-random-array",
+    summary: "a known set growing and shrinking: estimated every second, beside ESX-style sampling",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(400);
+const SWAP: Bytes = Bytes::mib(640);
+/// Each granule is touched several times in each tenth of a second.
+const ACCESSES_PER_S: u32 = 200_000;
+
+/// MB and seconds.
+const FITS: &[(u32, u32)] = &[
+    (40, 40),
+    (120, 40),
+    (200, 35),
+    (350, 40),
+    (280, 30),
+    (160, 40),
+    (80, 35),
+    (300, 40),
+    (40, 40),
+];
+const SPILLS: &[(u32, u32)] =
+    &[(40, 40), (200, 40), (350, 30), (500, 45), (700, 60), (450, 40), (250, 40), (40, 45)];
+const FILL_LIMIT: Duration = Duration::from_secs(60);
+/// From the first access on: one period of the tracker's ageing.
+const WARM_UP: Duration = Duration::from_secs(15);
+
+/// One of the two arrays, with and without spilling.
+struct Part {
+    name: &'static str,
+    phases: &'static [(u32, u32)],
+    swap: bool,
+}
+
+const PARTS: [Part; 2] = [
+    Part { name: "fits", phases: FITS, swap: false },
+    Part { name: "spills", phases: SPILLS, swap: true },
+];
+
+/// One second, in MiB.
+#[derive(Debug, Clone, Copy)]
+struct Second {
+    at_s: f64,
+    known: f64,
+    tracked: Option<f64>,
+    sampled: f64,
+    /// The array of the sampled twin, which may be a second ahead or behind.
+    known_sampled: f64,
+}
+
+/// A guest that is tracked, and its twin that is sampled.
+struct Twins {
+    part: &'static Part,
+    watch: Watch,
+    peek: Peek,
+    seconds: Vec<Second>,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let specs: Vec<MachineSpec> =
+        PARTS.iter().enumerate().flat_map(|(n, p)| p.guests(n, context)).collect();
+    context.say("Two arrays of changing size, each in two guests of 400 MB, for five and a half minutes ...");
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let mut all = Vec::new();
+    for part in &PARTS {
+        let pid = |name: String| lab.machine(&name).map(|machine| machine.process().pid);
+        let watch =
+            Watch::start(pid(part.tracked())?, modes::shipped(), &[], Duration::from_millis(500))?;
+        let peek = Peek::start(pid(part.sampled())?, context.seed)?;
+        all.push(Twins { part, watch, peek, seconds: Vec::new() });
+    }
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let began = Instant::now();
+    let length = PARTS.iter().map(|part| part.length()).max().unwrap_or_default();
+    let mut next = began;
+    while began.elapsed() < length {
+        next += Duration::from_secs(1);
+        for twins in &mut all {
+            twins.look(&lab, began)?;
+        }
+        interrupt::sleep(next.saturating_duration_since(Instant::now()))?;
+    }
+    drop(lab.stop());
+    let mut figures = figures(context, &all);
+    page(&all).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+impl Part {
+    fn tracked(&self) -> String {
+        format!("{}-tracked", self.name)
+    }
+
+    fn sampled(&self) -> String {
+        format!("{}-sampled", self.name)
+    }
+
+    fn length(&self) -> Duration {
+        Duration::from_secs(self.phases.iter().map(|phase| u64::from(phase.1)).sum())
+    }
+
+    fn guests(&self, place: usize, context: &Context) -> [MachineSpec; 2] {
+        let phases: Vec<String> =
+            self.phases.iter().map(|(mb, seconds)| format!("{mb}:{seconds}")).collect();
+        // Words of a workload are separated by commas on their way into the guest.
+        let phases = phases.join("+");
+        let workload = format!("random-array --phases {phases} --rate {ACCESSES_PER_S}");
+        [self.tracked(), self.sampled()].map(|name| {
+            let spec = MachineSpec::new(&name, "meb", MEMORY, MEMORY, &workload);
+            let spec = if self.swap { spec.with_swap(SWAP, None) } else { spec };
+            MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
+        })
+    }
+}
+
+impl Twins {
+    fn look(&mut self, lab: &Lab, began: Instant) -> Result<(), LabError> {
+        let report = |name: String| {
+            let machine = lab.machine(&name)?;
+            if machine.alive() { Ok(Report::newest(machine)) } else { Err(machine.death()) }
+        };
+        let (tracked, sampled) = (report(self.part.tracked())?, report(self.part.sampled())?);
+        let share = self.peek.active()?;
+        let (Some(tracked), Some(sampled)) = (tracked, sampled) else { return Ok(()) };
+        if let Some(kb) = tracked.value["swap_kb"].as_u64() {
+            self.watch.set_swapped(Bytes::kib(kb));
+        }
+        let (Some(known), Some(known_sampled)) = (tracked.number("mb"), sampled.number("mb"))
+        else {
+            return Ok(());
+        };
+        if began.elapsed() >= WARM_UP && began.elapsed() < self.part.length() {
+            let seen = self.watch.latest();
+            let estimate = seen.and_then(|seen| seen.tracking.working_set).map(Bytes::as_mib);
+            self.seconds.push(Second {
+                at_s: began.elapsed().as_secs_f64(),
+                known,
+                tracked: estimate,
+                sampled: share * MEMORY.as_mib(),
+                known_sampled,
+            });
+        }
+        Ok(())
+    }
+
+    /// Nothing known is as wrong as an estimate of nothing.
+    fn error(&self) -> f64 {
+        mean(self.seconds.iter().map(|s| (s.tracked.unwrap_or(0.0) - s.known).abs() / s.known))
+    }
+
+    fn sampling_error(&self) -> f64 {
+        mean(self.seconds.iter().map(|s| (s.sampled - s.known_sampled).abs() / s.known_sampled))
+    }
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+fn figures(context: &Context, all: &[Twins]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let seconds: f64 = all.iter().map(|twins| twins.seconds.len() as f64).sum();
+    let over_all = |error: fn(&Twins) -> f64| {
+        all.iter().map(|twins| error(twins) * twins.seconds.len() as f64).sum::<f64>() / seconds
+    };
+    figures.add(
+        "error_mean",
+        Figure::new(
+            over_all(Twins::error),
+            "ratio",
+            format!(
+                "|estimate - array| / array over {seconds} seconds, changes included, both parts"
+            ),
+        )
+        .target(Target::AtMost(0.1346))
+        .paper("0.1346"),
+    );
+    figures.add(
+        "error_esx",
+        Figure::new(over_all(Twins::sampling_error), "ratio", "the same of ESX-style sampling")
+            .paper("0.7436"),
+    );
+    for twins in all {
+        let name = twins.part.name;
+        figures.add(&format!("error_{name}"), Figure::new(twins.error(), "ratio", "of that part"));
+        figures.add(
+            &format!("error_esx_{name}"),
+            Figure::new(twins.sampling_error(), "ratio", "of that part, by sampling"),
+        );
+    }
+    figures
+}
+
+fn page(all: &[Twins]) -> Page {
+    let mut page = Page::default();
+    for twins in all {
+        let line = |name: &str, value: &dyn Fn(&Second) -> Option<f64>| Line {
+            name: name.to_owned(),
+            points: twins.seconds.iter().filter_map(|s| Some((s.at_s, value(s)?))).collect(),
+        };
+        let lines = vec![
+            line("array", &|second| Some(second.known)),
+            line("tracked", &|second| second.tracked),
+            line("sampled", &|second| Some(second.sampled)),
+        ];
+        let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: vec![] };
+        page.add(&format!("An array that {} 400 MB", twins.part.name), chart);
+    }
+    page
+}

@@ -1,0 +1,216 @@
+//! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim ([`crate::stress`]).
+//!
+//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed. Then ten
+//! with real guests that verify their memory and their disk, which QEMU reads past the host's page cache,
+//! by threads and by the kernel's own asynchronous input, while their balloons go up and down.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::{Direct, MachineSpec};
+use crate::random::Random;
+use crate::stress::{self, Outcome, Toll};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "shim-stress",
+    summary: "the worst of workers for 20 minutes, and not a byte of guest memory is lost",
+    run,
+};
+
+const PART: Duration = Duration::from_secs(600);
+const STAND_IN_MIB: u64 = 160;
+const MEMORY: Bytes = Bytes::mib(224);
+const LEAST_MEMORY: Bytes = Bytes::mib(176);
+const WORKLOAD: &str = "verify --mb 64 --disk /dev/data --disk-mb 64";
+const DISK: Bytes = Bytes::mib(64);
+/// Slow enough that transfers queue up.
+const DISK_IOPS: u32 = 400;
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    context.say("A stand-in for QEMU, for ten minutes ...");
+    let outcome = torment_stand_in(context, PART)?;
+    context.say("Real guests, for ten minutes ...");
+    let guests = torment_guests(context, PART)?;
+
+    let mut figures = context.figures(SCENARIO.name, 1);
+    add_stand_in(&mut figures, &outcome);
+    add_guests(&mut figures, &guests);
+    Ok(figures)
+}
+
+/// In a lab without guests, which holds the directory and sweeps it.
+fn torment_stand_in(context: &Context, duration: Duration) -> Result<Outcome, LabError> {
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[])?;
+    let dir = lab.dir().join("disks");
+    let outcome = stress::stand_in(&dir, context.seed, STAND_IN_MIB, duration)?;
+    lab.stop()?;
+    Ok(outcome)
+}
+
+/// What came of the guests.
+struct Guests {
+    bad_bytes: u64,
+    longest_gap_ms: f64,
+    tolls: Vec<Toll>,
+}
+
+fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabError> {
+    let guest = |name: &str, native: bool| MachineSpec {
+        seed: context.seed,
+        shim: true,
+        vcpus: 2,
+        data_disk: Some(DISK),
+        data_direct: Some(Direct { native, iops: DISK_IOPS }),
+        ..MachineSpec::new(name, "stress", MEMORY, MEMORY, WORKLOAD)
+    };
+    let specs = [guest("native", true), guest("threads", false)];
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    lab.wait_for("the guests to verify", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| number(machine, "ops") > 0.0))
+    })?;
+    for machine in lab.machines() {
+        stress::wait_for_shim(machine.process().pid)?;
+    }
+    let until = Instant::now() + duration;
+    let mut longest_gap_ms: f64 = 0.0;
+    let tolls = std::thread::scope(|scope| {
+        let hands: Vec<_> = lab
+            .machines()
+            .iter()
+            .zip(context.seed..)
+            .map(|(machine, seed)| {
+                let process = machine.process();
+                scope.spawn(move || {
+                    stress::torment(process, seed, until, || {
+                        if process.is_alive() { Ok(()) } else { Err(machine.death()) }
+                    })
+                })
+            })
+            .collect();
+        let moved = move_balloons(&lab, context.seed, until, &mut longest_gap_ms);
+        let tolls: Result<Vec<Toll>, LabError> =
+            hands.into_iter().map(|hand| hand.join().unwrap_or_else(|_| Err(panicked()))).collect();
+        moved.and(tolls)
+    })?;
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    Ok(Guests { bad_bytes, longest_gap_ms, tolls })
+}
+
+fn panicked() -> LabError {
+    std::io::Error::other("a thread of the scenario panicked").into()
+}
+
+/// Balloons go up and down, which discards memory, until then; notes the longest stall that guests report.
+fn move_balloons(
+    lab: &Lab,
+    seed: u64,
+    until: Instant,
+    longest_gap_ms: &mut f64,
+) -> Result<(), LabError> {
+    let mut random = Random::new(seed);
+    while Instant::now() < until {
+        for machine in lab.machines() {
+            machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))?;
+        }
+        let next = Instant::now() + Duration::from_millis(random.between(500, 3_000));
+        lab.wait_for("the next move", Duration::from_secs(10), |lab| {
+            for machine in lab.machines() {
+                *longest_gap_ms = longest_gap_ms.max(number(machine, "gap_ms"));
+            }
+            Ok(Instant::now() >= next)
+        })?;
+    }
+    for machine in lab.machines() {
+        machine.set_balloon(MEMORY)?;
+    }
+    Ok(())
+}
+
+/// A number of the machine's newest report; 0 if there is none.
+fn number(machine: &Machine, name: &str) -> f64 {
+    machine.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(0.0)
+}
+
+fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {
+    let Outcome { report, words, toll, left_kib } = outcome;
+    if !words.is_empty() {
+        figures.preface = format!("The stand-in said:\n{words}\n");
+    }
+    let none = Target::Equals(0.0);
+    let bad = count(report.bad_bytes);
+    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes in the stand-in").target(none));
+    let operations = count(report.operations_done());
+    figures.add("operations", Figure::new(operations, "count", "of the stand-in, each checked"));
+    let (kind, longest) = report.longest();
+    let stall_ms = longest.as_secs_f64() * 1000.0;
+    figures.add(
+        "stall_ms_max",
+        Figure::new(stall_ms, "ms", format!("the operation that took longest: {kind}"))
+            .target(Target::AtMost(HANG_MS)),
+    );
+    figures.add(
+        "left_in_staging_kib",
+        Figure::new(count(*left_kib), "KiB", "of staging, by the kernel's count").target(none),
+    );
+    add_toll(figures, "", std::slice::from_ref(toll));
+}
+
+/// An operation on a machine that is far too small for it all may wait, but not for ever.
+const HANG_MS: f64 = 10_000.0;
+
+fn add_guests(figures: &mut Figures, guests: &Guests) {
+    let bad = count(guests.bad_bytes);
+    figures.add(
+        "guests_bad_bytes",
+        Figure::new(bad, "B", "wrong bytes in memory and disks of the guests")
+            .target(Target::Equals(0.0)),
+    );
+    figures.add(
+        "guests_stall_ms_max",
+        Figure::new(guests.longest_gap_ms, "ms", "longest that a guest's work stood still")
+            .target(Target::AtMost(HANG_MS)),
+    );
+    add_toll(figures, "guests_", &guests.tolls);
+}
+
+/// What the shims went through; complaints in full above the figures.
+fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
+    let sum = |of: &dyn Fn(&Toll) -> u64| count(tolls.iter().map(of).sum());
+    for complaint in tolls.iter().flat_map(|toll| &toll.deeds.complaints) {
+        figures.preface += &format!("complaint: {complaint}\n");
+    }
+    let mut add = |name: &str, figure| figures.add(&format!("{prefix}{name}"), figure);
+    let complaints = sum(&|toll| toll.deeds.complaints.len() as u64);
+    let note = "answers that may not be, pages staged after a release or without a worker";
+    add("complaints", Figure::new(complaints, "count", note).target(Target::Equals(0.0)));
+    let kills = sum(&|toll| toll.kills);
+    add("kills", Figure::new(kills, "count", "workers killed").target(Target::AtLeast(1.0)));
+    let traps = sum(&|toll| toll.deeds.total(|counters| counters.traps));
+    add("traps", Figure::new(traps, "count", "faults served").target(Target::AtLeast(1.0)));
+    let pinned = sum(&|toll| toll.deeds.total(|counters| counters.pinned));
+    add("pinned", Figure::new(pinned, "count", "pages that the kernel refused to move"));
+    let moved = sum(&|toll| toll.deeds.total(|counters| counters.moved_out));
+    add("moved_out", Figure::new(moved, "pages", "taken out of reach"));
+    let discarded = sum(&|toll| toll.deeds.total(|counters| counters.discarded));
+    add("discarded", Figure::new(discarded, "pages", "discarded while out of reach"));
+    add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));
+    add("requests", Figure::new(sum(&|toll| toll.deeds.requests), "count", "to the shim"));
+    let longest = |of: &dyn Fn(&Toll) -> f64| tolls.iter().map(of).fold(0.0, f64::max);
+    let give_back_ms = longest(&|toll| toll.longest_give_back.as_secs_f64() * 1000.0);
+    let note = "from a worker's end to everything back";
+    add("give_back_ms_max", Figure::new(give_back_ms, "ms", note));
+    let answer_ms = longest(&|toll| count(toll.deeds.longest_answer_us) / 1000.0);
+    add("answer_ms_max", Figure::new(answer_ms, "ms", "the answer that took longest"));
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
+fn count(number: u64) -> f64 {
+    number as f64
+}

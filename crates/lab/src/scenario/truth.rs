@@ -1,0 +1,107 @@
+//! `truth`: what the tracer is worth as ground truth, and what it costs.
+//!
+//! A guest works at random over an array of known size; its exact working set, from the pages that it was
+//! seen to touch, must be that array and the little that kernel and program need. Then three workloads run
+//! with and without the tracer.
+
+use std::time::Duration;
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::truth::{Definition, Truth};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "truth",
+    summary: "the tracer against arrays of known size, and its cost on three workloads",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(400);
+const ARRAYS_MIB: [u32; 3] = [40, 100, 200];
+const WORKLOADS: [&str; 3] = ["random-array --mb 100", "sort --mb 100", "web --mb 100"];
+/// Until how the array was filled is long forgotten.
+const SETTLE: Duration = Duration::from_secs(30);
+const MEASURE: Duration = Duration::from_secs(10);
+/// Filling an array takes long when every access is seen.
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    for mib in ARRAYS_MIB {
+        context.say(&format!("A traced guest works on {mib} MiB ..."));
+        let (found, trace_bytes) = known_array(context, mib)?;
+        figures.add(
+            &format!("wss_mib_{mib}"),
+            Figure::new(found, "MiB", format!("exact working set of random-array --mb {mib}"))
+                .target(Target::AtMost(f64::from(mib) * 1.05 + 12.0)),
+        );
+        figures.add(
+            &format!("trace_mib_per_min_{mib}"),
+            Figure::new(trace_bytes, "MiB/min", "growth of the trace file"),
+        );
+    }
+    for workload in WORKLOADS {
+        context.say(&format!("{workload}, without the tracer and with it ..."));
+        let plain = rate(context, workload, false)?;
+        let traced = rate(context, workload, true)?;
+        let name = workload.split(' ').next().unwrap_or_default().replace('-', "_");
+        figures.add(
+            &format!("slowdown_{name}"),
+            Figure::new(plain / traced, "x", format!("{plain:.0} ops/s become {traced:.0}")),
+        );
+    }
+    Ok(figures)
+}
+
+fn guest(context: &Context, workload: &str, traced: bool) -> MachineSpec {
+    let spec = MachineSpec::new("vm", "g", MEMORY, MEMORY, workload);
+    MachineSpec { seed: context.seed, traced, ..spec }
+}
+
+fn start(context: &Context, spec: MachineSpec) -> Result<Lab, LabError> {
+    let lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| ops(machine) > 0))
+    })?;
+    Ok(lab)
+}
+
+/// The exact working set in MiB, and how the trace grows in MiB per minute.
+fn known_array(context: &Context, mib: u32) -> Result<(f64, f64), LabError> {
+    let spec = guest(context, &format!("random-array --mb {mib}"), true);
+    let mut lab = start(context, spec)?;
+    let trace = lab.machine("vm")?.files().trace.clone();
+    let before = std::fs::metadata(&trace)?.len();
+    interrupt::sleep(SETTLE)?;
+    let growth = Bytes(std::fs::metadata(&trace)?.len() - before);
+    let mut truth = Truth::open(&trace, Definition::default())?;
+    truth.advance_to(u64::MAX)?;
+    lab.stop()?;
+    let found = truth.exact().working_set_size().as_mib();
+    Ok((found, growth.as_mib() / SETTLE.as_secs_f64() * 60.0))
+}
+
+fn ops(machine: &Machine) -> u64 {
+    machine.last_metric().and_then(|report| report.value["ops"].as_u64()).unwrap_or(0)
+}
+
+/// Operations per second, by the guest's own count.
+fn rate(context: &Context, workload: &str, traced: bool) -> Result<f64, LabError> {
+    let mut lab = start(context, guest(context, workload, traced))?;
+    let counted = |lab: &Lab| -> Result<(u64, f64), LabError> {
+        let report = lab.machine("vm")?.last_metric();
+        let value = report.map(|report| report.value).unwrap_or_default();
+        Ok((value["ops"].as_u64().unwrap_or(0), value["t_s"].as_f64().unwrap_or(0.0)))
+    };
+    let (ops_before, s_before) = counted(&lab)?;
+    interrupt::sleep(MEASURE)?;
+    let (ops_after, s_after) = counted(&lab)?;
+    lab.stop()?;
+    let done = u32::try_from(ops_after.saturating_sub(ops_before)).unwrap_or(u32::MAX);
+    Ok(f64::from(done) / (s_after - s_before))
+}

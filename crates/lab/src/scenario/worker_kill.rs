@@ -1,0 +1,195 @@
+//! `worker-kill`: a group's worker is killed fifty times at random moments while granules of its guests are
+//! out of reach.
+//!
+//! Nobody may notice but the daemon, which starts another: the shim gives everything back by itself, no guest
+//! stands still for long, no byte is lost, and tracking goes on. How long a guest stands still it says itself: the
+//! longest time between two pages that `verify` checks (some tens of microseconds apart), or two hundred
+//! accesses of `random-array`. The same is measured before the first kill: a guest on a busy machine stands still
+//! at times for other reasons.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, GroupName, Mode};
+use sys::process::{Identity, Signal};
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::daemon::Daemon;
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::meb::progress::{self, Lines};
+use crate::meb::workloads::cpu_of;
+use crate::random::Random;
+use crate::recording::median;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "worker-kill",
+    summary: "a worker is killed 50 times at random while it tracks, and no guest is harmed",
+    run,
+};
+
+const KILLS: u32 = 50;
+/// Lives of a worker: from its first revocations to well into its work.
+const LIFE_MS: (u64, u64) = (300, 3_000);
+const MEMORY: Bytes = Bytes::mib(256);
+const GROUP: &str = "killed";
+const FILL_LIMIT: Duration = Duration::from_secs(60);
+/// Without kills, for comparison.
+const BASELINE: Duration = Duration::from_secs(40);
+const RESUME_LIMIT: Duration = Duration::from_secs(60);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let guest = |place: usize, workload: &str| {
+        let name = workload.split(' ').next().unwrap_or_default();
+        let spec = MachineSpec::new(name, GROUP, MEMORY, MEMORY, workload);
+        MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
+    };
+    let specs = [guest(0, "verify --mb 140"), guest(1, "random-array --mb 140")];
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let daemon = Daemon::start(&mut lab, Mode::Observe)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    wait_until_tracked(&lab, &daemon, None)?;
+
+    let mut lines = Lines::of(&lab);
+    lines.look_for(&lab, BASELINE)?;
+    let baseline = Gaps::of(&lab, &lines);
+    context.say(&format!("The worker is killed {KILLS} times ..."));
+    lines.clear();
+    let mut random = Random::new(context.seed);
+    let mut resumed_s = Vec::new();
+    for _ in 0..KILLS {
+        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
+        lines.look_for(&lab, life)?;
+        let worker =
+            worker(&daemon)?.ok_or_else(|| LabError::Daemon("no worker runs".to_owned()))?;
+        worker.signal(Signal::KILL)?;
+        let killed = Instant::now();
+        while !is_tracked(&lab, &daemon, Some(worker))? {
+            if killed.elapsed() > RESUME_LIMIT {
+                let what = "tracking to go on".to_owned();
+                return Err(LabError::Timeout { what, limit: RESUME_LIMIT });
+            }
+            lines.look_for(&lab, Duration::from_millis(20))?;
+        }
+        resumed_s.push(killed.elapsed().as_secs_f64());
+    }
+    lines.look_for(&lab, Duration::from_secs(2))?;
+    let killed = Gaps::of(&lab, &lines);
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    let mut figures = figures(context, &baseline, &killed, &resumed_s, bad_bytes);
+    page(&killed).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// The group's worker, if one runs.
+fn worker(daemon: &Daemon) -> Result<Option<Identity>, LabError> {
+    let Some(case) = daemon.latest()? else { return Ok(None) };
+    let reading = case.view.workers.get(&GroupName::from(GROUP));
+    Ok(reading.and_then(|reading| reading.value.pid).and_then(Identity::of))
+}
+
+/// Whether every guest is tracked, by another worker than `dead`: its working set is known anew.
+fn is_tracked(lab: &Lab, daemon: &Daemon, dead: Option<Identity>) -> Result<bool, LabError> {
+    let Some(case) = daemon.latest()? else { return Ok(false) };
+    let reading = case.view.workers.get(&GroupName::from(GROUP));
+    let pid = reading.and_then(|reading| reading.value.pid);
+    if pid.is_none() || pid == dead.map(|dead| dead.pid) {
+        return Ok(false);
+    }
+    let known = case.view.vms.values().filter(|vm| {
+        let fresh = vm.tracking.as_ref().filter(|t| t.age(case.now) < model::Millis::secs(2));
+        fresh.is_some_and(|tracking| tracking.value.working_set.is_some())
+    });
+    Ok(known.count() == lab.machines().len())
+}
+
+fn wait_until_tracked(lab: &Lab, daemon: &Daemon, dead: Option<Identity>) -> Result<(), LabError> {
+    lab.wait_for("every guest to be tracked", RESUME_LIMIT, |lab| is_tracked(lab, daemon, dead))
+}
+
+/// How long guests stood still: name, then milliseconds by second.
+struct Gaps(Vec<(String, Vec<(f64, f64)>)>);
+
+impl Gaps {
+    fn of(lab: &Lab, lines: &Lines) -> Self {
+        let guest = |(place, machine): (usize, &crate::lab::Machine)| {
+            let lines = lines.guest(place);
+            let gaps = lines.iter().filter_map(|line| Some((line.t_s, line.number("gap_ms")?)));
+            (machine.spec().name.clone(), gaps.skip(1).collect())
+        };
+        Self(lab.machines().iter().enumerate().map(guest).collect())
+    }
+
+    fn all(&self) -> impl Iterator<Item = f64> {
+        self.0.iter().flat_map(|guest| &guest.1).map(|gap| gap.1)
+    }
+
+    fn longest(&self) -> f64 {
+        self.all().fold(f64::NAN, f64::max)
+    }
+}
+
+fn figures(
+    context: &Context,
+    baseline: &Gaps,
+    killed: &Gaps,
+    resumed_s: &[f64],
+    bad_bytes: u64,
+) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, KILLS);
+    let seconds = |gaps: &Gaps| {
+        format!("longest that a guest stood still, of {} guest seconds", gaps.all().count())
+    };
+    figures.add(
+        "stall_ms_max",
+        Figure::new(killed.longest(), "ms", seconds(killed)).target(Target::AtMost(100.0)),
+    );
+    figures.add(
+        "stall_ms_max_before",
+        Figure::new(
+            baseline.longest(),
+            "ms",
+            format!("the same without kills: {}", seconds(baseline)),
+        ),
+    );
+    for (name, gaps) in [("stall_ms_median", killed), ("stall_ms_median_before", baseline)] {
+        let note = "median over seconds of the longest in each second";
+        figures.add(name, Figure::new(median(gaps.all()), "ms", note));
+    }
+    let slowest = resumed_s.iter().copied().fold(f64::NAN, f64::max);
+    figures.add(
+        "resume_s_max",
+        Figure::new(
+            slowest,
+            "s",
+            "kill to a new worker that knows every guest's working set, worst",
+        )
+        .target(Target::AtMost(RESUME_LIMIT.as_secs_f64())),
+    );
+    figures.add(
+        "resume_s_median",
+        Figure::new(median(resumed_s.iter().copied()), "s", "the same, median"),
+    );
+    figures.add(
+        "bad_bytes",
+        Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify`")
+            .target(Target::Equals(0.0)),
+    );
+    figures
+}
+
+fn page(killed: &Gaps) -> Page {
+    let line = |(name, gaps): &(String, Vec<(f64, f64)>)| Line {
+        name: name.clone(),
+        points: gaps.clone(),
+    };
+    let lines = killed.0.iter().map(line).collect();
+    let mut page = Page::default();
+    let chart = Chart { unit: "ms", across: "seconds", is_log: false, lines, marks: Vec::new() };
+    page.add("Longest standstill in each second, while the worker is killed", chart);
+    page
+}

@@ -1,0 +1,126 @@
+//! What a tormentor has done and seen: lines of JSON, so that those of a killed one are not lost.
+
+use std::collections::BTreeMap;
+
+use protocol::layout::{Counter, Shared};
+use serde::{Deserialize, Serialize};
+
+/// Figures since a tormentor began, or of all of them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deeds {
+    /// Messages sent, good and bad.
+    pub requests: u64,
+    /// Answers that said no.
+    pub refusals: u64,
+    /// Granules that the shim says it revoked.
+    pub revoked: u64,
+    /// Releases, after each of which nothing was staged.
+    pub releases: u64,
+    /// Connections.
+    pub connections: u64,
+    /// Connections left without a word.
+    pub disconnects: u64,
+    /// Messages that were none, or none at that moment.
+    pub garbage: u64,
+    /// Traps read from the ring.
+    pub traps_read: u64,
+    /// Traps overwritten before they were read.
+    pub traps_lost: u64,
+    /// The answer that took longest, in microseconds.
+    pub longest_answer_us: u64,
+    /// The shim's counters for each generation of guest RAM.
+    pub counters: BTreeMap<u32, Counters>,
+    /// What must not be.
+    pub complaints: Vec<String>,
+}
+
+/// The shim's own counters, in the order of generations.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// Faults served.
+    pub traps: u64,
+    /// Pages moved out.
+    pub moved_out: u64,
+    /// Pages moved back.
+    pub moved_in: u64,
+    /// Pages that the kernel refused to move out.
+    pub pinned: u64,
+    /// Staged pages that were discarded.
+    pub discarded: u64,
+    /// How often everything was given back unasked.
+    pub given_back: u64,
+}
+
+impl Counters {
+    fn of(shared: Shared<'_>) -> Self {
+        Self {
+            traps: shared.get(Counter::Traps),
+            moved_out: shared.get(Counter::MovedOut),
+            moved_in: shared.get(Counter::MovedIn),
+            pinned: shared.get(Counter::Pinned),
+            discarded: shared.get(Counter::Discarded),
+            given_back: shared.get(Counter::GivenBack),
+        }
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self {
+            traps: self.traps.max(other.traps),
+            moved_out: self.moved_out.max(other.moved_out),
+            moved_in: self.moved_in.max(other.moved_in),
+            pinned: self.pinned.max(other.pinned),
+            discarded: self.discarded.max(other.discarded),
+            given_back: self.given_back.max(other.given_back),
+        }
+    }
+}
+
+impl Deeds {
+    /// Notes what the shim counts.
+    pub(crate) fn note(&mut self, shared: Shared<'_>) {
+        let known = self.counters.entry(shared.generation()).or_default();
+        *known = known.most(Counters::of(shared));
+    }
+
+    /// Adds what another tormentor of the same shim did.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.refusals += other.refusals;
+        self.revoked += other.revoked;
+        self.releases += other.releases;
+        self.connections += other.connections;
+        self.disconnects += other.disconnects;
+        self.garbage += other.garbage;
+        self.traps_read += other.traps_read;
+        self.traps_lost += other.traps_lost;
+        self.longest_answer_us = self.longest_answer_us.max(other.longest_answer_us);
+        for (generation, counters) in other.counters {
+            let known = self.counters.entry(generation).or_default();
+            *known = known.most(counters);
+        }
+        self.complaints.extend(other.complaints);
+    }
+
+    /// The sum of one of the shim's counters over all generations.
+    #[must_use]
+    pub fn total(&self, counter: impl Fn(&Counters) -> u64) -> u64 {
+        self.counters.values().map(counter).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_one_generation_are_not_counted_twice() {
+        let seen = |generation, traps| Deeds {
+            counters: [(generation, Counters { traps, ..Counters::default() })].into(),
+            ..Deeds::default()
+        };
+        let mut all = seen(1, 10);
+        all.add(seen(1, 30));
+        all.add(seen(2, 5));
+        assert_eq!(all.total(|counters| counters.traps), 35);
+    }
+}

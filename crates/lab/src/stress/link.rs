@@ -1,0 +1,169 @@
+//! A conversation with a shim, one question at a time, each answered within a limit or not at all.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use protocol::layout::{Counter, Layout, LayoutError, PageState, Shared};
+use protocol::{Answer, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
+use sys::seqpacket::{Connection, SeqpacketError};
+use sys::shared_memory::{SharedMemory, SharedMemoryError};
+
+/// An answer that takes longer does not come any more.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a shim may hold a worker for alive that is gone.
+const BUSY_LIMIT: Duration = Duration::from_secs(3);
+
+/// Why there was no answer to rely on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// The connection.
+    #[error(transparent)]
+    Socket(#[from] SeqpacketError),
+    /// The packet.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The shared memory.
+    #[error(transparent)]
+    Memory(#[from] SharedMemoryError),
+    /// What stands in the shared memory.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Hello was refused.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Nothing came.
+    #[error("no answer within {} s to {request}", ANSWER_LIMIT.as_secs())]
+    Silent {
+        /// What was asked.
+        request: String,
+    },
+    /// Something else came.
+    #[error("{request} was answered with {answer}")]
+    Unexpected {
+        /// What was asked.
+        request: String,
+        /// What came.
+        answer: String,
+    },
+}
+
+impl LinkError {
+    /// Whether the other side closed the connection, which it may do at any moment.
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(self, Self::Socket(SeqpacketError::Closed))
+    }
+
+    /// An answer that does not fit its question.
+    pub(crate) fn unexpected(request: &str, answer: &Answer) -> Self {
+        Self::Unexpected { request: request.to_owned(), answer: format!("{answer:?}") }
+    }
+}
+
+/// What people are told of a request.
+pub(crate) fn told(request: &Request) -> String {
+    let mut text = format!("{request:?}");
+    text.truncate(80);
+    text
+}
+
+/// A connection, and the shared memory once Hello was said.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) connection: Connection,
+    memory: Option<(Layout, SharedMemory)>,
+    /// Guest RAM, as Hello told.
+    pub(crate) regions: Vec<Region>,
+    /// The answer that took longest.
+    pub(crate) longest: Duration,
+}
+
+impl Link {
+    /// Connects to the shim of this process.
+    pub(crate) fn connect(pid: u32) -> Result<Self, LinkError> {
+        let connection = Connection::connect(&protocol::address(pid), ANSWER_LIMIT)?;
+        Ok(Self { connection, memory: None, regions: Vec::new(), longest: Duration::ZERO })
+    }
+
+    /// Connects and says Hello; again if the shim still believes in a worker that is gone.
+    pub(crate) fn greet(pid: u32) -> Result<Self, LinkError> {
+        let begun = Instant::now();
+        loop {
+            let mut link = Self::connect(pid)?;
+            match link.hello() {
+                Err(LinkError::Refused(Refusal::Busy { .. })) if begun.elapsed() < BUSY_LIMIT => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                result => return result.map(|()| link),
+            }
+        }
+    }
+
+    /// Says Hello, again after guest RAM has changed.
+    pub(crate) fn hello(&mut self) -> Result<(), LinkError> {
+        let hello = Request::Hello { version: VERSION };
+        self.connection.send(&hello.encode()?, None)?;
+        let begun = Instant::now();
+        let (answer, fd) = self.receive("Hello", begun)?;
+        let regions = match answer {
+            Answer::Welcome { regions, .. } => regions,
+            Answer::Refused(refusal) => return Err(refusal.into()),
+            other => return Err(LinkError::unexpected("Hello", &other)),
+        };
+        let layout = Layout::of_regions(&regions);
+        self.memory = match fd {
+            Some(fd) => {
+                let memory = SharedMemory::open(fd.as_fd(), layout.words(), layout.bytes())?;
+                Shared::open(layout, memory.words(), memory.bytes())?;
+                Some((layout, memory))
+            }
+            None => None,
+        };
+        self.regions = regions;
+        Ok(())
+    }
+
+    /// Asks, and waits for the answer.
+    pub(crate) fn ask(&mut self, request: &Request) -> Result<Answer, LinkError> {
+        self.connection.send(&request.encode()?, None)?;
+        let begun = Instant::now();
+        Ok(self.receive(&told(request), begun)?.0)
+    }
+
+    /// The answer to what was sent at `begun`.
+    pub(crate) fn receive(
+        &mut self,
+        request: &str,
+        begun: Instant,
+    ) -> Result<(Answer, Option<std::os::fd::OwnedFd>), LinkError> {
+        let mut buffer = vec![0; MAX_PACKET];
+        loop {
+            if let Some(packet) = self.connection.receive(&mut buffer)? {
+                self.longest = self.longest.max(begun.elapsed());
+                return Ok((Answer::decode(&buffer[..packet.length])?, packet.fd));
+            }
+            let left = ANSWER_LIMIT.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(LinkError::Silent { request: request.to_owned() });
+            }
+            self.connection.wait(left)?;
+        }
+    }
+
+    /// The shared memory; `None` when the shim has given none.
+    pub(crate) fn shared(&self) -> Option<Shared<'_>> {
+        let (layout, memory) = self.memory.as_ref()?;
+        Shared::open(*layout, memory.words(), memory.bytes()).ok()
+    }
+
+    /// Pages of guest RAM that are marked as out of reach, and how many the gauge says.
+    pub(crate) fn staged(&self) -> (u64, u64) {
+        let Some(shared) = self.shared() else { return (0, 0) };
+        let pages = self
+            .regions
+            .iter()
+            .flat_map(|region| region.first_page..region.first_page.saturating_add(region.pages));
+        let marked = pages.filter(|&page| shared.state(page) == PageState::Staged).count();
+        (marked as u64, shared.get(Counter::StagedPages))
+    }
+}

@@ -1,0 +1,140 @@
+//! The program that stands in for QEMU (`overbook-stand-in`), as a child with the shim inside.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::PipeWriter;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use sys::process::{Child, Identity, Spawn};
+
+use super::StressError;
+use crate::command::last_lines;
+use crate::inside::{SHIM, built};
+use crate::lab::LabError;
+
+const PROGRAM: &str = "overbook-stand-in";
+/// It looks at all its memory once more before it ends.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// What it says about itself.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Report {
+    /// Whether this is its last word.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+    /// Its RAM: addresses and bytes.
+    pub ram: Vec<(u64, u64)>,
+    /// Wrong bytes.
+    pub bad_bytes: u64,
+    /// How long the thread that waits longest has waited, in microseconds.
+    pub stuck_us: u64,
+    /// For what.
+    pub stuck_in: String,
+    /// What was done, by kind.
+    pub operations: BTreeMap<String, Operation>,
+}
+
+/// One kind of operation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub struct Operation {
+    /// How often.
+    pub done: u64,
+    /// The one that took longest, in microseconds.
+    pub longest_us: u64,
+}
+
+impl Report {
+    /// All operations together.
+    #[must_use]
+    pub fn operations_done(&self) -> u64 {
+        self.operations.values().map(|operation| operation.done).sum()
+    }
+
+    /// The kind of operation that took longest, and how long.
+    #[must_use]
+    pub fn longest(&self) -> (&str, Duration) {
+        let longest = self.operations.iter().max_by_key(|(_, operation)| operation.longest_us);
+        longest.map_or(("nothing", Duration::ZERO), |(name, operation)| {
+            (name, Duration::from_micros(operation.longest_us))
+        })
+    }
+}
+
+/// It runs as long as this is kept.
+#[derive(Debug)]
+pub(crate) struct StandIn {
+    child: Child,
+    /// It works until this is closed.
+    input: Option<PipeWriter>,
+    output: PathBuf,
+    errors: PathBuf,
+}
+
+impl StandIn {
+    /// Starts it with so much RAM, its files in `dir`.
+    pub(crate) fn start(dir: &Path, seed: u64, mib: u64) -> Result<Self, LabError> {
+        let (output, errors) = (dir.join("stand-in.out"), dir.join("stand-in.err"));
+        let (reader, input) = std::io::pipe()?;
+        let child = Spawn::new(built(PROGRAM)?)
+            .arg(dir)
+            .args([seed.to_string(), mib.to_string()])
+            .env("LD_PRELOAD", built(SHIM)?)
+            .stdin(OwnedFd::from(reader))
+            .stdout(File::create(&output)?)
+            .stderr(File::create(&errors)?)
+            .die_with_parent()
+            .spawn()?;
+        Ok(Self { child, input: Some(input), output, errors })
+    }
+
+    pub(crate) fn process(&self) -> Identity {
+        self.child.identity()
+    }
+
+    /// Its newest report; an error when it has ended.
+    pub(crate) fn report(&self) -> Result<Report, LabError> {
+        if !self.process().is_alive() {
+            return Err(self.failure("ended before its time").into());
+        }
+        self.last_line().ok_or_else(|| self.failure("has said nothing").into())
+    }
+
+    /// Ends it; its last report.
+    pub(crate) fn finish(mut self) -> Result<Report, LabError> {
+        self.input = None;
+        let Some(status) = self.child.wait_for(END_LIMIT)? else {
+            return Err(self.failure("does not end").into());
+        };
+        match self.last_line() {
+            Some(report) if report.is_final => Ok(report),
+            _ => Err(self.failure(&format!("ended with {status}")).into()),
+        }
+    }
+
+    /// What it said about wrong bytes.
+    pub(crate) fn errors(&self) -> String {
+        last_lines(&std::fs::read_to_string(&self.errors).unwrap_or_default(), 12)
+    }
+
+    fn last_line(&self) -> Option<Report> {
+        let text = std::fs::read_to_string(&self.output).ok()?;
+        // The last line may be half written.
+        text.lines().rev().take(2).find_map(|line| serde_json::from_str(line).ok())
+    }
+
+    fn failure(&self, what: &str) -> StressError {
+        StressError::StandIn { what: what.to_owned(), words: self.errors() }
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.input = None;
+        // It may be beyond ending by itself.
+        let _ = self.child.signal(sys::process::Signal::KILL);
+        let _ = self.child.end(Duration::from_secs(5));
+    }
+}

@@ -1,0 +1,392 @@
+//! The worker from hell: does to a shim whatever the protocol allows, in no order, and much that it forbids.
+//!
+//! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at any
+//! instant, in the middle of a message or of a release. Its life is drawn from a seed: it tracks with every
+//! mode and size of granule, revokes in bursts, floods the socket without reading, sends garbage, falls
+//! silent, hangs up, comes back. Each answer is held against what it may be.
+//!
+//! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a question
+//! unanswered for ten seconds, except by closing the connection. Whether guest memory survived is for
+//! others to say: this side never sees it.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use protocol::ring::Consumer;
+use protocol::{Answer, MAX_PACKET, MAX_REVOKE, Refusal, Request, State, Tracking, VERSION};
+use sys::seqpacket::SeqpacketError;
+
+use super::deeds::Deeds;
+use super::link::{Link, LinkError, told};
+use crate::random::Random;
+
+/// How often its deeds are told.
+const TELL: Duration = Duration::from_millis(100);
+/// QEMU may need its memory for itself for as long.
+const TRACK_TRIES: u32 = 100;
+/// Longer than a shim bears silence.
+const SILENCE_MS: (u64, u64) = (2_300, 2_900);
+
+/// Torments the shim of process `pid` for `life`, and tells its deeds on standard output.
+///
+/// # Errors
+/// When nobody reads them.
+pub(crate) fn live(pid: u32, seed: u64, life: Duration) -> std::io::Result<()> {
+    let mut tormentor = Tormentor {
+        pid,
+        random: Random::new(seed),
+        deeds: Deeds::default(),
+        end: Instant::now() + life,
+        told: Instant::now(),
+    };
+    while tormentor.has_time() {
+        if let Err(error) = tormentor.hold_a_conversation()
+            && !error.is_closed()
+        {
+            tormentor.deeds.complaints.push(error.to_string());
+            tormentor.wait(20_000);
+        }
+        tormentor.deeds.disconnects += 1;
+        tormentor.tell()?;
+    }
+    Ok(())
+}
+
+struct Tormentor {
+    pid: u32,
+    random: Random,
+    deeds: Deeds,
+    end: Instant,
+    told: Instant,
+}
+
+/// What to do next.
+#[derive(Clone, Copy, Debug)]
+enum Whim {
+    Revoke,
+    Burst,
+    Status,
+    ReadRing,
+    OtherMode,
+    OtherGranule,
+    Release,
+    Garbage,
+    OtherVersion,
+    Intrude,
+    Flood,
+    FallSilent,
+    HangUp,
+    Wait,
+}
+
+/// Each whim's share, of a thousand.
+const WHIMS: [(u64, Whim); 14] = [
+    (330, Whim::Revoke),
+    (80, Whim::Burst),
+    (120, Whim::Status),
+    (110, Whim::ReadRing),
+    (70, Whim::OtherMode),
+    (60, Whim::OtherGranule),
+    (60, Whim::Release),
+    (20, Whim::Garbage),
+    (10, Whim::OtherVersion),
+    (10, Whim::Intrude),
+    (5, Whim::Flood),
+    (3, Whim::FallSilent),
+    (12, Whim::HangUp),
+    (110, Whim::Wait),
+];
+
+impl Tormentor {
+    fn has_time(&self) -> bool {
+        Instant::now() < self.end
+    }
+
+    /// From Hello until one side hangs up.
+    fn hold_a_conversation(&mut self) -> Result<(), LinkError> {
+        self.deeds.connections += 1;
+        if self.random.between(1, 10) == 1 {
+            self.be_rude_first()?;
+        }
+        let mut link = Link::greet(self.pid)?;
+        let mut ring = link.shared().map(|shared| Consumer::new(shared.ring()));
+        let mut tracking = self.any_tracking();
+        self.track(&mut link, tracking)?;
+        while self.has_time() {
+            self.note(&link);
+            match self.next_whim() {
+                Whim::Revoke => self.revoke(&mut link, &tracking, 1)?,
+                Whim::Burst => {
+                    let requests = self.random.between(10, 60);
+                    self.revoke(&mut link, &tracking, requests)?;
+                }
+                Whim::Status => drop(self.status(&mut link)?),
+                Whim::ReadRing => self.read_ring(&link, &mut ring, &tracking),
+                Whim::OtherMode => {
+                    let granule_pages = tracking.granule_pages;
+                    tracking = Tracking { granule_pages, ..self.any_tracking() };
+                    self.track(&mut link, tracking)?;
+                }
+                Whim::OtherGranule => {
+                    tracking = self.any_tracking();
+                    self.track(&mut link, tracking)?;
+                    self.read_ring(&link, &mut ring, &tracking);
+                }
+                Whim::Release => {
+                    self.release(&mut link)?;
+                    self.track(&mut link, tracking)?;
+                }
+                Whim::Garbage => self.send_garbage(&mut link)?,
+                Whim::OtherVersion => self.claim_another_version(&mut link)?,
+                Whim::Intrude => self.intrude(),
+                Whim::Flood => return self.flood(&link),
+                Whim::FallSilent => self.fall_silent(&mut link)?,
+                Whim::HangUp => return Ok(()),
+                Whim::Wait => self.wait(20_000),
+            }
+            if self.random.between(1, 3) == 1 {
+                self.wait(5_000);
+            }
+            // RAM that came or went has other numbers and another memory.
+            if self.status(&mut link)? {
+                link.hello()?;
+                ring = link.shared().map(|shared| Consumer::new(shared.ring()));
+                self.track(&mut link, tracking)?;
+            }
+        }
+        if self.random.between(0, 1) == 1 { self.release(&mut link) } else { Ok(()) }
+    }
+
+    fn next_whim(&mut self) -> Whim {
+        let mut left = self.random.between(0, 999);
+        for (share, whim) in WHIMS {
+            if left < share {
+                return whim;
+            }
+            left -= share;
+        }
+        Whim::Wait
+    }
+
+    fn any_tracking(&mut self) -> Tracking {
+        let random = &mut self.random;
+        let mut one_of = |values: &[u32]| {
+            let most = values.len() as u64 - 1;
+            values[usize::try_from(random.between(0, most)).unwrap_or(0)]
+        };
+        let granule_pages = one_of(&[1, 2, 4, 8, 16, 32, 32, 32, 64, 128, 512, 512]);
+        let hot_set = one_of(&[0, 0, 0, 64, 64, 100, 300, 1000, 5000]);
+        let sample = one_of(&[u32::MAX, u32::MAX, u32::MAX, u32::MAX / 2, u32::MAX / 16]);
+        let max_traps_per_s = one_of(&[u32::MAX, u32::MAX, u32::MAX, u32::MAX, 200_000, 500]);
+        let hot_set = (hot_set > 0).then_some(hot_set);
+        Tracking { granule_pages, hot_set, sample, max_traps_per_s }
+    }
+
+    /// Asks, and counts.
+    fn ask(&mut self, link: &mut Link, request: &Request) -> Result<Answer, LinkError> {
+        self.deeds.requests += 1;
+        let answer = link.ask(request)?;
+        self.deeds.refusals += u64::from(matches!(answer, Answer::Refused(_)));
+        let micros = u64::try_from(link.longest.as_micros()).unwrap_or(u64::MAX);
+        self.deeds.longest_answer_us = self.deeds.longest_answer_us.max(micros);
+        Ok(answer)
+    }
+
+    /// Tracks, as soon as QEMU lets it.
+    fn track(&mut self, link: &mut Link, tracking: Tracking) -> Result<(), LinkError> {
+        let request = Request::Track(tracking);
+        for _ in 0..TRACK_TRIES {
+            match self.ask(link, &request)? {
+                Answer::Done { count } => {
+                    self.deeds.revoked += u64::from(count);
+                    return Ok(());
+                }
+                Answer::Refused(Refusal::NotTracking { .. }) if self.has_time() => {
+                    self.wait(20_000);
+                    // It may have been refused because RAM came or went.
+                    if self.status(link)? {
+                        link.hello()?;
+                    }
+                }
+                Answer::Refused(Refusal::NotTracking { .. }) => return Ok(()),
+                other => return Err(LinkError::unexpected(&told(&request), &other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends so many requests ahead, then reads the answers.
+    fn revoke(
+        &mut self,
+        link: &mut Link,
+        tracking: &Tracking,
+        requests: u64,
+    ) -> Result<(), LinkError> {
+        let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
+        // A few of them do not exist.
+        let most = u64::from(last / tracking.granule_pages + 3);
+        let longest = 1 << self.random.between(0, MAX_REVOKE.ilog2().into());
+        let mut sent = Vec::new();
+        for _ in 0..requests {
+            let count = self.random.between(1, longest);
+            let any = |_| u32::try_from(self.random.between(0, most)).unwrap_or(u32::MAX);
+            let request = Request::Revoke { granules: (0..count).map(any).collect() };
+            match link.connection.send(&request.encode()?, None) {
+                Ok(()) => sent.push(request),
+                Err(SeqpacketError::Full) => break,
+                Err(error) => return Err(error.into()),
+            }
+            self.deeds.requests += 1;
+        }
+        for request in sent {
+            match link.receive(&told(&request), Instant::now())?.0 {
+                Answer::Done { count } => self.deeds.revoked += u64::from(count),
+                Answer::Refused(Refusal::NotTracking { .. }) => self.deeds.refusals += 1,
+                other => return Err(LinkError::unexpected(&told(&request), &other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether RAM has changed since Hello.
+    fn status(&mut self, link: &mut Link) -> Result<bool, LinkError> {
+        match self.ask(link, &Request::Status)? {
+            Answer::Status(status) => {
+                Ok(link.shared().is_some_and(|shared| shared.generation() != status.generation))
+            }
+            other => Err(LinkError::unexpected("Status", &other)),
+        }
+    }
+
+    fn release(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        match self.ask(link, &Request::Release)? {
+            Answer::Done { .. } => {}
+            other => return Err(LinkError::unexpected("Release", &other)),
+        }
+        let (marked, gauge) = link.staged();
+        if marked > 0 || gauge > 0 {
+            let complaint =
+                format!("after a release {marked} pages are staged, the gauge: {gauge}");
+            self.deeds.complaints.push(complaint);
+        }
+        self.deeds.releases += 1;
+        Ok(())
+    }
+
+    fn read_ring(&mut self, link: &Link, ring: &mut Option<Consumer>, tracking: &Tracking) {
+        let (Some(shared), Some(ring)) = (link.shared(), ring) else { return };
+        let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
+        let granules = last.div_ceil(tracking.granule_pages);
+        // Of a granule size that is no more, traps may name granules that do not exist.
+        let drained = ring.drain(shared.ring(), granules, |_| {});
+        self.deeds.traps_read += drained.read + drained.invalid;
+        self.deeds.traps_lost += drained.lost;
+    }
+
+    /// Speaks before it has introduced itself.
+    fn be_rude_first(&mut self) -> Result<(), LinkError> {
+        let mut link = Link::connect(self.pid)?;
+        let request = match self.random.between(0, 2) {
+            0 => Request::Track(self.any_tracking()),
+            1 => Request::Revoke { granules: vec![0] },
+            _ => Request::Release,
+        };
+        self.deeds.garbage += 1;
+        match self.ask(&mut link, &request)? {
+            Answer::Refused(_) => Ok(()),
+            other => Err(LinkError::unexpected(&told(&request), &other)),
+        }
+    }
+
+    /// Bytes that are no message; sometimes too many, sometimes with a descriptor.
+    fn send_garbage(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let length = match self.random.between(0, 9) {
+            0 => MAX_PACKET + 1,
+            _ => usize::try_from(self.random.between(1, 100)).unwrap_or(1),
+        };
+        // No request has this number.
+        let mut packet = vec![0xff; length];
+        packet[length / 2] = u8::try_from(self.random.between(0, 255)).unwrap_or(0);
+        packet[0] = 0xff;
+        let input = std::io::stdin();
+        let fd = (self.random.between(0, 3) == 0).then(|| input.as_fd());
+        self.deeds.garbage += 1;
+        link.connection.send(&packet, fd)?;
+        let what = format!("garbage of {length} bytes");
+        match link.receive(&what, Instant::now())?.0 {
+            Answer::Refused(Refusal::Malformed { .. }) => Ok(()),
+            other => Err(LinkError::unexpected(&what, &other)),
+        }
+    }
+
+    fn claim_another_version(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let request = Request::Hello { version: VERSION + 1 };
+        self.deeds.garbage += 1;
+        match self.ask(link, &request)? {
+            Answer::Refused(Refusal::Version { .. }) => Ok(()),
+            other => Err(LinkError::unexpected(&told(&request), &other)),
+        }
+    }
+
+    /// A second worker at the same time is turned away.
+    fn intrude(&mut self) {
+        self.deeds.garbage += 1;
+        let hello = |mut link: Link| link.hello();
+        match Link::connect(self.pid).and_then(hello) {
+            Err(LinkError::Refused(Refusal::Busy { .. })) => {}
+            Err(error) if error.is_closed() => {}
+            other => self.deeds.complaints.push(format!("a second worker: {other:?}")),
+        }
+    }
+
+    /// Asks without ever reading an answer, then hangs up.
+    fn flood(&mut self, link: &Link) -> Result<(), LinkError> {
+        let packet = Request::Status.encode()?;
+        for _ in 0..2_000 {
+            self.deeds.requests += 1;
+            match link.connection.send(&packet, None) {
+                Ok(()) => {}
+                Err(SeqpacketError::Full) => self.wait(2_000),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says nothing for so long that everything must have been given back.
+    fn fall_silent(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let (least, most) = SILENCE_MS;
+        std::thread::sleep(Duration::from_millis(self.random.between(least, most)));
+        let (marked, _) = link.staged();
+        match self.ask(link, &Request::Status)? {
+            Answer::Status(status) if matches!(status.state, State::On(_)) || marked > 0 => {
+                let complaint = format!("after a silence {marked} pages are staged: {status:?}");
+                self.deeds.complaints.push(complaint);
+                Ok(())
+            }
+            Answer::Status(_) => Ok(()),
+            other => Err(LinkError::unexpected("Status", &other)),
+        }
+    }
+
+    fn wait(&mut self, most_us: u64) {
+        std::thread::sleep(Duration::from_micros(self.random.between(0, most_us)));
+    }
+
+    fn note(&mut self, link: &Link) {
+        if let Some(shared) = link.shared() {
+            self.deeds.note(shared);
+        }
+        if self.told.elapsed() > TELL {
+            // Whoever does not read it will be missed at the end of the conversation.
+            let _ = self.tell();
+        }
+    }
+
+    fn tell(&mut self) -> std::io::Result<()> {
+        self.told = Instant::now();
+        let line = serde_json::to_string(&self.deeds)? + "\n";
+        std::io::stdout().write_all(line.as_bytes())
+    }
+}

@@ -1,0 +1,198 @@
+//! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
+//!
+//! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
+//! here is what each is for. Exit code 1 means: a fault in the configuration; with `--host`,
+//! something is missing without which no VM here can be managed. What is merely less good leaves it
+//! at 0.
+
+use model::config::Faults;
+use serde::Serialize;
+use sys::features::{self, Feature, Finding};
+
+use super::{
+    context::Context,
+    error::CliError,
+    output::Output,
+    table::{Column, table},
+};
+use crate::config_files;
+
+/// What to check.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Try what this host's kernel can do, instead of reading the configuration
+    #[arg(long)]
+    host: bool,
+    #[command(flatten)]
+    format: super::Format,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
+    match (arguments.host, arguments.format.json) {
+        (true, json) => host(json),
+        (false, true) => configuration_as_json(context),
+        (false, false) => configuration(context),
+    }
+}
+
+fn configuration(context: &Context) -> Result<Output, CliError> {
+    let mut report = Vec::new();
+    let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
+    Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
+}
+
+fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
+    let faults = config_files::load(&context.config).err();
+    let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
+    let code = u8::from(!faults.is_empty());
+    Ok(Output::json(&serde_json::json!({ "faults": faults }))?.with_code(code))
+}
+
+const COLUMNS: [Column; 3] = [("WORKS", false), ("FEATURE", false), ("HOW, OR WHY NOT", false)];
+
+/// What was found out about the host.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Whether VMs that were started with the shim can be managed here.
+    managed: bool,
+    features: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    feature: &'static str,
+    works: bool,
+    detail: String,
+    /// What its absence costs.
+    cost: Option<&'static str>,
+}
+
+fn host(json: bool) -> Result<Output, CliError> {
+    let report = Report::new(features::ALL.map(|feature| (feature, features::probe(feature))));
+    let output = if json { Output::json(&report)? } else { Output::text(&report.text()) };
+    Ok(output.with_code(u8::from(!report.managed)))
+}
+
+impl Report {
+    fn new(findings: impl IntoIterator<Item = (Feature, Finding)>) -> Self {
+        let mut report = Self { managed: true, features: Vec::new() };
+        for (feature, finding) in findings {
+            let (name, cost) = meaning(feature);
+            report.managed &= finding.works() || !is_needed(feature);
+            report.features.push(Row {
+                feature: name,
+                works: finding.works(),
+                detail: finding.detail().to_owned(),
+                cost: (!finding.works()).then_some(cost),
+            });
+        }
+        report
+    }
+
+    fn text(&self) -> String {
+        let cells = |row: &Row| {
+            let works = if row.works { "yes" } else { "NO" };
+            vec![works.to_owned(), row.feature.to_owned(), row.detail.clone()]
+        };
+        let mut text = table(&COLUMNS, &self.features.iter().map(cells).collect::<Vec<_>>());
+        text.push('\n');
+        for row in &self.features {
+            if let Some(cost) = row.cost {
+                text += &format!("Without {}: {cost}.\n", row.feature);
+            }
+        }
+        text += if self.managed {
+            "VMs that are started with the shim can be managed on this host.\n"
+        } else {
+            "VMs that are started with the shim run on this host, but can only be observed.\n"
+        };
+        text
+    }
+}
+
+/// Whether nothing of a managed VM works without it.
+fn is_needed(feature: Feature) -> bool {
+    matches!(feature, Feature::Userfaultfd | Feature::UffdioMove | Feature::PagemapScan)
+}
+
+/// A feature's name, and what its absence costs.
+fn meaning(feature: Feature) -> (&'static str, &'static str) {
+    match feature {
+        Feature::Userfaultfd => {
+            ("userfaultfd", "no VM can be tracked; run this as root to be sure")
+        }
+        Feature::UffdioMove => ("UFFDIO_MOVE", "no VM can be tracked"),
+        Feature::PagemapScan => ("PAGEMAP_SCAN", "no VM can be tracked"),
+        Feature::UserfaultfdForUsers => (
+            "userfaultfd for other users",
+            "a VM whose QEMU does not run as root cannot be tracked",
+        ),
+        Feature::MadvFree => {
+            ("MADV_FREE", "what guests report free is dropped at once, not lazily")
+        }
+        Feature::MadvPageout => ("MADV_PAGEOUT", "memory cannot be taken from a chosen VM at once"),
+        Feature::Pressure => ("memory pressure", "the host's distress is seen only in free memory"),
+        Feature::CgroupCpu => ("CPU time per cgroup", "what a VM or a worker costs is not shown"),
+        Feature::CgroupMemory => {
+            ("memory per cgroup", "the memory of a group's worker cannot be limited")
+        }
+        Feature::Ksm => ("KSM", "the kernel cannot merge identical pages of observed VMs"),
+        Feature::TlbMisses => (
+            "dTLB miss counter",
+            "a change of phase is noticed by a few granules that are always tracked",
+        ),
+        Feature::HugePages => {
+            ("transparent huge pages", "guests run slower, with or without Overbook")
+        }
+        Feature::Swap => {
+            ("swap", "when every VM claims at once what it was promised, the kernel can only kill")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(missing: &[Feature]) -> Report {
+        Report::new(features::ALL.map(|feature| {
+            let finding = if missing.contains(&feature) {
+                Finding::Missing("tried in vain".to_owned())
+            } else {
+                Finding::Works("tried".to_owned())
+            };
+            (feature, finding)
+        }))
+    }
+
+    #[test]
+    fn a_host_that_can_do_everything_is_told_no_cost() {
+        let report = report(&[]);
+        assert!(report.managed);
+        assert!(!report.text().contains("Without"), "{}", report.text());
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_its_reason_and_its_cost() {
+        let text = report(&[Feature::Swap]).text();
+        assert!(text.contains("NO     swap                         tried in vain\n"), "{text}");
+        assert!(text.contains("Without swap: when every VM claims"), "{text}");
+        assert!(text.ends_with("can be managed on this host.\n"), "{text}");
+    }
+
+    #[test]
+    fn without_one_of_three_features_no_vm_can_be_managed() {
+        for needed in [Feature::Userfaultfd, Feature::UffdioMove, Feature::PagemapScan] {
+            let report = report(&[needed]);
+            assert!(!report.managed, "{needed:?}");
+            assert!(report.text().ends_with("can only be observed.\n"));
+        }
+    }
+
+    #[test]
+    fn only_what_is_missing_on_this_host_has_a_cost() {
+        let report = Report::new(features::ALL.map(|f| (f, features::probe(f))));
+        assert_eq!(report.features.len(), features::ALL.len());
+        assert!(report.features.iter().all(|row| row.works == row.cost.is_none()));
+    }
+}

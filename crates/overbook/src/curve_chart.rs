@@ -1,0 +1,226 @@
+//! Draws miss-ratio curves: in the terminal for a first look, as SVG to keep.
+//!
+//! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures begin at a
+//! miss ratio of 1 with no memory at all and go to the last point.
+
+use plotters::prelude::*;
+
+const SVG_SIZE: (u32, u32) = (880, 420);
+const ROWS: u16 = 16;
+const COLUMNS: u16 = 64;
+/// The eighths of a character cell, from below.
+const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Curves in one picture.
+#[derive(Clone, Debug)]
+pub struct CurveChart {
+    /// What stands above it.
+    pub title: String,
+    /// What the x axis counts, for the SVG.
+    pub x_axis: &'static str,
+    /// How an amount on the x axis is written.
+    pub x_text: fn(f64) -> String,
+    /// The curves; the terminal shows the first.
+    pub curves: Vec<Curve>,
+    /// An amount on the x axis to point out, and what it is.
+    pub mark: Option<(f64, String)>,
+}
+
+/// One curve.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    /// What it is called.
+    pub name: String,
+    /// Memory and miss ratio, by growing memory.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Why a plot cannot be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("a plot cannot be drawn: {0}")]
+pub struct ChartError(String);
+
+impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for ChartError {
+    fn from(error: DrawingAreaErrorKind<E>) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl Curve {
+    /// The miss ratio with `x` memory.
+    fn at(&self, x: f64) -> f64 {
+        let after = self.points.partition_point(|point| point.0 <= x);
+        let before = after.checked_sub(1).map_or((0.0, 1.0), |index| self.points[index]);
+        let Some(next) = self.points.get(after) else { return before.1 };
+        before.1 + (next.1 - before.1) * (x - before.0) / (next.0 - before.0).max(f64::MIN_POSITIVE)
+    }
+}
+
+impl CurveChart {
+    /// The end of the x axis.
+    fn end(&self) -> f64 {
+        let last = self.curves.iter().filter_map(|curve| curve.points.last()).map(|point| point.0);
+        last.chain(self.mark.iter().map(|mark| mark.0)).fold(1.0, f64::max)
+    }
+
+    /// The first curve, for a terminal of 80 columns.
+    #[must_use]
+    pub fn terminal(&self) -> String {
+        let end = self.end();
+        let middle = |column: u16| (f64::from(column) + 0.5) / f64::from(COLUMNS) * end;
+        let ratio = |column| self.curves.first().map_or(1.0, |curve| curve.at(middle(column)));
+        let heights: Vec<u16> = (0..COLUMNS).map(|column| eighths(ratio(column))).collect();
+        let mut text = format!("{}\n", self.title);
+        for row in (0..ROWS).rev() {
+            let label = match row {
+                15 => "1.00",
+                11 => "0.75",
+                7 => "0.50",
+                3 => "0.25",
+                _ => "    ",
+            };
+            let cell = |height: &u16| EIGHTHS[usize::from(height.saturating_sub(row * 8).min(8))];
+            let line: String = heights.iter().map(cell).collect();
+            text += &format!("{label} │{}\n", line.trim_end());
+        }
+        text += &format!("0.00 └{}\n", "─".repeat(usize::from(COLUMNS)));
+        text + &self.feet(end)
+    }
+
+    /// The x axis' figures, and the mark below them.
+    fn feet(&self, end: f64) -> String {
+        let [half, whole] = [end / 2.0, end].map(self.x_text);
+        let mut text = format!("     0{half:^62}{whole:>8}\n");
+        if let Some((x, what)) = &self.mark {
+            let share = (x / end).clamp(0.0, 1.0) * f64::from(COLUMNS - 1);
+            let column = (0..COLUMNS).rev().find(|column| f64::from(*column) <= share).unwrap_or(0);
+            let gap = " ".repeat(usize::from(column));
+            text += &format!("      {gap}▲ {what}: {}\n", (self.x_text)(*x));
+        }
+        text
+    }
+
+    /// All curves, as an SVG element.
+    ///
+    /// # Errors
+    /// When the library refuses to draw it.
+    pub fn svg(&self) -> Result<String, ChartError> {
+        let mut text = String::new();
+        {
+            let area = SVGBackend::with_string(&mut text, SVG_SIZE).into_drawing_area();
+            area.fill(&WHITE)?;
+            self.draw(&area)?;
+            area.present()?;
+        }
+        Ok(text)
+    }
+
+    fn draw(
+        &self,
+        area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    ) -> Result<(), ChartError> {
+        let end = self.end();
+        let mut context = ChartBuilder::on(area)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(8)
+            .x_label_area_size(40)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0.0..end, 0.0..1.0)?;
+        let x_text = |x: &f64| (self.x_text)(*x);
+        context
+            .configure_mesh()
+            .x_desc(self.x_axis)
+            .y_desc("miss ratio")
+            .x_label_formatter(&x_text)
+            .light_line_style(WHITE)
+            .draw()?;
+        for (number, curve) in self.curves.iter().enumerate() {
+            let color = Palette99::pick(number).to_rgba();
+            context
+                .draw_series(LineSeries::new(corners(curve, end), color.stroke_width(2)))?
+                .label(&curve.name)
+                .legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
+                });
+        }
+        if let Some((x, what)) = &self.mark {
+            context.draw_series(LineSeries::new([(*x, 0.0), (*x, 1.0)], BLACK.mix(0.5)))?;
+            let words = format!("{what}: {}", (self.x_text)(*x));
+            context.draw_series([Text::new(words, (*x, 0.97), ("sans-serif", 14))])?;
+        }
+        context
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
+        Ok(())
+    }
+}
+
+/// How many eighths of a row a ratio stands high.
+fn eighths(ratio: f64) -> u16 {
+    let whole = (0..=ROWS * 8).rev().find(|n| f64::from(*n) <= ratio * f64::from(ROWS * 8) + 0.5);
+    whole.unwrap_or(0)
+}
+
+/// A curve's corners, from no memory to the end of the picture.
+fn corners(curve: &Curve, end: f64) -> Vec<(f64, f64)> {
+    let mut corners = curve.points.clone();
+    if corners.first().is_none_or(|first| first.0 > 0.0) {
+        corners.insert(0, (0.0, 1.0));
+    }
+    let last = corners.last().map_or(1.0, |last| last.1);
+    corners.push((end, last));
+    corners
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(points: &[(f64, f64)]) -> CurveChart {
+        CurveChart {
+            title: "web-1".into(),
+            x_axis: "memory",
+            x_text: |x| format!("{x:.0} MiB"),
+            curves: vec![Curve { name: "live".into(), points: points.to_vec() }],
+            mark: Some((48.0, "working set".into())),
+        }
+    }
+
+    #[test]
+    fn the_terminal_shows_a_falling_curve_and_its_mark() {
+        let stairs =
+            [(0.0, 1.0), (16.0, 1.0), (16.001, 0.5), (48.0, 0.5), (48.001, 0.0), (64.0, 0.0)];
+        let text = chart(&stairs).terminal();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "web-1");
+        assert_eq!(lines[1], format!("1.00 │{}", "█".repeat(16)));
+        assert_eq!(lines[9], format!("0.50 │{}", "█".repeat(48)));
+        assert_eq!(lines[16], format!("     │{}", "█".repeat(48)));
+        assert!(lines[18].contains("32 MiB") && lines[18].ends_with("64 MiB"), "{text}");
+        assert_eq!(lines[19], format!("      {}▲ working set: 48 MiB", " ".repeat(47)));
+    }
+
+    #[test]
+    fn between_two_points_a_curve_is_straight() {
+        let text = chart(&[(0.0, 1.0), (64.0, 0.0)]).terminal();
+        let widths: Vec<usize> =
+            text.lines().skip(1).take(16).map(|l| l.chars().count() - 6).collect();
+        assert!(widths.windows(2).all(|pair| pair[1] - pair[0] == 4), "{widths:?}");
+    }
+
+    #[test]
+    fn a_plot_holds_its_curve_and_its_mark() {
+        let text = chart(&[(16.0, 0.5), (64.0, 0.1)]).svg().unwrap();
+        for word in ["web-1", "live", "working set: 48 MiB", "miss ratio", "<polyline"] {
+            assert!(text.contains(word), "{word} is missing");
+        }
+    }
+
+    #[test]
+    fn a_curve_without_points_is_drawn_too() {
+        assert!(chart(&[]).terminal().contains("1.00 │█"));
+        assert!(chart(&[]).svg().unwrap().contains("<svg"));
+    }
+}

@@ -1,0 +1,292 @@
+//! One group's worker: started when there is something to do, watched, started again when it ends.
+//!
+//! The task owns the process and its pipes. Orders come over a watch channel (only the newest counts);
+//! reports and the worker's state are left in a place that the loop copies from. A worker that ends by
+//! itself is started again after a pause that doubles; one that has nothing to do any more is ended by
+//! closing its standard input, upon which it gives everything back.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use model::{GroupName, Reading, VmName, WorkerReading};
+use sys::clock::boot_now;
+use sys::process::{Child, Identity, Signal, Spawn};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::cgroup::Cgroup;
+use crate::daemon::log;
+use crate::worker::{Orders, Report, VmReport};
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// A worker that has run for so long was in good order.
+const GOOD_RUN: Duration = Duration::from_secs(60);
+/// How often orders are repeated, and the worker's usage is looked at.
+const REPEAT: Duration = Duration::from_secs(1);
+/// How long a worker may take to give everything back and end.
+const GRACE: Duration = Duration::from_secs(2);
+/// A worker that is silent for so long is stuck; it reports once in a second.
+const MOST_SILENCE: Duration = Duration::from_secs(15);
+/// How long after its output a worker's process takes to end.
+const LAST_WORDS: Duration = Duration::from_millis(50);
+/// No report is longer: thousands of VMs with their curves.
+const MOST_LINE: usize = 16 << 20;
+
+/// The loop's end of a worker. Dropping it ends the worker.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    orders: watch::Sender<Orders>,
+    known: Arc<Mutex<Known>>,
+    /// Whether a worker runs.
+    runs: watch::Receiver<bool>,
+    task: AbortHandle,
+}
+
+/// What is known of a group's worker and by it.
+#[derive(Debug, Default)]
+struct Known {
+    worker: WorkerReading,
+    /// CPU time of the workers that have ended.
+    ended_cpu_us: u64,
+    reports: BTreeMap<VmName, Reading<VmReport>>,
+}
+
+impl Keeper {
+    /// Keeps a worker for `group` from now on.
+    pub(super) fn start(group: GroupName) -> Self {
+        let (orders, inbox) = watch::channel(Orders::default());
+        let (running, runs) = watch::channel(false);
+        let known = Arc::<Mutex<Known>>::default();
+        let task = Task { group, inbox, known: Arc::clone(&known), running };
+        let task = tokio::spawn(task.run()).abort_handle();
+        Self { orders, known, runs, task }
+    }
+
+    /// What is to be tracked from now on.
+    pub(super) fn order(&self, orders: Orders) {
+        self.orders.send_if_modified(|old| {
+            let is_new = *old != orders;
+            *old = orders;
+            is_new
+        });
+    }
+
+    /// What was ordered last.
+    pub(super) fn orders(&self) -> Orders {
+        self.orders.borrow().clone()
+    }
+
+    /// How the worker is.
+    pub(super) fn reading(&self) -> WorkerReading {
+        lock(&self.known).worker.clone()
+    }
+
+    /// What it has found out.
+    pub(super) fn reports(&self) -> BTreeMap<VmName, Reading<VmReport>> {
+        lock(&self.known).reports.clone()
+    }
+
+    /// Waits until no worker runs; not for long, if it is told to end.
+    pub(super) fn idle(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut runs = self.runs.clone();
+        async move {
+            // An error means that the task is gone, and its worker with it.
+            let _ = timeout(GRACE * 2, runs.wait_for(|runs| !runs)).await;
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Task {
+    group: GroupName,
+    inbox: watch::Receiver<Orders>,
+    known: Arc<Mutex<Known>>,
+    running: watch::Sender<bool>,
+}
+
+/// A worker that runs.
+struct Running {
+    child: Child,
+    /// `None`: closed, which tells it to end.
+    orders: Option<pipe::Sender>,
+    reports: BufReader<pipe::Receiver>,
+    line: Vec<u8>,
+    _cgroup: Option<Cgroup>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // After an orderly end nobody is there to get it.
+        let _ = self.child.signal(Signal::KILL);
+        let _ = self.child.wait_for(GRACE);
+    }
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut pause = FIRST_PAUSE;
+        // The error means that the loop does not want it any more.
+        while self.inbox.wait_for(|orders| !orders.vms.is_empty()).await.is_ok() {
+            let started = Instant::now();
+            self.running.send_replace(true);
+            let ended = self.serve().await;
+            self.note_end(&ended);
+            self.running.send_replace(false);
+            if ended.is_ok() {
+                continue;
+            }
+            if started.elapsed() >= GOOD_RUN {
+                pause = FIRST_PAUSE;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+            lock(&self.known).worker.restarts += 1;
+        }
+    }
+
+    /// Runs one worker until it has nothing to do; or why it ended before.
+    async fn serve(&mut self) -> Result<(), String> {
+        let mut worker = self.spawn().map_err(|error| format!("cannot be started: {error}"))?;
+        let mut heard = Instant::now();
+        let mut repeat = interval(REPEAT);
+        repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                changed = self.inbox.changed() => {
+                    if changed.is_err() || self.inbox.borrow().vms.is_empty() {
+                        return worker.end().await;
+                    }
+                    self.pass_orders(&mut worker).await?;
+                }
+                _ = repeat.tick() => {
+                    if heard.elapsed() > MOST_SILENCE {
+                        return Err(format!("has not reported for {} s", MOST_SILENCE.as_secs()));
+                    }
+                    self.pass_orders(&mut worker).await?;
+                    self.measure(worker.child.identity());
+                }
+                read = worker.reports.read_until(b'\n', &mut worker.line) => {
+                    match read {
+                        Ok(0) => return Err(worker.last_words()),
+                        Ok(_) => {
+                            heard = Instant::now();
+                            self.note_report(&mut worker)?;
+                        }
+                        Err(error) => return Err(error.to_string()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn spawn(&self) -> io::Result<Running> {
+        let (stdin, orders) = io::pipe()?;
+        let (reports, stdout) = io::pipe()?;
+        // Always this very program, also after an upgrade has replaced its file.
+        let spawn = Spawn::new("/proc/self/exe").arg("worker").arg(self.group.as_str());
+        let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
+        let cgroup = Cgroup::make(&self.group).and_then(|cgroup| {
+            cgroup.take(child.identity().pid)?;
+            Ok(cgroup)
+        });
+        let mut known = lock(&self.known);
+        known.worker.pid = Some(child.identity().pid);
+        if let Err(error) = &cgroup
+            && known.worker.restarts == 0
+        {
+            let group = &self.group;
+            log::info(&format!("the worker of group {group} has no cgroup of its own: {error}"));
+        }
+        Ok(Running {
+            child,
+            orders: Some(pipe::Sender::from_owned_fd(orders.into())?),
+            reports: BufReader::new(pipe::Receiver::from_owned_fd(reports.into())?),
+            line: Vec::new(),
+            _cgroup: cgroup.ok(),
+        })
+    }
+
+    async fn pass_orders(&mut self, worker: &mut Running) -> Result<(), String> {
+        let orders = self.inbox.borrow_and_update().clone();
+        let mut line = serde_json::to_vec(&orders).map_err(|error| error.to_string())?;
+        line.push(b'\n');
+        // A worker that does not read is stuck.
+        let Some(orders) = &mut worker.orders else { return Ok(()) };
+        match timeout(GRACE, orders.write_all(&line)).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(worker.last_words()),
+            Err(_) => Err("does not read its orders".to_owned()),
+        }
+    }
+
+    fn note_report(&self, worker: &mut Running) -> Result<(), String> {
+        let line = std::mem::take(&mut worker.line);
+        if line.len() > MOST_LINE {
+            return Err("sent a report that is too long".to_owned());
+        }
+        let report: Report = serde_json::from_slice(&line)
+            .map_err(|error| format!("sent a report that makes no sense: {error}"))?;
+        let now = boot_now();
+        let reports = report.vms.into_iter().map(|(vm, r)| (vm, Reading::new(r, now)));
+        lock(&self.known).reports = reports.collect();
+        Ok(())
+    }
+
+    fn measure(&self, worker: Identity) {
+        let Some(usage) = worker.usage() else { return };
+        let cpu_us = u64::try_from(usage.cpu.as_micros()).unwrap_or(u64::MAX);
+        let mut known = lock(&self.known);
+        known.worker.cpu_us = known.ended_cpu_us.saturating_add(cpu_us);
+        known.worker.resident = usage.resident;
+    }
+
+    fn note_end(&self, ended: &Result<(), String>) {
+        let mut known = lock(&self.known);
+        known.ended_cpu_us = known.worker.cpu_us;
+        known.reports.clear();
+        known.worker.pid = None;
+        known.worker.resident = model::Bytes::ZERO;
+        if let Err(why) = ended {
+            log::warn(&format!("the worker of group {} {why}", self.group));
+            known.worker.last_error = Some(why.clone());
+        }
+    }
+}
+
+impl Running {
+    /// Has it give everything back and end.
+    async fn end(mut self) -> Result<(), String> {
+        self.orders = None;
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        Err("did not end when it was told to".to_owned())
+    }
+
+    /// How it ended.
+    fn last_words(&mut self) -> String {
+        match self.child.wait_for(LAST_WORDS) {
+            Ok(Some(status)) => format!("ended ({status})"),
+            _ => "closed its output".to_owned(),
+        }
+    }
+}

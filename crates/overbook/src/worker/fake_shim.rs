@@ -1,0 +1,172 @@
+//! A shim without a QEMU, for tests: speaks the protocol, and misbehaves on request.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use protocol::layout::{Counter, GiveBack, Layout, PageState, Shared};
+use protocol::ring::Producer;
+use protocol::{Answer, MAX_PACKET, Region, Request, State, Status, Tracking, Trap, VERSION};
+use sys::seqpacket::{Connection, Listener};
+use sys::shared_memory::SharedMemory;
+
+use crate::worker::clock::now_us;
+
+/// One fake at a time: its address is that of this process.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// What a request is answered with instead of the truth; an empty packet: nothing.
+pub(super) type Lie = Box<dyn Fn(&Request) -> Option<Vec<u8>>>;
+
+/// The shim of this process.
+pub(super) struct FakeShim {
+    listener: Listener,
+    connection: Option<Connection>,
+    memory: SharedMemory,
+    fd: OwnedFd,
+    layout: Layout,
+    regions: Vec<Region>,
+    producer: Producer,
+    /// How it was asked to track.
+    pub(super) tracking: Option<Tracking>,
+    /// How often.
+    pub(super) tracks: u32,
+    /// How it lies.
+    pub(super) lie: Lie,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl FakeShim {
+    /// A VM with this much memory in one region.
+    pub(super) fn new(pages: u32) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = vec![Region { first_page: 0, pages, address: 0 }];
+        let layout = Layout::of_regions(&regions);
+        let (memory, fd) =
+            SharedMemory::create("fake-shim", layout.words(), layout.bytes()).unwrap();
+        Shared::initialise(layout, 1, memory.words(), memory.bytes()).unwrap();
+        let fake = Self {
+            listener: Listener::bind(&protocol::address(std::process::id())).unwrap(),
+            connection: None,
+            memory,
+            fd,
+            layout,
+            regions,
+            producer: Producer::new(),
+            tracking: None,
+            tracks: 0,
+            lie: Box::new(|_| None),
+            _turn: turn,
+        };
+        fake.shared().set(Counter::RoundTripNs, 20_000);
+        fake
+    }
+
+    pub(super) fn shared(&self) -> Shared<'_> {
+        Shared::open(self.layout, self.memory.words(), self.memory.bytes()).unwrap()
+    }
+
+    /// Whether a worker is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Answers whatever has been asked.
+    pub(super) fn serve(&mut self) {
+        if let Some(connection) = self.listener.accept().unwrap() {
+            self.connection = Some(connection);
+        }
+        let mut buffer = vec![0; MAX_PACKET];
+        while let Some(connection) = &self.connection {
+            let packet = match connection.receive(&mut buffer) {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return,
+                Err(_) => {
+                    self.connection = None;
+                    return self.give_back(None);
+                }
+            };
+            let request = Request::decode(&buffer[..packet.length]).unwrap();
+            let is_hello = matches!(request, Request::Hello { .. });
+            let truth = self.answer(&request).encode().unwrap();
+            let answer = (self.lie)(&request).unwrap_or(truth);
+            let fd = is_hello.then(|| self.fd.as_fd());
+            if let Some(connection) = &self.connection
+                && !answer.is_empty()
+            {
+                // A worker that is gone is noticed at the next look.
+                let _ = connection.send(&answer, fd);
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &Request) -> Answer {
+        match request {
+            Request::Hello { .. } => {
+                let regions = self.regions.clone();
+                Answer::Welcome { version: VERSION, regions, state: State::Off }
+            }
+            Request::Track(tracking) => {
+                self.tracking = Some(*tracking);
+                self.tracks += 1;
+                Answer::Done { count: 0 }
+            }
+            Request::Revoke { granules } => {
+                for granule in granules {
+                    self.set(*granule, PageState::Staged);
+                }
+                Answer::Done { count: u32::try_from(granules.len()).unwrap() }
+            }
+            Request::Release => {
+                self.give_back(None);
+                Answer::Done { count: 0 }
+            }
+            Request::Status => {
+                let state = self.tracking.map_or(State::Off, State::On);
+                Answer::Status(Status { state, generation: self.shared().generation() })
+            }
+        }
+    }
+
+    fn set(&self, granule: u32, state: PageState) {
+        let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
+        for page in granule * pages..(granule + 1) * pages {
+            self.shared().set_state(page, state);
+        }
+    }
+
+    /// The guest touches a granule.
+    pub(super) fn touch(&mut self, granule: u32) {
+        let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
+        if self.shared().is_staged(granule, pages) {
+            self.set(granule, PageState::Plain);
+            self.shared().add(Counter::Traps, 1);
+            let at_us = u32::try_from(now_us() & u64::from(u32::MAX)).unwrap();
+            self.push(Trap { granule, at_us });
+        }
+    }
+
+    /// Writes into the ring.
+    pub(super) fn push(&mut self, trap: Trap) {
+        let layout = self.layout;
+        let shared = Shared::open(layout, self.memory.words(), self.memory.bytes()).unwrap();
+        self.producer.push(shared.ring(), trap);
+    }
+
+    /// Gives everything back.
+    pub(super) fn give_back(&mut self, unasked: Option<GiveBack>) {
+        self.tracking = None;
+        for page in 0..u32::try_from(self.layout.bytes()).unwrap() {
+            self.shared().set_state(page, PageState::Plain);
+        }
+        if let Some(why) = unasked {
+            self.shared().note_given_back(why);
+        }
+    }
+
+    /// Granules that are out of reach.
+    pub(super) fn revoked(&self) -> usize {
+        let pages = u32::try_from(self.layout.bytes()).unwrap();
+        let staged = (0..pages).filter(|page| self.shared().state(*page) == PageState::Staged);
+        staged.count()
+    }
+}

@@ -1,0 +1,139 @@
+//! The granules of a VM: numbers as the shim counts them, and without gaps as the algorithms want them.
+//!
+//! Page numbers run through all regions of guest RAM, but regions begin at multiples of 512 pages, so
+//! there are gaps. The algorithms keep an entry per granule and pick among them at random: for them the
+//! granules are counted through, in the same order.
+
+use model::Bytes;
+use pages::working_set;
+use protocol::Region;
+
+/// Pages of the guest's memory; the shim counts in nothing else.
+pub(super) const PAGE: u64 = 4096;
+/// More is taken for a mistake: 8 TiB. It bounds what is kept for a VM, whatever its shim says.
+const MOST_PAGES: u64 = (8 << 40) / PAGE;
+
+/// The map between both numberings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Granules {
+    granule_pages: u32,
+    pages: u64,
+    /// Per region: its first granule's number, its first granule's index, how many it has.
+    spans: Vec<Span>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Span {
+    number: u32,
+    index: u32,
+    count: u32,
+}
+
+/// More memory than can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the shim tells of {pages} pages of guest memory; at most {MOST_PAGES} are tracked")]
+pub struct TooLarge {
+    pages: u64,
+}
+
+impl Granules {
+    /// Of these regions (as `Answer::decode` has checked them), in granules of `granule_pages`; without
+    /// it, of the size that suits the VM.
+    pub(super) fn new(regions: &[Region], granule_pages: Option<u32>) -> Result<Self, TooLarge> {
+        let pages: u64 = regions.iter().map(|region| u64::from(region.pages)).sum();
+        let last = regions
+            .last()
+            .map_or(0, |region| u64::from(region.first_page) + u64::from(region.pages));
+        if last > MOST_PAGES {
+            return Err(TooLarge { pages: last });
+        }
+        // By all the VM's memory: a working set can be as large, and a change would begin anew.
+        let most = Bytes(pages.saturating_mul(PAGE));
+        let granule_pages = granule_pages.unwrap_or_else(|| working_set::granule_pages(0, most));
+        let mut index = 0;
+        let spans = regions.iter().map(|region| {
+            let count = region.pages.div_ceil(granule_pages);
+            let span = Span { number: region.first_page / granule_pages, index, count };
+            index += count;
+            span
+        });
+        Ok(Self { granule_pages, pages, spans: spans.collect() })
+    }
+
+    /// Pages in one.
+    pub(super) fn granule_pages(&self) -> u32 {
+        self.granule_pages
+    }
+
+    /// Bytes in one.
+    pub(super) fn granule_bytes(&self) -> u64 {
+        u64::from(self.granule_pages) * PAGE
+    }
+
+    /// Bytes of guest memory.
+    pub(super) fn bytes(&self) -> Bytes {
+        Bytes(self.pages * PAGE)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u32 {
+        self.spans.last().map_or(0, |last| last.index + last.count)
+    }
+
+    /// One more than the largest number.
+    pub(super) fn end(&self) -> u32 {
+        self.spans.last().map_or(0, |last| last.number + last.count)
+    }
+
+    /// The shim's number of the granule at `index`.
+    pub(super) fn number(&self, index: u32) -> u32 {
+        let after = self.spans.partition_point(|span| span.index <= index);
+        let span = after.checked_sub(1).map(|at| self.spans[at]);
+        span.map_or(0, |span| span.number + (index - span.index))
+    }
+
+    /// The index of the granule that the shim calls `number`; `None`: it is in a gap.
+    pub(super) fn index(&self, number: u32) -> Option<u32> {
+        let after = self.spans.partition_point(|span| span.number <= number);
+        let span = self.spans[after.checked_sub(1)?];
+        let offset = number - span.number;
+        (offset < span.count).then(|| span.index + offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(first_page: u32, pages: u32) -> Region {
+        Region { first_page, pages, address: 0 }
+    }
+
+    #[test]
+    fn both_numberings_lead_to_each_other_and_gaps_to_nothing() {
+        let granules = Granules::new(&[region(0, 100), region(512, 64)], None).unwrap();
+        assert_eq!((granules.count(), granules.end(), granules.granule_pages()), (6, 18, 32));
+        let numbers: Vec<u32> = (0..6).map(|index| granules.number(index)).collect();
+        assert_eq!(numbers, [0, 1, 2, 3, 16, 17]);
+        for (index, number) in (0..).zip(numbers) {
+            assert_eq!(granules.index(number), Some(index));
+        }
+        assert_eq!([4, 15, 18].map(|number| granules.index(number)), [None; 3]);
+        assert_eq!(granules.bytes(), Bytes(164 * PAGE));
+    }
+
+    #[test]
+    fn large_vms_are_tracked_in_huge_pages() {
+        let large = Granules::new(&[region(0, 3 << 18)], None).unwrap();
+        assert_eq!((large.granule_pages(), large.count()), (512, 1536));
+        let asked = Granules::new(&[region(0, 3 << 18)], Some(64)).unwrap();
+        assert_eq!(asked.granule_pages(), 64);
+    }
+
+    #[test]
+    fn no_regions_and_too_much_memory_do_no_harm() {
+        let none = Granules::new(&[], None).unwrap();
+        assert_eq!((none.count(), none.index(0), none.number(0)), (0, None, 0));
+        assert!(Granules::new(&[region(u32::MAX / 512 * 512 - 512, 512)], None).is_err());
+    }
+}

@@ -1,0 +1,295 @@
+//! The connection to one VM's shim: requests out, answers and traps in, nothing believed.
+//!
+//! **Problem.** One worker serves all VMs of a group, and each shim lives inside a QEMU that may be
+//! stopped, stuck, of another release or hostile. None of them may hold up the others.
+//!
+//! **Idea.** Nothing here waits. A request is sent and what it is waiting for remembered; answers are
+//! looked for at every step, and one that does not come within [`PATIENCE`] ends the connection. What
+//! the shim shares is mapped for reading only, and each number in it is held against its bounds.
+//!
+//! **Invariants.** Answers come in the order of the requests, so the oldest expectation is the one that
+//! an answer belongs to. At most [`MOST_AWAITED`] are open. A connection that failed once is not used
+//! again: dropping it is the sign for the shim to give everything back.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use protocol::layout::{Counter, GiveBack, Layout, LayoutError, Shared};
+use protocol::ring::{Consumer, Drained};
+use protocol::{
+    Answer, MAX_PACKET, Refusal, Region, Request, State, Status, Tracking, Trap, VERSION, WireError,
+};
+use sys::seqpacket::{Connection, SeqpacketError};
+use sys::shared_memory::{SharedMemory, SharedMemoryError};
+
+use super::granules::TooLarge;
+
+/// How long a shim may take to answer: longer than any pause of a busy machine.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How long a full backlog is waited for: the shim's only other client is an older worker.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
+/// Requests that may wait for their answers.
+const MOST_AWAITED: usize = 8;
+
+/// Why there is no connection, or no more.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Nobody listens.
+    #[error("QEMU (process {pid}) was started without Overbook's shim, or has not begun to run")]
+    NoShim {
+        /// QEMU's process.
+        pid: u32,
+    },
+    /// Somebody else listens at the address.
+    #[error("the address of the shim of process {pid} belongs to process {found}")]
+    Impostor {
+        /// QEMU's process.
+        pid: u32,
+        /// Who it is.
+        found: u32,
+    },
+    /// The socket failed.
+    #[error(transparent)]
+    Socket(#[from] SeqpacketError),
+    /// What came is no answer.
+    #[error("the shim's answer makes no sense: {0}")]
+    Wire(#[from] WireError),
+    /// The answer to something else.
+    #[error("the shim answered something else than it was asked for ({0})")]
+    Unexpected(&'static str),
+    /// The shim said no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// The shim shares nothing usable.
+    #[error(transparent)]
+    Memory(#[from] SharedMemoryError),
+    /// What the shim shares is not what was agreed upon.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// More memory than can be.
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// No answer.
+    #[error("the shim has not answered for {} s", .0.as_secs())]
+    Silent(Duration),
+    /// The guest's memory has changed: the connection has to be made anew.
+    #[error("guest RAM was added or removed")]
+    RegionsChanged,
+}
+
+/// What an answer belongs to.
+#[derive(Debug)]
+enum Awaited {
+    Welcome,
+    Tracking,
+    Revoked,
+    Status,
+    Released,
+}
+
+/// What has come from the shim.
+#[derive(Debug)]
+pub(super) enum News {
+    /// It is there; what its memory is, and whether it can be tracked.
+    Welcome(State),
+    /// It tracks now as it was asked to.
+    Tracking,
+    /// The granules named have been taken out of reach, as far as they could be.
+    Revoked,
+    /// It cannot do what it was asked to.
+    Refused(Refusal),
+    /// Where it stands.
+    Status(State),
+    /// Everything has been given back.
+    Released,
+}
+
+/// What the shim shares.
+#[derive(Debug)]
+struct Memory {
+    map: SharedMemory,
+    layout: Layout,
+    regions: Vec<Region>,
+    consumer: Consumer,
+    generation: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    connection: Connection,
+    awaited: VecDeque<(Awaited, Instant)>,
+    memory: Option<Memory>,
+    buffer: Vec<u8>,
+}
+
+/// The shim's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    pub(super) traps: u64,
+    pub(super) trap_ns: u64,
+    pub(super) round_trip_ns: u64,
+    pub(super) given_back: u64,
+}
+
+impl Link {
+    /// Connects to the shim of process `pid`, and greets it.
+    pub(super) fn connect(pid: u32) -> Result<Self, LinkError> {
+        let address = protocol::address(pid);
+        let connection = Connection::connect(&address, CONNECT_PATIENCE).map_err(|error| {
+            if is_nobody(&error) { LinkError::NoShim { pid } } else { error.into() }
+        })?;
+        let found = connection.peer()?.pid;
+        if found != pid {
+            return Err(LinkError::Impostor { pid, found });
+        }
+        let (awaited, buffer) = (VecDeque::new(), vec![0; MAX_PACKET]);
+        let mut link = Self { connection, awaited, memory: None, buffer };
+        link.ask(&Request::Hello { version: VERSION }, Awaited::Welcome)?;
+        Ok(link)
+    }
+
+    /// Asks for tracking of this kind.
+    pub(super) fn track(&mut self, tracking: Tracking) -> Result<(), LinkError> {
+        self.ask(&Request::Track(tracking), Awaited::Tracking)
+    }
+
+    /// Asks to take granules out of reach; at most `MAX_REVOKE`.
+    pub(super) fn revoke(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
+        self.ask(&Request::Revoke { granules }, Awaited::Revoked)
+    }
+
+    /// Asks how things stand, which is also a sign of life.
+    pub(super) fn status(&mut self) -> Result<(), LinkError> {
+        self.ask(&Request::Status, Awaited::Status)
+    }
+
+    /// Asks to give everything back.
+    pub(super) fn release(&mut self) -> Result<(), LinkError> {
+        self.ask(&Request::Release, Awaited::Released)
+    }
+
+    /// Whether it still has something to answer.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.awaited.is_empty()
+    }
+
+    fn ask(&mut self, request: &Request, awaited: Awaited) -> Result<(), LinkError> {
+        if self.awaited.len() == MOST_AWAITED {
+            return Err(SeqpacketError::Full.into());
+        }
+        self.connection.send(&request.encode()?, None)?;
+        self.awaited.push_back((awaited, Instant::now()));
+        Ok(())
+    }
+
+    /// The next answer that is there; `None`: none now.
+    pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
+        let Some(packet) = self.connection.receive(&mut self.buffer)? else {
+            let late = self.awaited.front().filter(|(_, since)| since.elapsed() > PATIENCE);
+            return late.map_or(Ok(None), |_| Err(LinkError::Silent(PATIENCE)));
+        };
+        let answer = Answer::decode(&self.buffer[..packet.length])?;
+        let awaited = self.awaited.pop_front();
+        let (awaited, _) = awaited.ok_or(LinkError::Unexpected("it was asked for nothing"))?;
+        self.match_up(awaited, answer, packet.fd).map(Some)
+    }
+
+    fn match_up(
+        &mut self,
+        awaited: Awaited,
+        answer: Answer,
+        fd: Option<OwnedFd>,
+    ) -> Result<News, LinkError> {
+        match (awaited, answer) {
+            // Without a greeting there is nothing to go on with.
+            (Awaited::Welcome, Answer::Refused(refusal)) => Err(refusal.into()),
+            (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
+            (Awaited::Welcome, Answer::Welcome { version, regions, state }) => {
+                if version != VERSION {
+                    return Err(Refusal::Version { shim: version, worker: VERSION }.into());
+                }
+                if !matches!(state, State::Unsupported { .. }) {
+                    let fd = fd.ok_or(LinkError::Unexpected("no shared memory came"))?;
+                    self.memory = Some(Memory::open(&fd, regions)?);
+                }
+                Ok(News::Welcome(state))
+            }
+            (Awaited::Tracking, Answer::Done { .. }) => Ok(News::Tracking),
+            (Awaited::Revoked, Answer::Done { .. }) => Ok(News::Revoked),
+            (Awaited::Released, Answer::Done { .. }) => Ok(News::Released),
+            (Awaited::Status, Answer::Status(Status { state, generation })) => {
+                if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
+                    return Err(LinkError::RegionsChanged);
+                }
+                Ok(News::Status(state))
+            }
+            _ => Err(LinkError::Unexpected("the answers are out of order")),
+        }
+    }
+
+    /// Guest RAM; empty before the welcome.
+    pub(super) fn regions(&self) -> &[Region] {
+        self.memory.as_ref().map_or(&[], |memory| &memory.regions)
+    }
+
+    /// Forgets the traps so far: before tracking began they were of other granules.
+    pub(super) fn forget_traps(&mut self) -> Result<(), LinkError> {
+        if let Some(memory) = &mut self.memory {
+            let ring = shared(&memory.map, memory.layout)?.ring();
+            memory.consumer.skip(ring);
+        }
+        Ok(())
+    }
+
+    /// Passes on the traps since the last call whose granule's number is below `end`.
+    pub(super) fn drain(&mut self, end: u32, each: impl FnMut(Trap)) -> Result<Drained, LinkError> {
+        let Some(memory) = &mut self.memory else { return Ok(Drained::default()) };
+        let ring = shared(&memory.map, memory.layout)?.ring();
+        Ok(memory.consumer.drain(ring, end, each))
+    }
+
+    /// Whether any page of the granule is out of the guest's reach.
+    pub(super) fn is_staged(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(false) };
+        Ok(shared(&memory.map, memory.layout)?.is_staged(granule, granule_pages))
+    }
+
+    /// The shim's counters.
+    pub(super) fn counters(&self) -> Result<Counters, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(Counters::default()) };
+        let shared = shared(&memory.map, memory.layout)?;
+        Ok(Counters {
+            traps: shared.get(Counter::Traps),
+            trap_ns: shared.get(Counter::TrapNs),
+            round_trip_ns: shared.get(Counter::RoundTripNs),
+            given_back: shared.get(Counter::GivenBack),
+        })
+    }
+
+    /// Why everything was last given back unasked.
+    pub(super) fn last_given_back(&self) -> Option<GiveBack> {
+        let memory = self.memory.as_ref()?;
+        shared(&memory.map, memory.layout).ok()?.last_given_back()
+    }
+}
+
+impl Memory {
+    fn open(fd: &OwnedFd, regions: Vec<Region>) -> Result<Self, LinkError> {
+        let layout = Layout::of_regions(&regions);
+        let map = SharedMemory::open(fd.as_fd(), layout.words(), layout.bytes())?;
+        let view = shared(&map, layout)?;
+        let (consumer, generation) = (Consumer::new(view.ring()), view.generation());
+        Ok(Self { map, layout, regions, consumer, generation })
+    }
+}
+
+fn shared(map: &SharedMemory, layout: Layout) -> Result<Shared<'_>, LayoutError> {
+    Shared::open(layout, map.words(), map.bytes())
+}
+
+fn is_nobody(error: &SeqpacketError) -> bool {
+    matches!(error, SeqpacketError::Call { call: "connect", errno }
+        if *errno == rustix::io::Errno::CONNREFUSED)
+}

@@ -1,0 +1,264 @@
+//! A VM whose shim has said what there is to track: what comes from the shim goes to the strategy, what
+//! the strategy wants goes to the shim.
+//!
+//! ```text
+//!   traps, page states ──► strategy.touched, revoked          strategy.revoke, tracking ──► requests
+//! ```
+//!
+//! **Which granules are out of reach** only the shim knows: I/O may hold a page. After each answer to a
+//! revocation the page states say it. A granule that is within reach although it was named was touched
+//! before the answer came (its trap says so), or could not be taken.
+//!
+//! When the shim gives everything back, for whatever reason, tracking rests for a while and begins anew:
+//! what the strategy knew of the guest stays.
+
+use std::time::{Duration, Instant};
+
+use model::tracking::{CurvePoint, MOST_CURVE_POINTS};
+use model::{Bytes, Time, Tracking};
+use pages::curve::MissRatioCurve;
+use protocol::layout::GiveBack;
+use protocol::{MAX_REVOKE, Refusal, State as ShimState};
+
+use super::clock::{moment, now_us, time};
+use super::cost::CostMeter;
+use super::granules::Granules;
+use super::link::{Link, LinkError, News};
+use super::mode::Settings;
+use super::strategy::{Estimate, Strategy};
+use super::tracked::State;
+
+/// How often the shim is asked how it is; it gives everything back after two seconds of silence.
+const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// How long tracking rests after the shim has given everything back.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// A VM whose shim has said what there is to track.
+#[derive(Debug)]
+pub(super) struct Linked {
+    link: Link,
+    granules: Granules,
+    strategy: Box<dyn Strategy>,
+    /// What the shim was last asked for; `None`: to be asked.
+    asked: Option<protocol::Tracking>,
+    is_on: bool,
+    resumes: Option<Instant>,
+    status_due: Instant,
+    given_back: u64,
+    /// What the shim is just revoking, by index, and since when.
+    revoking: Option<(Vec<u32>, Time)>,
+    cost: CostMeter,
+    lost: u64,
+}
+
+impl Linked {
+    /// Tracks what the shim has told of.
+    pub(super) fn new(link: Link, settings: &Settings) -> Result<Self, LinkError> {
+        let granules = Granules::new(link.regions(), settings.granule_pages)?;
+        let (now, counters) = (now_us(), link.counters()?);
+        Ok(Self {
+            strategy: settings.strategy(&granules, time(now)),
+            granules,
+            asked: None,
+            is_on: false,
+            resumes: None,
+            status_due: Instant::now() + STATUS_EVERY,
+            given_back: counters.given_back,
+            revoking: None,
+            cost: CostMeter::new(counters, now),
+            lost: 0,
+            link,
+        })
+    }
+
+    /// The whole curve, sizes in bytes.
+    pub(super) fn curve(&self) -> Option<MissRatioCurve> {
+        let estimate = self.strategy.estimate(time(now_us()))?;
+        Some(estimate.curve.scaled(self.granule_bytes()))
+    }
+
+    /// Guest RAM.
+    pub(super) fn ram(&self) -> Bytes {
+        self.granules.bytes()
+    }
+
+    /// Traps that came too late.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Whether everything is followed now.
+    pub(super) fn is_following(&self) -> bool {
+        self.is_on && self.strategy.is_following()
+    }
+
+    /// The event of intermittent tracking.
+    pub(super) fn event(&self) -> Option<f64> {
+        self.strategy.event()
+    }
+
+    /// Asks for everything back; whoever cannot be asked sees the connection close.
+    pub(super) fn release(&mut self) {
+        let _ = self.link.release();
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
+    fn granule_bytes(&self) -> f64 {
+        self.granules.granule_bytes() as f64
+    }
+
+    /// Takes what has come and sends what is due.
+    pub(super) fn step(&mut self, state: &mut State) -> Result<(), LinkError> {
+        while let Some(news) = self.link.poll()? {
+            self.hear(news, state)?;
+        }
+        let now = now_us();
+        self.drain(now)?;
+        let counters = self.link.counters()?;
+        if counters.given_back != self.given_back {
+            self.given_back = counters.given_back;
+            let why = self.link.last_given_back();
+            self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state);
+        }
+        self.cost.look(counters, now);
+        if self.is_on {
+            self.strategy.observe(time(now), self.cost.trap_ns());
+        }
+        self.keep_in_touch()?;
+        if self.is_on { self.revoke(time(now)) } else { Ok(()) }
+    }
+
+    fn hear(&mut self, news: News, state: &mut State) -> Result<(), LinkError> {
+        match news {
+            News::Welcome(_) => return Err(LinkError::Unexpected("it greets twice")),
+            News::Tracking if self.is_on => {}
+            News::Tracking => {
+                self.link.forget_traps()?;
+                self.is_on = true;
+                *state = State::Tracking;
+            }
+            News::Revoked => self.note_revoked()?,
+            News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
+            News::Refused(refusal @ Refusal::Kernel { .. }) => {
+                self.pause(&refusal.to_string(), state);
+            }
+            News::Refused(refusal) => return Err(refusal.into()),
+            News::Status(ShimState::On(_)) | News::Released => {}
+            News::Status(ShimState::Off) => self.pause("the shim is off", state),
+            News::Status(ShimState::Suspended { why } | ShimState::Unsupported { why }) => {
+                self.pause(&why, state);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is out of reach any more; begins anew after a while.
+    fn pause(&mut self, why: &str, state: &mut State) {
+        if self.is_on || self.resumes.is_none() {
+            self.resumes = Some(Instant::now() + PAUSE);
+        }
+        if self.is_on {
+            self.strategy.given_back(time(now_us()));
+        }
+        self.is_on = false;
+        self.asked = None;
+        self.revoking = None;
+        *state = State::Waiting { why: format!("resting: {why}") };
+    }
+
+    /// A revocation was answered: what is out of reach now?
+    fn note_revoked(&mut self) -> Result<(), LinkError> {
+        // None: tracking has been given back in between.
+        let Some((granules, at)) = self.revoking.take() else { return Ok(()) };
+        for granule in granules {
+            let number = self.granules.number(granule);
+            if self.link.is_staged(number, self.granules.granule_pages())? {
+                self.strategy.revoked(granule, at);
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
+        let Self { link, granules, strategy, is_on, lost, .. } = self;
+        let drained = link.drain(granules.end(), |trap| {
+            if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
+                strategy.touched(granule, moment(trap.at_us, now_us));
+            }
+        })?;
+        *lost = lost.saturating_add(drained.lost);
+        if drained.lost > 0 && *is_on {
+            let mut failed = None;
+            strategy.resync(time(now_us), &mut |granule| {
+                let number = granules.number(granule);
+                let staged = link.is_staged(number, granules.granule_pages());
+                staged.unwrap_or_else(|error| {
+                    failed = Some(error);
+                    false
+                })
+            });
+            return failed.map_or(Ok(()), Err);
+        }
+        Ok(())
+    }
+
+    fn revoke(&mut self, now: Time) -> Result<(), LinkError> {
+        // A shim that is still busy is not hurried.
+        if self.revoking.is_some() {
+            return Ok(());
+        }
+        let mut granules = self.strategy.revoke(now);
+        granules.truncate(MAX_REVOKE);
+        if granules.is_empty() {
+            return Ok(());
+        }
+        self.link.revoke(granules.iter().map(|index| self.granules.number(*index)).collect())?;
+        self.revoking = Some((granules, now));
+        Ok(())
+    }
+
+    /// Has the shim track as the strategy wants, and asks how it is.
+    fn keep_in_touch(&mut self) -> Result<(), LinkError> {
+        let now = Instant::now();
+        let is_due = self.resumes.is_none_or(|moment| now >= moment);
+        let wanted = self.strategy.tracking();
+        if is_due && self.asked != Some(wanted) && !self.link.is_busy() {
+            self.resumes = None;
+            // What the hot set had put out of reach would trap once more without telling anything.
+            if wanted.hot_set.is_none() && self.asked.is_some_and(|old| old.hot_set.is_some()) {
+                self.link.release()?;
+            }
+            self.asked = Some(wanted);
+            self.link.track(wanted)?;
+        }
+        if now >= self.status_due {
+            self.status_due = now + STATUS_EVERY;
+            self.link.status()?;
+        }
+        Ok(())
+    }
+
+    /// What is known, of what is inside the guest's memory.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "sizes are positive and a VM's"
+    )]
+    pub(super) fn reading(&self) -> Option<Tracking> {
+        let Estimate { working_set, curve, references_per_s } =
+            self.strategy.estimate(time(now_us()))?;
+        let bytes = |granules: f64| Bytes((granules * self.granule_bytes()) as u64);
+        let curve = curve.resampled(MOST_CURVE_POINTS);
+        let point = |point: &pages::curve::Point| CurvePoint {
+            memory: bytes(point.size),
+            miss_ratio: point.ratio,
+        };
+        Some(Tracking {
+            working_set: working_set.map(bytes),
+            swapped: Bytes::ZERO,
+            curve: curve.points().iter().map(point).collect(),
+            references_per_s,
+            cost: self.cost.cost(),
+        })
+    }
+}

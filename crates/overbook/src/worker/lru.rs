@@ -1,0 +1,170 @@
+//! The paper's way to track (MEB §3.1 to §3.4): every touch outside of the hot set traps, and each
+//! trapped granule moves to the top of an LRU stack; how deep it lay is a hit of that distance.
+//!
+//! Kept for the experiments that compare with it: nothing bounds its cost, which is the rate at which the
+//! guest leaves its hot set (a random pattern: tens of thousands of traps a second). A granule counts
+//! once in a tick, as everywhere here. With a sample (SHARDS) only some granules are ever revoked; each
+//! stands for the others, so distances are divided by the share. In phases in which nothing changes
+//! tracking can rest ([`Sentinels`]); what it knew then holds.
+
+use model::Time;
+use pages::curve::{AgedHistogram, Histogram};
+use pages::lru::{AvlStack, DenseStack, ListStack, StackDistance};
+use pages::probe::{AGEING, TICK, TOLERABLE_MISS_RATIO};
+use protocol::Tracking;
+
+use super::granules::Granules;
+use super::mode::{HotSet, Intermittent, Lru, Structure};
+use super::sentinels::{INTERVAL, Sentinels};
+use super::strategy::{Estimate, Strategy};
+
+/// LRU stack, histogram and hot set.
+pub(super) struct LruStrategy {
+    stack: Box<dyn StackDistance + Send>,
+    histogram: AgedHistogram,
+    last_tick: Vec<u32>,
+    tracking: Tracking,
+    share: f64,
+    /// `None`: the hot set stays as it is.
+    dynamic: Option<pages::hot_set::HotSet>,
+    adjusted: Time,
+    sentinels: Option<Sentinels>,
+    granule_bytes: f64,
+}
+
+impl std::fmt::Debug for LruStrategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LruStrategy").field("tracking", &self.tracking).finish_non_exhaustive()
+    }
+}
+
+impl LruStrategy {
+    /// For these granules.
+    #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
+    pub(super) fn new(lru: &Lru, granules: &Granules, now: Time) -> Self {
+        let count = granules.count();
+        let ids = usize::try_from(count).unwrap_or(usize::MAX);
+        let stack: Box<dyn StackDistance + Send> = match lru.structure {
+            Structure::List => Box::new(ListStack::new()),
+            Structure::Avl => Box::new(AvlStack::new()),
+            Structure::Bitmap => Box::new(DenseStack::<pages::lru::Bitmap>::new(ids)),
+        };
+        let (hot_set, dynamic) = match lru.hot_set {
+            HotSet::Fixed(size) => (size, None),
+            HotSet::Dynamic => {
+                let dynamic = pages::hot_set::HotSet::new(count);
+                (dynamic.size(), Some(dynamic))
+            }
+        };
+        let histogram = Histogram::exact_to(count.into());
+        Self {
+            stack,
+            histogram: AgedHistogram::new(histogram, AGEING, now),
+            last_tick: vec![0; ids],
+            tracking: Tracking {
+                granule_pages: granules.granule_pages(),
+                hot_set: Some(hot_set.max(protocol::MIN_HOT_SET)),
+                sample: threshold(lru.sample),
+                // What it really costs is what the experiments want to see.
+                max_traps_per_s: u32::MAX,
+            },
+            share: lru.sample.clamp(f64::MIN_POSITIVE, 1.0),
+            dynamic,
+            adjusted: now,
+            sentinels: match lru.intermittent {
+                Intermittent::Off => None,
+                Intermittent::Watched => Some(Sentinels::new(None, count, now)),
+                Intermittent::On(judgement) => Some(Sentinels::new(Some(judgement), count, now)),
+            },
+            granule_bytes: granules.granule_bytes() as f64,
+        }
+    }
+}
+
+impl Strategy for LruStrategy {
+    fn tracking(&self) -> Tracking {
+        if self.is_following() {
+            return self.tracking;
+        }
+        // Nothing leaves the reach by itself; the sentinels are named.
+        Tracking { hot_set: None, sample: u32::MAX, ..self.tracking }
+    }
+
+    fn revoke(&mut self, now: Time) -> Vec<u32> {
+        let is_following = self.is_following();
+        let set = if is_following { self.estimate(now).and_then(|e| e.working_set) } else { None };
+        let Some(sentinels) = &mut self.sentinels else { return Vec::new() };
+        sentinels.turn(now, set.map(|set| set * self.granule_bytes)).unwrap_or_default()
+    }
+
+    fn is_following(&self) -> bool {
+        self.sentinels.as_ref().is_none_or(Sentinels::is_following)
+    }
+
+    fn event(&self) -> Option<f64> {
+        self.sentinels.as_ref()?.event()
+    }
+
+    fn revoked(&mut self, _granule: u32, _at: Time) {}
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a distance is at most the number of granules, and the share positive"
+    )]
+    fn touched(&mut self, granule: u32, at: Time) {
+        if let Some(sentinels) = &mut self.sentinels {
+            sentinels.touched(granule);
+            if !sentinels.is_following() {
+                return;
+            }
+        }
+        // Ticks are counted from 1: 0 is "never".
+        let tick = u32::try_from(at.0 / TICK.0 % u64::from(u32::MAX)).unwrap_or(0) + 1;
+        let Some(last) = self.last_tick.get_mut(granule as usize) else { return };
+        if *last == tick {
+            return;
+        }
+        *last = tick;
+        let distance = self.stack.touch(granule.into());
+        let distance = distance.map(|distance| (distance as f64 / self.share) as u64);
+        self.histogram.add(distance, 1.0 / self.share, at);
+    }
+
+    // A lost touch is a lost reference, of very many.
+    fn resync(&mut self, _now: Time, _is_revoked: &mut dyn FnMut(u32) -> bool) {}
+
+    fn given_back(&mut self, _now: Time) {}
+
+    fn observe(&mut self, now: Time, _trap_ns: u64) {
+        if now < self.adjusted.after(INTERVAL) || !self.is_following() {
+            return;
+        }
+        self.adjusted = now;
+        let Some(Estimate { working_set: Some(set), curve, .. }) = self.estimate(now) else {
+            return;
+        };
+        if let Some(dynamic) = &mut self.dynamic {
+            dynamic.adjust(&curve, set);
+            self.tracking.hot_set = Some(dynamic.size());
+        }
+    }
+
+    fn estimate(&self, now: Time) -> Option<Estimate> {
+        let curve = self.histogram.curve();
+        let references_per_s = self.histogram.references_per_second(now);
+        let working_set = curve.least_size(TOLERABLE_MISS_RATIO);
+        (references_per_s > 0.0).then_some(Estimate { working_set, curve, references_per_s })
+    }
+}
+
+/// The share of all hashes as the protocol writes it.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of 2^32, saturating"
+)]
+fn threshold(share: f64) -> u32 {
+    (share.clamp(0.0, 1.0) * f64::from(u32::MAX)) as u32
+}

@@ -1,0 +1,74 @@
+//! The product's way to track: working-set probes within a budget (`pages::probe`).
+
+use model::{Millis, Time};
+use pages::budget::Governor;
+use pages::probe::{Reading, Tracker};
+use protocol::Tracking;
+
+use super::granules::Granules;
+use super::strategy::{Estimate, Strategy};
+
+/// How often the budget hears what a trap costs. It moves by a tenth each time: a machine that has become
+/// ten times slower is believed within five seconds.
+const OBSERVE_EVERY: Millis = Millis(200);
+
+/// Probes of one VM.
+#[derive(Debug)]
+pub(super) struct ProbeStrategy {
+    tracker: Tracker,
+    tracking: Tracking,
+    observed: Time,
+}
+
+impl ProbeStrategy {
+    /// Probes of these granules that cost at most `budget`, a share of one vCPU.
+    pub(super) fn new(budget: f64, granules: &Granules, seed: u64, now: Time) -> Self {
+        let tracker = Tracker::new(granules.count(), Governor::new(budget), seed, now);
+        let tracking = Tracking {
+            granule_pages: granules.granule_pages(),
+            hot_set: None,
+            sample: u32::MAX,
+            // Once for all: it is generous, and changing it would cost a request.
+            max_traps_per_s: tracker.fuse(),
+        };
+        Self { tracker, tracking, observed: now }
+    }
+}
+
+impl Strategy for ProbeStrategy {
+    fn tracking(&self) -> Tracking {
+        self.tracking
+    }
+
+    fn revoke(&mut self, now: Time) -> Vec<u32> {
+        self.tracker.tick(now).to_vec()
+    }
+
+    fn revoked(&mut self, granule: u32, at: Time) {
+        self.tracker.revoked(granule, at);
+    }
+
+    fn touched(&mut self, granule: u32, at: Time) {
+        self.tracker.touched(granule, at);
+    }
+
+    fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool) {
+        self.tracker.resync(now, is_revoked);
+    }
+
+    fn given_back(&mut self, now: Time) {
+        self.tracker.given_back(now);
+    }
+
+    fn observe(&mut self, now: Time, trap_ns: u64) {
+        if now >= self.observed.after(OBSERVE_EVERY) {
+            self.observed = now;
+            self.tracker.governor_mut().observe_trap_ns(trap_ns);
+        }
+    }
+
+    fn estimate(&self, _now: Time) -> Option<Estimate> {
+        let Reading { working_set, curve, references_per_s, .. } = self.tracker.reading()?;
+        Some(Estimate { working_set: Some(working_set), curve, references_per_s })
+    }
+}

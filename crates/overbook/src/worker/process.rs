@@ -1,0 +1,214 @@
+//! The process: orders in, steps, reports out, until the daemon is gone.
+//!
+//! One thread, one loop. Standard input is only read when there is something, so a daemon that is slow
+//! holds nobody up; a daemon that does not read the reports stops the worker at a full pipe, and the
+//! shims then give everything back: silence is safe.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use model::VmName;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::messages::{Order, Orders, Report, VmReport};
+use super::mode::{Mode, Settings};
+use super::tracked::{STEP, State, Tracked};
+
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// No line of orders is longer: thousands of VMs.
+const MOST_LINE: usize = 4 << 20;
+
+/// Why a worker ends before its daemon does.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// Orders cannot be read, or reports not be written.
+    #[error("the daemon cannot be talked to: {0}")]
+    Io(#[from] io::Error),
+    /// A line is longer than any orders are.
+    #[error("orders of more than {MOST_LINE} bytes")]
+    TooLong,
+    /// A line is no orders.
+    #[error("orders that make no sense: {0}")]
+    Malformed(#[from] serde_json::Error),
+}
+
+/// Works until standard input ends.
+///
+/// # Errors
+/// When the daemon cannot be talked to, or talks nonsense.
+pub fn run() -> Result<(), WorkerError> {
+    let stdin = io::stdin();
+    let mut stdout = io::stdout().lock();
+    let mut inbox = Inbox::default();
+    let mut members = Members::default();
+    let (mut next_step, mut next_report) = (Instant::now(), Instant::now() + REPORT_EVERY);
+    loop {
+        if is_readable(stdin.as_fd(), next_step.saturating_duration_since(Instant::now()))? {
+            if !inbox.read(stdin.as_fd())? {
+                members.obey(&Orders::default());
+                return Ok(());
+            }
+            // Only the newest count.
+            if let Some(orders) = inbox.latest()? {
+                members.obey(&orders);
+            }
+        }
+        let now = Instant::now();
+        if now >= next_step {
+            next_step = now + STEP;
+            members.step();
+        }
+        if now >= next_report {
+            next_report = now + REPORT_EVERY;
+            let mut line = serde_json::to_vec(&members.report())?;
+            line.push(b'\n');
+            stdout.write_all(&line)?;
+            stdout.flush()?;
+        }
+    }
+}
+
+fn is_readable(fd: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+    let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Lines in the making.
+#[derive(Debug, Default)]
+struct Inbox {
+    bytes: Vec<u8>,
+}
+
+impl Inbox {
+    /// Reads what is there; `false`: that was the end.
+    fn read(&mut self, from: BorrowedFd<'_>) -> Result<bool, WorkerError> {
+        let mut buffer = [0; 64 << 10];
+        let length = rustix::io::read(from, &mut buffer).map_err(io::Error::from)?;
+        self.bytes.extend_from_slice(&buffer[..length]);
+        if self.bytes.len() > MOST_LINE {
+            return Err(WorkerError::TooLong);
+        }
+        Ok(length > 0)
+    }
+
+    /// The last whole line; those before it are forgotten.
+    fn latest(&mut self) -> Result<Option<Orders>, WorkerError> {
+        let Some(end) = self.bytes.iter().rposition(|byte| *byte == b'\n') else {
+            return Ok(None);
+        };
+        let rest = self.bytes.split_off(end + 1);
+        let lines = std::mem::replace(&mut self.bytes, rest);
+        let line = lines[..end].rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+        Ok(Some(serde_json::from_slice(line)?))
+    }
+}
+
+/// The VMs.
+#[derive(Debug, Default)]
+struct Members {
+    vms: BTreeMap<VmName, Member>,
+}
+
+#[derive(Debug)]
+struct Member {
+    order: Order,
+    tracked: Tracked,
+}
+
+impl Members {
+    fn obey(&mut self, orders: &Orders) {
+        let is_same = |old: &Order, new: &Order| {
+            (old.incarnation, old.pid, old.budget) == (new.incarnation, new.pid, new.budget)
+        };
+        let leaves: Vec<VmName> = self
+            .vms
+            .iter()
+            .filter(|(name, member)| {
+                !orders.vms.get(*name).is_some_and(|order| is_same(&member.order, order))
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in leaves {
+            if let Some(member) = self.vms.remove(&name) {
+                member.tracked.release();
+            }
+        }
+        for (name, order) in &orders.vms {
+            let Some(budget) = order.budget.vcpu_share() else { continue };
+            let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
+                order: order.clone(),
+                tracked: Tracked::new(order.pid, Settings::new(Mode::Probes { budget })),
+            });
+            member.order = order.clone();
+            member.tracked.set_swapped(order.swapped);
+            member.tracked.set_memory(order.memory);
+        }
+    }
+
+    fn step(&mut self) {
+        for member in self.vms.values_mut() {
+            member.tracked.step();
+        }
+    }
+
+    fn report(&self) -> Report {
+        let report = |member: &Member| VmReport {
+            incarnation: member.order.incarnation,
+            tracking: member.tracked.reading(),
+            why_not: match member.tracked.state() {
+                State::Tracking => None,
+                State::Connecting => Some("the shim has not answered yet".to_owned()),
+                State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
+            },
+        };
+        Report { vms: self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(pid: u32) -> Order {
+        let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
+        Order { incarnation: 1, pid, swapped, memory, budget: model::TrackingBudget::default() }
+    }
+
+    fn orders(names: &[&str]) -> Orders {
+        // No process has this number, so nobody is connected to.
+        let vms = names.iter().map(|name| (VmName::from(*name), order(u32::MAX)));
+        Orders { vms: vms.collect() }
+    }
+
+    #[test]
+    fn only_the_newest_whole_line_counts() {
+        let line = |names: &[&str]| serde_json::to_vec(&orders(names)).unwrap();
+        let bytes = [line(&["a"]), b"\n".to_vec(), line(&["b"]), b"\n{\"vm".to_vec()].concat();
+        let mut inbox = Inbox { bytes };
+        assert_eq!(inbox.latest().unwrap(), Some(orders(&["b"])));
+        assert_eq!(inbox.latest().unwrap(), None);
+        assert_eq!(inbox.bytes, b"{\"vm");
+        inbox.bytes.extend(b"}\n");
+        assert!(inbox.latest().is_err());
+    }
+
+    #[test]
+    fn vms_come_and_go_with_the_orders_and_say_why_they_are_not_tracked() {
+        let mut members = Members::default();
+        members.obey(&orders(&["a", "b"]));
+        members.step();
+        members.obey(&orders(&["b", "c"]));
+        let report = members.report();
+        let names: Vec<&str> = report.vms.keys().map(VmName::as_str).collect();
+        assert_eq!(names, ["b", "c"]);
+        let why = |name: &str| report.vms[&name.into()].why_not.clone().unwrap();
+        assert!(why("b").contains("without Overbook's shim"), "{}", why("b"));
+        assert!(why("c").contains("not answered yet"), "{}", why("c"));
+    }
+}

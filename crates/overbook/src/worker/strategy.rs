@@ -1,0 +1,58 @@
+//! Which granules are put out of the guest's reach, and what their touches tell: the part of tracking
+//! that the product and the experiments differ in.
+//!
+//! A strategy is pure: time, touches and costs are arguments. Granules are counted through without gaps.
+
+use std::fmt;
+
+use model::Time;
+use pages::curve::MissRatioCurve;
+use protocol::Tracking;
+
+/// What a strategy has found out. Sizes in granules.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Estimate {
+    /// The working set; `None`: no size that was seen is enough.
+    pub(super) working_set: Option<f64>,
+    /// The miss-ratio curve.
+    pub(super) curve: MissRatioCurve,
+    /// References per second.
+    pub(super) references_per_s: f64,
+}
+
+/// A way to track.
+pub(super) trait Strategy: fmt::Debug + Send {
+    /// What is asked of the shim; may change over time.
+    fn tracking(&self) -> Tracking;
+
+    /// Which granules to revoke now.
+    fn revoke(&mut self, now: Time) -> Vec<u32>;
+
+    /// The granule, which was to be revoked at `at`, is out of reach.
+    fn revoked(&mut self, granule: u32, at: Time);
+
+    /// The granule was touched and is within reach again.
+    fn touched(&mut self, granule: u32, at: Time);
+
+    /// Some touches were lost; which granules are out of reach now can be asked.
+    fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool);
+
+    /// Nothing is out of reach any more, without having been touched.
+    fn given_back(&mut self, now: Time);
+
+    /// What one trap costs the VM.
+    fn observe(&mut self, now: Time, trap_ns: u64);
+
+    /// Whether everything is followed now, or only watched for a change (intermittent tracking).
+    fn is_following(&self) -> bool {
+        true
+    }
+
+    /// The event that intermittent tracking watches, as of the last interval.
+    fn event(&self) -> Option<f64> {
+        None
+    }
+
+    /// What is known by now.
+    fn estimate(&self, now: Time) -> Option<Estimate>;
+}

@@ -1,0 +1,226 @@
+//! One VM being tracked: its connection, its strategy, and what both add up to.
+//!
+//! ```text
+//!   apart ──connect──► greeting ──welcome──► starting ──done──► tracking
+//!     ▲                                         ▲  given back, refused  │
+//!     └── any error: back-off                   └─── a pause ◄──────────┘
+//! ```
+//!
+//! Every [`step`](Tracked::step) takes what has come and sends what is due, and waits for nothing. What
+//! goes wrong shows in [`Tracked::state`] and is tried again. Memory is bounded by the VM's size.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Tracking};
+use pages::curve::MissRatioCurve;
+use pages::working_set;
+use protocol::{Refusal, State as ShimState};
+
+use super::link::{Link, LinkError, News};
+use super::linked::Linked;
+use super::mode::Settings;
+
+/// How often a step is due.
+pub const STEP: Duration = Duration::from_millis(20);
+/// How often what is known is summed up.
+const READING_EVERY: Duration = Duration::from_millis(500);
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(64);
+
+/// Where the tracking of a VM stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// On the way.
+    Connecting,
+    /// Tracking.
+    Tracking,
+    /// Not now; tried again.
+    Waiting {
+        /// Why.
+        why: String,
+    },
+    /// Not this VM, as it was started; tried again, rarely.
+    Unsupported {
+        /// Why.
+        why: String,
+    },
+}
+
+/// A VM that is tracked, or is about to be.
+#[derive(Debug)]
+pub struct Tracked {
+    pid: u32,
+    settings: Settings,
+    swapped: Bytes,
+    /// What the guest may use, where that is not all its RAM.
+    memory: Option<Bytes>,
+    state: State,
+    phase: Phase,
+    retry: Duration,
+    reading: Option<Tracking>,
+    reading_due: Instant,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Apart { next: Instant },
+    Greeting(Box<Link>),
+    Linked(Box<Linked>),
+}
+
+impl Tracked {
+    /// Will track the VM of QEMU process `pid` when its shim can be reached.
+    #[must_use]
+    pub fn new(pid: u32, settings: Settings) -> Self {
+        Self {
+            pid,
+            settings,
+            swapped: Bytes::ZERO,
+            memory: None,
+            state: State::Connecting,
+            phase: Phase::Apart { next: Instant::now() },
+            retry: FIRST_RETRY,
+            reading: None,
+            reading_due: Instant::now(),
+        }
+    }
+
+    /// Connects to the shim of QEMU process `pid`.
+    ///
+    /// # Errors
+    /// When there is none; later failures are tried again instead.
+    pub fn connect(pid: u32, settings: Settings) -> Result<Self, LinkError> {
+        let link = Box::new(Link::connect(pid)?);
+        Ok(Self { phase: Phase::Greeting(link), ..Self::new(pid, settings) })
+    }
+
+    /// Takes what has come and sends what is due. Never waits.
+    pub fn step(&mut self) {
+        if let Err(error) = self.try_step() {
+            self.part(&error);
+        }
+    }
+
+    /// Where it stands.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// What is known; `None`: nothing yet.
+    #[must_use]
+    pub fn reading(&self) -> Option<Tracking> {
+        let known = self.reading.as_ref()?;
+        let memory = self.memory.or(self.ram())?;
+        let inside = known.working_set;
+        let set = inside.map(|set| working_set::demand(set, Some(self.swapped), memory));
+        let swapped = set.unwrap_or_default().minus(inside.unwrap_or_default());
+        Some(Tracking { working_set: set, swapped, ..known.clone() })
+    }
+
+    /// The whole curve, sizes in bytes.
+    #[must_use]
+    pub fn curve(&self) -> Option<MissRatioCurve> {
+        self.linked()?.curve()
+    }
+
+    /// Traps that the shim overwrote before they were read, since the connection was made.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.linked().map_or(0, Linked::lost)
+    }
+
+    /// Whether everything is followed now; intermittent tracking rests.
+    #[must_use]
+    pub fn is_following(&self) -> bool {
+        self.linked().is_some_and(Linked::is_following)
+    }
+
+    /// The event that intermittent tracking watches, as of the last interval.
+    #[must_use]
+    pub fn event(&self) -> Option<f64> {
+        self.linked()?.event()
+    }
+
+    fn linked(&self) -> Option<&Linked> {
+        match &self.phase {
+            Phase::Linked(linked) => Some(linked),
+            _ => None,
+        }
+    }
+
+    /// Guest RAM, as the shim tells it.
+    #[must_use]
+    pub fn ram(&self) -> Option<Bytes> {
+        self.linked().map(Linked::ram)
+    }
+
+    /// How much of the guest lies in its swap: it is added to a working set that fills what the guest has
+    /// (`pages::working_set`).
+    pub fn set_swapped(&mut self, swapped: Bytes) {
+        self.swapped = swapped;
+    }
+
+    /// What the guest may use: less than its RAM where a balloon holds the rest.
+    pub fn set_memory(&mut self, memory: Bytes) {
+        self.memory = Some(memory);
+    }
+
+    /// Has everything given back, and ends. The closing of the connection would do, too.
+    pub fn release(mut self) {
+        if let Phase::Linked(linked) = &mut self.phase {
+            linked.release();
+        }
+    }
+
+    fn try_step(&mut self) -> Result<(), LinkError> {
+        match &mut self.phase {
+            Phase::Apart { next } if Instant::now() < *next => Ok(()),
+            Phase::Apart { .. } => {
+                self.phase = Phase::Greeting(Box::new(Link::connect(self.pid)?));
+                Ok(())
+            }
+            Phase::Greeting(link) => match link.poll()? {
+                Some(News::Welcome(state)) => self.welcome(state),
+                Some(_) => Err(LinkError::Unexpected("it was only greeted")),
+                None => Ok(()),
+            },
+            Phase::Linked(linked) => {
+                linked.step(&mut self.state)?;
+                if matches!(self.state, State::Tracking) {
+                    self.retry = FIRST_RETRY;
+                }
+                if Instant::now() >= self.reading_due {
+                    self.reading_due = Instant::now() + READING_EVERY;
+                    self.reading = linked.reading().or(self.reading.take());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn welcome(&mut self, state: ShimState) -> Result<(), LinkError> {
+        if let ShimState::Unsupported { why } = state {
+            self.state = State::Unsupported { why };
+            self.phase = Phase::Apart { next: Instant::now() + LAST_RETRY };
+            return Ok(());
+        }
+        let apart = Phase::Apart { next: Instant::now() };
+        let Phase::Greeting(link) = std::mem::replace(&mut self.phase, apart) else {
+            return Err(LinkError::Unexpected("it was not greeted"));
+        };
+        self.phase = Phase::Linked(Box::new(Linked::new(*link, &self.settings)?));
+        Ok(())
+    }
+
+    /// Drops the connection, which has the shim give everything back.
+    fn part(&mut self, error: &LinkError) {
+        let why = error.to_string();
+        let is_lasting =
+            matches!(error, LinkError::NoShim { .. } | LinkError::Refused(Refusal::Version { .. }));
+        self.state = if is_lasting { State::Unsupported { why } } else { State::Waiting { why } };
+        self.reading = None;
+        self.phase = Phase::Apart { next: Instant::now() + self.retry };
+        self.retry = (self.retry * 2).min(LAST_RETRY);
+    }
+}

@@ -1,0 +1,254 @@
+//! The overhead budget: how often a guest may trap, whatever it does.
+//!
+//! Problem: a trap costs the vCPU tens of microseconds, and how many traps a revoked granule set
+//! will cause is the guest's choice: a random pattern behind a small hot set traps 55,000 times a
+//! second.
+//!
+//! Idea: an account in nanoseconds of vCPU time. It earns the budget (1 % of a vCPU: 10 ms a
+//! second) and pays for each trap and each revocation. A revoked granule traps at most once, so the
+//! debt that a guest can run into is at most one trap for each granule that is revoked at that
+//! moment.
+//!
+//! * While there is credit, granules are revoked up to `AHEAD` times faster than the budget would
+//!   bear if each trapped at once: revoking idle memory costs next to nothing, and finding it
+//!   quickly is what makes a shrinking guest visible. No more than the credit covers, though.
+//! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
+//!   that the tracker is not blind just when something happened, and the other half repays.
+//!
+//! Invariant: over any span, traps × cost ≤ budget × span + `CREDIT` + one trap per tracked
+//! granule. The trap cost is measured by the shim and smoothed here: an observation moves it by a
+//! tenth, and never as if it were more than twice or less than half of what was believed, so that
+//! one preempted handler changes little and a slower machine is believed within a few seconds. Left
+//! out: the tracker's own CPU, which is not the vCPU's (the group's worker is charged for it).
+
+use model::{Millis, Time};
+
+/// The default budget: 1 % of one vCPU.
+pub const DEFAULT_SHARE: f64 = 0.01;
+/// The share of the budget that is planned for; the rest is for what a trap costs beyond its time
+/// (cold caches, a split huge page).
+const PLANNED: f64 = 0.8;
+/// Revocations per trap that the budget could pay, at most.
+const AHEAD: f64 = 4.0;
+/// Credit that is kept at most.
+const CREDIT: Millis = Millis(200);
+/// What a revocation costs the vCPU: the other CPU's move does not stop it, the TLB flush does.
+const REVOKE_NS: f64 = 3_000.0;
+/// Cost of a trap before it was measured: a wake-up across idle CPUs.
+const FIRST_TRAP_NS: f64 = 50_000.0;
+/// No measurement below this is believed.
+const LEAST_TRAP_NS: f64 = 5_000.0;
+/// Nor above this: it is a stopped machine.
+const MOST_TRAP_NS: f64 = 1_000_000.0;
+/// How far one observation moves the cost.
+const LEARN: f64 = 0.1;
+/// A shim that traps more often than probes ever could is out of control.
+const FUSE_FLOOR: u32 = 1_000;
+
+/// One VM's account.
+#[derive(Clone, Debug)]
+pub struct Governor {
+    budget_ns_per_s: f64,
+    trap_ns: f64,
+    balance_ns: f64,
+    last: Option<Time>,
+    /// Revocations that may be made now; the fraction is carried on.
+    allowed: f64,
+}
+
+impl Default for Governor {
+    fn default() -> Self {
+        Self::new(DEFAULT_SHARE)
+    }
+}
+
+impl Governor {
+    /// An account that earns this share of one vCPU; a share outside 0 to 1 counts as the nearer
+    /// end.
+    #[must_use]
+    pub fn new(share_of_vcpu: f64) -> Self {
+        Self {
+            budget_ns_per_s: share_of_vcpu.clamp(0.0, 1.0) * 1e9 * PLANNED,
+            trap_ns: FIRST_TRAP_NS,
+            balance_ns: 0.0,
+            last: None,
+            allowed: 0.0,
+        }
+    }
+
+    /// Takes in a measured cost of a trap: the mean of the shim's latest.
+    pub fn observe_trap_ns(&mut self, ns: u64) {
+        let seen = (ns as f64).clamp(self.trap_ns / 2.0, self.trap_ns * 2.0);
+        self.trap_ns += LEARN * (seen - self.trap_ns);
+        self.trap_ns = self.trap_ns.clamp(LEAST_TRAP_NS, MOST_TRAP_NS);
+    }
+
+    /// What a trap is believed to cost the vCPU, in nanoseconds.
+    #[must_use]
+    pub fn trap_ns(&self) -> f64 {
+        self.trap_ns
+    }
+
+    /// Probes per second that the budget bears when every one of them traps.
+    #[must_use]
+    pub fn rate_per_s(&self) -> f64 {
+        self.budget_ns_per_s / (self.trap_ns + REVOKE_NS)
+    }
+
+    /// Earns what the time since the last call brings, and tells how many granules may be revoked
+    /// now.
+    pub fn allowance(&mut self, now: Time) -> u32 {
+        let elapsed = self.last.map_or(Millis(0), |last| now.since(last)).min(CREDIT);
+        self.last = Some(self.last.map_or(now, |last| last.max(now)));
+        let seconds = elapsed.0 as f64 / 1e3;
+        let credit = CREDIT.0 as f64 / 1e3 * self.budget_ns_per_s;
+        self.balance_ns = (self.balance_ns + seconds * self.budget_ns_per_s).min(credit);
+        let share = self.rate_per_s() * seconds;
+        if self.balance_ns > 0.0 {
+            let covered = self.balance_ns / (self.trap_ns + REVOKE_NS);
+            self.allowed = (self.allowed.fract() + AHEAD * share).min(covered);
+        } else {
+            self.allowed = self.allowed.fract() + share / 2.0;
+        }
+        whole(self.allowed)
+    }
+
+    /// Pays for revocations.
+    pub fn revoked(&mut self, count: u32) {
+        self.balance_ns -= f64::from(count) * REVOKE_NS;
+        self.allowed = (self.allowed - f64::from(count)).max(0.0);
+    }
+
+    /// Pays for traps.
+    pub fn trapped(&mut self, count: u32) {
+        self.balance_ns -= f64::from(count) * self.trap_ns;
+    }
+
+    /// The shim's fuse: more traps in a second than `revoked` granules and the probes of that
+    /// second can cause mean that something is wrong.
+    #[must_use]
+    pub fn fuse(&self, revoked: u32) -> u32 {
+        revoked.saturating_add(whole(2.0 * AHEAD * self.rate_per_s())).saturating_add(FUSE_FLOOR)
+    }
+
+    /// For tracking with a hot set (MEB §3.4): the share of time for which it may be on, when it
+    /// traps this often while on.
+    #[must_use]
+    pub fn duty(&self, traps_per_s_while_on: f64) -> f64 {
+        let cost = traps_per_s_while_on * self.trap_ns;
+        if cost > self.budget_ns_per_s { self.budget_ns_per_s / cost } else { 1.0 }
+    }
+
+    /// For tracking a sample (SHARDS): the next sampling share, when the present one trapped this
+    /// often. It moves at most by half or double at a time, between 1/1024 and 1.
+    #[must_use]
+    pub fn sample(&self, present: f64, traps_per_s: f64) -> f64 {
+        let cost = (traps_per_s * self.trap_ns).max(1.0);
+        let change = (self.budget_ns_per_s / cost).clamp(0.5, 2.0);
+        (present * change).clamp(1.0 / 1024.0, 1.0)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped just before")]
+fn whole(x: f64) -> u32 {
+    x.clamp(0.0, f64::from(u32::MAX)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GRANULES: u32 = 2000;
+    const STEP_MS: u64 = 20;
+
+    /// Traps in each step of a guest that touches `share` of what is revoked at the given moments.
+    fn traps(moments: &[(u64, f64)], steps: u64) -> Vec<u32> {
+        let mut governor = Governor::default();
+        let mut revoked = 0;
+        (0..steps)
+            .map(|step| {
+                let more = governor.allowance(Time(step * STEP_MS)).min(GRANULES - revoked);
+                governor.revoked(more);
+                revoked += more;
+                let touched = moments
+                    .iter()
+                    .filter(|m| step % m.0.max(1) == 0)
+                    .map(|m| whole(f64::from(revoked) * m.1))
+                    .max()
+                    .unwrap_or(0);
+                revoked -= touched;
+                governor.trapped(touched);
+                touched
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn traps_stay_inside_the_budget_whatever_the_guest_does(
+            moments in proptest::collection::vec((1_u64..2000, 0.0..=1.0_f64), 1..4),
+        ) {
+            let governor = Governor::default();
+            let traps = traps(&moments, 5_000);
+            for length in [500, 5_000] {
+                let seconds = (length as u64 * STEP_MS) as f64 / 1e3;
+                let most = traps.windows(length).map(|w| w.iter().sum::<u32>()).max().unwrap_or(0);
+                let cost = f64::from(most) * governor.trap_ns();
+                let burst = (f64::from(GRANULES) + 1.0) * governor.trap_ns()
+                    + 0.2 * governor.budget_ns_per_s;
+                prop_assert!(cost <= seconds * governor.budget_ns_per_s + burst);
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_that_touches_everything_at_once_traps_at_the_budgets_rate() {
+        let traps = traps(&[(1, 1.0)], 5_000);
+        let per_s = f64::from(traps.iter().sum::<u32>()) / 100.0;
+        let rate = Governor::default().rate_per_s();
+        assert!((0.95 * rate..=1.05 * rate).contains(&per_s), "{per_s} of {rate}");
+    }
+
+    #[test]
+    fn idle_memory_is_revoked_faster_than_it_could_trap() {
+        let mut governor = Governor::default();
+        let mut count = 0;
+        for step in 0..50 {
+            let more = governor.allowance(Time(step * STEP_MS));
+            governor.revoked(more);
+            count += more;
+        }
+        assert!(f64::from(count) > 2.5 * governor.rate_per_s(), "{count}");
+    }
+
+    #[test]
+    fn one_preempted_handler_changes_the_cost_little() {
+        let mut governor = Governor::default();
+        for _ in 0..100 {
+            governor.observe_trap_ns(20_000);
+        }
+        assert!((20_000.0..20_100.0).contains(&governor.trap_ns()));
+        governor.observe_trap_ns(80_000_000);
+        assert!(governor.trap_ns() < 22_500.0);
+        governor.observe_trap_ns(0);
+        assert!(governor.trap_ns() > 19_000.0);
+    }
+
+    #[test]
+    fn a_stalled_worker_does_not_save_up_a_burst() {
+        let mut governor = Governor::default();
+        governor.allowance(Time(0));
+        let after_an_hour = governor.allowance(Time(3_600_000));
+        assert!(f64::from(after_an_hour) <= 0.2 * governor.rate_per_s() + 1.0);
+    }
+
+    #[test]
+    fn the_duty_and_the_sample_shrink_in_proportion_to_the_cost() {
+        let governor = Governor::new(0.01);
+        assert!((governor.duty(16_000.0) - 0.01).abs() < 1e-9);
+        assert!((governor.duty(10.0) - 1.0).abs() < 1e-9);
+        assert!((governor.sample(0.5, 1e6) - 0.25).abs() < 1e-9);
+        assert!((governor.sample(0.8, 1.0) - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,127 @@
+//! The dynamic hot set: how many granules stay accessible while tracking every reference (MEB
+//! §3.4).
+//!
+//! Problem: behind a hot set (a FIFO of accessible granules, kept by the shim) only touches of
+//! *cold* granules trap. A small one traps on every touch of a guest with poor locality, a large
+//! one hides the short distances from the curve.
+//!
+//! Idea: judge locality by the curve, `α = MRC⁻¹(50 %) / (WSS / 2)`. Where half of the misses need
+//! more than a sixth of the working set (α > 1/3), locality is poor: the hot set grows by a fifth,
+//! and at once to WSS/12; where α < 1/5 it shrinks by a tenth. It grows faster than it shrinks, as
+//! too small a one stops the guest and too large a one only blurs.
+//!
+//! Invariant: [`LEAST`] ≤ size ≤ the bound given. Below 64 granules of 2 MiB each a guest looks
+//! hung. Source: Wang et al. 2016. Left out: the cost of the traps, which [`budget`](crate::budget)
+//! governs.
+
+use crate::curve::MissRatioCurve;
+
+/// The least size in granules.
+pub const LEAST: u32 = 64;
+/// Locality is poor above this α.
+const POOR: f64 = 1.0 / 3.0;
+/// And good below this one.
+const GOOD: f64 = 1.0 / 5.0;
+const GROW: f64 = 1.2;
+const SHRINK: f64 = 0.9;
+/// A poor working set is given this part of itself at once.
+const PART_OF_WORKING_SET: f64 = 12.0;
+
+/// The controller of one VM's hot-set size.
+#[derive(Clone, Copy, Debug)]
+pub struct HotSet {
+    size: f64,
+    most: f64,
+}
+
+impl HotSet {
+    /// Begins with the least size; `most` granules is the upper bound (at least [`LEAST`]).
+    #[must_use]
+    pub fn new(most: u32) -> Self {
+        Self { size: f64::from(LEAST), most: f64::from(most.max(LEAST)) }
+    }
+
+    /// The size in granules.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "LEAST to most")]
+    pub fn size(&self) -> u32 {
+        self.size as u32
+    }
+
+    /// The locality of a curve with this working set; the smaller the better. None without a
+    /// working set.
+    #[must_use]
+    pub fn alpha(curve: &MissRatioCurve, working_set: f64) -> Option<f64> {
+        let half = curve.least_size(0.5)?;
+        (working_set > 0.0).then(|| half / (working_set / 2.0))
+    }
+
+    /// Adjusts the size, once per sampling interval; sizes in granules.
+    pub fn adjust(&mut self, curve: &MissRatioCurve, working_set: f64) {
+        let Some(alpha) = Self::alpha(curve, working_set) else { return };
+        if alpha > POOR {
+            self.size = (self.size * GROW).max(working_set / PART_OF_WORKING_SET);
+        } else if alpha < GOOD {
+            self.size *= SHRINK;
+        }
+        self.size = self.size.clamp(f64::from(LEAST), self.most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::curve::Point;
+
+    fn curve(half_at: f64, end: f64) -> MissRatioCurve {
+        let points = [(0.0, 1.0), (half_at, 0.5), (end, 0.0)];
+        MissRatioCurve::new(points.map(|(size, ratio)| Point { size, ratio }).to_vec()).unwrap()
+    }
+
+    #[test]
+    fn poor_locality_grows_the_set_at_once_to_a_twelfth_of_the_working_set() {
+        let mut set = HotSet::new(4000);
+        set.adjust(&curve(1200.0, 2400.0), 2400.0);
+        assert_eq!(set.size(), 200);
+        set.adjust(&curve(1200.0, 2400.0), 2400.0);
+        assert_eq!(set.size(), 240);
+    }
+
+    #[test]
+    fn good_locality_shrinks_it_by_a_tenth() {
+        let mut set = HotSet::new(4000);
+        set.adjust(&curve(1200.0, 2400.0), 2400.0);
+        set.adjust(&curve(100.0, 2400.0), 2400.0);
+        assert_eq!(set.size(), 180);
+    }
+
+    #[test]
+    fn locality_between_the_thresholds_changes_nothing() {
+        let mut set = HotSet::new(4000);
+        set.adjust(&curve(1200.0, 2400.0), 2400.0);
+        set.adjust(&curve(300.0, 2400.0), 2400.0);
+        assert_eq!(set.size(), 200);
+    }
+
+    #[test]
+    fn the_size_stays_within_its_bounds() {
+        let mut set = HotSet::new(100);
+        for _ in 0..50 {
+            set.adjust(&curve(1200.0, 2400.0), 2400.0);
+        }
+        assert_eq!(set.size(), 100);
+        for _ in 0..50 {
+            set.adjust(&curve(1.0, 2400.0), 2400.0);
+        }
+        assert_eq!(set.size(), LEAST);
+        assert_eq!(HotSet::new(3).size(), LEAST);
+    }
+
+    #[test]
+    fn a_curve_that_is_not_known_changes_nothing() {
+        let mut set = HotSet::new(100);
+        set.adjust(&MissRatioCurve::unknown(), 0.0);
+        set.adjust(&curve(1.0, 2.0), 0.0);
+        assert_eq!(set.size(), LEAST);
+    }
+}

@@ -1,0 +1,219 @@
+//! Intermittent tracking: measure the working set while it changes, sleep while it does not.
+//!
+//! Problem: tracking costs, and within a phase of a program it tells the same again and again.
+//!
+//! Idea (MEB §3.5, Wang et al. 2016): two phase detectors. While tracking is on, one watches the
+//! working set; when it stands still, tracking goes off, and the last size is held. While it is off
+//! the other watches a cheap *event* (dTLB misses, or touches of [sentinels](crate::probe)); when
+//! that moves, tracking goes on again. After `PERIOD` quiet intervals it goes on for one, to see
+//! whether the event can be relied on; each time that it can, the period grows by `PERIOD_STEP`,
+//! up to `PERIOD_MAX`.
+//!
+//! Three ways to judge the event ([`Judgement`]):
+//! * `Fixed` and `Adaptive` are the paper's: the smoothed value against the mean of its own recent
+//!   past, with a threshold that is given, or is moved to whatever would have made both detectors
+//!   agree.
+//! * `Anchored` is ours, and what ships. The event is compared with its level when the working set
+//!   was last measured (the *anchor*), not with a mean that drifts along; the threshold is three
+//!   times the noise seen while the working set stood still, and gives way when a check shows it
+//!   wrong. An alarm costs one interval: when the working set is found where it was, the anchor
+//!   moves and tracking sleeps again, where the paper fills its filter anew. A working set that
+//!   never stands still is held at its mean for a while, instead of being tracked for ever.
+//!
+//! Cost: a few numbers. An interval is 5 s. Left out: what the event is, and how it is read.
+
+use std::collections::VecDeque;
+
+mod anchored;
+mod replay;
+#[cfg(test)]
+mod tests;
+
+use anchored::Anchored;
+pub use replay::{Replay, Sample, replay};
+
+/// Samples that are averaged, the paper's k.
+const FILTER: usize = 3;
+/// Threshold of the working set, and of the event to begin with.
+const THRESHOLD: f64 = 0.05;
+/// A smaller change of the working set than this, in bytes, is none: memory moves in megabytes.
+const NO_CHANGE_BYTES: f64 = (1 << 20) as f64;
+/// Quiet intervals until a check.
+const PERIOD: u32 = 10;
+/// More of them after each check that found nothing to correct.
+const PERIOD_STEP: u32 = 5;
+/// The most.
+const PERIOD_MAX: u32 = 20;
+
+/// How the event is judged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Judgement {
+    /// The paper's, with this threshold (0.05 to 0.30).
+    Fixed(f64),
+    /// The paper's, with a threshold that follows the working set's stability.
+    Adaptive,
+    /// Against the level at the last measurement, in units of its noise.
+    Anchored,
+}
+
+/// When to track.
+#[derive(Clone, Debug)]
+pub struct Intermittent {
+    state: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Paper(Paper),
+    Anchored(Anchored),
+}
+
+impl Intermittent {
+    /// Begins with tracking on.
+    #[must_use]
+    pub fn new(judgement: Judgement) -> Self {
+        let state = match judgement {
+            Judgement::Fixed(threshold) => Kind::Paper(Paper::new(threshold, false)),
+            Judgement::Adaptive => Kind::Paper(Paper::new(THRESHOLD, true)),
+            Judgement::Anchored => Kind::Anchored(Anchored::new()),
+        };
+        Self { state }
+    }
+
+    /// Takes in one interval: the working set in bytes where tracking was on, and the event.
+    /// Answers whether tracking is to be on in the next one.
+    pub fn observe(&mut self, working_set: Option<f64>, event: f64) -> bool {
+        match &mut self.state {
+            Kind::Paper(paper) => paper.observe(working_set, event),
+            Kind::Anchored(anchored) => anchored.observe(working_set, event),
+        }
+    }
+
+    /// The working set to go by, in bytes: measured now, or held since tracking went off.
+    #[must_use]
+    pub fn working_set(&self) -> Option<f64> {
+        match &self.state {
+            Kind::Paper(paper) => paper.held,
+            Kind::Anchored(anchored) => anchored.held(),
+        }
+    }
+}
+
+/// How long tracking may stay off before a check.
+#[derive(Clone, Copy, Debug)]
+struct Checks {
+    period: u32,
+    quiet: u32,
+}
+
+impl Checks {
+    fn new() -> Self {
+        Self { period: PERIOD, quiet: 0 }
+    }
+
+    /// One more interval without tracking; whether it is time for a check.
+    fn due(&mut self) -> bool {
+        self.quiet += 1;
+        self.quiet >= self.period
+    }
+
+    /// A check ended.
+    fn done(&mut self, corrected: bool) {
+        self.quiet = 0;
+        self.period = if corrected { PERIOD } else { (self.period + PERIOD_STEP).min(PERIOD_MAX) };
+    }
+}
+
+/// The paper's filter: the moving average of the samples, against the mean of its own last values.
+#[derive(Clone, Debug, Default)]
+struct Filter {
+    samples: VecDeque<f64>,
+    averages: VecDeque<f64>,
+}
+
+impl Filter {
+    /// Relative and absolute distance of the latest average from the mean of the recent ones; none
+    /// until enough samples came.
+    fn take(&mut self, sample: f64) -> Option<(f64, f64)> {
+        push(&mut self.samples, sample);
+        push(&mut self.averages, mean(&self.samples));
+        if self.samples.len() < FILTER {
+            return None;
+        }
+        let (last, middle) = (self.averages.back()?, mean(&self.averages));
+        let off = (last - middle).abs();
+        Some((off / middle.abs().max(f64::MIN_POSITIVE), off))
+    }
+
+    fn clear(&mut self) {
+        self.samples.clear();
+        self.averages.clear();
+    }
+}
+
+fn push(window: &mut VecDeque<f64>, value: f64) {
+    if window.len() == FILTER {
+        window.pop_front();
+    }
+    window.push_back(value);
+}
+
+fn mean(values: &VecDeque<f64>) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+/// The paper's state machine (§3.5.3 and §3.5.4).
+#[derive(Clone, Debug)]
+struct Paper {
+    adaptive: bool,
+    threshold: f64,
+    sizes: Filter,
+    events: Filter,
+    held: Option<f64>,
+    checks: Checks,
+}
+
+impl Paper {
+    fn new(threshold: f64, adaptive: bool) -> Self {
+        Self {
+            adaptive,
+            threshold,
+            sizes: Filter::default(),
+            events: Filter::default(),
+            held: None,
+            checks: Checks::new(),
+        }
+    }
+
+    fn observe(&mut self, working_set: Option<f64>, event: f64) -> bool {
+        let moved = self.events.take(event).map(|off| off.0);
+        let Some(size) = working_set else {
+            let wake = moved.is_some_and(|moved| moved > self.threshold);
+            if wake {
+                self.events.clear();
+                self.sizes.clear();
+            }
+            // A check is part of the adaptive scheme: a fixed threshold has nothing to adjust.
+            return wake || self.adaptive && self.checks.due();
+        };
+        self.held = Some(size);
+        let Some((relative, absolute)) = self.sizes.take(size) else { return true };
+        let stable = relative <= THRESHOLD || absolute < NO_CHANGE_BYTES;
+        if !stable {
+            self.sizes.clear();
+        }
+        let corrected = moved.is_some_and(|moved| self.adapt(stable, moved));
+        self.checks.done(corrected);
+        let quiet = moved.is_some_and(|moved| moved <= self.threshold);
+        !(stable && (quiet || !self.adaptive))
+    }
+
+    /// Moves the threshold to where both detectors agree; whether that was needed.
+    fn adapt(&mut self, stable: bool, moved: f64) -> bool {
+        let disagree = self.adaptive && stable == (moved > self.threshold);
+        if disagree {
+            self.threshold = moved;
+        }
+        disagree
+    }
+}

@@ -1,0 +1,211 @@
+//! Which granules are accessible, which are revoked and since when; and the random draw of the
+//! next.
+//!
+//! The accessible ones stand in an array without order, each knowing its place, so that a draw, a
+//! revocation and a return are O(1). A uniform draw among the accessible is what makes probes see
+//! them as they are: a fixed order would find each granule just one round after its last probe, and
+//! so miss short returns (arrivals that see time averages: Wolff 1982).
+//!
+//! Of more than [`MAX_TRACKED`] granules one in each of as many equal parts is tracked. Moments are
+//! kept as milliseconds since the start in 32 bits; what stays revoked for weeks is held at
+//! [`LONGEST_MS`].
+
+use model::Time;
+
+use super::{
+    MAX_TRACKED, TICK,
+    life_table::{UNKNOWN, class_of},
+};
+
+/// Longest time in one state that is told apart: 12 days.
+const LONGEST_MS: u32 = 1 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// The guest may touch it unseen.
+    Accessible,
+    /// Its revocation was asked for.
+    Pending,
+    /// The next touch traps.
+    Revoked,
+    /// Somebody else's.
+    Excluded,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Granule {
+    /// Revoked (or asked to be) at, in ms since the start, modulo 2^32.
+    since_ms: u32,
+    /// Its place among the accessible.
+    slot: u32,
+    state: State,
+    class: u8,
+}
+
+/// The tracked granules of one guest. An *index* counts tracked granules, an *id* all of them.
+#[derive(Clone, Debug)]
+pub(super) struct Granules {
+    all: u32,
+    list: Vec<Granule>,
+    accessible: Vec<u32>,
+    excluded: u32,
+    random: fastrand::Rng,
+    start: Time,
+}
+
+impl Granules {
+    /// Memory per tracked granule: its state, and its place among the accessible.
+    #[cfg(test)]
+    pub(super) const BYTES: usize = size_of::<Granule>() + size_of::<u32>();
+
+    pub(super) fn new(all: u32, seed: u64, now: Time) -> Self {
+        let tracked = all.min(MAX_TRACKED);
+        let list = (0..tracked).map(|slot| Granule {
+            since_ms: 0,
+            slot,
+            state: State::Accessible,
+            class: UNKNOWN,
+        });
+        Self {
+            all,
+            list: list.collect(),
+            accessible: (0..tracked).collect(),
+            excluded: 0,
+            random: fastrand::Rng::with_seed(seed),
+            start: now,
+        }
+    }
+
+    pub(super) fn all(&self) -> u32 {
+        self.all
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_TRACKED")]
+    pub(super) fn tracked(&self) -> u32 {
+        self.list.len() as u32
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_TRACKED")]
+    pub(super) fn accessible(&self) -> u32 {
+        self.accessible.len() as u32
+    }
+
+    /// Tracked granules that are not excluded.
+    pub(super) fn counted(&self) -> u32 {
+        self.tracked() - self.excluded
+    }
+
+    /// How many granules a counted one stands for.
+    pub(super) fn scale(&self) -> f64 {
+        f64::from(self.all) / f64::from(self.counted().max(1))
+    }
+
+    /// The first granule of a part.
+    #[expect(clippy::cast_possible_truncation, reason = "at most `all`")]
+    fn part(&self, index: u32) -> u32 {
+        (u64::from(index) * u64::from(self.all) / u64::from(self.tracked().max(1))) as u32
+    }
+
+    /// The granule that stands for a part: a fixed one, at a place that no stride of the guest
+    /// shares.
+    pub(super) fn id(&self, index: u32) -> u32 {
+        let (first, next) = (self.part(index), self.part(index + 1));
+        first + (index.wrapping_mul(0x9e37_79b9) >> 8) % (next - first).max(1)
+    }
+
+    /// The index of a granule, if it is tracked.
+    #[expect(clippy::cast_possible_truncation, reason = "at most `tracked`")]
+    pub(super) fn find(&self, id: u32) -> Option<u32> {
+        if id >= self.all {
+            return None;
+        }
+        let near = (u64::from(id) * u64::from(self.tracked()) / u64::from(self.all)) as u32;
+        (near..=near + 1).find(|&index| index < self.tracked() && self.id(index) == id)
+    }
+
+    pub(super) fn state(&self, index: u32) -> State {
+        self.list[index as usize].state
+    }
+
+    pub(super) fn class(&self, index: u32) -> u8 {
+        self.list[index as usize].class
+    }
+
+    /// Keeps what its lifetime, in ticks, says about the granule.
+    pub(super) fn classify(&mut self, index: u32, lifetime: u32) {
+        self.list[index as usize].class = class_of(lifetime);
+    }
+
+    /// How many whole ticks ago it was revoked; 0 before that.
+    pub(super) fn age(&mut self, index: u32, at: Time) -> u32 {
+        let at = self.ms(at);
+        let granule = &mut self.list[index as usize];
+        let age = at.wrapping_sub(granule.since_ms);
+        if age > u32::MAX / 2 + LONGEST_MS / 2 {
+            return 0;
+        }
+        if age > LONGEST_MS {
+            granule.since_ms = at.wrapping_sub(LONGEST_MS);
+        }
+        age.min(LONGEST_MS) / TICK_MS
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32 is meant")]
+    fn ms(&self, at: Time) -> u32 {
+        at.since(self.start).0 as u32
+    }
+
+    /// Draws an accessible granule; it is pending then.
+    pub(super) fn draw(&mut self, now: Time) -> Option<u32> {
+        if self.accessible.is_empty() {
+            return None;
+        }
+        let index = self.accessible[self.random.usize(..self.accessible.len())];
+        self.remove(index);
+        self.list[index as usize].state = State::Pending;
+        self.list[index as usize].since_ms = self.ms(now);
+        Some(index)
+    }
+
+    /// Takes a granule out of the accessible.
+    fn remove(&mut self, index: u32) {
+        let slot = self.list[index as usize].slot;
+        self.accessible.swap_remove(slot as usize);
+        if let Some(&moved) = self.accessible.get(slot as usize) {
+            self.list[moved as usize].slot = slot;
+        }
+    }
+
+    /// Never draws this granule any more, nor counts it.
+    pub(super) fn exclude(&mut self, index: u32) {
+        match self.state(index) {
+            State::Excluded => return,
+            State::Accessible => self.remove(index),
+            State::Pending | State::Revoked => {}
+        }
+        self.list[index as usize].state = State::Excluded;
+        self.excluded += 1;
+    }
+
+    /// A pending granule was revoked.
+    pub(super) fn revoke(&mut self, index: u32, at: Time) {
+        let ms = self.ms(at);
+        let granule = &mut self.list[index as usize];
+        if granule.state == State::Pending {
+            granule.state = State::Revoked;
+            granule.since_ms = ms;
+        }
+    }
+
+    /// A granule that was not accessible is again.
+    pub(super) fn admit(&mut self, index: u32) {
+        let slot = self.accessible();
+        let granule = &mut self.list[index as usize];
+        granule.state = State::Accessible;
+        granule.slot = slot;
+        self.accessible.push(index);
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a constant of 100")]
+const TICK_MS: u32 = TICK.0 as u32;

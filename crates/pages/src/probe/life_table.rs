@@ -1,0 +1,209 @@
+//! How long granules stay untouched, learnt from those that are revoked: a period life table.
+//!
+//! Demography answers "how old will people get?" from one year's deaths, without waiting for
+//! anybody to grow old: of those who were `a` years old this year, the share that died is the
+//! *hazard* at age `a`, and the product of `1 - hazard` over the ages is the chance to outlive
+//! them. Here a granule is born when it is revoked, dies when it is touched, and a year is a tick.
+//! The same arithmetic takes in what would bias an average of lifetimes: granules that are still
+//! alive (censored) and those whose early life lies too long ago (delayed entry). Source: Chiang,
+//! The Life Table and its Applications, 1984.
+//!
+//! Counts fade with one time constant, so a hazard is *current*: when a guest falls asleep, the
+//! first hundred survivors of their first tick say so.
+//!
+//! Granules that proved hot behave unlike others. A table is therefore kept for each [`Class`] (by
+//! the granule's previous lifetime), shrunk towards the table of all where a class has seen little.
+
+/// Ages are told apart tick by tick up to here, then in bins a tenth of their age wide.
+const SINGLE: u32 = 8;
+/// The last age that is told apart, in ticks: ten minutes.
+pub(super) const OLDEST: u32 = 6000;
+/// Classes of granules, by their previous lifetime.
+pub(super) const CLASSES: usize = 4;
+/// How many events everybody's hazard weighs where a class has few of its own.
+const SHRINK: f64 = 1.0;
+/// The same for the hazard of the bin before, where nobody has lived recently.
+const CARRY: f64 = 0.5;
+/// A hazard never counts as certain.
+const CERTAIN: f64 = 1.0 - 1e-9;
+
+/// What a granule's previous lifetime says about its next.
+pub(super) const fn class_of(lifetime_ticks: u32) -> u8 {
+    match lifetime_ticks {
+        0 => 0,
+        1..=10 => 1,
+        _ => 2,
+    }
+}
+
+/// The class of granules that were never touched since tracking began.
+pub(super) const UNKNOWN: u8 = 3;
+
+/// The first age of every bin, in ticks, and one past the last.
+fn bin_starts() -> Vec<u32> {
+    let mut starts: Vec<u32> = (0..SINGLE).collect();
+    let mut next = SINGLE;
+    while next < OLDEST {
+        starts.push(next);
+        next = (next * 11 / 10).max(next + 1);
+    }
+    starts.push(OLDEST);
+    starts
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    deaths: f64,
+    survivals: f64,
+}
+
+/// Hazards by class and age.
+#[derive(Clone, Debug)]
+pub(super) struct LifeTable {
+    /// First age of each bin.
+    starts: Vec<u32>,
+    /// Bin of each age.
+    bin_of: Vec<u8>,
+    counts: [Vec<Count>; CLASSES],
+}
+
+impl LifeTable {
+    pub(super) fn new() -> Self {
+        let starts = bin_starts();
+        let bins = starts.len() - 1;
+        let mut bin_of = Vec::new();
+        for (bin, pair) in starts.windows(2).enumerate() {
+            let bin = u8::try_from(bin).unwrap_or(u8::MAX);
+            bin_of.resize(pair[1] as usize, bin);
+        }
+        Self { starts, bin_of, counts: std::array::from_fn(|_| vec![Count::default(); bins]) }
+    }
+
+    /// The bin of an age in ticks.
+    fn bin(&self, age_ticks: u32) -> usize {
+        usize::from(self.bin_of[age_ticks.min(OLDEST - 1) as usize])
+    }
+
+    /// A granule was touched during the tick after `age_ticks`.
+    pub(super) fn died(&mut self, class: u8, age_ticks: u32) {
+        let bin = self.bin(age_ticks);
+        self.counts[usize::from(class)][bin].deaths += 1.0;
+    }
+
+    /// A granule was not touched during the ticks after the ages `from..to`.
+    pub(super) fn survived(&mut self, class: u8, from: u32, to: u32) {
+        for age in from.max(to.saturating_sub(OLDEST))..to {
+            let bin = self.bin(age);
+            self.counts[usize::from(class)][bin].survivals += 1.0;
+        }
+    }
+
+    /// Lets what was counted fade to this share.
+    pub(super) fn fade(&mut self, share: f64) {
+        for count in self.counts.iter_mut().flatten() {
+            count.deaths *= share;
+            count.survivals *= share;
+        }
+    }
+
+    /// How many probes ended their first tick within the window: what estimates rest on.
+    pub(super) fn probes(&self) -> f64 {
+        self.counts.iter().map(|c| c[0].deaths + c[0].survivals).sum()
+    }
+
+    /// Cumulative hazard `-ln S` of one class at the first age of every bin.
+    pub(super) fn cumulative_hazard(&self, class: usize) -> Vec<f64> {
+        let mut hazard = Vec::with_capacity(self.starts.len());
+        let (mut sum, mut prior) = (0.0, 0.0);
+        hazard.push(0.0);
+        for (bin, pair) in self.starts.windows(2).enumerate() {
+            let all = self.counts.iter().fold(Count::default(), |a, c| Count {
+                deaths: a.deaths + c[bin].deaths,
+                survivals: a.survivals + c[bin].survivals,
+            });
+            let pooled = (all.deaths + CARRY * prior) / (all.deaths + all.survivals + CARRY);
+            let own = self.counts[class][bin];
+            let died = (own.deaths + SHRINK * pooled) / (own.deaths + own.survivals + SHRINK);
+            prior = pooled;
+            sum += -(1.0 - died.min(CERTAIN)).ln() * f64::from(pair[1] - pair[0]);
+            hazard.push(sum);
+        }
+        hazard
+    }
+
+    /// Interpolates [`Self::cumulative_hazard`] at an age.
+    pub(super) fn at(&self, hazard: &[f64], age_ticks: u32) -> f64 {
+        if age_ticks >= OLDEST {
+            return hazard[hazard.len() - 1];
+        }
+        let bin = self.bin(age_ticks);
+        let (from, to) = (self.starts[bin], self.starts[bin + 1]);
+        let share = f64::from(age_ticks - from) / f64::from(to - from);
+        hazard[bin] + share * (hazard[bin + 1] - hazard[bin])
+    }
+
+    /// First ages of the bins.
+    pub(super) fn starts(&self) -> &[u32] {
+        &self.starts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hazards_are_those_of_the_recent_deaths_at_each_age() {
+        let mut table = LifeTable::new();
+        for _ in 0..900 {
+            table.survived(0, 0, 1);
+            table.survived(0, 1, 5);
+        }
+        for _ in 0..100 {
+            table.died(0, 0);
+        }
+        let hazard = table.cumulative_hazard(0);
+        assert!((hazard[1] - 0.105).abs() < 0.001, "{}", hazard[1]);
+        assert!(hazard[5] - hazard[1] < 0.001);
+    }
+
+    #[test]
+    fn ages_entered_late_count_only_from_there() {
+        let mut table = LifeTable::new();
+        for _ in 0..50 {
+            table.survived(2, 40, 41);
+            table.died(2, 41);
+        }
+        let hazard = table.cumulative_hazard(2);
+        let bin = table.bin(41);
+        assert!((hazard[bin + 1] - hazard[bin]) > 2.0);
+        assert!(hazard[table.bin(30)] < 1e-9);
+    }
+
+    #[test]
+    fn a_class_without_events_of_its_own_behaves_like_all() {
+        let mut table = LifeTable::new();
+        for _ in 0..500 {
+            table.survived(0, 0, 1);
+            table.died(0, 0);
+        }
+        let (own, other) = (table.cumulative_hazard(0), table.cumulative_hazard(1));
+        assert!((own[1] - other[1]).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_faded_no_longer_counts() {
+        let mut table = LifeTable::new();
+        table.died(0, 0);
+        table.fade(0.5);
+        assert!((table.probes() - 0.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_stall_of_days_is_no_endless_loop() {
+        let mut table = LifeTable::new();
+        table.survived(0, 0, u32::MAX);
+        table.died(0, u32::MAX);
+        assert!(table.cumulative_hazard(0).iter().all(|h| h.is_finite()));
+    }
+}

@@ -1,0 +1,362 @@
+//! What stands where in the memory that shim and worker share.
+//!
+//! ```text
+//! words   0..512        header: what this is, the ring's head, the counters   one page
+//!         512..66048    the ring, RING_CAPACITY traps                         512 KiB
+//! bytes   one per page  the page's state                                      256 KiB per GiB
+//! ```
+//!
+//! The shim makes it and is the **only writer**: it seals the memory before it passes the
+//! descriptor on, so that a worker, broken or hostile, can neither change a page's state nor make
+//! it shrink. The worker checks what it reads: numbers that index something are held against their
+//! bounds here.
+//!
+//! A memory belongs to one generation of the VM's regions; hot-plugged RAM means a new one.
+//!
+//! The fault thread writes here: nothing in this module allocates, blocks or can panic on what the
+//! other side wrote. Both sides pass their views (`sys::shared_memory`) as slices of atomics, so
+//! this crate needs no `unsafe`.
+
+use crate::ring::Ring;
+use crate::sync::{AtomicU8, AtomicU64, Ordering};
+use crate::{Region, VERSION};
+
+/// `OVERBOOK` in ASCII, as the first word.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"OVERBOOK");
+
+/// Traps that the ring holds: more than a second of the worst case (55,000 traps/s).
+pub const RING_CAPACITY: usize = 1 << 16;
+
+const HEADER_WORDS: usize = 512;
+const WORD_MAGIC: usize = 0;
+const WORD_VERSION: usize = 1;
+const WORD_CAPACITY: usize = 2;
+const WORD_PAGES: usize = 3;
+const WORD_GENERATION: usize = 4;
+const WORD_GIVEN_BACK: usize = 5;
+const WORD_HEAD: usize = 8;
+const WORD_COUNTERS: usize = 16;
+
+/// How large the shared memory of a VM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pages: u32,
+}
+
+impl Layout {
+    /// For page numbers below `pages`.
+    #[must_use]
+    pub fn new(pages: u32) -> Self {
+        Self { pages }
+    }
+
+    /// For these regions, in the order of their page numbers (as [`Answer::decode`] checked).
+    ///
+    /// [`Answer::decode`]: crate::Answer::decode
+    #[must_use]
+    pub fn of_regions(regions: &[Region]) -> Self {
+        Self::new(regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages)))
+    }
+
+    /// Words of 8 bytes: header and ring.
+    #[must_use]
+    pub fn words(self) -> usize {
+        HEADER_WORDS + RING_CAPACITY
+    }
+
+    /// Bytes behind the words: the state of each page.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.pages as usize
+    }
+}
+
+/// Why a piece of memory is not what the two sides agreed upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// A view has another size.
+    #[error("shared memory: {what}: {found}; the layout asks for {expected}")]
+    Size {
+        /// Which of the two views.
+        what: &'static str,
+        /// Its length.
+        found: usize,
+        /// What it should be.
+        expected: usize,
+    },
+    /// A word of the header says something else.
+    #[error("shared memory: {field} is {found}; expected {expected}")]
+    Header {
+        /// The word.
+        field: &'static str,
+        /// What stands there.
+        found: u64,
+        /// What should.
+        expected: u64,
+    },
+}
+
+/// Counters and gauges of the header, since the memory was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Counter {
+    /// Faults resolved.
+    Traps,
+    /// Time spent in the handler for them, in nanoseconds.
+    TrapNs,
+    /// Pages moved out of the guest's reach.
+    MovedOut,
+    /// Pages moved back.
+    MovedIn,
+    /// Pages that the kernel refused to move out because I/O held them.
+    Pinned,
+    /// Staged pages that QEMU discarded (balloon, free-page reports).
+    Discarded,
+    /// Gauge: pages that are out of reach now.
+    StagedPages,
+    /// Gauge: what a trap costs the thread that touches, in nanoseconds, handler included; measured
+    /// on a page of the shim's own.
+    RoundTripNs,
+    /// How often everything was given back unasked.
+    GivenBack,
+}
+
+/// Why the shim gave everything back unasked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[repr(u8)]
+pub enum GiveBack {
+    /// The worker closed its connection.
+    #[error("the worker's connection closed")]
+    WorkerGone = 1,
+    /// The worker said nothing for too long.
+    #[error("the worker was silent for too long")]
+    WorkerSilent = 2,
+    /// More traps in a second than [`crate::Tracking::max_traps_per_s`].
+    #[error("more traps in one second than the fuse allows")]
+    Fuse = 3,
+    /// A fault waited too long for its handler.
+    #[error("a fault waited too long")]
+    SlowFault = 4,
+    /// QEMU registered its memory with userfaultfd itself.
+    #[error("QEMU watches its memory itself (snapshot or incoming migration)")]
+    QemuRegisters = 5,
+    /// Regions came or went.
+    #[error("guest RAM was added or removed")]
+    RegionsChanged = 6,
+    /// A system call failed.
+    #[error("the kernel refused a move")]
+    KernelRefused = 7,
+    /// QEMU locked its memory.
+    #[error("QEMU locks its memory")]
+    MemoryLocked = 8,
+    /// QEMU began to migrate the VM.
+    #[error("QEMU migrates the VM")]
+    Migrating = 9,
+}
+
+impl GiveBack {
+    fn from_number(number: u64) -> Option<Self> {
+        [
+            Self::WorkerGone,
+            Self::WorkerSilent,
+            Self::Fuse,
+            Self::SlowFault,
+            Self::QemuRegisters,
+            Self::RegionsChanged,
+            Self::KernelRefused,
+            Self::MemoryLocked,
+            Self::Migrating,
+        ]
+        .into_iter()
+        .find(|reason| *reason as u64 == number)
+    }
+}
+
+/// Where a page's content is. Numbers are for ever; later mechanisms add theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PageState {
+    /// Where QEMU expects it.
+    Plain = 0,
+    /// In staging, or on its way there or back: the guest's next touch traps. Also a hole that was
+    /// taken out of reach.
+    Staged = 1,
+    /// A number that this version does not know.
+    Unknown = 255,
+}
+
+impl PageState {
+    fn from_number(number: u8) -> Self {
+        match number {
+            0 => Self::Plain,
+            1 => Self::Staged,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// The shared memory, as either side sees it. Cheap to copy and to make anew.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    words: &'a [AtomicU64],
+    states: &'a [AtomicU8],
+}
+
+impl<'a> Shared<'a> {
+    /// The shim's beginning: writes the header into fresh memory (all zero).
+    ///
+    /// # Errors
+    /// When a view has another size than `layout` asks for.
+    pub fn initialise(
+        layout: Layout,
+        generation: u32,
+        words: &'a [AtomicU64],
+        states: &'a [AtomicU8],
+    ) -> Result<Self, LayoutError> {
+        let shared = Self::of_size(layout, words, states)?;
+        for (word, value) in header(layout) {
+            words[word.index].store(value, Ordering::Relaxed);
+        }
+        words[WORD_GENERATION].store(generation.into(), Ordering::Release);
+        Ok(shared)
+    }
+
+    /// The worker's beginning: believes nothing before the header is checked.
+    ///
+    /// # Errors
+    /// When sizes, magic, version, capacity or number of pages differ.
+    pub fn open(
+        layout: Layout,
+        words: &'a [AtomicU64],
+        states: &'a [AtomicU8],
+    ) -> Result<Self, LayoutError> {
+        let shared = Self::of_size(layout, words, states)?;
+        for (word, expected) in header(layout) {
+            let found = words[word.index].load(Ordering::Acquire);
+            if found != expected {
+                return Err(LayoutError::Header { field: word.name, found, expected });
+            }
+        }
+        Ok(shared)
+    }
+
+    fn of_size(
+        layout: Layout,
+        words: &'a [AtomicU64],
+        states: &'a [AtomicU8],
+    ) -> Result<Self, LayoutError> {
+        let check = |what, found, expected| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(LayoutError::Size { what, found, expected })
+            }
+        };
+        check("words", words.len(), layout.words())?;
+        check("page states", states.len(), layout.bytes())?;
+        Ok(Self { words, states })
+    }
+
+    /// The ring of traps.
+    #[must_use]
+    pub fn ring(self) -> Ring<'a> {
+        Ring::new(&self.words[WORD_HEAD], &self.words[HEADER_WORDS..])
+    }
+
+    /// Which set of regions this memory belongs to; compare with [`crate::Status::generation`].
+    #[must_use]
+    pub fn generation(self) -> u32 {
+        u32::try_from(self.words[WORD_GENERATION].load(Ordering::Acquire)).unwrap_or(u32::MAX)
+    }
+
+    /// Reads a counter.
+    #[must_use]
+    pub fn get(self, counter: Counter) -> u64 {
+        self.counter(counter).load(Ordering::Relaxed)
+    }
+
+    /// Adds to a counter (shim).
+    pub fn add(self, counter: Counter, amount: u64) {
+        self.counter(counter).fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Sets a gauge (shim).
+    pub fn set(self, counter: Counter, value: u64) {
+        self.counter(counter).store(value, Ordering::Relaxed);
+    }
+
+    fn counter(self, counter: Counter) -> &'a AtomicU64 {
+        &self.words[WORD_COUNTERS + counter as usize]
+    }
+
+    /// Notes that everything was given back unasked (shim).
+    pub fn note_given_back(self, reason: GiveBack) {
+        self.words[WORD_GIVEN_BACK].store(reason as u64, Ordering::Relaxed);
+        self.add(Counter::GivenBack, 1);
+    }
+
+    /// Why everything was last given back unasked; `None` if it never was.
+    #[must_use]
+    pub fn last_given_back(self) -> Option<GiveBack> {
+        GiveBack::from_number(self.words[WORD_GIVEN_BACK].load(Ordering::Relaxed))
+    }
+
+    /// A page's state; a page that does not exist is [`PageState::Unknown`].
+    #[must_use]
+    pub fn state(self, page: u32) -> PageState {
+        self.states.get(page as usize).map_or(PageState::Unknown, |state| {
+            PageState::from_number(state.load(Ordering::Acquire))
+        })
+    }
+
+    /// Sets a page's state (shim). A page that does not exist has none.
+    pub fn set_state(self, page: u32, state: PageState) {
+        if let Some(byte) = self.states.get(page as usize) {
+            byte.store(state as u8, Ordering::Release);
+        }
+    }
+
+    /// Whether any page of a granule is out of reach.
+    #[must_use]
+    pub fn is_staged(self, granule: u32, granule_pages: u32) -> bool {
+        let first = granule as usize * granule_pages as usize;
+        let pages = self.states.iter().skip(first).take(granule_pages as usize);
+        pages.into_iter().any(|state| state.load(Ordering::Acquire) == PageState::Staged as u8)
+    }
+}
+
+/// A word of the header that both sides must agree upon.
+struct Word {
+    index: usize,
+    name: &'static str,
+}
+
+fn header(layout: Layout) -> [(Word, u64); 4] {
+    let word = |index, name, value| (Word { index, name }, value);
+    [
+        word(WORD_MAGIC, "magic", MAGIC),
+        word(WORD_VERSION, "version", VERSION.into()),
+        word(WORD_CAPACITY, "ring capacity", RING_CAPACITY as u64),
+        word(WORD_PAGES, "pages", layout.pages.into()),
+    ]
+}
+
+/// A granule's place in the sample: the finaliser of MurmurHash3, a permutation of the numbers.
+#[must_use]
+pub fn hash(granule: u32) -> u32 {
+    let mut hash = granule;
+    hash ^= hash >> 16;
+    hash = hash.wrapping_mul(0x85eb_ca6b);
+    hash ^= hash >> 13;
+    hash = hash.wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
+}
+
+/// Whether a granule is in the sample of [`crate::Tracking::sample`].
+#[must_use]
+pub fn is_sampled(granule: u32, sample: u32) -> bool {
+    sample == u32::MAX || hash(granule) < sample
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,6 @@
+//! The atomics: the standard ones, and loom's where loom plays all interleavings (`--cfg loom`).
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

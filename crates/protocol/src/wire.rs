@@ -1,0 +1,194 @@
+//! Messages to packets and back.
+//!
+//! Problem: whoever writes the packet may be of another release, broken or hostile; and a packet of
+//! a few bytes can claim a list of millions.
+//!
+//! Idea: postcard (a compact, self-delimiting encoding) below a length limit, then every value is
+//! held against its range before anybody sees it. A decoded [`Request`] or [`Answer`] needs no
+//! further check of its own; what depends on the VM (does granule 7 exist?) the receiver checks.
+//!
+//! Invariants: a packet decodes to one message with no byte left over. [`Request::Hello`] and
+//! [`Refusal::Version`] keep their bytes in every version, so that two releases can at least tell
+//! each other who they are; a test pins them.
+//!
+//! Leaves out: streams. A `SEQPACKET` socket keeps packets apart, and tells when one was cut short.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    Answer, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, REGION_ALIGN_PAGES, Refusal, Region, Request,
+    State, Tracking,
+};
+
+/// Most pages in a granule: what one huge page holds.
+pub const MAX_GRANULE_PAGES: u32 = 512;
+
+/// Least granules in a hot set: with fewer, code and data of one instruction evict each other.
+pub const MIN_HOT_SET: u32 = 64;
+
+/// Why a message could not become a packet, or a packet an answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// Too long to send.
+    #[error("a message of {length} bytes; at most {MAX_PACKET} fit in a packet")]
+    TooLong {
+        /// Its length as a packet.
+        length: usize,
+    },
+    /// Not an answer of this version of the protocol.
+    #[error("malformed answer of {length} bytes")]
+    Malformed {
+        /// The packet's length.
+        length: usize,
+    },
+    /// A value of an answer is out of its range.
+    #[error("answer: {field}: {value}: {valid}")]
+    Invalid {
+        /// The field.
+        field: &'static str,
+        /// What was sent.
+        value: u64,
+        /// What would do.
+        valid: &'static str,
+    },
+}
+
+impl Request {
+    /// The packet that carries this request.
+    ///
+    /// # Errors
+    /// When it is longer than [`MAX_PACKET`]: more than [`MAX_REVOKE`] granules.
+    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        encode(self)
+    }
+
+    /// The request in a packet, its values within their ranges.
+    ///
+    /// # Errors
+    /// What the shim is to answer: [`Refusal::Malformed`] or [`Refusal::Invalid`].
+    pub fn decode(packet: &[u8]) -> Result<Self, Refusal> {
+        let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
+        let request = decode(packet).ok_or(Refusal::Malformed { length })?;
+        match &request {
+            Self::Track(tracking) => tracking.check()?,
+            Self::Revoke { granules } if granules.is_empty() || granules.len() > MAX_REVOKE => {
+                return Err(invalid("granules", granules.len() as u64, "1 to 2048 of them"));
+            }
+            Self::Hello { .. } | Self::Revoke { .. } | Self::Release | Self::Status => {}
+        }
+        Ok(request)
+    }
+}
+
+impl Answer {
+    /// The packet that carries this answer.
+    ///
+    /// # Errors
+    /// When it is longer than [`MAX_PACKET`].
+    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        encode(self)
+    }
+
+    /// The answer in a packet, its values within their ranges.
+    ///
+    /// # Errors
+    /// When it is malformed, or a value is out of its range.
+    pub fn decode(packet: &[u8]) -> Result<Self, WireError> {
+        let answer = decode(packet).ok_or(WireError::Malformed { length: packet.len() })?;
+        let state = match &answer {
+            Self::Welcome { regions, state, .. } => {
+                check_regions(regions)?;
+                state
+            }
+            Self::Status(status) => &status.state,
+            Self::Done { .. } | Self::Refused(_) => return Ok(answer),
+        };
+        if let State::On(tracking) = state
+            && let Err(fault) = tracking.fault()
+        {
+            return Err(fault.into());
+        }
+        Ok(answer)
+    }
+}
+
+impl Tracking {
+    /// Whether every value is in its range.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`] for the first that is not.
+    pub fn check(&self) -> Result<(), Refusal> {
+        self.fault().map_err(|fault| invalid(fault.field, fault.value, fault.valid))
+    }
+
+    fn fault(&self) -> Result<(), Fault> {
+        let fault = |field, value: u32, valid| Err(Fault { field, value: value.into(), valid });
+        if !self.granule_pages.is_power_of_two() || self.granule_pages > MAX_GRANULE_PAGES {
+            return fault("granule_pages", self.granule_pages, "a power of two, 1 to 512");
+        }
+        if let Some(hot_set) = self.hot_set.filter(|&granules| granules < MIN_HOT_SET) {
+            return fault("hot_set", hot_set, "at least 64 granules");
+        }
+        if self.max_traps_per_s == 0 {
+            return fault("max_traps_per_s", 0, "at least 1");
+        }
+        Ok(())
+    }
+}
+
+/// A value out of its range, on either side of the socket.
+struct Fault {
+    field: &'static str,
+    value: u64,
+    valid: &'static str,
+}
+
+impl From<Fault> for WireError {
+    fn from(fault: Fault) -> Self {
+        Self::Invalid { field: fault.field, value: fault.value, valid: fault.valid }
+    }
+}
+
+/// Regions must be few, not empty, in order, apart and aligned: the worker computes with them.
+fn check_regions(regions: &[Region]) -> Result<(), WireError> {
+    let invalid = |field, value, valid| Err(WireError::Invalid { field, value, valid });
+    if regions.len() > MAX_REGIONS {
+        return invalid("regions", regions.len() as u64, "at most 512 of them");
+    }
+    let mut free = 0;
+    for region in regions {
+        let first = u64::from(region.first_page);
+        if first < free || !region.first_page.is_multiple_of(REGION_ALIGN_PAGES) {
+            return invalid("first_page", first, "a multiple of 512 past the region before");
+        }
+        free = first + u64::from(region.pages);
+        if region.pages == 0 || free > u64::from(u32::MAX) {
+            return invalid("pages", region.pages.into(), "at least 1, and 2^32 in all regions");
+        }
+    }
+    Ok(())
+}
+
+fn invalid(field: &str, value: u64, valid: &str) -> Refusal {
+    Refusal::Invalid { field: field.to_owned(), value, valid: valid.to_owned() }
+}
+
+fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, WireError> {
+    let packet = postcard::to_stdvec(message).map_err(|_| WireError::TooLong { length: 0 })?;
+    if packet.len() > MAX_PACKET {
+        return Err(WireError::TooLong { length: packet.len() });
+    }
+    Ok(packet)
+}
+
+fn decode<M: DeserializeOwned>(packet: &[u8]) -> Option<M> {
+    if packet.len() > MAX_PACKET {
+        return None;
+    }
+    let (message, rest) = postcard::take_from_bytes(packet).ok()?;
+    rest.is_empty().then_some(message)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+use super::*;
+use crate::{Status, VERSION};
+
+const TRACKING: Tracking =
+    Tracking { granule_pages: 32, hot_set: Some(64), sample: u32::MAX, max_traps_per_s: 500 };
+
+fn requests() -> Vec<Request> {
+    vec![
+        Request::Hello { version: VERSION },
+        Request::Track(TRACKING),
+        Request::Track(Tracking { hot_set: None, granule_pages: 512, ..TRACKING }),
+        Request::Revoke { granules: vec![u32::MAX; MAX_REVOKE] },
+        Request::Release,
+        Request::Status,
+    ]
+}
+
+fn region(first_page: u32, pages: u32) -> Region {
+    Region { first_page, pages, address: u64::MAX }
+}
+
+fn welcome(regions: Vec<Region>) -> Answer {
+    Answer::Welcome { version: VERSION, regions, state: State::Off }
+}
+
+fn answers() -> Vec<Answer> {
+    let many = (0..512).map(|i| region((u32::MAX >> 10) / 512 * 512 + i * 512, 512)).collect();
+    vec![
+        welcome(vec![region(0, 1000), region(1024, 512)]),
+        welcome(many),
+        Answer::Done { count: u32::MAX },
+        Answer::Refused(Refusal::Version { shim: 2, worker: 1 }),
+        Answer::Refused(Refusal::Kernel { call: "UFFDIO_MOVE".into(), errno: 22 }),
+        Answer::Status(Status { state: State::On(TRACKING), generation: 1 }),
+        Answer::Status(Status { state: State::Suspended { why: "fuse".into() }, generation: 1 }),
+        welcome(vec![]),
+    ]
+}
+
+#[test]
+fn every_message_comes_back_as_it_went_even_the_longest() {
+    for request in requests() {
+        assert_eq!(Request::decode(&request.encode().unwrap()).as_ref(), Ok(&request));
+    }
+    for answer in answers() {
+        assert_eq!(Answer::decode(&answer.encode().unwrap()).as_ref(), Ok(&answer));
+    }
+}
+
+/// These bytes never change, whatever [`VERSION`] says.
+#[test]
+fn two_releases_can_tell_each_other_their_version() {
+    assert_eq!(Request::Hello { version: 300 }.encode().unwrap(), [0, 0xac, 2]);
+    let refusal = Answer::Refused(Refusal::Version { shim: 1, worker: 300 });
+    assert_eq!(refusal.encode().unwrap(), [2, 0, 1, 0xac, 2]);
+}
+
+#[test]
+fn a_packet_cut_short_or_with_bytes_left_over_is_malformed() {
+    for request in requests() {
+        let mut packet = request.encode().unwrap();
+        for length in (0..packet.len()).filter(|length| length % 64 < 8 || *length < 200) {
+            assert!(Request::decode(&packet[..length]).is_err(), "{request:?} of {length}");
+        }
+        packet.push(0);
+        let length = u32::try_from(packet.len()).unwrap();
+        assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length }));
+    }
+    for answer in answers() {
+        let mut packet = answer.encode().unwrap();
+        for length in (0..packet.len()).filter(|length| length % 64 < 8 || *length < 200) {
+            assert!(Answer::decode(&packet[..length]).is_err(), "{answer:?} of {length}");
+        }
+        packet.push(0);
+        assert_eq!(Answer::decode(&packet), Err(WireError::Malformed { length: packet.len() }));
+    }
+}
+
+#[test]
+fn an_oversize_message_is_neither_sent_nor_read() {
+    let request = Request::Revoke { granules: vec![u32::MAX; 4000] };
+    let error = request.encode().unwrap_err();
+    assert_eq!(error.to_string(), "a message of 20003 bytes; at most 16384 fit in a packet");
+    let packet = postcard::to_stdvec(&request).unwrap();
+    assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length: 20_003 }));
+}
+
+#[test]
+fn a_packet_that_claims_a_huge_list_is_malformed_and_allocates_nothing_to_speak_of() {
+    let packet = [2, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2, 3];
+    assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length: 9 }));
+}
+
+#[test]
+fn random_packets_are_refused_or_hold_only_valid_values() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut samples: Vec<Vec<u8>> = requests().iter().map(|r| r.encode().unwrap()).collect();
+    samples.extend(answers().iter().map(|a| a.encode().unwrap()));
+    for round in 0..50_000 {
+        let packet: Vec<u8> = if round % 2 == 0 {
+            let mut packet = random.choice(&samples).unwrap().clone();
+            for _ in 0..random.usize(1..4) {
+                let index = random.usize(..packet.len().min(24));
+                packet[index] = random.u8(..);
+            }
+            packet
+        } else {
+            let first = random.u8(0..6);
+            std::iter::once(first).chain((0..random.usize(0..40)).map(|_| random.u8(..))).collect()
+        };
+        match Request::decode(&packet) {
+            Ok(Request::Track(tracking)) => assert_eq!(tracking.check(), Ok(())),
+            Ok(Request::Revoke { granules }) => assert!((1..=MAX_REVOKE).contains(&granules.len())),
+            _ => {}
+        }
+        if let Ok(Answer::Welcome { regions, .. }) = Answer::decode(&packet) {
+            let apart = |pair: &[Region]| pair[0].first_page + pair[0].pages <= pair[1].first_page;
+            assert!(regions.windows(2).all(apart), "{regions:?}");
+        }
+    }
+}
+
+#[test]
+fn a_tracking_out_of_range_names_field_value_and_what_would_do() {
+    let refused = |tracking: Tracking| {
+        let packet = Request::Track(tracking).encode().unwrap();
+        Request::decode(&packet).unwrap_err().to_string()
+    };
+    for granule_pages in [0, 3, 33, 1024, 1 << 31] {
+        let error = refused(Tracking { granule_pages, ..TRACKING });
+        assert_eq!(error, format!("granule_pages: {granule_pages}: a power of two, 1 to 512"));
+    }
+    let error = refused(Tracking { hot_set: Some(63), ..TRACKING });
+    assert_eq!(error, "hot_set: 63: at least 64 granules");
+    let error = refused(Tracking { max_traps_per_s: 0, ..TRACKING });
+    assert_eq!(error, "max_traps_per_s: 0: at least 1");
+    let status =
+        Status { state: State::On(Tracking { granule_pages: 3, ..TRACKING }), generation: 0 };
+    let error = Answer::decode(&Answer::Status(status).encode().unwrap()).unwrap_err();
+    assert_eq!(error.to_string(), "answer: granule_pages: 3: a power of two, 1 to 512");
+}
+
+#[test]
+fn a_revocation_of_none_or_too_many_granules_is_refused() {
+    for count in [0, MAX_REVOKE + 1] {
+        let packet = Request::Revoke { granules: vec![1; count] }.encode().unwrap();
+        let error = Request::decode(&packet).unwrap_err().to_string();
+        assert_eq!(error, format!("granules: {count}: 1 to 2048 of them"));
+    }
+}
+
+#[test]
+fn regions_that_overlap_are_empty_unaligned_too_many_or_past_the_end_are_refused() {
+    let refused = |regions| Answer::decode(&welcome(regions).encode().unwrap()).is_err();
+    assert!(refused(vec![region(0, 513), region(512, 512)]));
+    assert!(refused(vec![region(512, 512), region(0, 512)]));
+    assert!(refused(vec![region(0, 0)]));
+    assert!(refused(vec![region(100, 512)]));
+    assert!(refused(vec![region(512, u32::MAX)]));
+    assert!(refused((0..513).map(|i| region(i * 512, 1)).collect()));
+    assert!(!refused(vec![region(0, u32::MAX)]));
+}

@@ -1,0 +1,105 @@
+//! What a trap costs the thread that touches: measured on a granule of our own, through the same fault
+//! thread and the same moves as the guest's.
+//!
+//! The handler's own time is counted trap by trap; what it does not see is the way there and back: the
+//! kernel puts the thread to sleep and wakes another, often on a CPU that was idle. Here a thread of ours
+//! touches a revoked granule and looks at the clock before and after.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use protocol::MAX_GRANULE_PAGES;
+use rustix::io::Errno;
+use sys::memory_map::{Advice, PAGE_BYTES, Pagemap, Range, Reserved};
+use sys::userfaultfd::Userfaultfd;
+
+use crate::moves;
+use crate::time::now;
+
+const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
+
+/// The largest granule and its staging, side by side; kept for ever, because a thread may be touching it.
+pub(crate) struct Bench {
+    place: Reserved,
+    /// Bytes that were taken and not yet given back.
+    away: AtomicU64,
+}
+
+impl Bench {
+    /// The process's one; `None` when there is no memory for it.
+    pub(crate) fn get() -> Option<&'static Self> {
+        static BENCH: OnceLock<Option<Bench>> = OnceLock::new();
+        BENCH.get_or_init(|| Self::new().ok()).as_ref()
+    }
+
+    fn new() -> Result<Self, Errno> {
+        let place = Reserved::new(2 * LARGEST)?;
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
+            let _ = unsafe { place.advise(advice) };
+        }
+        Ok(Self { place, away: AtomicU64::new(0) })
+    }
+
+    /// What to register.
+    pub(crate) fn range(&self) -> Range {
+        self.place.range()
+    }
+
+    /// Gives it the content of a granule, before it is registered.
+    pub(crate) fn populate(&self, granule_pages: u32) {
+        for page in 0..u64::from(granule_pages) {
+            // SAFETY: memory of ours, not registered.
+            unsafe { pointer(self.place.range().start + page * PAGE_BYTES).write_volatile(1) };
+        }
+    }
+
+    /// Revokes it; answers the address to touch.
+    pub(crate) fn arm(&self, uffd: &Userfaultfd, granule_pages: u32) -> Option<u64> {
+        let guest = self.guest(u64::from(granule_pages) * PAGE_BYTES);
+        self.away.store(guest.len, Ordering::Relaxed);
+        // SAFETY: both halves are registered, and the fault thread serves.
+        let taken = unsafe { moves::take(uffd, guest, self.staging()) };
+        (taken.moved > 0).then_some(guest.start)
+    }
+
+    /// Gives back what is away.
+    pub(crate) fn serve(&self, uffd: &Userfaultfd, pagemap: &Pagemap) {
+        let guest = self.guest(self.away.swap(0, Ordering::Relaxed));
+        if guest.len > 0 {
+            // SAFETY: `arm` took it from there.
+            unsafe { moves::give(uffd, pagemap, guest, self.staging()) };
+        }
+        let _ = uffd.wake(self.guest(LARGEST));
+    }
+
+    /// Whether an address lies in its first half.
+    pub(crate) fn contains(&self, address: u64) -> bool {
+        let guest = self.guest(LARGEST);
+        (guest.start..guest.start + guest.len).contains(&address)
+    }
+
+    fn guest(&self, len: u64) -> Range {
+        Range { start: self.place.range().start, len }
+    }
+
+    fn staging(&self) -> u64 {
+        self.place.range().start + LARGEST
+    }
+}
+
+/// Touches what [`Bench::arm`] revoked, without the lock, and answers how long that took.
+///
+/// # Safety
+/// `address` is what [`Bench::arm`] answered.
+pub(crate) unsafe fn touch(address: u64) -> Duration {
+    let before = now();
+    // SAFETY: as the caller promises; the page is there when the read ends.
+    unsafe { pointer(address).read_volatile() };
+    now().since(before)
+}
+
+fn pointer(address: u64) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
+}

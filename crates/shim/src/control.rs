@@ -1,0 +1,228 @@
+//! The thread that answers a worker.
+//!
+//! One worker at a time, run by root or by whoever runs QEMU by hand: another is told so and turned away; it is
+//! not heard. Each packet is one request with one answer; a packet that is not understood is refused
+//! and changes nothing. When the connection closes, for whatever reason, everything goes back.
+//!
+//! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::time::Duration;
+
+use protocol::layout::{Counter, GiveBack};
+use protocol::{Answer, MAX_PACKET, Refusal, Request, Status, VERSION, address};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::seqpacket::{Connection, Listener};
+
+use crate::descriptors::Guarded;
+use crate::engine::{self, lock};
+use crate::time::{AsNanos, now};
+use crate::tracker::Tracker;
+use crate::{bench, fault_thread, threads, watchdog};
+
+/// How often the cost of a trap is measured while tracking.
+const CALIBRATION: Duration = Duration::from_secs(3);
+/// Touches per measurement.
+const TOUCHES: u32 = 4;
+
+/// Begins to listen; once per process.
+pub(crate) fn start() {
+    static STARTED: Once = Once::new();
+    STARTED.call_once(|| {
+        threads::guard_forks();
+        // Without the thread nobody can ask for anything: QEMU runs as if the shim were not there.
+        let _ = threads::start("overbook-ctl", run);
+    });
+}
+
+struct Worker {
+    connection: Connection,
+    has_met: bool,
+    _guarded: Option<Guarded>,
+}
+
+fn run() {
+    let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+    let Ok(listener) = Listener::bind(&address(pid)) else { return };
+    let Some(_guarded) = Guarded::new(listener.as_fd().as_raw_fd()) else { return };
+    let mut worker: Option<Worker> = None;
+    let mut calibrated = now();
+    loop {
+        wait(&listener, worker.as_ref());
+        if let Some(there) = &mut worker
+            && !there.listen()
+        {
+            leave(&mut worker);
+        }
+        if let Ok(Some(connection)) = listener.accept() {
+            meet(&mut worker, connection);
+        }
+        if now().since(calibrated) > CALIBRATION {
+            calibrated = now();
+            calibrate();
+        }
+    }
+}
+
+fn wait(listener: &Listener, worker: Option<&Worker>) {
+    let mut fds = [
+        PollFd::new(listener, PollFlags::IN),
+        PollFd::from_borrowed_fd(
+            worker.map_or(listener.as_fd(), |worker| worker.connection.as_fd()),
+            PollFlags::IN,
+        ),
+    ];
+    let timeout = Timespec::try_from(CALIBRATION).ok();
+    // Interrupted or not: the caller looks.
+    let _ = poll(&mut fds, timeout.as_ref().filter(|_| worker.is_some()));
+}
+
+fn meet(worker: &mut Option<Worker>, connection: Connection) {
+    let guarded = Guarded::new(connection.as_fd().as_raw_fd());
+    let Ok(peer) = connection.peer() else { return };
+    // A new worker may come at the moment when the old one is gone.
+    if worker.as_ref().is_some_and(Worker::hung_up) {
+        leave(worker);
+    }
+    let refusal = if peer.uid != 0 && !is_of_our_owner(peer.uid) {
+        Refusal::NotPermitted { uid: peer.uid }
+    } else if let Some(there) = worker {
+        Refusal::Busy { pid: there.connection.peer().map_or(0, |peer| peer.pid) }
+    } else {
+        watchdog::worker_spoke();
+        *worker = Some(Worker { connection, has_met: false, _guarded: guarded });
+        return;
+    };
+    if let Ok(packet) = Answer::Refused(refusal).encode() {
+        let _ = connection.send(&packet, None);
+    }
+}
+
+/// Whether a user who is not root runs this QEMU by hand. libvirt runs every tenant's QEMU as one user: there
+/// the same uid means nothing, and the parent is root's (libvirt, or init after `-daemonize`).
+fn is_of_our_owner(uid: u32) -> bool {
+    let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
+    let owner = std::fs::metadata(format!("/proc/{parent}")).map(|there| there.uid());
+    uid == rustix::process::geteuid().as_raw() && owner.is_ok_and(|owner| owner == uid)
+}
+
+fn leave(worker: &mut Option<Worker>) {
+    *worker = None;
+    watchdog::worker_left();
+    engine::give_back(Some(GiveBack::WorkerGone));
+}
+
+impl Worker {
+    fn hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.connection, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let answered = poll(&mut fds, Some(&at_once)).is_ok();
+        answered && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Answers what has come; `false` when the worker is gone.
+    fn listen(&mut self) -> bool {
+        let mut packet = [0; MAX_PACKET];
+        match self.connection.receive(&mut packet) {
+            Ok(None) => true,
+            Ok(Some(received)) => {
+                watchdog::worker_spoke();
+                let request = Request::decode(&packet[..received.length]);
+                let answered = request.and_then(|request| {
+                    catch_unwind(AssertUnwindSafe(|| self.answer(request)))
+                        .unwrap_or_else(|_| Err(failed_inside()))
+                });
+                let sent = self.send(answered.unwrap_or_else(Answer::Refused));
+                watchdog::worker_spoke();
+                sent
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn answer(&mut self, request: Request) -> Result<Answer, Refusal> {
+        if let Request::Hello { version } = request {
+            if version != VERSION {
+                return Err(Refusal::Version { shim: VERSION, worker: version });
+            }
+            self.has_met = true;
+            return Ok(welcome());
+        }
+        if !self.has_met {
+            return Err(Refusal::NotTracking { why: "say Hello first".to_owned() });
+        }
+        match request {
+            Request::Track(tracking) => {
+                start_threads()?;
+                watchdog::tracking_begins();
+                let count = engine::track(tracking)?;
+                calibrate();
+                Ok(Answer::Done { count })
+            }
+            Request::Revoke { granules } => {
+                engine::revoke(&granules).map(|count| Answer::Done { count })
+            }
+            Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
+            Request::Status | Request::Hello { .. } => {
+                let engine = lock();
+                let generation = engine.ram.generation();
+                Ok(Answer::Status(Status { state: engine.state(), generation }))
+            }
+        }
+    }
+
+    fn send(&self, answer: Answer) -> bool {
+        let Ok(packet) = answer.encode() else { return false };
+        let mut engine = lock();
+        let fd = match answer {
+            Answer::Welcome { .. } => engine.current_channel().map(AsFd::as_fd),
+            _ => None,
+        };
+        self.connection.send(&packet, fd).is_ok()
+    }
+}
+
+fn welcome() -> Answer {
+    let engine = lock();
+    Answer::Welcome { version: VERSION, regions: engine.regions(), state: engine.state() }
+}
+
+fn failed_inside() -> Refusal {
+    engine::give_back(Some(GiveBack::KernelRefused));
+    Refusal::NotTracking { why: "the shim failed; see QEMU's log".to_owned() }
+}
+
+/// The fault thread and the watchdog; they stay.
+fn start_threads() -> Result<(), Refusal> {
+    static STARTED: Once = Once::new();
+    let mut result = Ok(());
+    // Without userfaultfd there is nothing to serve, and `track` says why.
+    if engine::userfaultfd().is_ok() {
+        STARTED.call_once_force(|_| {
+            result = watchdog::prepare()
+                .and_then(|()| threads::start("overbook-fault", fault_thread::run))
+                .and_then(|()| threads::start("overbook-watch", watchdog::run));
+        });
+    }
+    result.map_err(|error| Refusal::Kernel {
+        call: "clone".to_owned(),
+        errno: error.raw_os_error().unwrap_or(0),
+    })
+}
+
+/// Measures what a trap costs, if tracking is on.
+fn calibrate() {
+    let mut total = Duration::ZERO;
+    for _ in 0..TOUCHES {
+        let place = lock().tracker.as_mut().and_then(Tracker::arm_bench);
+        let Some(place) = place else { return };
+        // SAFETY: the place is kept for ever.
+        total += unsafe { bench::touch(place) };
+    }
+    if let Some(channel) = &lock().channel {
+        channel.shared().set(Counter::RoundTripNs, (total / TOUCHES).as_nanos_u64());
+    }
+}

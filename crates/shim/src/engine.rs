@@ -1,0 +1,389 @@
+//! The one lock, and what stands behind it: guest RAM, the tracker, and why there is none.
+//!
+//! Whoever changes where a page is holds this lock: the fault thread, a request, QEMU's thread that
+//! discards memory. It is held for [`TURN`] at a time; between two turns whoever serves a fault goes first
+//! ([`lock_first`]), so that no guest waits for a long request.
+//!
+//! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
+//! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
+
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use protocol::layout::GiveBack;
+use protocol::{Refusal, Region, State, Tracking};
+use sys::memory_map::Range;
+use sys::userfaultfd::{OpenError, Userfaultfd};
+
+use crate::channel::Channel;
+use crate::ram::{GuestRam, overlap};
+use crate::time::{Nanos, now};
+use crate::tracker::{Served, Tracker, fill_stray};
+use crate::{qemu, watchdog};
+
+/// The longest that the lock is held at a time for work that nobody waits for.
+const TURN: Duration = Duration::from_millis(1);
+
+/// Everything that the lock guards.
+pub(crate) struct Engine {
+    pub(crate) ram: GuestRam,
+    pub(crate) channel: Option<Channel>,
+    pub(crate) tracker: Option<Tracker>,
+    pub(crate) holds: Holds,
+    paused: Option<GiveBack>,
+}
+
+/// What QEMU is doing that leaves no room for tracking.
+pub(crate) struct Holds {
+    /// `mlockall` was called.
+    pub(crate) locked: bool,
+    /// A device maps guest RAM for itself.
+    pub(crate) passed_through: bool,
+    /// Mappings of guest RAM that are being changed.
+    pub(crate) remapping: u32,
+    /// Ranges that QEMU has registered with its own userfaultfd, and that descriptor.
+    pub(crate) registered: Vec<(i32, Range)>,
+}
+
+static ENGINE: Mutex<Engine> = Mutex::new(Engine {
+    ram: GuestRam::new(),
+    channel: None,
+    tracker: None,
+    holds: Holds { locked: false, passed_through: false, remapping: 0, registered: Vec::new() },
+    paused: None,
+});
+
+/// The descriptor with which QEMU has registered guest RAM, or -1: it uses one at a time.
+static QEMU_REGISTERS: AtomicI32 = AtomicI32::new(-1);
+
+/// How many threads wait to serve a fault.
+static FIRST: AtomicU32 = AtomicU32::new(0);
+
+/// A panic elsewhere does not stop faults from being served.
+pub(crate) fn lock() -> MutexGuard<'static, Engine> {
+    while FIRST.load(Ordering::Relaxed) > 0 {
+        rustix::thread::sched_yield();
+    }
+    ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`], before everybody who is between two turns.
+pub(crate) fn lock_first() -> MutexGuard<'static, Engine> {
+    FIRST.fetch_add(1, Ordering::Relaxed);
+    let guard = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
+    FIRST.fetch_sub(1, Ordering::Relaxed);
+    guard
+}
+
+/// When a turn that begins now must end.
+pub(crate) fn turn() -> Nanos {
+    now().after(TURN)
+}
+
+/// The process's userfaultfd, opened when first asked for and never closed.
+pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
+    static UFFD: OnceLock<Userfaultfd> = OnceLock::new();
+    if let Some(uffd) = UFFD.get() {
+        return Ok(uffd);
+    }
+    let uffd = Userfaultfd::open()?;
+    let uffd = UFFD.get_or_init(|| uffd);
+    crate::descriptors::guard_for_ever(uffd);
+    Ok(uffd)
+}
+
+impl Engine {
+    /// What the worker is told.
+    pub(crate) fn state(&self) -> State {
+        if let Some(why) = self.objection() {
+            return State::Unsupported { why };
+        }
+        match &self.tracker {
+            Some(tracker) if !tracker.is_releasing() => State::On(tracker.tracking()),
+            _ => self.suspension().map_or(State::Off, |why| State::Suspended { why }),
+        }
+    }
+
+    fn objection(&self) -> Option<String> {
+        if let Some(why) = self.ram.objection() {
+            return Some(why.to_owned());
+        }
+        if self.holds.locked {
+            return Some("QEMU locks its memory (-overcommit mem-lock=on)".to_owned());
+        }
+        if self.holds.passed_through {
+            return Some("a device is passed through (VFIO): it pins all guest RAM".to_owned());
+        }
+        userfaultfd().err().map(|error| error.to_string())
+    }
+
+    fn hold(&self) -> Option<String> {
+        if !self.holds.registered.is_empty() {
+            return Some(GiveBack::QemuRegisters.to_string());
+        }
+        if self.holds.remapping > 0 {
+            return Some(GiveBack::RegionsChanged.to_string());
+        }
+        qemu::migration().map(str::to_owned)
+    }
+
+    fn suspension(&self) -> Option<String> {
+        // What ended by itself, or with the worker, is no reason to wait.
+        let pause = || match self.paused? {
+            reason @ (GiveBack::Fuse | GiveBack::SlowFault | GiveBack::KernelRefused) => {
+                Some(reason.to_string())
+            }
+            _ => None,
+        };
+        self.hold().or_else(pause)
+    }
+
+    /// The shared memory of the regions as they are now.
+    pub(crate) fn current_channel(&mut self) -> Option<&Channel> {
+        let generation = self.ram.generation();
+        let is_current = |channel: &Channel| channel.generation() == generation;
+        // While something is tracked, the page states in the channel are all that is known of it.
+        if self.tracker.is_none() && !self.channel.as_ref().is_some_and(is_current) {
+            self.channel = Channel::new(&self.regions(), generation);
+        }
+        self.channel.as_ref()
+    }
+
+    pub(crate) fn regions(&self) -> Vec<Region> {
+        self.ram.regions().into_iter().map(|(_, region)| region).collect()
+    }
+
+    /// Resolves a fault; see [`Tracker::serve`].
+    pub(crate) fn serve(
+        &mut self,
+        uffd: &'static Userfaultfd,
+        address: u64,
+        received: Nanos,
+    ) -> Served {
+        match (&mut self.tracker, &mut self.channel) {
+            (Some(tracker), Some(channel)) => tracker.serve(channel, address, received),
+            _ => {
+                fill_stray(uffd, address);
+                Served::Yes
+            }
+        }
+    }
+
+    fn begin_tracking(&mut self, tracking: Tracking) -> Result<(), Refusal> {
+        let not_tracking = |why: String| Refusal::NotTracking { why };
+        if let Some(why) = self.objection().or_else(|| self.hold()) {
+            return Err(not_tracking(why));
+        }
+        let generation = self.ram.generation();
+        if self.channel.as_ref().is_none_or(|channel| channel.generation() != generation) {
+            return Err(not_tracking("guest RAM has changed: say Hello again".to_owned()));
+        }
+        let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
+        let tracker =
+            Tracker::start(uffd, &self.ram.regions(), tracking).map_err(|(call, errno)| {
+                Refusal::Kernel { call: call.to_owned(), errno: errno.raw_os_error() }
+            })?;
+        self.paused = None;
+        self.tracker = Some(tracker);
+        // Not before: it would look, see nothing to watch, and sleep on.
+        watchdog::ring();
+        Ok(())
+    }
+}
+
+/// Starts or changes tracking; answers how many granules were revoked.
+pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
+    let current = lock().tracker.as_ref().map(Tracker::tracking);
+    if current.is_some_and(|current| current.granule_pages != tracking.granule_pages) {
+        give_back(None);
+    }
+    let arm = {
+        let mut engine = lock();
+        let before = match &mut engine.tracker {
+            Some(tracker) if tracker.is_releasing() => {
+                let why = "everything is being given back".to_owned();
+                return Err(Refusal::NotTracking { why });
+            }
+            Some(tracker) => {
+                let before = tracker.tracking();
+                tracker.change(tracking);
+                Some(before)
+            }
+            None => {
+                engine.begin_tracking(tracking)?;
+                None
+            }
+        };
+        let same = |before: Tracking| before.hot_set.is_some() && before.sample == tracking.sample;
+        let arm = tracking.hot_set.is_some() && !before.is_some_and(same);
+        if let (true, Some(tracker)) = (arm, &mut engine.tracker) {
+            tracker.begin_arming();
+        }
+        arm
+    };
+    let armed = if arm { in_turns(Tracker::arm_some) } else { 0 };
+    Ok(armed + in_turns(Tracker::shrink_hot_set))
+}
+
+/// Revokes granules; answers how many were in reach before.
+pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
+    if let (state, false) = is_on() {
+        return Err(Refusal::NotTracking { why: words(&state) });
+    }
+    let mut rest = granules.iter();
+    Ok(in_turns(|tracker, channel, deadline| {
+        let mut revoked = 0;
+        while now() <= deadline {
+            let Some(&granule) = rest.next() else { return (revoked, true) };
+            revoked += u32::from(tracker.revoke(channel, granule));
+        }
+        (revoked, false)
+    }))
+}
+
+fn is_on() -> (State, bool) {
+    let engine = lock();
+    let on = engine.tracker.as_ref().is_some_and(|tracker| !tracker.is_releasing());
+    (engine.state(), on)
+}
+
+fn words(state: &State) -> String {
+    match state {
+        State::Suspended { why } | State::Unsupported { why } => why.clone(),
+        State::Off | State::On(_) => "send Track first".to_owned(),
+    }
+}
+
+/// Does a piece of work turn by turn until it says that it is done, or everything goes back.
+fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) -> u32 {
+    let mut total = 0;
+    loop {
+        let mut engine = lock();
+        let Engine { tracker: Some(tracker), channel: Some(channel), .. } = &mut *engine else {
+            return total;
+        };
+        if tracker.is_releasing() {
+            return total;
+        }
+        let (count, done) = work(tracker, channel, turn());
+        total += count;
+        if done {
+            return total;
+        }
+    }
+}
+
+/// Gives everything back and ends tracking; answers how many granules came back. `reason` is set when
+/// nobody asked for it. Any number of threads may do this at once: each helps.
+pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
+    let mut total = 0;
+    loop {
+        let mut engine = lock();
+        let Engine { tracker: Some(tracker), channel: Some(channel), paused, .. } = &mut *engine
+        else {
+            return total;
+        };
+        if !tracker.is_releasing() {
+            tracker.begin_release();
+            *paused = reason;
+            if let Some(reason) = reason {
+                channel.shared().note_given_back(reason);
+            }
+        }
+        let (count, done) = tracker.give_back_some(channel, turn());
+        total += count;
+        if done {
+            tracker.unregister();
+            let ended = engine.tracker.take();
+            drop(engine);
+            drop(ended);
+            return total;
+        }
+    }
+}
+
+/// Gives up guest RAM in `range`, because QEMU is about to change what is mapped there. Nothing is tracked
+/// until [`remapped`].
+pub(crate) fn before_remapping(range: Range) -> bool {
+    before_change(|ram| ram.concerns(range))
+}
+
+/// The same because `range` is about to become guest RAM: page numbers, and the memory that holds page
+/// states, are other ones afterwards.
+pub(crate) fn before_growing(range: Range) -> bool {
+    before_change(|ram| ram.is_candidate(range))
+}
+
+fn before_change(concerns: impl FnOnce(&GuestRam) -> bool) -> bool {
+    {
+        let mut engine = lock();
+        if !concerns(&engine.ram) {
+            return false;
+        }
+        engine.holds.remapping += 1;
+    }
+    give_back(Some(GiveBack::RegionsChanged));
+    true
+}
+
+/// The change that [`before_remapping`] or [`before_growing`] announced is done.
+pub(crate) fn remapped(change: impl FnOnce(&mut GuestRam)) {
+    let mut engine = lock();
+    engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
+    change(&mut engine.ram);
+}
+
+/// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were not
+/// there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
+pub(crate) fn let_go(fd: i32, range: Range) -> bool {
+    {
+        let mut engine = lock();
+        if !engine.ram.concerns(range) {
+            return false;
+        }
+        engine.holds.registered.push((fd, range));
+        QEMU_REGISTERS.store(fd, Ordering::Release);
+    }
+    give_back(Some(GiveBack::QemuRegisters));
+    true
+}
+
+/// Whether closing `fd` may end a registration of QEMU's.
+pub(crate) fn qemu_has_registered(fd: i32) -> bool {
+    fd >= 0 && QEMU_REGISTERS.load(Ordering::Acquire) == fd
+}
+
+/// A device is passed through: it pins guest RAM, now and whenever it is mapped.
+pub(crate) fn pass_through() {
+    lock().holds.passed_through = true;
+    give_back(Some(GiveBack::MemoryLocked));
+}
+
+/// QEMU is about to lock its memory, or could not.
+pub(crate) fn lock_memory(locked: bool) {
+    lock().holds.locked = locked;
+    if locked {
+        give_back(Some(GiveBack::MemoryLocked));
+    }
+}
+
+impl Engine {
+    /// QEMU's own registration is over: of a range, or of everything that its descriptor `fd` had.
+    pub(crate) fn qemu_unregistered(&mut self, fd: i32, range: Option<Range>) {
+        self.holds.unregistered(fd, range);
+        if self.holds.registered.is_empty() {
+            QEMU_REGISTERS.store(-1, Ordering::Release);
+            // Only a migration into this process or a snapshot ends so: the guest is here.
+            qemu::guest_runs();
+        }
+    }
+}
+
+impl Holds {
+    fn unregistered(&mut self, fd: i32, range: Option<Range>) {
+        self.registered.retain(|&(holder, held)| {
+            holder != fd || range.is_some_and(|range| !overlap(range, held))
+        });
+    }
+}

@@ -1,0 +1,60 @@
+//! The thread that every guest's touch of a revoked page waits for.
+//!
+//! It reads faults, takes the lock, has them served, and does nothing else: no allocation, no log, no
+//! guest RAM, no call that could wait for QEMU. It never ends. The watchdog sees from [`waiting_since`] how
+//! long a fault has been in its hands, and serves in its place ([`serve_pending`]) should it have stopped.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sys::userfaultfd::{MAX_FAULTS, Userfaultfd};
+
+use crate::engine::{self, lock_first};
+use crate::time::{Nanos, now};
+use crate::tracker::Served;
+use crate::watchdog;
+
+/// When the faults that are being served were read; 0: none are.
+static SINCE: AtomicU64 = AtomicU64::new(0);
+/// How many faults have been read.
+static READ: AtomicU64 = AtomicU64::new(0);
+
+/// The thread's body.
+pub(crate) fn run() {
+    let Ok(uffd) = engine::userfaultfd() else { return };
+    loop {
+        if !serve_pending(uffd) {
+            uffd.wait(None);
+        }
+    }
+}
+
+/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log entry; the guest's thread traps again.
+pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
+    let mut addresses = [0; MAX_FAULTS];
+    let Ok(count) = uffd.read_faults(&mut addresses) else { return false };
+    let received = now();
+    SINCE.store(received.0, Ordering::Release);
+    READ.fetch_add(count as u64, Ordering::Relaxed);
+    for &address in &addresses[..count] {
+        let served = catch_unwind(AssertUnwindSafe(|| lock_first().serve(uffd, address, received)));
+        match served {
+            Ok(Served::Yes) => {}
+            Ok(Served::FuseBlown) => watchdog::blow_fuse(),
+            Err(_) => watchdog::give_up(),
+        }
+    }
+    SINCE.store(0, Ordering::Release);
+    count > 0
+}
+
+/// When the oldest fault in hand was read.
+pub(crate) fn waiting_since() -> Option<Nanos> {
+    let since = SINCE.load(Ordering::Acquire);
+    (since != 0).then_some(Nanos(since))
+}
+
+/// How many faults have been read so far.
+pub(crate) fn faults_read() -> u64 {
+    READ.load(Ordering::Relaxed)
+}

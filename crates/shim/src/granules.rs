@@ -1,0 +1,233 @@
+//! Where each granule is: its number, its home in guest RAM, its place in staging.
+//!
+//! Page numbers run through all blocks of guest RAM, and each block begins at a multiple of the largest
+//! granule: so a granule stands in one block, cut at its end. Staging has the shape of its block, at the
+//! same distance from a huge page's border, so that a huge page moves whole.
+
+use protocol::Region;
+use protocol::layout::{PageState, Shared};
+use rustix::io::Errno;
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Reserved};
+
+use crate::ram::{Block, end, overlap};
+
+/// All granules of a VM.
+pub(crate) struct Granules {
+    shadowed: Vec<Shadowed>,
+    granule_pages: u32,
+}
+
+/// A block of guest RAM with its staging.
+struct Shadowed {
+    region: Region,
+    guest: Range,
+    huge: bool,
+    /// Where its first page is staged.
+    staging: u64,
+    _reserved: Reserved,
+}
+
+/// One granule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granule {
+    pub(crate) number: u32,
+    pub(crate) first_page: u32,
+    pub(crate) pages: u32,
+    pub(crate) guest: Range,
+    pub(crate) staging: u64,
+}
+
+/// The part of a range of addresses that lies in one block.
+pub(crate) struct Piece {
+    pub(crate) staging: Range,
+    pub(crate) pages: std::ops::Range<u32>,
+}
+
+impl Granules {
+    /// Reserves staging for these blocks.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn new(regions: &[(Block, Region)], granule_pages: u32) -> Result<Self, Errno> {
+        let shadow = |(block, region): &(Block, Region)| Shadowed::new(block, *region);
+        let shadowed = regions.iter().map(shadow).collect::<Result<_, _>>()?;
+        Ok(Self { shadowed, granule_pages })
+    }
+
+    /// Numbers of granules are below this.
+    pub(crate) fn count(&self) -> usize {
+        let last = self.shadowed.last().map(|last| last.region);
+        let pages = last.map_or(0, |region| region.first_page + region.pages);
+        pages.div_ceil(self.granule_pages) as usize
+    }
+
+    /// Guest RAM and staging: what is registered.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {
+        let both = |shadowed: &Shadowed| {
+            [shadowed.guest, Range { start: shadowed.staging, len: shadowed.guest.len }]
+        };
+        self.shadowed.iter().flat_map(both)
+    }
+
+    /// By its number.
+    pub(crate) fn get(&self, number: u32) -> Option<Granule> {
+        let first_page = number.checked_mul(self.granule_pages)?;
+        self.of_page(first_page)?.granule(number, self.granule_pages)
+    }
+
+    /// By an address in guest RAM.
+    pub(crate) fn at(&self, address: u64) -> Option<Granule> {
+        let holds =
+            |shadowed: &&Shadowed| shadowed.guest.start <= address && address < end(shadowed.guest);
+        let shadowed = self.shadowed.iter().find(holds)?;
+        let page = shadowed.page_at(address);
+        shadowed.granule(page / self.granule_pages, self.granule_pages)
+    }
+
+    /// The first one from `number` on.
+    pub(crate) fn from(&self, number: u32) -> Option<Granule> {
+        let first_page = number.checked_mul(self.granule_pages)?;
+        let ends_later =
+            |shadowed: &&Shadowed| shadowed.region.first_page + shadowed.region.pages > first_page;
+        let shadowed = self.shadowed.iter().find(ends_later)?;
+        let number = number.max(shadowed.region.first_page / self.granule_pages);
+        shadowed.granule(number, self.granule_pages)
+    }
+
+    /// The parts of `range` that are guest RAM.
+    pub(crate) fn pieces(&self, range: Range) -> impl Iterator<Item = Piece> {
+        let concerned = move |shadowed: &&Shadowed| overlap(shadowed.guest, range);
+        self.shadowed.iter().filter(concerned).map(move |shadowed| {
+            let start = range.start.max(shadowed.guest.start);
+            let len = end(range).min(end(shadowed.guest)) - start;
+            let staging = Range { start: shadowed.staging + (start - shadowed.guest.start), len };
+            let first = shadowed.page_at(start);
+            Piece { staging, pages: first..first + page_count(len) }
+        })
+    }
+
+    /// The huge page's worth of addresses and pages around a granule, if QEMU wants huge pages there.
+    pub(crate) fn huge_block(&self, granule: Granule) -> Option<(Range, std::ops::Range<u32>)> {
+        let shadowed = self.of_page(granule.first_page)?;
+        let start = granule.guest.start / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+        let block = Range { start, len: HUGE_PAGE_BYTES };
+        let inside = start >= shadowed.guest.start && end(block) <= end(shadowed.guest);
+        let first = shadowed.page_at(start);
+        (shadowed.huge && inside).then(|| (block, first..first + page_count(HUGE_PAGE_BYTES)))
+    }
+
+    fn of_page(&self, page: u32) -> Option<&Shadowed> {
+        let holds = |shadowed: &&Shadowed| {
+            let at = page.checked_sub(shadowed.region.first_page);
+            at.is_some_and(|at| at < shadowed.region.pages)
+        };
+        self.shadowed.iter().find(holds)
+    }
+}
+
+impl Shadowed {
+    fn new(block: &Block, region: Region) -> Result<Self, Errno> {
+        let offset = block.range.start % HUGE_PAGE_BYTES;
+        let reserved = Reserved::new(block.range.len + offset)?;
+        for advice in block.advice() {
+            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
+            let _ = unsafe { reserved.advise(advice) };
+        }
+        let staging = reserved.range().start + offset;
+        Ok(Self { region, guest: block.range, huge: block.huge, staging, _reserved: reserved })
+    }
+
+    fn page_at(&self, address: u64) -> u32 {
+        self.region.first_page + page_count(address.saturating_sub(self.guest.start))
+    }
+
+    fn granule(&self, number: u32, granule_pages: u32) -> Option<Granule> {
+        let first_page = number.checked_mul(granule_pages)?;
+        let at = first_page.checked_sub(self.region.first_page)?;
+        let pages = self.region.pages.checked_sub(at).filter(|&rest| rest > 0)?.min(granule_pages);
+        let offset = u64::from(at) * PAGE_BYTES;
+        let guest = Range { start: self.guest.start + offset, len: u64::from(pages) * PAGE_BYTES };
+        Some(Granule { number, first_page, pages, guest, staging: self.staging + offset })
+    }
+}
+
+impl Granule {
+    /// All its pages have one state.
+    pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
+        shared.state(self.first_page) == PageState::Staged
+    }
+
+    pub(crate) fn mark(&self, shared: Shared<'_>, state: PageState) {
+        for page in self.first_page..self.first_page + self.pages {
+            shared.set_state(page, state);
+        }
+    }
+}
+
+/// Pages in `bytes` of one region: it has fewer than 2^32.
+fn page_count(bytes: u64) -> u32 {
+    u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ram::{GuestRam, Kind};
+
+    /// Two blocks: 33 MiB and 12 KiB from an odd address on, and 32 MiB.
+    fn granules(granule_pages: u32) -> Granules {
+        let mut ram = GuestRam::new();
+        for (start, len) in [(0x1000_3000, (33 << 20) + 0x3000), (0x8000_0000, 32 << 20)] {
+            let range = Range { start, len };
+            ram.mapped(range, Kind::Private);
+            ram.advised(range, libc::MADV_HUGEPAGE);
+            ram.advised(range, libc::MADV_DONTFORK);
+        }
+        Granules::new(&ram.regions(), granule_pages).unwrap()
+    }
+
+    #[test]
+    fn a_granule_is_found_by_number_and_by_address() {
+        let all = granules(32);
+        let granule = all.get(3).unwrap();
+        assert_eq!((granule.first_page, granule.pages), (96, 32));
+        assert_eq!(granule.guest.start, 0x1000_3000 + 96 * PAGE_BYTES);
+        assert_eq!(granule.guest.start % HUGE_PAGE_BYTES, granule.staging % HUGE_PAGE_BYTES);
+        assert_eq!(all.at(granule.guest.start + 5), Some(granule));
+        assert_eq!(all.at(0x1000_2FFF), None);
+        assert_eq!(all.get(u32::MAX), None);
+    }
+
+    #[test]
+    fn the_last_granule_of_a_block_is_cut_and_the_next_begins_in_the_next_block() {
+        let all = granules(512);
+        let last = all.get(16).unwrap();
+        assert_eq!(last.pages, 33 * 256 + 3 - 16 * 512);
+        assert_eq!(all.from(17).unwrap().guest.start, 0x8000_0000);
+        let small = granules(1);
+        assert_eq!(small.get(33 * 256 + 3), None, "between the blocks there is none");
+        assert_eq!(small.from(33 * 256 + 3).unwrap().number, 17 * 512);
+        assert_eq!(small.count(), 17 * 512 + 32 * 256);
+        assert_eq!(small.from(17 * 512 + 32 * 256), None);
+    }
+
+    #[test]
+    fn a_range_is_cut_into_pieces_with_their_staging() {
+        let all = granules(32);
+        let everything = Range { start: 0, len: u64::MAX };
+        let pages: Vec<_> = all.pieces(everything).map(|piece| piece.pages).collect();
+        assert_eq!(pages, [0..33 * 256 + 3, 17 * 512..17 * 512 + 32 * 256]);
+        let one = all.pieces(Range { start: 0x8000_1000, len: PAGE_BYTES }).next().unwrap();
+        assert_eq!(one.staging.start, all.get(17 * 16).unwrap().staging + PAGE_BYTES);
+    }
+
+    #[test]
+    fn a_huge_block_lies_inside_its_ram() {
+        let all = granules(32);
+        assert_eq!(all.huge_block(all.get(0).unwrap()), None, "it begins before the block");
+        let granule = all.at(0x8020_0000).unwrap();
+        let (block, pages) = all.huge_block(granule).unwrap();
+        assert_eq!(block, Range { start: 0x8020_0000, len: HUGE_PAGE_BYTES });
+        assert_eq!(pages, 18 * 512..19 * 512);
+    }
+}

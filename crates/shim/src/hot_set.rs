@@ -1,0 +1,58 @@
+//! The hot set: granules in reach, oldest first (MEB §3.4).
+//!
+//! A queue with room for every granule from the beginning, so that the fault thread never allocates. A
+//! granule is pushed when its trap is served and leaves when the queue is over its limit; in between its
+//! touches cost nothing.
+
+use std::collections::VecDeque;
+
+/// Granules in the order in which they came into reach.
+pub(crate) struct HotSet {
+    queue: VecDeque<u32>,
+    most: usize,
+}
+
+impl HotSet {
+    /// Room for `granules`.
+    pub(crate) fn new(granules: usize) -> Self {
+        Self { queue: VecDeque::with_capacity(granules + 1), most: granules + 1 }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Each granule is in it once at most; should that ever fail, the oldest is forgotten.
+    pub(crate) fn push(&mut self, granule: u32) {
+        if self.queue.len() == self.most {
+            self.queue.pop_front();
+        }
+        self.queue.push_back(granule);
+    }
+
+    /// The oldest one, if there are more than `limit`.
+    pub(crate) fn evict_beyond(&mut self, limit: u32) -> Option<u32> {
+        if self.queue.len() > limit as usize { self.queue.pop_front() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_leaves_when_there_are_too_many() {
+        let mut hot = HotSet::new(4);
+        (1..=3).for_each(|granule| hot.push(granule));
+        assert_eq!(hot.evict_beyond(3), None);
+        assert_eq!((hot.evict_beyond(2), hot.evict_beyond(2)), (Some(1), None));
+    }
+
+    #[test]
+    fn it_never_grows() {
+        let mut hot = HotSet::new(4);
+        let room = hot.queue.capacity();
+        (0..100).for_each(|granule| hot.push(granule));
+        assert_eq!((hot.queue.capacity(), hot.queue.len()), (room, 5));
+    }
+}

@@ -1,0 +1,355 @@
+//! The functions of the C library that QEMU calls and we stand before.
+//!
+//! Almost every call goes straight on: what has nothing to do with guest RAM takes no lock and touches no
+//! more than two atomics. The rest is told to the engine, before the call where pages must first be in
+//! their places, after it where its success is the news. The answer that QEMU gets is the C library's,
+//! `errno` included; if our part panics, the call has been made or is made all the same.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use libc::{off_t, size_t};
+use sys::memory_map::{PAGE_BYTES, Range};
+use sys::userfaultfd::{REGISTER, UNREGISTER};
+
+use crate::engine::{self, Engine, lock, lock_first};
+use crate::ram::{self, Kind, SMALLEST, may_concern};
+use crate::threads::Inside;
+use crate::{control, descriptors, next, qemu};
+
+const KVM_RUN: u32 = 0xAE80;
+const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
+const IOMMU_IOAS_MAP: u32 = 0x3B85;
+
+/// A discard of more than this is done in pieces, between which faults are served.
+const DISCARD_PIECE: u64 = 64 << 20;
+
+/// Stands before `mmap`.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { next::mmap(address, length, protection, flags, fd, offset) };
+    let wanted = range(address, length);
+    let fixed = flags & libc::MAP_FIXED == libc::MAP_FIXED;
+    if !fixed || (wanted.len < SMALLEST && !may_concern(wanted)) {
+        return call();
+    }
+    let Some(_inside) = Inside::enter() else { return call() };
+    let over_ram =
+        may_concern(wanted) && quietly(|| engine::before_remapping(wanted)) == Some(true);
+    let result = call();
+    keep_errno(|| {
+        let usable = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = Kind::of(flags);
+        let is_ram =
+            result != libc::MAP_FAILED && protection & usable == usable && wanted.len >= SMALLEST;
+        if over_ram {
+            // QEMU replaces a page that the hardware has lost by a fresh one of the same kind.
+            let same = result == libc::MAP_FAILED
+                || (protection & usable == usable && kind == Kind::Private);
+            engine::remapped(|guest| {
+                if !same {
+                    guest.unmapped(wanted);
+                }
+            });
+        } else if is_ram {
+            lock().ram.mapped(wanted, kind);
+        }
+    });
+    result
+}
+
+/// Stands before `mmap64`, which is the same on 64-bit machines.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: off_t,
+) -> *mut c_void {
+    // SAFETY: the caller's arguments.
+    unsafe { mmap(address, length, protection, flags, fd, offset) }
+}
+
+/// Stands before `munmap`.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { next::munmap(address, length) };
+    let gone = range(address, length);
+    if !may_concern(gone) {
+        return call();
+    }
+    let Some(_inside) = Inside::enter() else { return call() };
+    let of_ram = quietly(|| engine::before_remapping(gone)) == Some(true);
+    let result = call();
+    keep_errno(|| {
+        if of_ram {
+            engine::remapped(|guest| {
+                if result == 0 {
+                    guest.unmapped(gone);
+                }
+            });
+        } else if result == 0 {
+            lock().ram.unmapped(gone);
+        }
+    });
+    result
+}
+
+/// Stands before `madvise`.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
+    // SAFETY: the caller's arguments.
+    let call = |range: Range| unsafe { next::madvise(pointer(range), size(range), advice) };
+    let advised = range(address, length);
+    if !may_concern(advised) {
+        // SAFETY: as above, and unchanged: a wrong address gets the kernel's answer.
+        return unsafe { next::madvise(address, length, advice) };
+    }
+    let Some(_inside) = Inside::enter() else { return call(advised) };
+    match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
+            discard(advised, advice, &call)
+        }
+        libc::MADV_DONTFORK if quietly(|| engine::before_growing(advised)) == Some(true) => {
+            let result = call(advised);
+            keep_errno(|| {
+                let mut grew = false;
+                engine::remapped(|guest| grew = result == 0 && guest.advised(advised, advice));
+                if grew {
+                    control::start();
+                }
+            });
+            result
+        }
+        _ => {
+            let result = call(advised);
+            keep_errno(|| {
+                if result == 0 {
+                    lock_and(|engine| engine.ram.advised(advised, advice));
+                }
+            });
+            result
+        }
+    }
+}
+
+/// Guest RAM and the staged copies go together, under the lock.
+fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int {
+    let mut start = range.start;
+    loop {
+        let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
+        let discarded = quietly(|| {
+            let engine = lock_first();
+            let result = call(piece);
+            if let (0, Some(tracker), Some(channel)) = (result, &engine.tracker, &engine.channel) {
+                keep_errno(|| {
+                    tracker.discarded(channel, piece, |staged| {
+                        call(staged);
+                    })
+                });
+            }
+            result
+        });
+        let result = discarded.unwrap_or_else(|| call(piece));
+        start = ram::end(piece);
+        if result != 0 || start >= ram::end(range) || advice < 0 {
+            return result;
+        }
+    }
+}
+
+/// Stands before `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first time that
+/// KVM runs the guest.
+///
+/// # Safety
+/// That of the C function, which takes at most one argument more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller's arguments.
+    let call = || unsafe { next::ioctl(fd, request, argument) };
+    // Requests are 32 bits wide; the rest is whatever the caller left there.
+    #[allow(clippy::cast_possible_truncation)]
+    let number = request as u32;
+    match number {
+        KVM_RUN => {
+            qemu::guest_runs();
+            call()
+        }
+        REGISTER | UNREGISTER if !argument.is_null() => {
+            // SAFETY: both requests point to a structure that begins with a range.
+            let range = unsafe { argument.cast::<Range>().read_unaligned() };
+            let Some(_inside) = Inside::enter() else { return call() };
+            if number == REGISTER {
+                let concerned = quietly(|| engine::let_go(fd, range)) == Some(true);
+                let result = call();
+                keep_errno(|| {
+                    if result != 0 && concerned {
+                        lock().qemu_unregistered(fd, Some(range));
+                    }
+                });
+                result
+            } else {
+                let result = call();
+                keep_errno(|| {
+                    if result == 0 {
+                        lock_and(|engine| engine.qemu_unregistered(fd, Some(range)));
+                    }
+                });
+                result
+            }
+        }
+        VFIO_IOMMU_MAP_DMA | IOMMU_IOAS_MAP => {
+            let Some(_inside) = Inside::enter() else { return call() };
+            quietly(engine::pass_through);
+            call()
+        }
+        _ => call(),
+    }
+}
+
+/// Stands before `close`.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if descriptors::is_ours(fd) {
+        let Some(_inside) = Inside::enter() else {
+            // SAFETY: ours, closed by us.
+            return unsafe { next::close(fd) };
+        };
+        return bad_descriptor();
+    }
+    if engine::qemu_has_registered(fd)
+        && let Some(_inside) = Inside::enter()
+    {
+        quietly(|| lock_and(|engine| engine.qemu_unregistered(fd, None)));
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next::close(fd) }
+}
+
+/// Stands before `close_range`: goes around our descriptors.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the caller's arguments, or less.
+    let call = |first, last| unsafe { next::close_range(first, last, flags) };
+    if first > last {
+        return call(first, last);
+    }
+    for (first, last) in descriptors::without_ours(first, last).into_iter().flatten() {
+        let result = call(first, last);
+        if result != 0 {
+            return result;
+        }
+    }
+    0
+}
+
+/// Stands before `dup2`, which closes what it replaces.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if descriptors::is_ours(new) {
+        return bad_descriptor();
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next::dup2(old, new) }
+}
+
+/// Stands before `dup3`, which closes what it replaces.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if descriptors::is_ours(new) {
+        return bad_descriptor();
+    }
+    // SAFETY: the caller's arguments.
+    unsafe { next::dup3(old, new, flags) }
+}
+
+/// Stands before `mlockall`: locked pages cannot be moved about.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    let inside = Inside::enter();
+    if inside.is_some() {
+        quietly(|| engine::lock_memory(true));
+    }
+    // SAFETY: the caller's arguments.
+    let result = unsafe { next::mlockall(flags) };
+    if inside.is_some() && result != 0 {
+        keep_errno(|| engine::lock_memory(false));
+    }
+    result
+}
+
+fn bad_descriptor() -> c_int {
+    // SAFETY: the C library's `errno` of this thread.
+    unsafe { *libc::__errno_location() = libc::EBADF };
+    -1
+}
+
+/// Runs our part; `None` if it panicked. Its panic ends here.
+fn quietly<T>(part: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(part)).ok()
+}
+
+/// Runs our part after the call, and leaves the `errno` of the call.
+fn keep_errno(part: impl FnOnce()) {
+    // SAFETY: the C library's `errno` of this thread.
+    let errno = unsafe { *libc::__errno_location() };
+    quietly(part);
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+fn lock_and<T>(part: impl FnOnce(&mut Engine) -> T) -> T {
+    part(&mut lock_first())
+}
+
+/// Whole pages, as the kernel sees a range.
+fn range(address: *mut c_void, length: size_t) -> Range {
+    let len = (length as u64).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+    Range { start: address.addr() as u64, len }
+}
+
+fn pointer(range: Range) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(range.start).unwrap_or(0))
+}
+
+fn size(range: Range) -> size_t {
+    usize::try_from(range.len).unwrap_or(0)
+}

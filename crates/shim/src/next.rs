@@ -1,0 +1,76 @@
+//! The functions that ours stand before.
+//!
+//! The C library's, or those of another preloaded library; looked up when first needed, which may be
+//! before any constructor has run. Should the linker not find one, the system call takes its place.
+
+use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{off_t, size_t};
+
+/// Declares a function of the C library, and what to do without it.
+macro_rules! next {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $symbol:literal, $call:expr;)*) => { $(
+        /// The next definition.
+        ///
+        /// # Safety
+        /// That of the C function.
+        pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
+            static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+            type Function = unsafe extern "C" fn($($type),*) -> $result;
+            match look_up(&ADDRESS, $symbol) {
+                // SAFETY: the symbol has this type; the arguments are the caller's.
+                Some(address) => unsafe {
+                    std::mem::transmute::<*mut c_void, Function>(address)($($arg),*)
+                },
+                // SAFETY: the same arguments in the same order.
+                #[allow(clippy::cast_possible_truncation, clippy::useless_conversion)]
+                None => unsafe { as_result(libc::syscall($call, $($arg),*)) },
+            }
+        }
+    )* };
+}
+
+next! {
+    mmap(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t)
+        -> *mut c_void, c"mmap", libc::SYS_mmap;
+    munmap(address: *mut c_void, length: size_t) -> c_int, c"munmap", libc::SYS_munmap;
+    madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int, c"madvise", libc::SYS_madvise;
+    ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int, c"ioctl", libc::SYS_ioctl;
+    close(fd: c_int) -> c_int, c"close", libc::SYS_close;
+    close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, c"close_range", libc::SYS_close_range;
+    dup2(old: c_int, new: c_int) -> c_int, c"dup2", libc::SYS_dup2;
+    dup3(old: c_int, new: c_int, flags: c_int) -> c_int, c"dup3", libc::SYS_dup3;
+    mlockall(flags: c_int) -> c_int, c"mlockall", libc::SYS_mlockall;
+}
+
+fn look_up(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
+    let mut address = cache.load(Ordering::Relaxed);
+    if address == 0 {
+        // SAFETY: the name ends with a zero byte.
+        address = unsafe { libc::dlsym(libc::RTLD_NEXT, symbol.as_ptr()) }.expose_provenance();
+        cache.store(address, Ordering::Relaxed);
+    }
+    (address != 0).then(|| std::ptr::with_exposed_provenance_mut(address))
+}
+
+/// What a system call answers, as the C function answers it.
+trait AsResult {
+    fn of(result: i64) -> Self;
+}
+
+impl AsResult for c_int {
+    fn of(result: i64) -> Self {
+        Self::try_from(result).unwrap_or(-1)
+    }
+}
+
+impl AsResult for *mut c_void {
+    fn of(result: i64) -> Self {
+        usize::try_from(result).map_or(libc::MAP_FAILED, std::ptr::with_exposed_provenance_mut)
+    }
+}
+
+fn as_result<T: AsResult>(result: i64) -> T {
+    T::of(result)
+}

@@ -1,0 +1,100 @@
+//! Threads of our own inside QEMU, and how not to meet ourselves.
+//!
+//! QEMU handles signals in its main loop: our threads block them all. They have small stacks and end with
+//! the process. What a thread of ours calls, or a thread of QEMU while it runs our code, is not
+//! interposed ([`Inside`]).
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::Errno;
+
+/// Our threads call little and keep no large arrays.
+const STACK_BYTES: usize = 128 << 10;
+
+/// Set in a forked child: it has no thread of ours and no guest RAM.
+static INERT: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While one lives, this thread's calls go straight to the C library.
+#[derive(Debug)]
+pub(crate) struct Inside(());
+
+impl Inside {
+    /// `None` when this thread is in our code already, or the shim does nothing here.
+    pub(crate) fn enter() -> Option<Self> {
+        if INERT.load(Ordering::Relaxed) {
+            return None;
+        }
+        // Made only when it is needed: dropping one that is not would leave.
+        INSIDE.with(|inside| (!inside.replace(true)).then(|| Self(())))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.with(|inside| inside.set(false));
+    }
+}
+
+/// Starts a thread of ours.
+pub(crate) fn start(name: &str, body: fn()) -> std::io::Result<()> {
+    let all = block_signals();
+    let started = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(
+        move || {
+            let _inside = Inside::enter();
+            body();
+        },
+    );
+    restore_signals(&all);
+    started.map(drop)
+}
+
+fn block_signals() -> libc::sigset_t {
+    // SAFETY: a set of signals is plain bytes, and each call gets pointers to sets of ours.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut before = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        before
+    }
+}
+
+fn restore_signals(before: &libc::sigset_t) {
+    // SAFETY: a set that the kernel filled in.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
+}
+
+/// Makes forked children inert. Called once, when there is something that a child must leave alone.
+pub(crate) fn guard_forks() {
+    extern "C" fn in_child() {
+        INERT.store(true, Ordering::Relaxed);
+        crate::descriptors::close_all_in_child();
+    }
+    // SAFETY: the handler stores a flag and makes system calls, which is allowed after a fork.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+/// Ends QEMU where going on would show the guest wrong memory.
+pub(crate) fn end_process(what: &str, errno: Errno) -> ! {
+    eprintln!("overbook shim: {what}: {errno}; ending QEMU rather than losing a guest's data");
+    std::process::abort();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_enters_once_and_again_after_it_left() {
+        let first = Inside::enter();
+        assert!(first.is_some() && Inside::enter().is_none());
+        assert!(Inside::enter().is_none(), "being refused is no way out");
+        drop(first);
+        assert!(Inside::enter().is_some());
+    }
+}

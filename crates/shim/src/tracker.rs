@@ -1,0 +1,329 @@
+//! Tracking while it is on: which granules are out of reach, and what happens at a touch.
+//!
+//! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A granule is
+//! *revoked* by moving its pages to staging; the next touch traps, and [`Tracker::serve`] moves all of it
+//! back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros here.
+//!
+//! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under the
+//! engine's lock (3). A granule's pages are marked staged before the first moves out, and plain after the
+//! last is back, all together (3). Serving allocates nothing and reads no guest RAM (4). Zeros are put
+//! only where no page came back (7).
+//!
+//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would have
+//! put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a place of our
+//! own ([`Nursery`]). Any other hole gets the page of zeros for its whole granule, which costs no memory
+//! and never brings back what a balloon took beside it.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use protocol::layout::{Counter, PageState, Shared, is_sampled};
+use protocol::{Region, Tracking, Trap};
+use rustix::io::Errno;
+use sys::memory_map::{PAGE_BYTES, Pagemap, Range};
+use sys::userfaultfd::Userfaultfd;
+
+use crate::bench::Bench;
+use crate::channel::Channel;
+use crate::descriptors::Guarded;
+use crate::granules::{Granule, Granules};
+use crate::hot_set::HotSet;
+use crate::moves;
+use crate::nursery::Nursery;
+use crate::ram::Block;
+use crate::time::{AsNanos, Nanos, now};
+
+/// What serving one fault came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// Done.
+    Yes,
+    /// Done, and there were more traps in this second than the fuse allows.
+    FuseBlown,
+}
+
+/// Everything that exists only while tracking is on.
+pub(crate) struct Tracker {
+    uffd: &'static Userfaultfd,
+    tracking: Tracking,
+    granules: Granules,
+    hot: HotSet,
+    nursery: Option<Nursery>,
+    bench: &'static Bench,
+    pagemap: &'static Pagemap,
+    /// Set once everything is to go back: nothing is revoked any more.
+    releasing: bool,
+    /// The next granule that arming or giving back looks at.
+    cursor: u32,
+    second: Second,
+}
+
+/// Traps since a second began.
+struct Second {
+    began: Nanos,
+    traps: u32,
+}
+
+impl Tracker {
+    /// Makes staging and registers everything. Nothing is revoked yet.
+    ///
+    /// # Errors
+    /// The call that failed; nothing is left registered.
+    pub(crate) fn start(
+        uffd: &'static Userfaultfd,
+        regions: &[(Block, Region)],
+        tracking: Tracking,
+    ) -> Result<Self, (&'static str, Errno)> {
+        let granules =
+            Granules::new(regions, tracking.granule_pages).map_err(|errno| ("mmap", errno))?;
+        let pagemap = pagemap().ok_or(("open(/proc/self/pagemap)", Errno::NOENT))?;
+        let bench = Bench::get().ok_or(("mmap", Errno::NOMEM))?;
+        bench.populate(tracking.granule_pages);
+        let tracker = Self {
+            uffd,
+            hot: HotSet::new(granules.count()),
+            tracking,
+            granules,
+            nursery: Nursery::new().ok(),
+            bench,
+            pagemap,
+            releasing: false,
+            cursor: 0,
+            second: Second { began: now(), traps: 0 },
+        };
+        for range in tracker.registered() {
+            // SAFETY: the fault thread runs since before the engine makes a tracker, and serves.
+            if let Err(errno) = unsafe { uffd.register(range) } {
+                tracker.unregister();
+                return Err(("UFFDIO_REGISTER", errno));
+            }
+        }
+        Ok(tracker)
+    }
+
+    pub(crate) fn tracking(&self) -> Tracking {
+        self.tracking
+    }
+
+    /// Goes on with other values; the granule's size is the same.
+    pub(crate) fn change(&mut self, tracking: Tracking) {
+        self.tracking = tracking;
+    }
+
+    pub(crate) fn is_releasing(&self) -> bool {
+        self.releasing
+    }
+
+    /// From here on everything only goes back.
+    pub(crate) fn begin_release(&mut self) {
+        self.releasing = true;
+        self.cursor = 0;
+    }
+
+    /// Begins a pass that revokes every sampled granule, and forgets what was hot.
+    pub(crate) fn begin_arming(&mut self) {
+        self.hot.clear();
+        self.cursor = 0;
+    }
+
+    /// Revokes more sampled granules until `deadline`; answers how many, and whether all were seen.
+    pub(crate) fn arm_some(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
+        let mut revoked = 0;
+        while let Some(granule) = self.granules.from(self.cursor) {
+            if now() > deadline {
+                return (revoked, false);
+            }
+            self.cursor = granule.number + 1;
+            revoked += u32::from(self.revoke_granule(channel, granule));
+        }
+        (revoked, true)
+    }
+
+    /// Revokes what has become too much for the hot set; answers how many, and whether that was all.
+    pub(crate) fn shrink_hot_set(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
+        let mut revoked = 0;
+        while let Some(limit) = self.tracking.hot_set {
+            if now() > deadline {
+                return (revoked, false);
+            }
+            let Some(oldest) = self.hot.evict_beyond(limit) else { break };
+            revoked += u32::from(self.revoke(channel, oldest));
+        }
+        (revoked, true)
+    }
+
+    /// Takes a granule out of reach; `false` if it already was, is not sampled, or could not be.
+    pub(crate) fn revoke(&mut self, channel: &Channel, number: u32) -> bool {
+        self.granules.get(number).is_some_and(|granule| self.revoke_granule(channel, granule))
+    }
+
+    fn revoke_granule(&mut self, channel: &Channel, granule: Granule) -> bool {
+        let shared = channel.shared();
+        let sampled = is_sampled(granule.number, self.tracking.sample);
+        if self.releasing || !sampled || granule.is_staged(shared) {
+            return false;
+        }
+        granule.mark(shared, PageState::Staged);
+        // SAFETY: both ranges are registered, and the fault thread serves.
+        let taken = unsafe { moves::take(self.uffd, granule.guest, granule.staging) };
+        shared.add(Counter::MovedOut, taken.moved);
+        shared.add(Counter::Pinned, taken.kept);
+        if taken.moved == 0 {
+            granule.mark(shared, PageState::Plain);
+            // A FIFO would never see it again.
+            if self.tracking.hot_set.is_some() {
+                self.hot.push(granule.number);
+            }
+            return false;
+        }
+        let staged = shared.get(Counter::StagedPages) + u64::from(granule.pages);
+        shared.set(Counter::StagedPages, staged);
+        true
+    }
+
+    /// Resolves a fault at `address`, received at `received`.
+    pub(crate) fn serve(&mut self, channel: &mut Channel, address: u64, received: Nanos) -> Served {
+        let Some(granule) = self.granules.at(address) else {
+            if self.bench.contains(address) {
+                self.bench.serve(self.uffd, self.pagemap);
+            } else {
+                fill_stray(self.uffd, address);
+            }
+            return Served::Yes;
+        };
+        let shared = channel.shared();
+        let was_staged = granule.is_staged(shared);
+        if was_staged {
+            self.give_back(shared, granule);
+        }
+        let block = if was_staged { None } else { self.fill_block(shared, granule) };
+        let was_hole = block.is_some() || {
+            // SAFETY: what belongs into the granule has just been moved back, or never left.
+            unsafe { moves::fill_holes(self.uffd, page_of(address), granule.guest) }
+        };
+        // Logged before the guest goes on: who sees the touch's effect sees the trap. A second thread's
+        // fault that the first one's handling has answered already is a cost, but no news.
+        shared.add(Counter::Traps, 1);
+        let sampled = is_sampled(granule.number, self.tracking.sample);
+        if sampled && (was_staged || was_hole) {
+            channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
+        }
+        // It fails only for a range that is no longer mapped, where nobody waits.
+        let _ = self.uffd.wake(block.unwrap_or(granule.guest));
+        let done = now();
+        shared.add(Counter::TrapNs, done.since(received).as_nanos_u64());
+        if let (Some(limit), true) = (self.tracking.hot_set, was_staged) {
+            self.hot.push(granule.number);
+            if let Some(oldest) = self.hot.evict_beyond(limit) {
+                self.revoke(channel, oldest);
+            }
+        }
+        self.count_in_second(done)
+    }
+
+    /// The fault's cost to a thread, measured on a page of our own: what to touch, and the place.
+    pub(crate) fn arm_bench(&mut self) -> Option<u64> {
+        let granule_pages = self.tracking.granule_pages;
+        (!self.releasing).then(|| self.bench.arm(self.uffd, granule_pages)).flatten()
+    }
+
+    /// Gives back more granules until `deadline`; answers how many, and whether that was all.
+    pub(crate) fn give_back_some(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
+        let shared = channel.shared();
+        let mut given = 0;
+        while let Some(granule) = self.granules.from(self.cursor) {
+            if now() > deadline {
+                return (given, false);
+            }
+            self.cursor = granule.number + 1;
+            if granule.is_staged(shared) {
+                self.give_back(shared, granule);
+                let _ = self.uffd.wake(granule.guest);
+                given += 1;
+            }
+        }
+        (given, true)
+    }
+
+    fn give_back(&self, shared: Shared<'_>, granule: Granule) {
+        // SAFETY: the granule was taken to there by `take`, and both ranges are registered.
+        let moved = unsafe { moves::give(self.uffd, self.pagemap, granule.guest, granule.staging) };
+        granule.mark(shared, PageState::Plain);
+        shared.add(Counter::MovedIn, moved);
+        let staged = shared.get(Counter::StagedPages).saturating_sub(granule.pages.into());
+        shared.set(Counter::StagedPages, staged);
+    }
+
+    /// The content of `range` at its home was discarded, under the same lock: has its staged copies
+    /// discarded too. The granules stay revoked: the next touch is news.
+    pub(crate) fn discarded(&self, channel: &Channel, range: Range, discard: impl Fn(Range)) {
+        let shared = channel.shared();
+        for piece in self.granules.pieces(range) {
+            discard(piece.staging);
+            let staged = piece.pages.filter(|&page| shared.state(page) == PageState::Staged);
+            shared.add(Counter::Discarded, staged.count() as u64);
+        }
+    }
+
+    /// Ends all registrations. Everything is back.
+    pub(crate) fn unregister(&self) {
+        self.bench.serve(self.uffd, self.pagemap);
+        for range in self.registered() {
+            // SAFETY: `give_back_some` has seen every granule since `begin_release`, or none was taken.
+            // What fails was never registered, or is no longer mapped.
+            let _ = unsafe { self.uffd.unregister(range) };
+        }
+    }
+
+    fn registered(&self) -> impl Iterator<Item = Range> {
+        self.granules.ranges().chain([self.bench.range()])
+    }
+
+    fn count_in_second(&mut self, at: Nanos) -> Served {
+        if at.since(self.second.began) >= Duration::from_secs(1) {
+            self.second = Second { began: at, traps: 0 };
+        }
+        self.second.traps = self.second.traps.saturating_add(1);
+        let blown = self.second.traps > self.tracking.max_traps_per_s;
+        if blown { Served::FuseBlown } else { Served::Yes }
+    }
+
+    /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the block.
+    fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
+        let (block, pages) = self.granules.huge_block(granule)?;
+        let is_plain = |page| shared.state(page) == PageState::Plain;
+        if self.tracking.hot_set.is_some()
+            || !pages.into_iter().all(is_plain)
+            || self.pagemap.populated(block) != Ok(0)
+        {
+            return None;
+        }
+        let nursery = self.nursery.as_mut()?;
+        nursery.put(self.uffd, self.pagemap, block).then_some(block)
+    }
+}
+
+/// This process's page tables; opened once.
+fn pagemap() -> Option<&'static Pagemap> {
+    static PAGEMAP: OnceLock<Option<Pagemap>> = OnceLock::new();
+    let guarded = || {
+        let pagemap = Pagemap::open().ok()?;
+        std::mem::forget(Guarded::new(pagemap.as_fd().as_raw_fd())?);
+        Some(pagemap)
+    };
+    PAGEMAP.get_or_init(guarded).as_ref()
+}
+
+/// A fault outside of all granules, or when nothing is tracked any more: a range whose registration could
+/// not be ended. Everything that was taken is back, so what is missing is zero.
+pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
+    let page = page_of(address);
+    // SAFETY: as said.
+    unsafe { moves::fill_holes(uffd, page, page) };
+    let _ = uffd.wake(page);
+}
+
+fn page_of(address: u64) -> Range {
+    Range { start: address / PAGE_BYTES * PAGE_BYTES, len: PAGE_BYTES }
+}

@@ -1,0 +1,135 @@
+//! Gives everything back when something is not as it should be, without being asked.
+//!
+//! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait too long,
+//! does QEMU migrate? With tracking off it sleeps. It can serve faults itself, should the fault thread
+//! have stopped.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use protocol::layout::GiveBack;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::descriptors::Guarded;
+use crate::time::now;
+use crate::{engine, fault_thread, qemu};
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+const TICK: Duration = Duration::from_millis(50);
+/// A worker that says nothing for this long is gone.
+const SILENCE: Duration = Duration::from_secs(2);
+/// A fault that waits longer means that something is wrong here.
+const SLOW_FAULT: Duration = Duration::from_millis(100);
+
+static FUSE_BLOWN: AtomicBool = AtomicBool::new(false);
+static GAVE_UP: AtomicBool = AtomicBool::new(false);
+/// When the worker last said something; 0: there is none.
+static LAST_WORD: AtomicU64 = AtomicU64::new(0);
+static BELL: OnceLock<OwnedFd> = OnceLock::new();
+
+/// The worker said something.
+pub(crate) fn worker_spoke() {
+    LAST_WORD.store(now().0, Ordering::Release);
+}
+
+/// There is no worker.
+pub(crate) fn worker_left() {
+    LAST_WORD.store(0, Ordering::Release);
+}
+
+/// More traps than allowed.
+pub(crate) fn blow_fuse() {
+    if !FUSE_BLOWN.swap(true, Ordering::AcqRel) {
+        ring();
+    }
+}
+
+/// Serving a fault went wrong in a way that should not be possible.
+pub(crate) fn give_up() {
+    GAVE_UP.store(true, Ordering::Release);
+    ring();
+}
+
+/// Tracking begins: what happened before does not count.
+pub(crate) fn tracking_begins() {
+    FUSE_BLOWN.store(false, Ordering::Release);
+    GAVE_UP.store(false, Ordering::Release);
+}
+
+/// Makes the bell. Before the thread starts.
+pub(crate) fn prepare() -> std::io::Result<()> {
+    if BELL.get().is_none() {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        std::mem::forget(Guarded::new(bell.as_raw_fd()));
+        BELL.get_or_init(|| bell);
+    }
+    Ok(())
+}
+
+/// Wakes the watchdog: there is something to watch, or to do.
+pub(crate) fn ring() {
+    if let Some(bell) = BELL.get() {
+        // It fails only when it rings already.
+        let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The thread's body.
+pub(crate) fn run() {
+    let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
+    let mut unread_since = None;
+    loop {
+        let on = engine::lock().tracker.is_some();
+        wait(bell, on.then_some(TICK));
+        if !on {
+            unread_since = None;
+            continue;
+        }
+        // Faults that lie unread while none is being served: nobody reads.
+        let read = fault_thread::faults_read();
+        let unread = fault_thread::waiting_since().is_none() && uffd.wait(Some(&AT_ONCE));
+        unread_since = match unread_since {
+            _ if !unread => None,
+            Some((before, since)) if before == read => Some((read, since)),
+            _ => Some((read, now())),
+        };
+        if unread_since.is_some_and(|(_, since)| now().since(since) > SLOW_FAULT) {
+            fault_thread::serve_pending(uffd);
+            engine::give_back(Some(GiveBack::SlowFault));
+        }
+        if let Some(reason) = reason_to_give_back() {
+            engine::give_back(Some(reason));
+        }
+    }
+}
+
+fn reason_to_give_back() -> Option<GiveBack> {
+    if FUSE_BLOWN.load(Ordering::Acquire) {
+        return Some(GiveBack::Fuse);
+    }
+    if GAVE_UP.load(Ordering::Acquire) {
+        return Some(GiveBack::KernelRefused);
+    }
+    let now = now();
+    if fault_thread::waiting_since().is_some_and(|since| now.since(since) > SLOW_FAULT) {
+        return Some(GiveBack::SlowFault);
+    }
+    let last_word = LAST_WORD.load(Ordering::Acquire);
+    if last_word == 0 {
+        return Some(GiveBack::WorkerGone);
+    }
+    if now.since(crate::time::Nanos(last_word)) > SILENCE {
+        return Some(GiveBack::WorkerSilent);
+    }
+    qemu::migration().map(|_| GiveBack::Migrating)
+}
+
+fn wait(bell: &OwnedFd, timeout: Option<Duration>) {
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    let mut fds = [PollFd::new(bell, PollFlags::IN)];
+    // Interrupted or not: the caller looks.
+    let _ = poll(&mut fds, timeout.as_ref());
+    let _ = rustix::io::read(bell, &mut [0; 8]);
+}

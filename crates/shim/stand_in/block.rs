@@ -1,0 +1,140 @@
+//! A RAM block, made as QEMU makes one: addresses reserved, memory mapped over them, advice about all of it.
+
+use std::ffi::c_void;
+
+pub(crate) const PAGE: usize = 4096;
+const HUGE: usize = 2 << 20;
+
+/// Mapped memory that traps may take away under our hands: reached by raw pointers only.
+#[derive(Clone, Copy)]
+pub(crate) struct Block {
+    start: usize,
+    pages: usize,
+}
+
+impl Block {
+    pub(crate) fn plug(mib: usize, kind: &str) -> Result<Self, String> {
+        let bytes = mib << 20;
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let (flags, fd) = match kind {
+            "private" => (anonymous, -1),
+            "shared" => (libc::MAP_SHARED, memfd(bytes, 0)?),
+            "file" => (libc::MAP_PRIVATE, memfd(bytes, 0)?),
+            "hugetlb" => (anonymous | libc::MAP_HUGETLB, -1),
+            _ => return Err(format!("no such kind {kind}")),
+        };
+        let readable = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: addresses that nobody uses; the second call maps over a part of the first.
+        let start = unsafe {
+            let reserve = anonymous | libc::MAP_NORESERVE;
+            let whole =
+                libc::mmap(std::ptr::null_mut(), bytes + HUGE, libc::PROT_NONE, reserve, -1, 0);
+            let start = whole.addr().next_multiple_of(HUGE);
+            let flags = flags | libc::MAP_FIXED;
+            if libc::mmap(at(start), bytes, readable, flags, fd, 0) == libc::MAP_FAILED {
+                return Err(format!("mmap: {}", std::io::Error::last_os_error()));
+            }
+            let lead = start - whole.addr();
+            if lead > 0 {
+                libc::munmap(whole, lead);
+            }
+            libc::munmap(at(start + bytes), HUGE - lead);
+            libc::madvise(at(start), bytes, libc::MADV_HUGEPAGE);
+            libc::madvise(at(start), bytes, libc::MADV_DONTFORK);
+            start
+        };
+        Ok(Self { start, pages: bytes / PAGE })
+    }
+
+    pub(crate) fn unplug(self) -> Result<String, String> {
+        // SAFETY: nobody uses the block any more.
+        outcome(unsafe { libc::munmap(self.page(0).cast(), self.pages * PAGE) })
+    }
+
+    /// What QEMU does about a page that the hardware has lost.
+    pub(crate) fn remap(&self, page: usize) -> Result<String, String> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let readable = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: over a page of ours.
+        let mapped = unsafe { libc::mmap(self.page(page).cast(), PAGE, readable, flags, -1, 0) };
+        outcome(if mapped == libc::MAP_FAILED { -1 } else { 0 })
+    }
+
+    pub(crate) fn pages(&self) -> usize {
+        self.pages
+    }
+
+    pub(crate) fn page(&self, page: usize) -> *mut u8 {
+        at(self.start + page * PAGE).cast()
+    }
+
+    /// Writes to every page what only this page has.
+    pub(crate) fn fill(&self, seed: usize) -> Result<String, String> {
+        for page in 0..self.pages {
+            self.write(page, stamp(page, seed));
+        }
+        Ok(self.pages.to_string())
+    }
+
+    pub(crate) fn check(&self, seed: usize) -> Result<String, String> {
+        let bad = (0..self.pages).filter(|&page| !self.reads(page, stamp(page, seed))).count();
+        if bad == 0 { Ok(self.pages.to_string()) } else { Err(format!("{bad} pages")) }
+    }
+
+    pub(crate) fn touch(&self, page: usize) -> Result<String, String> {
+        // SAFETY: memory of the block.
+        Ok(unsafe { self.page(page).read_volatile() }.to_string())
+    }
+
+    pub(crate) fn discard(&self, first: usize, pages: usize) -> Result<String, String> {
+        // SAFETY: the content is given up.
+        outcome(unsafe {
+            libc::madvise(self.page(first).cast(), pages * PAGE, libc::MADV_DONTNEED)
+        })
+    }
+
+    pub(crate) fn zeros(&self, first: usize, pages: usize) -> Result<String, String> {
+        let bad = (first..first + pages).filter(|&page| !self.reads(page, 0)).count();
+        if bad == 0 { Ok(pages.to_string()) } else { Err(format!("{bad} pages are not zero")) }
+    }
+
+    /// Fills a page with words that are made of `stamp`; 0 means zeros.
+    pub(crate) fn write(&self, page: usize, stamp: u64) {
+        let words = self.page(page).cast::<u64>();
+        for index in 0..PAGE / 8 {
+            // SAFETY: within the page.
+            unsafe { words.add(index).write_volatile(stamp.wrapping_mul(index as u64 + 1)) };
+        }
+    }
+
+    pub(crate) fn reads(&self, page: usize, stamp: u64) -> bool {
+        let words = self.page(page).cast::<u64>();
+        (0..PAGE / 8).all(|index| {
+            // SAFETY: within the page.
+            unsafe { words.add(index).read_volatile() == stamp.wrapping_mul(index as u64 + 1) }
+        })
+    }
+}
+
+fn stamp(page: usize, seed: usize) -> u64 {
+    (page as u64 + 1) << 20 | seed as u64
+}
+
+fn memfd(bytes: usize, flags: u32) -> Result<i32, String> {
+    // SAFETY: a name that ends with a zero byte, and a descriptor of ours.
+    unsafe {
+        let fd = libc::memfd_create(c"ram".as_ptr(), flags);
+        if fd < 0 || libc::ftruncate(fd, bytes as i64) != 0 {
+            return Err(format!("memfd: {}", std::io::Error::last_os_error()));
+        }
+        Ok(fd)
+    }
+}
+
+pub(crate) fn at(address: usize) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(address)
+}
+
+pub(crate) fn outcome(result: i32) -> Result<String, String> {
+    if result == 0 { Ok(String::new()) } else { Err(std::io::Error::last_os_error().to_string()) }
+}

@@ -1,0 +1,125 @@
+//! What QEMU does beside using its memory: locks it, watches it, passes it to the kernel, forks.
+
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use crate::block::{Block, PAGE, outcome};
+
+const UFFDIO_API: u64 = 0xC018_AA3F;
+const UFFDIO_REGISTER: u64 = 0xC020_AA00;
+const UFFDIO_UNREGISTER: u64 = 0x8010_AA01;
+
+/// The stand-in's own userfaultfd.
+static OWN: AtomicI32 = AtomicI32::new(-1);
+
+pub(crate) fn lock_everything() -> Result<String, String> {
+    // SAFETY: only what is there already; it costs memory.
+    outcome(unsafe { libc::mlockall(libc::MCL_CURRENT) })
+}
+
+/// As a program that tidies up before it starts another.
+pub(crate) fn close_everything() -> String {
+    // SAFETY: this program needs none but the first three.
+    unsafe {
+        libc::close_range(3, libc::c_uint::MAX, 0);
+        let closed = (3..1024).filter(|&fd| libc::close(fd) == 0).count();
+        let replaced = (3..1024).filter(|&fd| libc::dup2(1, fd) == fd).count();
+        for fd in 3..1024 {
+            libc::close(fd);
+        }
+        format!("{closed} closed one by one, {replaced} replaced")
+    }
+}
+
+/// The child allocates, advises and ends; it must neither hang nor disturb its parent.
+pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
+    // SAFETY: the child makes plain system calls only and ends at once.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::alarm(5);
+            let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let memory = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_NONE, anonymous, -1, 0);
+            let advised = block.map_or(0, |block| {
+                // Guest RAM is not in a child: the kernel must say so, and nobody else.
+                libc::madvise(block.page(0).cast(), PAGE, libc::MADV_DONTNEED)
+            });
+            libc::close_range(3, libc::c_uint::MAX, 0);
+            let inert = libc::munmap(memory, PAGE) == 0 && (block.is_none() || advised == -1);
+            libc::_exit(if inert { 0 } else { 1 });
+        }
+        let mut status = 0;
+        libc::waitpid(child, &mut status, 0);
+        if status == 0 { Ok(String::new()) } else { Err(format!("child's status {status:#x}")) }
+    }
+}
+
+/// As QEMU does for postcopy and for background snapshots.
+pub(crate) fn register(block: &Block) -> Result<String, String> {
+    // SAFETY: the structures are those of the requests; nothing of the block is missing afterwards.
+    unsafe {
+        let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC)).unwrap_or(-1);
+        let mut api = [0xAA_u64, 0, 0];
+        outcome(libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()))?;
+        let mut register = [block.page(0).addr() as u64, (block.pages() * PAGE) as u64, 1, 0];
+        OWN.store(fd, Ordering::Relaxed);
+        outcome(libc::ioctl(fd, UFFDIO_REGISTER, register.as_mut_ptr()))
+    }
+}
+
+pub(crate) fn unregister(block: &Block) -> Result<String, String> {
+    let fd = OWN.load(Ordering::Relaxed);
+    let mut range = [block.page(0).addr() as u64, (block.pages() * PAGE) as u64];
+    // SAFETY: the structure is the one of the request.
+    unsafe {
+        outcome(libc::ioctl(fd, UFFDIO_UNREGISTER, range.as_mut_ptr()))?;
+        outcome(libc::close(fd))
+    }
+}
+
+/// The disk's way into guest RAM: by the kernel, past the page cache.
+pub(crate) fn read_direct(block: &Block, page: usize, file: &str) -> Result<String, String> {
+    let file = std::ffi::CString::new(file).map_err(|error| error.to_string())?;
+    // SAFETY: a name that ends with a zero byte; a page of the block to read into.
+    unsafe {
+        let fd = libc::open(file.as_ptr(), libc::O_RDONLY | libc::O_DIRECT);
+        let read = libc::pread(fd, block.page(page).cast(), PAGE, 0);
+        let error = std::io::Error::last_os_error();
+        libc::close(fd);
+        if read == PAGE as isize { Ok(String::new()) } else { Err(error.to_string()) }
+    }
+}
+
+/// The kernel reads guest RAM; the answer is what it saw first.
+pub(crate) fn write_out(block: &Block, page: usize) -> Result<String, String> {
+    let mut ends = [0; 2];
+    let mut seen = [0_u8; 16];
+    // SAFETY: a pipe of ours; a page of the block to write from.
+    unsafe {
+        outcome(libc::pipe(ends.as_mut_ptr()))?;
+        let written = libc::write(ends[1], block.page(page).cast(), seen.len());
+        libc::read(ends[0], seen.as_mut_ptr().cast(), seen.len());
+        for end in ends {
+            libc::close(end);
+        }
+        if written != 16 {
+            return Err(std::io::Error::last_os_error().to_string());
+        }
+    }
+    Ok(u64::from_ne_bytes(seen[..8].try_into().unwrap_or_default()).to_string())
+}
+
+/// Pins pages for good, as a passed-through device does: buffers of an io_uring.
+pub(crate) fn pin(block: &Block, first: usize, pages: usize) -> Result<String, String> {
+    const IORING_REGISTER_BUFFERS: i32 = 0;
+    let mut parameters = [0_u32; 30];
+    let buffer = libc::iovec { iov_base: block.page(first).cast(), iov_len: pages * PAGE };
+    // SAFETY: `struct io_uring_params` has 120 bytes; one buffer of the block.
+    let result = unsafe {
+        let ring = libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr());
+        if ring < 0 {
+            return Err(format!("io_uring: {}", std::io::Error::last_os_error()));
+        }
+        libc::syscall(libc::SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1)
+    };
+    outcome(i32::try_from(result).unwrap_or(-1))
+}

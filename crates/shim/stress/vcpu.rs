@@ -1,0 +1,98 @@
+//! What a guest's processors do: read and write memory, with a working set that moves.
+//!
+//! Three accesses of five go to a window of a few megabytes, which jumps now and then, so that there is
+//! something hot and something cold; the others go anywhere. Readers look at pages while others own them.
+
+use std::io;
+use std::time::Duration;
+
+use crate::crew::Hand;
+use crate::page::PAGE;
+use crate::ram::Held;
+use crate::watch::Kind;
+
+/// Pages of the hot window.
+const WINDOW: usize = 1024;
+/// Accesses until it jumps.
+const STAY: usize = 20_000;
+/// Accesses between two short sleeps: what is measured shall be the shim, not the queue for a CPU.
+const SPELL: usize = 100;
+const REST: Duration = Duration::from_millis(1);
+
+/// Reads and writes until the end.
+pub(crate) fn work(hand: &mut Hand<'_>) -> io::Result<()> {
+    let mut window = 0;
+    for number in 0.. {
+        if number % STAY == 0 {
+            window = hand.rng.below(1 << 30);
+        }
+        if number % SPELL == 0 && !hand.rest(REST) {
+            break;
+        }
+        access(hand, window);
+    }
+    Ok(())
+}
+
+/// Reads pages anywhere until the end, without ever owning one.
+pub(crate) fn look(hand: &mut Hand<'_>) -> io::Result<()> {
+    for number in 0.. {
+        if number % SPELL == 0 && !hand.rest(REST) {
+            break;
+        }
+        let Some(held) = hand.any_ram() else { continue };
+        let page = hand.rng.below(held.range().1 / PAGE);
+        glance(hand, &held, page);
+    }
+    Ok(())
+}
+
+fn access(hand: &mut Hand<'_>, window: usize) {
+    let Some(held) = hand.any_ram() else { return };
+    let pages = held.range().1 / PAGE;
+    let page = if hand.rng.chance(60) {
+        (window + hand.rng.below(WINDOW)) % pages
+    } else {
+        hand.rng.below(pages)
+    };
+    let kind = match hand.rng.below(100) {
+        0..55 => Kind::Modify,
+        55..75 => Kind::Rewrite,
+        75..90 => Kind::Check,
+        _ => return glance(hand, &held, page),
+    };
+    let shared = hand.shared;
+    hand.time(kind, || {
+        let owned = held.entry(page).own()?;
+        let (words, mut content) = (held.words(page), owned.content());
+        match kind {
+            Kind::Modify => {
+                if let Some(harm) = content.modify(words) {
+                    shared.watch.harm("a small change", page, &harm);
+                    content.fill(words);
+                }
+                owned.set(content);
+            }
+            Kind::Rewrite => {
+                shared.check("a rewrite", &held, page, &owned);
+                let content = shared.fresh();
+                content.fill(words);
+                owned.set(content);
+            }
+            _ => {
+                shared.check("a check", &held, page, &owned);
+            }
+        }
+        Some(())
+    });
+}
+
+fn glance(hand: &Hand<'_>, held: &Held<'_>, page: usize) {
+    hand.time(Kind::Glance, || {
+        let result = held.entry(page).glance(held.words(page))?;
+        if let Err(harm) = result {
+            hand.shared.watch.harm("a reader's glance", page, &harm);
+        }
+        Some(())
+    });
+}

@@ -1,0 +1,148 @@
+//! What was done, how long the longest of each kind took, who is stuck, and which bytes were wrong.
+//!
+//! Threads write relaxed atomics and never wait for one another; the main thread reads them. A thread that
+//! hangs in a page fault cannot say so, so each thread says *before* an operation what it begins and when.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use crate::page::Harm;
+
+/// Harm that is told in full; what comes after is only counted.
+const TOLD: usize = 12;
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Kind {
+    Modify,
+    Rewrite,
+    Check,
+    Glance,
+    Discard,
+    DirectRead,
+    DirectWrite,
+    BufferedRead,
+    BufferedWrite,
+    AsyncRead,
+    Fork,
+    Plug,
+    Register,
+}
+
+const NAMES: [&str; 13] = [
+    "modify",
+    "rewrite",
+    "check",
+    "glance",
+    "discard",
+    "direct_read",
+    "direct_write",
+    "buffered_read",
+    "buffered_write",
+    "async_read",
+    "fork",
+    "plug",
+    "register",
+];
+
+#[derive(Debug, Default)]
+struct Tally {
+    done: AtomicU64,
+    longest_us: AtomicU64,
+}
+
+/// What one thread is at: the kind (plus one; 0 is nothing) and since when.
+#[derive(Debug, Default)]
+struct Seat {
+    kind: AtomicUsize,
+    since_us: AtomicU64,
+}
+
+/// Everybody's figures.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    start: Instant,
+    tallies: [Tally; NAMES.len()],
+    seats: Box<[Seat]>,
+    bad_bytes: AtomicUsize,
+    told: AtomicUsize,
+}
+
+impl Watch {
+    /// For so many threads.
+    pub(crate) fn new(threads: usize) -> Self {
+        Self {
+            start: Instant::now(),
+            tallies: Default::default(),
+            seats: (0..threads).map(|_| Seat::default()).collect(),
+            bad_bytes: AtomicUsize::new(0),
+            told: AtomicUsize::new(0),
+        }
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Does something in this thread's seat, and counts it if it was done.
+    pub(crate) fn time<T>(
+        &self,
+        seat: usize,
+        kind: Kind,
+        operation: impl FnOnce() -> Option<T>,
+    ) -> Option<T> {
+        let (seat, tally) = (&self.seats[seat], &self.tallies[kind as usize]);
+        let begun = self.now_us();
+        seat.since_us.store(begun, Relaxed);
+        seat.kind.store(kind as usize + 1, Relaxed);
+        let result = operation();
+        seat.kind.store(0, Relaxed);
+        tally.longest_us.fetch_max(self.now_us().saturating_sub(begun), Relaxed);
+        if result.is_some() {
+            tally.done.fetch_add(1, Relaxed);
+        }
+        result
+    }
+
+    /// Notes wrong bytes; tells the first of them.
+    pub(crate) fn harm(&self, during: &str, page: usize, harm: &Harm) {
+        self.bad_bytes.fetch_add(harm.bytes, Relaxed);
+        if self.told.fetch_add(1, Relaxed) < TOLD {
+            let at_s = self.now_us() / 1_000_000;
+            eprintln!("overbook-stand-in: {at_s} s: {during}: page {page}: {harm}");
+        }
+    }
+
+    /// Wrong bytes so far.
+    pub(crate) fn bad_bytes(&self) -> usize {
+        self.bad_bytes.load(Relaxed)
+    }
+
+    /// What the thread that has been at one operation for longest does, and for how many microseconds.
+    pub(crate) fn most_stuck(&self) -> (&'static str, u64) {
+        let now = self.now_us();
+        let of = |seat: &Seat| {
+            let since = seat.since_us.load(Relaxed);
+            let kind = seat.kind.load(Relaxed).checked_sub(1)?;
+            Some((NAMES[kind], now.saturating_sub(since)))
+        };
+        self.seats.iter().filter_map(of).max_by_key(|seat| seat.1).unwrap_or(("nothing", 0))
+    }
+
+    /// All figures as the inside of a JSON object.
+    pub(crate) fn to_json(&self) -> String {
+        let (stuck, stuck_us) = self.most_stuck();
+        let mut text = format!(
+            "\"bad_bytes\":{},\"stuck_us\":{stuck_us},\"stuck_in\":\"{stuck}\",\"operations\":{{",
+            self.bad_bytes()
+        );
+        for (index, (name, tally)) in NAMES.iter().zip(&self.tallies).enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let (done, longest) = (tally.done.load(Relaxed), tally.longest_us.load(Relaxed));
+            let _ = write!(text, "{comma}\"{name}\":{{\"done\":{done},\"longest_us\":{longest}}}");
+        }
+        text + "}"
+    }
+}

@@ -1,0 +1,299 @@
+//! A stand-in for QEMU with the shim preloaded, and a worker that talks to it.
+#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use protocol::layout::{Counter, Layout, Shared};
+use protocol::ring::{Consumer, Drained};
+use protocol::{
+    Answer, MAX_PACKET, Refusal, Region, Request, State, Tracking, Trap, VERSION, address,
+};
+use sys::seqpacket::{Connection, SeqpacketError};
+use sys::shared_memory::SharedMemory;
+
+/// Granules of 128 KiB.
+pub(crate) const GRANULE: u32 = 32;
+
+/// A process that does as QEMU does, ended when dropped.
+pub(crate) struct StandIn {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// One at a time: a fault that waits for a busy machine looks like one that waits for a broken shim.
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl StandIn {
+    /// With the shim and nothing plugged yet.
+    pub(crate) fn new() -> Self {
+        Self::run_by(None)
+    }
+
+    /// As another user.
+    pub(crate) fn run_by(uid: Option<u32>) -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_overbook-shim-stand-in"));
+        command.env("LD_PRELOAD", shim()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(uid) = uid {
+            command.uid(uid);
+        }
+        let mut child = command.spawn().unwrap();
+        let commands = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, commands, answers, _alone: alone }
+    }
+
+    /// With one block of `mib`, filled with seed 1.
+    pub(crate) fn with_ram(mib: u32) -> Self {
+        let mut stand_in = Self::new();
+        stand_in.expect(&format!("plug {mib}"));
+        stand_in.expect("fill 0 1");
+        stand_in
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The command succeeds, while the worker gives signs of life.
+    pub(crate) fn expect_beside(&mut self, worker: &Worker, command: &str) -> String {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    worker.status();
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let answer = self.tell(command);
+            done.store(true, Ordering::Relaxed);
+            answer.unwrap_or_else(|error| panic!("{command}: {error}"))
+        })
+    }
+
+    /// What it answers to a command.
+    pub(crate) fn tell(&mut self, command: &str) -> Result<String, String> {
+        self.begin(command);
+        self.finish()
+    }
+
+    /// Gives a command whose answer is read later.
+    pub(crate) fn begin(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
+    }
+
+    pub(crate) fn finish(&mut self) -> Result<String, String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        match line.trim_end_matches('\n').split_once(' ') {
+            Some(("ok", words)) => Ok(words.to_owned()),
+            _ => Err(line),
+        }
+    }
+
+    /// The command succeeds.
+    pub(crate) fn expect(&mut self, command: &str) -> String {
+        self.tell(command).unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    /// How many mappings it has: staging is one more.
+    pub(crate) fn mappings(&self) -> usize {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap().lines().count()
+    }
+
+    /// Its anonymous memory.
+    pub(crate) fn anonymous_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    /// The names of its threads.
+    pub(crate) fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap().trim().to_owned()
+        };
+        tasks.map(name).collect()
+    }
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The library beside the test programs.
+pub(crate) fn shim() -> PathBuf {
+    let library = std::env::current_exe().unwrap().with_file_name("liboverbook_shim.so");
+    assert!(library.is_file(), "{} is not built", library.display());
+    library
+}
+
+/// One worker's end.
+pub(crate) struct Worker {
+    connection: Connection,
+    pub(crate) regions: Vec<Region>,
+    pub(crate) state: State,
+    memory: SharedMemory,
+    consumer: Consumer,
+}
+
+impl Worker {
+    /// Connects and says Hello.
+    pub(crate) fn meet(stand_in: &StandIn) -> Self {
+        let connection = connect(stand_in);
+        let answer = ask_on(&connection, &Request::Hello { version: VERSION });
+        let (Answer::Welcome { regions, state, .. }, Some(fd)) = answer else {
+            panic!("no welcome but {answer:?}");
+        };
+        let layout = Layout::of_regions(&regions);
+        let memory = SharedMemory::open(fd.as_fd(), layout.words(), layout.bytes()).unwrap();
+        let shared = Shared::open(layout, memory.words(), memory.bytes()).unwrap();
+        let consumer = Consumer::new(shared.ring());
+        Self { connection, regions, state, memory, consumer }
+    }
+
+    /// Meets, and tracks what it will revoke by name.
+    pub(crate) fn tracking(stand_in: &StandIn) -> Self {
+        let worker = Self::meet(stand_in);
+        assert_eq!(worker.ask(&Request::Track(by_name())), Answer::Done { count: 0 });
+        worker
+    }
+
+    pub(crate) fn ask(&self, request: &Request) -> Answer {
+        ask_on(&self.connection, request).0
+    }
+
+    /// Revokes granules; answers how many.
+    pub(crate) fn revoke(&self, granules: impl IntoIterator<Item = u32>) -> u32 {
+        let granules = granules.into_iter().collect();
+        match self.ask(&Request::Revoke { granules }) {
+            Answer::Done { count } => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn refused(&self, request: &Request) -> Refusal {
+        match self.ask(request) {
+            Answer::Refused(refusal) => refusal,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn release(&self) -> u32 {
+        match self.ask(&Request::Release) {
+            Answer::Done { count } => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn status(&self) -> (State, u32) {
+        match self.ask(&Request::Status) {
+            Answer::Status(status) => (status.state, status.generation),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        let layout = Layout::of_regions(&self.regions);
+        Shared::open(layout, self.memory.words(), self.memory.bytes()).unwrap()
+    }
+
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
+        self.shared().get(counter)
+    }
+
+    /// The traps since the last call, as granules.
+    pub(crate) fn traps(&mut self) -> (Vec<u32>, Drained) {
+        let layout = Layout::of_regions(&self.regions);
+        let shared = Shared::open(layout, self.memory.words(), self.memory.bytes()).unwrap();
+        let mut granules = Vec::new();
+        let each = |trap: Trap| granules.push(trap.granule);
+        let drained = self.consumer.drain(shared.ring(), u32::MAX, each);
+        (granules, drained)
+    }
+
+    /// Waits until nothing is staged any more.
+    pub(crate) fn until_all_back(&self) -> Duration {
+        let began = Instant::now();
+        while self.count(Counter::StagedPages) > 0 {
+            assert!(began.elapsed() < Duration::from_secs(10), "pages stay staged");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        began.elapsed()
+    }
+
+    /// Sends bytes that are no request; answers what comes back, or that the shim hung up.
+    pub(crate) fn send_raw(&self, packet: &[u8]) -> Result<Answer, SeqpacketError> {
+        self.connection.send(packet, None)?;
+        receive(&self.connection).map(|(answer, _)| answer)
+    }
+
+    /// Sends a request until nothing more fits, and reads no answer.
+    pub(crate) fn flood(self, request: &Request) -> Self {
+        let packet = request.encode().unwrap();
+        for _ in 0..100_000 {
+            if self.connection.send(&packet, None).is_err() {
+                break;
+            }
+        }
+        self
+    }
+
+    /// Hangs up; what it could see stays visible.
+    pub(crate) fn hang_up(self) -> Self {
+        let (connection, other) = unconnected();
+        drop(other);
+        Self { connection, ..self }
+    }
+}
+
+fn unconnected() -> (Connection, sys::seqpacket::Listener) {
+    let name = format!("overbook-shim-test.{}.{}", std::process::id(), fastrand::u64(..));
+    let listener = sys::seqpacket::Listener::bind(&name).unwrap();
+    (Connection::connect(&name, Duration::from_secs(1)).unwrap(), listener)
+}
+
+pub(crate) fn connect(stand_in: &StandIn) -> Connection {
+    let began = Instant::now();
+    loop {
+        match Connection::connect(&address(stand_in.pid()), Duration::from_secs(1)) {
+            Ok(connection) => return connection,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn ask_on(connection: &Connection, request: &Request) -> (Answer, Option<std::os::fd::OwnedFd>) {
+    connection.send(&request.encode().unwrap(), None).unwrap();
+    receive(connection).unwrap()
+}
+
+/// The next packet.
+pub(crate) fn receive(
+    connection: &Connection,
+) -> Result<(Answer, Option<std::os::fd::OwnedFd>), SeqpacketError> {
+    let mut packet = vec![0; MAX_PACKET];
+    assert!(connection.wait(Duration::from_secs(20)).unwrap(), "no answer");
+    let received = connection.receive(&mut packet)?.unwrap();
+    Ok((Answer::decode(&packet[..received.length]).unwrap(), received.fd))
+}
+
+/// Tracking that revokes only what it is told to.
+pub(crate) fn by_name() -> Tracking {
+    Tracking { granule_pages: GRANULE, hot_set: None, sample: u32::MAX, max_traps_per_s: 1_000_000 }
+}

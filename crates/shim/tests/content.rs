@@ -1,0 +1,162 @@
+//! What the guest has in its memory stays there, whatever is done with its pages.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{GRANULE, StandIn, Worker, by_name};
+use protocol::layout::Counter;
+use protocol::{Answer, Request, State, Tracking};
+
+const MIB: u32 = 64;
+const GRANULES: u32 = MIB * 256 / GRANULE;
+
+#[test]
+fn a_touch_brings_the_whole_granule_back_and_is_logged() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let mut worker = Worker::tracking(&stand_in);
+    assert_eq!(worker.revoke([3, 4]), 2);
+    assert_eq!(worker.revoke([3]), 0, "it is revoked already");
+    assert!(worker.shared().is_staged(3, GRANULE));
+    worker.traps();
+    stand_in.expect("touch 0 100");
+    assert_eq!(worker.traps().0, [3]);
+    stand_in.expect("touch 0 101");
+    assert_eq!(worker.traps().0, []);
+    assert!(!worker.shared().is_staged(3, GRANULE) && worker.shared().is_staged(4, GRANULE));
+    assert_eq!(worker.count(Counter::StagedPages), u64::from(GRANULE));
+}
+
+#[test]
+fn every_page_has_its_content_after_all_were_revoked() {
+    for granule_pages in [1, 32, 512] {
+        let mut stand_in = StandIn::with_ram(MIB);
+        let worker = Worker::meet(&stand_in);
+        worker.ask(&Request::Track(Tracking { granule_pages, ..by_name() }));
+        let granules = MIB * 256 / granule_pages;
+        let all: Vec<u32> = (0..granules).collect();
+        let revoked: u32 = all.chunks(2000).map(|part| worker.revoke(part.iter().copied())).sum();
+        assert_eq!(revoked, granules);
+        assert_eq!(worker.count(Counter::Pinned), 0);
+        stand_in.expect_beside(&worker, "check 0 1");
+        assert_eq!(worker.count(Counter::StagedPages), 0);
+    }
+}
+
+#[test]
+fn the_kernel_reads_a_revoked_page_on_qemus_behalf() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::tracking(&stand_in);
+    worker.revoke([2]);
+    let stamp = (64 + 1) << 20 | 1;
+    assert_eq!(stand_in.expect("write-out 0 64"), stamp.to_string());
+    assert_eq!(worker.count(Counter::Traps), 1);
+}
+
+#[test]
+fn a_hot_set_of_64_lets_64_granules_be_reached() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::meet(&stand_in);
+    let tracking = Tracking { hot_set: Some(64), ..by_name() };
+    assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: GRANULES });
+    stand_in.expect("check 0 1");
+    let staged = worker.count(Counter::StagedPages);
+    assert_eq!(staged, u64::from((GRANULES - 64) * GRANULE));
+    assert_eq!(worker.count(Counter::Traps), u64::from(GRANULES));
+    let wider = Tracking { hot_set: Some(100), ..tracking };
+    assert_eq!(worker.ask(&Request::Track(wider)), Answer::Done { count: 0 });
+    stand_in.expect("check 0 1");
+    assert_eq!(worker.count(Counter::StagedPages), u64::from((GRANULES - 100) * GRANULE));
+    assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: 36 });
+}
+
+#[test]
+fn only_sampled_granules_are_revoked() {
+    let stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::meet(&stand_in);
+    let sample = u32::MAX / 4;
+    worker.ask(&Request::Track(Tracking { sample, ..by_name() }));
+    let sampled = |granule: &u32| protocol::layout::is_sampled(*granule, sample);
+    let expected = (0..GRANULES).filter(sampled).count();
+    assert_eq!(worker.revoke(0..GRANULES) as usize, expected);
+    assert!(
+        (0..GRANULES)
+            .all(|granule| worker.shared().is_staged(granule, GRANULE) == sampled(&granule))
+    );
+}
+
+#[test]
+fn another_granule_size_begins_afresh() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::tracking(&stand_in);
+    worker.revoke(0..GRANULES);
+    worker.ask(&Request::Track(Tracking { granule_pages: 512, ..by_name() }));
+    assert_eq!(worker.count(Counter::StagedPages), 0);
+    assert_eq!(worker.revoke([0]), 1);
+    assert_eq!(worker.count(Counter::StagedPages), 512);
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn release_leaves_nothing_behind() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::tracking(&stand_in);
+    worker.release();
+    // From here on the threads are there, and the page of our own that traps are measured on.
+    std::thread::sleep(Duration::from_millis(300));
+    let (mappings, anonymous) = (stand_in.mappings(), stand_in.anonymous_kib());
+    worker.ask(&Request::Track(by_name()));
+    assert!(stand_in.mappings() > mappings);
+    worker.revoke(0..GRANULES);
+    assert_eq!(worker.release(), GRANULES);
+    assert_eq!(worker.status().0, State::Off);
+    assert_eq!(worker.count(Counter::StagedPages), 0);
+    let traps = worker.count(Counter::Traps);
+    stand_in.expect("check 0 1");
+    assert_eq!(worker.count(Counter::Traps), traps, "no fault is taken any more");
+    assert_eq!(stand_in.mappings(), mappings);
+    assert!(stand_in.anonymous_kib() < anonymous + 1024);
+    assert_eq!(worker.release(), 0, "a second time changes nothing");
+}
+
+#[test]
+fn memory_that_was_never_touched_is_zero_and_comes_two_megabytes_at_a_time() {
+    let mut stand_in = StandIn::new();
+    stand_in.expect("plug 64");
+    let mut worker = Worker::tracking(&stand_in);
+    stand_in.expect("zeros 0 0 16384");
+    let (granules, _) = worker.traps();
+    let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
+    let has_huge = huge.is_ok_and(|modes| !modes.contains("[never]"));
+    // One per huge page, but where memory is in pieces the kernel has none to give.
+    let most = if has_huge { GRANULES / 2 } else { GRANULES };
+    assert!(granules.len() <= most as usize, "{} traps", granules.len());
+    stand_in.expect("fill 0 1");
+    stand_in.expect("check 0 1");
+    worker.release();
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn a_revoked_hole_stays_a_hole_until_it_is_touched() {
+    let mut stand_in = StandIn::new();
+    stand_in.expect("plug 64");
+    let mut worker = Worker::tracking(&stand_in);
+    let before = stand_in.anonymous_kib();
+    assert_eq!(worker.revoke(0..GRANULES), GRANULES);
+    worker.traps();
+    stand_in.expect("zeros 0 32 32");
+    assert_eq!(worker.traps().0, [1]);
+    assert!(stand_in.anonymous_kib() < before + 256);
+    stand_in.expect("fill 0 7");
+    stand_in.expect("check 0 7");
+}
+
+#[test]
+fn the_cost_of_a_trap_is_measured() {
+    let stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::tracking(&stand_in);
+    let round_trip = worker.count(Counter::RoundTripNs);
+    assert!((1_000..50_000_000).contains(&round_trip), "{round_trip} ns");
+    assert_eq!(worker.count(Counter::Traps), 0, "its own traps do not count");
+}

@@ -1,0 +1,69 @@
+//! Memory that cannot be tracked is left alone, and the reason is told.
+
+mod common;
+
+use common::{StandIn, Worker, by_name};
+use protocol::{Refusal, Request, State};
+
+fn why_not(stand_in: &StandIn) -> String {
+    let worker = Worker::meet(stand_in);
+    let State::Unsupported { why } = worker.state.clone() else {
+        panic!("{:?}", worker.state);
+    };
+    let refusal = worker.refused(&Request::Track(by_name()));
+    assert_eq!(refusal, Refusal::NotTracking { why: why.clone() });
+    why
+}
+
+#[test]
+fn shared_and_file_backed_memory_is_refused_by_name() {
+    for (kind, word) in [("shared", "share=on"), ("file", "mapped from a file")] {
+        let mut stand_in = StandIn::new();
+        stand_in.expect(&format!("plug 64 {kind}"));
+        let why = why_not(&stand_in);
+        assert!(why.contains(word), "{why}");
+        stand_in.expect("fill 0 1");
+        stand_in.expect("check 0 1");
+    }
+}
+
+#[test]
+fn huge_pages_of_the_kernels_pool_are_refused() {
+    let mut stand_in = StandIn::new();
+    if let Err(error) = stand_in.tell("plug 32 hugetlb") {
+        eprintln!("skipped: no huge pages in the pool: {error}");
+        return;
+    }
+    assert!(why_not(&stand_in).contains("transparent huge pages"));
+}
+
+#[test]
+fn a_user_who_may_not_have_userfaultfd_is_told_what_to_do() {
+    let private = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if private.is_ok_and(|value| value.trim() == "1") {
+        eprintln!("skipped: everybody may have userfaultfd here");
+        return;
+    }
+    let mut stand_in = StandIn::run_by(Some(65534));
+    stand_in.expect("plug 64");
+    stand_in.expect("fill 0 1");
+    let why = why_not(&stand_in);
+    assert!(why.contains("/dev/userfaultfd"), "{why}");
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn without_guest_ram_there_is_no_thread_of_ours_and_nobody_listens() {
+    let mut stand_in = StandIn::new();
+    let address = protocol::address(stand_in.pid());
+    let connect =
+        || sys::seqpacket::Connection::connect(&address, std::time::Duration::from_secs(1));
+    stand_in.expect("close-all");
+    assert!(connect().is_err());
+    assert_eq!(stand_in.threads().len(), 1);
+    stand_in.expect("plug 16");
+    assert!(connect().is_err(), "16 MiB are no guest RAM");
+    stand_in.expect("plug 64");
+    Worker::meet(&stand_in);
+    assert_eq!(stand_in.threads().len(), 2, "one listens; nothing is tracked");
+}

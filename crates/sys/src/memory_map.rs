@@ -1,0 +1,262 @@
+//! Anonymous memory by address: reserving, advising, and seeing which pages are there.
+//!
+//! **Problem.** Who moves pages about must speak of memory that is not his (a guest's RAM, mapped by
+//! QEMU), which no reference may ever point into: it changes, and touching it may trap.
+//!
+//! **Idea.** Addresses are numbers ([`Range`]). What could break somebody's memory is `unsafe`; what only
+//! looks (`PAGEMAP_SCAN`, Linux 6.7) or concerns a mapping of ours ([`Reserved`]) is not.
+//!
+//! **Invariants.** The calls go to the kernel directly, not through the C library: a library that
+//! interposes `mmap` or `madvise` does not meet itself here.
+//!
+//! **Leaves out.** File mappings; see `shared_memory`.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, ioctl, opcode};
+use rustix::mm::{MapFlags, ProtFlags};
+
+pub use crate::userfaultfd::Range;
+pub use rustix::mm::Advice;
+
+/// What a page table's lowest level holds.
+pub const PAGE_BYTES: u64 = 4096;
+/// What one huge page holds on x86-64 and on arm64 with small pages.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+const SCAN: Opcode = opcode::read_write::<ScanArg>(b'f', 16);
+const PAGE_IS_PRESENT: u64 = 1 << 3;
+const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_HUGE: u64 = 1 << 6;
+
+/// `struct pm_scan_arg`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+/// Private anonymous memory of ours, unmapped when dropped: nothing is there until it is touched.
+#[derive(Debug)]
+pub struct Reserved {
+    whole: Range,
+    used: Range,
+}
+
+impl Reserved {
+    /// Reserves `len` bytes that begin at a huge page's border. The kernel does not count them as
+    /// promised memory.
+    ///
+    /// # Errors
+    /// The kernel's; `EOVERFLOW` when there is no such length.
+    pub fn new(len: u64) -> Result<Self, Errno> {
+        let whole_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
+        let bytes = usize::try_from(whole_len).map_err(|_| Errno::OVERFLOW)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
+        let whole = Range { start: start.addr() as u64, len: whole_len };
+        let used = Range { start: whole.start.next_multiple_of(HUGE_PAGE_BYTES), len };
+        Ok(Self { whole, used })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn range(&self) -> Range {
+        self.used
+    }
+
+    /// Advises the kernel about all of it.
+    ///
+    /// # Safety
+    /// Nobody relies on content that the advice discards.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub unsafe fn advise(&self, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        unsafe { advise(self.used, advice) }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let start = pointer(self.whole);
+        // SAFETY: the mapping is ours and nobody keeps references into it. It cannot fail for a whole
+        // mapping.
+        let _ = unsafe { rustix::mm::munmap(start, length(self.whole)) };
+    }
+}
+
+/// Advises the kernel about a range of this process.
+///
+/// # Safety
+/// Nobody relies on content that the advice discards.
+///
+/// # Errors
+/// The kernel's.
+pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::madvise(pointer(range), length(range), advice) }
+}
+
+/// This process's page tables, to look at.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+impl Pagemap {
+    /// Opens `/proc/self/pagemap`.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub fn open() -> std::io::Result<Self> {
+        File::open("/proc/self/pagemap").map(Self)
+    }
+
+    /// How many pages of `range` have content, in memory or swapped out.
+    ///
+    /// # Errors
+    /// The kernel's; `ENOTTY` before Linux 6.7.
+    pub fn populated(&self, range: Range) -> Result<u64, Errno> {
+        self.count(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
+    }
+
+    /// How many pages of `range` are parts of huge pages.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn huge(&self, range: Range) -> Result<u64, Errno> {
+        self.count(range, PAGE_IS_HUGE)
+    }
+
+    fn count(&self, range: Range, categories: u64) -> Result<u64, Errno> {
+        let end = range.start + range.len;
+        let mut found = [Found::default(); 64];
+        let (mut start, mut pages) = (range.start, 0);
+        while start < end {
+            let mut arg = ScanArg {
+                size: size_of::<ScanArg>() as u64,
+                start,
+                end,
+                vec: found.as_mut_ptr().addr() as u64,
+                vec_len: found.len() as u64,
+                category_anyof_mask: categories,
+                return_mask: categories,
+                ..ScanArg::default()
+            };
+            // SAFETY: the structure is the one of this request, and `found` has the length it says.
+            let filled = unsafe { ioctl(&self.0, ScanRequest(&mut arg)) }?;
+            let filled = filled.min(found.len());
+            pages += found[..filled].iter().map(Found::pages).sum::<u64>();
+            if arg.walk_end <= start {
+                break;
+            }
+            start = arg.walk_end;
+        }
+        Ok(pages)
+    }
+}
+
+impl AsFd for Pagemap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `struct page_region`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Found {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+impl Found {
+    fn pages(&self) -> u64 {
+        self.end.saturating_sub(self.start) / PAGE_BYTES
+    }
+}
+
+/// [`SCAN`]: answers how many entries it filled in.
+struct ScanRequest<'a>(&'a mut ScanArg);
+
+// SAFETY: the kernel reads and writes a `ScanArg`; what its `vec` points to is the maker's care.
+unsafe impl rustix::ioctl::Ioctl for ScanRequest<'_> {
+    type Output = usize;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        SCAN
+    }
+
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        std::ptr::from_mut(self.0).cast()
+    }
+
+    unsafe fn output_from_ptr(
+        output: rustix::ioctl::IoctlOutput,
+        _: *mut rustix::ffi::c_void,
+    ) -> rustix::io::Result<usize> {
+        Ok(usize::try_from(output).unwrap_or(0))
+    }
+}
+
+fn pointer(range: Range) -> *mut rustix::ffi::c_void {
+    std::ptr::with_exposed_provenance_mut(length_of(range.start))
+}
+
+fn length(range: Range) -> usize {
+    length_of(range.len)
+}
+
+/// Addresses of this process fit its words; one that does not names memory that cannot be.
+fn length_of(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_memory_has_no_pages_until_it_is_touched() {
+        let memory = Reserved::new(HUGE_PAGE_BYTES).unwrap();
+        let pagemap = Pagemap::open().unwrap();
+        assert_eq!(memory.range().start % HUGE_PAGE_BYTES, 0);
+        assert_eq!(pagemap.populated(memory.range()), Ok(0));
+        // SAFETY: fresh memory of ours.
+        unsafe {
+            memory.advise(Advice::LinuxNoHugepage).unwrap();
+            for page in (0..130).map(|index| index * 2 * PAGE_BYTES) {
+                pointer(Range { start: memory.range().start + page, len: 1 }).cast::<u8>().write(1);
+            }
+        }
+        assert_eq!(pagemap.populated(memory.range()), Ok(130));
+        assert_eq!(pagemap.huge(memory.range()), Ok(0));
+    }
+
+    #[test]
+    fn the_structures_are_the_kernels() {
+        assert_eq!(size_of::<ScanArg>(), size_of::<linux_raw_sys::general::pm_scan_arg>());
+        assert_eq!(size_of::<Found>(), size_of::<linux_raw_sys::general::page_region>());
+        assert_eq!(PAGE_IS_HUGE, linux_raw_sys::general::PAGE_IS_HUGE.into());
+        assert_eq!(PAGE_IS_SWAPPED, linux_raw_sys::general::PAGE_IS_SWAPPED.into());
+        assert_eq!(PAGE_IS_PRESENT, linux_raw_sys::general::PAGE_IS_PRESENT.into());
+    }
+}

@@ -1,0 +1,246 @@
+//! Message sockets (`SOCK_SEQPACKET`) on abstract unix addresses: whole packets, in order, and at
+//! most one file descriptor with each.
+//!
+//! Abstract addresses leave no file behind when a process dies, and need no directory that QEMU's
+//! user may write. They also have no permissions, so each side asks the kernel who the other is
+//! ([`Peer`]), and they belong to a network namespace: a QEMU in another one cannot be reached.
+//!
+//! Nothing here waits except where a deadline is passed: sockets are non-blocking, for one peer
+//! must never hold up the others. What a peer sends is bounded by the caller's buffer; a longer
+//! packet is an error, not a shorter packet. Descriptors that nobody asked for are closed.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 8;
+
+/// Why a socket did not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum SeqpacketError {
+    /// A system call failed.
+    #[error("message socket: {call}: {errno}")]
+    Call {
+        /// Which.
+        call: &'static str,
+        /// How.
+        errno: Errno,
+    },
+    /// The peer does not read what it is sent.
+    #[error("message socket: the peer does not read; nothing more fits")]
+    Full,
+    /// The peer is gone.
+    #[error("message socket: the peer closed the connection")]
+    Closed,
+    /// A packet does not fit the buffer, or brought more descriptors than any packet of ours.
+    #[error("message socket: a packet of more than {limit} bytes, or with surplus descriptors")]
+    Truncated {
+        /// What would have fitted.
+        limit: usize,
+    },
+}
+
+/// Who is on the other side, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The process that connected, or that listened. 0 if it is not visible from here.
+    pub pid: u32,
+    /// Its effective user then.
+    pub uid: u32,
+}
+
+/// An address that accepts connections.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+}
+
+impl Listener {
+    /// Listens on an abstract address (`name` without its leading zero byte).
+    ///
+    /// # Errors
+    /// When the address is taken or too long, or the kernel refuses.
+    pub fn bind(name: &str) -> Result<Self, SeqpacketError> {
+        let address = address(name)?;
+        let fd = socket(FLAGS)?;
+        rustix::net::bind(&fd, &address).map_err(failed("bind"))?;
+        rustix::net::listen(&fd, BACKLOG).map_err(failed("listen"))?;
+        Ok(Self { fd })
+    }
+
+    /// The next connection; `None` when nobody waits.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn accept(&self) -> Result<Option<Connection>, SeqpacketError> {
+        match rustix::net::accept_with(&self.fd, FLAGS) {
+            Ok(fd) => Ok(Some(Connection { fd })),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(errno) => Err(failed("accept")(errno)),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A packet that came.
+#[derive(Debug)]
+pub struct Packet {
+    /// How many bytes of the buffer it fills; at least 1.
+    pub length: usize,
+    /// The descriptor that came with it, close-on-exec.
+    pub fd: Option<OwnedFd>,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub struct Connection {
+    fd: OwnedFd,
+}
+
+impl Connection {
+    /// Connects to an abstract address.
+    ///
+    /// # Errors
+    /// When nobody listens there, or its backlog stays full for `timeout`.
+    pub fn connect(name: &str, timeout: Duration) -> Result<Self, SeqpacketError> {
+        let address = address(name)?;
+        let fd = socket(SocketFlags::CLOEXEC)?;
+        sockopt::set_socket_timeout(
+            &fd,
+            Timeout::Send,
+            Some(timeout.max(Duration::from_millis(1))),
+        )
+        .map_err(failed("SO_SNDTIMEO"))?;
+        rustix::net::connect(&fd, &address).map_err(failed("connect"))?;
+        rustix::io::ioctl_fionbio(&fd, true).map_err(failed("FIONBIO"))?;
+        Ok(Self { fd })
+    }
+
+    /// Who is on the other side.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn peer(&self) -> Result<Peer, SeqpacketError> {
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or_default();
+        // Not rustix: a peer in another pid namespace has pid 0, which its `Pid` cannot hold.
+        // SAFETY: the kernel writes at most `length` bytes into `peer`, which is plain data.
+        let result = unsafe {
+            let target = std::ptr::from_mut(&mut peer).cast();
+            let fd = self.fd.as_raw_fd();
+            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, target, &raw mut length)
+        };
+        if result != 0 {
+            let error = std::io::Error::last_os_error();
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
+            return Err(failed("SO_PEERCRED")(errno));
+        }
+        Ok(Peer { pid: peer.pid.cast_unsigned(), uid: peer.uid })
+    }
+
+    /// Sends a packet, and a descriptor with it.
+    ///
+    /// # Errors
+    /// When the peer is gone or has not read what it was sent before.
+    pub fn send(&self, packet: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(), SeqpacketError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = fd.into_iter().collect();
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        let data = [IoSlice::new(packet)];
+        match rustix::net::sendmsg(&self.fd, &data, &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            Err(Errno::AGAIN | Errno::NOBUFS) => Err(SeqpacketError::Full),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(SeqpacketError::Closed),
+            Err(errno) => Err(failed("sendmsg")(errno)),
+        }
+    }
+
+    /// Receives a packet into `buffer`; `None` when there is none yet.
+    ///
+    /// # Errors
+    /// When the peer is gone (an empty packet counts as such), or the packet does not fit.
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<Packet>, SeqpacketError> {
+        // Room for more descriptors than one, so that a surplus is seen and closed here.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let limit = buffer.len();
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received =
+            rustix::net::recvmsg(&self.fd, &mut [IoSliceMut::new(buffer)], &mut control, flags);
+        let message = match received {
+            Ok(message) => message,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(Errno::CONNRESET) => return Err(SeqpacketError::Closed),
+            Err(errno) => return Err(failed("recvmsg")(errno)),
+        };
+        let mut fds: Vec<OwnedFd> = Vec::new();
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = part {
+                fds.extend(rights);
+            }
+        }
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) || fds.len() > 1 {
+            return Err(SeqpacketError::Truncated { limit });
+        }
+        if message.bytes == 0 {
+            return Err(SeqpacketError::Closed);
+        }
+        Ok(Some(Packet { length: message.bytes, fd: fds.pop() }))
+    }
+
+    /// Waits until there is something to receive (or the peer is gone); `false` when `timeout`
+    /// passed.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn wait(&self, timeout: Duration) -> Result<bool, SeqpacketError> {
+        let timeout = Timespec::try_from(timeout).map_err(|_| failed("poll")(Errno::INVAL))?;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&timeout)) {
+            Ok(ready) => Ok(ready > 0),
+            Err(Errno::INTR) => Ok(false),
+            Err(errno) => Err(failed("poll")(errno)),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn socket(flags: SocketFlags) -> Result<OwnedFd, SeqpacketError> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(failed("socket"))
+}
+
+fn address(name: &str) -> Result<SocketAddrUnix, SeqpacketError> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed("address"))
+}
+
+fn failed(call: &'static str) -> impl Fn(Errno) -> SeqpacketError {
+    move |errno| SeqpacketError::Call { call, errno }
+}
+
+#[cfg(test)]
+mod tests;

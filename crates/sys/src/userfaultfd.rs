@@ -1,0 +1,331 @@
+//! userfaultfd: pages of one's own process that trap at their next touch, and `UFFDIO_MOVE`.
+//!
+//! **Problem.** To see when memory is touched, and to take a page out of reach without copying it and
+//! without racing against whoever writes it.
+//!
+//! **Idea.** A range that is registered for *missing* pages stops every thread, and the kernel itself on
+//! a thread's behalf, at a page that is not there; whoever reads the descriptor puts something there and
+//! wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of anonymous memory from one
+//! place to another, atomically for every observer; a page that I/O has pinned is refused (`EBUSY`).
+//!
+//! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a system call
+//! into a missing page fails with `EFAULT` instead of waiting. The structures below are held against the
+//! kernel's headers (as `linux-raw-sys` ships them) by a test.
+//!
+//! **Cost**, measured: 0.08 µs per page moved in batches, 0.9 µs alone; a huge page whole 3 µs.
+//!
+//! Source: `Documentation/admin-guide/mm/userfaultfd.rst`, `include/uapi/linux/userfaultfd.h`.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::ioctl::{IoctlOutput, Opcode, Updater, ioctl, opcode};
+use rustix::mm::UserfaultfdFlags;
+
+/// Where a process without `CAP_SYS_PTRACE` gets a full userfaultfd, if its owner lets it.
+const DEVICE: &str = "/dev/userfaultfd";
+
+const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
+const FEATURE_MOVE: u64 = 1 << 16;
+const MODE_MISSING: u64 = 1;
+const DONT_WAKE: u64 = 1;
+const ALLOW_SRC_HOLES: u64 = 2;
+const EVENT_PAGEFAULT: u8 = 0x12;
+
+/// `_IO(0xAA, 0)`, asked of [`DEVICE`].
+const NEW: Opcode = opcode::none(0xAA, 0x00);
+/// Registers a range: also asked by programs of their own descriptors.
+pub const REGISTER: Opcode = opcode::read_write::<RegisterArg>(0xAA, 0x00);
+/// Ends a registration. The kernel's header calls it a read by mistake, for ever.
+pub const UNREGISTER: Opcode = opcode::read::<Range>(0xAA, 0x01);
+const WAKE: Opcode = opcode::read::<Range>(0xAA, 0x02);
+const COPY: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x03);
+const ZEROPAGE: Opcode = opcode::read_write::<ZeroArg>(0xAA, 0x04);
+const MOVE: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x05);
+const API: Opcode = opcode::read_write::<ApiArg>(0xAA, 0x3F);
+
+/// A range of addresses, as the kernel has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Range {
+    /// First byte.
+    pub start: u64,
+    /// How many.
+    pub len: u64,
+}
+
+/// What [`REGISTER`] points to.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct RegisterArg {
+    /// What is registered.
+    pub range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy` and `struct uffdio_move`: the same shape.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct CopyArg {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ZeroArg {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffd_msg` of a page fault.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    feature: u64,
+}
+
+/// Why there is no userfaultfd to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Neither the system call nor the device.
+    #[error(
+        "userfaultfd is not permitted ({syscall}), nor is {DEVICE} ({device}): run as root, or give \
+         the user access to the device"
+    )]
+    NotPermitted {
+        /// What the system call said.
+        syscall: Errno,
+        /// What the device said.
+        device: Errno,
+    },
+    /// The kernel has userfaultfd, but is too old.
+    #[error("this kernel has no UFFDIO_MOVE: Linux 6.8 or later is needed")]
+    NoMove,
+    /// The kernel speaks another version of the interface.
+    #[error("userfaultfd: {0}")]
+    Api(Errno),
+}
+
+/// What an operation on a range of pages came to: how far it got, and what stopped it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes done.
+    pub bytes: u64,
+    /// Why it went no further.
+    pub stopped: Option<Errno>,
+}
+
+/// A full userfaultfd of this process, close-on-exec and non-blocking (a blocking one cannot be polled).
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// Opens one that can move pages.
+    ///
+    /// # Errors
+    /// When it is not permitted, or the kernel too old.
+    pub fn open() -> Result<Self, OpenError> {
+        // SAFETY: making the descriptor touches no memory; what it does later is marked `unsafe` below.
+        let made = unsafe { rustix::mm::userfaultfd(FLAGS) };
+        let fd = match made {
+            Ok(fd) => fd,
+            Err(syscall) => {
+                from_device().map_err(|device| OpenError::NotPermitted { syscall, device })?
+            }
+        };
+        let uffd = Self(fd);
+        let mut arg = ApiArg { api: 0xAA, ..ApiArg::default() };
+        // SAFETY: the structure is the one of this request.
+        unsafe { uffd.ask::<API, _>(&mut arg) }.map_err(OpenError::Api)?;
+        if arg.features & FEATURE_MOVE == 0 { Err(OpenError::NoMove) } else { Ok(uffd) }
+    }
+
+    /// Lets every missing page of `range` trap. Threads that touch one wait until somebody serves them.
+    ///
+    /// # Safety
+    /// The caller serves the faults for as long as the range is registered.
+    ///
+    /// # Errors
+    /// The kernel's: `EBUSY` when another userfaultfd has it, `EINVAL` when it cannot be registered.
+    pub unsafe fn register(&self, range: Range) -> Result<(), Errno> {
+        let mut arg = RegisterArg { range, mode: MODE_MISSING, ioctls: 0 };
+        // SAFETY: the structure is the one of this request.
+        unsafe { self.ask::<REGISTER, _>(&mut arg) }
+    }
+
+    /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is none.
+    ///
+    /// # Safety
+    /// Every page that the range's users rely on is in its place.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub unsafe fn unregister(&self, mut range: Range) -> Result<(), Errno> {
+        // SAFETY: the structure is the one of this request.
+        unsafe { self.ask::<UNREGISTER, _>(&mut range) }
+    }
+
+    /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes. Nobody is
+    /// woken.
+    ///
+    /// # Safety
+    /// Whoever relies on the content at `src` must cope with its pages missing.
+    pub unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
+        let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE | ALLOW_SRC_HOLES, done: 0 };
+        // SAFETY: the structure is the one of this request.
+        let result = unsafe { self.ask::<MOVE, _>(&mut arg) };
+        progress(result, arg.done, len)
+    }
+
+    /// Copies pages to where they are missing, in a registered range. Nobody is woken.
+    ///
+    /// # Safety
+    /// `src` is readable, and its content is what belongs at `dst`.
+    pub unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
+        let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE, done: 0 };
+        // SAFETY: the structure is the one of this request.
+        let result = unsafe { self.ask::<COPY, _>(&mut arg) };
+        progress(result, arg.done, len)
+    }
+
+    /// Maps the page of zeros where pages are missing, in a registered range, up to the first that is
+    /// there (`EEXIST`). Nobody is woken.
+    ///
+    /// # Safety
+    /// Nothing but zeros belongs there.
+    pub unsafe fn zero_pages(&self, range: Range) -> Progress {
+        let mut arg = ZeroArg { range, mode: DONT_WAKE, done: 0 };
+        // SAFETY: the structure is the one of this request.
+        let result = unsafe { self.ask::<ZEROPAGE, _>(&mut arg) };
+        progress(result, arg.done, range.len)
+    }
+
+    /// Wakes who waits for a page of `range`: they look again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn wake(&self, mut range: Range) -> Result<(), Errno> {
+        // SAFETY: the structure is the one of this request; a thread that is woken too early traps again.
+        unsafe { self.ask::<WAKE, _>(&mut range) }
+    }
+
+    /// Fills in the addresses that were touched since the last call; answers how many. Does not allocate.
+    ///
+    /// # Errors
+    /// The kernel's; `EAGAIN` when there are none.
+    pub fn read_faults(&self, addresses: &mut [u64; MAX_FAULTS]) -> Result<usize, Errno> {
+        let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
+        let read = rustix::io::read(&self.0, &mut bytes)?;
+        let mut count = 0;
+        for message in bytes[..read].chunks_exact(size_of::<Message>()) {
+            let field = |at: usize| {
+                let mut word = [0; 8];
+                word.copy_from_slice(&message[at..at + 8]);
+                u64::from_ne_bytes(word)
+            };
+            if message[0] == EVENT_PAGEFAULT {
+                addresses[count] = field(std::mem::offset_of!(Message, address));
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Waits until there are faults, `timeout` at most; answers whether there are. Does not allocate.
+    pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+    }
+
+    /// # Safety
+    /// `T` is the structure that the kernel reads and writes on `OPCODE`.
+    unsafe fn ask<const OPCODE: Opcode, T>(&self, arg: &mut T) -> Result<(), Errno> {
+        // SAFETY: as the caller promises.
+        let request = unsafe { Updater::<OPCODE, T>::new(arg) };
+        // SAFETY: the descriptor is a userfaultfd; what the request does to memory is the caller's care.
+        unsafe { ioctl(&self.0, request) }
+    }
+}
+
+/// Most faults that one [`Userfaultfd::read_faults`] answers.
+pub const MAX_FAULTS: usize = 16;
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Userfaultfd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+fn from_device() -> Result<OwnedFd, Errno> {
+    let device = File::options()
+        .read(true)
+        .write(true)
+        .open(DEVICE)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    // SAFETY: the request takes flags by value and answers a new descriptor.
+    unsafe { ioctl(&device, NewDescriptor) }
+}
+
+/// [`NEW`]: its argument is the flags, its answer a descriptor.
+struct NewDescriptor;
+
+// SAFETY: the kernel reads the argument as a number and writes nothing; the result is a descriptor that
+// nobody else has.
+unsafe impl rustix::ioctl::Ioctl for NewDescriptor {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        NEW
+    }
+
+    fn as_ptr(&mut self) -> *mut rustix::ffi::c_void {
+        std::ptr::without_provenance_mut(FLAGS.bits() as usize)
+    }
+
+    unsafe fn output_from_ptr(
+        output: IoctlOutput,
+        _: *mut rustix::ffi::c_void,
+    ) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: a fresh descriptor of ours.
+        Ok(unsafe { OwnedFd::from_raw_fd(output) })
+    }
+}
+
+/// The kernel answers how far it got in the structure, also when it fails: or there an error as well.
+fn progress(result: Result<(), Errno>, done: i64, len: u64) -> Progress {
+    let bytes = u64::try_from(done).unwrap_or(0).min(len);
+    match result {
+        Ok(()) => Progress { bytes: len, stopped: None },
+        Err(errno) => Progress { bytes, stopped: Some(errno) },
+    }
+}
+
+#[cfg(test)]
+mod tests;

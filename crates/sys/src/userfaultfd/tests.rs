@@ -1,0 +1,111 @@
+use std::mem::{offset_of, size_of};
+
+use linux_raw_sys::{general as kernel, ioctl as requests};
+
+use super::*;
+use crate::memory_map::{PAGE_BYTES, Pagemap, Reserved};
+
+fn at(range: Range) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(usize::try_from(range.start).unwrap())
+}
+
+fn two_pages(uffd: &Userfaultfd) -> (Range, Range, Reserved) {
+    let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
+    let guest = Range { len: PAGE_BYTES, ..memory.range() };
+    let staging = Range { start: guest.start + PAGE_BYTES, ..guest };
+    // SAFETY: fresh memory of ours; it is touched only when its page is there, or with a reader.
+    unsafe {
+        memory.advise(rustix::mm::Advice::LinuxNoHugepage).unwrap();
+        at(guest).write(7);
+        uffd.register(memory.range()).unwrap();
+    }
+    (guest, staging, memory)
+}
+
+#[test]
+fn the_structures_are_the_kernels() {
+    assert_eq!(size_of::<ApiArg>(), size_of::<kernel::uffdio_api>());
+    assert_eq!(size_of::<Range>(), size_of::<kernel::uffdio_range>());
+    assert_eq!(size_of::<RegisterArg>(), size_of::<kernel::uffdio_register>());
+    assert_eq!(size_of::<CopyArg>(), size_of::<kernel::uffdio_copy>());
+    assert_eq!(size_of::<CopyArg>(), size_of::<kernel::uffdio_move>());
+    assert_eq!(size_of::<ZeroArg>(), size_of::<kernel::uffdio_zeropage>());
+    assert_eq!(size_of::<Message>(), size_of::<kernel::uffd_msg>());
+    assert_eq!(offset_of!(CopyArg, done), offset_of!(kernel::uffdio_move, move_));
+    assert_eq!(offset_of!(RegisterArg, mode), offset_of!(kernel::uffdio_register, mode));
+    assert_eq!(offset_of!(Message, flags), offset_of!(kernel::uffd_msg, arg));
+}
+
+#[test]
+fn the_requests_are_the_kernels() {
+    assert_eq!(REGISTER, requests::UFFDIO_REGISTER);
+    assert_eq!(UNREGISTER, requests::UFFDIO_UNREGISTER);
+    assert_eq!(WAKE, requests::UFFDIO_WAKE);
+    assert_eq!(COPY, requests::UFFDIO_COPY);
+    assert_eq!(ZEROPAGE, requests::UFFDIO_ZEROPAGE);
+    assert_eq!(API, requests::UFFDIO_API);
+    assert_eq!(MOVE & 0xFF, kernel::_UFFDIO_MOVE);
+    assert_eq!(FEATURE_MOVE, kernel::UFFD_FEATURE_MOVE.into());
+    assert_eq!(EVENT_PAGEFAULT, u8::try_from(kernel::UFFD_EVENT_PAGEFAULT).unwrap());
+}
+
+#[test]
+fn a_page_that_was_moved_out_traps_and_comes_back_with_its_content() {
+    let uffd = Userfaultfd::open().unwrap();
+    let (guest, staging, _memory) = two_pages(&uffd);
+    // SAFETY: memory of this test; nobody else reads it.
+    let moved = unsafe { uffd.move_pages(staging.start, guest.start, PAGE_BYTES) };
+    assert_eq!(moved, Progress { bytes: PAGE_BYTES, stopped: None });
+    std::thread::scope(|scope| {
+        // SAFETY: the page is there again when the read ends.
+        let reader = scope.spawn(move || unsafe { at(guest).read_volatile() });
+        let mut addresses = [0; MAX_FAULTS];
+        assert!(uffd.wait(None));
+        assert_eq!(uffd.read_faults(&mut addresses), Ok(1));
+        assert_eq!(uffd.read_faults(&mut [0; MAX_FAULTS]), Err(Errno::AGAIN));
+        assert_eq!(addresses[0] & !(PAGE_BYTES - 1), guest.start);
+        // SAFETY: back to where it was.
+        let moved = unsafe { uffd.move_pages(guest.start, staging.start, PAGE_BYTES) };
+        assert_eq!(moved.stopped, None);
+        uffd.wake(guest).unwrap();
+        assert_eq!(reader.join().unwrap(), 7);
+    });
+}
+
+#[test]
+fn holes_move_as_holes_and_a_page_that_is_there_is_not_overwritten() {
+    let uffd = Userfaultfd::open().unwrap();
+    let (guest, staging, memory) = two_pages(&uffd);
+    // SAFETY: memory of this test.
+    unsafe {
+        let hole = uffd.move_pages(guest.start, staging.start, PAGE_BYTES);
+        assert_eq!(hole.stopped, Some(Errno::EXIST));
+        let zeros = uffd.zero_pages(guest);
+        assert_eq!(zeros, Progress { bytes: 0, stopped: Some(Errno::EXIST) });
+        uffd.move_pages(staging.start, guest.start, PAGE_BYTES);
+        let again = uffd.move_pages(staging.start, guest.start, PAGE_BYTES);
+        assert_eq!(again.stopped, Some(Errno::EXIST));
+    }
+    assert_eq!(Pagemap::open().unwrap().populated(memory.range()), Ok(1));
+}
+
+#[test]
+fn a_copy_and_zeros_fill_what_is_missing() {
+    let uffd = Userfaultfd::open().unwrap();
+    let (guest, staging, _memory) = two_pages(&uffd);
+    // SAFETY: memory of this test.
+    unsafe {
+        assert_eq!(uffd.copy_pages(staging.start, guest.start, PAGE_BYTES).stopped, None);
+        assert_eq!(at(staging).read(), 7);
+        advise_away(staging);
+        assert_eq!(uffd.zero_pages(staging).stopped, None);
+        assert_eq!(at(staging).read(), 0);
+        uffd.unregister(guest).unwrap();
+        assert_eq!(at(guest).read(), 7);
+    }
+}
+
+unsafe fn advise_away(range: Range) {
+    // SAFETY: the test gives the page up.
+    unsafe { crate::memory_map::advise(range, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
+}

@@ -1,0 +1,98 @@
+//! Pages that the guest executes from.
+//!
+//! **Problem.** QEMU fetches instructions when it translates a block and then runs the translation, so
+//! fetches are no memory accesses to a plugin; and a call for every block executed would be dear.
+//!
+//! **Idea.** The page of a block is known when it is translated: QEMU gives the host address of each
+//! instruction, and a page's number is its offset in the mapping that is guest RAM ([`HostRam`]). The
+//! translated block then compares one word of the vCPU's own with its page and calls only if they differ
+//! ([`slot_of`]): a direct-mapped cache of the code pages that this vCPU has executed in this tick. The
+//! writer empties it when a tick ends. Two pages in one slot only cost calls.
+//!
+//! **Leaves out.** The second page of an instruction that lies across two, unless another follows there.
+
+use std::ops::Range;
+
+use crate::layout::PAGE_BYTES;
+
+/// Words per vCPU: as many code pages, 16 MiB, are told apart without a call.
+pub(crate) const SLOTS: usize = 4096;
+
+/// The word for a page. It holds the page's number plus one, or zero.
+pub(crate) fn slot_of(page: usize) -> usize {
+    page % SLOTS
+}
+
+/// The mapping that is guest RAM, found by the first instruction that stands in one of its size.
+#[derive(Debug)]
+pub(crate) struct HostRam {
+    bytes: u64,
+    found: Option<u64>,
+    others: Vec<Range<u64>>,
+}
+
+impl HostRam {
+    /// Of a guest with so much RAM.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self { bytes, found: None, others: Vec::new() }
+    }
+
+    /// The number of the page at this host address; `None`: no RAM (firmware). `maps` reads
+    /// `/proc/self/maps`, and is asked once per mapping that instructions stand in.
+    pub(crate) fn page_of(&mut self, host: u64, maps: impl FnOnce() -> String) -> Option<usize> {
+        if self.found.is_none() && !self.others.iter().any(|other| other.contains(&host)) {
+            let mapping = mapping_of(host, &maps())?;
+            if mapping.end - mapping.start == self.bytes {
+                self.found = Some(mapping.start);
+            } else {
+                self.others.push(mapping);
+            }
+        }
+        let offset = host.checked_sub(self.found?)?;
+        let inside = offset < self.bytes;
+        inside.then(|| usize::try_from(offset / PAGE_BYTES).ok())?
+    }
+
+    /// Whether it has been found.
+    pub(crate) fn is_known(&self) -> bool {
+        self.found.is_some()
+    }
+}
+
+fn mapping_of(host: u64, maps: &str) -> Option<Range<u64>> {
+    let mut mappings = maps.lines().filter_map(|line| {
+        let (start, rest) = line.split_once('-')?;
+        let end = rest.split(' ').next()?;
+        let number = |hexadecimal| u64::from_str_radix(hexadecimal, 16).ok();
+        Some(number(start)?..number(end)?)
+    });
+    mappings.find(|mapping| mapping.contains(&host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+        55d0c0000000-55d0c0001000 r--p 00000000 08:01 123 /usr/bin/qemu\n\
+        7f0000000000-7f0000040000 rw-p 00000000 00:00 0 \n\
+        7f1000000000-7f1010000000 rw-p 00000000 00:00 0 \n";
+
+    #[test]
+    fn firmware_is_no_ram_and_ram_is_counted_from_its_start() {
+        let mut ram = HostRam::new(256 << 20);
+        assert_eq!(ram.page_of(0x7f00_0003_0000, || MAPS.into()), None);
+        assert!(!ram.is_known());
+        assert_eq!(ram.page_of(0x7f10_0000_5123, || MAPS.into()), Some(5));
+        assert!(ram.is_known());
+        assert_eq!(ram.page_of(0x7f00_0003_0000, || unreachable!()), None);
+        assert_eq!(ram.page_of(0x7f10_1000_0000, || unreachable!()), None);
+    }
+
+    #[test]
+    fn each_other_mapping_is_looked_up_once() {
+        let mut ram = HostRam::new(256 << 20);
+        assert_eq!(ram.page_of(0x7f00_0000_0000, || MAPS.into()), None);
+        assert_eq!(ram.page_of(0x7f00_0003_ffff, || unreachable!()), None);
+    }
+}
