@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// The version of the API that this file describes: the first with conditional callbacks.
+/// The version of the API that this file describes.
 pub(crate) const VERSION: c_int = 3;
 
 /// What QEMU calls a plugin.
@@ -21,18 +21,6 @@ pub(crate) struct Instruction([u8; 0]);
 /// Where an access went.
 #[repr(C)]
 pub(crate) struct HwAddr([u8; 0]);
-/// Memory of which each vCPU has its own copy, and which translated code reads by itself.
-#[repr(C)]
-pub(crate) struct Scoreboard([u8; 0]);
-
-/// A 64-bit number in each vCPU's copy of a scoreboard.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Entry {
-    pub(crate) score: *mut Scoreboard,
-    pub(crate) offset: usize,
-}
-
 /// What QEMU says about itself; only its beginning, the rest is not read.
 #[repr(C)]
 pub(crate) struct Info {
@@ -46,15 +34,11 @@ pub(crate) struct Info {
 pub(crate) const NO_REGS: c_int = 0;
 /// `QEMU_PLUGIN_MEM_RW`.
 pub(crate) const READS_AND_WRITES: c_int = 3;
-/// `QEMU_PLUGIN_COND_NE`.
-pub(crate) const NOT_EQUAL: c_int = 3;
 
 /// Called for each vCPU that starts.
 pub(crate) type VcpuCallback = extern "C" fn(PluginId, c_uint);
 /// Called for each block that is translated.
 pub(crate) type TranslateCallback = extern "C" fn(PluginId, *mut Block);
-/// Called when a block is executed.
-pub(crate) type ExecuteCallback = extern "C" fn(c_uint, *mut c_void);
 /// Called after an access to memory.
 pub(crate) type MemoryCallback = extern "C" fn(c_uint, MemInfo, u64, *mut c_void);
 /// Called when QEMU exits.
@@ -67,15 +51,6 @@ unsafe extern "C" {
     pub(crate) fn qemu_plugin_register_atexit_cb(
         id: PluginId,
         callback: ExitCallback,
-        data: *mut c_void,
-    );
-    pub(crate) fn qemu_plugin_register_vcpu_tb_exec_cond_cb(
-        block: *mut Block,
-        callback: ExecuteCallback,
-        flags: c_int,
-        condition: c_int,
-        entry: Entry,
-        immediate: u64,
         data: *mut c_void,
     );
     pub(crate) fn qemu_plugin_register_vcpu_mem_cb(
@@ -92,7 +67,4 @@ unsafe extern "C" {
     pub(crate) fn qemu_plugin_get_hwaddr(info: MemInfo, address: u64) -> *mut HwAddr;
     pub(crate) fn qemu_plugin_hwaddr_is_io(address: *const HwAddr) -> bool;
     pub(crate) fn qemu_plugin_hwaddr_phys_addr(address: *const HwAddr) -> u64;
-    pub(crate) fn qemu_plugin_scoreboard_new(element_bytes: usize) -> *mut Scoreboard;
-    pub(crate) fn qemu_plugin_scoreboard_find(score: *mut Scoreboard, vcpu: c_uint) -> *mut c_void;
-    pub(crate) fn qemu_plugin_num_vcpus() -> c_int;
 }

@@ -1,27 +1,18 @@
-//! Pages that the guest executes from.
+//! Pages that the guest's code is read from.
 //!
-//! **Problem.** QEMU fetches instructions when it translates a block and then runs the translation, so
-//! fetches are no memory accesses to a plugin; and a call for every block executed would be dear.
+//! **Problem.** QEMU reads guest code when it translates a block, and then runs the translation from a
+//! buffer of its own. Reading it is an access to guest RAM that traps like any other, but no access that a
+//! plugin is called for. Running it again does not touch guest RAM at all. (Under KVM every fetch goes through
+//! the guest's page tables as data does.)
 //!
-//! **Idea.** The page of a block is known when it is translated: QEMU gives the host address of each
-//! instruction, and a page's number is its offset in the mapping that is guest RAM ([`HostRam`]). The
-//! translated block then compares one word of the vCPU's own with its page and calls only if they differ
-//! ([`slot_of`]): a direct-mapped cache of the code pages that this vCPU has executed in this tick. The
-//! writer empties it when a tick ends. Two pages in one slot only cost calls.
+//! **Idea.** When a block is translated, QEMU tells the host address of each instruction, and a page's number
+//! is its offset in the mapping that is guest RAM ([`HostRam`]).
 //!
 //! **Leaves out.** The second page of an instruction that lies across two, unless another follows there.
 
 use std::ops::Range;
 
 use crate::layout::PAGE_BYTES;
-
-/// Words per vCPU: as many code pages, 16 MiB, are told apart without a call.
-pub(crate) const SLOTS: usize = 4096;
-
-/// The word for a page. It holds the page's number plus one, or zero.
-pub(crate) fn slot_of(page: usize) -> usize {
-    page % SLOTS
-}
 
 /// The mapping that is guest RAM, found by the first instruction that stands in one of its size.
 #[derive(Debug)]

@@ -8,8 +8,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::api::{
-    self, Block, Entry, ExecuteCallback, ExitCallback, HwAddr, Info, Instruction, MemInfo,
-    MemoryCallback, PluginId, Scoreboard, TranslateCallback, VcpuCallback,
+    self, Block, ExitCallback, HwAddr, Info, Instruction, MemInfo, MemoryCallback, PluginId,
+    TranslateCallback, VcpuCallback,
 };
 
 const DEVICE: u64 = 0xfe00_0000;
@@ -31,18 +31,6 @@ extern "C" fn qemu_plugin_register_vcpu_tb_trans_cb(_: PluginId, callback: Trans
 #[unsafe(no_mangle)]
 extern "C" fn qemu_plugin_register_atexit_cb(_: PluginId, callback: ExitCallback, _: *mut c_void) {
     REGISTERED.lock().unwrap().2 = Some(callback);
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_register_vcpu_tb_exec_cond_cb(
-    _: *mut Block,
-    _: ExecuteCallback,
-    _: c_int,
-    _: c_int,
-    _: Entry,
-    _: u64,
-    _: *mut c_void,
-) {
 }
 
 #[unsafe(no_mangle)]
@@ -90,21 +78,6 @@ extern "C" fn qemu_plugin_hwaddr_is_io(address: *const HwAddr) -> bool {
 #[unsafe(no_mangle)]
 extern "C" fn qemu_plugin_hwaddr_phys_addr(address: *const HwAddr) -> u64 {
     address.addr() as u64
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_scoreboard_new(element_bytes: usize) -> *mut Scoreboard {
-    Box::leak(vec![0_u64; element_bytes / 8].into_boxed_slice()).as_mut_ptr().cast()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_scoreboard_find(score: *mut Scoreboard, _: c_uint) -> *mut c_void {
-    score.cast()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn qemu_plugin_num_vcpus() -> c_int {
-    1
 }
 
 #[test]

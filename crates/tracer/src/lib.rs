@@ -11,17 +11,19 @@
 //! ```text
 //! qemu-system-x86_64 -plugin liboverbook_tracer.so,out=FILE,ram=BYTES -machine q35 -accel tcg …
 //!
-//! api       what QEMU offers         layout   addresses to page numbers    code     instruction fetches
+//! api       what QEMU offers         layout   addresses to page numbers    code     translated pages
 //! recorder  the hot path             writer   ticks, the thread            trace    the file
 //! ```
 //!
+//! **What counts** are the accesses that this machine makes. Data goes through each time. Code is read from
+//! guest RAM when it is translated (`code`); it then runs from QEMU's own buffer, and its pages lie idle.
+//!
 //! **Cost.** A call per guest access: memory-bound guests run several times slower. Two lists and one array
-//! of 4 bytes per page, 32 KiB per vCPU.
+//! of 4 bytes per page.
 //!
 //! **Leaves out.** The walks of the guest's page tables by the (emulated) MMU and what devices read and
 //! write by themselves are no accesses of a vCPU: the plugin does not see them. The vCPU that prepares or
-//! uses a device's buffer touches it too, mostly. A code page whose first execution in a tick races with
-//! the tick's end may be missing from the next tick.
+//! uses a device's buffer touches it too, mostly.
 
 mod api;
 mod code;
@@ -36,11 +38,10 @@ mod fake_qemu;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use api::{Block, Entry, Info, MemInfo, PluginId, Scoreboard};
+use api::{Block, Info, MemInfo, PluginId};
 use code::HostRam;
 use layout::{Layout, PAGE_BYTES};
 use options::Options;
@@ -59,37 +60,9 @@ struct Tracer {
     layout: Layout,
     recorder: Recorder,
     host_ram: Mutex<HostRam>,
-    executed: Executed,
     stop: Stop,
     file: Mutex<Option<File>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-}
-
-/// The vCPUs' caches of code pages (`code`).
-struct Executed(*mut Scoreboard);
-
-// SAFETY: QEMU's scoreboard functions may be called from any thread; the words are used as atomics.
-unsafe impl Send for Executed {}
-// SAFETY: as above.
-unsafe impl Sync for Executed {}
-
-impl Executed {
-    /// The word in which this vCPU remembers this page.
-    fn slot(&self, vcpu: c_uint, page: usize) -> &AtomicU64 {
-        // SAFETY: the scoreboard is never freed, vCPU and slot are in range, words are aligned.
-        unsafe {
-            let words = api::qemu_plugin_scoreboard_find(self.0, vcpu).cast::<AtomicU64>();
-            &*words.add(code::slot_of(page))
-        }
-    }
-
-    fn forget_all(&self) {
-        // SAFETY: no arguments, callable from any thread.
-        let vcpus = unsafe { api::qemu_plugin_num_vcpus() };
-        for vcpu in 0..c_uint::try_from(vcpus).unwrap_or(0) {
-            (0..code::SLOTS).for_each(|page| self.slot(vcpu, page).store(0, Ordering::Relaxed));
-        }
-    }
 }
 
 /// Called by QEMU when it has loaded the plugin. Anything but zero ends QEMU.
@@ -125,10 +98,6 @@ fn install(id: PluginId, file: File, ram_bytes: u64) -> c_int {
         layout,
         recorder: Recorder::new(usize::try_from(layout.pages()).unwrap_or(usize::MAX)),
         host_ram: Mutex::new(HostRam::new(ram_bytes)),
-        // SAFETY: called while QEMU installs the plugin, as the API wants it.
-        executed: Executed(unsafe {
-            api::qemu_plugin_scoreboard_new(code::SLOTS * size_of::<u64>())
-        }),
         stop: Stop::default(),
         file: Mutex::new(Some(file)),
         writer: Mutex::new(None),
@@ -152,11 +121,8 @@ extern "C" fn on_vcpu(_id: PluginId, _vcpu: c_uint) {
     let file = tracer.file.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(mut file) = file else { return };
     let write = move || {
-        let forget_code = || tracer.executed.forget_all();
         let pages = tracer.layout.pages();
-        if let Err(error) =
-            writer::run(&tracer.recorder, &tracer.stop, &mut file, pages, forget_code)
-        {
+        if let Err(error) = writer::run(&tracer.recorder, &tracer.stop, &mut file, pages) {
             eprintln!("overbook tracer: cannot write the trace: {error}; it ends here");
         }
     };
@@ -168,11 +134,10 @@ extern "C" fn on_vcpu(_id: PluginId, _vcpu: c_uint) {
     }
 }
 
-/// Instruments a block: its pages, and each access of its instructions.
+/// Notes the pages that a block is read from, and instruments each access of its instructions.
 extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
     let Some(tracer) = TRACER.get() else { return };
     let mut host_ram = tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut instrumented = None;
     // SAFETY: block and instructions are valid during this call, the index is in range, and the
     // callbacks have the signatures that QEMU calls them with.
     unsafe {
@@ -187,22 +152,8 @@ extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
                 access,
             );
             let host = api::qemu_plugin_insn_haddr(instruction).addr() as u64;
-            let page = host_ram.page_of(host, own_maps);
-            if page.is_some() && page != instrumented {
-                instrumented = page;
-                let page = page.unwrap_or_default();
-                api::qemu_plugin_register_vcpu_tb_exec_cond_cb(
-                    block,
-                    on_execution,
-                    api::NO_REGS,
-                    api::NOT_EQUAL,
-                    Entry {
-                        score: tracer.executed.0,
-                        offset: code::slot_of(page) * size_of::<u64>(),
-                    },
-                    page as u64 + 1,
-                    std::ptr::without_provenance_mut(page),
-                );
+            if let Some(page) = host_ram.page_of(host, own_maps) {
+                tracer.recorder.touch(page);
             }
         }
     }
@@ -210,14 +161,6 @@ extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
 
 fn own_maps() -> String {
     std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
-}
-
-/// A block is executed whose page this vCPU does not remember; the page is the data.
-extern "C" fn on_execution(vcpu: c_uint, page: *mut c_void) {
-    let Some(tracer) = TRACER.get() else { return };
-    let page = page.addr();
-    tracer.executed.slot(vcpu, page).store(page as u64 + 1, Ordering::Relaxed);
-    tracer.recorder.touch(page);
 }
 
 /// The longest access, in bytes: one that begins further from its page's end stays in it.
@@ -262,7 +205,7 @@ extern "C" fn on_exit(_id: PluginId, _data: *mut c_void) {
     let Some(tracer) = TRACER.get() else { return };
     if !tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner).is_known() {
         eprintln!(
-            "overbook tracer: no mapping has the size of guest RAM: instruction fetches are missing"
+            "overbook tracer: no mapping has the size of guest RAM: translated code is missing"
         );
     }
     tracer.stop.ask();

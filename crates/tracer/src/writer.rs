@@ -54,14 +54,8 @@ impl Stop {
     }
 }
 
-/// Ends ticks and writes them until it is asked to stop; `forget_code` is called at each tick's end.
-pub(crate) fn run(
-    recorder: &Recorder,
-    stop: &Stop,
-    file: &mut File,
-    pages: u64,
-    forget_code: impl Fn(),
-) -> io::Result<()> {
+/// Ends ticks and writes them until it is asked to stop.
+pub(crate) fn run(recorder: &Recorder, stop: &Stop, file: &mut File, pages: u64) -> io::Result<()> {
     let begun_us = now_us();
     file.write_all(&trace::header(u32::try_from(TICK_US).unwrap_or(u32::MAX), begun_us, pages))?;
     let mut ended_us = begun_us;
@@ -71,7 +65,6 @@ pub(crate) fn run(
         let mut last = stop.comes_before(next_us);
         let tick = recorder.advance();
         let now_us = now_us();
-        forget_code();
         // Half a tick for vCPUs that were interrupted while they noted a page.
         last = last || stop.comes_before(now_us + TICK_US / 2);
         touched.clear();
@@ -97,8 +90,7 @@ mod tests {
         let path = tempfile::NamedTempFile::new().unwrap();
         recorder.touch(42);
         std::thread::scope(|scope| {
-            let writer =
-                scope.spawn(|| run(&recorder, &stop, &mut path.reopen().unwrap(), 100, || {}));
+            let writer = scope.spawn(|| run(&recorder, &stop, &mut path.reopen().unwrap(), 100));
             std::thread::sleep(Duration::from_millis(330));
             stop.ask();
             writer.join().unwrap().unwrap();
@@ -120,7 +112,7 @@ mod tests {
     fn a_full_disk_is_an_error_that_ends_it() {
         let recorder = Recorder::new(10);
         let mut full = File::options().write(true).open("/dev/full").unwrap();
-        let error = run(&recorder, &Stop::default(), &mut full, 10, || {}).unwrap_err();
+        let error = run(&recorder, &Stop::default(), &mut full, 10).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
     }
 }

@@ -23,10 +23,11 @@ use super::cgroup::Cgroup;
 use crate::daemon::log;
 use crate::worker::{Orders, Report, VmReport};
 
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// A worker that has run for so long was in good order.
-const GOOD_RUN: Duration = Duration::from_secs(60);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// A worker that has run for so long was in good order: one that dies by its own fault does so at its start, or
+/// costs no more than one start in so long.
+const GOOD_RUN: Duration = Duration::from_secs(3);
 /// How often orders are repeated, and the worker's usage is looked at.
 const REPEAT: Duration = Duration::from_secs(1);
 /// How long a worker may take to give everything back and end.
