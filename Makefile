@@ -47,7 +47,7 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 		-p overbook-protocol --test loom
 
 e2e: build ## Tests on real guests, and the architecture's rules
-	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked --release -p overbook-lab -p overbook-tests
+	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
 docs: $(TOOLS)/bin/mdbook ## The user guide and the API documentation
 	$(TOOLS)/bin/mdbook build docs
