@@ -5,8 +5,8 @@
 //! mechanism finds it.
 //!
 //! **Idea.** Two sides that know nothing of each other. On one side memory is written, read and compared as
-//! fast as it goes: by [`stand_in`], a program that uses memory as QEMU does, only worse, or by real guests.
-//! On the other side [`torment`] asks the shim for everything that the protocol has and much that it has
+//! fast as it goes: by [`stand_in()`], a program that uses memory as QEMU does, only worse, or by real guests.
+//! On the other side [`torment()`] asks the shim for everything that the protocol has and much that it has
 //! not, and [`tormentors`] kills it at random moments. All of it comes from one seed.
 //!
 //! **What must hold.** No byte is ever wrong. No operation hangs. Every question is answered. When a worker

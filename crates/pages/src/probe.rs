@@ -6,10 +6,9 @@
 //!
 //! Idea: revoke granules at a rate that the [budget](crate::budget) bears, chosen at random from
 //! those that are accessible, and time their next touch. Each revocation costs one trap at most.
-//! From these times comes the chance `F(x)` that a granule is touched within `x` (`life_table`);
-//! from `F` and the population, which is known exactly (this many accessible, these revoked and
-//! untouched for so long), Denning's working-set function `w(x) = N F(x)` and the curve
-//! (`estimate`). So a probe serves three times: it times a touch; while it stays revoked it proves
+//! From these times comes the chance to stay untouched for so long (`life_table`); from it and what
+//! is known of each granule (when it last trapped, how long it has been revoked) Denning's working
+//! sets and the misses of each: the curve (`estimate`). So a probe serves three times: it times a touch; while it stays revoked it proves
 //! idleness for nothing; and when touched after long it tells at once that the guest grows.
 //!
 //! **What is estimated**, here and by the exact stack alike: time is cut into ticks of 100 ms
@@ -30,7 +29,7 @@
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
 //! than understated until the guest's slowest sweep has passed once.
 //!
-//! Cost: 16 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`] are
+//! Cost: 20 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`] are
 //! tracked, one from each of as many equal parts of the guest, and stand for all: 2 % of error at a
 //! working set of a tenth, and a bound on the burst when a sleeping guest awakes. Left out: the
 //! order of touches inside a tick; guests whose vCPUs are all stopped simply idle.
@@ -51,7 +50,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use estimate::{GRID, Population};
+use estimate::{GRID, Known, Touch};
 use granules::{Granules, State};
 use life_table::LifeTable;
 pub use sentinel::Sentinels;
@@ -96,6 +95,8 @@ pub struct Tracker {
     table: LifeTable,
     /// Aged misses per tick at each size of the grid; the first are the references.
     misses: Vec<f64>,
+    /// Since the curve was renewed.
+    touched: Vec<Touch>,
     governor: Governor,
     scanned: Time,
     renewed: Time,
@@ -111,6 +112,7 @@ impl Tracker {
             asked: Vec::new(),
             table: LifeTable::new(),
             misses: Vec::new(),
+            touched: Vec::new(),
             governor,
             scanned: now,
             renewed: now,
@@ -186,6 +188,8 @@ impl Tracker {
         self.table.survived(class, self.granules.age(index, self.scanned), age);
         self.table.died(class, age);
         self.granules.admit(index);
+        let weight = self.granules.saw(index, at);
+        self.touched.push(Touch { age, weight });
         self.granules.classify(index, age);
     }
 
@@ -260,16 +264,20 @@ impl Tracker {
     /// Counts what was lived through since the last scan, and renews the curve.
     fn scan(&mut self, now: Time) {
         self.table.fade(decay(now.since(self.scanned), WINDOW));
-        let mut population = Population::new();
+        let mut population = Vec::with_capacity(self.granules.tracked() as usize);
         for index in 0..self.granules.tracked() {
             let class = self.granules.class(index);
             match self.granules.state(index) {
-                State::Accessible | State::Pending => population.add_accessible(class),
+                State::Accessible | State::Pending => {
+                    let seen = self.granules.seen(index, now);
+                    population.push(Known { class, untouched: 0, seen });
+                }
                 State::Excluded => {}
                 State::Revoked => {
                     let age = self.granules.age(index, now);
                     self.table.survived(class, self.granules.age(index, self.scanned), age);
-                    population.add_revoked(class, age);
+                    let seen = self.granules.seen(index, now);
+                    population.push(Known { class, untouched: age, seen });
                 }
             }
         }
@@ -279,9 +287,12 @@ impl Tracker {
         }
     }
 
-    fn renew(&mut self, population: &Population, now: Time) {
-        let function = estimate::working_set_function(&self.table, population);
-        let misses = estimate::misses_per_tick(f64::from(self.granules.counted()), &function);
+    fn renew(&mut self, population: &[Known], now: Time) {
+        let ticks = now.since(self.renewed).0 as f64 / TICK.0 as f64;
+        let windows = estimate::windows(&self.table, population, &self.touched, ticks);
+        self.touched.clear();
+        let granules = f64::from(self.granules.counted());
+        let misses = estimate::misses_per_tick(granules, self.table.starts(), &windows);
         if self.misses.is_empty() {
             self.misses = misses;
         } else {

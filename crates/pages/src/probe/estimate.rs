@@ -1,95 +1,113 @@
 //! From life table and population to the curve.
 //!
-//! With `F(k)` the share of granules that will be touched within the next `k` ticks, `w(k) = N
-//! F(k)` is Denning's working-set function: a memory of `w(k)` granules under LRU keeps what was
-//! touched in the last `k` ticks, and misses what returns later. So its misses per tick are `w(k+1)
-//! - w(k)`, and the miss ratio at `w(k)` is that over `w(1)`, the references per tick.
+//! With `r` the time for which a granule has not been touched, the granules with `r < k` ticks are
+//! Denning's working set `w(k)`: what a memory of that size under LRU holds. A touch of a granule
+//! with `r >= k` misses it. So the misses per tick of a memory of `w(k)` are the touches of such
+//! granules *now*: what a guest does at present counts, not what it is expected to do later.
 //!
-//! The population is known, not sampled: each accessible granule starts a life now (age 0), each
-//! revoked one is at its exact age `a`, and will be touched within `k` with probability `1 -
-//! S(a+k)/S(a)`.
+//! Of each granule it is known that it was touched when it last trapped (`e` ticks ago: `r <= e`)
+//! and, if it is revoked, that it was not touched for `b` ticks (`r >= b`). Between them the life
+//! table decides: with `S(k)` the chance to be untouched for `k` ticks, it is `S(k) / S(b)` for
+//! `b < k <= e`. Touches of revoked granules are counted, not estimated: they trapped. Gaps longer
+//! than it takes to revoke what is idle are all seen; so the far part of the curve, which decides
+//! about the working set of a guest that reads much once, has no noise but the guest's own.
+//!
+//! A granule that trapped was counted in that tick; accessible since, its touches are estimated
+//! for the ticks after it only.
 
-use super::life_table::{CLASSES, LifeTable, OLDEST};
+use super::life_table::{CLASSES, LifeTable};
 
 /// Points of the curve that is kept, from 0 to all granules.
 pub(super) const GRID: usize = 512;
-/// A hazard that no curve shows; most of a guest is idle.
-const NEGLIGIBLE: f64 = 1e-7;
 
-/// Granules by class and age, at one moment.
-pub(super) struct Population {
-    /// Accessible granules of each class.
-    accessible: [u32; CLASSES],
-    /// Revoked granules of each class, by age: see [`age_slot`].
-    revoked: [Vec<u32>; CLASSES],
+/// What is known of one granule. Times are in ticks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) class: u8,
+    /// Untouched for this long for certain: since it was revoked; 0: it is accessible.
+    pub(super) untouched: u32,
+    /// Its last touch that was seen lies so far back; it may have been touched unseen since.
+    pub(super) seen: u32,
 }
 
-/// Ages are binned a 32nd of their octave wide: finer than hazards, for a pattern with a sharp
-/// period.
-fn age_slot(age: u32) -> usize {
-    let age = age.min(OLDEST);
-    if age < 32 {
-        return age as usize;
-    }
-    let shift = age.ilog2() - 5;
-    (((shift + 1) << 5) + ((age >> shift) - 32)) as usize
+/// A touch that trapped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touch {
+    /// For how many ticks the granule had been revoked.
+    pub(super) age: u32,
+    /// What share of a reference it is: one that traps twice in a tick is only one.
+    pub(super) weight: f64,
 }
 
-/// The middle of a slot.
-fn slot_age(slot: usize) -> u32 {
-    let slot = u32::try_from(slot).unwrap_or(u32::MAX);
-    if slot < 64 {
-        return slot;
-    }
-    let shift = (slot >> 5) - 1;
-    ((32 + (slot & 31)) << shift) + (1 << shift) / 2
+/// One window that looks back from now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Window {
+    /// Granules that were touched within it.
+    pub(super) size: f64,
+    /// References per tick, now, to granules that were not.
+    pub(super) misses: f64,
 }
 
-impl Population {
-    pub(super) fn new() -> Self {
-        Self {
-            accessible: [0; CLASSES],
-            revoked: std::array::from_fn(|_| vec![0; age_slot(OLDEST) + 1]),
+/// Size and misses of the windows that the bins of the life table begin with.
+/// `touched`: in the last `ticks`.
+pub(super) fn windows(
+    table: &LifeTable,
+    population: &[Known],
+    touched: &[Touch],
+    ticks: f64,
+) -> Vec<Window> {
+    let starts = table.starts();
+    let hazards: Vec<Vec<f64>> = (0..CLASSES).map(|c| table.cumulative_hazard(c)).collect();
+    let mut windows = vec![Window { size: population.len() as f64, misses: 0.0 }; starts.len()];
+    // Accessible granules by class and by the bin of their last touch that was seen.
+    let mut accessible = vec![[Window { size: 0.0, misses: 0.0 }; CLASSES]; starts.len()];
+    // Revoked ones by the bin of their age: their number, and how many of them are touched now.
+    let mut revoked = vec![Window { size: 0.0, misses: 0.0 }; starts.len()];
+    for granule in population {
+        let class = usize::from(granule.class);
+        let last = table.last_start(granule.seen.max(granule.untouched));
+        if granule.untouched == 0 {
+            accessible[last][class].size += 1.0;
+            accessible[last][class].misses += (f64::from(granule.seen) / ticks).min(1.0);
+            continue;
+        }
+        let first = table.last_start(granule.untouched);
+        let hazard = &hazards[class];
+        let lived = table.at(hazard, granule.untouched);
+        revoked[first].size += 1.0;
+        for bin in first + 1..=last {
+            let survived = (lived - hazard[bin]).exp();
+            let next = table.at(hazard, starts[bin] + 1) - hazard[bin];
+            windows[bin].size -= survived;
+            windows[bin].misses -= survived * (-next).exp_m1();
         }
     }
-
-    pub(super) fn add_accessible(&mut self, class: u8) {
-        self.accessible[usize::from(class)] += 1;
+    for touch in touched {
+        revoked[table.last_start(touch.age)].misses += touch.weight / ticks;
     }
-
-    pub(super) fn add_revoked(&mut self, class: u8, age: u32) {
-        self.revoked[usize::from(class)][age_slot(age)] += 1;
-    }
-}
-
-/// The working-set function at windows of 0 ticks, 1 tick and so on: `(ticks, granules)`.
-pub(super) fn working_set_function(table: &LifeTable, population: &Population) -> Vec<(u32, f64)> {
-    let windows = table.starts();
-    let mut sizes = vec![0.0; windows.len()];
-    for class in 0..CLASSES {
-        let hazard = table.cumulative_hazard(class);
-        let accessible = f64::from(population.accessible[class]);
-        for (size, hazard) in sizes.iter_mut().zip(&hazard) {
-            *size -= accessible * (-hazard).exp_m1();
-        }
-        for (slot, &count) in population.revoked[class].iter().enumerate().filter(|c| *c.1 > 0) {
-            let age = slot_age(slot);
-            let lived = table.at(&hazard, age);
-            for (size, window) in sizes.iter_mut().zip(windows) {
-                let ahead = table.at(&hazard, age.saturating_add(*window)) - lived;
-                if ahead > NEGLIGIBLE {
-                    *size -= f64::from(count) * (-ahead).exp_m1();
-                }
-            }
+    let mut sum = Window { size: 0.0, misses: 0.0 };
+    let mut reach = [sum; CLASSES];
+    for bin in (0..starts.len()).rev() {
+        sum.size += revoked[bin].size;
+        sum.misses += revoked[bin].misses;
+        windows[bin].size -= sum.size;
+        windows[bin].misses += sum.misses;
+        for class in 0..CLASSES {
+            reach[class].size += accessible[bin][class].size;
+            reach[class].misses += accessible[bin][class].misses;
+            let survived = (-hazards[class][bin]).exp();
+            let next = table.at(&hazards[class], starts[bin] + 1) - hazards[class][bin];
+            windows[bin].size -= reach[class].size * survived;
+            windows[bin].misses -= reach[class].misses * survived * (-next).exp_m1();
         }
     }
-    windows.iter().copied().zip(sizes).collect()
+    windows
 }
 
 /// Misses per tick with memories from none to all of `granules`, in [`GRID`] steps; the first is
 /// the number of references per tick.
-pub(super) fn misses_per_tick(granules: f64, function: &[(u32, f64)]) -> Vec<f64> {
-    let segments = concave(function);
+pub(super) fn misses_per_tick(granules: f64, starts: &[u32], windows: &[Window]) -> Vec<f64> {
+    let segments = segments(starts, windows);
     let references = segments[0].rate;
     let one_tick = segments[0].to;
     let step = granules / (GRID - 1) as f64;
@@ -130,82 +148,76 @@ impl Segment {
     }
 }
 
-/// Misses per tick between neighbouring windows, made to fall with size: where noise makes them
-/// rise, neighbours are pooled (isotonic regression by pooling adjacent violators).
-fn concave(function: &[(u32, f64)]) -> Vec<Segment> {
-    let mut pools: Vec<(usize, f64, f64)> = Vec::with_capacity(function.len());
-    for (i, pair) in function.windows(2).enumerate() {
-        let mut pool = (i + 1, (pair[1].1 - pair[0].1).max(0.0), f64::from(pair[1].0 - pair[0].0));
-        while let Some(before) = pools.last().copied() {
-            if before.1 * pool.2 >= pool.1 * before.2 {
-                break;
-            }
-            pool = (pool.0, pool.1 + before.1, pool.2 + before.2);
-            pools.pop();
-        }
-        pools.push(pool);
-    }
-    let mut segments = Vec::with_capacity(function.len());
-    let mut at = 0;
-    for (end, growth, ticks) in pools {
-        for i in at..end {
-            segments.push(Segment {
-                from: function[i].1,
-                to: function[i + 1].1,
-                rate: growth / ticks,
-            });
-        }
-        at = end;
-    }
-    segments
+/// Misses per tick with the sizes between neighbouring windows.
+fn segments(starts: &[u32], windows: &[Window]) -> Vec<Segment> {
+    let mut from = 0.0_f64;
+    let pairs = starts.windows(2).zip(windows.windows(2));
+    pairs
+        .map(|(starts, pair)| {
+            let to = pair[1].size.max(from);
+            let is_tick = starts[1] - starts[0] == 1;
+            let rate = if is_tick {
+                pair[0].misses
+            } else {
+                f64::midpoint(pair[0].misses, pair[1].misses)
+            };
+            let segment = Segment { from, to, rate };
+            from = to;
+            segment
+        })
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn slots_of_ages_ascend_without_gaps() {
-        let mut before = 0;
-        for age in 0..=OLDEST {
-            let slot = age_slot(age);
-            assert!(slot == before || slot == before + 1, "{age}");
-            assert!(slot_age(slot).abs_diff(age) <= age / 32, "{age}: {}", slot_age(slot));
-            before = slot;
-        }
+    const ACCESSIBLE: Known = Known { class: 0, untouched: 0, seen: 5000 };
+
+    fn touch(age: u32) -> Touch {
+        Touch { age, weight: 1.0 }
+    }
+
+    /// Of granules that are touched in every tick.
+    fn hot() -> LifeTable {
+        let mut table = LifeTable::new();
+        (0..1000).for_each(|_| table.died(0, 0));
+        table
     }
 
     #[test]
     fn a_set_that_is_touched_in_every_tick_gives_a_step() {
-        let function = [(0, 0.0), (1, 300.0), (2, 300.0), (4, 300.0)];
-        let misses = misses_per_tick(1022.0, &function);
-        assert!((misses[149] - 300.0).abs() < 1e-9);
-        assert!(misses[150] < 1e-9);
+        let table = hot();
+        let windows = windows(&table, &[ACCESSIBLE; 300], &[], 2.0);
+        let misses = misses_per_tick(1022.0, table.starts(), &windows);
+        assert!((misses[148] - 300.0).abs() < 0.1, "{}", misses[148]);
+        assert!(misses[151] < 0.1, "{}", misses[151]);
     }
 
     #[test]
-    fn noise_that_would_make_a_curve_rise_is_pooled() {
-        let function = [(0, 0.0), (1, 100.0), (2, 110.0), (3, 150.0), (4, 160.0)];
-        let rates: Vec<f64> = concave(&function).iter().map(|s| s.rate).collect();
-        assert_eq!(rates, [100.0, 25.0, 25.0, 10.0]);
+    fn what_was_untouched_for_long_is_outside_of_shorter_windows_and_within_longer_ones() {
+        let table = hot();
+        let idle = Known { class: 2, untouched: 100, seen: 103 };
+        let windows = windows(&table, &[idle; 10], &[], 1.0);
+        let size = |ticks| windows[table.last_start(ticks)].size;
+        assert!(size(80) < 1e-9, "{}", size(80));
+        assert!((size(150) - 10.0).abs() < 1e-9, "{}", size(150));
     }
 
     #[test]
-    fn revoked_granules_count_by_what_their_age_says() {
-        let mut table = LifeTable::new();
-        for _ in 0..1000 {
-            table.survived(2, 0, 100);
-            table.died(2, 100);
-            table.survived(2, 4900, 5500);
-        }
-        let mut population = Population::new();
-        for _ in 0..10 {
-            population.add_revoked(2, 60);
-            population.add_revoked(2, 5000);
-        }
-        let function = working_set_function(&table, &population);
-        let at = |ticks| function.iter().find(|f| f.0 >= ticks).unwrap().1;
-        assert!(at(1) < 1.0, "{}", at(1));
-        assert!((at(60) - 10.0).abs() < 1.0, "{}", at(60));
+    fn a_touch_after_long_misses_all_windows_that_are_shorter() {
+        let table = hot();
+        let windows = windows(&table, &[ACCESSIBLE; 10], &[touch(100), touch(100), touch(3)], 2.0);
+        let misses = |ticks| windows[table.last_start(ticks)].misses;
+        assert!((misses(50) - 1.0).abs() < 0.02, "{}", misses(50));
+        assert!((misses(2) - 1.5).abs() < 0.02, "{}", misses(2));
+        assert!(misses(200) < 0.02, "{}", misses(200));
+    }
+
+    #[test]
+    fn what_trapped_in_this_tick_is_no_second_reference() {
+        let trapped = Known { seen: 0, ..ACCESSIBLE };
+        let windows = windows(&hot(), &[trapped; 10], &[touch(0); 10], 1.0);
+        assert!((windows[0].misses - 10.0).abs() < 1e-9, "{}", windows[0].misses);
     }
 }

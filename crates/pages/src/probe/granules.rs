@@ -36,6 +36,8 @@ pub(super) enum State {
 struct Granule {
     /// Revoked (or asked to be) at, in ms since the start, modulo 2^32.
     since_ms: u32,
+    /// Its last touch that was seen (or the start), alike.
+    seen_ms: u32,
     /// Its place among the accessible.
     slot: u32,
     state: State,
@@ -62,6 +64,7 @@ impl Granules {
         let tracked = all.min(MAX_TRACKED);
         let list = (0..tracked).map(|slot| Granule {
             since_ms: 0,
+            seen_ms: 0,
             slot,
             state: State::Accessible,
             class: UNKNOWN,
@@ -139,15 +142,22 @@ impl Granules {
     /// How many whole ticks ago it was revoked; 0 before that.
     pub(super) fn age(&mut self, index: u32, at: Time) -> u32 {
         let at = self.ms(at);
-        let granule = &mut self.list[index as usize];
-        let age = at.wrapping_sub(granule.since_ms);
-        if age > u32::MAX / 2 + LONGEST_MS / 2 {
-            return 0;
-        }
-        if age > LONGEST_MS {
-            granule.since_ms = at.wrapping_sub(LONGEST_MS);
-        }
-        age.min(LONGEST_MS) / TICK_MS
+        ticks_since(&mut self.list[index as usize].since_ms, at)
+    }
+
+    /// It was touched. Tells how far this is a reference: not at all, if its last touch was seen just
+    /// before; fully, if that lies a tick back, so that a tick began between.
+    pub(super) fn saw(&mut self, index: u32, at: Time) -> f64 {
+        let at = self.ms(at);
+        let seen = &mut self.list[index as usize].seen_ms;
+        let since = at.wrapping_sub(std::mem::replace(seen, at));
+        f64::from(since.min(TICK_MS)) / f64::from(TICK_MS)
+    }
+
+    /// How many whole ticks ago its last touch was seen.
+    pub(super) fn seen(&mut self, index: u32, at: Time) -> u32 {
+        let at = self.ms(at);
+        ticks_since(&mut self.list[index as usize].seen_ms, at)
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "modulo 2^32 is meant")]
@@ -205,6 +215,19 @@ impl Granules {
         granule.slot = slot;
         self.accessible.push(index);
     }
+}
+
+/// Whole ticks from a moment on, both in ms modulo 2^32; 0 before it. The moment is moved up where
+/// it would soon be too long ago to be told from one to come.
+fn ticks_since(moment_ms: &mut u32, at_ms: u32) -> u32 {
+    let age = at_ms.wrapping_sub(*moment_ms);
+    if age > u32::MAX / 2 + LONGEST_MS / 2 {
+        return 0;
+    }
+    if age > LONGEST_MS {
+        *moment_ms = at_ms.wrapping_sub(LONGEST_MS);
+    }
+    age.min(LONGEST_MS) / TICK_MS
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a constant of 100")]

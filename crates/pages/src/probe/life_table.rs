@@ -142,6 +142,11 @@ impl LifeTable {
         hazard[bin] + share * (hazard[bin + 1] - hazard[bin])
     }
 
+    /// The last bin that begins no later than this age.
+    pub(super) fn last_start(&self, age_ticks: u32) -> usize {
+        if age_ticks >= OLDEST { self.starts.len() - 1 } else { self.bin(age_ticks) }
+    }
+
     /// First ages of the bins.
     pub(super) fn starts(&self) -> &[u32] {
         &self.starts

@@ -243,6 +243,6 @@ fn an_idle_guest_costs_nothing_once_it_is_revoked() {
 }
 
 #[test]
-fn sixteen_bytes_per_tracked_granule() {
-    assert_eq!(Granules::BYTES, 16);
+fn twenty_bytes_per_tracked_granule() {
+    assert_eq!(Granules::BYTES, 20);
 }
