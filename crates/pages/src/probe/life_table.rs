@@ -11,7 +11,7 @@
 //! Counts fade with one time constant, so a hazard is *current*: when a guest falls asleep, the
 //! first hundred survivors of their first tick say so.
 //!
-//! Granules that proved hot behave unlike others. A table is therefore kept for each [`Class`] (by
+//! Granules that proved hot behave unlike others. A table is therefore kept for each class (by
 //! the granule's previous lifetime), shrunk towards the table of all where a class has seen little.
 
 /// Ages are told apart tick by tick up to here, then in bins a tenth of their age wide.
