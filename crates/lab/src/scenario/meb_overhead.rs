@@ -8,7 +8,7 @@
 //! came too fast are added at the price of those that were made.
 //!
 //! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8 KiB, for all
-//! ways that have tags; the intermittent ones and the budget use what the product uses, 128 KiB.
+//! ways but the budget, which uses what the product uses, 128 KiB.
 //!
 //! Intermittent tracking shows its cost over many intervals only, so it has one long window between two without.
 

@@ -75,17 +75,10 @@ fn table(setup: Setup) -> (f64, f64, f64) {
 }
 
 #[test]
-#[ignore = "the whole table takes minutes without optimisation: run it with --release"]
-fn the_table_of_all_guests_sizes_and_rates_meets_the_targets() {
-    for granules in [1500, 3200, 8000] {
-        for probes_per_s in [100.0, 200.0, 500.0] {
-            let (mean, worst, curve) =
-                table(Setup { granules, probes_per_s, seconds: 330.0, seed: 5 });
-            if probes_per_s >= 200.0 {
-                assert!(mean <= 0.048 && worst <= 0.10 && curve <= 0.03);
-            }
-        }
-    }
+fn probes_meet_the_targets_over_all_guests_together() {
+    let setup = Setup { granules: 1500, probes_per_s: 200.0, seconds: 150.0, seed: 5 };
+    let (mean, worst, curve) = table(setup);
+    assert!(mean <= 0.048 && worst <= 0.10 && curve <= 0.03);
 }
 
 /// A guest of `granules`, `hot` of which are touched all the time, from `from_ms` to `to_ms`.
