@@ -192,7 +192,9 @@ pub enum Refusal {
         pid: u32,
     },
     /// The caller is neither root nor the user who runs QEMU by hand; the shim closes this connection.
-    #[error("user {uid} may not manage this VM: run as root, or as the user who started QEMU by hand")]
+    #[error(
+        "user {uid} may not manage this VM: run as root, or as the user who started QEMU by hand"
+    )]
     NotPermitted {
         /// The caller's.
         uid: u32,
