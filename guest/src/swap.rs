@@ -1,8 +1,12 @@
-//! How much of the guest's memory lies in its swap: what its kernel tells any program in `/proc/meminfo`.
+//! How much of the guest's memory lies in its swap and nowhere else: what its kernel tells any program in
+//! `/proc/meminfo`.
+//!
+//! A page that has come back keeps its place in swap until it is written (`SwapCached`), so that it need not
+//! be written out again. It is in memory, where it is seen; counted here as well, it would count twice.
 
 const MEMINFO: &str = "/proc/meminfo";
 
-/// Swap in use, in KiB; `None` where there is none.
+/// What is in swap but not in memory, in KiB; `None` where there is no swap.
 pub(crate) fn in_use_kb() -> Option<u64> {
     parse(&std::fs::read_to_string(MEMINFO).ok()?)
 }
@@ -13,7 +17,8 @@ fn parse(meminfo: &str) -> Option<u64> {
         line.split_whitespace().next()?.parse::<u64>().ok()
     };
     let total = field("SwapTotal:")?;
-    (total > 0).then_some(total.saturating_sub(field("SwapFree:")?))
+    let also_in_memory = field("SwapCached:")?;
+    (total > 0).then_some(total.saturating_sub(field("SwapFree:")?).saturating_sub(also_in_memory))
 }
 
 #[cfg(test)]
@@ -22,13 +27,22 @@ mod tests {
 
     #[test]
     fn swap_in_use_is_what_is_not_free() {
-        let text = "MemTotal: 100 kB\nSwapTotal:      1024 kB\nSwapFree:  1000 kB\n";
+        let text = "SwapCached: 0 kB\nSwapTotal:      1024 kB\nSwapFree:  1000 kB\n";
         assert_eq!(parse(text), Some(24));
     }
 
     #[test]
+    fn pages_that_are_in_memory_again_do_not_count() {
+        let text = "SwapCached: 20 kB\nSwapTotal: 1024 kB\nSwapFree: 1000 kB\n";
+        assert_eq!(parse(text), Some(4));
+        // The kernel reads them one after the other: they need not agree.
+        let text = "SwapCached: 30 kB\nSwapTotal: 1024 kB\nSwapFree: 1000 kB\n";
+        assert_eq!(parse(text), Some(0));
+    }
+
+    #[test]
     fn a_guest_without_swap_reports_none() {
-        assert_eq!(parse("SwapTotal: 0 kB\nSwapFree: 0 kB\n"), None);
+        assert_eq!(parse("SwapCached: 0 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"), None);
         assert_eq!(parse("nonsense"), None);
     }
 }

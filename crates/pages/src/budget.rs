@@ -131,14 +131,6 @@ impl Governor {
         revoked.saturating_add(whole(2.0 * AHEAD * self.rate_per_s())).saturating_add(FUSE_FLOOR)
     }
 
-    /// For tracking with a hot set (MEB §3.4): the share of time for which it may be on, when it
-    /// traps this often while on.
-    #[must_use]
-    pub fn duty(&self, traps_per_s_while_on: f64) -> f64 {
-        let cost = traps_per_s_while_on * self.trap_ns;
-        if cost > self.budget_ns_per_s { self.budget_ns_per_s / cost } else { 1.0 }
-    }
-
     /// For tracking a sample (SHARDS): the next sampling share, when the present one trapped this
     /// often. It moves at most by half or double at a time, between 1/1024 and 1.
     #[must_use]
@@ -244,10 +236,8 @@ mod tests {
     }
 
     #[test]
-    fn the_duty_and_the_sample_shrink_in_proportion_to_the_cost() {
+    fn the_sample_shrinks_in_proportion_to_the_cost() {
         let governor = Governor::new(0.01);
-        assert!((governor.duty(16_000.0) - 0.01).abs() < 1e-9);
-        assert!((governor.duty(10.0) - 1.0).abs() < 1e-9);
         assert!((governor.sample(0.5, 1e6) - 0.25).abs() < 1e-9);
         assert!((governor.sample(0.8, 1.0) - 1.0).abs() < 1e-9);
     }

@@ -20,16 +20,19 @@
 //!   moves and tracking sleeps again, where the paper fills its filter anew. A working set that
 //!   never stands still is held at its mean for a while, instead of being tracked for ever.
 //!
-//! Cost: a few numbers. An interval is 5 s. Left out: what the event is, and how it is read.
+//! Cost: a few numbers. An interval is 5 s. Left out: what the event is, and how it is read; and
+//! what tracking costs, by which [`Duty`] sizes the rests where that is known.
 
 use std::collections::VecDeque;
 
 mod anchored;
+mod duty;
 mod replay;
 #[cfg(test)]
 mod tests;
 
 use anchored::Anchored;
+pub use duty::Duty;
 pub use replay::{Replay, Sample, replay};
 
 /// Samples that are averaged, the paper's k.

@@ -1,15 +1,13 @@
 //! The one lock, and what stands behind it: guest RAM, the tracker, and why there is none.
 //!
 //! Whoever changes where a page is holds this lock: the fault thread, a request, QEMU's thread that
-//! discards memory. It is held for [`TURN`] at a time; between two turns whoever serves a fault goes first
-//! ([`lock_first`]), so that no guest waits for a long request.
+//! discards memory. Nobody holds it for longer than a turn, and nobody is kept out for long ([`Turns`]).
 //!
 //! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
 //! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
 
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{MutexGuard, OnceLock};
 
 use protocol::layout::GiveBack;
 use protocol::{Refusal, Region, State, Tracking};
@@ -20,10 +18,8 @@ use crate::channel::Channel;
 use crate::ram::{GuestRam, overlap};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray};
+use crate::turns::{Turns, turn};
 use crate::{qemu, watchdog};
-
-/// The longest that the lock is held at a time for work that nobody waits for.
-const TURN: Duration = Duration::from_millis(1);
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -46,7 +42,7 @@ pub(crate) struct Holds {
     pub(crate) registered: Vec<(i32, Range)>,
 }
 
-static ENGINE: Mutex<Engine> = Mutex::new(Engine {
+pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     ram: GuestRam::new(),
     channel: None,
     tracker: None,
@@ -57,28 +53,14 @@ static ENGINE: Mutex<Engine> = Mutex::new(Engine {
 /// The descriptor with which QEMU has registered guest RAM, or -1: it uses one at a time.
 static QEMU_REGISTERS: AtomicI32 = AtomicI32::new(-1);
 
-/// How many threads wait to serve a fault.
-static FIRST: AtomicU32 = AtomicU32::new(0);
-
-/// A panic elsewhere does not stop faults from being served.
+/// For work that can wait; see [`Turns::lock`].
 pub(crate) fn lock() -> MutexGuard<'static, Engine> {
-    while FIRST.load(Ordering::Relaxed) > 0 {
-        rustix::thread::sched_yield();
-    }
-    ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
+    ENGINE.lock()
 }
 
-/// As [`lock`], before everybody who is between two turns.
+/// For QEMU's threads; see [`Turns::lock_first`].
 pub(crate) fn lock_first() -> MutexGuard<'static, Engine> {
-    FIRST.fetch_add(1, Ordering::Relaxed);
-    let guard = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
-    FIRST.fetch_sub(1, Ordering::Relaxed);
-    guard
-}
-
-/// When a turn that begins now must end.
-pub(crate) fn turn() -> Nanos {
-    now().after(TURN)
+    ENGINE.lock_first()
 }
 
 /// The process's userfaultfd, opened when first asked for and never closed.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sys::userfaultfd::{MAX_FAULTS, Userfaultfd};
 
-use crate::engine::{self, lock_first};
+use crate::engine::{self, ENGINE};
 use crate::time::{Nanos, now};
 use crate::tracker::Served;
 use crate::watchdog;
@@ -37,7 +37,9 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
     SINCE.store(received.0, Ordering::Release);
     READ.fetch_add(count as u64, Ordering::Relaxed);
     for &address in &addresses[..count] {
-        let served = catch_unwind(AssertUnwindSafe(|| lock_first().serve(uffd, address, received)));
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            ENGINE.lock_for_fault().serve(uffd, address, received)
+        }));
         match served {
             Ok(Served::Yes) => {}
             Ok(Served::FuseBlown) => watchdog::blow_fuse(),
@@ -45,6 +47,9 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
         }
     }
     SINCE.store(0, Ordering::Release);
+    if count > 0 {
+        ENGINE.make_way();
+    }
     count > 0
 }
 

@@ -64,4 +64,5 @@ mod ram;
 mod threads;
 mod time;
 mod tracker;
+mod turns;
 mod watchdog;

@@ -3,9 +3,14 @@
 //! Every access hits a uniformly random word, so all pages are equally hot, the working set is the
 //! array, and accesses per second fall off a cliff when it does not fit. With `--record-kb` an access
 //! is to a whole record, one word in each of its pages: neighbouring pages then come and go
-//! together, as in a database, and swap readahead is worth something. Phases change the array's
-//! size: growing fills the new part with random words (which counts no operations), shrinking
-//! unmaps. Phases repeat until the end.
+//! together, as in a database, and swap readahead is worth something.
+//!
+//! Each phase has an array of its own: the one before is unmapped as a whole, then the new one is mapped
+//! and filled (which counts no operations). An array that shrank in place after swapping would keep pages
+//! that lie scattered over all of the guest's memory, each where a page was free when it came back from
+//! swap; a fresh one lies together. So that the change is quick, filling writes one random word in each page.
+//! While it fills, the gauge `mb` does not start from nothing: it says what both arrays have, the old and
+//! the new, then grows with the new one. Phases repeat until the end.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +19,7 @@ use clap::Args;
 
 use crate::args::{MAX_MB, megabytes, ranged};
 use crate::error::WorkError;
-use crate::memory::{Memory, PAGE, WORDS_PER_MB, fill_random};
+use crate::memory::{Memory, PAGE, WORDS_PER_MB};
 use crate::rng::Rng;
 use crate::run::{Shared, Worker};
 
@@ -68,7 +73,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     let record_pages = options.record_kb;
     let mut array = Array { record_pages, ..Array::new(worker.seed) };
     let Some(phases) = &options.phases else {
-        array.resize(options.mb.unwrap_or(1), &worker.shared)?;
+        array.memory = Memory::filled(options.mb.unwrap_or(1), &mut array.rng, &worker.shared)?;
         while worker.proceed(1) {
             array.work(worker);
         }
@@ -109,7 +114,7 @@ fn work_in_phases(
         if number != current {
             current = number;
             let index = usize::try_from(number.unwrap_or(0)).unwrap_or(0) % phases.len();
-            array.resize(phases[index].mb, &worker.shared)?;
+            array.replace(phases[index].mb, &worker.shared)?;
         }
         array.work(worker);
     }
@@ -127,15 +132,17 @@ impl Array {
         Self { memory: Memory::default(), rng: Rng::new(seed), record_pages: None }
     }
 
-    /// Grows or shrinks to `mb`, at least 1; a stop ends the growth early.
-    fn resize(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
+    /// Gives the memory back and takes `mb` anew, at least 1; a stop ends the filling early.
+    fn replace(&mut self, mb: usize, shared: &Shared) -> Result<(), WorkError> {
         shared.gap.pause();
-        self.memory.shrink(mb);
+        let in_both = self.memory.len_mb().min(mb);
+        self.memory.shrink(0);
         while self.memory.len_mb() < mb && !(shared.stopping() && self.memory.len_mb() > 0) {
-            fill_random(self.memory.grow()?, &mut self.rng);
-            shared.mb.set(self.memory.len_mb());
+            for page in self.memory.grow()?.as_chunks_mut::<PAGE>().0 {
+                page[..8].copy_from_slice(&self.rng.next_u64().to_le_bytes());
+            }
+            shared.mb.set(self.memory.len_mb().max(in_both));
         }
-        shared.mb.set(self.memory.len_mb());
         Ok(())
     }
 
@@ -182,25 +189,41 @@ mod tests {
         }
     }
 
+    fn pages_of(array: &mut Array) -> Vec<Vec<u8>> {
+        (0..array.memory.pages()).map(|page| array.memory.page(page).to_vec()).collect()
+    }
+
     #[test]
     fn an_array_follows_its_size_and_accesses_reach_all_of_it() {
         let shared = Shared::new();
         let mut array = Array::new(1);
-        array.resize(3, &shared).unwrap();
-        array.resize(1, &shared).unwrap();
-        array.resize(2, &shared).unwrap();
-        assert_eq!(shared.mb.get(), Some(2));
-        let before: Vec<Vec<u8>> = (0..512).map(|p| array.memory.page(p).to_vec()).collect();
+        for mb in [3, 1, 2] {
+            array.replace(mb, &shared).unwrap();
+            assert_eq!((shared.mb.get(), array.memory.len_mb()), (Some(mb as u64), mb));
+        }
+        let before = pages_of(&mut array);
         (0..20_000).for_each(|_| array.access());
-        assert!((0..512).all(|p| array.memory.page(p) != before[p]));
+        assert!(pages_of(&mut array).iter().zip(&before).all(|(now, then)| now != then));
+    }
+
+    #[test]
+    fn the_array_of_the_next_phase_is_another_and_all_of_it_is_written() {
+        let shared = Shared::new();
+        let mut array = Array::new(1);
+        array.replace(2, &shared).unwrap();
+        let before = pages_of(&mut array);
+        array.replace(1, &shared).unwrap();
+        let after = pages_of(&mut array);
+        assert!(after.iter().all(|page| page.iter().any(|byte| *byte != 0)));
+        assert!(after.iter().all(|page| !before.contains(page)));
     }
 
     #[test]
     fn a_record_is_touched_in_each_of_its_pages() {
         let shared = Shared::new();
         let mut array = Array { record_pages: Some(16), ..Array::new(1) };
-        array.resize(2, &shared).unwrap();
-        let before: Vec<Vec<u8>> = (0..512).map(|p| array.memory.page(p).to_vec()).collect();
+        array.replace(2, &shared).unwrap();
+        let before = pages_of(&mut array);
         array.access();
         let changed: Vec<usize> =
             (0..512).filter(|p| array.memory.page(*p) != before[*p]).collect();

@@ -10,6 +10,9 @@
 
 use crate::recording::median;
 
+/// Fewer values than these have no such interval.
+const LEAST_COUNT: usize = 6;
+
 /// Speeds with and without, as they were measured in turn.
 #[derive(Debug, Clone, Default)]
 pub struct Pairs {
@@ -72,17 +75,17 @@ impl Median {
     /// In words for a figure's note, as percentages.
     #[must_use]
     pub fn interval_percent(&self) -> String {
-        format!(
-            "95 % interval {:+.2} to {:+.2} %, {} pairs",
-            self.low * 100.0,
-            self.high * 100.0,
-            self.count
-        )
+        let interval = format!("{:+.2} to {:+.2} %", self.low * 100.0, self.high * 100.0);
+        match self.count {
+            1 => "one pair".to_owned(),
+            count if count < LEAST_COUNT => format!("{interval}, all of {count} pairs"),
+            count => format!("95 % interval {interval}, {count} pairs"),
+        }
     }
 }
 
 /// How many values lie below the interval: the most, so that each tail holds at most 2.5 %. (With fewer
-/// than six values the interval holds all of them, and less than that.)
+/// than [`LEAST_COUNT`] values the interval holds all of them, and less than that.)
 fn rank_of_interval(count: usize) -> usize {
     let n = i32::try_from(count).unwrap_or(i32::MAX);
     // Chance that exactly k of n values fall below the true median: n over k, times 2^-n.
@@ -132,6 +135,14 @@ mod tests {
         for (count, rank_from_1) in [(3, 1), (6, 1), (10, 2), (20, 6), (50, 18)] {
             assert_eq!(rank_of_interval(count) + 1, rank_from_1, "{count}");
         }
+    }
+
+    #[test]
+    fn few_pairs_do_not_pretend_to_have_an_interval() {
+        let words = |count| Median::of(vec![0.01; count]).interval_percent();
+        assert_eq!(words(1), "one pair");
+        assert_eq!(words(5), "+1.00 to +1.00 %, all of 5 pairs");
+        assert_eq!(words(6), "95 % interval +1.00 to +1.00 %, 6 pairs");
     }
 
     #[test]

@@ -10,7 +10,15 @@
 //! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8 KiB, for all
 //! ways but the budget, which uses what the product uses, 128 KiB.
 //!
-//! Intermittent tracking shows its cost over many intervals only, so it has one long window between two without.
+//! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic hot set
+//! grows first, intermittent tracking learns and then rests for a minute, a budget has to find out what a trap
+//! costs. How long all that takes, and how long a window must be, each way knows itself
+//! ([`Schedule`](crate::meb::modes::Schedule)). A window without stands between each two with, and is the neighbour
+//! of both, also where one is the last of a way and the other the first of the next. All of it takes 35 minutes.
+//!
+//! Whatever moves pieces of memory splits the huge pages that they lie in, and these stay split when tracking
+//! ends, until the kernel finds the time to join them. No pair shows that; how fast each guest is without tracking
+//! after all of it, against before all of it, does (`huge_pages_lost`).
 
 use std::time::Duration;
 
@@ -19,7 +27,7 @@ use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::modes::{self, Way};
+use crate::meb::modes::{self, CHANGE, Way};
 use crate::meb::page::Page;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress::{self, Lines};
@@ -37,16 +45,8 @@ const GRANULE_PAGES: u32 = 2;
 const WORKLOADS: usize = 8;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
 const LINE_LIMIT: Duration = Duration::from_secs(30);
-/// The dear ways cost tens of percent and more: a few windows tell.
-const FEW: usize = 2;
-/// The budget is one percent, and the noise of a pair several.
-const MANY: usize = 20;
-/// Lines of a window, one second each; the first one after the change does not count.
-const WINDOW: usize = 2;
-/// Windows around intermittent tracking, and its own after its beginning, in lines.
-const LONG_WITHOUT: usize = 8;
-const LONG_BEGINNING: usize = 10;
-const LONG: usize = 30;
+/// Lines without tracking before all ways and after them.
+const AROUND: usize = 10;
 
 /// One workload under one way.
 struct Cell {
@@ -62,94 +62,94 @@ struct Cell {
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut cells = Vec::new();
+    let (mut cells, mut lost) = (Vec::new(), Vec::new());
     for workloads in ALL[..WORKLOADS].chunks(SIDE_BY_SIDE) {
-        cells.extend(measure(context, workloads)?);
+        lost.extend(measure(context, workloads, &mut cells)?);
     }
-    let mut figures = figures(context, &cells);
+    let mut figures = figures(context, &cells, &lost);
     page(&cells).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-fn measure(context: &Context, workloads: &[Workload]) -> Result<Vec<Cell>, LabError> {
+/// Adds the cells of these workloads; answers what each of their guests has lost when tracking has ended.
+fn measure(
+    context: &Context,
+    workloads: &[Workload],
+    cells: &mut Vec<Cell>,
+) -> Result<Vec<f64>, LabError> {
     let specs: Vec<MachineSpec> =
         workloads.iter().enumerate().map(|(n, w)| w.guest(n, context.seed)).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
-    let mut cells = Vec::new();
+    let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
+    let mut bench = Bench::start(&lab)?;
     for way in modes::all(GRANULE_PAGES) {
-        let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
         context.say(&format!("{} under {} ...", names.join(" beside "), way.name));
-        let bench = Bench { lab: &lab, way: &way };
-        let measured = match way.is_intermittent {
-            true => bench.long_window()?,
-            false if way.paper.is_some() => bench.windows(FEW)?,
-            false => bench.windows(MANY)?,
-        };
         let cell = |(workload, (pairs, records)): (&Workload, (Pairs, Vec<Record>))| {
             Cell::new(workload.name, way.name, &pairs, &records)
         };
-        for cell in workloads.iter().zip(measured).map(cell) {
+        for cell in workloads.iter().zip(bench.measure(&way)?).map(cell) {
             context.say(&format!("  {}: {}", cell.workload, cell.words()));
             cells.push(cell);
         }
     }
+    let lost = bench.lost()?;
     lab.stop()?;
-    Ok(cells)
+    Ok(lost)
 }
 
-/// The guests of one lab under one way.
+/// The guests of one lab, and how fast each was without tracking.
 struct Bench<'a> {
     lab: &'a Lab,
-    way: &'a Way,
+    /// Before any tracking.
+    before: Vec<f64>,
+    /// In the last window.
+    latest: Vec<f64>,
 }
 
 /// Of each guest: speeds without and with, and what the trackers say.
 type Measured = Vec<(Pairs, Vec<Record>)>;
 
-impl Bench<'_> {
-    /// Windows without and with in turn, `count` of them with.
-    fn windows(&self, count: usize) -> Result<Measured, LabError> {
-        let mut all = self.nothing();
-        for _ in 0..count {
-            self.without(&mut all, WINDOW)?;
-            self.with(&mut all, 0, WINDOW)?;
+impl<'a> Bench<'a> {
+    fn start(lab: &'a Lab) -> Result<Self, LabError> {
+        let before = rates(lab, CHANGE, AROUND)?;
+        Ok(Self { lab, latest: before.clone(), before })
+    }
+
+    /// Windows with and without in turn. The window without before the first is the last of the way before.
+    fn measure(&mut self, way: &Way) -> Result<Measured, LabError> {
+        let mut all: Measured =
+            self.latest.iter().map(|_| (Pairs::default(), Vec::new())).collect();
+        self.add_without(&mut all);
+        for _ in 0..way.schedule.pairs {
+            self.with(&mut all, way)?;
+            self.latest = rates(self.lab, CHANGE, way.schedule.without)?;
+            self.add_without(&mut all);
         }
-        self.without(&mut all, WINDOW)?;
         Ok(all)
     }
 
-    fn long_window(&self) -> Result<Measured, LabError> {
-        let mut all = self.nothing();
-        self.without(&mut all, LONG_WITHOUT)?;
-        self.with(&mut all, LONG_BEGINNING, LONG)?;
-        self.without(&mut all, LONG_WITHOUT)?;
-        Ok(all)
+    /// How much longer each operation takes without tracking now than it did before any.
+    fn lost(&self) -> Result<Vec<f64>, LabError> {
+        let after = rates(self.lab, CHANGE, AROUND)?;
+        Ok(self.before.iter().zip(after).map(|(before, after)| before / after - 1.0).collect())
     }
 
-    fn nothing(&self) -> Measured {
-        self.lab.machines().iter().map(|_| (Pairs::default(), Vec::new())).collect()
-    }
-
-    fn without(&self, all: &mut Measured, lines: usize) -> Result<(), LabError> {
-        for (rate, (pairs, _)) in self.rates(lines)?.into_iter().zip(all) {
-            pairs.add_without(rate);
+    fn add_without(&self, all: &mut Measured) {
+        for (rate, (pairs, _)) in self.latest.iter().zip(all) {
+            pairs.add_without(*rate);
         }
-        Ok(())
     }
 
-    fn with(&self, all: &mut Measured, beginning: usize, lines: usize) -> Result<(), LabError> {
+    fn with(&self, all: &mut Measured, way: &Way) -> Result<(), LabError> {
         let track = |(place, machine): (usize, &crate::lab::Machine)| {
             let every = Duration::from_secs(1);
-            Watch::start(machine.process().pid, self.way.settings, &cpu_of(place), every)
+            Watch::start(machine.process().pid, way.settings, &cpu_of(place), every)
         };
         let machines = self.lab.machines().iter().enumerate();
         let watches = machines.map(track).collect::<Result<Vec<Watch>, _>>()?;
         watch::wait_until_tracked(self.lab, &watches)?;
-        if beginning > 0 {
-            self.rates(beginning)?;
-        }
-        let rates = self.rates(lines)?;
+        let rates = rates(self.lab, way.schedule.beginning, way.schedule.with)?;
         for ((watch, rate), (pairs, records)) in watches.into_iter().zip(rates).zip(all) {
             let record = watch.stop()?;
             pairs.add_with(rate / (1.0 + unmade_updates(&record)));
@@ -157,22 +157,21 @@ impl Bench<'_> {
         }
         Ok(())
     }
+}
 
-    /// Each guest's rate over so many of its lines, from the first that it writes now.
-    fn rates(&self, lines: usize) -> Result<Vec<f64>, LabError> {
-        let mut seen = Lines::of(self.lab);
-        seen.look(self.lab)?;
-        // The newest is from before, the next one from the change itself.
-        let enough = 2 + lines;
-        let what = "the guests to report";
-        let limit = LINE_LIMIT + Duration::from_secs(lines as u64);
-        seen.look_until(self.lab, what, limit, |seen| seen.fewest() >= enough)?;
-        let rate = |place| match seen.guest(place) {
-            [_, first, .., last] => last.rate_since(first),
-            _ => f64::NAN,
-        };
-        Ok((0..self.lab.machines().len()).map(rate).collect())
-    }
+/// Each guest's rate over so many of its lines, after so many others that it writes from now on.
+fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
+    let mut seen = Lines::of(lab);
+    // The newest is from before.
+    seen.look(lab)?;
+    let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
+    let enough = 1 + beginning + lines;
+    seen.look_until(lab, "the guests to report", limit, |seen| seen.fewest() >= enough)?;
+    let rate = |place| match seen.guest(place).get(beginning..) {
+        Some([first, .., last]) => last.rate_since(first),
+        _ => f64::NAN,
+    };
+    Ok((0..lab.machines().len()).map(rate).collect())
 }
 
 /// What the updates would have taken that were not made, as a share of the time, at the price of the others.
@@ -212,7 +211,7 @@ impl Cell {
     }
 }
 
-fn figures(context: &Context, cells: &[Cell]) -> Figures {
+fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let of = |way: &'static str| cells.iter().filter(move |cell| cell.way == way);
     let mean = |way| {
@@ -257,6 +256,11 @@ fn figures(context: &Context, cells: &[Cell]) -> Figures {
         )
         .target(Target::Equals(0.0)),
     );
+    let note = "mean over the workloads of rate before any tracking / rate without tracking at the end of all \
+                ways - 1: what moving pieces out of huge pages leaves behind, as guests run on small pages \
+                until the kernel's khugepaged has mended them";
+    let mean_lost = lost.iter().sum::<f64>() / lost.len() as f64;
+    figures.add("huge_pages_lost", Figure::new(mean_lost, "ratio", note));
     for cell in cells {
         let name = format!("overhead_{}_{}", cell.way, cell.workload);
         figures.add(&name, Figure::new(cell.overhead.value, "ratio", cell.words()));
@@ -293,6 +297,15 @@ fn page(cells: &[Cell]) -> Page {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_takes_at_most_thirty_five_minutes() {
+        // Boot, fill and stop, seconds.
+        let around = 10 + 2 * (CHANGE + AROUND);
+        let ways: usize = modes::all(GRANULE_PAGES).iter().map(|way| way.schedule.lines()).sum();
+        let seconds = WORKLOADS.div_ceil(SIDE_BY_SIDE) * (around + ways);
+        assert!(seconds <= 35 * 60, "{seconds} s");
+    }
 
     #[test]
     fn updates_that_were_not_made_are_priced_as_those_that_were() {

@@ -3,22 +3,26 @@
 //!
 //! A guest of 400 MB works at random over an array whose size changes every 30 to 40 s: between 40 and 350 MB,
 //! which fits, and between 40 and 700 MB, which does not and spills into swap; swap in use, which the guest
-//! says, is added to the working set. Each of the two has a twin that does the same under an estimator as ESX has it
-//! ([`sampler`](crate::meb::sampler)), at the same time. All four work at the same pace, so that four fit on two
-//! CPUs.
+//! says, is added to the working set. Each phase has an array of its own. Of the 400 MB the guest's kernel keeps
+//! 43 for itself, and some 35 more go to its programs and its reserve: at 350 MB the array that fits spills some
+//! 30 MB as well, for which its guest has a swap disk like any server's. Each of the two has a twin that does the
+//! same under an estimator as ESX has it ([`sampler`](crate::meb::sampler)), at the same time. All four work at
+//! the same pace, so that four fit on two CPUs.
 //!
 //! The error is that of every second, those right after a change included: |estimate - array| / array. What else
 //! the guest needs (its kernel, its programs: some MB) counts as error.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use model::Bytes;
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
+use crate::command::last_lines;
 use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
-use crate::lab::{Lab, LabError};
+use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
 use crate::meb::modes;
 use crate::meb::page::Page;
@@ -53,6 +57,9 @@ const FITS: &[(u32, u32)] = &[
 const SPILLS: &[(u32, u32)] =
     &[(40, 40), (200, 40), (350, 30), (500, 45), (700, 60), (450, 40), (250, 40), (40, 45)];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
+/// A guest reports each second, also while it swaps; one that has been silent for so long has lost its
+/// workload (out of memory, say), and its array is no longer known.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// From the first access on: one period of the tracker's ageing.
 const WARM_UP: Duration = Duration::from_secs(15);
 
@@ -60,13 +67,10 @@ const WARM_UP: Duration = Duration::from_secs(15);
 struct Part {
     name: &'static str,
     phases: &'static [(u32, u32)],
-    swap: bool,
 }
 
-const PARTS: [Part; 2] = [
-    Part { name: "fits", phases: FITS, swap: false },
-    Part { name: "spills", phases: SPILLS, swap: true },
-];
+const PARTS: [Part; 2] =
+    [Part { name: "fits", phases: FITS }, Part { name: "spills", phases: SPILLS }];
 
 /// One second, in MiB.
 #[derive(Debug, Clone, Copy)]
@@ -138,7 +142,7 @@ impl Part {
         let workload = format!("random-array --phases {phases} --rate {ACCESSES_PER_S}");
         [self.tracked(), self.sampled()].map(|name| {
             let spec = MachineSpec::new(&name, "meb", MEMORY, MEMORY, &workload);
-            let spec = if self.swap { spec.with_swap(SWAP, None) } else { spec };
+            let spec = spec.with_swap(SWAP, None);
             MachineSpec { seed: context.seed, shim: true, cpus: cpu_of(place), ..spec }
         })
     }
@@ -146,11 +150,8 @@ impl Part {
 
 impl Twins {
     fn look(&mut self, lab: &Lab, began: Instant) -> Result<(), LabError> {
-        let report = |name: String| {
-            let machine = lab.machine(&name)?;
-            if machine.alive() { Ok(Report::newest(machine)) } else { Err(machine.death()) }
-        };
-        let (tracked, sampled) = (report(self.part.tracked())?, report(self.part.sampled())?);
+        let tracked = report_of(lab.machine(&self.part.tracked())?)?;
+        let sampled = report_of(lab.machine(&self.part.sampled())?)?;
         let share = self.peek.active()?;
         let (Some(tracked), Some(sampled)) = (tracked, sampled) else { return Ok(()) };
         if let Some(kb) = tracked.value["swap_kb"].as_u64() {
@@ -182,6 +183,29 @@ impl Twins {
     fn sampling_error(&self) -> f64 {
         mean(self.seconds.iter().map(|s| (s.sampled - s.known_sampled).abs() / s.known_sampled))
     }
+}
+
+/// What the guest said last, which must not be long ago.
+fn report_of(machine: &Machine) -> Result<Option<Report>, LabError> {
+    if !machine.alive() {
+        return Err(machine.death());
+    }
+    let report = Report::newest(machine);
+    if let Some(report) = &report {
+        let silence = report.arrived.elapsed();
+        check_silence(&machine.spec().name, silence, &machine.files().console)?;
+    }
+    Ok(report)
+}
+
+fn check_silence(name: &str, silence: Duration, console: &Path) -> Result<(), LabError> {
+    if silence <= SILENCE_LIMIT {
+        return Ok(());
+    }
+    let console = std::fs::read(console).unwrap_or_default();
+    let words = last_lines(&String::from_utf8_lossy(&console), 8);
+    let what = format!("machine {name} to report; its last words:\n{words}");
+    Err(LabError::Timeout { what, limit: SILENCE_LIMIT })
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -239,4 +263,20 @@ fn page(all: &[Twins]) -> Page {
         page.add(&format!("An array that {} 400 MB", twins.part.name), chart);
     }
     page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_has_lost_its_workload_ends_the_scenario_with_its_last_words() {
+        let console = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(console.path(), "up\nworkload ended with exit code 137\n").unwrap();
+        let check = |silence| check_silence("fits-tracked", silence, console.path());
+        assert!(check(SILENCE_LIMIT).is_ok());
+        let error = check(SILENCE_LIMIT + Duration::from_secs(1)).unwrap_err().to_string();
+        assert!(error.contains("machine fits-tracked"), "{error}");
+        assert!(error.ends_with("workload ended with exit code 137"), "{error}");
+    }
 }

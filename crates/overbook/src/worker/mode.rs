@@ -79,7 +79,8 @@ pub enum Structure {
 pub enum HotSet {
     /// So many, at least 64.
     Fixed(u32),
-    /// As many as the guest's locality asks for, adjusted in each [`INTERVAL`](super::INTERVAL).
+    /// As many as the guest's locality asks for, an eighth of all at most, adjusted in each
+    /// [`INTERVAL`](super::INTERVAL).
     Dynamic,
 }
 
@@ -91,6 +92,7 @@ pub enum Intermittent {
     Off,
     /// Never, but the event is measured.
     Watched,
-    /// Yes, judged so.
+    /// Yes, judged so; with [`Judgement::Anchored`] the rests are as long as tracking was dear, too
+    /// ([`Duty`](pages::phase::Duty)).
     On(Judgement),
 }

@@ -4,11 +4,17 @@
 //! At the beginning of each interval the sentinels are taken out of reach; how many of them are touched
 //! in it is the event. A guest in one phase touches the same ones again and again. Cost: one trap per
 //! sentinel and interval at most.
+//!
+//! **What tracking costs limits it** ([`Duty`]), with the judgement that ships. Of a stretch in which all was
+//! followed the traps are counted, each at the measured cost, at most as long as the stretch itself. Where
+//! traps were lost they came faster than they could be read: then all of the time counts. After it tracking
+//! rests for as long as that asks for. The paper's judgements are left as they are, since they are what is
+//! compared.
 
 use std::collections::BTreeSet;
 
 use model::{Millis, Time};
-use pages::phase::{Intermittent as Phases, Judgement};
+use pages::phase::{Duty, Intermittent as Phases, Judgement};
 
 /// How long an interval lasts.
 pub const INTERVAL: Millis = Millis(1_000);
@@ -24,6 +30,11 @@ pub(super) struct Sentinels {
     event: Option<f64>,
     /// `None`: the event is only measured.
     phases: Option<Phases>,
+    /// `None`: what tracking costs does not limit it.
+    duty: Option<Duty>,
+    began: Time,
+    /// Traps of this interval; `None`: some were lost.
+    traps: Option<u64>,
     is_following: bool,
 }
 
@@ -39,6 +50,9 @@ impl Sentinels {
             ends: now,
             event: None,
             phases: judgement.map(Phases::new),
+            duty: (judgement == Some(Judgement::Anchored)).then(Duty::default),
+            began: now,
+            traps: Some(0),
             is_following: true,
         }
     }
@@ -53,29 +67,52 @@ impl Sentinels {
         self.event
     }
 
-    /// A granule was touched.
+    /// A granule was touched, which trapped.
     pub(super) fn touched(&mut self, granule: u32) {
+        self.traps = self.traps.map(|traps| traps.saturating_add(1));
         if self.granules.binary_search(&granule).is_ok() {
             self.touched.insert(granule);
         }
     }
 
+    /// Traps came faster than they could be read.
+    pub(super) fn lost(&mut self) {
+        self.traps = None;
+    }
+
     /// At the end of an interval: which granules to revoke for the next. `working_set` in bytes, where it
-    /// was measured in this one.
-    pub(super) fn turn(&mut self, now: Time, working_set: Option<f64>) -> Option<Vec<u32>> {
+    /// was measured in this one; a trap costs `trap_ns`.
+    pub(super) fn turn(
+        &mut self,
+        now: Time,
+        working_set: Option<f64>,
+        trap_ns: u64,
+    ) -> Option<Vec<u32>> {
         if now < self.ends {
             return None;
         }
         self.ends = now.after(INTERVAL);
+        let spent = self.is_following.then(|| self.spent(now, trap_ns));
+        (self.began, self.traps) = (now, Some(0));
         // One more than none, so that a first touch after silence is no change beyond all measure.
         let event = f64::from(u32::try_from(self.touched.len()).unwrap_or(u32::MAX)) + 1.0;
         self.touched.clear();
         // Before the first interval nothing was out of reach, so nothing could be seen.
         let is_first = self.event.replace(event).is_none();
         if let Some(phases) = self.phases.as_mut().filter(|_| !is_first) {
-            self.is_following = phases.observe(working_set, event);
+            let is_wanted = phases.observe(working_set, event);
+            let duty = self.duty.as_mut();
+            self.is_following = duty.map_or(is_wanted, |duty| duty.observe(spent, is_wanted));
         }
         Some(self.granules.clone())
+    }
+
+    /// What the traps since the last turn took of the vCPU's time, in intervals.
+    #[expect(clippy::cast_precision_loss, reason = "three digits are enough")]
+    fn spent(&self, now: Time, trap_ns: u64) -> f64 {
+        let all_ms = now.since(self.began).0 as f64;
+        let traps_ms = |traps: u64| traps as f64 * trap_ns as f64 / 1e6;
+        self.traps.map_or(all_ms, traps_ms).min(all_ms) / INTERVAL.0 as f64
     }
 }
 
@@ -83,16 +120,18 @@ impl Sentinels {
 mod tests {
     use super::*;
 
+    const TRAP_NS: u64 = 20_000;
+
     #[test]
     fn sentinels_are_spread_over_the_vm_and_count_once_in_an_interval() {
         let mut sentinels = Sentinels::new(None, 6_400, Time(0));
-        let asked = sentinels.turn(Time(0), None).unwrap();
+        let asked = sentinels.turn(Time(0), None, TRAP_NS).unwrap();
         assert_eq!((asked.len(), asked[0], asked[63]), (64, 50, 6_350));
         for granule in [50, 50, 51, 150] {
             sentinels.touched(granule);
         }
-        assert_eq!(sentinels.turn(Time(999), None), None);
-        assert!(sentinels.turn(Time(1_000), None).is_some());
+        assert_eq!(sentinels.turn(Time(999), None, TRAP_NS), None);
+        assert!(sentinels.turn(Time(1_000), None, TRAP_NS).is_some());
         assert_eq!(sentinels.event(), Some(3.0));
     }
 
@@ -102,15 +141,54 @@ mod tests {
         let mut interval = |n: u64, touches: u32| {
             (0..touches).for_each(|n| sentinels.touched(5 + 10 * n));
             let set = sentinels.is_following().then_some(1e8);
-            sentinels.turn(Time(n * 1_000), set);
+            sentinels.turn(Time(n * 1_000), set, TRAP_NS);
             sentinels.is_following()
         };
         assert!((0..8).map(|n| interval(n, 20)).any(|following| !following), "it never rests");
         assert!((8..12).any(|n| interval(n, 60)), "it sleeps on");
     }
 
+    /// The first rest, in intervals, of a guest whose every interval is worth waking for.
+    fn rest(judgement: Judgement, mut interval: impl FnMut(&mut Sentinels)) -> usize {
+        let mut sentinels = Sentinels::new(Some(judgement), 640, Time(0));
+        let following = (0..200).map(|n: u64| {
+            if sentinels.is_following() {
+                interval(&mut sentinels);
+            } else {
+                (0..64).for_each(|n| sentinels.touched(5 + 10 * n));
+            }
+            let set = sentinels.is_following().then_some(1e8);
+            sentinels.turn(Time(n * 1_000), set, TRAP_NS);
+            sentinels.is_following()
+        });
+        let following: Vec<bool> = following.collect();
+        following.split(|on| *on).map(<[bool]>::len).find(|rest| *rest > 0).unwrap_or(0)
+    }
+
+    fn traps(count: u32) -> impl FnMut(&mut Sentinels) {
+        move |sentinels| (0..count).for_each(|_| sentinels.touched(0))
+    }
+
+    #[test]
+    fn the_dearer_tracking_was_the_longer_it_rests() {
+        assert_eq!(rest(Judgement::Anchored, traps(0)), 1);
+        // A fifth of the second, and again in the interval in which nothing has changed.
+        assert_eq!(rest(Judgement::Anchored, traps(10_000)), 27);
+        assert_eq!(rest(Judgement::Anchored, traps(50_000)), 60);
+    }
+
+    #[test]
+    fn traps_that_were_lost_count_as_all_of_the_time() {
+        assert_eq!(rest(Judgement::Anchored, Sentinels::lost), 60);
+    }
+
+    #[test]
+    fn the_papers_judgements_are_not_limited() {
+        assert_eq!(rest(Judgement::Fixed(0.2), traps(50_000)), 1);
+    }
+
     #[test]
     fn a_vm_without_memory_has_none() {
-        assert_eq!(Sentinels::new(None, 0, Time(0)).turn(Time(0), None), Some(vec![]));
+        assert_eq!(Sentinels::new(None, 0, Time(0)).turn(Time(0), None, TRAP_NS), Some(vec![]));
     }
 }

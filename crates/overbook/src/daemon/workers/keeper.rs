@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -132,9 +133,8 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // After an orderly end nobody is there to get it.
+        // With the daemon: nobody is left to reap it, or to hear of an error.
         let _ = self.child.signal(Signal::KILL);
-        let _ = self.child.wait_for(GRACE);
     }
 }
 
@@ -163,6 +163,16 @@ impl Task {
     /// Runs one worker until it has nothing to do; or why it ended before.
     async fn serve(&mut self) -> Result<(), String> {
         let mut worker = self.spawn().map_err(|error| format!("cannot be started: {error}"))?;
+        let ended = self.attend(&mut worker).await;
+        // After an orderly end nobody is there to get it.
+        let _ = worker.child.signal(Signal::KILL);
+        if worker.ended(MOST_SILENCE).await.is_none() {
+            log::warn(&format!("the killed worker of group {} does not end", self.group));
+        }
+        ended
+    }
+
+    async fn attend(&mut self, worker: &mut Running) -> Result<(), String> {
         let mut heard = Instant::now();
         let mut repeat = interval(REPEAT);
         repeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -172,21 +182,21 @@ impl Task {
                     if changed.is_err() || self.inbox.borrow().vms.is_empty() {
                         return worker.end().await;
                     }
-                    self.pass_orders(&mut worker).await?;
+                    self.pass_orders(worker).await?;
                 }
                 _ = repeat.tick() => {
                     if heard.elapsed() > MOST_SILENCE {
                         return Err(format!("has not reported for {} s", MOST_SILENCE.as_secs()));
                     }
-                    self.pass_orders(&mut worker).await?;
+                    self.pass_orders(worker).await?;
                     self.measure(worker.child.identity());
                 }
                 read = worker.reports.read_until(b'\n', &mut worker.line) => {
                     match read {
-                        Ok(0) => return Err(worker.last_words()),
+                        Ok(0) => return Err(worker.last_words().await),
                         Ok(_) => {
                             heard = Instant::now();
-                            self.note_report(&mut worker)?;
+                            self.note_report(worker)?;
                         }
                         Err(error) => return Err(error.to_string()),
                     }
@@ -230,7 +240,7 @@ impl Task {
         let Some(orders) = &mut worker.orders else { return Ok(()) };
         match timeout(GRACE, orders.write_all(&line)).await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(worker.last_words()),
+            Ok(Err(_)) => Err(worker.last_words().await),
             Err(_) => Err("does not read its orders".to_owned()),
         }
     }
@@ -271,23 +281,29 @@ impl Task {
 
 impl Running {
     /// Has it give everything back and end.
-    async fn end(mut self) -> Result<(), String> {
+    async fn end(&mut self) -> Result<(), String> {
         self.orders = None;
-        let deadline = Instant::now() + GRACE;
-        while Instant::now() < deadline {
-            if matches!(self.child.try_wait(), Ok(Some(_))) {
-                return Ok(());
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
-        Err("did not end when it was told to".to_owned())
+        let ended = self.ended(GRACE).await;
+        ended.map(drop).ok_or_else(|| "did not end when it was told to".to_owned())
     }
 
     /// How it ended.
-    fn last_words(&mut self) -> String {
-        match self.child.wait_for(LAST_WORDS) {
-            Ok(Some(status)) => format!("ended ({status})"),
-            _ => "closed its output".to_owned(),
+    async fn last_words(&mut self) -> String {
+        let ended = self.ended(LAST_WORDS).await;
+        ended.map_or("closed its output".to_owned(), |status| format!("ended ({status})"))
+    }
+
+    /// Its exit status, if it ends within `limit`. Never blocks: the daemon has one thread.
+    async fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            sleep(Duration::from_millis(10)).await;
         }
     }
 }
