@@ -19,12 +19,13 @@
 //!
 //! Constants. *5 %*: where curves fall steeply it hardly matters (at 2 % the mean error in
 //! simulation is the same), but an idle guest's curve is flat down there, and its error rises from
-//! 8 to 11 %. *Ageing 1 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of the
-//! aged references for ln(20 r) time constants, so that 1 s follows a halved set in 4 s and 5 s
-//! would take 18 s; with 0.5 s the working set of a guest that misses some 5 % goes up and down
-//! several times a second. Distances themselves look back as far as they must, so that slow sweeps
-//! are not lost. *Window of the life table 1.5 s*: some 300 probes at 1 % of a vCPU, 3 % noise, quick
-//! enough to see a shrink before all of it has been revoked.
+//! 8 to 11 %. *Ageing 0.5 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of the
+//! aged references for ln(20 r) time constants, so that 0.5 s follows a halved set in 2 s and 5 s
+//! would take 18 s. (With 1 s a guest whose miss ratio lies close to 5 % is told from others more
+//! surely, but a set that shrinks to an eighth is seen 2.5 s later.) Distances themselves look back
+//! as far as they must, so that slow sweeps are not lost. *Window of the life table 1.5 s*: some 300
+//! probes at 1 % of a vCPU, 3 % noise, quick enough to see a shrink before all of it has been
+//! revoked.
 //!
 //! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
@@ -61,7 +62,7 @@ pub const TICK: Millis = Millis(100);
 /// The miss ratio that a working set may have.
 pub const TOLERABLE_MISS_RATIO: f64 = 0.05;
 /// Time constant with which references fade, in the tracker and in the exact curve.
-pub const AGEING: Millis = Millis(1_000);
+pub const AGEING: Millis = Millis(500);
 /// Most granules that are tracked of one VM.
 pub const MAX_TRACKED: u32 = 1 << 14;
 /// Probes that a first reading rests on.
