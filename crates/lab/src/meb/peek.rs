@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use protocol::layout::{Layout, PageState, Shared};
-use protocol::{Answer, MAX_PACKET, Region, Request, Tracking, VERSION};
+use protocol::{Answer, MAX_PACKET, Region, Request, State, Status, Tracking, VERSION};
 use sys::seqpacket::Connection;
 use sys::shared_memory::SharedMemory;
 
@@ -46,13 +46,6 @@ impl Peek {
         let (words, bytes) = (layout.words(), layout.bytes());
         let memory =
             SharedMemory::open(std::os::fd::AsFd::as_fd(&fd), words, bytes).map_err(failed)?;
-        let tracking = Tracking {
-            granule_pages: 1,
-            hot_set: None,
-            sample: u32::MAX,
-            max_traps_per_s: MOST_TRAPS_PER_S,
-        };
-        done(&connection, &Request::Track(tracking))?;
         let mut peek = Self {
             connection,
             memory,
@@ -63,20 +56,33 @@ impl Peek {
             chosen: Vec::new(),
             began: Instant::now(),
         };
-        peek.choose()?;
+        peek.track()?;
         Ok(peek)
     }
 
-    /// The share of the guest's memory that is active. To be asked every second: the shim gives up on a
-    /// client that is silent for longer.
+    /// Begins a period with a new sample.
+    fn track(&mut self) -> Result<(), LabError> {
+        let tracking = Tracking {
+            granule_pages: 1,
+            hot_set: None,
+            sample: u32::MAX,
+            max_traps_per_s: MOST_TRAPS_PER_S,
+        };
+        done(&self.connection, &Request::Track(tracking))?;
+        self.choose()
+    }
+
+    /// The share of the guest's memory that is active. To be asked every second: the shim gives everything
+    /// back when its client is silent for longer, as this one is while the disk is busy; then a period is lost.
     ///
     /// # Errors
     /// When the shim does not answer.
     pub fn active(&mut self) -> Result<f64, LabError> {
         let (answer, _) = ask(&self.connection, &Request::Status)?;
-        if !matches!(&answer, Answer::Status(status) if matches!(status.state, protocol::State::On(_)))
-        {
-            return Err(failed(format!("{answer:?}")));
+        match answer {
+            Answer::Status(Status { state: State::On(_), .. }) => {}
+            Answer::Status(Status { state: State::Off, .. }) => self.track()?,
+            other => return Err(failed(format!("{other:?}"))),
         }
         if self.began.elapsed() >= PERIOD {
             let share = self.touched()?;

@@ -100,7 +100,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for part in &PARTS {
         let pid = |name: String| lab.machine(&name).map(|machine| machine.process().pid);
         let watch =
-            Watch::start(pid(part.tracked())?, modes::shipped(), &[], Duration::from_millis(500))?;
+            Watch::start(pid(part.tracked())?, modes::shipped(), &[], Duration::from_millis(200))?;
         let peek = Peek::start(pid(part.sampled())?, context.seed)?;
         all.push(Twins { part, watch, peek, seconds: Vec::new() });
     }
