@@ -41,7 +41,8 @@
 //! |---|---|
 //! | `interpose`, `next` | the C functions that we stand before |
 //! | `ram` | what of QEMU's memory is guest RAM |
-//! | `engine` | the lock; track, revoke, give back; what forbids tracking |
+//! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
+//! | `turns` | the lock, and who goes first |
 //! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
 //! | `fault_thread`, `watchdog`, `control` | our three threads |
 //! | `bench` | what a trap costs |

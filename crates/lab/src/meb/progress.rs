@@ -12,6 +12,8 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 
 const POLL: Duration = Duration::from_millis(10);
+/// A guest that is busy with other things than reporting still reports within this time.
+const LINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// One line of a guest.
 #[derive(Debug, Clone)]
@@ -133,6 +135,24 @@ impl Lines {
             lines.drain(..lines.len().saturating_sub(1));
         }
     }
+}
+
+/// Each guest's rate over so many of its lines, after so many others that it writes from now on.
+///
+/// # Errors
+/// When a guest has died, or does not report.
+pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
+    let mut seen = Lines::of(lab);
+    // The newest is from before.
+    seen.look(lab)?;
+    let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
+    let enough = 1 + beginning + lines;
+    seen.look_until(lab, "the guests to report", limit, |seen| seen.fewest() >= enough)?;
+    let rate = |place| match seen.guest(place).get(beginning..) {
+        Some([first, .., last]) => last.rate_since(first),
+        _ => f64::NAN,
+    };
+    Ok((0..lab.machines().len()).map(rate).collect())
 }
 
 /// What a guest's init says when its workload has ended.

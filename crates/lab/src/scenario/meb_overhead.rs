@@ -30,7 +30,7 @@ use crate::machine::MachineSpec;
 use crate::meb::modes::{self, CHANGE, Way};
 use crate::meb::page::Page;
 use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress::{self, Lines};
+use crate::meb::progress;
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
 
@@ -44,7 +44,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const GRANULE_PAGES: u32 = 2;
 const WORKLOADS: usize = 8;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-const LINE_LIMIT: Duration = Duration::from_secs(30);
 /// Lines without tracking before all ways and after them.
 const AROUND: usize = 10;
 
@@ -112,7 +111,7 @@ type Measured = Vec<(Pairs, Vec<Record>)>;
 
 impl<'a> Bench<'a> {
     fn start(lab: &'a Lab) -> Result<Self, LabError> {
-        let before = rates(lab, CHANGE, AROUND)?;
+        let before = progress::rates(lab, CHANGE, AROUND)?;
         Ok(Self { lab, latest: before.clone(), before })
     }
 
@@ -123,7 +122,7 @@ impl<'a> Bench<'a> {
         self.add_without(&mut all);
         for _ in 0..way.schedule.pairs {
             self.with(&mut all, way)?;
-            self.latest = rates(self.lab, CHANGE, way.schedule.without)?;
+            self.latest = progress::rates(self.lab, CHANGE, way.schedule.without)?;
             self.add_without(&mut all);
         }
         Ok(all)
@@ -131,7 +130,7 @@ impl<'a> Bench<'a> {
 
     /// How much longer each operation takes without tracking now than it did before any.
     fn lost(&self) -> Result<Vec<f64>, LabError> {
-        let after = rates(self.lab, CHANGE, AROUND)?;
+        let after = progress::rates(self.lab, CHANGE, AROUND)?;
         Ok(self.before.iter().zip(after).map(|(before, after)| before / after - 1.0).collect())
     }
 
@@ -149,7 +148,7 @@ impl<'a> Bench<'a> {
         let machines = self.lab.machines().iter().enumerate();
         let watches = machines.map(track).collect::<Result<Vec<Watch>, _>>()?;
         watch::wait_until_tracked(self.lab, &watches)?;
-        let rates = rates(self.lab, way.schedule.beginning, way.schedule.with)?;
+        let rates = progress::rates(self.lab, way.schedule.beginning, way.schedule.with)?;
         for ((watch, rate), (pairs, records)) in watches.into_iter().zip(rates).zip(all) {
             let record = watch.stop()?;
             pairs.add_with(rate / (1.0 + unmade_updates(&record)));
@@ -157,21 +156,6 @@ impl<'a> Bench<'a> {
         }
         Ok(())
     }
-}
-
-/// Each guest's rate over so many of its lines, after so many others that it writes from now on.
-fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabError> {
-    let mut seen = Lines::of(lab);
-    // The newest is from before.
-    seen.look(lab)?;
-    let limit = LINE_LIMIT + Duration::from_secs((beginning + lines) as u64);
-    let enough = 1 + beginning + lines;
-    seen.look_until(lab, "the guests to report", limit, |seen| seen.fewest() >= enough)?;
-    let rate = |place| match seen.guest(place).get(beginning..) {
-        Some([first, .., last]) => last.rate_since(first),
-        _ => f64::NAN,
-    };
-    Ok((0..lab.machines().len()).map(rate).collect())
 }
 
 /// What the updates would have taken that were not made, as a share of the time, at the price of the others.

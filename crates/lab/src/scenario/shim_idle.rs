@@ -17,7 +17,7 @@ use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::meb::pairs::Median;
-use crate::meb::progress::{self, Lines};
+use crate::meb::progress;
 use crate::meb::workloads::{ALL, MEMORY, Workload, cpu_of};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -32,7 +32,6 @@ const PAIRS: usize = 4;
 /// Lines of a window, one second each.
 const WINDOW: usize = 3;
 const FILL_LIMIT: Duration = Duration::from_secs(60);
-const LINE_LIMIT: Duration = Duration::from_secs(30);
 const WITH: &str = "with";
 const WITHOUT: &str = "without";
 
@@ -76,7 +75,8 @@ fn round(context: &Context, number: usize, workload: &Workload) -> Result<Round,
             for (place, machine) in lab.machines().iter().enumerate() {
                 move_to(machine, &cpu_of(place + swapped))?;
             }
-            let rates = rates(&lab)?;
+            // In the first line it has moved.
+            let rates = progress::rates(&lab, 1, WINDOW)?;
             product *= rates[without] / rates[with];
         }
         slowdowns.push(product.sqrt() - 1.0);
@@ -89,18 +89,6 @@ fn round(context: &Context, number: usize, workload: &Workload) -> Result<Round,
 
 fn place(lab: &Lab, name: &str) -> usize {
     lab.machines().iter().position(|machine| machine.spec().name == name).unwrap_or(0)
-}
-
-/// Each guest's rate over the lines that it writes from now on, but for the first, in which it has moved.
-fn rates(lab: &Lab) -> Result<Vec<f64>, LabError> {
-    let mut seen = Lines::of(lab);
-    seen.look(lab)?;
-    seen.look_until(lab, "the guests to report", LINE_LIMIT, |s| s.fewest() >= 2 + WINDOW)?;
-    let rate = |place| match seen.guest(place) {
-        [_, first, .., last] => last.rate_since(first),
-        _ => f64::NAN,
-    };
-    Ok((0..lab.machines().len()).map(rate).collect())
 }
 
 /// Moves all threads of a QEMU; one that begins later follows the one that began it.
