@@ -19,10 +19,11 @@
 //!
 //! Constants. *5 %*: where curves fall steeply it hardly matters (at 2 % the mean error in
 //! simulation is the same), but an idle guest's curve is flat down there, and its error rises from
-//! 8 to 11 %. *Ageing 0.5 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of the
-//! aged references for ln(20 r) time constants, so that 0.5 s follows a halved set in 2 s and 5 s
+//! 8 to 11 %. *Ageing 0.4 s*: after a set shrinks `r`-fold, old distances hold more than 5 % of the
+//! aged references for ln(20 r) time constants, so that 0.4 s follows a halved set in 1.5 s and 5 s
 //! would take 18 s. (With 1 s a guest whose miss ratio lies close to 5 % is told from others more
-//! surely, but a set that shrinks to an eighth is seen 2.5 s later.) Distances themselves look back
+//! surely, but a set that shrinks to an eighth is seen 3 s later. A window that forgets all at once
+//! was tried, too: recorded guests that change often were seen worse.) Distances themselves look back
 //! as far as they must, so that slow sweeps are not lost. *Window of the life table 1.5 s*: some 300
 //! probes at 1 % of a vCPU, 3 % noise, quick enough to see a shrink before all of it has been
 //! revoked.
@@ -62,7 +63,7 @@ pub const TICK: Millis = Millis(100);
 /// The miss ratio that a working set may have.
 pub const TOLERABLE_MISS_RATIO: f64 = 0.05;
 /// Time constant with which references fade, in the tracker and in the exact curve.
-pub const AGEING: Millis = Millis(500);
+pub const AGEING: Millis = Millis(400);
 /// Most granules that are tracked of one VM.
 pub const MAX_TRACKED: u32 = 1 << 14;
 /// Probes that a first reading rests on.
@@ -153,7 +154,7 @@ impl Tracker {
         }
     }
 
-    /// To be called every 20 ms or so: which granules to revoke now. Tell with [`Self::revoked`]
+    /// To be called every 50 ms or so: which granules to revoke now. Tell with [`Self::revoked`]
     /// which of them were; those that could not be (pinned by I/O) need no word.
     pub fn tick(&mut self, now: Time) -> &[u32] {
         self.expire(now);

@@ -21,7 +21,7 @@ use super::linked::Linked;
 use super::mode::Settings;
 
 /// How often a step is due.
-pub const STEP: Duration = Duration::from_millis(20);
+pub const STEP: Duration = Duration::from_millis(50);
 /// How often what is known is summed up: as often as the probes renew it.
 const READING_EVERY: Duration = Duration::from_millis(200);
 const FIRST_RETRY: Duration = Duration::from_secs(1);

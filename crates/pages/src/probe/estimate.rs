@@ -128,64 +128,27 @@ pub(super) fn windows(
 
 /// Misses per tick with memories from none to all of `granules`, in [`GRID`] steps; the first is
 /// the number of references per tick.
+///
+/// A memory that holds the window of `k` ticks and not that of `k + 1` misses what it missed at
+/// `k`: where windows are told apart tick by tick the curve has steps, not slopes.
 pub(super) fn misses_per_tick(granules: f64, starts: &[u32], windows: &[Window]) -> Vec<f64> {
-    let segments = segments(starts, windows);
-    let references = segments[0].rate;
-    let one_tick = segments[0].to;
     let step = granules / (GRID - 1) as f64;
-    let mut next = 1;
+    // The window that the size reaches and the next one, without those that noise has made smaller
+    // than one before.
+    let (mut bin, mut from) = (0, 0.0);
     (0..GRID)
         .map(|i| {
             let size = i as f64 * step;
-            if size < one_tick {
-                return references;
+            while let Some(next) = windows.get(bin + 1).filter(|next| next.size.max(from) <= size) {
+                from = next.size.max(from);
+                bin += 1;
             }
-            while segments.get(next).is_some_and(|s| s.middle() < size) {
-                next += 1;
-            }
-            match (&segments[next - 1], segments.get(next)) {
-                (_, Some(after)) if next == 1 => after.rate,
-                (before, Some(after)) => {
-                    let share = (size - before.middle()) / (after.middle() - before.middle());
-                    before.rate + share * (after.rate - before.rate)
-                }
-                (last, None) if size <= last.to => last.rate,
-                _ => 0.0,
-            }
-        })
-        .collect()
-}
-
-/// A piece of the working-set function.
-struct Segment {
-    from: f64,
-    to: f64,
-    /// Granules per tick.
-    rate: f64,
-}
-
-impl Segment {
-    fn middle(&self) -> f64 {
-        f64::midpoint(self.from, self.to)
-    }
-}
-
-/// Misses per tick with the sizes between neighbouring windows.
-fn segments(starts: &[u32], windows: &[Window]) -> Vec<Segment> {
-    let mut from = 0.0_f64;
-    let pairs = starts.windows(2).zip(windows.windows(2));
-    pairs
-        .map(|(starts, pair)| {
-            let to = pair[1].size.max(from);
-            let is_tick = starts[1] - starts[0] == 1;
-            let rate = if is_tick {
-                pair[0].misses
-            } else {
-                f64::midpoint(pair[0].misses, pair[1].misses)
+            let Some(next) = windows.get(bin + 1) else { return 0.0 };
+            let share = match starts[bin + 1] - starts[bin] {
+                1 => 0.0,
+                _ => (size - from) / (next.size - from),
             };
-            let segment = Segment { from, to, rate };
-            from = to;
-            segment
+            windows[bin].misses + share * (next.misses - windows[bin].misses)
         })
         .collect()
 }
