@@ -16,7 +16,7 @@
 //! * `Anchored` is ours, and what ships. The event is compared with its level when the working set
 //!   was last measured (the *anchor*), not with a mean that drifts along; the threshold is three
 //!   times the noise seen while the working set stood still, and gives way when a check shows it
-//!   wrong. An alarm costs one interval: when the working set is found where it was, the anchor
+//!   wrong. Checks are rarer, too. An alarm costs one interval: when the working set is found where it was, the anchor
 //!   moves and tracking sleeps again, where the paper fills its filter anew. A working set that
 //!   never stands still is held at its mean for a while, instead of being tracked for ever.
 //!
@@ -24,6 +24,7 @@
 //! what tracking costs, by which [`Duty`] sizes the rests where that is known.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 mod anchored;
 mod duty;
@@ -103,15 +104,17 @@ impl Intermittent {
 }
 
 /// How long tracking may stay off before a check.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Checks {
+    /// The shortest and the longest period.
+    bounds: RangeInclusive<u32>,
     period: u32,
     quiet: u32,
 }
 
 impl Checks {
-    fn new() -> Self {
-        Self { period: PERIOD, quiet: 0 }
+    fn new(bounds: RangeInclusive<u32>) -> Self {
+        Self { period: *bounds.start(), bounds, quiet: 0 }
     }
 
     /// One more interval without tracking; whether it is time for a check.
@@ -123,7 +126,8 @@ impl Checks {
     /// A check ended.
     fn done(&mut self, corrected: bool) {
         self.quiet = 0;
-        self.period = if corrected { PERIOD } else { (self.period + PERIOD_STEP).min(PERIOD_MAX) };
+        let next = if corrected { 0 } else { self.period + PERIOD_STEP };
+        self.period = next.clamp(*self.bounds.start(), *self.bounds.end());
     }
 }
 
@@ -184,7 +188,7 @@ impl Paper {
             sizes: Filter::default(),
             events: Filter::default(),
             held: None,
-            checks: Checks::new(),
+            checks: Checks::new(PERIOD..=PERIOD_MAX),
         }
     }
 

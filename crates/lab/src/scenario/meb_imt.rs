@@ -1,11 +1,11 @@
 //! `meb-imt`: intermittent tracking over recorded traces: how often it is on, and how wrong it is meanwhile
 //! (MEB §5.2.3, Table II).
 //!
-//! Each workload is recorded once, with tracking always on: its working set and its event, every second. Every
-//! way to judge the event is then replayed over the same trace: when it says "on" the recorded working set is
+//! Each workload is recorded once, with tracking always on: its mean working set in every second, and its event.
+//! Every way to judge the event is then replayed over the same trace: when it says "on" the recorded working set is
 //! known, else the last known one stands. A second stands for the paper's interval of five, as the workloads'
 //! phases are shorter by as much. The event is the paper's dTLB misses where there is a counter for them; here it is
-//! the touches of a small sample of granules that stays tracked.
+//! the touches of a small sample of granules that stays tracked, as the worker counts them.
 //!
 //! The traces are written beside the page (`meb-imt-<workload>.csv`).
 
@@ -37,6 +37,8 @@ const FIXED: [(f64, &str, &str); 4] =
 const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(15);
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Looks at the working set in an interval.
+const LOOKS: u32 = 5;
 /// Intervals of a trace.
 const LENGTH: u32 = 180;
 
@@ -65,7 +67,8 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
     let specs: Vec<MachineSpec> =
         workloads.iter().enumerate().map(|(n, w)| w.guest(n, context.seed)).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let track = |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL);
+    let track =
+        |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
@@ -84,14 +87,16 @@ fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabEr
     Ok(traces)
 }
 
-/// Seconds in which either is not known are left out.
+/// Looks at which either is not known are left out.
 fn samples(record: &Record, from_us: u64) -> Vec<Sample> {
     let seen = record.seen.iter().filter(|seen| seen.at_us >= from_us);
-    let sample = |seen: &watch::Seen| {
-        let working_set = seen.tracking.working_set?.0 as f64;
-        Some(Sample { working_set, event: seen.event? })
+    let known = |seen: &watch::Seen| Some((seen.tracking.working_set?.0 as f64, seen.event?));
+    let looks: Vec<(f64, f64)> = seen.filter_map(known).collect();
+    let interval = |looks: &[(f64, f64)]| {
+        let working_set = looks.iter().map(|look| look.0).sum::<f64>() / f64::from(LOOKS);
+        Sample { working_set, event: looks[looks.len() - 1].1 }
     };
-    seen.filter_map(sample).collect()
+    looks.chunks_exact(LOOKS as usize).map(interval).collect()
 }
 
 impl Trace {

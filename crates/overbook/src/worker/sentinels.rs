@@ -2,8 +2,11 @@
 //! moved on (MEB §3.5, for hosts without a counter of dTLB misses).
 //!
 //! At the beginning of each interval the sentinels are taken out of reach; how many of them are touched
-//! in it is the event. A guest in one phase touches the same ones again and again. Cost: one trap per
-//! sentinel and interval at most.
+//! in it is the event, those counted twice that were not touched in the interval before. A guest in one
+//! phase touches the same ones again and again; one that begins to read much once may touch no more than
+//! it did, but others each time. Cost: one trap per sentinel and interval at most.
+//!
+//! The working set of an interval is the mean of what was known of it in its steps.
 //!
 //! **What tracking costs limits it** ([`Duty`]), with the judgement that ships. Of a stretch in which all was
 //! followed the traps are counted, each at the measured cost, at most as long as the stretch itself. Where
@@ -26,6 +29,10 @@ const SENTINELS: u32 = 64;
 pub(super) struct Sentinels {
     granules: Vec<u32>,
     touched: BTreeSet<u32>,
+    /// In the interval before.
+    touched_before: BTreeSet<u32>,
+    /// Sum and number of the working sets of this interval.
+    sizes: (f64, f64),
     ends: Time,
     event: Option<f64>,
     /// `None`: the event is only measured.
@@ -47,6 +54,8 @@ impl Sentinels {
         Self {
             granules: (0..count).filter_map(|n| u32::try_from(place(n)).ok()).collect(),
             touched: BTreeSet::new(),
+            touched_before: BTreeSet::new(),
+            sizes: (0.0, 0.0),
             ends: now,
             event: None,
             phases: judgement.map(Phases::new),
@@ -80,23 +89,29 @@ impl Sentinels {
         self.traps = None;
     }
 
-    /// At the end of an interval: which granules to revoke for the next. `working_set` in bytes, where it
-    /// was measured in this one; a trap costs `trap_ns`.
+    /// In each step: `working_set` in bytes, where it is measured; a trap costs `trap_ns`. Answers at the end
+    /// of an interval which granules to revoke for the next.
     pub(super) fn turn(
         &mut self,
         now: Time,
         working_set: Option<f64>,
         trap_ns: u64,
     ) -> Option<Vec<u32>> {
+        if let Some(size) = working_set {
+            self.sizes = (self.sizes.0 + size, self.sizes.1 + 1.0);
+        }
         if now < self.ends {
             return None;
         }
+        let (sum, count) = std::mem::take(&mut self.sizes);
+        let working_set = (count > 0.0).then(|| sum / count);
         self.ends = now.after(INTERVAL);
         let spent = self.is_following.then(|| self.spent(now, trap_ns));
         (self.began, self.traps) = (now, Some(0));
         // One more than none, so that a first touch after silence is no change beyond all measure.
-        let event = f64::from(u32::try_from(self.touched.len()).unwrap_or(u32::MAX)) + 1.0;
-        self.touched.clear();
+        let count = self.touched.len() + self.touched.difference(&self.touched_before).count();
+        let event = f64::from(u32::try_from(count).unwrap_or(u32::MAX)) + 1.0;
+        self.touched_before = std::mem::take(&mut self.touched);
         // Before the first interval nothing was out of reach, so nothing could be seen.
         let is_first = self.event.replace(event).is_none();
         if let Some(phases) = self.phases.as_mut().filter(|_| !is_first) {
@@ -132,7 +147,10 @@ mod tests {
         }
         assert_eq!(sentinels.turn(Time(999), None, TRAP_NS), None);
         assert!(sentinels.turn(Time(1_000), None, TRAP_NS).is_some());
-        assert_eq!(sentinels.event(), Some(3.0));
+        assert_eq!(sentinels.event(), Some(5.0), "two, both of them for the first time");
+        [50, 250].map(|granule| sentinels.touched(granule));
+        assert!(sentinels.turn(Time(2_000), None, TRAP_NS).is_some());
+        assert_eq!(sentinels.event(), Some(4.0), "two, one of them for the first time");
     }
 
     #[test]

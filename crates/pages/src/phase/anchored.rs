@@ -1,11 +1,15 @@
 //! The detector that ships: the event against its level when the working set was last measured.
 
-use super::{Checks, NO_CHANGE_BYTES, THRESHOLD};
+use std::ops::RangeInclusive;
 
+use super::{Checks, NO_CHANGE_BYTES};
+
+/// Measurements that differ by less agree. More than the paper's 5 %, as what is held is their mean.
+const AGREES: f64 = 0.08;
 /// The threshold in units of the event's noise.
 const SIGMAS: f64 = 3.0;
 /// The least threshold of the event.
-const LEAST: f64 = 0.05;
+const LEAST: f64 = 0.1;
 /// The largest.
 const MOST: f64 = 0.5;
 /// How far one sample moves the noise and a level.
@@ -13,7 +17,9 @@ const LEARN: f64 = 0.2;
 /// Measurements whose mean is held.
 const MEMORY: u32 = 4;
 /// Measurements that never agree, after which the mean is held.
-const GIVE_UP: u32 = 6;
+const GIVE_UP: u32 = 5;
+/// Quiet intervals until a check.
+const PERIODS: RangeInclusive<u32> = 20..=30;
 
 #[derive(Clone, Debug)]
 pub(super) struct Anchored {
@@ -42,7 +48,7 @@ impl Anchored {
             cap: MOST,
             agreed: 0,
             measured: 0,
-            checks: Checks::new(),
+            checks: Checks::new(PERIODS),
         }
     }
 
@@ -75,7 +81,7 @@ impl Anchored {
         };
         let off = (size - held).abs();
         let moved = self.moved(event);
-        if off <= THRESHOLD * held || off < NO_CHANGE_BYTES {
+        if off <= AGREES * held || off < NO_CHANGE_BYTES {
             self.agreed += 1;
             self.noise += LEARN * (moved * moved - self.noise);
             self.cap = (self.cap + LEARN * (MOST - self.cap)).min(MOST);

@@ -2,8 +2,8 @@
 //!
 //! Problem: the detectors decide by what they see, not by what seeing costs. A guest that leaves
 //! its hot set all the time nearly stands still while it is tracked; what intermittent tracking
-//! takes from it is then the share of time in which it is on, and a check after every twenty quiet
-//! intervals alone is 5 %.
+//! takes from it is then the share of time in which it is on, and a check after every thirty quiet
+//! intervals alone is 3 %.
 //!
 //! Idea: after a stretch with tracking on that took c of the vCPU's time, tracking rests for at
 //! least c / 1.5 %. Where traps are rare the detectors decide as before. What would have woken
