@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(sentinels.turn(Time(999), None, TRAP_NS), None);
         assert!(sentinels.turn(Time(1_000), None, TRAP_NS).is_some());
         assert_eq!(sentinels.event(), Some(5.0), "two, both of them for the first time");
-        [50, 250].map(|granule| sentinels.touched(granule));
+        [50, 250].into_iter().for_each(|granule| sentinels.touched(granule));
         assert!(sentinels.turn(Time(2_000), None, TRAP_NS).is_some());
         assert_eq!(sentinels.event(), Some(4.0), "two, one of them for the first time");
     }
