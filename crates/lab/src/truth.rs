@@ -7,7 +7,7 @@
 //! has no distance and misses everywhere. The order within a tick is left out: a granule is touched often in
 //! it, and the first touch says little. The *miss-ratio curve* at `m` is the share of references, aged by
 //! one time constant, that miss a memory of `m`. The *working set size* is the least `m` whose miss ratio
-//! is tolerable, or what was that and is not yet far too much ([`pages::working_set::WorkingSet`]).
+//! is tolerable.
 //!
 //! **Idea.** The tracer's file ([`trace`]) is fed to the exact algorithms of `pages` ([`exact`]). It can be
 //! read while the guest runs and writes it: [`Truth::advance_to`] follows the file, so that an estimate and

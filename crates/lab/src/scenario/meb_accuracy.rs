@@ -132,7 +132,11 @@ fn compare(context: &Context, workloads: &[Workload]) -> Result<Vec<Row>, LabErr
 }
 
 fn moments(machine: &Machine, record: &Record, from_us: u64) -> Result<Vec<Moment>, LabError> {
-    let definition = Definition { granule_pages: 32, time_constant: pages::probe::AGEING };
+    let definition = Definition {
+        granule_pages: 32,
+        time_constant: pages::probe::AGEING,
+        tolerable: pages::probe::TOLERABLE_MISS_RATIO,
+    };
     let mut truth = Truth::open(&machine.files().trace, definition)?;
     let mut moments = Vec::new();
     for seen in record.seen.iter().filter(|seen| seen.at_us >= from_us) {

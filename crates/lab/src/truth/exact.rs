@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 
 use model::{Bytes, Millis, Time};
 use pages::curve::{AgedHistogram, Histogram, MissRatioCurve};
-use pages::probe::AGEING;
-use pages::working_set::{SMALL_GRANULE, WorkingSet};
+use pages::probe::{AGEING, TOLERABLE_MISS_RATIO};
+use pages::working_set::SMALL_GRANULE;
 
 use super::Sample;
 use super::trace::Tick;
@@ -27,12 +27,18 @@ pub struct Definition {
     pub granule_pages: u32,
     /// How fast old references fade.
     pub time_constant: Millis,
+    /// The miss ratio that a working set may have.
+    pub tolerable: f64,
 }
 
 impl Default for Definition {
     /// The tracker's choices.
     fn default() -> Self {
-        Self { granule_pages: SMALL_GRANULE, time_constant: AGEING }
+        Self {
+            granule_pages: SMALL_GRANULE,
+            time_constant: AGEING,
+            tolerable: TOLERABLE_MISS_RATIO,
+        }
     }
 }
 
@@ -52,9 +58,6 @@ pub struct Exact {
     /// The tick (from 1) in which each granule was last referenced; 0: never.
     last_tick: Vec<u32>,
     ticks: Vec<Past>,
-    follower: WorkingSet,
-    /// In granules; `None`: no memory is enough.
-    working_set: Option<f64>,
     touched: u64,
     start_us: u64,
 }
@@ -70,8 +73,6 @@ impl Exact {
             histogram: AgedHistogram::new(histogram, definition.time_constant, time(start_us)),
             last_tick: vec![0; usize::try_from(granules).unwrap_or(usize::MAX)],
             ticks: Vec::new(),
-            follower: WorkingSet::default(),
-            working_set: None,
             touched: 0,
             start_us,
         }
@@ -105,7 +106,6 @@ impl Exact {
         }
         self.touched += u64::from(came_from.get(&0).copied().unwrap_or(0));
         self.ticks.push(Past { end_us, last_here });
-        self.working_set = self.follower.follow(&self.histogram.curve());
     }
 
     /// Marks the granules of these pages as referenced in the tick to come; counts them by where they were.
@@ -135,11 +135,12 @@ impl Exact {
         self.histogram.curve().scaled(self.granule_bytes() as f64)
     }
 
-    /// The memory that has a tolerable miss ratio. While more references than that are first ones, none is
-    /// enough: then it is everything ever touched.
+    /// The least memory with a tolerable miss ratio. While more references than that are first ones, no
+    /// memory is enough: then it is everything ever touched.
     #[must_use]
     pub fn working_set_size(&self) -> Bytes {
-        Bytes(self.working_set.map_or(self.touched, granules) * self.granule_bytes())
+        let least = self.histogram.curve().least_size(self.definition.tolerable);
+        Bytes(least.map_or(self.touched, granules) * self.granule_bytes())
     }
 
     /// All granules touched within the last `window` (Denning's working set).
@@ -194,7 +195,8 @@ mod tests {
 
     const TICK_US: u64 = 100_000;
 
-    const SLOW: Definition = Definition { granule_pages: 1, time_constant: Millis::secs(10) };
+    const SLOW: Definition =
+        Definition { granule_pages: 1, time_constant: Millis::secs(10), tolerable: 0.05 };
 
     /// Each tick touches these pages; one page per granule.
     fn after(ticks: impl IntoIterator<Item = Vec<u32>>) -> Exact {

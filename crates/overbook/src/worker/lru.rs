@@ -11,8 +11,7 @@
 use model::Time;
 use pages::curve::{AgedHistogram, Histogram};
 use pages::lru::{AvlStack, DenseStack, ListStack, StackDistance};
-use pages::probe::{AGEING, TICK};
-use pages::working_set::WorkingSet;
+use pages::probe::{AGEING, TICK, TOLERABLE_MISS_RATIO};
 use protocol::Tracking;
 
 use super::granules::Granules;
@@ -24,9 +23,6 @@ use super::strategy::{Estimate, Strategy};
 pub(super) struct LruStrategy {
     stack: Box<dyn StackDistance + Send>,
     histogram: AgedHistogram,
-    follower: WorkingSet,
-    /// As of the last step in which everything was followed.
-    working_set: Option<f64>,
     last_tick: Vec<u32>,
     tracking: Tracking,
     share: f64,
@@ -67,8 +63,6 @@ impl LruStrategy {
         Self {
             stack,
             histogram: AgedHistogram::new(histogram, AGEING, now),
-            follower: WorkingSet::default(),
-            working_set: None,
             last_tick: vec![0; ids],
             tracking: Tracking {
                 granule_pages: granules.granule_pages(),
@@ -102,10 +96,7 @@ impl Strategy for LruStrategy {
 
     fn revoke(&mut self, now: Time) -> Vec<u32> {
         let is_following = self.is_following();
-        if is_following {
-            self.working_set = self.follower.follow(&self.histogram.curve());
-        }
-        let set = self.working_set.filter(|_| is_following);
+        let set = if is_following { self.estimate(now).and_then(|e| e.working_set) } else { None };
         let Some(sentinels) = &mut self.sentinels else { return Vec::new() };
         let set_bytes = set.map(|set| set * self.granule_bytes);
         sentinels.turn(now, set_bytes, self.trap_ns).unwrap_or_default()
@@ -173,7 +164,7 @@ impl Strategy for LruStrategy {
     fn estimate(&self, now: Time) -> Option<Estimate> {
         let curve = self.histogram.curve();
         let references_per_s = self.histogram.references_per_second(now);
-        let working_set = self.working_set;
+        let working_set = curve.least_size(TOLERABLE_MISS_RATIO);
         (references_per_s > 0.0).then_some(Estimate { working_set, curve, references_per_s })
     }
 }

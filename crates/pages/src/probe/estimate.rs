@@ -29,7 +29,7 @@ use super::life_table::{CLASSES, LifeTable};
 pub(super) const GRID: usize = 512;
 
 /// How much of what a touch may have reached beyond the time for which it was revoked counts.
-const REACH: f64 = 0.3;
+const REACH: f64 = 0.7;
 
 /// What is known of one granule. Times are in ticks.
 #[derive(Clone, Copy, Debug)]

@@ -110,8 +110,6 @@ impl Guest for Phases {
 struct Exact {
     stack: DenseStack,
     aged: AgedHistogram,
-    follower: WorkingSet,
-    working_set: Option<f64>,
 }
 
 impl Exact {
@@ -120,8 +118,6 @@ impl Exact {
         Self {
             stack: DenseStack::new(granules),
             aged: AgedHistogram::new(largest, AGEING, Time(0)),
-            follower: WorkingSet::default(),
-            working_set: None,
         }
     }
 
@@ -129,7 +125,6 @@ impl Exact {
         for granule in (0..touched.len()).filter(|&g| touched[g]) {
             self.aged.record(self.stack.touch(granule as u64), now);
         }
-        self.working_set = self.follower.follow(&self.aged.curve());
     }
 }
 
@@ -205,7 +200,7 @@ pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
                 report.first_s = at_s;
             }
             if at_s >= WARM_S {
-                report.take(&reading, &exact, guest.known(at_s), granules as f64);
+                report.take(&reading, &exact.aged.curve(), guest.known(at_s), granules as f64);
             }
         }
     }
@@ -218,13 +213,13 @@ pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
 }
 
 impl Report {
-    fn take(&mut self, reading: &Reading, exact: &Exact, known: Option<f64>, all: f64) {
-        let truth = exact.working_set.unwrap_or(all);
+    fn take(&mut self, reading: &Reading, exact: &MissRatioCurve, known: Option<f64>, all: f64) {
+        let truth = exact.least_size(TOLERABLE_MISS_RATIO).unwrap_or(all);
         let error = (reading.working_set - truth).abs() / truth;
         self.error_mean += error;
         self.error_worst = self.error_worst.max(error);
         self.known_error_mean += known.map_or(0.0, |k| (reading.working_set - k).abs() / k);
-        self.curve_error += reading.curve.mean_absolute_error(&exact.aged.curve(), all);
+        self.curve_error += reading.curve.mean_absolute_error(exact, all);
         self.series.push((truth, reading.working_set));
     }
 }
