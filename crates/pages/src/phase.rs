@@ -16,7 +16,8 @@
 //! * `Anchored` is ours, and what ships. The event is compared with its level when the working set
 //!   was last measured (the *anchor*), not with a mean that drifts along; the threshold is three
 //!   times the noise seen while the working set stood still, and gives way when a check shows it
-//!   wrong. Checks are rarer, too. An alarm costs one interval: when the working set is found where it was, the anchor
+//!   wrong. Checks are rarer, too. An alarm costs one interval: when the working set is found where
+//!   it was, the anchor
 //!   moves and tracking sleeps again, where the paper fills its filter anew. A working set that
 //!   never stands still is held at its mean for a while, instead of being tracked for ever.
 //!

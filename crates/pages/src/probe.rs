@@ -24,7 +24,8 @@
 //! would take 18 s. (With 1 s a guest whose miss ratio lies close to 5 % is told from others more
 //! surely, but a set that shrinks to an eighth is seen 3 s later. A window that forgets all at once
 //! was tried, too: recorded guests that change often were seen worse. So was a working set that
-//! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.) Distances themselves look back
+//! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.)
+//! Distances themselves look back
 //! as far as they must, so that slow sweeps are not lost. *Window of the life table 1.5 s*: some 300
 //! probes at 1 % of a vCPU, 3 % noise, quick enough to see a shrink before all of it has been
 //! revoked.
