@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   daemon ──orders (JSON lines on standard input)──►  worker  ◄──socket, shared memory──►  shim in QEMU
-//!          ◄─reports (JSON lines on standard output)─     a Tracked per VM, one step in 50 ms
+//!          ◄─reports (JSON lines on standard output)─     a Tracked per VM, one step in 100 ms
 //! ```
 //!
 //! **Problem.** Tracking follows guests fifty times a second, with the guests' group to pay for it, and

@@ -4,14 +4,16 @@
 //! will cause is the guest's choice: a random pattern behind a small hot set traps 55,000 times a
 //! second.
 //!
-//! Idea: an account in nanoseconds of vCPU time. It earns the budget (1 % of a vCPU: 10 ms a
-//! second) and pays for each trap and each revocation. A revoked granule traps at most once, so the
-//! debt that a guest can run into is at most one trap for each granule that is revoked at that
-//! moment.
+//! Idea: an account in nanoseconds of CPU time. It earns the budget (1 % of a vCPU: 10 ms a
+//! second) and pays for each trap, and for what the tracker itself takes elsewhere: revoking,
+//! reading traps, computing. A revoked granule traps at most once, so the debt that a guest can run
+//! into is at most one trap for each granule that is revoked at that moment.
 //!
 //! * While there is credit, granules are revoked up to `AHEAD` times faster than the budget would
 //!   bear if each trapped at once: revoking idle memory costs next to nothing, and finding it
 //!   quickly is what makes a shrinking guest visible. No more than the credit covers, though.
+//! * What the tracker itself takes is smoothed and set aside; the rest of the budget is for traps.
+//!   A budget below that still probes, slowly: a tenth of it is for traps.
 //! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
 //!   that the tracker is not blind just when something happened, and the other half repays.
 //!
@@ -19,7 +21,8 @@
 //! granule. The trap cost is measured by the shim and smoothed here: an observation moves it by a
 //! tenth, and never as if it were more than twice or less than half of what was believed, so that
 //! one preempted handler changes little and a slower machine is believed within a few seconds. Left
-//! out: the tracker's own CPU, which is not the vCPU's (the group's worker is charged for it).
+//! out: what nobody can count, caches that are colder after a trap; a quarter of the budget is kept
+//! for it.
 
 use model::{Millis, Time};
 
@@ -27,13 +30,15 @@ use model::{Millis, Time};
 pub const DEFAULT_SHARE: f64 = 0.01;
 /// The share of the budget that is planned for; the rest is for what a trap costs beyond its time
 /// (cold caches, a split huge page).
-const PLANNED: f64 = 0.8;
+const PLANNED: f64 = 0.75;
+/// The share of what is planned that is for traps at least, however much the tracker takes itself.
+const LEAST_FOR_TRAPS: f64 = 0.1;
+/// Time constant with which the tracker's own part is smoothed.
+const SMOOTHING: Millis = Millis(3_000);
 /// Revocations per trap that the budget could pay, at most.
 const AHEAD: f64 = 4.0;
 /// Credit that is kept at most.
 const CREDIT: Millis = Millis(200);
-/// What a revocation costs the vCPU: the other CPU's move does not stop it, the TLB flush does.
-const REVOKE_NS: f64 = 3_000.0;
 /// Cost of a trap before it was measured: a wake-up across idle CPUs.
 const FIRST_TRAP_NS: f64 = 50_000.0;
 /// No measurement below this is believed.
@@ -51,6 +56,9 @@ pub struct Governor {
     budget_ns_per_s: f64,
     trap_ns: f64,
     balance_ns: f64,
+    /// What the tracker took since the last allowance, and in a second.
+    spent_ns: f64,
+    own_ns_per_s: f64,
     last: Option<Time>,
     /// Revocations that may be made now; the fraction is carried on.
     allowed: f64,
@@ -71,6 +79,8 @@ impl Governor {
             budget_ns_per_s: share_of_vcpu.clamp(0.0, 1.0) * 1e9 * PLANNED,
             trap_ns: FIRST_TRAP_NS,
             balance_ns: 0.0,
+            spent_ns: 0.0,
+            own_ns_per_s: 0.0,
             last: None,
             allowed: 0.0,
         }
@@ -92,7 +102,8 @@ impl Governor {
     /// Probes per second that the budget bears when every one of them traps.
     #[must_use]
     pub fn rate_per_s(&self) -> f64 {
-        self.budget_ns_per_s / (self.trap_ns + REVOKE_NS)
+        let least = LEAST_FOR_TRAPS * self.budget_ns_per_s;
+        (self.budget_ns_per_s - self.own_ns_per_s).max(least) / self.trap_ns
     }
 
     /// Earns what the time since the last call brings, and tells how many granules may be revoked
@@ -102,10 +113,13 @@ impl Governor {
         self.last = Some(self.last.map_or(now, |last| last.max(now)));
         let seconds = elapsed.0 as f64 / 1e3;
         let credit = CREDIT.0 as f64 / 1e3 * self.budget_ns_per_s;
-        self.balance_ns = (self.balance_ns + seconds * self.budget_ns_per_s).min(credit);
+        // What the tracker itself takes never makes a debt that outlasts a moment.
+        let own = self.spent_ns.min(self.balance_ns + credit).max(0.0);
+        self.balance_ns = (self.balance_ns + seconds * self.budget_ns_per_s - own).min(credit);
+        self.smooth_own(elapsed);
         let share = self.rate_per_s() * seconds;
         if self.balance_ns > 0.0 {
-            let covered = self.balance_ns / (self.trap_ns + REVOKE_NS);
+            let covered = self.balance_ns / self.trap_ns;
             self.allowed = (self.allowed.fract() + AHEAD * share).min(covered);
         } else {
             self.allowed = self.allowed.fract() + share / 2.0;
@@ -113,10 +127,23 @@ impl Governor {
         whole(self.allowed)
     }
 
-    /// Pays for revocations.
+    fn smooth_own(&mut self, elapsed: Millis) {
+        if elapsed > Millis(0) {
+            let per_s = self.spent_ns * 1e3 / elapsed.0 as f64;
+            let share = -(-(elapsed.0 as f64) / SMOOTHING.0 as f64).exp_m1();
+            self.own_ns_per_s += share * (per_s - self.own_ns_per_s);
+            self.spent_ns = 0.0;
+        }
+    }
+
+    /// So many granules are revoked now.
     pub fn revoked(&mut self, count: u32) {
-        self.balance_ns -= f64::from(count) * REVOKE_NS;
         self.allowed = (self.allowed - f64::from(count)).max(0.0);
+    }
+
+    /// Pays for CPU time that the tracker took itself, beside the traps.
+    pub fn spent(&mut self, ns: u64) {
+        self.spent_ns += ns as f64;
     }
 
     /// Pays for traps.
@@ -212,6 +239,46 @@ mod tests {
             count += more;
         }
         assert!(f64::from(count) > 2.5 * governor.rate_per_s(), "{count}");
+    }
+
+    #[test]
+    fn what_the_tracker_takes_itself_is_set_aside() {
+        let mut governor = Governor::default();
+        let free = governor.rate_per_s();
+        let half_ns = u64::from(whole(governor.budget_ns_per_s / 2.0)) * STEP_MS / 1000;
+        for step in 0..2_000 {
+            governor.spent(half_ns);
+            let more = governor.allowance(Time(step * STEP_MS));
+            governor.revoked(more);
+            governor.trapped(more);
+        }
+        assert!((0.45..0.55).contains(&(governor.rate_per_s() / free)));
+        let before = governor.balance_ns;
+        assert!(before > -governor.trap_ns() * 10.0, "{before}");
+    }
+
+    #[test]
+    fn a_tracker_that_takes_more_than_the_budget_still_probes_and_recovers() {
+        let mut governor = Governor::default();
+        let free = governor.rate_per_s();
+        let mut at = 0;
+        let mut seconds = |governor: &mut Governor, seconds: u64, spent_ns: u64| {
+            let mut count = 0;
+            for _ in 0..seconds * 1000 / STEP_MS {
+                at += STEP_MS;
+                governor.spent(spent_ns);
+                let more = governor.allowance(Time(at));
+                governor.revoked(more);
+                governor.trapped(more);
+                count += more;
+            }
+            f64::from(count) / seconds as f64
+        };
+        let starved = seconds(&mut governor, 60, 10_000_000);
+        assert!((0.03..0.11).contains(&(starved / free)), "{starved} of {free}");
+        seconds(&mut governor, 20, 0);
+        let recovered = seconds(&mut governor, 20, 0);
+        assert!((0.9..1.1).contains(&(recovered / free)), "{recovered} of {free}");
     }
 
     #[test]

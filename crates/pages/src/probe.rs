@@ -156,7 +156,7 @@ impl Tracker {
         }
     }
 
-    /// To be called every 50 ms or so: which granules to revoke now. Tell with [`Self::revoked`]
+    /// To be called every 100 ms or so: which granules to revoke now. Tell with [`Self::revoked`]
     /// which of them were; those that could not be (pinned by I/O) need no word.
     pub fn tick(&mut self, now: Time) -> &[u32] {
         self.expire(now);

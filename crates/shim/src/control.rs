@@ -19,7 +19,7 @@ use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, lock};
-use crate::time::{AsNanos, now};
+use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
 use crate::{bench, fault_thread, threads, watchdog};
 
@@ -163,7 +163,9 @@ impl Worker {
                 Ok(Answer::Done { count })
             }
             Request::Revoke { granules } => {
-                engine::revoke(&granules).map(|count| Answer::Done { count })
+                let count = engine::revoke(&granules)?;
+                say_own_cpu();
+                Ok(Answer::Done { count })
             }
             Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
             Request::Status | Request::Hello { .. } => {
@@ -211,6 +213,13 @@ fn start_threads() -> Result<(), Refusal> {
         call: "clone".to_owned(),
         errno: error.raw_os_error().unwrap_or(0),
     })
+}
+
+/// Tells the worker what its requests take of a CPU.
+fn say_own_cpu() {
+    if let Some(channel) = &lock().channel {
+        channel.shared().set(Counter::ControlNs, own_cpu().as_nanos_u64());
+    }
 }
 
 /// Measures what a trap costs, if tracking is on.

@@ -16,6 +16,13 @@ pub(crate) fn now() -> Nanos {
     Nanos(seconds * 1_000_000_000 + nanos)
 }
 
+/// CPU time of the calling thread since it began.
+pub(crate) fn own_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
+}
+
 impl Nanos {
     pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

@@ -50,9 +50,9 @@ pub const SWITCHED: Schedule = Schedule { pairs: 1, beginning: 10, with: 60, wit
 /// Learns and rests for a minute before what it does repeats itself; then two cycles of at most 61 lines each,
 /// and some to spare.
 pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, without: 8 };
-/// One percent, and the noise of a pair is several. The beginning is for learning what a trap costs. As many pairs
-/// as the time for the whole scenario allows.
-pub const CHEAP: Schedule = Schedule { pairs: 8, beginning: 5, with: 6, without: 6 };
+/// One percent. The beginning is for learning what a trap costs and for finding what is idle: revoking it is dear,
+/// and done once.
+pub const CHEAP: Schedule = Schedule { pairs: 3, beginning: 15, with: 20, without: 10 };
 
 impl Schedule {
     /// How many lines it takes, which is as many seconds.
@@ -60,6 +60,15 @@ impl Schedule {
     pub const fn lines(&self) -> usize {
         self.pairs * (self.beginning + self.with + CHANGE + self.without)
     }
+}
+
+/// What tells how dear a way is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instrument {
+    /// The guest's speed: noise of several percent, and nothing left out.
+    Speed,
+    /// Time that can be counted ([`taken`](super::taken)): for ways of a percent or two.
+    Clock,
 }
 
 /// One way to track.
@@ -73,6 +82,8 @@ pub struct Way {
     pub settings: Settings,
     /// How long it is looked at.
     pub schedule: Schedule,
+    /// What tells its cost.
+    pub instrument: Instrument,
 }
 
 /// All of them, in the paper's order of falling cost. Those without a budget track granules of
@@ -84,7 +95,7 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
         let lru = Lru { structure, hot_set, intermittent, sample: 1.0 };
         let settings =
             Settings { granule_pages: Some(granule_pages), ..Settings::new(Mode::Lru(lru)) };
-        Way { name, paper: Some(paper), settings, schedule }
+        Way { name, paper: Some(paper), settings, schedule, instrument: Instrument::Speed }
     };
     let off = Intermittent::Off;
     let fixed = Intermittent::On(Judgement::Fixed(FIXED_THRESHOLD));
@@ -95,15 +106,30 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
         way("abl", "0.80", Structure::Avl, small, off, STEADY),
         way("da", "0.32", Structure::Avl, dynamic, off, GROWING),
         way("imt_fixed", "0.09", Structure::Avl, dynamic, fixed, SWITCHED),
-        way("imt_adaptive", "0.02", Structure::Avl, dynamic, adaptive, RESTING),
-        Way { name: "budget", paper: None, settings: shipped(), schedule: CHEAP },
+        Way {
+            instrument: Instrument::Clock,
+            ..way("imt_adaptive", "0.02", Structure::Avl, dynamic, adaptive, RESTING)
+        },
+        Way {
+            name: "budget",
+            paper: None,
+            settings: shipped(),
+            schedule: CHEAP,
+            instrument: Instrument::Clock,
+        },
     ]
 }
 
 /// What the product does.
 #[must_use]
 pub fn shipped() -> Settings {
-    Settings::new(Mode::Probes { budget: BUDGET })
+    within(BUDGET)
+}
+
+/// The same within another budget, a share of one vCPU.
+#[must_use]
+pub fn within(budget: f64) -> Settings {
+    Settings::new(Mode::Probes { budget })
 }
 
 /// The paper's best way, never switched off: what intermittent tracking is judged against.

@@ -1,7 +1,7 @@
 //! One guest tracked by this process: what was seen every second, and what seeing it took.
 //!
 //! **Idea.** A thread of its own does what the worker's loop does for a VM, with the worker's own code: a
-//! step every 50 ms. It can be put on a CPU of choice: on the guest's own, everything that tracking takes
+//! step every 100 ms. It can be put on a CPU of choice: on the guest's own, everything that tracking takes
 //! is taken from the guest and shows in its speed; elsewhere, only the traps do.
 //!
 //! **Invariant.** Every moment is on the clock that traps and traces carry (`CLOCK_MONOTONIC`).
@@ -79,6 +79,7 @@ struct Shown {
     latest: Option<Seen>,
     is_tracking: bool,
     why_not: Option<String>,
+    cpu: Duration,
 }
 
 impl Watch {
@@ -132,6 +133,12 @@ impl Watch {
     #[must_use]
     pub fn is_tracking(&self) -> bool {
         self.shown().is_tracking
+    }
+
+    /// CPU time of the tracker since it began, as of its last step.
+    #[must_use]
+    pub fn cpu(&self) -> Duration {
+        self.shown().cpu
     }
 
     /// Why it does not track, if it does not.
@@ -226,6 +233,7 @@ impl Driver {
         let state = self.tracked.state();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         shown.is_tracking = *state == State::Tracking;
+        shown.cpu = own_cpu();
         shown.why_not = match state {
             State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
             State::Connecting | State::Tracking => None,

@@ -1,11 +1,14 @@
 //! `meb-overhead`: what each way to track takes from the guest (MEB §5.2.2 and §5.2.3, Table I).
 //!
-//! Each workload runs in a guest of its own while tracking is switched off and on, and its own rate with is
-//! compared to its own rate without ([`pairs`](crate::meb::pairs)). Guest, fault handler and tracker share
-//! one CPU, so all that tracking takes (traps, moves, updates of the LRU stack) is taken from the workload, as
-//! in the paper, where updates are made within the trap. There the guest waits for them; here they are made
-//! beside it, from a ring, which a linked list cannot keep up with: updates that were not made because traps
-//! came too fast are added at the price of those that were made.
+//! Each workload runs in a guest of its own while tracking is switched off and on. Guest, fault handler and tracker
+//! share one CPU, so all that tracking takes (traps, moves, updates of the LRU stack) is taken from the workload. Ways
+//! that are dear show in the workload's own rate with and without ([`pairs`](crate::meb::pairs)), which has a noise of
+//! several percent. Ways of one or two percent are told by the time that tracking takes
+//! ([`taken`](crate::meb::taken)); their speeds are shown, too.
+//!
+//! In the paper updates are made within the trap, and the guest waits for them; here they are made beside it, from a
+//! ring, which a linked list cannot keep up with: updates that were not made because traps came too fast are added
+//! at the price of those that were made.
 //!
 //! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8 KiB, for all
 //! ways but the budget, which uses what the product uses, 128 KiB.
@@ -27,10 +30,11 @@ use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::modes::{self, CHANGE, Way};
+use crate::meb::modes::{self, CHANGE, Instrument, Schedule, Way};
 use crate::meb::page::Page;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress;
+use crate::meb::taken::{Account, Moment, Taken};
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, SIDE_BY_SIDE, Workload, cpu_of};
 
@@ -51,12 +55,15 @@ const AROUND: usize = 10;
 struct Cell {
     workload: &'static str,
     way: &'static str,
-    overhead: Median,
-    /// The tracker's share of a CPU.
-    cpu_share: f64,
+    /// How much longer the guest's code takes, by the way's instrument: 0.01 is one percent.
+    overhead: f64,
+    taken: Taken,
+    /// The guest's speeds, and how much longer each operation takes by them.
+    pairs: Pairs,
+    speed: Median,
     traps_per_s: f64,
     up_ratio: f64,
-    /// The highest share of the vCPU that traps took by the shim's own count.
+    /// The highest share of the vCPU in one second that traps took by the shim's own count.
     vcpu_share: f64,
 }
 
@@ -84,9 +91,8 @@ fn measure(
     let mut bench = Bench::start(&lab)?;
     for way in modes::all(GRANULE_PAGES) {
         context.say(&format!("{} under {} ...", names.join(" beside "), way.name));
-        let cell = |(workload, (pairs, records)): (&Workload, (Pairs, Vec<Record>))| {
-            Cell::new(workload.name, way.name, &pairs, &records)
-        };
+        let cell =
+            |(workload, measured): (&Workload, Measured)| Cell::new(workload.name, &way, &measured);
         for cell in workloads.iter().zip(bench.measure(&way)?).map(cell) {
             context.say(&format!("  {}: {}", cell.workload, cell.words()));
             cells.push(cell);
@@ -102,27 +108,50 @@ struct Bench<'a> {
     lab: &'a Lab,
     /// Before any tracking.
     before: Vec<f64>,
-    /// In the last window.
-    latest: Vec<f64>,
+    /// In the last window without, which is the neighbour of the next one with, too.
+    latest: Window,
 }
 
-/// Of each guest: speeds without and with, and what the trackers say.
-type Measured = Vec<(Pairs, Vec<Record>)>;
+/// A stretch of time: each guest's speed, and the clocks at its two ends.
+struct Window {
+    rates: Vec<f64>,
+    begin: Moment,
+    end: Moment,
+}
+
+/// Of one guest under one way.
+#[derive(Default)]
+struct Measured {
+    pairs: Pairs,
+    with: Account,
+    without: Account,
+    /// What the trackers say.
+    records: Vec<Record>,
+}
+
+impl Window {
+    /// After so many lines of each guest, the length of so many others.
+    fn new(lab: &Lab, watches: &[Watch], beginning: usize, lines: usize) -> Result<Self, LabError> {
+        progress::rates(lab, 0, beginning)?;
+        let begin = Moment::now(lab, watches)?;
+        let rates = progress::rates(lab, 0, lines)?;
+        Ok(Self { rates, begin, end: Moment::now(lab, watches)? })
+    }
+}
 
 impl<'a> Bench<'a> {
     fn start(lab: &'a Lab) -> Result<Self, LabError> {
-        let before = progress::rates(lab, CHANGE, AROUND)?;
-        Ok(Self { lab, latest: before.clone(), before })
+        let latest = Window::new(lab, &[], CHANGE, AROUND)?;
+        Ok(Self { lab, before: latest.rates.clone(), latest })
     }
 
     /// Windows with and without in turn. The window without before the first is the last of the way before.
-    fn measure(&mut self, way: &Way) -> Result<Measured, LabError> {
-        let mut all: Measured =
-            self.latest.iter().map(|_| (Pairs::default(), Vec::new())).collect();
+    fn measure(&mut self, way: &Way) -> Result<Vec<Measured>, LabError> {
+        let mut all: Vec<Measured> = self.before.iter().map(|_| Measured::default()).collect();
         self.add_without(&mut all);
         for _ in 0..way.schedule.pairs {
             self.with(&mut all, way)?;
-            self.latest = progress::rates(self.lab, CHANGE, way.schedule.without)?;
+            self.latest = Window::new(self.lab, &[], CHANGE, way.schedule.without)?;
             self.add_without(&mut all);
         }
         Ok(all)
@@ -134,13 +163,14 @@ impl<'a> Bench<'a> {
         Ok(self.before.iter().zip(after).map(|(before, after)| before / after - 1.0).collect())
     }
 
-    fn add_without(&self, all: &mut Measured) {
-        for (rate, (pairs, _)) in self.latest.iter().zip(all) {
-            pairs.add_without(*rate);
+    fn add_without(&self, all: &mut [Measured]) {
+        for (place, (rate, measured)) in self.latest.rates.iter().zip(all).enumerate() {
+            measured.pairs.add_without(*rate);
+            measured.without.add(&self.latest.begin, &self.latest.end, place, None);
         }
     }
 
-    fn with(&self, all: &mut Measured, way: &Way) -> Result<(), LabError> {
+    fn with(&self, all: &mut [Measured], way: &Way) -> Result<(), LabError> {
         let track = |(place, machine): (usize, &crate::lab::Machine)| {
             let every = Duration::from_secs(1);
             Watch::start(machine.process().pid, way.settings, &cpu_of(place), every)
@@ -148,11 +178,13 @@ impl<'a> Bench<'a> {
         let machines = self.lab.machines().iter().enumerate();
         let watches = machines.map(track).collect::<Result<Vec<Watch>, _>>()?;
         watch::wait_until_tracked(self.lab, &watches)?;
-        let rates = progress::rates(self.lab, way.schedule.beginning, way.schedule.with)?;
-        for ((watch, rate), (pairs, records)) in watches.into_iter().zip(rates).zip(all) {
+        let Schedule { beginning, with, .. } = way.schedule;
+        let window = Window::new(self.lab, &watches, beginning, with)?;
+        for (place, (watch, measured)) in watches.into_iter().zip(all).enumerate() {
             let record = watch.stop()?;
-            pairs.add_with(rate / (1.0 + unmade_updates(&record)));
-            records.push(record);
+            measured.pairs.add_with(window.rates[place] / (1.0 + unmade_updates(&record)));
+            measured.with.add(&window.begin, &window.end, place, Some(&record));
+            measured.records.push(record);
         }
         Ok(())
     }
@@ -165,16 +197,25 @@ fn unmade_updates(record: &Record) -> f64 {
 }
 
 impl Cell {
-    fn new(workload: &'static str, way: &'static str, pairs: &Pairs, records: &[Record]) -> Self {
+    fn new(workload: &'static str, way: &Way, measured: &Measured) -> Self {
+        let records = &measured.records;
         let mean = |of: &dyn Fn(&Record) -> f64| {
             records.iter().map(of).sum::<f64>() / records.len() as f64
         };
         let shares = records.iter().flat_map(|record| &record.seen);
+        let taken = Taken::of(&measured.with, &measured.without);
+        let speed = measured.pairs.overhead();
+        let overhead = match way.instrument {
+            Instrument::Speed => speed.value,
+            Instrument::Clock => taken.overhead(),
+        };
         Self {
             workload,
-            way,
-            overhead: pairs.overhead(),
-            cpu_share: mean(&Record::cpu_share),
+            way: way.name,
+            overhead,
+            taken,
+            pairs: measured.pairs.clone(),
+            speed,
             traps_per_s: mean(&|r| r.traps() as f64 / r.lasted.as_secs_f64()),
             up_ratio: mean(&|record| record.up_ratio),
             vcpu_share: shares.map(|s| s.tracking.cost.vcpu_share).fold(0.0, f64::max),
@@ -182,14 +223,19 @@ impl Cell {
     }
 
     fn words(&self) -> String {
+        let percent = |share: f64| format!("{:.2}", share * 100.0);
         format!(
-            "median {:+.2} %, {}; {:.0} traps/s, at most {:.2} % of the vCPU by the shim's count, tracker \
-             {:.2} % of a CPU, on for {:.0} % of the time",
-            self.overhead.value * 100.0,
-            self.overhead.interval_percent(),
+            "{:+.2} %; by the clock {:+.2} %: the tracker {} %, the shim {} %, traps {} %; by speed {:+.2} %, {}; \
+             {:.0} traps/s, in one second at most {} % of the vCPU, on for {:.0} % of the time",
+            self.overhead * 100.0,
+            self.taken.overhead() * 100.0,
+            percent(self.taken.tracker),
+            percent(self.taken.shim),
+            percent(self.taken.traps),
+            self.speed.value * 100.0,
+            self.speed.interval_percent(),
             self.traps_per_s,
-            self.vcpu_share * 100.0,
-            self.cpu_share * 100.0,
+            percent(self.vcpu_share),
             self.up_ratio * 100.0
         )
     }
@@ -198,18 +244,18 @@ impl Cell {
 fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let of = |way: &'static str| cells.iter().filter(move |cell| cell.way == way);
-    let mean = |way| {
-        let (sum, count) = of(way).fold((0.0, 0.0), |(s, n), c| (s + c.overhead.value, n + 1.0));
+    let mean_of = |way, value: &dyn Fn(&Cell) -> f64| {
+        let (sum, count) = of(way).fold((0.0, 0.0), |(s, n), c| (s + value(c), n + 1.0));
         sum / count
     };
+    let mean = |way| mean_of(way, &|cell| cell.overhead);
     let ways = modes::all(GRANULE_PAGES);
     for way in ways.iter().filter(|way| way.paper.is_some()) {
         let note = format!(
-            "rate without / rate with - 1, the tracker's work included, mean of {} workloads; the tracker \
-             took {:.1} % of a CPU",
+            "mean of {} workloads, the tracker's work included; by speed {:+.1} %, by the clock {:+.1} %",
             of(way.name).count(),
-            of(way.name).map(|cell| cell.cpu_share).sum::<f64>() * 100.0
-                / of(way.name).count() as f64
+            mean_of(way.name, &|cell| cell.speed.value) * 100.0,
+            mean_of(way.name, &|cell| cell.taken.overhead()) * 100.0
         );
         let figure =
             Figure::new(mean(way.name), "ratio", note).paper(way.paper.unwrap_or_default());
@@ -217,18 +263,18 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
         let figure = if is_adaptive { figure.target(Target::AtMost(0.02)) } else { figure };
         figures.add(&format!("overhead_{}", way.name), figure);
     }
-    let worst = of("budget").max_by(|a, b| a.overhead.value.total_cmp(&b.overhead.value));
-    let (value, note) = worst.map_or((f64::NAN, String::new()), |cell| {
-        let note = format!(
-            "the dearest workload, {}: {}",
-            cell.workload,
-            cell.overhead.interval_percent()
-        );
-        (cell.overhead.value, note)
-    });
+    let worst = of("budget").max_by(|a, b| a.overhead.total_cmp(&b.overhead));
+    let (value, note) = worst.map_or((f64::NAN, ""), |cell| (cell.overhead, cell.workload));
+    let note = format!("the dearest workload, {note}, by the clock");
     figures
         .add("overhead_budget_max", Figure::new(value, "ratio", note).target(Target::AtMost(0.01)));
     figures.add("overhead_budget", Figure::new(mean("budget"), "ratio", "mean of the workloads"));
+    let speed = Median::of(of("budget").flat_map(|cell| cell.pairs.overheads()).collect());
+    let note = format!(
+        "rate without / rate with - 1, median of all workloads' pairs: {}",
+        speed.interval_percent()
+    );
+    figures.add("overhead_budget_by_speed", Figure::new(speed.value, "ratio", note));
     let order: Vec<f64> = ways.iter().filter(|w| w.paper.is_some()).map(|w| mean(w.name)).collect();
     let wrong = order.windows(2).filter(|pair| pair[0] <= pair[1]).count();
     figures.add(
@@ -247,7 +293,7 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     figures.add("huge_pages_lost", Figure::new(mean_lost, "ratio", note));
     for cell in cells {
         let name = format!("overhead_{}_{}", cell.way, cell.workload);
-        figures.add(&name, Figure::new(cell.overhead.value, "ratio", cell.words()));
+        figures.add(&name, Figure::new(cell.overhead, "ratio", cell.words()));
     }
     figures
 }
@@ -261,7 +307,7 @@ fn page(cells: &[Cell]) -> Page {
             .iter()
             .filter(|cell| cell.way == way.name)
             .zip(0_u32..)
-            .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead.value).max(1.0)))
+            .map(|(cell, place)| (f64::from(place), (1.0 + cell.overhead).max(1.0)))
             .collect(),
     };
     let mut page = Page::default();

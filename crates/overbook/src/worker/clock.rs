@@ -15,6 +15,13 @@ pub(super) fn time(us: u64) -> Time {
     Time(us / 1_000)
 }
 
+/// CPU time of the calling thread, in nanoseconds.
+pub(super) fn own_cpu_ns() -> u64 {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(used.tv_nsec).unwrap_or(0))
+}
+
 /// The moment that `lower` is the lower half of: at most half a round (36 minutes) before `now_us`, and
 /// never after it, whatever a shim writes.
 pub(super) fn moment(lower: u32, now_us: u64) -> Time {

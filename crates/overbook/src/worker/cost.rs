@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     fn counters(traps: u64, trap_ns: u64, round_trip_ns: u64) -> Counters {
-        Counters { traps, trap_ns, round_trip_ns, given_back: 0 }
+        Counters { traps, trap_ns, round_trip_ns, control_ns: 0, given_back: 0 }
     }
 
     #[test]

@@ -130,6 +130,7 @@ pub(super) struct Counters {
     pub(super) traps: u64,
     pub(super) trap_ns: u64,
     pub(super) round_trip_ns: u64,
+    pub(super) control_ns: u64,
     pub(super) given_back: u64,
 }
 
@@ -264,6 +265,7 @@ impl Link {
             traps: shared.get(Counter::Traps),
             trap_ns: shared.get(Counter::TrapNs),
             round_trip_ns: shared.get(Counter::RoundTripNs),
+            control_ns: shared.get(Counter::ControlNs),
             given_back: shared.get(Counter::GivenBack),
         })
     }

@@ -23,7 +23,7 @@ use protocol::{MAX_REVOKE, Refusal, State as ShimState};
 use super::clock::{moment, now_us, time};
 use super::cost::CostMeter;
 use super::granules::Granules;
-use super::link::{Link, LinkError, News};
+use super::link::{Counters, Link, LinkError, News};
 use super::mode::Settings;
 use super::strategy::{Estimate, Strategy};
 use super::tracked::State;
@@ -48,6 +48,10 @@ pub(super) struct Linked {
     /// What the shim is just revoking, by index, and since when.
     revoking: Option<(Vec<u32>, Time)>,
     cost: CostMeter,
+    /// CPU time for this VM that the strategy has not heard of: ours, and that of the shim's control thread.
+    spent_ns: u64,
+    /// Of the latter, as of the last step, at this moment in microseconds.
+    control: (u64, u64),
     lost: u64,
 }
 
@@ -66,6 +70,8 @@ impl Linked {
             given_back: counters.given_back,
             revoking: None,
             cost: CostMeter::new(counters, now),
+            spent_ns: 0,
+            control: (counters.control_ns, now),
             lost: 0,
             link,
         })
@@ -121,11 +127,27 @@ impl Linked {
             self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state);
         }
         self.cost.look(counters, now);
+        self.spent(self.control_spent_ns(&counters, now));
+        self.control = (counters.control_ns, now);
         if self.is_on {
-            self.strategy.observe(time(now), self.cost.trap_ns());
+            let spent_ns = std::mem::take(&mut self.spent_ns);
+            self.strategy.observe(time(now), self.cost.trap_ns(), spent_ns);
         }
         self.keep_in_touch()?;
         if self.is_on { self.revoke(time(now)) } else { Ok(()) }
+    }
+
+    /// So much CPU time was taken for this VM.
+    pub(super) fn spent(&mut self, ns: u64) {
+        self.spent_ns = self.spent_ns.saturating_add(ns);
+    }
+
+    /// What the shim's control thread took since the last step: never more than the time that has passed, whatever
+    /// a shim says.
+    fn control_spent_ns(&self, counters: &Counters, now_us: u64) -> u64 {
+        let (before_ns, before_us) = self.control;
+        let passed_ns = now_us.saturating_sub(before_us).saturating_mul(1_000);
+        counters.control_ns.saturating_sub(before_ns).min(passed_ns)
     }
 
     fn hear(&mut self, news: News, state: &mut State) -> Result<(), LinkError> {

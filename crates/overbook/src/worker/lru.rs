@@ -146,7 +146,7 @@ impl Strategy for LruStrategy {
 
     fn given_back(&mut self, _now: Time) {}
 
-    fn observe(&mut self, now: Time, trap_ns: u64) {
+    fn observe(&mut self, now: Time, trap_ns: u64, _spent_ns: u64) {
         self.trap_ns = trap_ns;
         if now < self.adjusted.after(INTERVAL) || !self.is_following() {
             return;
@@ -226,7 +226,7 @@ mod tests {
                     self.hot.truncate(self.strategy.tracking.hot_set.unwrap() as usize);
                 }
             }
-            self.strategy.observe(self.now, TRAP_NS);
+            self.strategy.observe(self.now, TRAP_NS, 0);
             self.strategy.revoke(self.now);
             self.strategy.is_following()
         }

@@ -60,7 +60,8 @@ impl Strategy for ProbeStrategy {
         self.tracker.given_back(now);
     }
 
-    fn observe(&mut self, now: Time, trap_ns: u64) {
+    fn observe(&mut self, now: Time, trap_ns: u64, spent_ns: u64) {
+        self.tracker.governor_mut().spent(spent_ns);
         if now >= self.observed.after(OBSERVE_EVERY) {
             self.observed = now;
             self.tracker.governor_mut().observe_trap_ns(trap_ns);

@@ -40,8 +40,8 @@ pub(super) trait Strategy: fmt::Debug + Send {
     /// Nothing is out of reach any more, without having been touched.
     fn given_back(&mut self, now: Time);
 
-    /// What one trap costs the VM.
-    fn observe(&mut self, now: Time, trap_ns: u64);
+    /// What one trap costs the VM, and what tracking it took of other CPU time since the last call.
+    fn observe(&mut self, now: Time, trap_ns: u64, spent_ns: u64);
 
     /// Whether everything is followed now, or only watched for a change (intermittent tracking).
     fn is_following(&self) -> bool {

@@ -16,12 +16,13 @@ use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
 
+use super::clock::own_cpu_ns;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
 
 /// How often a step is due.
-pub const STEP: Duration = Duration::from_millis(50);
+pub const STEP: Duration = Duration::from_millis(100);
 /// How often what is known is summed up: as often as the probes renew it.
 const READING_EVERY: Duration = Duration::from_millis(200);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -96,8 +97,12 @@ impl Tracked {
 
     /// Takes what has come and sends what is due. Never waits.
     pub fn step(&mut self) {
+        let began = own_cpu_ns();
         if let Err(error) = self.try_step() {
             self.part(&error);
+        }
+        if let Phase::Linked(linked) = &mut self.phase {
+            linked.spent(own_cpu_ns().saturating_sub(began));
         }
     }
 

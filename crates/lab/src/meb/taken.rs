@@ -1,0 +1,168 @@
+//! What tracking takes from a guest, by the clock instead of by the guest's speed.
+//!
+//! **Problem.** One percent is to be told from none, and a guest's speed differs by 3 to 40 % from second to
+//! second: it works through stages of its own, and other machines use the same caches and memory bus. No hour is
+//! long enough to see one percent in it.
+//!
+//! **Idea.** Where guest, shim and tracker share one CPU, whatever tracking does is time in which the guest's code
+//! does not run, and it can be counted: the kernel counts the CPU time of the tracker and of the shim's threads, and
+//! traps are counted and timed, from the touch until the touching thread runs on, by the shim. The same threads' time
+//! without tracking is subtracted.
+//!
+//! **Left out.** Caches that are colder after a trap, and huge pages that it has split. The guest's speed holds
+//! them; it is shown beside this, with the interval that its noise leaves. Where traps come by the ten thousand
+//! they outweigh all that is counted here, and the speed alone tells.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::watch::{Record, Watch, now_us};
+use crate::lab::{Lab, LabError, Machine};
+
+/// What the shim's threads are called.
+const SHIM_THREADS: &str = "overbook-";
+/// The one whose work is part of what a trap takes.
+const FAULT_THREAD: &str = "overbook-fault";
+
+/// The clocks of each guest of a lab at one moment.
+#[derive(Debug)]
+pub struct Moment {
+    at: Instant,
+    at_us: u64,
+    /// CPU seconds of the tracker and of the shim.
+    of: Vec<(f64, f64)>,
+}
+
+impl Moment {
+    /// Now; `watches` in the lab's order, none where nothing is tracked.
+    ///
+    /// # Errors
+    /// When a guest has died.
+    pub fn now(lab: &Lab, watches: &[Watch]) -> Result<Self, LabError> {
+        let times = |(place, machine): (usize, &Machine)| {
+            let tracker = watches.get(place).map_or(Duration::ZERO, Watch::cpu);
+            shim_s(machine).map(|shim_s| (tracker.as_secs_f64(), shim_s))
+        };
+        let of = lab.machines().iter().enumerate().map(times).collect::<Result<_, _>>()?;
+        Ok(Self { at: Instant::now(), at_us: now_us(), of })
+    }
+}
+
+/// CPU time of the shim's threads that are not at work for a trap.
+fn shim_s(machine: &Machine) -> Result<f64, LabError> {
+    let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
+    let mut shim_s = 0.0;
+    for thread in fs::read_dir(&threads)? {
+        let thread = thread?.path();
+        // A thread may end meanwhile: it counts no more.
+        let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        if name.starts_with(SHIM_THREADS) && name.trim_end() != FAULT_THREAD {
+            shim_s += run_s(&fs::read_to_string(thread.join("schedstat")).unwrap_or_default());
+        }
+    }
+    Ok(shim_s)
+}
+
+/// Of `schedstat`: nanoseconds on a CPU come first.
+fn run_s(schedstat: &str) -> f64 {
+    schedstat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
+}
+
+/// What was spent over some windows, in seconds.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Account {
+    wall: f64,
+    tracker: f64,
+    shim: f64,
+    traps: f64,
+}
+
+impl Account {
+    /// Adds what was spent between two moments on the guest at this place of the lab; `record`: of its tracker, if
+    /// it had one.
+    pub fn add(&mut self, begin: &Moment, end: &Moment, place: usize, record: Option<&Record>) {
+        let ((tracker_before, shim_before), (tracker, shim)) = (begin.of[place], end.of[place]);
+        let wall = end.at.duration_since(begin.at).as_secs_f64();
+        self.wall += wall;
+        self.tracker += tracker - tracker_before;
+        self.shim += shim - shim_before;
+        self.traps +=
+            wall * record.map_or(0.0, |record| trap_share(record, begin.at_us, end.at_us));
+    }
+}
+
+/// The share of the time for which the vCPU waited at traps: each second's, of which none is longer than a second.
+fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
+    let inside = record.seen.iter().filter(|seen| (from_us..=until_us).contains(&seen.at_us));
+    let shares = inside.map(|seen| seen.tracking.cost.vcpu_share.min(1.0));
+    let (sum, count) = shares.fold((0.0, 0.0), |(sum, count), share| (sum + share, count + 1.0));
+    if count > 0.0 { sum / count } else { 0.0 }
+}
+
+/// What tracking took, each as a share of the CPU.
+#[derive(Debug, Clone, Copy)]
+pub struct Taken {
+    /// By the tracker.
+    pub tracker: f64,
+    /// By the shim, beside traps.
+    pub shim: f64,
+    /// By traps.
+    pub traps: f64,
+}
+
+impl Taken {
+    /// The difference of windows with tracking and windows without.
+    #[must_use]
+    pub fn of(with: &Account, without: &Account) -> Self {
+        let share = |of: fn(&Account) -> f64| of(with) / with.wall - of(without) / without.wall;
+        Self {
+            tracker: share(|account| account.tracker),
+            shim: share(|account| account.shim),
+            traps: share(|account| account.traps),
+        }
+    }
+
+    /// How much longer the guest's code takes in what is left of the CPU: 0.01 is one percent.
+    #[must_use]
+    pub fn overhead(&self) -> f64 {
+        1.0 / (1.0 - (self.tracker + self.shim + self.traps)).max(1e-3) - 1.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::Tracking;
+    use model::tracking::TrackingCost;
+
+    #[test]
+    fn the_difference_to_windows_without_is_what_was_taken() {
+        let account = |wall, tracker, shim, traps| Account { wall, tracker, shim, traps };
+        let taken = Taken::of(&account(10.0, 0.2, 0.3, 0.2), &account(5.0, 0.0, 0.05, 0.0));
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(near(taken.tracker, 0.02) && near(taken.shim, 0.02) && near(taken.traps, 0.02));
+        assert!(near(taken.overhead(), 1.0 / 0.94 - 1.0));
+    }
+
+    #[test]
+    fn traps_count_in_the_window_and_never_more_than_its_time() {
+        let seen = |at_us, vcpu_share| {
+            let cost = TrackingCost { vcpu_share, ..TrackingCost::default() };
+            let tracking = Tracking { cost, ..Tracking::default() };
+            let curve = pages::curve::MissRatioCurve::unknown();
+            crate::meb::watch::Seen { at_us, tracking, curve, event: None }
+        };
+        let seen = vec![seen(1, 9.0), seen(10, 0.5), seen(20, 7.0), seen(31, 9.0)];
+        let (second, cpu) = (Duration::from_secs(1), Duration::ZERO);
+        let record = Record { seen, lasted: second, cpu, lost: 0, up_ratio: 1.0 };
+        assert!((trap_share(&record, 5, 30) - 0.75).abs() < 1e-9);
+        assert!(trap_share(&record, 40, 50).abs() < 1e-9, "nothing was seen");
+    }
+
+    #[test]
+    fn cpu_time_of_a_thread_is_the_first_number() {
+        assert!((run_s("2500000000 17 3\n") - 2.5).abs() < 1e-9);
+        assert!(run_s(&fs::read_to_string("/proc/thread-self/schedstat").unwrap()) > 0.0);
+    }
+}
