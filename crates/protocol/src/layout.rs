@@ -117,7 +117,7 @@ pub enum Counter {
     /// Gauge: what a trap costs the thread that touches, in nanoseconds, handler included; measured
     /// on a page of the shim's own.
     RoundTripNs,
-    /// CPU time of the thread that revokes, in nanoseconds, as of the last revocation.
+    /// CPU time of the thread that answers the worker and revokes, in nanoseconds, as of the last answer.
     ControlNs,
     /// How often everything was given back unasked.
     GivenBack,

@@ -135,6 +135,7 @@ impl Worker {
                     catch_unwind(AssertUnwindSafe(|| self.answer(request)))
                         .unwrap_or_else(|_| Err(failed_inside()))
                 });
+                say_own_cpu();
                 let sent = self.send(answered.unwrap_or_else(Answer::Refused));
                 watchdog::worker_spoke();
                 sent
@@ -163,9 +164,7 @@ impl Worker {
                 Ok(Answer::Done { count })
             }
             Request::Revoke { granules } => {
-                let count = engine::revoke(&granules)?;
-                say_own_cpu();
-                Ok(Answer::Done { count })
+                engine::revoke(&granules).map(|count| Answer::Done { count })
             }
             Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
             Request::Status | Request::Hello { .. } => {

@@ -47,8 +47,7 @@ pub const STEADY: Schedule = Schedule { pairs: 1, beginning: CHANGE, with: 2, wi
 pub const GROWING: Schedule = Schedule { pairs: 1, beginning: 16, with: 3, without: 4 };
 /// Learns for some seconds, then switches every few.
 pub const SWITCHED: Schedule = Schedule { pairs: 1, beginning: 10, with: 60, without: 8 };
-/// Learns and rests for a minute before what it does repeats itself; then two cycles of at most 61 lines each,
-/// and some to spare.
+/// Learns and begins to rest; then one cycle of at most 123 lines, and some to spare.
 pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, without: 8 };
 /// One percent. The beginning is for learning what a trap costs and for finding what is idle: revoking it is dear,
 /// and done once.

@@ -14,7 +14,7 @@
 //! ways but the budget, which uses what the product uses, 128 KiB.
 //!
 //! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic hot set
-//! grows first, intermittent tracking learns and then rests for a minute, a budget has to find out what a trap
+//! grows first, intermittent tracking learns and then rests for two minutes at most, a budget has to find out what a trap
 //! costs. How long all that takes, and how long a window must be, each way knows itself
 //! ([`Schedule`](crate::meb::modes::Schedule)). A window without stands between each two with, and is the neighbour
 //! of both, also where one is the last of a way and the other the first of the next. All of it takes 35 minutes.

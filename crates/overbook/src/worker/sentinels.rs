@@ -42,6 +42,8 @@ pub(super) struct Sentinels {
     began: Time,
     /// Traps of this interval; `None`: some were lost.
     traps: Option<u64>,
+    /// CPU time that tracking took beside them.
+    spent_ns: u64,
     is_following: bool,
 }
 
@@ -62,6 +64,7 @@ impl Sentinels {
             duty: (judgement == Some(Judgement::Anchored)).then(Duty::default),
             began: now,
             traps: Some(0),
+            spent_ns: 0,
             is_following: true,
         }
     }
@@ -89,6 +92,11 @@ impl Sentinels {
         self.traps = None;
     }
 
+    /// Tracking took so much CPU time beside traps.
+    pub(super) fn spent(&mut self, ns: u64) {
+        self.spent_ns = self.spent_ns.saturating_add(ns);
+    }
+
     /// In each step: `working_set` in bytes, where it is measured; a trap costs `trap_ns`. Answers at the end
     /// of an interval which granules to revoke for the next.
     pub(super) fn turn(
@@ -106,8 +114,8 @@ impl Sentinels {
         let (sum, count) = std::mem::take(&mut self.sizes);
         let working_set = (count > 0.0).then(|| sum / count);
         self.ends = now.after(INTERVAL);
-        let spent = self.is_following.then(|| self.spent(now, trap_ns));
-        (self.began, self.traps) = (now, Some(0));
+        let taken = self.is_following.then(|| self.taken(now, trap_ns));
+        (self.began, self.traps, self.spent_ns) = (now, Some(0), 0);
         // One more than none, so that a first touch after silence is no change beyond all measure.
         let count = self.touched.len() + self.touched.difference(&self.touched_before).count();
         let event = f64::from(u32::try_from(count).unwrap_or(u32::MAX)) + 1.0;
@@ -117,17 +125,19 @@ impl Sentinels {
         if let Some(phases) = self.phases.as_mut().filter(|_| !is_first) {
             let is_wanted = phases.observe(working_set, event);
             let duty = self.duty.as_mut();
-            self.is_following = duty.map_or(is_wanted, |duty| duty.observe(spent, is_wanted));
+            self.is_following = duty.map_or(is_wanted, |duty| duty.observe(taken, is_wanted));
         }
         Some(self.granules.clone())
     }
 
-    /// What the traps since the last turn took of the vCPU's time, in intervals.
+    /// What tracking has taken of the vCPU's time since the last turn, in intervals: all of it goes on at the
+    /// vCPU's cost where there is no other CPU.
     #[expect(clippy::cast_precision_loss, reason = "three digits are enough")]
-    fn spent(&self, now: Time, trap_ns: u64) -> f64 {
+    fn taken(&self, now: Time, trap_ns: u64) -> f64 {
         let all_ms = now.since(self.began).0 as f64;
         let traps_ms = |traps: u64| traps as f64 * trap_ns as f64 / 1e6;
-        self.traps.map_or(all_ms, traps_ms).min(all_ms) / INTERVAL.0 as f64
+        let taken_ms = self.traps.map_or(all_ms, traps_ms) + self.spent_ns as f64 / 1e6;
+        taken_ms.min(all_ms) / INTERVAL.0 as f64
     }
 }
 
@@ -191,13 +201,19 @@ mod tests {
     fn the_dearer_tracking_was_the_longer_it_rests() {
         assert_eq!(rest(Judgement::Anchored, traps(0)), 1);
         // A fifth of the second, and again in the interval in which nothing has changed.
-        assert_eq!(rest(Judgement::Anchored, traps(10_000)), 27);
-        assert_eq!(rest(Judgement::Anchored, traps(50_000)), 60);
+        assert_eq!(rest(Judgement::Anchored, traps(10_000)), 40);
+        assert_eq!(rest(Judgement::Anchored, traps(50_000)), 120);
+    }
+
+    #[test]
+    fn what_tracking_takes_beside_traps_lengthens_the_rest_as_they_do() {
+        let spends = |sentinels: &mut Sentinels| sentinels.spent(200_000_000);
+        assert_eq!(rest(Judgement::Anchored, spends), 40);
     }
 
     #[test]
     fn traps_that_were_lost_count_as_all_of_the_time() {
-        assert_eq!(rest(Judgement::Anchored, Sentinels::lost), 60);
+        assert_eq!(rest(Judgement::Anchored, Sentinels::lost), 120);
     }
 
     #[test]

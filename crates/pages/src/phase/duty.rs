@@ -6,22 +6,25 @@
 //! intervals alone is 3 %.
 //!
 //! Idea: after a stretch with tracking on that took c of the vCPU's time, tracking rests for at
-//! least c / 1.5 %. Where traps are rare the detectors decide as before. What would have woken
-//! tracking meanwhile is noted and wakes it as soon as the rest is over. No rest that is imposed
-//! is longer than 60 intervals, so that a guest that has changed is not misjudged for ever.
+//! least c / 1 %. Where traps are rare the detectors decide as before. What would have woken
+//! tracking meanwhile is noted and wakes it as soon as the rest is over. A stretch that has cost
+//! most of an interval is cut, and goes on after its rest; only the first is not, in which the
+//! working set becomes known. No rest that is imposed is longer than 120 intervals, so that a guest
+//! that has changed is not misjudged for ever.
 //!
-//! Invariant: what a stretch took is at most 1.5 % of the rest after it, unless that is more than
-//! 0.9 intervals; then 60 intervals follow. (The first stretch, in which the working set becomes
-//! known, can be such a one: it is never cut short.)
+//! Invariant: after the first, what a stretch took is at most 1 % of the rest after it, unless that
+//! is more than 1.2 intervals; it is never more than 1.9, and 120 intervals follow.
 //!
-//! Cost: three numbers. Source: MEB §3.5 aims at 2 % and gets there with fixed periods, as a trap
-//! took 2 µs there; the limit and its 60 intervals are ours. Left out: moving granules out of reach
-//! when a stretch begins, which the half percent between 1.5 and 2 % is for.
+//! Cost: four numbers. Source: MEB §3.5 aims at 2 % and gets there with fixed periods of up to 100 s, as a
+//! trap took 2 µs there; the limit is ours. Left out: moving granules out of reach when a stretch
+//! begins and the tracker's own work, which the rest up to 2 % is for.
 
 /// The share of the vCPU's time that tracking may take, stretch by stretch.
-const SHARE: f64 = 0.015;
+const SHARE: f64 = 0.01;
+/// What a stretch may have taken and yet go on, in intervals.
+const STRETCH: f64 = 0.9;
 /// The longest rest that is imposed, in intervals.
-const LONGEST: f64 = 60.0;
+const LONGEST: f64 = 120.0;
 
 /// When tracking may go on again.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +35,8 @@ pub struct Duty {
     rest: f64,
     /// Something would have woken it since it went off.
     is_noted: bool,
+    /// The first stretch is over.
+    is_settled: bool,
 }
 
 impl Duty {
@@ -41,11 +46,13 @@ impl Duty {
     pub fn observe(&mut self, spent: Option<f64>, wanted: bool) -> bool {
         if let Some(spent) = spent {
             self.spent += spent.max(0.0);
-            if !wanted {
-                let rest = (self.spent / SHARE).min(LONGEST).ceil();
-                *self = Self { rest, ..Self::default() };
+            let is_cut = self.is_settled && self.spent >= STRETCH;
+            if wanted && !is_cut {
+                return true;
             }
-            return wanted;
+            let rest = (self.spent / SHARE).min(LONGEST).ceil();
+            *self = Self { rest, spent: 0.0, is_noted: wanted, is_settled: true };
+            return false;
         }
         self.rest = (self.rest - 1.0).max(0.0);
         self.is_noted |= wanted;
@@ -58,26 +65,43 @@ mod tests {
     use super::*;
 
     /// Intervals without tracking, when every one of them would have woken it.
+    fn rest(duty: &mut Duty) -> usize {
+        1 + (0..1_000).take_while(|_| !duty.observe(None, true)).count()
+    }
+
+    /// The same after a first stretch.
     fn rest_after(stretch: &[f64]) -> usize {
         let mut duty = Duty::default();
         for spent in &stretch[1..] {
-            assert!(duty.observe(Some(*spent), true), "a stretch is never cut short");
+            assert!(duty.observe(Some(*spent), true), "the first stretch is never cut");
         }
         assert!(!duty.observe(Some(stretch[0]), false));
-        1 + (0..1_000).take_while(|_| !duty.observe(None, true)).count()
+        rest(&mut duty)
     }
 
     #[test]
     fn a_rest_is_as_long_as_the_whole_stretch_was_dear() {
-        assert_eq!(rest_after(&[0.295]), 20);
-        assert_eq!(rest_after(&[0.1, 0.15, 0.045]), 20);
-        assert_eq!(rest_after(&[0.305]), 21);
+        assert_eq!(rest_after(&[0.195]), 20);
+        assert_eq!(rest_after(&[0.1, 0.05, 0.045]), 20);
+        assert_eq!(rest_after(&[0.205]), 21);
     }
 
     #[test]
-    fn no_rest_is_longer_than_sixty_intervals() {
-        assert_eq!(rest_after(&[1.0, 1.0, 1.0]), 60);
-        assert_eq!(rest_after(&[f64::INFINITY]), 60);
+    fn no_rest_is_longer_than_a_hundred_and_twenty_intervals() {
+        assert_eq!(rest_after(&[1.0, 1.0, 1.0]), 120);
+        assert_eq!(rest_after(&[f64::INFINITY]), 120);
+    }
+
+    #[test]
+    fn a_later_stretch_that_is_dear_is_cut_and_goes_on_after_its_rest() {
+        let mut duty = Duty::default();
+        duty.observe(Some(0.0), false);
+        assert!(duty.observe(None, true));
+        assert!(duty.observe(Some(0.5), true));
+        assert!(!duty.observe(Some(0.5), true), "that was an interval in all");
+        let rest = 1 + (0..1_000).take_while(|_| !duty.observe(None, false)).count();
+        assert_eq!(rest, 100, "nothing else had to wake it");
+        assert!(duty.observe(Some(0.3), true), "the next one begins at nothing");
     }
 
     #[test]
@@ -89,7 +113,7 @@ mod tests {
     #[test]
     fn what_happened_during_the_rest_wakes_when_it_is_over() {
         let mut duty = Duty::default();
-        duty.observe(Some(0.15), false);
+        duty.observe(Some(0.1), false);
         let on: Vec<bool> = (1..=12).map(|interval| duty.observe(None, interval == 3)).collect();
         assert_eq!(on.iter().position(|on| *on), Some(9), "in the tenth, not in the third");
     }
@@ -106,7 +130,7 @@ mod tests {
 
     #[test]
     fn over_any_stretch_and_its_rest_it_takes_its_share() {
-        for spent in [0.001, 0.01, 0.1, 0.5, 0.9] {
+        for spent in [0.001, 0.01, 0.1, 0.5, 1.2] {
             let share = spent / rest_after(&[spent]) as f64;
             assert!(share <= SHARE + 1e-9, "{spent}: {share}");
         }
