@@ -66,7 +66,7 @@ impl Schedule {
 pub enum Instrument {
     /// The guest's speed: noise of several percent, and nothing left out.
     Speed,
-    /// Time that can be counted ([`taken`](super::taken)): for ways of a percent or two.
+    /// Time that can be counted ([`taken`](super::taken)): for ways that are off most of the time or cost a percent.
     Clock,
 }
 
@@ -96,6 +96,7 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
             Settings { granule_pages: Some(granule_pages), ..Settings::new(Mode::Lru(lru)) };
         Way { name, paper: Some(paper), settings, schedule, instrument: Instrument::Speed }
     };
+    let by_the_clock = |way: Way| Way { instrument: Instrument::Clock, ..way };
     let off = Intermittent::Off;
     let fixed = Intermittent::On(Judgement::Fixed(FIXED_THRESHOLD));
     let adaptive = Intermittent::On(Judgement::Anchored);
@@ -104,11 +105,8 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
         way("dhs", "1.39", Structure::List, dynamic, off, GROWING),
         way("abl", "0.80", Structure::Avl, small, off, STEADY),
         way("da", "0.32", Structure::Avl, dynamic, off, GROWING),
-        way("imt_fixed", "0.09", Structure::Avl, dynamic, fixed, SWITCHED),
-        Way {
-            instrument: Instrument::Clock,
-            ..way("imt_adaptive", "0.02", Structure::Avl, dynamic, adaptive, RESTING)
-        },
+        by_the_clock(way("imt_fixed", "0.09", Structure::Avl, dynamic, fixed, SWITCHED)),
+        by_the_clock(way("imt_adaptive", "0.02", Structure::Avl, dynamic, adaptive, RESTING)),
         Way {
             name: "budget",
             paper: None,
@@ -122,13 +120,7 @@ pub fn all(granule_pages: u32) -> Vec<Way> {
 /// What the product does.
 #[must_use]
 pub fn shipped() -> Settings {
-    within(BUDGET)
-}
-
-/// The same within another budget, a share of one vCPU.
-#[must_use]
-pub fn within(budget: f64) -> Settings {
-    Settings::new(Mode::Probes { budget })
+    Settings::new(Mode::Probes { budget: BUDGET })
 }
 
 /// The paper's best way, never switched off: what intermittent tracking is judged against.

@@ -2,8 +2,8 @@
 //! that the guests made (MEB §5.2.1, Fig. 10).
 //!
 //! Ten workloads, each in a guest of its own that has both the shim and the tracer. The worker's own code
-//! tracks it, first within the default budget of 1 % and then within an ample one, while the tracer records each page
-//! touched in each tenth of a second: estimate and truth come from the same run, the same clock and the same definition, the truth exactly
+//! tracks it within the 1 % budget, while the tracer records each page touched in each tenth of a second:
+//! estimate and truth come from the same run, the same clock and the same definition, the truth exactly
 //! and over all granules. (The paper compares two runs, aligned by instruction counts.) Like the paper, which
 //! samples every five seconds, they are compared interval by interval: the mean working set and the mean curve
 //! of five seconds, of the estimate and of the truth, after a time in which the filling of memory is forgotten.
@@ -38,8 +38,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 /// Filling memory takes long when every access is recorded.
 const FILL_LIMIT: Duration = Duration::from_secs(180);
-/// Many time constants of the ageing, and the time in which what is idle is found.
-const WARM_UP: Duration = Duration::from_secs(20);
+/// Some time constants of the ageing.
+const WARM_UP: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(60);
 /// How often estimate and truth are looked at; the estimate is renewed as often.
 const EVERY: Duration = Duration::from_millis(200);
@@ -49,30 +49,6 @@ const INTERVAL: usize = 25;
 const SECOND: usize = 5;
 /// Sizes at which the mean curves of an interval are compared.
 const SIZES: u32 = 512;
-
-/// What tracking may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Within {
-    /// What the product takes unless told otherwise.
-    Default,
-    /// A sixth of what the paper's tracking takes when its accuracy is measured (Table I: 0.32, without
-    /// intermittence).
-    Ample,
-}
-
-impl Within {
-    /// Of a vCPU.
-    fn share(self) -> f64 {
-        match self {
-            Self::Default => modes::BUDGET,
-            Self::Ample => 0.05,
-        }
-    }
-
-    fn words(self) -> String {
-        format!("within {:.0} % of a vCPU", self.share() * 100.0)
-    }
-}
 
 /// What was and what was thought.
 #[derive(Debug, Clone)]
@@ -96,10 +72,9 @@ struct Interval {
     curve_error: f64,
 }
 
-/// All comparisons of one workload under one budget.
+/// All comparisons of one workload.
 struct Row {
     name: &'static str,
-    within: Within,
     moments: Vec<Moment>,
     intervals: Vec<Interval>,
     vcpu_share: f64,
@@ -113,9 +88,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let compared = compare(context, workloads)?;
         for row in &compared {
             context.say(&format!(
-                "  {} within {:.0} %: accuracy {:.3}, {}",
+                "  {}: accuracy {:.3}, {}",
                 row.name,
-                row.within.share() * 100.0,
                 row.accuracy(),
                 row.words()
             ));
@@ -134,26 +108,16 @@ fn compare(context: &Context, workloads: &[Workload]) -> Result<Vec<Row>, LabErr
     };
     let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(traced).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    progress::wait_until_working(&lab, FILL_LIMIT)?;
-    let mut rows = Vec::new();
-    for within in [Within::Default, Within::Ample] {
-        rows.extend(compare_within(&lab, workloads, within)?);
-    }
-    lab.stop()?;
-    Ok(rows)
-}
-
-fn compare_within(lab: &Lab, workloads: &[Workload], within: Within) -> Result<Vec<Row>, LabError> {
-    let settings = modes::within(within.share());
-    let track = |m: &Machine| Watch::start(m.process().pid, settings, &[], EVERY);
+    let track = |m: &Machine| Watch::start(m.process().pid, modes::shipped(), &[], EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
-    watch::wait_until_tracked(lab, &watches)?;
+    watch::wait_until_tracked(&lab, &watches)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
     interrupt::sleep(WARM_UP)?;
     let from_us = watch::now_us();
     interrupt::sleep(MEASURE)?;
-    let records = watches.into_iter().map(Watch::stop).collect::<Result<Vec<Record>, _>>()?;
     let mut rows = Vec::new();
-    for ((machine, workload), record) in lab.machines().iter().zip(workloads).zip(records) {
+    for (place, watch) in watches.into_iter().enumerate() {
+        let (machine, record) = (&lab.machines()[place], watch.stop()?);
         if !machine.alive() {
             return Err(machine.death());
         }
@@ -161,8 +125,9 @@ fn compare_within(lab: &Lab, workloads: &[Workload], within: Within) -> Result<V
         let shares = record.seen.iter().map(|seen| seen.tracking.cost.vcpu_share);
         let vcpu_share = shares.fold(0.0, f64::max);
         let intervals = moments.chunks_exact(INTERVAL).map(Interval::of).collect();
-        rows.push(Row { name: workload.name, within, moments, intervals, vcpu_share });
+        rows.push(Row { name: workloads[place].name, moments, intervals, vcpu_share });
     }
+    lab.stop()?;
     Ok(rows)
 }
 
@@ -243,44 +208,46 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 
 fn figures(context: &Context, rows: &[Row]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let of = |within| rows.iter().filter(move |row| row.within == within);
-    let accuracy = |within| mean(of(within).map(Row::accuracy));
-    let least = |within| of(within).map(Row::accuracy).fold(f64::INFINITY, f64::min);
-    let curve_error = |within| mean(of(within).map(Row::curve_error));
-    let moments = |within| mean(of(within).map(Row::accuracy_of_moments));
-    let figure = |value, within: Within, what: &str| {
-        Figure::new(value, "ratio", format!("{what}, {}", within.words()))
-    };
-    let how = "1 - |estimate - exact| / exact, means of 5 s, mean of the workloads";
-    let error = "mean absolute error of the miss-ratio curve over all sizes up to the allocation";
-    let (ample, default) = (Within::Ample, Within::Default);
-    for (name, figure) in [
-        (
-            "wss_accuracy_mean",
-            figure(accuracy(ample), ample, how).target(Target::AtLeast(0.952)).paper("0.952"),
+    let accuracies = || rows.iter().map(Row::accuracy);
+    let least = accuracies().fold(f64::INFINITY, f64::min);
+    figures.add(
+        "wss_accuracy_mean",
+        Figure::new(
+            mean(accuracies()),
+            "ratio",
+            format!(
+                "1 - |estimate - exact| / exact, means of 5 s, mean of {} workloads",
+                rows.len()
+            ),
+        )
+        .target(Target::AtLeast(0.952))
+        .paper("0.952"),
+    );
+    figures.add(
+        "wss_accuracy_min",
+        Figure::new(least, "ratio", "the least accurate workload")
+            .target(Target::AtLeast(0.90))
+            .paper("errors of 1 to 8 %"),
+    );
+    figures.add(
+        "wss_accuracy_1s",
+        Figure::new(
+            mean(rows.iter().map(Row::accuracy_of_moments)),
+            "ratio",
+            "the same for one moment in every second instead of means of 5 s",
         ),
-        (
-            "wss_accuracy_min",
-            figure(least(ample), ample, "the least accurate workload")
-                .target(Target::AtLeast(0.90))
-                .paper("errors of 1 to 8 %"),
-        ),
-        ("mrc_mae", figure(curve_error(ample), ample, error).target(Target::AtMost(0.03))),
-        ("wss_accuracy_mean_default", figure(accuracy(default), default, "the same")),
-        ("wss_accuracy_min_default", figure(least(default), default, "the same")),
-        ("mrc_mae_default", figure(curve_error(default), default, "the same")),
-        (
-            "wss_accuracy_1s",
-            figure(moments(ample), ample, "one moment in every second instead of means of 5 s"),
-        ),
-    ] {
-        figures.add(name, figure);
-    }
+    );
+    figures.add(
+        "mrc_mae",
+        Figure::new(
+            mean(rows.iter().map(Row::curve_error)),
+            "ratio",
+            "mean absolute error of the miss-ratio curve over all sizes up to the allocation",
+        )
+        .target(Target::AtMost(0.03)),
+    );
     for row in rows {
-        let name = match row.within {
-            Within::Ample => row.name.to_owned(),
-            Within::Default => format!("{}_default", row.name),
-        };
+        let name = row.name;
         let accuracy = Figure::new(row.accuracy(), "ratio", row.words());
         figures.add(&format!("wss_accuracy_{name}"), accuracy);
         figures.add(
@@ -293,18 +260,10 @@ fn figures(context: &Context, rows: &[Row]) -> Figures {
 
 /// All workloads one after the other: the paper's Figure 10.
 fn page(rows: &[Row]) -> Page {
-    let mut page = Page::default();
-    for within in [Within::Ample, Within::Default] {
-        let heading = format!("Working set, workload after workload, {}", within.words());
-        page.add(&heading, chart(rows.iter().filter(|row| row.within == within)));
-    }
-    page
-}
-
-fn chart<'a>(rows: impl Iterator<Item = &'a Row>) -> Chart {
     let (mut exact, mut estimated, mut marks) = (Vec::new(), Vec::new(), Vec::new());
-    let mut start_s = 0.0;
-    for row in rows {
+    let length_s = MEASURE.as_secs_f64();
+    for (number, row) in rows.iter().enumerate() {
+        let start_s = f64::from(u32::try_from(number).unwrap_or(0)) * length_s;
         marks.push((start_s, row.name.to_owned()));
         for moment in &row.moments {
             let at_s = start_s + moment.at_s;
@@ -312,11 +271,15 @@ fn chart<'a>(rows: impl Iterator<Item = &'a Row>) -> Chart {
             exact.push((at_s, mib(moment.size.exact)));
             estimated.push((at_s, mib(moment.size.estimated)));
         }
-        start_s += MEASURE.as_secs_f64();
     }
     let line = |name: &str, points| Line { name: name.to_owned(), points };
     let lines = vec![line("exact", exact), line("estimated", estimated)];
-    Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks }
+    let mut page = Page::default();
+    page.add(
+        "Working set, workload after workload",
+        Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks },
+    );
+    page
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! Each workload runs in a guest of its own while tracking is switched off and on. Guest, fault handler and tracker
 //! share one CPU, so all that tracking takes (traps, moves, updates of the LRU stack) is taken from the workload. Ways
 //! that are dear show in the workload's own rate with and without ([`pairs`](crate::meb::pairs)), which has a noise of
-//! several percent. Ways of one or two percent are told by the time that tracking takes
+//! several percent. Ways that are off most of the time or cost a percent are told by the time that tracking takes
 //! ([`taken`](crate::meb::taken)); their speeds are shown, too.
 //!
 //! In the paper updates are made within the trap, and the guest waits for them; here they are made beside it, from a
@@ -225,10 +225,9 @@ impl Cell {
     fn words(&self) -> String {
         let percent = |share: f64| format!("{:.2}", share * 100.0);
         format!(
-            "{:+.2} %; by the clock {:+.2} %: the tracker {} %, the shim {} %, traps {} %; by speed {:+.2} %, {}; \
+            "{:+.2} %; CPU time: the tracker {} %, the shim {} %, traps {} %; by speed {:+.2} %, {}; \
              {:.0} traps/s, in one second at most {} % of the vCPU, on for {:.0} % of the time",
             self.overhead * 100.0,
-            self.taken.overhead() * 100.0,
             percent(self.taken.tracker),
             percent(self.taken.shim),
             percent(self.taken.traps),
@@ -252,10 +251,9 @@ fn figures(context: &Context, cells: &[Cell], lost: &[f64]) -> Figures {
     let ways = modes::all(GRANULE_PAGES);
     for way in ways.iter().filter(|way| way.paper.is_some()) {
         let note = format!(
-            "mean of {} workloads, the tracker's work included; by speed {:+.1} %, by the clock {:+.1} %",
+            "mean of {} workloads, the tracker's work included; by speed {:+.1} %",
             of(way.name).count(),
-            mean_of(way.name, &|cell| cell.speed.value) * 100.0,
-            mean_of(way.name, &|cell| cell.taken.overhead()) * 100.0
+            mean_of(way.name, &|cell| cell.speed.value) * 100.0
         );
         let figure =
             Figure::new(mean(way.name), "ratio", note).paper(way.paper.unwrap_or_default());

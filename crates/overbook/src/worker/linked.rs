@@ -127,8 +127,9 @@ impl Linked {
             self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state);
         }
         self.cost.look(counters, now);
-        self.spent(self.control_spent_ns(&counters, now));
-        self.control = (counters.control_ns, now);
+        let control = (counters.control_ns, now);
+        self.spent(control_spent_ns(self.control, control));
+        self.control = control;
         if self.is_on {
             let spent_ns = std::mem::take(&mut self.spent_ns);
             self.strategy.observe(time(now), self.cost.trap_ns(), spent_ns);
@@ -140,14 +141,6 @@ impl Linked {
     /// So much CPU time was taken for this VM.
     pub(super) fn spent(&mut self, ns: u64) {
         self.spent_ns = self.spent_ns.saturating_add(ns);
-    }
-
-    /// What the shim's control thread took since the last step: never more than the time that has passed, whatever
-    /// a shim says.
-    fn control_spent_ns(&self, counters: &Counters, now_us: u64) -> u64 {
-        let (before_ns, before_us) = self.control;
-        let passed_ns = now_us.saturating_sub(before_us).saturating_mul(1_000);
-        counters.control_ns.saturating_sub(before_ns).min(passed_ns)
     }
 
     fn hear(&mut self, news: News, state: &mut State) -> Result<(), LinkError> {
@@ -282,5 +275,25 @@ impl Linked {
             references_per_s,
             cost: self.cost.cost(),
         })
+    }
+}
+
+/// What a thread took between two looks at its CPU time, each with its moment in microseconds: never more than the
+/// time that has passed, whatever a shim says.
+fn control_spent_ns((before_ns, before_us): (u64, u64), (ns, us): (u64, u64)) -> u64 {
+    let passed_ns = us.saturating_sub(before_us).saturating_mul(1_000);
+    ns.saturating_sub(before_ns).min(passed_ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shim_cannot_claim_more_time_than_has_passed() {
+        assert_eq!(control_spent_ns((1_000, 10), (4_000, 20)), 3_000);
+        assert_eq!(control_spent_ns((1_000, 10), (u64::MAX, 20)), 10_000);
+        assert_eq!(control_spent_ns((1_000, 10), (0, 20)), 0, "a counter that ran backwards");
+        assert_eq!(control_spent_ns((0, 20), (u64::MAX, 10)), 0);
     }
 }
