@@ -23,7 +23,7 @@ use protocol::{MAX_REVOKE, Refusal, State as ShimState};
 use super::clock::{moment, now_us, time};
 use super::cost::CostMeter;
 use super::granules::Granules;
-use super::link::{Counters, Link, LinkError, News};
+use super::link::{Link, LinkError, News};
 use super::mode::Settings;
 use super::strategy::{Estimate, Strategy};
 use super::tracked::State;
