@@ -412,7 +412,7 @@ impl Lab {
     /// As soon as QEMU listens; the guest's driver finds the target when it starts.
     fn set_first_balloon_target(&self, index: usize) -> Result<(), LabError> {
         let machine = &self.machines[index];
-        let limit = Duration::from_secs(20);
+        let limit = Duration::from_secs(60);
         self.wait_for("QEMU to listen", limit, |_| Ok(machine.line.with(|_| Ok(())).is_ok()))?;
         let (base, max) = (machine.spec.memory_base, machine.spec.memory_max);
         if base < max { machine.set_balloon(base) } else { Ok(()) }
