@@ -7,7 +7,7 @@
 //! workloads          what the guests run, and why those
 //! watch              one guest tracked: what was seen, and what it took of the tracker's CPU
 //! progress           what a guest gets done, by its own clock
-//! taken              what the kernel says that tracking takes from a guest
+//! taken              what tracking takes from a guest, counted as time
 //! pairs              with against without, again and again: a ratio with its confidence interval
 //! modes              the paper's ways to track, one by one, as the worker's settings
 //! sampler  peek      the estimator of ESX, and the pages that it looks at

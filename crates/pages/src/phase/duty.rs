@@ -15,9 +15,9 @@
 //! Invariant: after the first, what a stretch took is at most 1 % of the rest after it, unless that
 //! is more than 1.2 intervals; it is never more than 1.9, and 120 intervals follow.
 //!
-//! Cost: four numbers. Source: MEB §3.5 aims at 2 % and gets there with fixed periods of up to 100 s, as a
-//! trap took 2 µs there; the limit is ours. Left out: moving granules out of reach when a stretch
-//! begins and the tracker's own work, which the rest up to 2 % is for.
+//! Cost: four numbers. Source: MEB §3.5 aims at 2 % and gets there with fixed periods of up to
+//! 100 s, as a trap took 2 µs there; the limit is ours. Left out: what the tracker takes while it
+//! rests, which is what the rest up to 2 % is for.
 
 /// The share of the vCPU's time that tracking may take, stretch by stretch.
 const SHARE: f64 = 0.01;
