@@ -16,7 +16,7 @@
 //! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic hot set
 //! grows first, intermittent tracking learns and then rests for two minutes at most, a budget has to find out what a trap
 //! costs. How long all that takes, and how long a window must be, each way knows itself
-//! ([`Schedule`](crate::meb::modes::Schedule)). A window without stands between each two with, and is the neighbour
+//! ([`Schedule`]). A window without stands between each two with, and is the neighbour
 //! of both, also where one is the last of a way and the other the first of the next. All of it takes 35 minutes.
 //!
 //! Whatever moves pieces of memory splits the huge pages that they lie in, and these stay split when tracking
