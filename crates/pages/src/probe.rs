@@ -8,8 +8,10 @@
 //! those that are accessible, and time their next touch. Each revocation costs one trap at most.
 //! From these times comes the chance to stay untouched for so long (`life_table`); from it and what
 //! is known of each granule (when it last trapped, how long it has been revoked) Denning's working
-//! sets and the misses of each: the curve (`estimate`). So a probe serves three times: it times a touch; while it stays revoked it proves
-//! idleness for nothing; and when touched after long it tells at once that the guest grows.
+//! sets and the misses of each: the curve (`estimate`). What many do in the same tick is told from
+//! what each does on average (`burst`). So a probe serves three times: it times a touch; while it
+//! stays revoked it proves idleness for nothing; and when touched after long it tells at once that
+//! the guest grows.
 //!
 //! **What is estimated**, here and by the exact stack alike: time is cut into ticks of 100 ms
 //! ([`TICK`]). A reference is a granule touched in a tick; its distance is the number of distinct
@@ -25,10 +27,9 @@
 //! surely, but a set that shrinks to an eighth is seen 3 s later. A window that forgets all at once
 //! was tried, too: recorded guests that change often were seen worse. So was a working set that
 //! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.)
-//! Distances themselves look back
-//! as far as they must, so that slow sweeps are not lost. *Window of the life table 1.5 s*: some 300
-//! probes at 1 % of a vCPU, 3 % noise, quick enough to see a shrink before all of it has been
-//! revoked.
+//! Distances themselves look back as far as they must, so that slow sweeps are not lost. *Window of the life table 1 s*: some 150
+//! to 300 probes at 1 % of a vCPU, quick enough to see a shrink before all of it has been revoked.
+//! (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
 //!
 //! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
@@ -46,6 +47,7 @@ use crate::{
     curve::{MissRatioCurve, Point},
 };
 
+mod burst;
 mod estimate;
 mod granules;
 mod life_table;
@@ -55,9 +57,10 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
+use burst::Burst;
 use estimate::{GRID, Known, Touch};
 use granules::{Granules, State};
-use life_table::LifeTable;
+use life_table::{HOT, Hazards, IDLE, LifeTable};
 pub use sentinel::Sentinels;
 
 /// The unit of the reference stream.
@@ -71,9 +74,9 @@ pub const MAX_TRACKED: u32 = 1 << 14;
 /// Probes that a first reading rests on.
 pub const FIRST_PROBES: f64 = 50.0;
 /// Time constant of the life table.
-const WINDOW: Millis = Millis(1_500);
-/// The curve is renewed this often.
-const RENEWAL: Millis = Millis(200);
+const WINDOW: Millis = Millis(1_000);
+/// Who is touched after it was idle had been untouched for the longest of so many draws.
+const DRAWS: u32 = 3;
 /// What was asked for and not acknowledged within this time could not be revoked.
 const PATIENCE: Millis = Millis(1_000);
 
@@ -98,29 +101,33 @@ pub struct Tracker {
     pending: Vec<(u32, Time)>,
     asked: Vec<u32>,
     table: LifeTable,
+    /// As they stood at the last scan.
+    hazards: Hazards,
     /// Aged misses per tick at each size of the grid; the first are the references.
     misses: Vec<f64>,
-    /// Since the curve was renewed.
+    /// Since the last scan.
     touched: Vec<Touch>,
+    burst: Burst,
     governor: Governor,
     scanned: Time,
-    renewed: Time,
 }
 
 impl Tracker {
     /// Starts with every granule accessible. One seed gives one sequence of probes.
     #[must_use]
     pub fn new(granules: u32, governor: Governor, seed: u64, now: Time) -> Self {
+        let table = LifeTable::new();
         Self {
             granules: Granules::new(granules, seed, now),
             pending: Vec::new(),
             asked: Vec::new(),
-            table: LifeTable::new(),
+            hazards: table.hazards(),
+            table,
             misses: Vec::new(),
             touched: Vec::new(),
+            burst: Burst::default(),
             governor,
             scanned: now,
-            renewed: now,
         }
     }
 
@@ -176,9 +183,15 @@ impl Tracker {
 
     /// The granule was revoked.
     pub fn revoked(&mut self, granule: u32, at: Time) {
-        if let Some(index) = self.granules.find(granule) {
-            self.granules.revoke(index, at);
-        }
+        let Some(index) = self.granules.find(granule) else { return };
+        let (class, seen) = (self.granules.class(index, at), self.granules.seen(index, at));
+        let before = self.drawn(class).min(seen);
+        self.granules.revoke(index, at, before);
+    }
+
+    /// For how many ticks a granule had not been touched, as chance and the life table will have it.
+    fn drawn(&mut self, class: u8) -> u32 {
+        self.table.outlived(&self.hazards[usize::from(class)], self.granules.chance())
     }
 
     /// A trap: the granule was touched, and is accessible again.
@@ -189,14 +202,48 @@ impl Tracker {
             return;
         }
         let age = self.granules.age(index, at);
-        let class = self.granules.class(index);
-        self.table.survived(class, self.granules.age(index, self.scanned), age);
+        let class = self.granules.class(index, at);
+        self.survived(index, class, age);
         self.table.died(class, age);
+        if class != HOT {
+            self.burst.touched += 1.0;
+        }
+        self.expected(class, age, age + 1);
+        let before = self.before(index, class, at);
         self.granules.admit(index);
-        let seen = self.granules.seen(index, at);
         let weight = self.granules.saw(index, at);
-        self.touched.push(Touch { age, seen, class, weight });
+        self.touched.push(Touch { untouched: age + before, weight });
         self.granules.classify(index, age);
+    }
+
+    /// For how many ticks a granule that is touched now had not been touched when it was revoked.
+    ///
+    /// Idle granules are not alike: what is read in the order in which it was written comes back when
+    /// it has been untouched for longest. So it is the longest of several draws that counts, which
+    /// recorded guests and simulated ones agree on.
+    fn before(&mut self, index: u32, class: u8, at: Time) -> u32 {
+        let before = self.granules.before(index);
+        if class < IDLE {
+            return before;
+        }
+        let most = self.granules.seen(index, at) - self.granules.age(index, at);
+        (1..DRAWS).fold(before, |longest, _| longest.max(self.drawn(class).min(most)))
+    }
+
+    /// A revoked granule was not touched from the last scan until it was so many ticks old.
+    fn survived(&mut self, index: u32, class: u8, age: u32) {
+        let before = self.granules.age(index, self.scanned);
+        self.table.survived(class, before, age);
+        self.expected(class, before, age);
+    }
+
+    /// A revoked granule may have been touched between these ages.
+    fn expected(&mut self, class: u8, from: u32, to: u32) {
+        if class != HOT {
+            let hazard = &self.hazards[usize::from(class)];
+            let sum = self.table.at(hazard, to) - self.table.at(hazard, from);
+            self.burst.expected -= (-sum).exp_m1();
+        }
     }
 
     /// Traps were lost (the ring was full): `is_revoked` says how the shim's page states stand.
@@ -269,45 +316,47 @@ impl Tracker {
 
     /// Counts what was lived through since the last scan, and renews the curve.
     fn scan(&mut self, now: Time) {
-        self.table.fade(decay(now.since(self.scanned), WINDOW));
+        let elapsed = now.since(self.scanned);
+        self.table.fade(decay(elapsed, WINDOW));
         let mut population = Vec::with_capacity(self.granules.tracked() as usize);
         for index in 0..self.granules.tracked() {
-            let class = self.granules.class(index);
+            let class = self.granules.class(index, now);
             match self.granules.state(index) {
                 State::Accessible | State::Pending => {
                     let seen = self.granules.seen(index, now);
-                    population.push(Known { class, untouched: 0, seen });
+                    population.push(Known::Accessible { class, seen });
                 }
                 State::Excluded => {}
                 State::Revoked => {
                     let age = self.granules.age(index, now);
-                    self.table.survived(class, self.granules.age(index, self.scanned), age);
-                    let seen = self.granules.seen(index, now);
-                    population.push(Known { class, untouched: age, seen });
+                    self.survived(index, class, age);
+                    let untouched = age + self.granules.before(index);
+                    population.push(Known::Revoked { untouched });
                 }
             }
         }
         self.scanned = self.scanned.max(now);
-        if now.since(self.renewed) >= RENEWAL {
-            self.renew(&population, now);
+        self.hazards = self.table.hazards();
+        if elapsed > Millis(0) {
+            self.renew(&population, elapsed);
         }
     }
 
-    fn renew(&mut self, population: &[Known], now: Time) {
-        let ticks = now.since(self.renewed).0 as f64 / TICK.0 as f64;
-        let windows = estimate::windows(&self.table, population, &self.touched, ticks);
+    /// Takes what was seen in the time since the last scan into the aged curve.
+    fn renew(&mut self, population: &[Known], elapsed: Millis) {
+        let now = (elapsed.0 as f64 / TICK.0 as f64, std::mem::take(&mut self.burst).factor());
+        let windows = estimate::windows(&self.table, &self.hazards, population, &self.touched, now);
         self.touched.clear();
         let granules = f64::from(self.granules.counted());
         let misses = estimate::misses_per_tick(granules, self.table.starts(), &windows);
         if self.misses.is_empty() {
             self.misses = misses;
         } else {
-            let keep = decay(now.since(self.renewed), AGEING);
+            let keep = decay(elapsed, AGEING);
             for (aged, new) in self.misses.iter_mut().zip(misses) {
                 *aged = *aged * keep + new * (1.0 - keep);
             }
         }
-        self.renewed = now;
     }
 }
 

@@ -5,51 +5,38 @@
 //! with `r >= k` misses it. So the misses per tick of a memory of `w(k)` are the touches of such
 //! granules *now*: what a guest does at present counts, not what it is expected to do later.
 //!
-//! Of each granule it is known that it was touched when it last trapped (`e` ticks ago: `r <= e`)
-//! and, if it is revoked, that it was not touched for `b` ticks (`r >= b`). Between them the life
-//! table decides: with `S(k)` the chance to be untouched for `k` ticks, it is `S(k) / S(b)` for
-//! `b < k <= e`. Touches of revoked granules are counted, not estimated: they trapped. Gaps longer
-//! than it takes to revoke what is idle are all seen; so the far part of the curve, which decides
-//! about the working set of a guest that reads much once, has little noise but the guest's own.
+//! Of a revoked granule `r` is known, up to the moment of its revocation: how long it had not been
+//! touched *then* was drawn from the life table as it stood then (multiple imputation: Rubin,
+//! 1987). Errors of single granules cancel over all of them; and what guests did before they
+//! changed is kept as it was. Touches of revoked granules are counted, not estimated: they trapped.
+//! Gaps longer than it takes to revoke what is idle are all seen; so the far part of the curve,
+//! which decides about the working set of a guest that reads much once, has little noise but the
+//! guest's own.
 //!
-//! Just after a change nothing has been revoked for long, and a touch may have reached further back
-//! than `b`. The hazard of all that are revoked counts such touches on average, as if each granule
-//! were as likely as any other. What is read in the order in which it was written is not: those
-//! touched reach furthest. So each touch counts beyond `b` as well, by the square of `S(k) / S(b)`
-//! (whoever is touched is not of the idlest) and by the share [`REACH`], which recorded guests and
-//! simulated ones agree on. Where both count the same touch, a working set comes out rather too
-//! large than too small.
-//!
-//! A granule that trapped was counted in that tick; accessible since, its touches are estimated
-//! for the ticks after it only.
+//! Of an accessible granule it is known that it was touched when it last trapped. Since then the
+//! life table decides: with `S(k)` the chance to be untouched for `k` ticks, it is in `w(k)` with
+//! `1 - S(k)`, and touched now with the hazard of this tick ([`Burst`](super::burst::Burst)). A
+//! granule that trapped was counted in that tick; touches are estimated for the ticks after it.
 
-use super::life_table::{CLASSES, LifeTable};
+use super::life_table::{CLASSES, HOT, Hazards, LifeTable};
 
 /// Points of the curve that is kept, from 0 to all granules.
 pub(super) const GRID: usize = 512;
 
-/// How much of what a touch may have reached beyond the time for which it was revoked counts.
-const REACH: f64 = 0.7;
-
 /// What is known of one granule. Times are in ticks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
-    pub(super) class: u8,
-    /// Untouched for this long for certain: since it was revoked; 0: it is accessible.
-    pub(super) untouched: u32,
+pub(super) enum Known {
     /// Its last touch that was seen lies so far back; it may have been touched unseen since.
-    pub(super) seen: u32,
+    Accessible { class: u8, seen: u32 },
+    /// It has not been touched for so long.
+    Revoked { untouched: u32 },
 }
 
 /// A touch that trapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touch {
-    /// For how many ticks the granule had been revoked.
-    pub(super) age: u32,
-    /// Its last touch before that was seen lies so many ticks back; there may have been one unseen.
-    pub(super) seen: u32,
-    /// The granule's class until now.
-    pub(super) class: u8,
+    /// For how many ticks the granule had not been touched.
+    pub(super) untouched: u32,
     /// What share of a reference it is: one that traps twice in a tick is only one.
     pub(super) weight: f64,
 }
@@ -63,64 +50,51 @@ pub(super) struct Window {
     pub(super) misses: f64,
 }
 
-/// Size and misses of the windows that the bins of the life table begin with.
-/// `touched`: in the last `ticks`.
+/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the last
+/// `ticks`; `burst`: how much likelier than usual a touch was in them.
 pub(super) fn windows(
     table: &LifeTable,
+    hazards: &Hazards,
     population: &[Known],
     touched: &[Touch],
-    ticks: f64,
+    (ticks, burst): (f64, f64),
 ) -> Vec<Window> {
     let starts = table.starts();
-    let hazards: Vec<Vec<f64>> = (0..CLASSES).map(|c| table.cumulative_hazard(c)).collect();
-    let mut windows = vec![Window { size: population.len() as f64, misses: 0.0 }; starts.len()];
-    // Accessible granules by class and by the bin of their last touch that was seen.
-    let mut accessible = vec![[Window { size: 0.0, misses: 0.0 }; CLASSES]; starts.len()];
-    // Revoked ones by the bin of their age: their number, and how many of them are touched now.
-    let mut revoked = vec![Window { size: 0.0, misses: 0.0 }; starts.len()];
+    let none = Window { size: 0.0, misses: 0.0 };
+    // Accessible granules by class and by the bin of their last touch that was seen: their number, and
+    // how many ticks of these they may have been touched in, unseen.
+    let mut accessible = vec![[none; CLASSES]; starts.len()];
+    // Revoked ones by the bin of their last touch: their number, and how many of them were touched.
+    let mut revoked = vec![none; starts.len()];
     for granule in population {
-        let class = usize::from(granule.class);
-        let last = table.last_start(granule.seen.max(granule.untouched));
-        if granule.untouched == 0 {
-            accessible[last][class].size += 1.0;
-            accessible[last][class].misses += (f64::from(granule.seen) / ticks).min(1.0);
-            continue;
-        }
-        let first = table.last_start(granule.untouched);
-        let hazard = &hazards[class];
-        let lived = table.at(hazard, granule.untouched);
-        revoked[first].size += 1.0;
-        for bin in first + 1..=last {
-            let survived = (lived - hazard[bin]).exp();
-            let next = table.at(hazard, starts[bin] + 1) - hazard[bin];
-            windows[bin].size -= survived;
-            windows[bin].misses -= survived * (-next).exp_m1();
+        match *granule {
+            Known::Accessible { class, seen } => {
+                let at = &mut accessible[table.last_start(seen)][usize::from(class)];
+                at.size += 1.0;
+                at.misses += (f64::from(seen) / ticks).min(1.0);
+            }
+            Known::Revoked { untouched } => revoked[table.last_start(untouched)].size += 1.0,
         }
     }
     for touch in touched {
-        let first = table.last_start(touch.age);
-        let hazard = &hazards[usize::from(touch.class)];
-        let lived = table.at(hazard, touch.age);
-        revoked[first].misses += touch.weight / ticks;
-        for bin in first + 1..=table.last_start(touch.seen.max(touch.age)) {
-            let reached = REACH * (2.0 * (lived - hazard[bin])).exp();
-            windows[bin].misses += reached * touch.weight / ticks;
-        }
+        revoked[table.last_start(touch.untouched)].misses += touch.weight / ticks;
     }
-    let mut sum = Window { size: 0.0, misses: 0.0 };
-    let mut reach = [sum; CLASSES];
+    let mut windows = vec![none; starts.len()];
+    let (mut beyond, mut reach) = (none, [none; CLASSES]);
     for bin in (0..starts.len()).rev() {
-        sum.size += revoked[bin].size;
-        sum.misses += revoked[bin].misses;
-        windows[bin].size -= sum.size;
-        windows[bin].misses += sum.misses;
-        for class in 0..CLASSES {
+        beyond.size += revoked[bin].size;
+        beyond.misses += revoked[bin].misses;
+        windows[bin] = Window { size: population.len() as f64 - beyond.size, ..beyond };
+        for (class, hazard) in hazards.iter().enumerate() {
             reach[class].size += accessible[bin][class].size;
             reach[class].misses += accessible[bin][class].misses;
-            let survived = (-hazards[class][bin]).exp();
-            let next = table.at(&hazards[class], starts[bin] + 1) - hazards[class][bin];
-            windows[bin].size -= reach[class].size * survived;
-            windows[bin].misses -= reach[class].misses * survived * (-next).exp_m1();
+            let burst = if class == usize::from(HOT) { 1.0 } else { burst };
+            let next = table.at(hazard, starts[bin] + 1) - hazard[bin];
+            // The last of the ticks in a window is this one.
+            let now = if bin == 0 { 0.0 } else { (burst - 1.0) * hazard[1] };
+            windows[bin].size -= reach[class].size * (-hazard[bin] - now).exp();
+            windows[bin].misses -=
+                reach[class].misses * (-hazard[bin]).exp() * (-burst * next).exp_m1();
         }
     }
     windows
@@ -157,23 +131,23 @@ pub(super) fn misses_per_tick(granules: f64, starts: &[u32], windows: &[Window])
 mod tests {
     use super::*;
 
-    const ACCESSIBLE: Known = Known { class: 0, untouched: 0, seen: 5000 };
-
-    fn touch(age: u32) -> Touch {
-        Touch { age, seen: age, class: 0, weight: 1.0 }
-    }
+    const ACCESSIBLE: Known = Known::Accessible { class: HOT, seen: 5000 };
 
     /// Of granules that are touched in every tick.
     fn hot() -> LifeTable {
         let mut table = LifeTable::new();
-        (0..1000).for_each(|_| table.died(0, 0));
+        (0..1000).for_each(|_| table.died(HOT, 0));
         table
+    }
+
+    fn windows_of(table: &LifeTable, population: &[Known], touched: &[Touch]) -> Vec<Window> {
+        windows(table, &table.hazards(), population, touched, (1.0, 1.0))
     }
 
     #[test]
     fn a_set_that_is_touched_in_every_tick_gives_a_step() {
         let table = hot();
-        let windows = windows(&table, &[ACCESSIBLE; 300], &[], 2.0);
+        let windows = windows_of(&table, &[ACCESSIBLE; 300], &[]);
         let misses = misses_per_tick(1022.0, table.starts(), &windows);
         assert!((misses[148] - 300.0).abs() < 0.1, "{}", misses[148]);
         assert!(misses[151] < 0.1, "{}", misses[151]);
@@ -182,8 +156,7 @@ mod tests {
     #[test]
     fn what_was_untouched_for_long_is_outside_of_shorter_windows_and_within_longer_ones() {
         let table = hot();
-        let idle = Known { class: 2, untouched: 100, seen: 103 };
-        let windows = windows(&table, &[idle; 10], &[], 1.0);
+        let windows = windows_of(&table, &[Known::Revoked { untouched: 100 }; 10], &[]);
         let size = |ticks| windows[table.last_start(ticks)].size;
         assert!(size(80) < 1e-9, "{}", size(80));
         assert!((size(150) - 10.0).abs() < 1e-9, "{}", size(150));
@@ -192,28 +165,36 @@ mod tests {
     #[test]
     fn a_touch_after_long_misses_all_windows_that_are_shorter() {
         let table = hot();
-        let windows = windows(&table, &[ACCESSIBLE; 10], &[touch(100), touch(100), touch(3)], 2.0);
+        let touched = [100, 100, 3].map(|untouched| Touch { untouched, weight: 1.0 });
+        let windows = windows_of(&table, &[ACCESSIBLE; 10], &touched);
         let misses = |ticks| windows[table.last_start(ticks)].misses;
-        assert!((misses(50) - 1.0).abs() < 0.02, "{}", misses(50));
-        assert!((misses(2) - 1.5).abs() < 0.02, "{}", misses(2));
-        assert!(misses(200) < 0.02, "{}", misses(200));
-    }
-
-    #[test]
-    fn a_touch_may_reach_back_to_the_last_one_that_was_seen_and_no_further() {
-        let mut table = LifeTable::new();
-        (0..1000).for_each(|_| table.survived(2, 0, 400));
-        let late = Touch { seen: 300, class: 2, ..touch(100) };
-        let windows = windows(&table, &[ACCESSIBLE; 10], &[late], 1.0);
-        let misses = |ticks| windows[table.last_start(ticks)].misses;
-        assert!((misses(250) - REACH).abs() < 0.1, "{}", misses(250));
-        assert!(misses(350) < 0.1, "{}", misses(350));
+        assert!((misses(50) - 2.0).abs() < 0.04, "{}", misses(50));
+        assert!((misses(2) - 3.0).abs() < 0.04, "{}", misses(2));
+        assert!(misses(200) < 0.04, "{}", misses(200));
     }
 
     #[test]
     fn what_trapped_in_this_tick_is_no_second_reference() {
-        let trapped = Known { seen: 0, ..ACCESSIBLE };
-        let windows = windows(&hot(), &[trapped; 10], &[touch(0); 10], 1.0);
+        let trapped = Known::Accessible { class: HOT, seen: 0 };
+        let touches = [Touch { untouched: 0, weight: 1.0 }; 10];
+        let windows = windows_of(&hot(), &[trapped; 10], &touches);
         assert!((windows[0].misses - 10.0).abs() < 1e-9, "{}", windows[0].misses);
+    }
+
+    #[test]
+    fn a_burst_makes_the_last_tick_larger_and_leaves_hot_granules_as_they_are() {
+        let mut table = hot();
+        for _ in 0..1000 {
+            table.survived(1, 0, 9);
+            table.died(1, 9);
+        }
+        table.died(1, 0);
+        let warm = Known::Accessible { class: 1, seen: 100 };
+        let population = [[ACCESSIBLE; 100], [warm; 100]].concat();
+        let sizes = [1.0, 1000.0, 1e6]
+            .map(|burst| windows(&table, &table.hazards(), &population, &[], (1.0, burst))[1].size);
+        assert!((sizes[0] - 100.0).abs() < 1.0, "{}", sizes[0]);
+        assert!((150.0..180.0).contains(&sizes[1]), "{}", sizes[1]);
+        assert!((sizes[2] - 200.0).abs() < 0.1, "{}", sizes[2]);
     }
 }

@@ -14,7 +14,7 @@ use model::Time;
 
 use super::{
     MAX_TRACKED, TICK,
-    life_table::{UNKNOWN, class_of},
+    life_table::{FRESH, FRESH_TICKS, IDLE, UNKNOWN, class_of},
 };
 
 /// Longest time in one state that is told apart: 12 days.
@@ -40,6 +40,8 @@ struct Granule {
     seen_ms: u32,
     /// Its place among the accessible.
     slot: u32,
+    /// For how many ticks it had not been touched when it was revoked.
+    before: u16,
     state: State,
     class: u8,
 }
@@ -66,6 +68,7 @@ impl Granules {
             since_ms: 0,
             seen_ms: 0,
             slot,
+            before: 0,
             state: State::Accessible,
             class: UNKNOWN,
         });
@@ -130,8 +133,15 @@ impl Granules {
         self.list[index as usize].state
     }
 
-    pub(super) fn class(&self, index: u32) -> u8 {
-        self.list[index as usize].class
+    /// The class of its lifetime: the one that it was revoked in, or would be now.
+    pub(super) fn class(&mut self, index: u32, now: Time) -> u8 {
+        let Granule { state, class, .. } = self.list[index as usize];
+        match class {
+            IDLE | FRESH if state == State::Revoked => class,
+            IDLE | FRESH if self.seen(index, now) < FRESH_TICKS => FRESH,
+            IDLE | FRESH => IDLE,
+            _ => class,
+        }
     }
 
     /// Keeps what its lifetime, in ticks, says about the granule.
@@ -197,14 +207,26 @@ impl Granules {
         self.excluded += 1;
     }
 
-    /// A pending granule was revoked.
-    pub(super) fn revoke(&mut self, index: u32, at: Time) {
-        let ms = self.ms(at);
+    /// A pending granule was revoked, `before` ticks after its last touch.
+    pub(super) fn revoke(&mut self, index: u32, at: Time, before: u32) {
+        let (ms, class) = (self.ms(at), self.class(index, at));
         let granule = &mut self.list[index as usize];
         if granule.state == State::Pending {
             granule.state = State::Revoked;
+            granule.class = class;
             granule.since_ms = ms;
+            granule.before = u16::try_from(before).unwrap_or(u16::MAX);
         }
+    }
+
+    /// For how many ticks it had not been touched when it was revoked.
+    pub(super) fn before(&self, index: u32) -> u32 {
+        u32::from(self.list[index as usize].before)
+    }
+
+    /// A random number from 0 to 1.
+    pub(super) fn chance(&mut self) -> f64 {
+        self.random.f64()
     }
 
     /// A granule that was not accessible is again.

@@ -13,13 +13,15 @@
 //!
 //! Granules that proved hot behave unlike others. A table is therefore kept for each class (by
 //! the granule's previous lifetime), shrunk towards the table of all where a class has seen little.
+//! One more class is of what was idle and was touched just now: where a guest reads on, the next
+//! touch is near.
 
 /// Ages are told apart tick by tick up to here, then in bins a tenth of their age wide.
 const SINGLE: u32 = 8;
 /// The last age that is told apart, in ticks: ten minutes.
 pub(super) const OLDEST: u32 = 6000;
 /// Classes of granules, by their previous lifetime.
-pub(super) const CLASSES: usize = 4;
+pub(super) const CLASSES: usize = 5;
 /// How many events everybody's hazard weighs where a class has few of its own.
 const SHRINK: f64 = 1.0;
 /// The same for the hazard of the bin before, where nobody has lived recently.
@@ -30,14 +32,22 @@ const CERTAIN: f64 = 1.0 - 1e-9;
 /// What a granule's previous lifetime says about its next.
 pub(super) const fn class_of(lifetime_ticks: u32) -> u8 {
     match lifetime_ticks {
-        0 => 0,
+        0 => HOT,
         1..=10 => 1,
-        _ => 2,
+        _ => IDLE,
     }
 }
 
+/// The class of what was touched in the tick in which it was revoked.
+pub(super) const HOT: u8 = 0;
+/// The class of what was not touched for more than a second.
+pub(super) const IDLE: u8 = 2;
 /// The class of granules that were never touched since tracking began.
 pub(super) const UNKNOWN: u8 = 3;
+/// The class of what was idle until it was touched, less than [`FRESH_TICKS`] ago.
+pub(super) const FRESH: u8 = 4;
+/// How long what came back stays [`FRESH`].
+pub(super) const FRESH_TICKS: u32 = 4;
 
 /// The first age of every bin, in ticks, and one past the last.
 fn bin_starts() -> Vec<u32> {
@@ -50,6 +60,9 @@ fn bin_starts() -> Vec<u32> {
     starts.push(OLDEST);
     starts
 }
+
+/// Of each class, the cumulative hazard `-ln S` at the first age of every bin.
+pub(super) type Hazards = [Vec<f64>; CLASSES];
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
@@ -111,8 +124,13 @@ impl LifeTable {
         self.counts.iter().map(|c| c[0].deaths + c[0].survivals).sum()
     }
 
+    /// The cumulative hazards of every class.
+    pub(super) fn hazards(&self) -> Hazards {
+        std::array::from_fn(|class| self.cumulative_hazard(class))
+    }
+
     /// Cumulative hazard `-ln S` of one class at the first age of every bin.
-    pub(super) fn cumulative_hazard(&self, class: usize) -> Vec<f64> {
+    fn cumulative_hazard(&self, class: usize) -> Vec<f64> {
         let mut hazard = Vec::with_capacity(self.starts.len());
         let (mut sum, mut prior) = (0.0, 0.0);
         hazard.push(0.0);
@@ -140,6 +158,19 @@ impl LifeTable {
         let (from, to) = (self.starts[bin], self.starts[bin + 1]);
         let share = f64::from(age_ticks - from) / f64::from(to - from);
         hazard[bin] + share * (hazard[bin + 1] - hazard[bin])
+    }
+
+    /// The age that is outlived with this chance: the inverse of [`Self::at`].
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "inside a bin")]
+    pub(super) fn outlived(&self, hazard: &[f64], chance: f64) -> u32 {
+        let sum = -chance.ln();
+        let after = hazard.partition_point(|&h| h <= sum);
+        if after == 0 || after == hazard.len() {
+            return if after == 0 { 0 } else { OLDEST };
+        }
+        let (from, to) = (self.starts[after - 1], self.starts[after]);
+        let share = (sum - hazard[after - 1]) / (hazard[after] - hazard[after - 1]);
+        from + (share * f64::from(to - from)) as u32
     }
 
     /// The last bin that begins no later than this age.
@@ -194,6 +225,21 @@ mod tests {
         }
         let (own, other) = (table.cumulative_hazard(0), table.cumulative_hazard(1));
         assert!((own[1] - other[1]).abs() < 0.01);
+    }
+
+    #[test]
+    fn what_is_outlived_with_a_chance_is_where_the_hazard_says_so() {
+        let mut table = LifeTable::new();
+        for age in (0..60).flat_map(|age| [age; 50]) {
+            table.survived(0, 0, age);
+            table.died(0, age);
+        }
+        let hazard = table.cumulative_hazard(0);
+        for age in [0, 3, 20, 39, 41] {
+            let chance = (-table.at(&hazard, age)).exp();
+            assert!(table.outlived(&hazard, chance * 0.999_999).abs_diff(age) <= 1, "{age}");
+        }
+        assert_eq!((table.outlived(&hazard, 0.0), table.outlived(&hazard, 1.0)), (OLDEST, 0));
     }
 
     #[test]
