@@ -58,9 +58,9 @@ mod simulation;
 mod tests;
 
 use burst::Burst;
-use estimate::{GRID, Known, Touch};
+use estimate::{GRID, Known, Recent, Touch};
 use granules::{Granules, State};
-use life_table::{HOT, Hazards, IDLE, LifeTable};
+use life_table::{CLASSES, Hazards, IDLE, LifeTable};
 pub use sentinel::Sentinels;
 
 /// The unit of the reference stream.
@@ -107,7 +107,7 @@ pub struct Tracker {
     misses: Vec<f64>,
     /// Since the last scan.
     touched: Vec<Touch>,
-    burst: Burst,
+    bursts: [Burst; CLASSES],
     governor: Governor,
     scanned: Time,
 }
@@ -125,7 +125,7 @@ impl Tracker {
             table,
             misses: Vec::new(),
             touched: Vec::new(),
-            burst: Burst::default(),
+            bursts: [Burst::default(); CLASSES],
             governor,
             scanned: now,
         }
@@ -205,9 +205,7 @@ impl Tracker {
         let class = self.granules.class(index, at);
         self.survived(index, class, age);
         self.table.died(class, age);
-        if class != HOT {
-            self.burst.touched += 1.0;
-        }
+        self.bursts[usize::from(class)].touched += 1.0;
         self.expected(class, age, age + 1);
         let before = self.before(index, class, at);
         self.granules.admit(index);
@@ -239,11 +237,10 @@ impl Tracker {
 
     /// A revoked granule may have been touched between these ages.
     fn expected(&mut self, class: u8, from: u32, to: u32) {
-        if class != HOT {
-            let hazard = &self.hazards[usize::from(class)];
-            let sum = self.table.at(hazard, to) - self.table.at(hazard, from);
-            self.burst.expected -= (-sum).exp_m1();
-        }
+        let class = usize::from(class);
+        let hazard = &self.hazards[class];
+        let sum = self.table.at(hazard, to) - self.table.at(hazard, from);
+        self.bursts[class].expected -= (-sum).exp_m1();
     }
 
     /// Traps were lost (the ring was full): `is_revoked` says how the shim's page states stand.
@@ -344,8 +341,15 @@ impl Tracker {
 
     /// Takes what was seen in the time since the last scan into the aged curve.
     fn renew(&mut self, population: &[Known], elapsed: Millis) {
-        let now = (elapsed.0 as f64 / TICK.0 as f64, std::mem::take(&mut self.burst).factor());
-        let windows = estimate::windows(&self.table, &self.hazards, population, &self.touched, now);
+        let ticks = elapsed.0 as f64 / TICK.0 as f64;
+        let bursts = std::mem::take(&mut self.bursts).map(Burst::factor);
+        let windows = estimate::windows(
+            &self.table,
+            &self.hazards,
+            population,
+            &self.touched,
+            Recent { ticks, bursts },
+        );
         self.touched.clear();
         let granules = f64::from(self.granules.counted());
         let misses = estimate::misses_per_tick(granules, self.table.starts(), &windows);

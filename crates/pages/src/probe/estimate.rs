@@ -50,14 +50,22 @@ pub(super) struct Window {
     pub(super) misses: f64,
 }
 
-/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the last
-/// `ticks`; `burst`: how much likelier than usual a touch was in them.
+/// The time since the windows were last computed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Recent {
+    pub(super) ticks: f64,
+    /// How much likelier than usual a touch was, by class.
+    pub(super) bursts: [f64; CLASSES],
+}
+
+/// Size and misses of the windows that the bins of the life table begin with; `touched` are the
+/// touches of the recent time.
 pub(super) fn windows(
     table: &LifeTable,
     hazards: &Hazards,
     population: &[Known],
     touched: &[Touch],
-    (ticks, burst): (f64, f64),
+    Recent { ticks, bursts }: Recent,
 ) -> Vec<Window> {
     let starts = table.starts();
     let none = Window { size: 0.0, misses: 0.0 };
@@ -88,7 +96,8 @@ pub(super) fn windows(
         for (class, hazard) in hazards.iter().enumerate() {
             reach[class].size += accessible[bin][class].size;
             reach[class].misses += accessible[bin][class].misses;
-            let burst = if class == usize::from(HOT) { 1.0 } else { burst };
+            // Hot granules are touched in every tick.
+            let burst = if class == usize::from(HOT) { 1.0 } else { bursts[class] };
             let next = table.at(hazard, starts[bin] + 1) - hazard[bin];
             // The last of the ticks in a window is this one.
             let now = if bin == 0 { 0.0 } else { (burst - 1.0) * hazard[1] };
@@ -141,7 +150,13 @@ mod tests {
     }
 
     fn windows_of(table: &LifeTable, population: &[Known], touched: &[Touch]) -> Vec<Window> {
-        windows(table, &table.hazards(), population, touched, (1.0, 1.0))
+        windows(
+            table,
+            &table.hazards(),
+            population,
+            touched,
+            Recent { ticks: 1.0, bursts: [1.0; CLASSES] },
+        )
     }
 
     #[test]
@@ -191,8 +206,10 @@ mod tests {
         table.died(1, 0);
         let warm = Known::Accessible { class: 1, seen: 100 };
         let population = [[ACCESSIBLE; 100], [warm; 100]].concat();
-        let sizes = [1.0, 1000.0, 1e6]
-            .map(|burst| windows(&table, &table.hazards(), &population, &[], (1.0, burst))[1].size);
+        let sizes = [1.0, 1000.0, 1e6].map(|burst| {
+            let recent = Recent { ticks: 1.0, bursts: [burst; CLASSES] };
+            windows(&table, &table.hazards(), &population, &[], recent)[1].size
+        });
         assert!((sizes[0] - 100.0).abs() < 1.0, "{}", sizes[0]);
         assert!((150.0..180.0).contains(&sizes[1]), "{}", sizes[1]);
         assert!((sizes[2] - 200.0).abs() < 0.1, "{}", sizes[2]);
