@@ -15,10 +15,10 @@
 //!
 //! Of an accessible granule it is known that it was touched when it last trapped. Since then the
 //! life table decides: with `S(k)` the chance to be untouched for `k` ticks, it is in `w(k)` with
-//! `1 - S(k)`, and touched now with the hazard of this tick ([`Burst`](super::burst::Burst)). A
-//! granule that trapped was counted in that tick; touches are estimated for the ticks after it.
+//! `1 - S(k)`, and touched now with the hazard of its age. A granule that trapped was counted in that
+//! tick; touches are estimated for the ticks after it.
 
-use super::life_table::{CLASSES, HOT, Hazards, LifeTable};
+use super::life_table::{CLASSES, Hazards, LifeTable};
 
 /// Points of the curve that is kept, from 0 to all granules.
 pub(super) const GRID: usize = 512;
@@ -50,22 +50,14 @@ pub(super) struct Window {
     pub(super) misses: f64,
 }
 
-/// The time since the windows were last computed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Recent {
-    pub(super) ticks: f64,
-    /// How much likelier than usual a touch was, by class.
-    pub(super) bursts: [f64; CLASSES],
-}
-
-/// Size and misses of the windows that the bins of the life table begin with; `touched` are the
-/// touches of the recent time.
+/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the last
+/// `ticks`.
 pub(super) fn windows(
     table: &LifeTable,
     hazards: &Hazards,
     population: &[Known],
     touched: &[Touch],
-    Recent { ticks, bursts }: Recent,
+    ticks: f64,
 ) -> Vec<Window> {
     let starts = table.starts();
     let none = Window { size: 0.0, misses: 0.0 };
@@ -96,14 +88,10 @@ pub(super) fn windows(
         for (class, hazard) in hazards.iter().enumerate() {
             reach[class].size += accessible[bin][class].size;
             reach[class].misses += accessible[bin][class].misses;
-            // Hot granules are touched in every tick.
-            let burst = if class == usize::from(HOT) { 1.0 } else { bursts[class] };
+            let survived = (-hazard[bin]).exp();
             let next = table.at(hazard, starts[bin] + 1) - hazard[bin];
-            // The last of the ticks in a window is this one.
-            let now = if bin == 0 { 0.0 } else { (burst - 1.0) * hazard[1] };
-            windows[bin].size -= reach[class].size * (-hazard[bin] - now).exp();
-            windows[bin].misses -=
-                reach[class].misses * (-hazard[bin]).exp() * (-burst * next).exp_m1();
+            windows[bin].size -= reach[class].size * survived;
+            windows[bin].misses -= reach[class].misses * survived * (-next).exp_m1();
         }
     }
     windows
@@ -138,6 +126,7 @@ pub(super) fn misses_per_tick(granules: f64, starts: &[u32], windows: &[Window])
 
 #[cfg(test)]
 mod tests {
+    use super::super::life_table::HOT;
     use super::*;
 
     const ACCESSIBLE: Known = Known::Accessible { class: HOT, seen: 5000 };
@@ -150,13 +139,7 @@ mod tests {
     }
 
     fn windows_of(table: &LifeTable, population: &[Known], touched: &[Touch]) -> Vec<Window> {
-        windows(
-            table,
-            &table.hazards(),
-            population,
-            touched,
-            Recent { ticks: 1.0, bursts: [1.0; CLASSES] },
-        )
+        windows(table, &table.hazards(), population, touched, 1.0)
     }
 
     #[test]
@@ -194,24 +177,5 @@ mod tests {
         let touches = [Touch { untouched: 0, weight: 1.0 }; 10];
         let windows = windows_of(&hot(), &[trapped; 10], &touches);
         assert!((windows[0].misses - 10.0).abs() < 1e-9, "{}", windows[0].misses);
-    }
-
-    #[test]
-    fn a_burst_makes_the_last_tick_larger_and_leaves_hot_granules_as_they_are() {
-        let mut table = hot();
-        for _ in 0..1000 {
-            table.survived(1, 0, 9);
-            table.died(1, 9);
-        }
-        table.died(1, 0);
-        let warm = Known::Accessible { class: 1, seen: 100 };
-        let population = [[ACCESSIBLE; 100], [warm; 100]].concat();
-        let sizes = [1.0, 1000.0, 1e6].map(|burst| {
-            let recent = Recent { ticks: 1.0, bursts: [burst; CLASSES] };
-            windows(&table, &table.hazards(), &population, &[], recent)[1].size
-        });
-        assert!((sizes[0] - 100.0).abs() < 1.0, "{}", sizes[0]);
-        assert!((150.0..180.0).contains(&sizes[1]), "{}", sizes[1]);
-        assert!((sizes[2] - 200.0).abs() < 0.1, "{}", sizes[2]);
     }
 }
