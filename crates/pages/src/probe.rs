@@ -26,9 +26,9 @@
 //! surely, but a set that shrinks to an eighth is seen 3 s later. A window that forgets all at once
 //! was tried, too: recorded guests that change often were seen worse. So was a working set that
 //! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.)
-//! Distances themselves look back as far as they must, so that slow sweeps are not lost. *Window of the life table 1 s*: some 150
-//! to 300 probes at 1 % of a vCPU, quick enough to see a shrink before all of it has been revoked.
-//! (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
+//! Distances themselves look back as far as they must, so that slow sweeps are not lost. *Window of
+//! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink before
+//! all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
 //!
 //! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
@@ -37,9 +37,9 @@
 //! Cost: 20 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`] are
 //! tracked, one from each of as many equal parts of the guest, and stand for all: 2 % of error at a
 //! working set of a tenth, and a bound on the burst when a sleeping guest awakes. Left out: the
-//! order of touches inside a tick; that many granules may be touched in one tick and none in the next
-//! (a factor for all hazards of a tick was tried: guests came out truer by 1 %, and the smallest of known
-//! sets too large by 10 %); guests whose vCPUs are all stopped simply idle.
+//! order of touches inside a tick; that many granules may be touched in one tick and none in the
+//! next (a factor for all hazards of a tick was tried: recorded guests came out truer by 1 %, and
+//! the smallest of known sets too large by 10 %); guests whose vCPUs are all stopped simply idle.
 
 use model::{Millis, Time};
 
@@ -219,7 +219,7 @@ impl Tracker {
         if class < IDLE {
             return before;
         }
-        let most = self.granules.seen(index, at) - self.granules.age(index, at);
+        let most = self.granules.seen(index, at).saturating_sub(self.granules.age(index, at));
         (1..DRAWS).fold(before, |longest, _| longest.max(self.drawn(class).min(most)))
     }
 

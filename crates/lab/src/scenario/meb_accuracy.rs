@@ -41,7 +41,7 @@ const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
 const MEASURE: Duration = Duration::from_secs(60);
-/// How often estimate and truth are looked at; the estimate is renewed as often.
+/// How often estimate and truth are looked at; the estimate is renewed twice as often.
 const EVERY: Duration = Duration::from_millis(200);
 /// Moments in an interval, which is what is compared.
 const INTERVAL: usize = 25;
