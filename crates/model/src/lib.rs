@@ -9,6 +9,7 @@
 //! clock, file, socket nor thread. Whoever needs one of those implements a port ([`ports`]).
 
 pub mod config;
+pub mod dedup;
 pub mod names;
 pub mod plan;
 pub mod ports;

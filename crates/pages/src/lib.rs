@@ -2,6 +2,7 @@
 
 pub mod budget;
 pub mod curve;
+pub mod dedup;
 pub mod hot_set;
 pub mod lru;
 pub mod phase;

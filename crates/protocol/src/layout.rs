@@ -121,6 +121,8 @@ pub enum Counter {
     ControlNs,
     /// How often everything was given back unasked.
     GivenBack,
+    /// Gauge: pages that share a slot of a pool, or did until the guest wrote to them.
+    MergedPages,
 }
 
 /// Why the shim gave everything back unasked.
@@ -183,6 +185,8 @@ pub enum PageState {
     /// In staging, or on its way there or back: the guest's next touch traps. Also a hole that was
     /// taken out of reach.
     Staged = 1,
+    /// Mapped from a pool, copy-on-write: shared, or the guest has written to it and has its copy.
+    Merged = 2,
     /// A number that this version does not know.
     Unknown = 255,
 }
@@ -192,6 +196,7 @@ impl PageState {
         match number {
             0 => Self::Plain,
             1 => Self::Staged,
+            2 => Self::Merged,
             _ => Self::Unknown,
         }
     }

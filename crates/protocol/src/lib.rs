@@ -23,13 +23,22 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
 
 /// Most granules in one [`Request::Revoke`].
 pub const MAX_REVOKE: usize = 2048;
+
+/// Most runs in one [`Request::Merge`].
+pub const MAX_MERGE: usize = 512;
+
+/// Most pages in one [`Request::Merge`]: what the shim does of it at a time is far less.
+pub const MAX_MERGE_PAGES: u32 = 4096;
+
+/// Most slots in a pool: 4 TiB of content.
+pub const MAX_SLOTS: u32 = 1 << 30;
 
 /// Most regions in [`Answer::Welcome`].
 pub const MAX_REGIONS: usize = 512;
@@ -65,6 +74,19 @@ pub enum Request {
     Release,
     /// Where things stand; also the sign of life that keeps the shim from giving everything back.
     Status,
+    /// From now on [`Content::Slot`] means a slot of this pool, whose descriptor, opened for reading, comes
+    /// with the message. What was merged with another pool stays as it is. Answered with [`Answer::Done`].
+    Pool {
+        /// Pages that the pool has room for; at most [`MAX_SLOTS`].
+        slots: u32,
+    },
+    /// Puts shared pages in the place of equal ones. A page that is not equal at that moment, that I/O holds,
+    /// that is out of reach or no ordinary page of the guest's stays as it is. Answered with [`Answer::Merged`];
+    /// which pages share a slot now is to be seen in the page states.
+    Merge {
+        /// What to merge with what; at most [`MAX_MERGE`] of them, [`MAX_MERGE_PAGES`] in all.
+        runs: Vec<Merge>,
+    },
 }
 
 /// How to track.
@@ -82,6 +104,39 @@ pub struct Tracking {
     /// The fuse: past this many traps in one second everything is given back, and tracking pauses
     /// until the next [`Request::Track`]. At least 1.
     pub max_traps_per_s: u32,
+}
+
+/// Pages that follow each other and what they are thought to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merge {
+    /// The first page's number.
+    pub page: u32,
+    /// How many.
+    pub pages: u32,
+    /// What they hold.
+    pub content: Content,
+}
+
+impl Merge {
+    /// What this page of the run is thought to hold.
+    #[must_use]
+    pub fn content_at(&self, page: u32) -> Content {
+        match self.content {
+            Content::Zeros => Content::Zeros,
+            Content::Slot(slot) => {
+                Content::Slot(slot.saturating_add(page.saturating_sub(self.page)))
+            }
+        }
+    }
+}
+
+/// What a page is thought to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Content {
+    /// Zeros: the page is dropped, and its place left empty.
+    Zeros,
+    /// What this slot of the pool holds, and the next page what the next one does.
+    Slot(u32),
 }
 
 /// What a shim answers.
@@ -105,6 +160,23 @@ pub enum Answer {
     Refused(Refusal),
     /// To [`Request::Status`].
     Status(Status),
+    /// To [`Request::Merge`], in pages.
+    Merged(Merged),
+}
+
+/// What a [`Request::Merge`] came to, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merged {
+    /// They share a slot now.
+    pub shared: u32,
+    /// They held zeros and are dropped.
+    pub dropped: u32,
+    /// They hold something else by now.
+    pub different: u32,
+    /// They could not be taken: I/O holds them, they are out of reach, or not there.
+    pub kept: u32,
+    /// QEMU may not have more mappings (`vm.max_map_count`).
+    pub no_room: u32,
 }
 
 /// A piece of guest RAM. Page numbers run through all regions; each region begins at a multiple of
@@ -178,6 +250,12 @@ pub enum Refusal {
         value: u64,
         /// What would do.
         valid: String,
+    },
+    /// Not merging now.
+    #[error("not merging: {why}")]
+    NotMerging {
+        /// Why.
+        why: String,
     },
     /// Not tracking now.
     #[error("not tracking: {why}")]

@@ -17,8 +17,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    Answer, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, REGION_ALIGN_PAGES, Refusal, Region, Request,
-    State, Tracking,
+    Answer, Content, MAX_MERGE, MAX_MERGE_PAGES, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, MAX_SLOTS,
+    Merge, REGION_ALIGN_PAGES, Refusal, Region, Request, State, Tracking,
 };
 
 /// Most pages in a granule: what one huge page holds.
@@ -75,7 +75,15 @@ impl Request {
             Self::Revoke { granules } if granules.is_empty() || granules.len() > MAX_REVOKE => {
                 return Err(invalid("granules", granules.len() as u64, "1 to 2048 of them"));
             }
-            Self::Hello { .. } | Self::Revoke { .. } | Self::Release | Self::Status => {}
+            Self::Pool { slots } if *slots == 0 || *slots > MAX_SLOTS => {
+                return Err(invalid("slots", (*slots).into(), "1 to 2^30"));
+            }
+            Self::Merge { runs } => check_merge(runs)?,
+            Self::Hello { .. }
+            | Self::Revoke { .. }
+            | Self::Pool { .. }
+            | Self::Release
+            | Self::Status => {}
         }
         Ok(request)
     }
@@ -102,7 +110,7 @@ impl Answer {
                 state
             }
             Self::Status(status) => &status.state,
-            Self::Done { .. } | Self::Refused(_) => return Ok(answer),
+            Self::Done { .. } | Self::Merged(_) | Self::Refused(_) => return Ok(answer),
         };
         if let State::On(tracking) = state
             && let Err(fault) = tracking.fault()
@@ -165,6 +173,29 @@ fn check_regions(regions: &[Region]) -> Result<(), WireError> {
         free = first + u64::from(region.pages);
         if region.pages == 0 || free > u64::from(u32::MAX) {
             return invalid("pages", region.pages.into(), "at least 1, and 2^32 in all regions");
+        }
+    }
+    Ok(())
+}
+
+/// Runs must be few and not empty, and end before the numbers do.
+fn check_merge(runs: &[Merge]) -> Result<(), Refusal> {
+    if runs.is_empty() || runs.len() > MAX_MERGE {
+        return Err(invalid("runs", runs.len() as u64, "1 to 512 of them"));
+    }
+    let mut all = 0_u32;
+    for run in runs {
+        all = all.saturating_add(run.pages);
+        if run.pages == 0 || all > MAX_MERGE_PAGES {
+            return Err(invalid("pages", run.pages.into(), "at least 1, and 4096 in all runs"));
+        }
+        if run.page.checked_add(run.pages).is_none() {
+            return Err(invalid("page", run.page.into(), "a run that ends before page 2^32"));
+        }
+        if let Content::Slot(slot) = run.content
+            && slot.checked_add(run.pages).is_none_or(|end| end > MAX_SLOTS)
+        {
+            return Err(invalid("slot", slot.into(), "a run that ends before slot 2^30"));
         }
     }
     Ok(())

@@ -21,14 +21,18 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub use crate::userfaultfd::Range;
 pub use rustix::mm::Advice;
 
-/// What a page table's lowest level holds.
-pub const PAGE_BYTES: u64 = 4096;
+/// What a page table's lowest level holds, as the length of an array.
+pub const PAGE_LEN: usize = 4096;
+/// The same among addresses.
+pub const PAGE_BYTES: u64 = PAGE_LEN as u64;
 /// What one huge page holds on x86-64 and on arm64 with small pages.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 const SCAN: Opcode = opcode::read_write::<ScanArg>(b'f', 16);
+const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
+const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
 
 /// `struct pm_scan_arg`.
@@ -96,10 +100,9 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        let start = pointer(self.whole);
         // SAFETY: the mapping is ours and nobody keeps references into it. It cannot fail for a whole
         // mapping.
-        let _ = unsafe { rustix::mm::munmap(start, length(self.whole)) };
+        let _ = unsafe { unmap(self.whole) };
     }
 }
 
@@ -115,17 +118,135 @@ pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(pointer(range), length(range), advice) }
 }
 
-/// This process's page tables, to look at.
+/// Unmaps a range of this process.
+///
+/// # Safety
+/// Nobody uses it.
+///
+/// # Errors
+/// The kernel's.
+pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { rustix::mm::munmap(pointer(range), length(range)) }
+}
+
+/// How memory is mapped over addresses that are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Over {
+    /// Where.
+    pub range: Range,
+    /// Whether the kernel counts it as promised memory.
+    pub reserve: bool,
+}
+
+impl Over {
+    /// Fresh private memory: zeros.
+    ///
+    /// # Safety
+    /// Nobody relies on what is there, and no reference points to it.
+    ///
+    /// # Errors
+    /// The kernel's: nothing has changed then. `ENOMEM` also when the process has too many mappings.
+    pub unsafe fn map_fresh(self) -> Result<(), Errno> {
+        let flags = self.flags();
+        // SAFETY: as the caller promises.
+        unsafe {
+            rustix::mm::mmap_anonymous(pointer(self.range), length(self.range), ACCESS, flags)
+        }?;
+        Ok(())
+    }
+
+    /// The bytes of a file from `offset` on: what is written becomes a copy.
+    ///
+    /// # Safety
+    /// Nobody relies on what is there beyond what the file holds, and no reference points to it.
+    ///
+    /// # Errors
+    /// As for [`Self::map_fresh`].
+    pub unsafe fn map_copy(self, file: BorrowedFd<'_>, offset: u64) -> Result<(), Errno> {
+        let flags = self.flags();
+        // SAFETY: as the caller promises.
+        unsafe {
+            rustix::mm::mmap(pointer(self.range), length(self.range), ACCESS, flags, file, offset)
+        }?;
+        Ok(())
+    }
+
+    fn flags(self) -> MapFlags {
+        let reserve = if self.reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
+        MapFlags::PRIVATE | MapFlags::FIXED | reserve
+    }
+}
+
+const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Whether there is nothing but zeros in it.
+#[must_use]
+pub fn is_zeros(bytes: &[u8]) -> bool {
+    // Without a branch for each byte the compiler takes many at once.
+    bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// Pages that a process has to itself, in memory, side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Private {
+    /// Where.
+    pub range: Range,
+    /// Whether they are parts of huge pages.
+    pub huge: bool,
+}
+
+/// A process's page tables, to look at.
 #[derive(Debug)]
 pub struct Pagemap(File);
 
 impl Pagemap {
-    /// Opens `/proc/self/pagemap`.
+    /// Opens that of this process.
     ///
     /// # Errors
     /// When `/proc` is not there.
     pub fn open() -> std::io::Result<Self> {
         File::open("/proc/self/pagemap").map(Self)
+    }
+
+    /// Opens another process's, which may be looked into by whoever may trace it.
+    ///
+    /// # Errors
+    /// When it is gone, or not permitted.
+    pub fn of(pid: u32) -> std::io::Result<Self> {
+        File::open(format!("/proc/{pid}/pagemap")).map(Self)
+    }
+
+    /// The pages of `range` that are in memory and that the process has to itself, in ascending order:
+    /// not holes, not the page of zeros, not what is mapped from a file, not what is swapped out.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn private(&self, range: Range) -> Result<Vec<Private>, Errno> {
+        self.present(range, PAGE_IS_FILE | PAGE_IS_PFNZERO)
+    }
+
+    /// The same with the page of zeros: what can be read without changing anything.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn readable(&self, range: Range) -> Result<Vec<Private>, Errno> {
+        self.present(range, PAGE_IS_FILE)
+    }
+
+    fn present(&self, range: Range, but_not: u64) -> Result<Vec<Private>, Errno> {
+        let mut pages = Vec::new();
+        let wanted = ScanArg {
+            category_inverted: but_not,
+            category_mask: PAGE_IS_PRESENT | but_not,
+            return_mask: PAGE_IS_HUGE,
+            ..ScanArg::default()
+        };
+        self.scan(range, wanted, |found| {
+            let range = Range { start: found.start, len: found.end.saturating_sub(found.start) };
+            pages.push(Private { range, huge: found.categories & PAGE_IS_HUGE != 0 });
+        })?;
+        Ok(pages)
     }
 
     /// How many pages of `range` have content, in memory or swapped out.
@@ -145,9 +266,26 @@ impl Pagemap {
     }
 
     fn count(&self, range: Range, categories: u64) -> Result<u64, Errno> {
+        let wanted = ScanArg {
+            category_anyof_mask: categories,
+            return_mask: categories,
+            ..ScanArg::default()
+        };
+        let mut pages = 0;
+        self.scan(range, wanted, |found| pages += found.pages())?;
+        Ok(pages)
+    }
+
+    /// Hands over every run of pages of `range` that fits `wanted`.
+    fn scan(
+        &self,
+        range: Range,
+        wanted: ScanArg,
+        mut hand_over: impl FnMut(&Found),
+    ) -> Result<(), Errno> {
         let end = range.start + range.len;
         let mut found = [Found::default(); 64];
-        let (mut start, mut pages) = (range.start, 0);
+        let mut start = range.start;
         while start < end {
             let mut arg = ScanArg {
                 size: size_of::<ScanArg>() as u64,
@@ -155,20 +293,17 @@ impl Pagemap {
                 end,
                 vec: found.as_mut_ptr().addr() as u64,
                 vec_len: found.len() as u64,
-                category_anyof_mask: categories,
-                return_mask: categories,
-                ..ScanArg::default()
+                ..wanted
             };
             // SAFETY: the structure is the one of this request, and `found` has the length it says.
             let filled = unsafe { ioctl(&self.0, ScanRequest(&mut arg)) }?;
-            let filled = filled.min(found.len());
-            pages += found[..filled].iter().map(Found::pages).sum::<u64>();
+            found[..filled.min(found.len())].iter().for_each(&mut hand_over);
             if arg.walk_end <= start {
                 break;
             }
             start = arg.walk_end;
         }
-        Ok(pages)
+        Ok(())
     }
 }
 
@@ -252,9 +387,38 @@ mod tests {
     }
 
     #[test]
+    fn private_pages_are_those_that_were_written_and_nothing_else() {
+        let memory = Reserved::new(HUGE_PAGE_BYTES).unwrap();
+        let pagemap = Pagemap::of(std::process::id()).unwrap();
+        let page = |index: u64| memory.range().start + index * PAGE_BYTES;
+        let pointer = |index| pointer(Range { start: page(index), len: 1 }).cast::<u8>();
+        // SAFETY: fresh memory of ours.
+        unsafe {
+            memory.advise(Advice::LinuxNoHugepage).unwrap();
+            [3, 4, 5, 9].into_iter().for_each(|index| pointer(index).write(1));
+            // Reading a hole maps the page of zeros.
+            assert_eq!(pointer(6).read_volatile(), 0);
+        }
+        let range = |first, count| Range { start: page(first), len: count * PAGE_BYTES };
+        let runs = [(3, 3), (9, 1)].map(|(at, len)| Private { range: range(at, len), huge: false });
+        assert_eq!(pagemap.private(memory.range()), Ok(runs.to_vec()));
+        let readable = pagemap.readable(memory.range()).unwrap();
+        assert_eq!(
+            readable.iter().map(|part| part.range).collect::<Vec<_>>(),
+            [range(3, 4), range(9, 1)]
+        );
+        assert_eq!(
+            pagemap.private(range(4, 1)),
+            Ok(vec![Private { range: range(4, 1), huge: false }])
+        );
+    }
+
+    #[test]
     fn the_structures_are_the_kernels() {
         assert_eq!(size_of::<ScanArg>(), size_of::<linux_raw_sys::general::pm_scan_arg>());
         assert_eq!(size_of::<Found>(), size_of::<linux_raw_sys::general::page_region>());
+        assert_eq!(PAGE_IS_FILE, linux_raw_sys::general::PAGE_IS_FILE.into());
+        assert_eq!(PAGE_IS_PFNZERO, linux_raw_sys::general::PAGE_IS_PFNZERO.into());
         assert_eq!(PAGE_IS_HUGE, linux_raw_sys::general::PAGE_IS_HUGE.into());
         assert_eq!(PAGE_IS_SWAPPED, linux_raw_sys::general::PAGE_IS_SWAPPED.into());
         assert_eq!(PAGE_IS_PRESENT, linux_raw_sys::general::PAGE_IS_PRESENT.into());

@@ -112,19 +112,7 @@ impl SharedMemory {
     /// When it is no memfd, of another size, not sealed, or the kernel refuses.
     pub fn open(fd: BorrowedFd<'_>, words: usize, bytes: usize) -> Result<Self, SharedMemoryError> {
         let expected = length(words, bytes)? as u64;
-        let magic = rustix::fs::fstatfs(fd).map_err(failed("fstatfs"))?.f_type.cast_unsigned();
-        // Huge-page memfds have another: touching them can fail for want of a huge page.
-        if magic != TMPFS_MAGIC {
-            return Err(SharedMemoryError::NotMemory { magic });
-        }
-        let seals = rustix::fs::fcntl_get_seals(fd).map_err(failed("F_GET_SEALS"))?;
-        if !seals.contains(NEEDED_SEALS) {
-            return Err(SharedMemoryError::Unsealed);
-        }
-        let found = rustix::fs::fstat(fd).map_err(failed("fstat"))?.st_size.cast_unsigned();
-        if found != expected {
-            return Err(SharedMemoryError::Size { found, expected });
-        }
+        check(fd, expected)?;
         Self::map(fd, words, bytes, MapFlags::PRIVATE | MapFlags::NORESERVE)
     }
 
@@ -170,6 +158,24 @@ impl Drop for SharedMemory {
         // It cannot fail for a whole mapping, and there would be nothing to do about it.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
     }
+}
+
+/// Refuses what is no memfd of `expected` bytes that can never shrink: using it could end this process.
+pub(crate) fn check(fd: BorrowedFd<'_>, expected: u64) -> Result<(), SharedMemoryError> {
+    let magic = rustix::fs::fstatfs(fd).map_err(failed("fstatfs"))?.f_type.cast_unsigned();
+    // Huge-page memfds have another: touching them can fail for want of a huge page.
+    if magic != TMPFS_MAGIC {
+        return Err(SharedMemoryError::NotMemory { magic });
+    }
+    let seals = rustix::fs::fcntl_get_seals(fd).map_err(failed("F_GET_SEALS"))?;
+    if !seals.contains(NEEDED_SEALS) {
+        return Err(SharedMemoryError::Unsealed);
+    }
+    let found = rustix::fs::fstat(fd).map_err(failed("fstat"))?.st_size.cast_unsigned();
+    if found != expected {
+        return Err(SharedMemoryError::Size { found, expected });
+    }
+    Ok(())
 }
 
 /// Bytes of the file: both parts.

@@ -1,8 +1,12 @@
 use super::*;
-use crate::{Status, VERSION};
+use crate::{Merged, Status, VERSION};
 
 const TRACKING: Tracking =
     Tracking { granule_pages: 32, hot_set: Some(64), sample: u32::MAX, max_traps_per_s: 500 };
+
+const ZEROS: Merge = Merge { page: 7, pages: 1, content: Content::Zeros };
+const LAST_RUN: Merge =
+    Merge { page: u32::MAX - 1, pages: 1, content: Content::Slot(MAX_SLOTS - 1) };
 
 fn requests() -> Vec<Request> {
     vec![
@@ -12,6 +16,9 @@ fn requests() -> Vec<Request> {
         Request::Revoke { granules: vec![u32::MAX; MAX_REVOKE] },
         Request::Release,
         Request::Status,
+        Request::Pool { slots: MAX_SLOTS },
+        Request::Merge { runs: vec![LAST_RUN; MAX_MERGE] },
+        Request::Merge { runs: vec![Merge { page: 0, pages: MAX_MERGE_PAGES, ..ZEROS }] },
     ]
 }
 
@@ -34,6 +41,7 @@ fn answers() -> Vec<Answer> {
         Answer::Status(Status { state: State::On(TRACKING), generation: 1 }),
         Answer::Status(Status { state: State::Suspended { why: "fuse".into() }, generation: 1 }),
         welcome(vec![]),
+        Answer::Merged(Merged { shared: u32::MAX, no_room: 1, ..Merged::default() }),
     ]
 }
 
@@ -105,12 +113,13 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             }
             packet
         } else {
-            let first = random.u8(0..6);
+            let first = random.u8(0..8);
             std::iter::once(first).chain((0..random.usize(0..40)).map(|_| random.u8(..))).collect()
         };
         match Request::decode(&packet) {
             Ok(Request::Track(tracking)) => assert_eq!(tracking.check(), Ok(())),
             Ok(Request::Revoke { granules }) => assert!((1..=MAX_REVOKE).contains(&granules.len())),
+            Ok(Request::Merge { runs }) => assert_eq!(check_merge(&runs), Ok(())),
             _ => {}
         }
         if let Ok(Answer::Welcome { regions, .. }) = Answer::decode(&packet) {
@@ -159,4 +168,29 @@ fn regions_that_overlap_are_empty_unaligned_too_many_or_past_the_end_are_refused
     assert!(refused(vec![region(512, u32::MAX)]));
     assert!(refused((0..513).map(|i| region(i * 512, 1)).collect()));
     assert!(!refused(vec![region(0, u32::MAX)]));
+}
+
+#[test]
+fn runs_that_are_empty_too_many_too_long_or_past_the_end_are_refused() {
+    let refused = |runs: Vec<Merge>| {
+        let packet = Request::Merge { runs }.encode().unwrap();
+        Request::decode(&packet).unwrap_err().to_string()
+    };
+    assert_eq!(refused(vec![]), "runs: 0: 1 to 512 of them");
+    assert_eq!(refused(vec![ZEROS; MAX_MERGE + 1]), "runs: 513: 1 to 512 of them");
+    let pages = |pages| Merge { pages, ..ZEROS };
+    assert_eq!(refused(vec![ZEROS, pages(0)]), "pages: 0: at least 1, and 4096 in all runs");
+    assert!(refused(vec![pages(4000), pages(97)]).starts_with("pages: 97"));
+    assert!(refused(vec![pages(u32::MAX), pages(u32::MAX)]).starts_with("pages: 4294967295"));
+    assert!(refused(vec![Merge { page: u32::MAX, ..ZEROS }]).starts_with("page: 4294967295"));
+    assert!(refused(vec![Merge { pages: 2, page: 0, ..LAST_RUN }]).starts_with("slot: 1073741823"));
+}
+
+#[test]
+fn a_pool_without_slots_or_with_too_many_is_refused() {
+    for slots in [0, MAX_SLOTS + 1, u32::MAX] {
+        let packet = Request::Pool { slots }.encode().unwrap();
+        let error = Request::decode(&packet).unwrap_err().to_string();
+        assert_eq!(error, format!("slots: {slots}: 1 to 2^30"));
+    }
 }

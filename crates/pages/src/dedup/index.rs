@@ -1,0 +1,271 @@
+//! A group's contents, each with one place where it is found.
+//!
+//! A table of buckets of one cache line: eight entries of a 32-bit tag and a 32-bit place. The high
+//! bits of a hash choose the bucket, its low bits are the tag, so two contents are taken for one in
+//! one of 2^29 looks: the comparison before a merge finds out.
+//!
+//! **Bounded.** The table never grows. Where a bucket is full, a guest's page makes room: it will be
+//! met again when it is next looked at. A slot of the pool never makes room for a guest's page:
+//! without its entry nobody could join those that share it.
+
+use std::ops::Range;
+
+/// Entries in a bucket.
+const WAYS: usize = 8;
+/// Pages for which a bucket is made: the rest is room for those that fall together.
+const PAGES_PER_BUCKET: f64 = 6.0;
+/// What the index takes for each page.
+pub(super) const BYTES_PER_PAGE: f64 = size_of::<Bucket>() as f64 / PAGES_PER_BUCKET;
+
+/// Marks a slot of the pool among places.
+const POOL: u32 = 1 << 31;
+/// No place: all others are below.
+const NOWHERE: u32 = u32::MAX;
+
+/// Where a content is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A page of one of the group's VMs, by its number in the group; below 2^31 (8 TiB).
+    Guest(u32),
+    /// A slot of the group's pool; below 2^31 - 1.
+    Pool(u32),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    tag: u32,
+    place: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+struct Bucket([Entry; WAYS]);
+
+const EMPTY: Bucket = Bucket([Entry { tag: 0, place: NOWHERE }; WAYS]);
+
+/// The index of one group.
+#[derive(Clone, Debug)]
+pub struct Index {
+    buckets: Vec<Bucket>,
+    /// Which entry of a full bucket makes room next.
+    turn: usize,
+}
+
+impl Index {
+    /// For a group of so many pages. With more it works as well, and finds less in one pass.
+    #[must_use]
+    pub fn new(pages: u32) -> Self {
+        let buckets = (f64::from(pages) / PAGES_PER_BUCKET).ceil().max(1.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2^32")]
+        let buckets = buckets as usize;
+        Self { buckets: vec![EMPTY; buckets], turn: 0 }
+    }
+
+    /// A page with this content was seen. Answers where the same content is found already; otherwise it
+    /// is found here from now on.
+    pub fn meet(&mut self, hash: u64, page: u32) -> Option<Place> {
+        match self.find(hash) {
+            Some(Place::Guest(known)) if known == page => None,
+            Some(place) => Some(place),
+            None => {
+                self.set(hash, Place::Guest(page));
+                None
+            }
+        }
+    }
+
+    /// Where a content is found.
+    #[must_use]
+    pub fn find(&self, hash: u64) -> Option<Place> {
+        let entries = &self.buckets[self.bucket(hash)].0;
+        entries.iter().find(|entry| entry.is(hash)).map(|entry| entry.place())
+    }
+
+    /// From now on the content is found there. `false`: there is no room, for too many slots fall
+    /// together.
+    pub fn set(&mut self, hash: u64, place: Place) -> bool {
+        let (bucket, turn) = (self.bucket(hash), self.turn);
+        let entries = &mut self.buckets[bucket].0;
+        let is_guest = |entry: &Entry| entry.place < POOL;
+        let same = entries.iter().position(|entry| entry.is(hash));
+        let free = || entries.iter().position(|entry| entry.place == NOWHERE);
+        let guest = || (turn..turn + WAYS).map(|at| at % WAYS).find(|&at| is_guest(&entries[at]));
+        let Some(at) = same.or_else(free).or_else(guest) else { return false };
+        entries[at] = Entry { tag: tag(hash), place: place.number() };
+        self.turn = (at + 1) % WAYS;
+        true
+    }
+
+    /// The content is no longer found at this place; if it is found elsewhere, that stays.
+    pub fn remove(&mut self, hash: u64, place: Place) {
+        let bucket = self.bucket(hash);
+        let gone = |entry: &&mut Entry| entry.is(hash) && entry.place == place.number();
+        if let Some(entry) = self.buckets[bucket].0.iter_mut().find(gone) {
+            entry.place = NOWHERE;
+        }
+    }
+
+    /// Pages of guests that are there no more, because their VM has left the group.
+    pub fn forget(&mut self, pages: Range<u32>) {
+        for entry in self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0) {
+            if entry.place < POOL && pages.contains(&entry.place) {
+                entry.place = NOWHERE;
+            }
+        }
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.buckets.len() * size_of::<Bucket>()
+    }
+
+    /// The high bits of the hash, scaled to the number of buckets.
+    #[expect(clippy::cast_possible_truncation, reason = "below the number of buckets")]
+    fn bucket(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.buckets.len() as u128) >> 64) as usize
+    }
+}
+
+impl Entry {
+    fn is(&self, hash: u64) -> bool {
+        self.place != NOWHERE && self.tag == tag(hash)
+    }
+
+    fn place(&self) -> Place {
+        if self.place < POOL { Place::Guest(self.place) } else { Place::Pool(self.place - POOL) }
+    }
+}
+
+impl Place {
+    fn number(self) -> u32 {
+        match self {
+            Self::Guest(page) => page % POOL,
+            Self::Pool(slot) => slot.min(NOWHERE - POOL - 1) + POOL,
+        }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
+fn tag(hash: u64) -> u32 {
+    hash as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Meet { content: u64, page: u32 },
+        Pool { content: u64, slot: u32 },
+        Remove { content: u64 },
+        Forget { first: u32 },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let content = || 0..60_u64;
+        prop_oneof![
+            8 => (content(), 0..100_u32).prop_map(|(content, page)| Step::Meet { content, page }),
+            2 => (content(), 0..100_u32).prop_map(|(content, slot)| Step::Pool { content, slot }),
+            1 => content().prop_map(|content| Step::Remove { content }),
+            1 => (0..100_u32).prop_map(|first| Step::Forget { first }),
+        ]
+    }
+
+    /// Different contents have different hashes, spread over buckets and tags.
+    fn hash(content: u64) -> u64 {
+        (content + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    proptest! {
+        /// A place that the index names is the last that was set for that content, and was not removed.
+        #[test]
+        fn what_is_found_is_where_it_was_put_last(
+            pages in 1..200_u32, steps in proptest::collection::vec(step(), 1..300),
+        ) {
+            let mut index = Index::new(pages);
+            let mut truth = std::collections::BTreeMap::new();
+            let bytes = index.bytes();
+            for step in steps {
+                match step {
+                    Step::Meet { content, page } => {
+                        let known = truth.get(&content).copied();
+                        match index.meet(hash(content), page) {
+                            Some(place) => prop_assert_eq!(Some(place), known),
+                            // It is there already, or was unknown, or had made room for others.
+                            None => {
+                                prop_assert!(!matches!(known, Some(Place::Pool(_)))
+                                    || index.find(hash(content)).is_some());
+                                if index.find(hash(content)) == Some(Place::Guest(page)) {
+                                    truth.insert(content, Place::Guest(page));
+                                }
+                            }
+                        }
+                    }
+                    Step::Pool { content, slot } => {
+                        if index.set(hash(content), Place::Pool(slot)) {
+                            truth.insert(content, Place::Pool(slot));
+                        }
+                    }
+                    Step::Remove { content } => {
+                        if let Some(place) = truth.remove(&content) {
+                            index.remove(hash(content), place);
+                        }
+                    }
+                    Step::Forget { first } => {
+                        index.forget(first..first + 10);
+                        truth.retain(|_, place| !matches!(
+                            place, Place::Guest(page) if (first..first + 10).contains(page)
+                        ));
+                    }
+                }
+                for (content, place) in &truth {
+                    let found = index.find(hash(*content));
+                    match place {
+                        Place::Pool(_) => prop_assert_eq!(found, Some(*place)),
+                        Place::Guest(_) => prop_assert!(found.is_none() || found == Some(*place)),
+                    }
+                }
+            }
+            prop_assert_eq!(index.bytes(), bytes);
+        }
+    }
+
+    #[test]
+    fn nearly_all_of_a_group_is_found_again_in_the_next_pass() {
+        const PAGES: u32 = 100_000;
+        let mut index = Index::new(PAGES);
+        (0..PAGES).for_each(|page| assert_eq!(index.meet(hash(page.into()), page), None));
+        let found = |page: &u32| index.find(hash((*page).into())) == Some(Place::Guest(*page));
+        let found = (0..PAGES).filter(found).count();
+        assert!(found > PAGES as usize * 97 / 100, "{found}");
+        assert!(index.bytes() as f64 <= f64::from(PAGES) * BYTES_PER_PAGE + 64.0);
+    }
+
+    #[test]
+    fn a_guest_with_nothing_but_new_contents_drives_no_slot_out() {
+        let mut index = Index::new(1_000);
+        let slots: Vec<u32> =
+            (0..800).filter(|&slot| index.set(hash(slot.into()), Place::Pool(slot))).collect();
+        assert!(slots.len() > 700, "{}", slots.len());
+        (0..100_000).for_each(|page| {
+            index.meet(hash(u64::from(page) + 1_000_000), page);
+        });
+        assert!(slots.iter().all(|&s| index.find(hash(s.into())) == Some(Place::Pool(s))));
+    }
+
+    #[test]
+    fn one_and_the_same_hash_for_everything_is_one_entry() {
+        let mut index = Index::new(1_000);
+        assert_eq!(index.meet(7, 1), None);
+        assert_eq!(index.meet(7, 1), None, "the page itself");
+        assert_eq!(index.meet(7, 2), Some(Place::Guest(1)));
+        assert!(index.set(7, Place::Pool(0)));
+        assert_eq!(index.meet(7, 1), Some(Place::Pool(0)));
+        index.remove(7, Place::Guest(1));
+        assert_eq!(index.find(7), Some(Place::Pool(0)), "another place is not what was removed");
+    }
+}

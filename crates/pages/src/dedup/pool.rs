@@ -1,0 +1,173 @@
+//! The slots of a group's pool: who uses them, and which come next.
+//!
+//! A slot holds one page of content that nobody may write. It is in use as long as somebody shares
+//! it. Slots are handed out in ascending order, so that pages that are merged one after the other lie
+//! side by side in the pool as they do in the guest, and become one mapping ([`super::runs()`]).
+
+/// One slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Slot {
+    hash: u64,
+    sharers: u32,
+}
+
+/// The slots of one group.
+#[derive(Clone, Debug, Default)]
+pub struct Pool {
+    slots: Vec<Slot>,
+    /// Where the search for a free slot goes on.
+    next: usize,
+    used: u32,
+    shared: u64,
+    most: u32,
+}
+
+impl Pool {
+    /// An empty pool that will have at most so many slots.
+    #[must_use]
+    pub fn new(most: u32) -> Self {
+        Self { most: most.min(super::Book::MOST_SLOTS), ..Self::default() }
+    }
+
+    /// A slot for this content, with no sharer yet: to be [shared](Self::share) or
+    /// [left](Self::leave) at once. `None`: all are in use.
+    pub fn take(&mut self, hash: u64) -> Option<u32> {
+        let at = self.free()?;
+        if at == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        // What is taken and not yet shared counts as one sharer, or it would be handed out twice.
+        self.slots[at] = Slot { hash, sharers: 1 };
+        self.next = at + 1;
+        self.used += 1;
+        u32::try_from(at).ok()
+    }
+
+    /// The next free slot from the last one on, around the end, or a new one.
+    fn free(&self) -> Option<usize> {
+        let is_free = |at: &usize| self.slots[*at].sharers == 0;
+        if (self.used as usize) < self.slots.len() {
+            let from = self.next.min(self.slots.len());
+            if let Some(at) = (from..self.slots.len()).find(is_free) {
+                return Some(at);
+            }
+            if self.slots.len() == self.most as usize || self.slots.len() > 2 * self.used as usize {
+                return (0..from).find(is_free);
+            }
+        }
+        (self.slots.len() < self.most as usize).then_some(self.slots.len())
+    }
+
+    /// One more shares a slot that is in use.
+    pub fn share(&mut self, slot: u32) {
+        if let Some(slot) = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0) {
+            slot.sharers += 1;
+            self.shared += 1;
+        }
+    }
+
+    /// One less shares it. Answers the hash of its content when that was the last: the slot is free, and
+    /// its memory to be given back.
+    pub fn leave(&mut self, slot: u32) -> Option<u64> {
+        let slot = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0)?;
+        slot.sharers -= 1;
+        if slot.sharers > 0 {
+            self.shared -= 1;
+            return None;
+        }
+        self.used -= 1;
+        Some(slot.hash)
+    }
+
+    /// The hash of a slot's content; `None`: it is not in use.
+    #[must_use]
+    pub fn hash(&self, slot: u32) -> Option<u64> {
+        self.slots.get(slot as usize).filter(|slot| slot.sharers > 0).map(|slot| slot.hash)
+    }
+
+    /// The slots in use, and the hashes of their contents.
+    pub fn hashes(&self) -> impl Iterator<Item = (u32, u64)> {
+        (0..)
+            .zip(&self.slots)
+            .filter(|(_, slot)| slot.sharers > 0)
+            .map(|(at, slot)| (at, slot.hash))
+    }
+
+    /// How many share a slot.
+    #[must_use]
+    pub fn sharers(&self, slot: u32) -> u32 {
+        self.slots.get(slot as usize).map_or(0, |slot| slot.sharers)
+    }
+
+    /// Slots in use: pages of memory.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Pages that are no longer needed because of the pool: all sharers but one of each slot.
+    #[must_use]
+    pub fn saved(&self) -> u64 {
+        self.shared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn slots_lie_side_by_side_in_the_order_in_which_they_were_taken() {
+        let mut pool = Pool::new(100);
+        let taken: Vec<_> = (0..10).map(|hash| pool.take(hash)).collect();
+        assert_eq!(taken, (0..10).map(Some).collect::<Vec<_>>());
+        assert_eq!((pool.leave(3), pool.leave(4)), (Some(3), Some(4)));
+        assert_eq!((pool.hash(3), pool.hash(5), pool.hashes().count()), (None, Some(5), 8));
+        assert_eq!(pool.take(0), Some(10), "not into a gap while there is room behind");
+    }
+
+    #[test]
+    fn gaps_are_used_when_the_pool_is_full_or_half_empty() {
+        let mut pool = Pool::new(4);
+        (0..4).for_each(|hash| assert!(pool.take(hash).is_some()));
+        assert_eq!(pool.take(9), None);
+        pool.leave(1);
+        assert_eq!(pool.take(9), Some(1));
+        let mut pool = Pool::new(1000);
+        (0..10).for_each(|hash| assert!(pool.take(hash).is_some()));
+        (0..8).for_each(|slot| assert!(pool.leave(slot).is_some()));
+        assert_eq!(pool.take(9), Some(0));
+    }
+
+    proptest! {
+        /// Used and saved are what the sharers add up to; no slot is handed out while somebody has it.
+        #[test]
+        fn nothing_leaks(steps in proptest::collection::vec((0..3_u8, 0..20_u32), 0..300)) {
+            let mut pool = Pool::new(16);
+            let mut truth = std::collections::BTreeMap::<u32, u64>::new();
+            for (kind, number) in steps {
+                match kind {
+                    0 => if let Some(slot) = pool.take(number.into()) {
+                        prop_assert!(truth.insert(slot, 1).is_none());
+                    } else {
+                        prop_assert_eq!(truth.len(), 16);
+                    },
+                    1 => {
+                        pool.share(number);
+                        truth.entry(number).and_modify(|sharers| *sharers += 1);
+                    }
+                    _ => {
+                        let freed = pool.leave(number).is_some();
+                        let left = truth.get_mut(&number).map(|sharers| { *sharers -= 1; *sharers });
+                        prop_assert_eq!(freed, left == Some(0));
+                        truth.retain(|_, sharers| *sharers > 0);
+                    }
+                }
+                prop_assert_eq!(pool.used() as usize, truth.len());
+                prop_assert_eq!(pool.saved(), truth.values().map(|sharers| sharers - 1).sum::<u64>());
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The memory that holds a group's shared pages.
+//!
+//! **Problem.** Each guest that shares a page maps it; none of them, nor anybody else, may change it,
+//! for it is in other guests as well. **Idea.** A memfd of a fixed size, of which only slots in use
+//! take memory. Its owner writes through the descriptor; everybody else gets one that was opened for
+//! reading, which maps privately: what a guest writes is its own copy.
+//!
+//! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it anew for
+//! writing: it is closed to all but its owner first. It is sealed against another size: shrinking
+//! would destroy the copies of those that have written. A slot is emptied by punching a hole, which
+//! does not.
+//!
+//! **Left out**: a process of the same user (root) can write to it. QEMU should run as another.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+
+use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN};
+use crate::shared_memory::{self, SharedMemoryError};
+
+/// One page of content.
+pub type Page = [u8; PAGE_LEN];
+
+/// A group's shared pages, in slots.
+#[derive(Debug)]
+pub struct PoolFile {
+    file: File,
+    slots: u32,
+}
+
+impl PoolFile {
+    /// Makes an empty one with room for so many slots.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn create(name: &str, slots: u32) -> Result<Self, Errno> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)?;
+        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::ftruncate(&fd, u64::from(slots) * PAGE_BYTES)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self { file: File::from(fd), slots })
+    }
+
+    /// The same file for those who share its pages: it can be mapped, and not written.
+    ///
+    /// # Errors
+    /// The kernel's; `ENOENT` without `/proc`.
+    pub fn reader(&self) -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// Puts a page into a slot.
+    ///
+    /// # Errors
+    /// The kernel's: there is no memory; `EINVAL`: no such slot.
+    pub fn write(&self, slot: u32, page: &Page) -> Result<(), Errno> {
+        let at = self.place(slot)?;
+        self.file.write_all_at(page, at).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// What a slot holds: zeros, when it is empty.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub fn read(&self, slot: u32, page: &mut Page) -> Result<(), Errno> {
+        let at = self.place(slot)?;
+        self.file.read_exact_at(page, at).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// Gives a slot's memory back. Nobody maps it any more.
+    ///
+    /// # Errors
+    /// As for [`Self::write`].
+    pub fn empty(&self, slot: u32) -> Result<(), Errno> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, flags, self.place(slot)?, PAGE_BYTES)
+    }
+
+    /// Memory that it takes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn bytes(&self) -> Result<u64, Errno> {
+        // In blocks of 512 bytes, whatever the file system.
+        Ok(rustix::fs::fstat(&self.file)?.st_blocks.cast_unsigned() * 512)
+    }
+
+    fn place(&self, slot: u32) -> Result<u64, Errno> {
+        if slot < self.slots { Ok(u64::from(slot) * PAGE_BYTES) } else { Err(Errno::INVAL) }
+    }
+}
+
+/// A pool as it looks to a process that shares its pages.
+#[derive(Debug)]
+pub struct PoolView {
+    file: File,
+    slots: u32,
+}
+
+impl PoolView {
+    /// Takes what the owner's [`PoolFile::reader`] was passed on as.
+    ///
+    /// # Errors
+    /// When it is no memfd of this many slots that can never shrink.
+    pub fn open(file: OwnedFd, slots: u32) -> Result<Self, SharedMemoryError> {
+        shared_memory::check(file.as_fd(), u64::from(slots) * PAGE_BYTES)?;
+        Ok(Self { file: File::from(file), slots })
+    }
+
+    /// What slots hold, from `first` on as many as fill `pages`: zeros, where one is empty.
+    ///
+    /// # Errors
+    /// The kernel's; `EINVAL`: there are no such slots.
+    pub fn read(&self, first: u32, pages: &mut [u8]) -> Result<(), Errno> {
+        let at = self.place(first, pages.len() as u64)?;
+        self.file
+            .read_exact_at(pages, at)
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// Maps slots over memory.
+    ///
+    /// # Safety
+    /// As for [`Over::map_copy`].
+    ///
+    /// # Errors
+    /// The kernel's: nothing has changed then. `EINVAL`: there are no such slots.
+    pub unsafe fn map_over(&self, first: u32, over: Over) -> Result<(), Errno> {
+        let offset = self.place(first, over.range.len)?;
+        // SAFETY: as the caller promises.
+        unsafe { over.map_copy(self.file.as_fd(), offset) }
+    }
+
+    fn place(&self, first: u32, bytes: u64) -> Result<u64, Errno> {
+        let at = u64::from(first) * PAGE_BYTES;
+        if at + bytes <= u64::from(self.slots) * PAGE_BYTES { Ok(at) } else { Err(Errno::INVAL) }
+    }
+}
+
+impl AsFd for PoolView {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl AsFd for PoolFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::mm::{MapFlags, ProtFlags};
+
+    use super::*;
+
+    const PAGE: Page = [7; PAGE_LEN];
+
+    #[test]
+    fn a_slot_holds_its_page_until_it_is_emptied() {
+        let pool = PoolFile::create("test", 100).unwrap();
+        assert_eq!(pool.bytes(), Ok(0));
+        pool.write(99, &PAGE).unwrap();
+        let mut page = [0; PAGE_LEN];
+        pool.read(99, &mut page).unwrap();
+        assert_eq!((page, pool.bytes()), (PAGE, Ok(PAGE_BYTES)));
+        pool.empty(99).unwrap();
+        assert_eq!(pool.bytes(), Ok(0));
+        assert_eq!(pool.write(100, &PAGE), Err(Errno::INVAL));
+        assert_eq!(pool.empty(u32::MAX), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn who_shares_it_can_read_and_not_write_nor_change_its_size() {
+        let pool = PoolFile::create("test", 2).unwrap();
+        pool.write(1, &PAGE).unwrap();
+        let reader = pool.reader().unwrap();
+        assert_eq!(rustix::io::pwrite(&reader, &PAGE, 0), Err(Errno::BADF));
+        assert_eq!(rustix::fs::ftruncate(&reader, 0), Err(Errno::INVAL));
+        assert_eq!(rustix::fs::ftruncate(&pool, 0), Err(Errno::PERM));
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let map = |flags| {
+            // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
+            unsafe {
+                rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, flags, &reader, 4096)
+            }
+        };
+        assert_eq!(map(MapFlags::SHARED).unwrap_err(), Errno::ACCESS);
+        let copy = map(MapFlags::PRIVATE).unwrap().cast::<u8>();
+        // SAFETY: the mapping is ours, of one page, and ends here.
+        unsafe {
+            assert_eq!(copy.read(), 7);
+            copy.write(8);
+            rustix::mm::munmap(copy.cast(), 4096).unwrap();
+        }
+        let mut page = [0; PAGE_LEN];
+        pool.read(1, &mut page).unwrap();
+        assert_eq!(page, PAGE, "what was written is a copy");
+    }
+
+    #[test]
+    fn a_sharer_sees_what_the_owner_wrote_and_maps_it_over_memory_of_its_own() {
+        let pool = PoolFile::create("test", 4).unwrap();
+        pool.write(2, &PAGE).unwrap();
+        let view = PoolView::open(pool.reader().unwrap(), 4).unwrap();
+        let mut two = [1; 2 * PAGE_LEN];
+        view.read(2, &mut two).unwrap();
+        assert!(two[..4096] == PAGE && two[4096..] == [0; 4096]);
+        assert_eq!(view.read(3, &mut two), Err(Errno::INVAL));
+        let memory = crate::memory_map::Reserved::new(2 * PAGE_BYTES).unwrap();
+        let start = memory.range().start;
+        let bytes: *mut u8 = std::ptr::with_exposed_provenance_mut(usize::try_from(start).unwrap());
+        let range = crate::memory_map::Range { start, len: PAGE_BYTES };
+        let over = Over { range, reserve: false };
+        // SAFETY: memory of ours, of two pages.
+        unsafe {
+            bytes.write_bytes(6, 2 * PAGE_LEN);
+            view.map_over(2, over).unwrap();
+            pool.write(2, &[8; PAGE_LEN]).unwrap();
+            assert_eq!((bytes.read_volatile(), bytes.add(4096).read_volatile()), (8, 6));
+            bytes.write_volatile(9);
+            pool.write(2, &PAGE).unwrap();
+            assert_eq!(bytes.read_volatile(), 9, "a copy by now");
+            assert_eq!(view.map_over(4, over), Err(Errno::INVAL));
+            over.map_fresh().unwrap();
+            assert_eq!(bytes.read_volatile(), 0);
+        }
+    }
+
+    #[test]
+    fn a_pool_of_another_size_or_that_could_shrink_is_refused() {
+        let pool = PoolFile::create("test", 4).unwrap();
+        let open = |slots| PoolView::open(pool.reader().unwrap(), slots).map(drop);
+        assert!(matches!(open(5), Err(SharedMemoryError::Size { .. })));
+        let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(matches!(PoolView::open(plain, 1), Err(SharedMemoryError::Unsealed)));
+    }
+
+    #[test]
+    fn it_is_closed_to_everybody_but_its_owner() {
+        let pool = PoolFile::create("test", 1).unwrap();
+        assert_eq!(rustix::fs::fstat(&pool).unwrap().st_mode & 0o777, 0o600);
+        let flags = rustix::io::fcntl_getfd(&pool).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}
