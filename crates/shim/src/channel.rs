@@ -2,15 +2,21 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use protocol::layout::{Layout, Shared};
+use protocol::layout::{Counter, Layout, PageState, Shared};
 use protocol::ring::Producer;
 use protocol::{Region, Trap};
+use sys::memory_map::{PAGE_BYTES, Range};
 use sys::shared_memory::SharedMemory;
 
 use crate::descriptors::Guarded;
+use crate::ram::{end, overlap};
 
-/// Our end of the shared memory.
+const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
+
+/// Our end of the shared memory. It is all that is known of which pages are merged, so it outlives tracking,
+/// and a new one begins with what the old one knew.
 pub(crate) struct Channel {
+    regions: Vec<Region>,
     shared: Shared<'static>,
     producer: Producer,
     fd: OwnedFd,
@@ -18,17 +24,96 @@ pub(crate) struct Channel {
     _guarded: Option<Guarded>,
 }
 
+/// Pages side by side that are where QEMU expects them.
+pub(crate) struct Plain {
+    /// The first one's number.
+    pub(crate) page: u32,
+    pub(crate) range: Range,
+}
+
 impl Channel {
     /// Makes the memory for these regions; `None` when the kernel refuses.
-    pub(crate) fn new(regions: &[Region], generation: u32) -> Option<Self> {
-        let layout = Layout::of_regions(regions);
+    pub(crate) fn new(regions: Vec<Region>, generation: u32, old: Option<&Self>) -> Option<Self> {
+        let layout = Layout::of_regions(&regions);
         let created = SharedMemory::create("overbook-shim", layout.words(), layout.bytes());
         let (memory, fd) = created.ok()?;
         // Kept for ever, so that views of it need no owner: one for each time that RAM is plugged.
         let memory: &'static SharedMemory = Box::leak(Box::new(memory));
         let shared = Shared::initialise(layout, generation, memory.words(), memory.bytes()).ok()?;
         let guarded = Guarded::new(fd.as_raw_fd());
-        Some(Self { shared, producer: Producer::new(), fd, generation, _guarded: guarded })
+        let producer = Producer::new();
+        let channel = Self { regions, shared, producer, fd, generation, _guarded: guarded };
+        for range in old.into_iter().flat_map(|old| old.merged(EVERYTHING)) {
+            channel.set(range, PageState::Merged);
+        }
+        Some(channel)
+    }
+
+    /// The parts of `range` that are mapped from a pool, each as long as can be.
+    pub(crate) fn merged(&self, range: Range) -> Vec<Range> {
+        let mut merged: Vec<Range> = Vec::new();
+        if self.shared.get(Counter::MergedPages) == 0 {
+            return merged;
+        }
+        for (start, page) in self.pages(range) {
+            if self.shared.state(page) != PageState::Merged {
+                continue;
+            }
+            match merged.last_mut() {
+                Some(last) if end(*last) == start => last.len += PAGE_BYTES,
+                _ => merged.push(Range { start, len: PAGE_BYTES }),
+            }
+        }
+        merged
+    }
+
+    /// The parts of a run of pages that are neither out of reach nor merged, each as long as can be.
+    pub(crate) fn plain(&self, page: u32, pages: u32) -> Vec<Plain> {
+        let mut plain: Vec<Plain> = Vec::new();
+        let of = |region: &&Region| {
+            (region.first_page..region.first_page + region.pages).contains(&page)
+        };
+        let Some(region) = self.regions.iter().find(of) else { return plain };
+        let last = page.saturating_add(pages).min(region.first_page + region.pages);
+        for page in (page..last).filter(|&page| self.shared.state(page) == PageState::Plain) {
+            let start = region.address + u64::from(page - region.first_page) * PAGE_BYTES;
+            match plain.last_mut() {
+                Some(last) if end(last.range) == start => last.range.len += PAGE_BYTES,
+                _ => plain.push(Plain { page, range: Range { start, len: PAGE_BYTES } }),
+            }
+        }
+        plain
+    }
+
+    /// All pages of `range` that are guest RAM have this state now: merged, or plain.
+    pub(crate) fn set(&self, range: Range, state: PageState) {
+        let is_merged = |state| u64::from(state == PageState::Merged);
+        let mut merged = self.shared.get(Counter::MergedPages);
+        for (_, page) in self.pages(range) {
+            merged = merged.saturating_sub(is_merged(self.shared.state(page))) + is_merged(state);
+            self.shared.set_state(page, state);
+        }
+        self.shared.set(Counter::MergedPages, merged);
+    }
+
+    /// The pages of `range` that are guest RAM: address and number.
+    fn pages(&self, range: Range) -> impl Iterator<Item = (u64, u32)> {
+        let of_region = move |region: &Region| {
+            let whole = Range { start: region.address, len: u64::from(region.pages) * PAGE_BYTES };
+            let (address, first_page) = (region.address, region.first_page);
+            let from = range.start.max(whole.start) - whole.start;
+            let to = end(range).min(end(whole)).saturating_sub(whole.start);
+            let numbers = if overlap(whole, range) {
+                from / PAGE_BYTES..to.div_ceil(PAGE_BYTES)
+            } else {
+                0..0
+            };
+            let page = move |at: u64| {
+                (address + at * PAGE_BYTES, first_page + u32::try_from(at).unwrap_or(u32::MAX))
+            };
+            numbers.map(page)
+        };
+        self.regions.iter().flat_map(of_region)
     }
 
     pub(crate) fn shared(&self) -> Shared<'static> {

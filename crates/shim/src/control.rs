@@ -6,7 +6,7 @@
 //!
 //! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -19,6 +19,7 @@ use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, lock};
+use crate::merge::Pool;
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
 use crate::{bench, fault_thread, threads, watchdog};
@@ -132,7 +133,7 @@ impl Worker {
                 watchdog::worker_spoke();
                 let request = Request::decode(&packet[..received.length]);
                 let answered = request.and_then(|request| {
-                    catch_unwind(AssertUnwindSafe(|| self.answer(request)))
+                    catch_unwind(AssertUnwindSafe(|| self.answer(request, received.fd)))
                         .unwrap_or_else(|_| Err(failed_inside()))
                 });
                 say_own_cpu();
@@ -144,7 +145,7 @@ impl Worker {
         }
     }
 
-    fn answer(&mut self, request: Request) -> Result<Answer, Refusal> {
+    fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Result<Answer, Refusal> {
         if let Request::Hello { version } = request {
             if version != VERSION {
                 return Err(Refusal::Version { shim: VERSION, worker: version });
@@ -165,6 +166,15 @@ impl Worker {
             }
             Request::Revoke { granules } => {
                 engine::revoke(&granules).map(|count| Answer::Done { count })
+            }
+            Request::Pool { slots } => {
+                let pool = Pool::open(fd, slots)?;
+                lock().pool = Some(pool);
+                Ok(Answer::Done { count: 0 })
+            }
+            Request::Merge { runs } => {
+                start_threads()?;
+                engine::merge(&runs).map(Answer::Merged)
             }
             Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
             Request::Status | Request::Hello { .. } => {

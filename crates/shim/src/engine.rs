@@ -9,23 +9,25 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{MutexGuard, OnceLock};
 
-use protocol::layout::GiveBack;
-use protocol::{Refusal, Region, State, Tracking};
-use sys::memory_map::Range;
+use protocol::layout::{GiveBack, PageState};
+use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
+use sys::memory_map::{HUGE_PAGE_BYTES, Range};
 use sys::userfaultfd::{OpenError, Userfaultfd};
 
 use crate::channel::Channel;
-use crate::ram::{GuestRam, overlap};
+use crate::merge::{Place, Pool, Turn};
+use crate::ram::{GuestRam, end, overlap};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray};
 use crate::turns::{Turns, turn};
-use crate::{qemu, watchdog};
+use crate::{merge, qemu, tracker, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
     pub(crate) ram: GuestRam,
     pub(crate) channel: Option<Channel>,
     pub(crate) tracker: Option<Tracker>,
+    pub(crate) pool: Option<Pool>,
     pub(crate) holds: Holds,
     paused: Option<GiveBack>,
 }
@@ -46,6 +48,7 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     ram: GuestRam::new(),
     channel: None,
     tracker: None,
+    pool: None,
     holds: Holds { locked: false, passed_through: false, remapping: 0, registered: Vec::new() },
     paused: None,
 });
@@ -127,13 +130,88 @@ impl Engine {
         let is_current = |channel: &Channel| channel.generation() == generation;
         // While something is tracked, the page states in the channel are all that is known of it.
         if self.tracker.is_none() && !self.channel.as_ref().is_some_and(is_current) {
-            self.channel = Channel::new(&self.regions(), generation);
+            let new = Channel::new(self.regions(), generation, self.channel.as_ref());
+            // Without memory for it the old one still knows what is merged.
+            self.channel = new.or(self.channel.take());
         }
-        self.channel.as_ref()
+        self.channel.as_ref().filter(|channel| is_current(channel))
     }
 
     pub(crate) fn regions(&self) -> Vec<Region> {
         self.ram.regions().into_iter().map(|(_, region)| region).collect()
+    }
+
+    /// QEMU discards `range`: where it is mapped from a pool, fresh memory is mapped.
+    pub(crate) fn discard_merged(&mut self, range: Range) {
+        let Some(channel) = &self.channel else { return };
+        for merged in channel.merged(range) {
+            // Blocks may touch each other, and then so do their pages.
+            let mut rest = merged;
+            while let Some(block) = self.ram.block(rest.start).filter(|_| rest.len > 0) {
+                let len = rest.len.min(end(block.range) - rest.start);
+                let part = Range { start: rest.start, len };
+                rest = Range { start: rest.start + len, len: rest.len - len };
+                // SAFETY: merged, and discarded by QEMU.
+                if unsafe { merge::replace_by_fresh(block, part) } {
+                    channel.set(part, PageState::Plain);
+                    if let Some(tracker) = &mut self.tracker {
+                        tracker.register_fresh(part);
+                    }
+                }
+            }
+        }
+    }
+
+    /// QEMU has mapped something else over `range`.
+    pub(crate) fn forget_merged(&mut self, range: Range) {
+        let Some(channel) = &self.channel else { return };
+        for merged in channel.merged(range) {
+            channel.set(merged, PageState::Plain);
+        }
+    }
+
+    /// Merges what one turn can.
+    fn merge_turn(&mut self, turn: &Turn) -> Result<Merged, Refusal> {
+        let refused = |why: String| Refusal::NotMerging { why };
+        if let Some(why) = self.obstacle() {
+            return Err(refused(why));
+        }
+        let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
+        let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
+        let Some(channel) = &self.channel else { return Ok(Merged::default()) };
+        let mut parts = Vec::new();
+        for run in &turn.0 {
+            for part in channel.plain(run.page, run.pages) {
+                parts.push((part.range, run.content_at(part.page)));
+            }
+        }
+        let mut merged = Merged::default();
+        // Nobody else has it registered then; a tracker has all of it.
+        let window = if self.tracker.is_none() { self.window(&parts) } else { None };
+        // SAFETY: the fault thread serves, as soon as this turn is over.
+        let is_ready = window.is_none_or(|window| unsafe { uffd.register(window) }.is_ok());
+        for (guest, content) in parts.into_iter().filter(|_| is_ready) {
+            let Some(block) = self.ram.block(guest.start) else { continue };
+            let place = Place { uffd, pagemap, block, channel, guest };
+            // SAFETY: registered, by the tracker or just now.
+            add(&mut merged, unsafe { place.merge(content, self.pool.as_mut()) });
+        }
+        if let Some(window) = window {
+            // SAFETY: everything is back, or dropped.
+            let _ = unsafe { uffd.unregister(window) };
+        }
+        let asked: u32 = turn.0.iter().map(|run| run.pages).sum();
+        merged.kept = asked - merged.shared - merged.dropped - merged.different - merged.no_room;
+        Ok(merged)
+    }
+
+    /// What to register so that these parts of one block can be moved: whole huge pages, so that none is split.
+    fn window(&self, parts: &[(Range, Content)]) -> Option<Range> {
+        let first = parts.iter().map(|(range, _)| range.start).min()?;
+        let last = parts.iter().map(|(range, _)| end(*range)).max()?;
+        let block = self.ram.block(first)?.range;
+        let start = (first / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).max(block.start);
+        Some(Range { start, len: last.next_multiple_of(HUGE_PAGE_BYTES).min(end(block)) - start })
     }
 
     /// Resolves a fault; see [`Tracker::serve`].
@@ -152,14 +230,19 @@ impl Engine {
         }
     }
 
+    /// Why no page can be moved now.
+    fn obstacle(&self) -> Option<String> {
+        let generation = self.ram.generation();
+        let is_outdated =
+            self.channel.as_ref().is_none_or(|channel| channel.generation() != generation);
+        let outdated = || is_outdated.then(|| "guest RAM has changed: say Hello again".to_owned());
+        self.objection().or_else(|| self.hold()).or_else(outdated)
+    }
+
     fn begin_tracking(&mut self, tracking: Tracking) -> Result<(), Refusal> {
         let not_tracking = |why: String| Refusal::NotTracking { why };
-        if let Some(why) = self.objection().or_else(|| self.hold()) {
+        if let Some(why) = self.obstacle() {
             return Err(not_tracking(why));
-        }
-        let generation = self.ram.generation();
-        if self.channel.as_ref().is_none_or(|channel| channel.generation() != generation) {
-            return Err(not_tracking("guest RAM has changed: say Hello again".to_owned()));
         }
         let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
         let tracker =
@@ -206,6 +289,32 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
     };
     let armed = if arm { in_turns(Tracker::arm_some) } else { 0 };
     Ok(armed + in_turns(Tracker::shrink_hot_set))
+}
+
+/// Merges what is equal, turn by turn.
+pub(crate) fn merge(runs: &[Merge]) -> Result<Merged, Refusal> {
+    let mut all: Option<Merged> = None;
+    for turn in merge::turns(runs) {
+        let merged = match (lock().merge_turn(&turn), &all) {
+            (Ok(merged), _) => merged,
+            (Err(refusal), None) => return Err(refusal),
+            // What was done is done.
+            (Err(_), Some(_)) => {
+                let kept = turn.0.iter().map(|run| run.pages).sum();
+                Merged { kept, ..Merged::default() }
+            }
+        };
+        add(all.get_or_insert_default(), merged);
+    }
+    Ok(all.unwrap_or_default())
+}
+
+fn add(all: &mut Merged, more: Merged) {
+    all.shared += more.shared;
+    all.dropped += more.dropped;
+    all.different += more.different;
+    all.kept += more.kept;
+    all.no_room += more.no_room;
 }
 
 /// Revokes granules; answers how many were in reach before.
@@ -310,10 +419,10 @@ fn before_change(concerns: impl FnOnce(&GuestRam) -> bool) -> bool {
 }
 
 /// The change that [`before_remapping`] or [`before_growing`] announced is done.
-pub(crate) fn remapped(change: impl FnOnce(&mut GuestRam)) {
+pub(crate) fn remapped(change: impl FnOnce(&mut Engine)) {
     let mut engine = lock();
     engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
-    change(&mut engine.ram);
+    change(&mut engine);
 }
 
 /// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were not

@@ -152,15 +152,39 @@ impl Shadowed {
 }
 
 impl Granule {
-    /// All its pages have one state.
+    /// Some of its pages are out of reach: all that are not merged.
     pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
-        shared.state(self.first_page) == PageState::Staged
+        self.numbers().any(|page| shared.state(page) == PageState::Staged)
+    }
+
+    /// The state of the page at an address of it.
+    pub(crate) fn state_at(&self, shared: Shared<'_>, address: u64) -> PageState {
+        shared.state(self.first_page + page_count(address.saturating_sub(self.guest.start)))
+    }
+
+    /// Its parts of this state, each as long as can be: as a rule there is one, the whole.
+    pub(crate) fn parts(self, shared: Shared<'_>, state: PageState) -> impl Iterator<Item = Self> {
+        let end = self.first_page + self.pages;
+        let mut next = self.first_page;
+        std::iter::from_fn(move || {
+            let first_page = (next..end).find(|&page| shared.state(page) == state)?;
+            next = (first_page..end).find(|&page| shared.state(page) != state).unwrap_or(end);
+            let offset = u64::from(first_page - self.first_page) * PAGE_BYTES;
+            let pages = next - first_page;
+            let len = u64::from(pages) * PAGE_BYTES;
+            let guest = Range { start: self.guest.start + offset, len };
+            Some(Self { first_page, pages, guest, staging: self.staging + offset, ..self })
+        })
     }
 
     pub(crate) fn mark(&self, shared: Shared<'_>, state: PageState) {
-        for page in self.first_page..self.first_page + self.pages {
+        for page in self.numbers() {
             shared.set_state(page, state);
         }
+    }
+
+    fn numbers(&self) -> std::ops::Range<u32> {
+        self.first_page..self.first_page + self.pages
     }
 }
 
@@ -172,14 +196,14 @@ fn page_count(bytes: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ram::{GuestRam, Kind};
+    use crate::ram::GuestRam;
 
     /// Two blocks: 33 MiB and 12 KiB from an odd address on, and 32 MiB.
     fn granules(granule_pages: u32) -> Granules {
         let mut ram = GuestRam::new();
         for (start, len) in [(0x1000_3000, (33 << 20) + 0x3000), (0x8000_0000, 32 << 20)] {
             let range = Range { start, len };
-            ram.mapped(range, Kind::Private);
+            ram.mapped(range, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             ram.advised(range, libc::MADV_HUGEPAGE);
             ram.advised(range, libc::MADV_DONTFORK);
         }

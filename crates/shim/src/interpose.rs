@@ -50,20 +50,22 @@ pub unsafe extern "C" fn mmap(
     let result = call();
     keep_errno(|| {
         let usable = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = Kind::of(flags);
         let is_ram =
             result != libc::MAP_FAILED && protection & usable == usable && wanted.len >= SMALLEST;
         if over_ram {
             // QEMU replaces a page that the hardware has lost by a fresh one of the same kind.
             let same = result == libc::MAP_FAILED
-                || (protection & usable == usable && kind == Kind::Private);
-            engine::remapped(|guest| {
+                || (protection & usable == usable && Kind::of(flags) == Kind::Private);
+            engine::remapped(|engine| {
+                if result != libc::MAP_FAILED {
+                    engine.forget_merged(wanted);
+                }
                 if !same {
-                    guest.unmapped(wanted);
+                    engine.ram.unmapped(wanted);
                 }
             });
         } else if is_ram {
-            lock().ram.mapped(wanted, kind);
+            lock().ram.mapped(wanted, flags);
         }
     });
     result
@@ -103,9 +105,10 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     let result = call();
     keep_errno(|| {
         if of_ram {
-            engine::remapped(|guest| {
+            engine::remapped(|engine| {
                 if result == 0 {
-                    guest.unmapped(gone);
+                    engine.forget_merged(gone);
+                    engine.ram.unmapped(gone);
                 }
             });
         } else if result == 0 {
@@ -137,7 +140,9 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
             let result = call(advised);
             keep_errno(|| {
                 let mut grew = false;
-                engine::remapped(|guest| grew = result == 0 && guest.advised(advised, advice));
+                engine::remapped(|engine| {
+                    grew = result == 0 && engine.ram.advised(advised, advice);
+                });
                 if grew {
                     control::start();
                 }
@@ -156,13 +161,15 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     }
 }
 
-/// Guest RAM and the staged copies go together, under the lock.
+/// Guest RAM and the staged copies go together, under the lock. What is mapped from a pool would show the
+/// pool's content again: there fresh memory is mapped.
 fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int {
     let mut start = range.start;
     loop {
         let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
         let discarded = quietly(|| {
-            let engine = lock_first();
+            let mut engine = lock_first();
+            engine.discard_merged(piece);
             let result = call(piece);
             if let (0, Some(tracker), Some(channel)) = (result, &engine.tracker, &engine.channel) {
                 keep_errno(|| {

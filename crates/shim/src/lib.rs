@@ -1,5 +1,6 @@
 //! Preloaded into QEMU (`LD_PRELOAD=liboverbook_shim.so qemu-system-x86_64 …`): takes granules of guest RAM
-//! out of the guest's reach, sees their next touch, gives them back. Mechanism only.
+//! out of the guest's reach, sees their next touch, gives them back; and puts shared pages in the place of
+//! equal ones. Mechanism only.
 //!
 //! **Problem.** What memory is worth to a VM shows in when it touches what, and neither kernel nor QEMU
 //! tells. **Idea.** A granule is moved to a staging region (`UFFDIO_MOVE`: no copy, atomic, refused for
@@ -27,6 +28,19 @@
 //!    in its place (`moves::give`). Zeros are put only where nothing came back.
 //! 8. A discard drops the staged copy too, under the same lock (`interpose::madvise`).
 //!
+//! # The rules that make sharing safe
+//!
+//! While a page is merged, its place is mapped from the group's pool, copy-on-write; the kernel keeps it
+//! right without us, whoever dies. What remains is ours:
+//!
+//! 9. A page is compared while it is aside, where nobody can write to it; what is not equal goes back before
+//!    the lock is given up (`merge::Aside`).
+//! 10. A discard of a merged page would show the pool's content again: fresh memory is mapped there, under
+//!     the same lock (`engine::discard_merged`).
+//! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
+//!     like a hole (`tracker::serve`). Which pages are merged outlives trackers, workers and plugged RAM
+//!     (`channel`).
+//!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken. If
 //! anything is in doubt, QEMU runs as if the shim were not there.
 //!
@@ -43,6 +57,7 @@
 //! | `ram` | what of QEMU's memory is guest RAM |
 //! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
 //! | `turns` | the lock, and who goes first |
+//! | `merge` | equal pages: aside, compared, replaced |
 //! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
 //! | `fault_thread`, `watchdog`, `control` | our three threads |
 //! | `bench` | what a trap costs |
@@ -57,6 +72,7 @@ mod fault_thread;
 mod granules;
 mod hot_set;
 pub mod interpose;
+mod merge;
 mod moves;
 mod next;
 mod nursery;

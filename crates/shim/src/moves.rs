@@ -160,16 +160,20 @@ fn wait_or_end(errno: Errno, since: &Instant) {
     }
 }
 
-/// Maps zeros at `page` and wherever else `range` has a hole, if `page` is one: no memory is used until the
-/// guest writes. A page that is there (the rule) costs one call. Answers whether it was a hole.
+/// Maps zeros at `page`, if it is a hole: no memory is used until the guest writes. Answers whether it was.
 ///
 /// # Safety
-/// Whatever belongs into `range` is there already.
-pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, page: Range, range: Range) -> bool {
+/// Whatever belongs there is there already, and it is not mapped from a pool.
+pub(crate) unsafe fn fill_hole(uffd: &Userfaultfd, page: Range) -> bool {
     // SAFETY: as the caller promises.
-    if unsafe { uffd.zero_pages(page) }.stopped == Some(Errno::EXIST) {
-        return false;
-    }
+    unsafe { uffd.zero_pages(page) }.stopped != Some(Errno::EXIST)
+}
+
+/// Maps zeros wherever `range` has a hole.
+///
+/// # Safety
+/// As for [`fill_hole`].
+pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, range: Range) {
     let (mut at, mut tries) = (0, 0);
     while at < range.len {
         let rest = Range { start: range.start + at, len: range.len - at };
@@ -184,5 +188,4 @@ pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, page: Range, range: Range) -
             Some(_) => break,
         }
     }
-    true
 }

@@ -75,6 +75,10 @@ pub(crate) struct Block {
     pub(crate) huge: bool,
     /// QEMU wants it left out of core dumps.
     pub(crate) not_dumped: bool,
+    /// The kernel may merge it with other memory (KSM).
+    pub(crate) mergeable: bool,
+    /// The kernel counts it as promised memory.
+    pub(crate) reserve: bool,
 }
 
 /// Guest RAM as far as it is known.
@@ -101,13 +105,20 @@ impl GuestRam {
         Self { candidates: Vec::new(), blocks: Vec::new(), generation: 0 }
     }
 
-    /// A large fixed mapping came to be.
-    pub(crate) fn mapped(&mut self, range: Range, kind: Kind) {
+    /// A large fixed mapping came to be, by a call of `mmap` with these flags.
+    pub(crate) fn mapped(&mut self, range: Range, flags: i32) {
         self.candidates.retain(|candidate| !overlap(candidate.range, range));
         if self.blocks.iter().any(|block| overlap(block.range, range)) {
             return;
         }
-        self.candidates.push(Block { range, kind, huge: false, not_dumped: false });
+        self.candidates.push(Block {
+            range,
+            kind: Kind::of(flags),
+            huge: false,
+            not_dumped: false,
+            mergeable: false,
+            reserve: flags & libc::MAP_NORESERVE == 0,
+        });
         self.publish_bounds();
     }
 
@@ -120,6 +131,8 @@ impl GuestRam {
                 libc::MADV_NOHUGEPAGE => block.huge = false,
                 libc::MADV_DONTDUMP => block.not_dumped = true,
                 libc::MADV_DODUMP => block.not_dumped = false,
+                libc::MADV_MERGEABLE => block.mergeable = true,
+                libc::MADV_UNMERGEABLE => block.mergeable = false,
                 _ => {}
             }
         }
@@ -152,6 +165,12 @@ impl GuestRam {
     /// Whether a range stands, in part at least, in guest RAM.
     pub(crate) fn concerns(&self, range: Range) -> bool {
         self.blocks.iter().any(|block| overlap(block.range, range))
+    }
+
+    /// The block at an address.
+    pub(crate) fn block(&self, address: u64) -> Option<&Block> {
+        let holds = |block: &&Block| block.range.start <= address && address < end(block.range);
+        self.blocks.iter().find(holds)
     }
 
     /// Whether exactly this range would become a block.
@@ -194,8 +213,20 @@ impl Block {
     /// The advice that memory needs which holds this block's pages for a while.
     pub(crate) fn advice(&self) -> impl Iterator<Item = Advice> {
         let huge = if self.huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        self.shared_advice().chain([huge])
+    }
+
+    /// The advice that a copy of a pool's pages needs in this block.
+    pub(crate) fn shared_advice(&self) -> impl Iterator<Item = Advice> {
         let dump = self.not_dumped.then_some(Advice::LinuxDontDump);
-        [Advice::LinuxDontFork, huge].into_iter().chain(dump)
+        [Advice::LinuxDontFork].into_iter().chain(dump)
+    }
+
+    /// The advice that makes fresh memory in this block like the rest of it, so that both are one mapping.
+    pub(crate) fn own_advice(&self) -> impl Iterator<Item = Advice> {
+        let huge = self.huge.then_some(Advice::LinuxHugepage);
+        let mergeable = self.mergeable.then_some(Advice::LinuxMergeable);
+        self.shared_advice().chain(huge).chain(mergeable)
     }
 }
 
@@ -219,21 +250,25 @@ mod tests {
         Range { start: start_mib * MIB, len: mib * MIB }
     }
 
-    fn with_block(ram: &mut GuestRam, range: Range, kind: Kind) {
-        ram.mapped(range, kind);
+    const PRIVATE: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+
+    fn with_block(ram: &mut GuestRam, range: Range, flags: i32) {
+        ram.mapped(range, flags);
         assert!(ram.advised(range, libc::MADV_DONTFORK));
     }
 
     #[test]
     fn a_fixed_mapping_becomes_a_block_when_qemu_keeps_it_from_forks() {
         let mut ram = GuestRam::new();
-        ram.mapped(range(100, 64), Kind::Private);
+        ram.mapped(range(100, 64), PRIVATE);
         assert!(!ram.advised(range(100, 64), libc::MADV_HUGEPAGE));
         assert!(!ram.advised(range(100, 32), libc::MADV_DONTFORK), "only a part");
         assert!(ram.regions().is_empty());
         assert!(ram.advised(range(100, 64), libc::MADV_DONTFORK));
         let (block, region) = ram.regions()[0];
-        assert!(block.huge && !block.not_dumped);
+        assert!(block.huge && !block.not_dumped && block.reserve && !block.mergeable);
+        assert_eq!(ram.block(100 * MIB).map(|found| found.range), Some(block.range));
+        assert!(ram.block(164 * MIB).is_none());
         assert_eq!(region, Region { first_page: 0, pages: 64 * 256, address: 100 * MIB });
         assert_eq!(ram.generation(), 1);
     }
@@ -242,16 +277,16 @@ mod tests {
     fn page_numbers_of_a_later_block_begin_at_a_multiple_of_512() {
         let mut ram = GuestRam::new();
         let odd = Range { start: 0, len: 33 * MIB + 3 * PAGE_BYTES };
-        with_block(&mut ram, odd, Kind::Private);
-        with_block(&mut ram, range(100, 32), Kind::Private);
+        with_block(&mut ram, odd, PRIVATE);
+        with_block(&mut ram, range(100, 32), PRIVATE);
         assert_eq!(ram.regions()[1].1.first_page, (33 * 256 + 3_u32).next_multiple_of(512));
     }
 
     #[test]
     fn an_unplugged_block_is_forgotten_and_the_rest_numbered_anew() {
         let mut ram = GuestRam::new();
-        with_block(&mut ram, range(100, 64), Kind::Private);
-        with_block(&mut ram, range(200, 64), Kind::Private);
+        with_block(&mut ram, range(100, 64), PRIVATE);
+        with_block(&mut ram, range(200, 64), PRIVATE);
         assert!(!ram.unmapped(range(164, 36)));
         assert!(ram.unmapped(range(120, 1)));
         assert_eq!(ram.regions()[0].1.first_page, 0);
@@ -266,10 +301,9 @@ mod tests {
             (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB, "huge pages"),
         ] {
             let mut ram = GuestRam::new();
-            with_block(&mut ram, range(100, 64), Kind::of(flags));
+            with_block(&mut ram, range(100, 64), flags);
             assert!(ram.objection().unwrap().contains(word));
         }
-        let private = Kind::of(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-        assert_eq!(private.objection(), None);
+        assert_eq!(Kind::of(PRIVATE | libc::MAP_NORESERVE).objection(), None);
     }
 }

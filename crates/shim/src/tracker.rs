@@ -164,21 +164,29 @@ impl Tracker {
         if self.releasing || !sampled || granule.is_staged(shared) {
             return false;
         }
-        granule.mark(shared, PageState::Staged);
-        // SAFETY: both ranges are registered, and the fault thread serves.
-        let taken = unsafe { moves::take(self.uffd, granule.guest, granule.staging) };
+        let mut taken = moves::Taken::default();
+        let mut pages = 0;
+        for part in granule.parts(shared, PageState::Plain) {
+            part.mark(shared, PageState::Staged);
+            // SAFETY: both ranges are registered, and the fault thread serves.
+            let of_part = unsafe { moves::take(self.uffd, part.guest, part.staging) };
+            taken.moved += of_part.moved;
+            taken.kept += of_part.kept;
+            pages += u64::from(part.pages);
+        }
         shared.add(Counter::MovedOut, taken.moved);
         shared.add(Counter::Pinned, taken.kept);
         if taken.moved == 0 {
-            granule.mark(shared, PageState::Plain);
+            for part in granule.parts(shared, PageState::Staged) {
+                part.mark(shared, PageState::Plain);
+            }
             // A FIFO would never see it again.
             if self.tracking.hot_set.is_some() {
                 self.hot.push(granule.number);
             }
             return false;
         }
-        let staged = shared.get(Counter::StagedPages) + u64::from(granule.pages);
-        shared.set(Counter::StagedPages, staged);
+        shared.set(Counter::StagedPages, shared.get(Counter::StagedPages) + pages);
         true
     }
 
@@ -193,15 +201,17 @@ impl Tracker {
             return Served::Yes;
         };
         let shared = channel.shared();
+        if granule.state_at(shared, address) == PageState::Merged {
+            // It was touched while it was aside: the pool's page is there now.
+            let _ = self.uffd.wake(page_of(address));
+            return Served::Yes;
+        }
         let was_staged = granule.is_staged(shared);
         if was_staged {
             self.give_back(shared, granule);
         }
         let block = if was_staged { None } else { self.fill_block(shared, granule) };
-        let was_hole = block.is_some() || {
-            // SAFETY: what belongs into the granule has just been moved back, or never left.
-            unsafe { moves::fill_holes(self.uffd, page_of(address), granule.guest) }
-        };
+        let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
         // Logged before the guest goes on: who sees the touch's effect sees the trap. A second thread's
         // fault that the first one's handling has answered already is a cost, but no news.
         shared.add(Counter::Traps, 1);
@@ -247,12 +257,24 @@ impl Tracker {
     }
 
     fn give_back(&self, shared: Shared<'_>, granule: Granule) {
-        // SAFETY: the granule was taken to there by `take`, and both ranges are registered.
-        let moved = unsafe { moves::give(self.uffd, self.pagemap, granule.guest, granule.staging) };
-        granule.mark(shared, PageState::Plain);
-        shared.add(Counter::MovedIn, moved);
-        let staged = shared.get(Counter::StagedPages).saturating_sub(granule.pages.into());
-        shared.set(Counter::StagedPages, staged);
+        for part in granule.parts(shared, PageState::Staged) {
+            // SAFETY: it was taken to there by `take`, and both ranges are registered.
+            let moved = unsafe { moves::give(self.uffd, self.pagemap, part.guest, part.staging) };
+            part.mark(shared, PageState::Plain);
+            shared.add(Counter::MovedIn, moved);
+            let staged = shared.get(Counter::StagedPages).saturating_sub(part.pages.into());
+            shared.set(Counter::StagedPages, staged);
+        }
+    }
+
+    /// Fresh memory was mapped over a part of guest RAM: what is not registered could be taken, and not given
+    /// back.
+    pub(crate) fn register_fresh(&mut self, range: Range) {
+        // SAFETY: the fault thread serves.
+        if unsafe { self.uffd.register(range) }.is_err() {
+            self.begin_release();
+            crate::watchdog::give_up();
+        }
     }
 
     /// The content of `range` at its home was discarded, under the same lock: has its staged copies
@@ -289,6 +311,18 @@ impl Tracker {
         if blown { Served::FuseBlown } else { Served::Yes }
     }
 
+    /// Maps zeros at `page`, if it is a hole, and then wherever else its granule has one. A page that is there
+    /// (the rule) costs one call. Answers whether it was a hole.
+    fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
+        // SAFETY: what belongs into the granule has just been moved back, or never left; the page is not merged.
+        let was_hole = unsafe { moves::fill_hole(self.uffd, page) };
+        for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
+            // SAFETY: as above.
+            unsafe { moves::fill_holes(self.uffd, part.guest) };
+        }
+        was_hole
+    }
+
     /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the block.
     fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
         let (block, pages) = self.granules.huge_block(granule)?;
@@ -305,7 +339,7 @@ impl Tracker {
 }
 
 /// This process's page tables; opened once.
-fn pagemap() -> Option<&'static Pagemap> {
+pub(crate) fn pagemap() -> Option<&'static Pagemap> {
     static PAGEMAP: OnceLock<Option<Pagemap>> = OnceLock::new();
     let guarded = || {
         let pagemap = Pagemap::open().ok()?;
@@ -320,7 +354,7 @@ fn pagemap() -> Option<&'static Pagemap> {
 pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let page = page_of(address);
     // SAFETY: as said.
-    unsafe { moves::fill_holes(uffd, page, page) };
+    unsafe { moves::fill_hole(uffd, page) };
     let _ = uffd.wake(page);
 }
 

@@ -93,6 +93,12 @@ impl Block {
         })
     }
 
+    /// Writes zeros.
+    pub(crate) fn clear(&self, first: usize, pages: usize) -> Result<String, String> {
+        (first..first + pages).for_each(|page| self.write(page, 0));
+        Ok(pages.to_string())
+    }
+
     pub(crate) fn zeros(&self, first: usize, pages: usize) -> Result<String, String> {
         let bad = (first..first + pages).filter(|&page| !self.reads(page, 0)).count();
         if bad == 0 { Ok(pages.to_string()) } else { Err(format!("{bad} pages are not zero")) }

@@ -51,6 +51,7 @@ fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
         "check" => block.check(number(1)?),
         "touch" => block.touch(number(1)?),
         "discard" => block.discard(number(1)?, number(2)?),
+        "clear" => block.clear(number(1)?, number(2)?),
         "zeros" => block.zeros(number(1)?, number(2)?),
         "remap" => block.remap(number(1)?),
         "register" => calls::register(block),

@@ -11,11 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use protocol::layout::{Counter, Layout, Shared};
+use protocol::layout::{Counter, Layout, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
-    Answer, MAX_PACKET, Refusal, Region, Request, State, Tracking, Trap, VERSION, address,
+    Answer, Content, MAX_PACKET, Merge, Merged, Refusal, Region, Request, State, Tracking, Trap,
+    VERSION, address,
 };
+use sys::pool_file::{Page, PoolFile};
+use sys::remote_memory::RemoteMemory;
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::SharedMemory;
 
@@ -106,6 +109,23 @@ impl StandIn {
         self.tell(command).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
+    /// What a page of its first block holds.
+    pub(crate) fn page(&self, worker: &Worker, page: u32) -> Page {
+        let mut bytes = [0; 4096];
+        let address = worker.regions[0].address + u64::from(page) * 4096;
+        assert_eq!(RemoteMemory::of(self.pid()).unwrap().read(address, &mut bytes), 4096);
+        bytes
+    }
+
+    /// How many mappings its first block is made of.
+    pub(crate) fn mappings_of(&self, worker: &Worker) -> usize {
+        let region = worker.regions[0];
+        let block = region.address..region.address + u64::from(region.pages) * 4096;
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
+        let start = |line: &&str| u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
+        maps.lines().filter(|line| block.contains(&start(line))).count()
+    }
+
     /// How many mappings it has: staging is one more.
     pub(crate) fn mappings(&self) -> usize {
         std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap().lines().count()
@@ -175,6 +195,31 @@ impl Worker {
 
     pub(crate) fn ask(&self, request: &Request) -> Answer {
         ask_on(&self.connection, request).0
+    }
+
+    /// From now on slots are of this pool.
+    pub(crate) fn use_pool(&self, pool: &PoolFile, slots: u32) -> Answer {
+        let packet = Request::Pool { slots }.encode().unwrap();
+        self.connection.send(&packet, Some(pool.reader().unwrap().as_fd())).unwrap();
+        receive(&self.connection).unwrap().0
+    }
+
+    /// Merges runs of page, pages, slot; a slot of `None` means zeros.
+    pub(crate) fn merge(&self, runs: &[(u32, u32, Option<u32>)]) -> Merged {
+        let run = |&(page, pages, slot): &(u32, u32, Option<u32>)| {
+            let content = slot.map_or(Content::Zeros, Content::Slot);
+            Merge { page, pages, content }
+        };
+        match self.ask(&Request::Merge { runs: runs.iter().map(run).collect() }) {
+            Answer::Merged(merged) => merged,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How many of these pages are merged.
+    pub(crate) fn merged(&self, pages: std::ops::Range<u32>) -> usize {
+        let shared = self.shared();
+        pages.into_iter().filter(|&page| shared.state(page) == PageState::Merged).count()
     }
 
     /// Revokes granules; answers how many.
