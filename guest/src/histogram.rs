@@ -48,11 +48,11 @@ impl Snapshot {
         Self { counts: pairs.map(|(now, then)| now - then).collect() }
     }
 
-    /// The value in µs that `per_mille` of the recorded ones do not exceed; `None` if nothing was
+    /// The value in µs that `share`, in ten-thousandths, of the recorded ones do not exceed; `None` if nothing was
     /// recorded.
-    pub(crate) fn percentile_us(&self, per_mille: u64) -> Option<u64> {
+    pub(crate) fn percentile_us(&self, share: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();
-        let rank = (total * per_mille).div_ceil(1000).max(1);
+        let rank = (total * share).div_ceil(10_000).max(1);
         let mut seen = 0;
         let reaches = |count: &u64| {
             seen += count;
@@ -95,17 +95,17 @@ mod tests {
     #[test]
     fn percentiles_are_never_low_and_at_most_one_32nd_high() {
         let all = recorded(1..=100_000).snapshot();
-        for (per_mille, exact) in [(1, 100), (500, 50_000), (950, 95_000), (990, 99_000)] {
-            let found = all.percentile_us(per_mille).unwrap();
-            assert!(found >= exact && found <= exact + exact / 32 + 1, "{per_mille}: {found}");
+        for (share, exact) in [(10, 100), (5_000, 50_000), (9_500, 95_000), (9_999, 99_990)] {
+            let found = all.percentile_us(share).unwrap();
+            assert!(found >= exact && found <= exact + exact / 32 + 1, "{share}: {found}");
         }
     }
 
     #[test]
     fn small_values_are_exact() {
         let few = recorded([3, 3, 3, 31]).snapshot();
-        assert_eq!(few.percentile_us(500), Some(3));
-        assert_eq!(few.percentile_us(990), Some(31));
+        assert_eq!(few.percentile_us(5_000), Some(3));
+        assert_eq!(few.percentile_us(9_900), Some(31));
     }
 
     #[test]
@@ -121,15 +121,15 @@ mod tests {
     #[test]
     fn absurdly_long_latencies_count_in_the_last_bucket() {
         let one = recorded([u64::MAX]).snapshot();
-        assert_eq!(one.percentile_us(500), Some(LARGEST));
+        assert_eq!(one.percentile_us(5_000), Some(LARGEST));
     }
 
     #[test]
     fn an_interval_holds_only_what_came_after_its_start() {
         let histogram = recorded([1000; 50]);
         let earlier = histogram.snapshot();
-        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(500), None);
+        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(5_000), None);
         histogram.record(Duration::from_micros(5));
-        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(990), Some(5));
+        assert_eq!(histogram.snapshot().since(&earlier).percentile_us(9_900), Some(5));
     }
 }

@@ -62,6 +62,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     p99_us: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    p9999_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     dropped: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     bad_bytes: Option<u64>,
@@ -166,9 +168,10 @@ impl<W: Write> Reporter<W> {
             last,
             mb: shared.mb.get(),
             phase: shared.phase.get(),
-            p50_us: interval.percentile_us(500),
-            p95_us: interval.percentile_us(950),
-            p99_us: interval.percentile_us(990),
+            p50_us: interval.percentile_us(5_000),
+            p95_us: interval.percentile_us(9_500),
+            p99_us: interval.percentile_us(9_900),
+            p9999_us: interval.percentile_us(9_999),
             dropped: shared.dropped.get(),
             bad_bytes: shared.bad_bytes.get(),
             gap_ms: shared.gap.take_ms(now),

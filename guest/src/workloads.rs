@@ -3,6 +3,7 @@
 //! Each file holds the workload's options and `fn run(&Options, &mut Worker) -> Result<(),
 //! WorkError>`, which works until it is done or [`Worker::proceed`] says stop.
 
+mod copies;
 mod fileio;
 mod graph;
 mod idle;
@@ -31,6 +32,8 @@ pub(crate) enum Workload {
     RandomArray(random_array::Options),
     /// Touch memory at a given pace, hold it, free it; ops = MB touched
     Memhog(memhog::Options),
+    /// Hold memory of which a part is the same in other guests, and touch it; ops = words
+    Copies(copies::Options),
     /// Sort generated text, in memory or on a disk; ops = lines sorted into runs + lines merged
     Sort(sort::Options),
     /// Count the words of generated text, in memory or on a disk; ops = words
@@ -65,6 +68,7 @@ impl Workload {
         match self {
             Self::RandomArray(_) => "random-array",
             Self::Memhog(_) => "memhog",
+            Self::Copies(_) => "copies",
             Self::Sort(_) => "sort",
             Self::Wordcount(_) => "wordcount",
             Self::Pi => "pi",
@@ -85,6 +89,7 @@ impl Workload {
         match self {
             Self::RandomArray(options) => random_array::run(options, worker),
             Self::Memhog(options) => memhog::run(options, worker),
+            Self::Copies(options) => copies::run(options, worker),
             Self::Sort(options) => sort::run(options, worker),
             Self::Wordcount(options) => wordcount::run(options, worker),
             Self::Pi => pi::run(worker),

@@ -60,6 +60,9 @@ enum Command {
         /// Seed of everything random
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
+        /// How long, for scenarios that say so (dedup-soak)
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1440))]
+        minutes: Option<u32>,
     },
     /// Hold a lab for `up`
     #[command(name = keeper::SUBCOMMAND, hide = true)]
@@ -131,9 +134,10 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             let entries: Vec<_> = SCENARIOS.iter().map(entry).collect();
             show(json, &entries, |_| SCENARIOS.iter().map(line).collect())?;
         }
-        Command::Run { scenario, seed } => {
+        Command::Run { scenario, seed, minutes } => {
             let provisions = Provisions::provide(cli.common.accel)?;
-            let figures = (scenario.run)(&Context { dir, provisions, seed: *seed })?;
+            let figures =
+                (scenario.run)(&Context { dir, provisions, seed: *seed, minutes: *minutes })?;
             show(json, &figures, |figures| figures.to_table())?;
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }

@@ -7,6 +7,8 @@
 mod boot;
 mod daemon_cost;
 mod daemon_kill;
+mod dedup_soak;
+mod dedup_vs_ksm;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -31,6 +33,8 @@ pub struct Context {
     pub provisions: Provisions,
     /// What everything random comes from.
     pub seed: u64,
+    /// For how long, where a scenario can be longer or shorter.
+    pub minutes: Option<u32>,
 }
 
 impl Context {
@@ -78,6 +82,8 @@ pub const SCENARIOS: &[Scenario] = &[
     meb_random_array::SCENARIO,
     meb_overhead::SCENARIO,
     meb_imt::SCENARIO,
+    dedup_vs_ksm::SCENARIO,
+    dedup_soak::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,

@@ -34,6 +34,7 @@
 
 mod clock;
 mod cost;
+mod dedup;
 #[cfg(test)]
 mod fake_shim;
 mod granules;
@@ -51,6 +52,7 @@ mod tracked;
 #[cfg(test)]
 mod tests;
 
+pub use dedup::Dedup;
 pub use granules::TooLarge;
 pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};

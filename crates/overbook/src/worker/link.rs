@@ -12,13 +12,14 @@
 //! again: dropping it is the sign for the shim to give everything back.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use protocol::layout::{Counter, GiveBack, Layout, LayoutError, Shared};
+use protocol::layout::{Counter, GiveBack, Layout, LayoutError, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
-    Answer, MAX_PACKET, Refusal, Region, Request, State, Status, Tracking, Trap, VERSION, WireError,
+    Answer, MAX_PACKET, Merge, Merged, Refusal, Region, Request, State, Status, Tracking, Trap,
+    VERSION, WireError,
 };
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
@@ -86,6 +87,8 @@ enum Awaited {
     Revoked,
     Status,
     Released,
+    Pool,
+    Merged,
 }
 
 /// What has come from the shim.
@@ -103,6 +106,12 @@ pub(super) enum News {
     Status(State),
     /// Everything has been given back.
     Released,
+    /// Slots are of the pool now that it was given.
+    PoolTaken,
+    /// What a merge came to.
+    Merged(Merged),
+    /// It takes no pool, or merges nothing now.
+    NotMerged(Refusal),
 }
 
 /// What the shim shares.
@@ -171,16 +180,35 @@ impl Link {
         self.ask(&Request::Release, Awaited::Released)
     }
 
+    /// Gives it the pool that slots are of: its file, to read, and how many there are.
+    pub(super) fn use_pool(&mut self, file: BorrowedFd<'_>, slots: u32) -> Result<(), LinkError> {
+        self.ask_with(&Request::Pool { slots }, Awaited::Pool, Some(file))
+    }
+
+    /// Asks to merge runs of pages; at most `MAX_MERGE`.
+    pub(super) fn merge(&mut self, runs: Vec<Merge>) -> Result<(), LinkError> {
+        self.ask(&Request::Merge { runs }, Awaited::Merged)
+    }
+
     /// Whether it still has something to answer.
     pub(super) fn is_busy(&self) -> bool {
         !self.awaited.is_empty()
     }
 
     fn ask(&mut self, request: &Request, awaited: Awaited) -> Result<(), LinkError> {
+        self.ask_with(request, awaited, None)
+    }
+
+    fn ask_with(
+        &mut self,
+        request: &Request,
+        awaited: Awaited,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), LinkError> {
         if self.awaited.len() == MOST_AWAITED {
             return Err(SeqpacketError::Full.into());
         }
-        self.connection.send(&request.encode()?, None)?;
+        self.connection.send(&request.encode()?, fd)?;
         self.awaited.push_back((awaited, Instant::now()));
         Ok(())
     }
@@ -206,6 +234,9 @@ impl Link {
         match (awaited, answer) {
             // Without a greeting there is nothing to go on with.
             (Awaited::Welcome, Answer::Refused(refusal)) => Err(refusal.into()),
+            (Awaited::Pool | Awaited::Merged, Answer::Refused(refusal)) => {
+                Ok(News::NotMerged(refusal))
+            }
             (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
             (Awaited::Welcome, Answer::Welcome { version, regions, state }) => {
                 if version != VERSION {
@@ -220,6 +251,8 @@ impl Link {
             (Awaited::Tracking, Answer::Done { .. }) => Ok(News::Tracking),
             (Awaited::Revoked, Answer::Done { .. }) => Ok(News::Revoked),
             (Awaited::Released, Answer::Done { .. }) => Ok(News::Released),
+            (Awaited::Pool, Answer::Done { .. }) => Ok(News::PoolTaken),
+            (Awaited::Merged, Answer::Merged(merged)) => Ok(News::Merged(merged)),
             (Awaited::Status, Answer::Status(Status { state, generation })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
@@ -255,6 +288,12 @@ impl Link {
     pub(super) fn is_staged(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
         let Some(memory) = &self.memory else { return Ok(false) };
         Ok(shared(&memory.map, memory.layout)?.is_staged(granule, granule_pages))
+    }
+
+    /// Where the content of a page is.
+    pub(super) fn page_state(&self, page: u32) -> Result<PageState, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(PageState::Unknown) };
+        Ok(shared(&memory.map, memory.layout)?.state(page))
     }
 
     /// The shim's counters.

@@ -12,13 +12,14 @@
 //! When the shim gives everything back, for whatever reason, tracking rests for a while and begins anew:
 //! what the strategy knew of the guest stays.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::tracking::{CurvePoint, MOST_CURVE_POINTS};
 use model::{Bytes, Time, Tracking};
 use pages::curve::MissRatioCurve;
 use protocol::layout::GiveBack;
-use protocol::{MAX_REVOKE, Refusal, State as ShimState};
+use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
 
 use super::clock::{moment, now_us, time};
 use super::cost::CostMeter;
@@ -53,6 +54,8 @@ pub(super) struct Linked {
     /// Of the latter, as of the last step, at this moment in microseconds.
     control: (u64, u64),
     lost: u64,
+    /// What merges came to that nobody has asked for yet.
+    merged: VecDeque<Result<Merged, Refusal>>,
 }
 
 impl Linked {
@@ -73,6 +76,7 @@ impl Linked {
             spent_ns: 0,
             control: (counters.control_ns, now),
             lost: 0,
+            merged: VecDeque::new(),
             link,
         })
     }
@@ -115,9 +119,7 @@ impl Linked {
 
     /// Takes what has come and sends what is due.
     pub(super) fn step(&mut self, state: &mut State) -> Result<(), LinkError> {
-        while let Some(news) = self.link.poll()? {
-            self.hear(news, state)?;
-        }
+        self.listen(state)?;
         let now = now_us();
         self.drain(now)?;
         let counters = self.link.counters()?;
@@ -136,6 +138,24 @@ impl Linked {
         }
         self.keep_in_touch()?;
         if self.is_on { self.revoke(time(now)) } else { Ok(()) }
+    }
+
+    /// Takes what has come.
+    pub(super) fn listen(&mut self, state: &mut State) -> Result<(), LinkError> {
+        while let Some(news) = self.link.poll()? {
+            self.hear(news, state)?;
+        }
+        Ok(())
+    }
+
+    /// The connection, to merge pages over; its answers come by [`Self::take_merged`].
+    pub(super) fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// The oldest answer to a pool or a merge that has come.
+    pub(super) fn take_merged(&mut self) -> Option<Result<Merged, Refusal>> {
+        self.merged.pop_front()
     }
 
     /// So much CPU time was taken for this VM.
@@ -158,7 +178,11 @@ impl Linked {
                 self.pause(&refusal.to_string(), state);
             }
             News::Refused(refusal) => return Err(refusal.into()),
+            News::PoolTaken => self.merged.push_back(Ok(Merged::default())),
+            News::Merged(merged) => self.merged.push_back(Ok(merged)),
+            News::NotMerged(refusal) => self.merged.push_back(Err(refusal)),
             News::Status(ShimState::On(_)) | News::Released => {}
+            News::Status(ShimState::Off) if self.asked.is_none() => {}
             News::Status(ShimState::Off) => self.pause("the shim is off", state),
             News::Status(ShimState::Suspended { why } | ShimState::Unsupported { why }) => {
                 self.pause(&why, state);
@@ -236,8 +260,8 @@ impl Linked {
     fn keep_in_touch(&mut self) -> Result<(), LinkError> {
         let now = Instant::now();
         let is_due = self.resumes.is_none_or(|moment| now >= moment);
-        let wanted = self.strategy.tracking();
-        if is_due && self.asked != Some(wanted) && !self.link.is_busy() {
+        let wanted = self.strategy.tracking().filter(|_| is_due && !self.link.is_busy());
+        if let Some(wanted) = wanted.filter(|wanted| self.asked != Some(*wanted)) {
             self.resumes = None;
             // What the hot set had put out of reach would trap once more without telling anything.
             if wanted.hot_set.is_none() && self.asked.is_some_and(|old| old.hot_set.is_some()) {

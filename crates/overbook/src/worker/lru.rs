@@ -86,12 +86,12 @@ impl LruStrategy {
 }
 
 impl Strategy for LruStrategy {
-    fn tracking(&self) -> Tracking {
+    fn tracking(&self) -> Option<Tracking> {
         if self.is_following() {
-            return self.tracking;
+            return Some(self.tracking);
         }
         // Nothing leaves the reach by itself; the sentinels are named.
-        Tracking { hot_set: None, sample: u32::MAX, ..self.tracking }
+        Some(Tracking { hot_set: None, sample: u32::MAX, ..self.tracking })
     }
 
     fn revoke(&mut self, now: Time) -> Vec<u32> {

@@ -7,7 +7,7 @@ use pages::phase::Judgement;
 use super::granules::Granules;
 use super::lru::LruStrategy;
 use super::probes::ProbeStrategy;
-use super::strategy::Strategy;
+use super::strategy::{Strategy, Untracked};
 
 /// How to track a VM.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +33,7 @@ impl Settings {
                 Box::new(ProbeStrategy::new(*budget, granules, self.seed, now))
             }
             Mode::Lru(lru) => Box::new(LruStrategy::new(lru, granules, now)),
+            Mode::Untracked => Box::new(Untracked),
         }
     }
 }
@@ -48,6 +49,8 @@ pub enum Mode {
     },
     /// The paper's.
     Lru(Lru),
+    /// Not at all: for VMs whose pages are only merged.
+    Untracked,
 }
 
 /// The paper's way (MEB §3): an LRU stack of what leaves a hot set.

@@ -36,8 +36,8 @@ impl ProbeStrategy {
 }
 
 impl Strategy for ProbeStrategy {
-    fn tracking(&self) -> Tracking {
-        self.tracking
+    fn tracking(&self) -> Option<Tracking> {
+        Some(self.tracking)
     }
 
     fn revoke(&mut self, now: Time) -> Vec<u32> {

@@ -22,8 +22,8 @@ pub(super) struct Estimate {
 
 /// A way to track.
 pub(super) trait Strategy: fmt::Debug + Send {
-    /// What is asked of the shim; may change over time.
-    fn tracking(&self) -> Tracking;
+    /// What is asked of the shim; may change over time. `None`: nothing, the VM is not tracked.
+    fn tracking(&self) -> Option<Tracking>;
 
     /// Which granules to revoke now.
     fn revoke(&mut self, now: Time) -> Vec<u32>;
@@ -55,4 +55,36 @@ pub(super) trait Strategy: fmt::Debug + Send {
 
     /// What is known by now.
     fn estimate(&self, now: Time) -> Option<Estimate>;
+}
+
+/// Tracks nothing: the VM's pages are only merged.
+#[derive(Debug)]
+pub(super) struct Untracked;
+
+impl Strategy for Untracked {
+    fn tracking(&self) -> Option<Tracking> {
+        None
+    }
+
+    fn revoke(&mut self, _: Time) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn revoked(&mut self, _: u32, _: Time) {}
+
+    fn touched(&mut self, _: u32, _: Time) {}
+
+    fn resync(&mut self, _: Time, _: &mut dyn FnMut(u32) -> bool) {}
+
+    fn given_back(&mut self, _: Time) {}
+
+    fn observe(&mut self, _: Time, _: u64, _: u64) {}
+
+    fn is_following(&self) -> bool {
+        false
+    }
+
+    fn estimate(&self, _: Time) -> Option<Estimate> {
+        None
+    }
 }

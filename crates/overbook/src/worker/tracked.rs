@@ -9,6 +9,7 @@
 //! Every [`step`](Tracked::step) takes what has come and sends what is due, and waits for nothing. What
 //! goes wrong shows in [`Tracked::state`] and is tried again. Memory is bounded by the VM's size.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use model::{Bytes, Tracking};
@@ -27,6 +28,8 @@ pub const STEP: Duration = Duration::from_millis(100);
 const READING_EVERY: Duration = Duration::from_millis(200);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(64);
+
+static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Where the tracking of a VM stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +63,8 @@ pub struct Tracked {
     retry: Duration,
     reading: Option<Tracking>,
     reading_due: Instant,
+    /// The number of the connection, among all of this process.
+    session: u64,
 }
 
 #[derive(Debug)]
@@ -83,6 +88,7 @@ impl Tracked {
             retry: FIRST_RETRY,
             reading: None,
             reading_due: Instant::now(),
+            session: 0,
         }
     }
 
@@ -145,6 +151,22 @@ impl Tracked {
     #[must_use]
     pub fn event(&self) -> Option<f64> {
         self.linked()?.event()
+    }
+
+    /// QEMU's process.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Takes what has come, and does something with the shim, if there is one: it gets the number of the
+    /// connection as well. An error ends the connection.
+    pub(super) fn with_shim<T>(
+        &mut self,
+        work: impl FnOnce(&mut Linked, u64) -> Result<T, LinkError>,
+    ) -> Option<T> {
+        let Phase::Linked(linked) = &mut self.phase else { return None };
+        let done = linked.listen(&mut self.state).and_then(|()| work(linked, self.session));
+        done.map_err(|error| self.part(&error)).ok()
     }
 
     fn linked(&self) -> Option<&Linked> {
@@ -215,6 +237,7 @@ impl Tracked {
             return Err(LinkError::Unexpected("it was not greeted"));
         };
         self.phase = Phase::Linked(Box::new(Linked::new(*link, &self.settings)?));
+        self.session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 

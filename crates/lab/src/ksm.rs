@@ -1,0 +1,104 @@
+//! The kernel's own merging (KSM), driven for comparison: set up, watched, and put back as it was.
+
+use std::path::Path;
+
+use crate::lab::LabError;
+
+const DIR: &str = "/sys/kernel/mm/ksm";
+
+/// How fast it scans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// Pages per batch.
+    pub pages: u32,
+    /// Pause after each.
+    pub sleep_ms: u32,
+}
+
+/// As the kernel comes.
+pub const DEFAULT: Rate = Rate { pages: 100, sleep_ms: 20 };
+/// What tuning guides call fast: 50 pages in a millisecond, as far as its own time allows.
+pub const FAST: Rate = Rate { pages: 1250, sleep_ms: 25 };
+/// Without a pause.
+pub const FLAT_OUT: Rate = Rate { pages: 10_000, sleep_ms: 0 };
+
+/// KSM at work; dropping it unmerges everything and puts the settings back.
+#[derive(Debug)]
+pub struct Ksm {
+    before: Vec<(&'static str, String)>,
+}
+
+impl Ksm {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// When the kernel has none, or this is not root.
+    pub fn start(rate: Rate) -> Result<Self, LabError> {
+        let names = ["advisor_mode", "pages_to_scan", "sleep_millisecs", "run"];
+        // Older kernels have no advisor.
+        let known = names.into_iter().filter(|name| Path::new(DIR).join(name).exists());
+        let before =
+            known.map(|name| Ok((name, chosen(&read(name)?)))).collect::<Result<_, LabError>>()?;
+        let ksm = Self { before };
+        if ksm.before.iter().any(|(name, _)| *name == "advisor_mode") {
+            write("advisor_mode", "none")?;
+        }
+        write("pages_to_scan", &rate.pages.to_string())?;
+        write("sleep_millisecs", &rate.sleep_ms.to_string())?;
+        write("run", "1")?;
+        Ok(ksm)
+    }
+
+    /// CPU time that its thread has taken, in seconds, since the machine began.
+    ///
+    /// # Errors
+    /// When the thread cannot be found.
+    pub fn cpu_s() -> Result<f64, LabError> {
+        for process in std::fs::read_dir("/proc")?.flatten() {
+            let path = process.path();
+            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+            if name.trim() == "ksmd" {
+                // Nanoseconds on a CPU, nanoseconds waiting, turns.
+                let text = std::fs::read_to_string(path.join("schedstat"))?;
+                let ns = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+                return Ok(ns.unwrap_or(f64::NAN) / 1e9);
+            }
+        }
+        Err(LabError::Daemon("the kernel has no ksmd".to_owned()))
+    }
+}
+
+impl Drop for Ksm {
+    fn drop(&mut self) {
+        let _ = write("run", "2");
+        for (name, value) in &self.before {
+            let _ = write(name, value);
+        }
+    }
+}
+
+fn read(name: &str) -> Result<String, LabError> {
+    Ok(std::fs::read_to_string(Path::new(DIR).join(name))?)
+}
+
+/// Of a list of words the one in brackets; else all.
+fn chosen(text: &str) -> String {
+    let inside = text.split_once('[').and_then(|(_, rest)| rest.split_once(']'));
+    inside.map_or(text.trim(), |(word, _)| word).to_owned()
+}
+
+fn write(name: &str, value: &str) -> Result<(), LabError> {
+    Ok(std::fs::write(Path::new(DIR).join(name), value)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_chosen_word_of_a_list_is_found() {
+        assert_eq!(chosen("[none] scan-time\n"), "none");
+        assert_eq!(chosen("none [scan-time]\n"), "scan-time");
+        assert_eq!(chosen("100\n"), "100");
+    }
+}

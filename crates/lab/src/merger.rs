@@ -1,0 +1,132 @@
+//! Overbook's merging, driven by an experiment: the worker's own engine on a thread of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use model::dedup::Dedup as Reading;
+use overbook::worker::{Dedup, Mode, STEP, Settings, Tracked};
+
+use crate::lab::LabError;
+
+/// How long it works before it looks what has come.
+const SLICE: Duration = Duration::from_millis(2);
+/// No limit to the rate.
+const FLAT_OUT: u32 = u32::MAX;
+
+/// Merging that goes on until it is stopped; what is merged stays merged.
+#[derive(Debug)]
+pub struct Merger {
+    told: Arc<Told>,
+    thread: Option<JoinHandle<Vec<Reading>>>,
+}
+
+/// What both sides know.
+#[derive(Debug, Default)]
+struct Told {
+    stop: AtomicBool,
+    rate: AtomicU32,
+    cpu_ns: AtomicU64,
+    pool_bytes: AtomicU64,
+}
+
+impl Merger {
+    /// Merges what is the same in these QEMU processes. `pages_per_ms`: as many as it can, without it.
+    /// `tracking`: tracks them, too, at this share of a vCPU.
+    ///
+    /// # Errors
+    /// When there is no memory for a pool.
+    pub fn start(
+        pids: &[u32],
+        pages_per_ms: Option<u32>,
+        tracking: Option<f64>,
+    ) -> Result<Self, LabError> {
+        let mode = tracking.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
+        let told = Arc::new(Told::default());
+        told.rate.store(pages_per_ms.unwrap_or(FLAT_OUT), Ordering::Relaxed);
+        let mut dedup = Dedup::new().map_err(std::io::Error::from)?;
+        let mut vms: Vec<Tracked> =
+            pids.iter().map(|pid| Tracked::new(*pid, Settings::new(mode))).collect();
+        let (ours, pids) = (Arc::clone(&told), pids.to_vec());
+        let work = move || {
+            let mut step = Instant::now();
+            while !ours.stop.load(Ordering::Relaxed) {
+                let now = Instant::now();
+                if now >= step {
+                    step = now + STEP;
+                    vms.iter_mut().for_each(Tracked::step);
+                }
+                let rate = ours.rate.load(Ordering::Relaxed);
+                dedup.set_rate((rate != FLAT_OUT).then_some(rate));
+                let mut all: Vec<&mut Tracked> = vms.iter_mut().collect();
+                let idle = dedup.work(&mut all, now + SLICE);
+                if !idle.is_zero() {
+                    std::thread::sleep(idle);
+                }
+                ours.cpu_ns.store(own_cpu_ns(), Ordering::Relaxed);
+                ours.pool_bytes.store(dedup.pool_bytes(), Ordering::Relaxed);
+            }
+            pids.iter().filter_map(|pid| dedup.reading(*pid)).collect()
+        };
+        let thread = std::thread::Builder::new().name("merger".to_owned()).spawn(work)?;
+        Ok(Self { told, thread: Some(thread) })
+    }
+
+    /// Another rate from now on.
+    pub fn set_rate(&self, pages_per_ms: u32) {
+        self.told.rate.store(pages_per_ms, Ordering::Relaxed);
+    }
+
+    /// CPU time that it has taken, in seconds; the shims' comes on top.
+    #[must_use]
+    pub fn cpu_s(&self) -> f64 {
+        self.told.cpu_ns.load(Ordering::Relaxed) as f64 / 1e9
+    }
+
+    /// What the pool takes.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        self.told.pool_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Ends it; what it knew of each VM.
+    #[must_use]
+    pub fn stop(mut self) -> Vec<Reading> {
+        self.told.stop.store(true, Ordering::Relaxed);
+        self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
+    }
+}
+
+impl Drop for Merger {
+    fn drop(&mut self) {
+        self.told.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn own_cpu_ns() -> u64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(used.tv_nsec).unwrap_or(0))
+}
+
+/// CPU time of the shims' own threads in these processes, in seconds.
+#[must_use]
+pub fn shims_cpu_s(pids: &[u32]) -> f64 {
+    let of_process = |pid: &u32| {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let ours = tasks.map(|task| task.path()).filter(|path| {
+            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+            name.starts_with("overbook-")
+        });
+        let ns = ours.filter_map(|path| {
+            let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse::<f64>().ok()
+        });
+        ns.sum::<f64>() / 1e9
+    };
+    pids.iter().map(of_process).sum()
+}

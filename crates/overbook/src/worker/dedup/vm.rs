@@ -1,0 +1,455 @@
+//! One VM as dedup sees it: what was looked at, what is merged, what is under way.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use model::dedup::Dedup as Reading;
+use pages::dedup::{Book, Pool, Run, least_run, mappings, runs};
+use protocol::layout::PageState;
+use protocol::{Content, MAX_MERGE, Merge, Region};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sys::memory_map::{PAGE_LEN, Pagemap, Range as Addresses};
+use sys::pool_file::Page;
+use sys::remote_memory::RemoteMemory;
+
+use super::super::granules::PAGE;
+use super::super::link::{Link, LinkError};
+use super::super::linked::Linked;
+
+/// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
+/// more runs than that, and a millisecond or two of the shim's control thread.
+const MOST_SENT: usize = 2;
+/// What a kernel allows that does not say (`vm.max_map_count`).
+const USUAL_MAPPINGS: u32 = 65_530;
+/// After the shim has refused.
+const REST: Duration = Duration::from_secs(2);
+
+/// What a page is to be replaced by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    Zeros,
+    Slot(u32),
+}
+
+/// A VM.
+#[derive(Debug)]
+pub(super) struct Vm {
+    /// Its first page's number in the group.
+    pub(super) first: u32,
+    pub(super) book: Book,
+    /// Whether it can be looked at now.
+    pub(super) is_here: bool,
+    /// The connection that it was last met over.
+    pub(super) session: Option<u64>,
+    process: OwnedFd,
+    memory: RemoteMemory,
+    pagemap: Pagemap,
+    regions: Vec<Region>,
+    /// The next page to be looked at.
+    cursor: u32,
+    queued: Vec<Wish>,
+    /// Requests that wait for their answers.
+    sent: VecDeque<Asked>,
+    rests_until: Option<Instant>,
+    /// Mappings of the pool, as of the last pass.
+    mappings: u32,
+    most_mappings: u32,
+    counts: Counts,
+}
+
+/// A page, and what it is to be replaced by.
+type Wish = (u32, Target);
+
+/// What the shim was asked for.
+#[derive(Debug)]
+enum Asked {
+    Pool,
+    Merge(Vec<Wish>),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    merged: u64,
+    broken: u64,
+    dropped: u64,
+    passes: u64,
+}
+
+/// Pages of one VM that are looked at together: what a huge page holds.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) first: u32,
+    /// In huge pages, in part at least.
+    pub(super) is_huge: bool,
+    address: u64,
+    count: u32,
+    /// How many of them are there: the guest's own, or merged.
+    pub(super) there: u32,
+    /// Which of them are to be read.
+    wanted: Vec<bool>,
+}
+
+impl Window {
+    /// Most pages in one.
+    pub(super) const PAGES: u32 = 512;
+
+    pub(super) fn pages(&self) -> Range<u32> {
+        self.first..self.first + self.count
+    }
+
+    /// The pages to be read, in runs.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Range<u32>> {
+        let mut next = self.first;
+        self.wanted.chunk_by(|one, other| one == other).filter_map(move |run| {
+            let pages = next..next + u32::try_from(run.len()).unwrap_or(0);
+            next = pages.end;
+            run[0].then_some(pages)
+        })
+    }
+}
+
+impl Vm {
+    /// Of a process that is there and may be looked into.
+    pub(super) fn open(pid: u32, regions: &[Region]) -> Option<Self> {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+        let regions = regions.to_vec();
+        Some(Self {
+            first: 0,
+            book: Book::new(page_count(&regions)),
+            is_here: false,
+            session: None,
+            process: pidfd_open(raw, PidfdFlags::empty()).ok()?,
+            memory: RemoteMemory::of(pid).ok()?,
+            pagemap: Pagemap::of(pid).ok()?,
+            regions,
+            cursor: 0,
+            queued: Vec::new(),
+            sent: VecDeque::new(),
+            rests_until: None,
+            mappings: 0,
+            most_mappings: most_mappings(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// Its pages have these numbers in the group.
+    pub(super) fn numbered_from(self, first: u32) -> Self {
+        Self { first, ..self }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    pub(super) fn pages(&self) -> u32 {
+        self.book.pages()
+    }
+
+    /// Its pages' numbers in the group.
+    pub(super) fn numbers(&self) -> Range<u32> {
+        self.first..self.first + self.pages()
+    }
+
+    /// The slots that its pages share or may share.
+    pub(super) fn references(&self) -> Vec<u32> {
+        let under_way = self.queued.iter().chain(self.sent.iter().flat_map(Asked::wishes));
+        self.book.slots().map(|(_, slot)| slot).chain(under_way.filter_map(slot_of)).collect()
+    }
+
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.is_here && !self.sent.is_empty()
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queued.len() + self.sent.iter().map(|asked| asked.wishes().len()).sum::<usize>()
+    }
+
+    /// Whether the shim may be asked for merges.
+    pub(super) fn is_awake(&self) -> bool {
+        self.rests_until.is_none_or(|until| Instant::now() >= until)
+    }
+
+    /// A new connection: what was under way is known from the page states now, and the regions may be other
+    /// ones. Answers the slots that are not shared after all.
+    pub(super) fn meet_again(
+        &mut self,
+        session: u64,
+        link: &mut Link,
+    ) -> Result<Vec<u32>, LinkError> {
+        let never_sent: Vec<_> = self.queued.drain(..).collect();
+        let mut left = self.refuse(&never_sent);
+        let sent: Vec<_> = self.sent.drain(..).flat_map(Asked::into_wishes).collect();
+        if self.regions == link.regions() {
+            left.extend(self.note(&sent, link)?);
+        } else {
+            left.extend(sent.iter().filter_map(slot_of));
+            left.extend(self.renumber(link.regions()));
+        }
+        self.session = Some(session);
+        self.rests_until = None;
+        self.cursor = 0;
+        Ok(left)
+    }
+
+    /// Gives the shim the pool.
+    pub(super) fn use_pool(
+        &mut self,
+        link: &mut Link,
+        file: BorrowedFd<'_>,
+        slots: u32,
+    ) -> Result<(), LinkError> {
+        self.sent.push_back(Asked::Pool);
+        link.use_pool(file, slots)
+    }
+
+    /// Guest RAM was plugged or unplugged: pages have other numbers. Answers what is shared no more.
+    fn renumber(&mut self, regions: &[Region]) -> Vec<u32> {
+        let old = std::mem::replace(&mut self.regions, regions.to_vec());
+        let book = std::mem::replace(&mut self.book, Book::new(page_count(regions)));
+        let mut left = Vec::new();
+        for (page, slot) in book.slots() {
+            let address = address_of(&old, page);
+            match address.and_then(|address| page_at(&self.regions, address)) {
+                Some(page) => self.book.merged(page, slot),
+                None => left.push(slot),
+            }
+        }
+        left
+    }
+
+    /// Takes the answers that have come. Answers the slots that are not shared after all.
+    pub(super) fn settle(&mut self, linked: &mut Linked) -> Result<Vec<u32>, LinkError> {
+        let mut left = Vec::new();
+        while let Some(outcome) = linked.take_merged() {
+            match (self.sent.pop_front(), outcome) {
+                (Some(Asked::Merge(wishes)), Ok(merged)) => {
+                    self.counts.dropped += u64::from(merged.dropped);
+                    left.extend(self.note(&wishes, linked.link())?);
+                }
+                (Some(Asked::Merge(wishes)), Err(_)) => {
+                    self.rests_until = Some(Instant::now() + REST);
+                    left.extend(self.refuse(&wishes));
+                }
+                (Some(Asked::Pool), Ok(_)) => {}
+                // Without the pool nothing can be shared: it is offered again.
+                (Some(Asked::Pool), Err(_)) => {
+                    self.rests_until = Some(Instant::now() + REST);
+                    self.session = None;
+                }
+                (None, _) => return Err(LinkError::Unexpected("it was asked for no merge")),
+            }
+        }
+        Ok(left)
+    }
+
+    /// Looks which of these pages share their slot now. Answers the slots of the others.
+    fn note(&mut self, wishes: &[Wish], link: &Link) -> Result<Vec<u32>, LinkError> {
+        let mut left = Vec::new();
+        for &(page, target) in wishes {
+            match target {
+                Target::Slot(slot) if link.page_state(page)? == PageState::Merged => {
+                    self.book.merged(page, slot);
+                    self.counts.merged += 1;
+                }
+                _ => {
+                    self.book.refused(page);
+                    left.extend(slot_of(&(page, target)));
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// These are not merged. Answers their slots.
+    fn refuse(&mut self, wishes: &[Wish]) -> Vec<u32> {
+        wishes.iter().for_each(|(page, _)| self.book.refused(*page));
+        wishes.iter().filter_map(slot_of).collect()
+    }
+
+    /// What is to be looked at next; `None`: all of it has been, and it begins anew.
+    pub(super) fn next_window(&mut self) -> Option<Window> {
+        let cursor = self.cursor;
+        let ends_later = |region: &&Region| region.first_page + region.pages > cursor;
+        let Some(region) = self.regions.iter().find(ends_later) else {
+            self.cursor = 0;
+            self.counts.passes += 1;
+            self.mappings = mappings(self.book.slots());
+            return None;
+        };
+        let first = cursor.max(region.first_page);
+        let to_border = Window::PAGES - first % Window::PAGES;
+        let count = to_border.min(region.first_page + region.pages - first);
+        self.cursor = first + count;
+        let address = region.address + u64::from(first - region.first_page) * PAGE;
+        let wanted = vec![false; count as usize];
+        Some(Window { first, is_huge: false, there: 0, address, count, wanted })
+    }
+
+    /// Finds what is to be read in a window, and which merges are over. Answers their slots.
+    pub(super) fn look(&mut self, window: &mut Window, states: &[PageState]) -> Vec<u32> {
+        let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };
+        // A process that has ended has none.
+        let private = self.pagemap.private(addresses).unwrap_or_default();
+        for part in &private {
+            window.is_huge |= part.huge;
+            let first = usize::try_from((part.range.start - window.address) / PAGE).unwrap_or(0);
+            let pages = usize::try_from(part.range.len / PAGE).unwrap_or(0);
+            window.wanted.iter_mut().skip(first).take(pages).for_each(|wanted| *wanted = true);
+        }
+        let mut left = Vec::new();
+        #[expect(clippy::cast_possible_truncation, reason = "its low bits are meant")]
+        let pass = self.counts.passes as u32;
+        for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
+            window.there += u32::from(*wanted || *state == PageState::Merged);
+            match state {
+                // Its own copy: it was written to.
+                PageState::Merged if *wanted => {
+                    let slot = self.book.broke(page);
+                    self.counts.broken += u64::from(slot.is_some());
+                    left.extend(slot);
+                    *wanted = false;
+                }
+                PageState::Merged => {}
+                // Discarded.
+                PageState::Plain if self.book.slot(page).is_some() => {
+                    left.extend(self.book.gone(page));
+                }
+                PageState::Plain => *wanted &= self.book.is_due(page, pass),
+                // Reading it would be a touch.
+                PageState::Staged | PageState::Unknown => *wanted = false,
+            }
+        }
+        left
+    }
+
+    /// Reads pages; answers how many bytes.
+    pub(super) fn read(&self, page: u32, bytes: &mut [u8]) -> usize {
+        address_of(&self.regions, page).map_or(0, |address| self.memory.read(address, bytes))
+    }
+
+    /// Whether a page is there and holds that.
+    pub(super) fn holds(&self, page: u32, content: &Page) -> bool {
+        let Some(address) = address_of(&self.regions, page) else { return false };
+        let range = Addresses { start: address, len: PAGE };
+        // Reading a hole would fill it.
+        let is_there = self.pagemap.private(range).is_ok_and(|there| !there.is_empty());
+        let mut bytes = [0; PAGE_LEN];
+        is_there && self.memory.read(address, &mut bytes) == bytes.len() && bytes == *content
+    }
+
+    pub(super) fn queue(&mut self, page: u32, target: Target) {
+        self.book.asked(page);
+        self.queued.push((page, target));
+    }
+
+    /// Sends what is queued, if the shim is not busy merging. Adds the slots that are not to be shared after
+    /// all to `left`: their runs are too short for the mappings that QEMU has left.
+    pub(super) fn send(&mut self, link: &mut Link, left: &mut Vec<u32>) -> Result<(), LinkError> {
+        if self.sent.len() >= MOST_SENT || self.queued.is_empty() {
+            return Ok(());
+        }
+        // In the order of pages: neighbours become one mapping.
+        self.queued.sort_by_key(|(page, _)| *page);
+        let rest = self.queued.split_off(self.queued.len().min(MAX_MERGE));
+        let queued = std::mem::replace(&mut self.queued, rest);
+        let slots: Vec<_> =
+            queued.iter().filter_map(|wish| Some((wish.0, slot_of(wish)?))).collect();
+        let (mut asked, mut wishes) = (Vec::new(), Vec::new());
+        let least = least_run(self.mappings, self.most_mappings).unwrap_or(u32::MAX);
+        for Run { page, slot, len } in runs(&slots) {
+            let of_run = (page..page + len).zip((slot..slot + len).map(Target::Slot));
+            if len >= least {
+                wishes.extend(of_run);
+                asked.push(Merge { page, pages: len, content: Content::Slot(slot) });
+            } else {
+                left.extend(self.refuse(&of_run.collect::<Vec<_>>()));
+            }
+        }
+        let zeros: Vec<_> = queued.into_iter().filter(|wish| wish.1 == Target::Zeros).collect();
+        for run in zeros.chunk_by(|wish, next| wish.0 + 1 == next.0) {
+            let pages = u32::try_from(run.len()).unwrap_or(0);
+            asked.push(Merge { page: run[0].0, pages, content: Content::Zeros });
+        }
+        wishes.extend(zeros);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        self.sent.push_back(Asked::Merge(wishes));
+        link.merge(asked)
+    }
+
+    /// What is known of it.
+    pub(super) fn reading(&self, slots: &Pool) -> Reading {
+        let bytes = |pages: u64| Bytes(pages * PAGE);
+        let saved: f64 = self
+            .book
+            .slots()
+            .map(|(_, slot)| 1.0 - 1.0 / f64::from(slots.sharers(slot).max(1)))
+            .sum();
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a VM's pages")]
+        let saved = saved as u64;
+        Reading {
+            shared: bytes(self.book.merged_pages().into()),
+            saved: bytes(saved),
+            merged: bytes(self.counts.merged),
+            broken: bytes(self.counts.broken),
+            dropped: bytes(self.counts.dropped),
+            passes: self.counts.passes,
+        }
+    }
+}
+
+impl Asked {
+    fn wishes(&self) -> &[Wish] {
+        match self {
+            Self::Pool => &[],
+            Self::Merge(wishes) => wishes,
+        }
+    }
+
+    fn into_wishes(self) -> Vec<Wish> {
+        match self {
+            Self::Pool => Vec::new(),
+            Self::Merge(wishes) => wishes,
+        }
+    }
+}
+
+fn slot_of((_, target): &Wish) -> Option<u32> {
+    match target {
+        Target::Zeros => None,
+        Target::Slot(slot) => Some(*slot),
+    }
+}
+
+/// How many mappings of the pool a process may have: half of all, for each may split another one.
+fn most_mappings() -> u32 {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+    text.trim().parse().unwrap_or(USUAL_MAPPINGS) / 2
+}
+
+fn page_count(regions: &[Region]) -> u32 {
+    regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages))
+}
+
+fn address_of(regions: &[Region], page: u32) -> Option<u64> {
+    let offset = |region: &Region| {
+        let at = page.checked_sub(region.first_page).filter(|&at| at < region.pages)?;
+        Some(region.address + u64::from(at) * PAGE)
+    };
+    regions.iter().find_map(offset)
+}
+
+fn page_at(regions: &[Region], address: u64) -> Option<u32> {
+    let number = |region: &Region| {
+        let at = address.checked_sub(region.address)? / PAGE;
+        (at < region.pages.into()).then(|| region.first_page + u32::try_from(at).unwrap_or(0))
+    };
+    regions.iter().find_map(number)
+}
