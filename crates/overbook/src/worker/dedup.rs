@@ -22,6 +22,7 @@
 mod vm;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -193,6 +194,7 @@ impl Dedup {
             self.vms.insert(pid, new.numbered_from(first));
         }
         let Some(vm) = self.vms.get_mut(&pid) else { return };
+        let known = vm.numbers();
         let file = &self.file;
         let mut left = Vec::new();
         let met = tracked.with_shim(|linked, session| {
@@ -205,9 +207,23 @@ impl Dedup {
             left.extend(vm.settle(linked)?);
             Ok(())
         });
-        vm.is_here = met.is_some() && vm.is_awake() && vm.session.is_some();
+        vm.is_here = met.is_some() && vm.is_ready();
+        let is_other = vm.numbers() != known;
         for slot in left {
             self.leave(slot);
+        }
+        if is_other {
+            self.renumber(pid, known);
+        }
+    }
+
+    /// Guest RAM was plugged or unplugged: the VM's pages get other numbers in the group.
+    fn renumber(&mut self, pid: u32, known: Range<u32>) {
+        self.index.forget(known);
+        if let Some(vm) = self.vms.remove(&pid) {
+            let first = self.free_numbers(vm.pages());
+            self.grow(vm.pages());
+            self.vms.insert(pid, vm.numbered_from(first));
         }
     }
 

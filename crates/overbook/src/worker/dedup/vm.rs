@@ -45,6 +45,8 @@ pub(super) struct Vm {
     pub(super) is_here: bool,
     /// The connection that it was last met over.
     pub(super) session: Option<u64>,
+    /// Whether the shim at its other end has taken the pool.
+    has_pool: bool,
     process: OwnedFd,
     memory: RemoteMemory,
     pagemap: Pagemap,
@@ -122,6 +124,7 @@ impl Vm {
             book: Book::new(page_count(&regions)),
             is_here: false,
             session: None,
+            has_pool: false,
             process: pidfd_open(raw, PidfdFlags::empty()).ok()?,
             memory: RemoteMemory::of(pid).ok()?,
             pagemap: Pagemap::of(pid).ok()?,
@@ -163,14 +166,19 @@ impl Vm {
     }
 
     pub(super) fn awaits_answer(&self) -> bool {
-        self.is_here && !self.sent.is_empty()
+        !self.sent.is_empty() && self.is_awake()
     }
 
     pub(super) fn queued(&self) -> usize {
         self.queued.len() + self.sent.iter().map(|asked| asked.wishes().len()).sum::<usize>()
     }
 
-    /// Whether the shim may be asked for merges.
+    /// Whether the shim has the pool, and may be asked for merges.
+    pub(super) fn is_ready(&self) -> bool {
+        self.has_pool && self.is_awake()
+    }
+
+    /// Whether the shim may be asked for anything.
     pub(super) fn is_awake(&self) -> bool {
         self.rests_until.is_none_or(|until| Instant::now() >= until)
     }
@@ -184,14 +192,21 @@ impl Vm {
     ) -> Result<Vec<u32>, LinkError> {
         let never_sent: Vec<_> = self.queued.drain(..).collect();
         let mut left = self.refuse(&never_sent);
-        let sent: Vec<_> = self.sent.drain(..).flat_map(Asked::into_wishes).collect();
-        if self.regions == link.regions() {
-            left.extend(self.note(&sent, link)?);
-        } else {
-            left.extend(sent.iter().filter_map(slot_of));
-            left.extend(self.renumber(link.regions()));
+        let mut sent: Vec<_> = self.sent.drain(..).flat_map(Asked::into_wishes).collect();
+        if self.regions != link.regions() {
+            let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
+            left.extend(self.renumber(&old));
+            // The shim may have merged these before it told of the new regions.
+            sent.retain_mut(|wish| {
+                let page = self.page_now(&old, wish.0);
+                left.extend(page.is_none().then(|| slot_of(wish)).flatten());
+                wish.0 = page.unwrap_or_default();
+                page.is_some()
+            });
         }
+        left.extend(self.note(&sent, link)?);
         self.session = Some(session);
+        self.has_pool = false;
         self.rests_until = None;
         self.cursor = 0;
         Ok(left)
@@ -209,18 +224,21 @@ impl Vm {
     }
 
     /// Guest RAM was plugged or unplugged: pages have other numbers. Answers what is shared no more.
-    fn renumber(&mut self, regions: &[Region]) -> Vec<u32> {
-        let old = std::mem::replace(&mut self.regions, regions.to_vec());
-        let book = std::mem::replace(&mut self.book, Book::new(page_count(regions)));
+    fn renumber(&mut self, old: &[Region]) -> Vec<u32> {
+        let book = std::mem::replace(&mut self.book, Book::new(page_count(&self.regions)));
         let mut left = Vec::new();
         for (page, slot) in book.slots() {
-            let address = address_of(&old, page);
-            match address.and_then(|address| page_at(&self.regions, address)) {
+            match self.page_now(old, page) {
                 Some(page) => self.book.merged(page, slot),
                 None => left.push(slot),
             }
         }
         left
+    }
+
+    /// The number that a page has now which had this one among the old regions.
+    fn page_now(&self, old: &[Region], page: u32) -> Option<u32> {
+        page_at(&self.regions, address_of(old, page)?)
     }
 
     /// Takes the answers that have come. Answers the slots that are not shared after all.
@@ -236,8 +254,8 @@ impl Vm {
                     self.rests_until = Some(Instant::now() + REST);
                     left.extend(self.refuse(&wishes));
                 }
-                (Some(Asked::Pool), Ok(_)) => {}
-                // Without the pool nothing can be shared: it is offered again.
+                (Some(Asked::Pool), Ok(_)) => self.has_pool = true,
+                // Without the pool nothing is asked for: it is offered again.
                 (Some(Asked::Pool), Err(_)) => {
                     self.rests_until = Some(Instant::now() + REST);
                     self.session = None;
@@ -358,6 +376,11 @@ impl Vm {
         self.queued.sort_by_key(|(page, _)| *page);
         let rest = self.queued.split_off(self.queued.len().min(MAX_MERGE));
         let queued = std::mem::replace(&mut self.queued, rest);
+        // One that is merged already, and was written to since, would look as if it had been merged now.
+        let (queued, other): (Vec<Wish>, Vec<Wish>) = queued
+            .into_iter()
+            .partition(|wish| matches!(link.page_state(wish.0), Ok(PageState::Plain)));
+        left.extend(self.refuse(&other));
         let slots: Vec<_> =
             queued.iter().filter_map(|wish| Some((wish.0, slot_of(wish)?))).collect();
         let (mut asked, mut wishes) = (Vec::new(), Vec::new());

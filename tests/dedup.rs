@@ -1,0 +1,64 @@
+//! Identical pages of real guests are kept once, written to, and given up, and no byte is lost.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::{Duration, Instant};
+
+use lab::accel::Choice;
+use lab::merger::Merger;
+use lab::{Lab, MachineSpec, Provisions, fleet};
+use model::Bytes;
+use overbook_tests::{MAX, take_turn};
+use sys::process::Signal;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common.
+const ENOUGH: u64 = 20 << 20;
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Guests of one seed: what they verify is the same until they rewrite it.
+fn guest(name: &str) -> MachineSpec {
+    MachineSpec { shim: true, ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 40") }
+}
+
+#[test]
+fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_is_left_behind() {
+    let Some(_turn) = take_turn() else { return };
+    let provisions = Provisions::provide(Choice::Auto).unwrap();
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let guests = [guest("one"), guest("two")];
+    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &guests).unwrap();
+    fleet::wait_until_working(&lab).unwrap();
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+
+    let merger = Merger::start(&pids, None, Some(0.01)).unwrap();
+    until("pages are merged", || merger.pool_bytes() > ENOUGH);
+    assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
+    // The guests rewrite what is merged, and the engine comes around to see it.
+    std::thread::sleep(Duration::from_secs(8));
+    let readings = merger.stop();
+    assert_eq!(readings.len(), 2);
+    assert_eq!(readings.len(), 2);
+    for reading in readings {
+        assert!(reading.merged > Bytes(ENOUGH) && reading.broken > Bytes::mib(1), "{reading:?}");
+        assert!(reading.dropped > Bytes::ZERO && reading.shared <= reading.merged, "{reading:?}");
+    }
+
+    // Another one knows nothing of what is merged, and harms nobody.
+    let merger = Merger::start(&pids, Some(50), None).unwrap();
+    assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
+    for machine in lab.machines() {
+        machine.process().signal(Signal::KILL).unwrap();
+    }
+    until("guests that have ended leave nothing in the pool", || merger.pool_bytes() == 0);
+    drop(merger);
+    // It says that its guests are dead.
+    let _ = lab.stop();
+}
