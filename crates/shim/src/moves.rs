@@ -1,5 +1,6 @@
 //! Moving a granule out of the guest's reach and back, filling holes: the mover, without judgement.
 //!
+//! What a call says that it has done is a lower bound (see [`take`]): only the page tables know what is where.
 //! `UFFDIO_MOVE` may do a part and say `EAGAIN`, meet a page that I/O has pinned (`EBUSY`), one that is
 //! there already (`EEXIST`), or one that is not anonymous (`EINVAL`). Outwards every page may be left where
 //! it is: that only costs a measurement. Homewards none may: a move is tried again, then the page is
@@ -27,7 +28,8 @@ pub(crate) struct Taken {
     pub(crate) kept: u64,
 }
 
-/// Moves what can be moved of `guest` to `staging`.
+/// Moves what can be moved of `guest` to `staging`, where nothing is yet. Pages that are there afterwards
+/// count as moved, whatever the kernel says of them.
 ///
 /// # Safety
 /// Both ranges are registered, and the fault handler gives the pages back when they are touched.
@@ -42,6 +44,13 @@ pub(crate) unsafe fn take(uffd: &Userfaultfd, guest: Range, staging: u64) -> Tak
         match way.went(progress) {
             None => tries = 0,
             Some(Errno::AGAIN) if tries < TRIES => tries += 1,
+            // It is there: the call before has moved it and said otherwise. Linux 6.18 does so when it had to
+            // try again: it forgets to count, and then meets its own work.
+            Some(Errno::EXIST) => {
+                taken.moved += 1;
+                way.skip();
+                tries = 0;
+            }
             Some(_) => {
                 taken.kept += 1;
                 way.skip();

@@ -176,7 +176,9 @@ impl Tracker {
         }
         shared.add(Counter::MovedOut, taken.moved);
         shared.add(Counter::Pinned, taken.kept);
-        if taken.moved == 0 {
+        // The page tables have the last word: what was thought to be at home and is not would be lost.
+        let staging = Range { start: granule.staging, len: granule.guest.len };
+        if taken.moved == 0 && self.pagemap.populated(staging) == Ok(0) {
             for part in granule.parts(shared, PageState::Staged) {
                 part.mark(shared, PageState::Plain);
             }
