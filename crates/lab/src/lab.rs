@@ -214,6 +214,11 @@ impl Machine {
         self.newest.get()
     }
 
+    /// A number of that report; 0 if there is none.
+    pub fn reported(&self, name: &str) -> f64 {
+        self.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(0.0)
+    }
+
     /// One QMP command on the lab's own socket.
     pub fn qmp(&self, command: &str, arguments: Value) -> Result<Value, LabError> {
         Ok(self.line.with(|qmp| qmp.execute(command, arguments))?)

@@ -9,6 +9,7 @@ use model::dedup::Dedup as Reading;
 use overbook::worker::{Dedup, Mode, STEP, Settings, Tracked};
 
 use crate::lab::LabError;
+use crate::meb::watch::own_cpu;
 
 /// How long it works before it looks what has come.
 const SLICE: Duration = Duration::from_millis(2);
@@ -64,7 +65,8 @@ impl Merger {
                 if !idle.is_zero() {
                     std::thread::sleep(idle);
                 }
-                ours.cpu_ns.store(own_cpu_ns(), Ordering::Relaxed);
+                let cpu_ns = u64::try_from(own_cpu().as_nanos()).unwrap_or(u64::MAX);
+                ours.cpu_ns.store(cpu_ns, Ordering::Relaxed);
                 ours.pool_bytes.store(dedup.pool_bytes(), Ordering::Relaxed);
             }
             pids.iter().filter_map(|pid| dedup.reading(*pid)).collect()
@@ -105,12 +107,6 @@ impl Drop for Merger {
             let _ = thread.join();
         }
     }
-}
-
-fn own_cpu_ns() -> u64 {
-    let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(used.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(used.tv_nsec).unwrap_or(0))
 }
 
 /// CPU time of the shims' own threads in these processes, in seconds.

@@ -179,6 +179,16 @@ pub struct Merged {
     pub no_room: u32,
 }
 
+impl std::ops::AddAssign for Merged {
+    fn add_assign(&mut self, more: Self) {
+        self.shared += more.shared;
+        self.dropped += more.dropped;
+        self.different += more.different;
+        self.kept += more.kept;
+        self.no_room += more.no_room;
+    }
+}
+
 /// A piece of guest RAM. Page numbers run through all regions; each region begins at a multiple of
 /// 512, so that no granule stands in two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use sys::memory_map::{HUGE_PAGE_BYTES, Range};
 use sys::userfaultfd::{OpenError, Userfaultfd};
 
 use crate::channel::Channel;
-use crate::merge::{Place, Pool, Turn};
+use crate::merge::{Place, Pool, page_sum};
 use crate::ram::{GuestRam, end, overlap};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray};
@@ -171,7 +171,7 @@ impl Engine {
     }
 
     /// Merges what one turn can.
-    fn merge_turn(&mut self, turn: &Turn) -> Result<Merged, Refusal> {
+    fn merge_turn(&mut self, turn: &[Merge]) -> Result<Merged, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         if let Some(why) = self.obstacle() {
             return Err(refused(why));
@@ -180,7 +180,7 @@ impl Engine {
         let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
         let Some(channel) = &self.channel else { return Ok(Merged::default()) };
         let mut parts = Vec::new();
-        for run in &turn.0 {
+        for run in turn {
             for part in channel.plain(run.page, run.pages) {
                 parts.push((part.range, run.content_at(part.page)));
             }
@@ -194,14 +194,14 @@ impl Engine {
             let Some(block) = self.ram.block(guest.start) else { continue };
             let place = Place { uffd, pagemap, block, channel, guest };
             // SAFETY: registered, by the tracker or just now.
-            add(&mut merged, unsafe { place.merge(content, self.pool.as_mut()) });
+            merged += unsafe { place.merge(content, self.pool.as_mut()) };
         }
         if let Some(window) = window {
             // SAFETY: everything is back, or dropped.
             let _ = unsafe { uffd.unregister(window) };
         }
-        let asked: u32 = turn.0.iter().map(|run| run.pages).sum();
-        merged.kept = asked - merged.shared - merged.dropped - merged.different - merged.no_room;
+        merged.kept =
+            page_sum(turn) - merged.shared - merged.dropped - merged.different - merged.no_room;
         Ok(merged)
     }
 
@@ -299,22 +299,11 @@ pub(crate) fn merge(runs: &[Merge]) -> Result<Merged, Refusal> {
             (Ok(merged), _) => merged,
             (Err(refusal), None) => return Err(refusal),
             // What was done is done.
-            (Err(_), Some(_)) => {
-                let kept = turn.0.iter().map(|run| run.pages).sum();
-                Merged { kept, ..Merged::default() }
-            }
+            (Err(_), Some(_)) => Merged { kept: page_sum(&turn), ..Merged::default() },
         };
-        add(all.get_or_insert_default(), merged);
+        *all.get_or_insert_default() += merged;
     }
     Ok(all.unwrap_or_default())
-}
-
-fn add(all: &mut Merged, more: Merged) {
-    all.shared += more.shared;
-    all.dropped += more.dropped;
-    all.different += more.different;
-    all.kept += more.kept;
-    all.no_room += more.no_room;
 }
 
 /// Revokes granules; answers how many were in reach before.

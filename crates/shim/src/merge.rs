@@ -23,7 +23,7 @@ use std::sync::OnceLock;
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
 use sys::memory_map::{
-    Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
+    Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
 };
 use sys::pool_file::PoolView;
 use sys::userfaultfd::Userfaultfd;
@@ -36,6 +36,8 @@ use crate::ram::Block;
 /// Most pages in a turn: well below a millisecond.
 const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
+/// Blocks begin at such a page number, so it cuts them where huge pages begin.
+const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 
 /// The pool that slots are of.
 pub(crate) struct Pool {
@@ -57,37 +59,36 @@ impl Pool {
     }
 }
 
-/// What is done in one turn: pages that stand in one huge page's worth of memory, [`AT_ONCE`] at most.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Turn(pub(crate) Vec<Merge>);
-
-/// Cuts runs into turns, in their order.
-pub(crate) fn turns(runs: &[Merge]) -> Vec<Turn> {
-    let huge = |page: u32| u64::from(page) * PAGE_BYTES / HUGE_PAGE_BYTES;
-    let mut turns: Vec<(u32, Turn)> = Vec::new();
+/// Cuts runs into turns, in their order: each has [`AT_ONCE`] pages at most, which stand in one huge page's
+/// worth of memory.
+pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
+    let huge = |page: u32| page / HUGE_PAGE_PAGES;
+    let mut turns: Vec<Vec<Merge>> = Vec::new();
     for run in runs {
         let mut rest = *run;
         while rest.pages > 0 {
-            let same = |(pages, turn): &&mut (u32, Turn)| {
-                *pages < AT_ONCE
-                    && turn.0.last().is_some_and(|last| huge(last.page) == huge(rest.page))
+            let same = |turn: &&mut Vec<Merge>| {
+                page_sum(turn) < AT_ONCE
+                    && turn.last().is_some_and(|last| huge(last.page) == huge(rest.page))
             };
             let room = turns.last_mut().filter(same);
-            let free = room.as_ref().map_or(AT_ONCE, |(pages, _)| AT_ONCE - pages);
-            let to_border = 512 - rest.page % 512;
+            let free = AT_ONCE - room.as_deref().map_or(0, |turn| page_sum(turn));
+            let to_border = HUGE_PAGE_PAGES - rest.page % HUGE_PAGE_PAGES;
             let part = Merge { pages: rest.pages.min(free).min(to_border), ..rest };
             match room {
-                Some((pages, turn)) => {
-                    *pages += part.pages;
-                    turn.0.push(part);
-                }
-                None => turns.push((part.pages, Turn(vec![part]))),
+                Some(turn) => turn.push(part),
+                None => turns.push(vec![part]),
             }
             let page = rest.page + part.pages;
             rest = Merge { page, pages: rest.pages - part.pages, content: rest.content_at(page) };
         }
     }
-    turns.into_iter().map(|(_, turn)| turn).collect()
+    turns
+}
+
+/// The pages of all these runs.
+pub(crate) fn page_sum(runs: &[Merge]) -> u32 {
+    runs.iter().map(|run| run.pages).sum()
 }
 
 /// Where a run is merged: some pages of one block, all plain when the turn began.
@@ -326,14 +327,13 @@ mod tests {
         let zeros = Merge { page: 600, pages: 3, content: Content::Zeros };
         let all = turns(&[run(0, 60, 7), run(70, 10, 100), run(500, 20, 200), zeros]);
         let expected = [
-            Turn(vec![run(0, 60, 7), run(70, 4, 100)]),
-            Turn(vec![run(74, 6, 104), run(500, 12, 200)]),
-            Turn(vec![run(512, 8, 212), zeros]),
+            vec![run(0, 60, 7), run(70, 4, 100)],
+            vec![run(74, 6, 104), run(500, 12, 200)],
+            vec![run(512, 8, 212), zeros],
         ];
         assert_eq!(all, expected);
-        let pages = |turn: &Turn| turn.0.iter().map(|run| run.pages).sum::<u32>();
         let long = turns(&[run(5, 4096, 0)]);
-        assert!(long.iter().all(|turn| pages(turn) <= AT_ONCE));
-        assert_eq!(long.iter().map(pages).sum::<u32>(), 4096);
+        assert!(long.iter().all(|turn| page_sum(turn) <= AT_ONCE));
+        assert_eq!(long.iter().map(|turn| page_sum(turn)).sum::<u32>(), 4096);
     }
 }

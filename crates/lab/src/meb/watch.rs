@@ -253,7 +253,7 @@ pub fn now_us() -> u64 {
 }
 
 /// CPU time of the calling thread.
-fn own_cpu() -> Duration {
+pub(crate) fn own_cpu() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     let part = |part: i64| u64::try_from(part).unwrap_or(0);
     Duration::from_secs(part(used.tv_sec)) + Duration::from_nanos(part(used.tv_nsec))

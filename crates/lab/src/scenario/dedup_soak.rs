@@ -13,7 +13,7 @@ use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
-use crate::lab::{Lab, LabError, Machine};
+use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
 use crate::merger::Merger;
 use crate::random::Random;
@@ -66,7 +66,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     ];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| number(machine, "ops") > 0.0))
+        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
     })?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let mut random = Random::new(context.seed);
@@ -82,7 +82,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
                     return Err(machine.death());
                 }
                 machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))?;
-                toll.longest_gap_ms = toll.longest_gap_ms.max(number(machine, "gap_ms"));
+                toll.longest_gap_ms = toll.longest_gap_ms.max(machine.reported("gap_ms"));
             }
             interrupt::sleep(Duration::from_millis(random.between(200, 1_500)))?;
         }
@@ -99,11 +99,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
     Ok(figures(context, &toll, bad_bytes))
-}
-
-/// A number of the machine's newest report; 0 if there is none.
-fn number(machine: &Machine, name: &str) -> f64 {
-    machine.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(0.0)
 }
 
 fn figures(context: &Context, toll: &Toll, bad_bytes: u64) -> Figures {

@@ -11,7 +11,7 @@ use model::Bytes;
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
-use crate::lab::{Lab, LabError, Machine};
+use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
 use crate::random::Random;
 use crate::stress::{self, Outcome, Toll};
@@ -72,7 +72,7 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
     let specs = [guest("native", true), guest("threads", false)];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     lab.wait_for("the guests to verify", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| number(machine, "ops") > 0.0))
+        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
     })?;
     for machine in lab.machines() {
         stress::wait_for_shim(machine.process().pid)?;
@@ -122,7 +122,7 @@ fn move_balloons(
         let next = Instant::now() + Duration::from_millis(random.between(500, 3_000));
         lab.wait_for("the next move", Duration::from_secs(10), |lab| {
             for machine in lab.machines() {
-                *longest_gap_ms = longest_gap_ms.max(number(machine, "gap_ms"));
+                *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
             }
             Ok(Instant::now() >= next)
         })?;
@@ -131,11 +131,6 @@ fn move_balloons(
         machine.set_balloon(MEMORY)?;
     }
     Ok(())
-}
-
-/// A number of the machine's newest report; 0 if there is none.
-fn number(machine: &Machine, name: &str) -> f64 {
-    machine.last_metric().and_then(|sample| sample.value[name].as_f64()).unwrap_or(0.0)
 }
 
 fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {

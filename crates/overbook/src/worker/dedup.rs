@@ -42,7 +42,6 @@ const SLOTS: u32 = 1 << 24;
 const MOST_QUEUED: usize = 4096;
 /// A huge page is split for so many pages saved: 1 of 64.
 const LEAST_IN_HUGE_PAGE: usize = 8;
-
 /// How long credit is kept.
 const LONGEST_CREDIT: Duration = Duration::from_millis(200);
 /// What a window counts for at least, in pages.
