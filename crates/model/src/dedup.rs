@@ -1,4 +1,6 @@
-//! What keeping identical pages once has come to, for one VM.
+//! Identical pages kept once: what is wanted of a group, and what it has come to for each VM.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,4 +22,27 @@ pub struct Dedup {
     pub dropped: Bytes,
     /// How often all of its memory was looked at.
     pub passes: u64,
+}
+
+/// A scan rate: pages looked at in a millisecond.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PagesPerMs(pub u32);
+
+impl fmt::Display for PagesPerMs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pages/ms", self.0)
+    }
+}
+
+/// How a group's identical pages are to be looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DedupSpec {
+    /// Not at all; what is shared is unshared.
+    #[default]
+    Off,
+    /// As fast as the group can afford (Kim 2014, Algorithm 1).
+    Adaptive,
+    /// Always at this rate.
+    Fixed(PagesPerMs),
 }

@@ -19,6 +19,7 @@ pub mod tracking;
 pub mod units;
 pub mod view;
 
+pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use names::{GroupName, NamePattern, VmName};
 pub use plan::{Action, Decision, Ledger, Plan};
 pub use reason::Reason;

@@ -5,17 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, Tracking, TrackingBudget, VmName};
+use model::{Bytes, Dedup, PagesPerMs, Tracking, TrackingBudget, VmName};
 use serde::{Deserialize, Serialize};
 
-/// From the daemon: what is to be tracked.
+/// From the daemon: what is to be done with the group's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Orders {
     /// The VMs; the others are let go.
     pub vms: BTreeMap<VmName, Order>,
+    /// How fast identical pages are looked for; `None`: not at all, and what is shared is unshared.
+    #[serde(default)]
+    pub scan_rate: Option<PagesPerMs>,
 }
 
-/// A VM that is to be tracked.
+/// A VM that is to be worked on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Order {
     /// Which life of it.
@@ -26,7 +29,7 @@ pub struct Order {
     pub swapped: Bytes,
     /// What the guest may use.
     pub memory: Bytes,
-    /// What tracking may take.
+    /// What tracking may take; off: its pages are only merged.
     pub budget: TrackingBudget,
 }
 
@@ -35,6 +38,9 @@ pub struct Order {
 pub struct Report {
     /// Every VM that it has been told of.
     pub vms: BTreeMap<VmName, VmReport>,
+    /// What the group's pool of shared pages takes.
+    #[serde(default)]
+    pub pool: Bytes,
 }
 
 /// What is known of a VM.
@@ -46,4 +52,10 @@ pub struct VmReport {
     pub tracking: Option<Tracking>,
     /// Why it is not being tracked just now.
     pub why_not: Option<String>,
+    /// What of it is shared; absent: nothing is known yet.
+    #[serde(default)]
+    pub dedup: Option<Dedup>,
+    /// Why its pages are not being merged just now.
+    #[serde(default)]
+    pub why_not_merged: Option<String>,
 }

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use model::VmName;
+use model::{Bytes, VmName};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::messages::{Order, Orders, Report, VmReport};
@@ -166,8 +166,11 @@ impl Members {
                 State::Connecting => Some("the shim has not answered yet".to_owned()),
                 State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
             },
+            dedup: None,
+            why_not_merged: None,
         };
-        Report { vms: self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect() }
+        let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
+        Report { vms, pool: Bytes::ZERO }
     }
 }
 
@@ -183,7 +186,7 @@ mod tests {
     fn orders(names: &[&str]) -> Orders {
         // No process has this number, so nobody is connected to.
         let vms = names.iter().map(|name| (VmName::from(*name), order(u32::MAX)));
-        Orders { vms: vms.collect() }
+        Orders { vms: vms.collect(), scan_rate: None }
     }
 
     #[test]

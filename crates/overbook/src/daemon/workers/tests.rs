@@ -56,7 +56,8 @@ fn no_guest_swaps_more_than_it_has_memory() {
 #[test]
 fn an_old_report_is_not_shown() {
     let tracking = Some(Tracking::default());
-    let report = VmReport { incarnation: 1, tracking, why_not: None };
+    let report =
+        VmReport { incarnation: 1, tracking, why_not: None, dedup: None, why_not_merged: None };
     let report = Reading::new(report, model::Time(1_000));
     assert!(fresh(Some(&report), model::Time(2_000)).unwrap().0.is_some());
     assert!(fresh(Some(&report), model::Time(20_000)).unwrap_err().contains("for 19 s"));
