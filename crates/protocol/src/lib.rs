@@ -23,7 +23,7 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -36,6 +36,9 @@ pub const MAX_MERGE: usize = 512;
 
 /// Most pages in one [`Request::Merge`]: what the shim does of it at a time is far less.
 pub const MAX_MERGE_PAGES: u32 = 4096;
+
+/// Most pages in one [`Request::Unshare`]: what a huge page holds.
+pub const MAX_UNSHARE: u32 = 512;
 
 /// Most slots in a pool: 4 TiB of content.
 pub const MAX_SLOTS: u32 = 1 << 30;
@@ -86,6 +89,15 @@ pub enum Request {
     Merge {
         /// What to merge with what; at most [`MAX_MERGE`] of them, [`MAX_MERGE_PAGES`] in all.
         runs: Vec<Merge>,
+    },
+    /// Has the guest have copies of its own of these pages, as far as they are merged: no pool is needed for
+    /// them any more. They stay mapped as they are, so they still count as merged in the page states. Answered
+    /// with [`Answer::Done`]: how many pages.
+    Unshare {
+        /// The first page's number.
+        page: u32,
+        /// How many; at most [`MAX_UNSHARE`].
+        pages: u32,
     },
 }
 
@@ -151,9 +163,9 @@ pub enum Answer {
         /// Whether it can be tracked, and if not, why.
         state: State,
     },
-    /// Done; how many granules changed.
+    /// Done; how many granules, or pages, changed.
     Done {
-        /// Granules.
+        /// Granules, or pages.
         count: u32,
     },
     /// Not done, nothing changed.

@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     Answer, Content, MAX_MERGE, MAX_MERGE_PAGES, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, MAX_SLOTS,
-    Merge, REGION_ALIGN_PAGES, Refusal, Region, Request, State, Tracking,
+    MAX_UNSHARE, Merge, REGION_ALIGN_PAGES, Refusal, Region, Request, State, Tracking,
 };
 
 /// Most pages in a granule: what one huge page holds.
@@ -79,9 +79,16 @@ impl Request {
                 return Err(invalid("slots", (*slots).into(), "1 to 2^30"));
             }
             Self::Merge { runs } => check_merge(runs)?,
+            Self::Unshare { pages, .. } if *pages == 0 || *pages > MAX_UNSHARE => {
+                return Err(invalid("pages", (*pages).into(), "1 to 512"));
+            }
+            Self::Unshare { page, pages } if page.checked_add(*pages).is_none() => {
+                return Err(invalid("page", (*page).into(), "a run that ends before page 2^32"));
+            }
             Self::Hello { .. }
             | Self::Revoke { .. }
             | Self::Pool { .. }
+            | Self::Unshare { .. }
             | Self::Release
             | Self::Status => {}
         }

@@ -24,8 +24,8 @@ pub(crate) struct Channel {
     _guarded: Option<Guarded>,
 }
 
-/// Pages side by side that are where QEMU expects them.
-pub(crate) struct Plain {
+/// Pages side by side of one state.
+pub(crate) struct Part {
     /// The first one's number.
     pub(crate) page: u32,
     pub(crate) range: Range,
@@ -67,22 +67,22 @@ impl Channel {
         merged
     }
 
-    /// The parts of a run of pages that are neither out of reach nor merged, each as long as can be.
-    pub(crate) fn plain(&self, page: u32, pages: u32) -> Vec<Plain> {
-        let mut plain: Vec<Plain> = Vec::new();
+    /// The parts of a run of pages that have this state, each as long as can be.
+    pub(crate) fn parts(&self, page: u32, pages: u32, state: PageState) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
         let of = |region: &&Region| {
             (region.first_page..region.first_page + region.pages).contains(&page)
         };
-        let Some(region) = self.regions.iter().find(of) else { return plain };
+        let Some(region) = self.regions.iter().find(of) else { return parts };
         let last = page.saturating_add(pages).min(region.first_page + region.pages);
-        for page in (page..last).filter(|&page| self.shared.state(page) == PageState::Plain) {
+        for page in (page..last).filter(|&page| self.shared.state(page) == state) {
             let start = region.address + u64::from(page - region.first_page) * PAGE_BYTES;
-            match plain.last_mut() {
+            match parts.last_mut() {
                 Some(last) if end(last.range) == start => last.range.len += PAGE_BYTES,
-                _ => plain.push(Plain { page, range: Range { start, len: PAGE_BYTES } }),
+                _ => parts.push(Part { page, range: Range { start, len: PAGE_BYTES } }),
             }
         }
-        plain
+        parts
     }
 
     /// All pages of `range` that are guest RAM have this state now: merged, or plain.

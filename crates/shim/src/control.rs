@@ -176,6 +176,9 @@ impl Worker {
                 start_threads()?;
                 engine::merge(&runs).map(Answer::Merged)
             }
+            Request::Unshare { page, pages } => {
+                engine::unshare(page, pages).map(|count| Answer::Done { count })
+            }
             Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();

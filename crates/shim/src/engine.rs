@@ -11,10 +11,10 @@ use std::sync::{MutexGuard, OnceLock};
 
 use protocol::layout::{GiveBack, PageState};
 use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
-use sys::memory_map::{HUGE_PAGE_BYTES, Range};
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::userfaultfd::{OpenError, Userfaultfd};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, Part};
 use crate::merge::{Place, Pool, page_sum};
 use crate::ram::{GuestRam, end, overlap};
 use crate::time::{Nanos, now};
@@ -181,7 +181,7 @@ impl Engine {
         let Some(channel) = &self.channel else { return Ok(Merged::default()) };
         let mut parts = Vec::new();
         for run in turn {
-            for part in channel.plain(run.page, run.pages) {
+            for part in channel.parts(run.page, run.pages, PageState::Plain) {
                 parts.push((part.range, run.content_at(part.page)));
             }
         }
@@ -304,6 +304,22 @@ pub(crate) fn merge(runs: &[Merge]) -> Result<Merged, Refusal> {
         *all.get_or_insert_default() += merged;
     }
     Ok(all.unwrap_or_default())
+}
+
+/// Has the kernel copy what is merged of these pages; answers how many there are.
+pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
+    let merged = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
+    let merged = lock().channel.as_ref().map(merged);
+    let mut count = 0;
+    // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
+    for Part { range, .. } in merged.into_iter().flatten() {
+        merge::copy(range).map_err(|errno| Refusal::Kernel {
+            call: "madvise(MADV_POPULATE_WRITE)".to_owned(),
+            errno: errno.raw_os_error(),
+        })?;
+        count += u32::try_from(range.len / PAGE_BYTES).unwrap_or(u32::MAX);
+    }
+    Ok(count)
 }
 
 /// Revokes granules; answers how many were in reach before.

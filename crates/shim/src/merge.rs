@@ -22,6 +22,7 @@ use std::sync::OnceLock;
 
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
+use rustix::io::Errno;
 use sys::memory_map::{
     Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
 };
@@ -302,6 +303,13 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
             false
         }
     }
+}
+
+/// Writes to every page of `range` without changing it: what it shares with a pool becomes a copy of its own,
+/// by the same way that a write of the guest's takes. Memory that is not there becomes zeros, which it is.
+pub(crate) fn copy(range: Range) -> Result<(), Errno> {
+    // SAFETY: it discards nothing.
+    unsafe { advise(range, Advice::LinuxPopulateWrite) }
 }
 
 /// Pages in so many bytes.

@@ -65,6 +65,25 @@ fn what_is_written_afterwards_is_the_guests_own() {
 }
 
 #[test]
+fn what_is_unshared_has_its_own_copies_and_needs_no_pool() {
+    let Prepared { mut stand_in, worker, pool } = prepared(300);
+    worker.merge(&[(0, 200, Some(100))]);
+    let before = stand_in.anonymous_kib();
+    let unshare = |page, pages| worker.ask(&Request::Unshare { page, pages });
+    assert_eq!(unshare(100, 512), Answer::Done { count: 100 });
+    assert_eq!(stand_in.anonymous_kib() - before, 400);
+    assert_eq!(unshare(0, 100), Answer::Done { count: 100 });
+    assert_eq!(stand_in.anonymous_kib() - before, 800);
+    (100..300).for_each(|slot| pool.empty(slot).unwrap());
+    stand_in.expect("check 0 1");
+    assert_eq!(worker.merged(0..300), 200, "mapped as before");
+    assert_eq!(unshare(0, 512), Answer::Done { count: 200 });
+    assert_eq!(unshare(u32::MAX - 512, 512), Answer::Done { count: 0 }, "no such pages");
+    stand_in.expect("discard 0 0 16384");
+    stand_in.expect("zeros 0 0 16384");
+}
+
+#[test]
 fn what_is_not_equal_or_not_there_stays_as_it_is() {
     let Prepared { mut stand_in, worker, .. } = prepared(10);
     let different = |pages| Merged { different: pages, ..Merged::default() };

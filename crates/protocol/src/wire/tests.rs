@@ -19,6 +19,7 @@ fn requests() -> Vec<Request> {
         Request::Pool { slots: MAX_SLOTS },
         Request::Merge { runs: vec![LAST_RUN; MAX_MERGE] },
         Request::Merge { runs: vec![Merge { page: 0, pages: MAX_MERGE_PAGES, ..ZEROS }] },
+        Request::Unshare { page: u32::MAX - MAX_UNSHARE, pages: MAX_UNSHARE },
     ]
 }
 
@@ -184,6 +185,17 @@ fn runs_that_are_empty_too_many_too_long_or_past_the_end_are_refused() {
     assert!(refused(vec![pages(u32::MAX), pages(u32::MAX)]).starts_with("pages: 4294967295"));
     assert!(refused(vec![Merge { page: u32::MAX, ..ZEROS }]).starts_with("page: 4294967295"));
     assert!(refused(vec![Merge { pages: 2, page: 0, ..LAST_RUN }]).starts_with("slot: 1073741823"));
+}
+
+#[test]
+fn pages_to_be_unshared_are_few_and_end_before_the_numbers_do() {
+    let refused = |page, pages| {
+        let packet = Request::Unshare { page, pages }.encode().unwrap();
+        Request::decode(&packet).unwrap_err().to_string()
+    };
+    assert_eq!(refused(0, 0), "pages: 0: 1 to 512");
+    assert_eq!(refused(0, 513), "pages: 513: 1 to 512");
+    assert!(refused(u32::MAX, 1).starts_with("page: 4294967295"));
 }
 
 #[test]
