@@ -11,6 +11,7 @@ pub mod meminfo;
 pub mod memory_map;
 pub mod memory_of;
 pub mod pool_file;
+pub mod pool_maps;
 pub mod pressure;
 pub mod process;
 pub mod procfs;

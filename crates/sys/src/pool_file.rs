@@ -8,7 +8,7 @@
 //! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it anew for
 //! writing: it is closed to all but its owner first. It is sealed against another size: shrinking
 //! would destroy the copies of those that have written. A slot is emptied by punching a hole, which
-//! does not.
+//! does not. Who owns it holds a lock on it, so that two workers never believe to have the same one.
 //!
 //! **Left out**: a process of the same user (root) can write to it. QEMU should run as another.
 
@@ -16,14 +16,34 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
-use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN};
+use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN, Range};
+use crate::pool_maps::{FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// One page of content.
 pub type Page = [u8; PAGE_LEN];
+
+/// What the names of all pools begin with.
+pub const NAME_PREFIX: &str = "overbook-pool";
+
+/// Why a pool that is mapped somewhere cannot be taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// Somebody has it.
+    #[error("the pool belongs to another worker, which still runs")]
+    InUse,
+    /// It is none of ours.
+    #[error("what is mapped there is no pool of ours: {0}")]
+    Foreign(&'static str),
+    /// The kernel's.
+    #[error("the pool cannot be opened: {0}")]
+    System(#[from] Errno),
+}
 
 /// A group's shared pages, in slots.
 #[derive(Debug)]
@@ -42,8 +62,67 @@ impl PoolFile {
         let fd = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         rustix::fs::ftruncate(&fd, u64::from(slots) * PAGE_BYTES)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Self { file: File::from(fd), slots })
+    }
+
+    /// Takes over one that is mapped in process `pid`: its owner has ended. The system lets root do it.
+    ///
+    /// # Errors
+    /// [`AdoptError::InUse`]: not yet. [`AdoptError::Foreign`]: another user's, one that others can write to, or of
+    /// another size.
+    pub fn adopt(pid: u32, mapping: &Mapping, slots: u32) -> Result<Self, AdoptError> {
+        let Range { start, len } = mapping.range;
+        let path = format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len);
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let pool = Self { file: File::from(fd), slots };
+        let stat = rustix::fs::fstat(&pool.file)?;
+        let length = u64::from(slots) * PAGE_BYTES;
+        let faults = [
+            (pool.id()? != mapping.file, "it has been mapped anew"),
+            (stat.st_uid != rustix::process::geteuid().as_raw(), "it is another user's"),
+            (stat.st_mode & 0o777 != 0o600, "others may open it"),
+            (u64::try_from(stat.st_size) != Ok(length), "its size"),
+            (!rustix::fs::fcntl_get_seals(&pool.file)?.contains(SEALS), "its size may change"),
+        ];
+        if let Some((_, fault)) = faults.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(AdoptError::Foreign(fault));
+        }
+        match rustix::fs::flock(&pool.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(pool),
+            Err(Errno::WOULDBLOCK) => Err(AdoptError::InUse),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Which file it is.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn id(&self) -> Result<FileId, Errno> {
+        let stat = rustix::fs::fstat(&self.file)?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        Ok(FileId { major, minor, inode: stat.st_ino })
+    }
+
+    /// The slots that take memory, in ascending order.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn filled(&self) -> Result<Vec<std::ops::Range<u32>>, Errno> {
+        let seek = |from| rustix::fs::seek(&self.file, from);
+        let slot = |bytes: u64| u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX);
+        let (mut filled, mut at) = (Vec::new(), 0);
+        loop {
+            let start = match seek(SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => return Ok(filled),
+                Err(error) => return Err(error),
+            };
+            at = seek(SeekFrom::Hole(start))?;
+            filled.push(slot(start)..slot(at));
+        }
     }
 
     /// The same file for those who share its pages: it can be mapped, and not written.
@@ -242,6 +321,38 @@ mod tests {
         let plain = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&plain, 4096).unwrap();
         assert!(matches!(PoolView::open(plain, 1), Err(SharedMemoryError::Unsealed)));
+    }
+
+    #[test]
+    fn a_pool_that_is_mapped_is_found_again_when_its_owner_has_ended() {
+        const NAME: &str = "overbook-pool-adopted";
+        let pid = std::process::id();
+        let memory = crate::memory_map::Reserved::new(4 * PAGE_BYTES).unwrap();
+        let over = Over { range: memory.range(), reserve: false };
+        let find = || {
+            let found = crate::pool_maps::mappings(pid).unwrap();
+            found.into_iter().find(|mapping| mapping.name == NAME).unwrap()
+        };
+        let pool = PoolFile::create(NAME, 8).unwrap();
+        pool.write(3, &PAGE).unwrap();
+        pool.write(6, &PAGE).unwrap();
+        let view = PoolView::open(pool.reader().unwrap(), 8).unwrap();
+        // SAFETY: memory of ours.
+        unsafe { view.map_over(2, over) }.unwrap();
+        assert!(matches!(PoolFile::adopt(pid, &find(), 8), Err(AdoptError::InUse)));
+        let id = pool.id().unwrap();
+        drop(pool);
+        let adopted = PoolFile::adopt(pid, &find(), 8).unwrap();
+        assert_eq!((adopted.id(), adopted.filled()), (Ok(id), Ok(vec![3..4, 6..7])));
+        let mut page = [0; PAGE_LEN];
+        adopted.read(3, &mut page).unwrap();
+        assert_eq!(page, PAGE);
+        adopted.write(4, &PAGE).unwrap();
+        assert_eq!(adopted.filled(), Ok(vec![3..5, 6..7]));
+        drop(adopted);
+        assert!(matches!(PoolFile::adopt(pid, &find(), 9), Err(AdoptError::Foreign("its size"))));
+        let other = Mapping { file: FileId { inode: 0, ..id }, ..find() };
+        assert!(matches!(PoolFile::adopt(pid, &other, 8), Err(AdoptError::Foreign(_))));
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! Who shares pages of which pool, as the kernel knows it (`/proc/<pid>/maps` and page tables).
+//!
+//! **Problem.** A worker that begins where another one ended has no other record of what is shared: the other's memory
+//! is gone. **Idea.** Each mapping of a pool says which slots its pages are of; the page tables say which of
+//! these the process has written since, and so has for itself.
+//!
+//! **Limits.** A copy that the host has swapped out still looks shared: a slot more is kept than need be.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+
+use crate::memory_map::{PAGE_BYTES, Pagemap, Range};
+use crate::pool_file::NAME_PREFIX;
+
+/// A file, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId {
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    pub(crate) inode: u64,
+}
+
+/// A mapping of a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// What its maker has called it.
+    pub name: String,
+    /// Which file it is.
+    pub file: FileId,
+    /// Where it is mapped.
+    pub range: Range,
+    /// The slot that the first page is of.
+    pub first_slot: u32,
+}
+
+/// A page that shares a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharer {
+    /// Where.
+    pub address: u64,
+    /// Which slot.
+    pub slot: u32,
+}
+
+/// The pools' mappings in a process, in the order of their addresses.
+///
+/// # Errors
+/// When it is gone, or may not be looked into.
+pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
+    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
+    let mut mappings = Vec::new();
+    for line in maps.split(b'\n') {
+        // Paths are whatever bytes their makers liked; those of pools are text.
+        mappings.extend(std::str::from_utf8(&line?).ok().and_then(parse));
+    }
+    Ok(mappings)
+}
+
+/// The pages of a process that share slots of this pool.
+///
+/// # Errors
+/// As for [`mappings`].
+pub fn sharers(pid: u32, pool: FileId) -> io::Result<Vec<Sharer>> {
+    let pagemap = Pagemap::of(pid)?;
+    let mut sharers = Vec::new();
+    for mapping in mappings(pid)?.into_iter().filter(|mapping| mapping.file == pool) {
+        let copies = pagemap.private(mapping.range)?;
+        let mut copies = copies.iter().map(|copy| copy.range).peekable();
+        let addresses =
+            (0..mapping.range.len / PAGE_BYTES).map(|page| mapping.range.start + page * PAGE_BYTES);
+        for (address, slot) in addresses.zip(mapping.first_slot..) {
+            while copies.next_if(|copy| copy.start + copy.len <= address).is_some() {}
+            if copies.peek().is_none_or(|copy| address < copy.start) {
+                sharers.push(Sharer { address, slot });
+            }
+        }
+    }
+    Ok(sharers)
+}
+
+/// `7f00-7f10 rw-p 00003000 00:01 1234   /memfd:overbook-pool-… (deleted)`.
+fn parse(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let (_, offset, device, inode) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let name =
+        words.next()?.strip_prefix("/memfd:").filter(|name| name.starts_with(NAME_PREFIX))?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let (major, minor) = device.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    let start = hex(start)?;
+    Some(Mapping {
+        name: name.to_owned(),
+        file: FileId { major: number(major)?, minor: number(minor)?, inode: inode.parse().ok()? },
+        range: Range { start, len: hex(end)?.checked_sub(start)? },
+        first_slot: u32::try_from(hex(offset)? / PAGE_BYTES).ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory_map::{Over, PAGE_LEN, Reserved};
+    use crate::pool_file::{PoolFile, PoolView};
+
+    #[test]
+    fn a_line_of_maps_is_read_and_another_files_is_not() {
+        let line = |name: &str| {
+            parse(&format!(
+                "7f0000002000-7f0000005000 rw-p 00007000 00:01 1234      {name} (deleted)"
+            ))
+        };
+        let mapping = line("/memfd:overbook-pool-a").unwrap();
+        let range = Range { start: 0x7f00_0000_2000, len: 0x3000 };
+        assert_eq!((mapping.name.as_str(), mapping.range), ("overbook-pool-a", range));
+        assert_eq!(mapping.file, FileId { major: 0, minor: 1, inode: 1234 });
+        assert_eq!(mapping.first_slot, 7);
+        assert_eq!((line("/memfd:other"), line("/tmp/memfd:overbook-pool-a")), (None, None));
+        assert_eq!((parse(""), parse("7f00-7f01 rw-p 0 0:0 0")), (None, None));
+    }
+
+    #[test]
+    fn what_was_written_is_shared_no_more() {
+        let pool = PoolFile::create("overbook-pool-test", 16).unwrap();
+        let other = PoolFile::create("overbook-pool-test", 16).unwrap();
+        (0..16).for_each(|slot| pool.write(slot, &[1; PAGE_LEN]).unwrap());
+        let memory = Reserved::new(8 * PAGE_BYTES).unwrap();
+        let start = memory.range().start;
+        let at = |page: u64| start + page * PAGE_BYTES;
+        let map = |page, pages, slot| {
+            let view = PoolView::open(pool.reader().unwrap(), 16).unwrap();
+            let range = Range { start: at(page), len: pages * PAGE_BYTES };
+            // SAFETY: memory of ours.
+            unsafe { view.map_over(slot, Over { range, reserve: false }) }.unwrap();
+        };
+        map(1, 4, 10);
+        map(6, 1, 3);
+        for page in [2, 3] {
+            let byte: *mut u8 =
+                std::ptr::with_exposed_provenance_mut(usize::try_from(at(page)).unwrap());
+            // SAFETY: memory of ours.
+            unsafe { byte.write_volatile(2) };
+        }
+        let expected =
+            [(1, 10), (4, 13), (6, 3)].map(|(page, slot)| Sharer { address: at(page), slot });
+        let pid = std::process::id();
+        assert_eq!(sharers(pid, pool.id().unwrap()).unwrap(), expected);
+        assert_eq!(sharers(pid, other.id().unwrap()).unwrap(), []);
+        assert!(mappings(u32::MAX).is_err());
+    }
+}
