@@ -1,20 +1,25 @@
 //! Overbook's merging, driven by an experiment: the worker's own engine on a thread of its own.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use overbook::worker::{Dedup, Mode, STEP, Settings, Tracked};
+use overbook::worker::{Dedup, Mode, STEP, Settings, Task, Tracked};
 
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
 
 /// How long it works before it looks what has come.
 const SLICE: Duration = Duration::from_millis(2);
+/// Whose pool it is: that of an experiment's guests.
+const GROUP: &str = "lab";
 /// No limit to the rate.
 const FLAT_OUT: u32 = u32::MAX;
+/// No merging: what is shared is copied.
+const UNSHARE: u32 = 0;
 
 /// Merging that goes on until it is stopped; what is merged stays merged.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ struct Told {
     rate: AtomicU32,
     cpu_ns: AtomicU64,
     pool_bytes: AtomicU64,
+    is_asked: AtomicBool,
+    readings: Mutex<Vec<Reading>>,
 }
 
 impl Merger {
@@ -37,7 +44,7 @@ impl Merger {
     /// `tracking`: tracks them, too, at this share of a vCPU.
     ///
     /// # Errors
-    /// When there is no memory for a pool.
+    /// When the system has no thread for it.
     pub fn start(
         pids: &[u32],
         pages_per_ms: Option<u32>,
@@ -46,11 +53,13 @@ impl Merger {
         let mode = tracking.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
         let told = Arc::new(Told::default());
         told.rate.store(pages_per_ms.unwrap_or(FLAT_OUT), Ordering::Relaxed);
-        let mut dedup = Dedup::new().map_err(std::io::Error::from)?;
+        let mut dedup = Dedup::new(GROUP);
         let mut vms: Vec<Tracked> =
             pids.iter().map(|pid| Tracked::new(*pid, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());
         let work = move || {
+            let readings =
+                |dedup: &Dedup| pids.iter().filter_map(|pid| dedup.reading(*pid)).collect();
             let mut step = Instant::now();
             while !ours.stop.load(Ordering::Relaxed) {
                 let now = Instant::now();
@@ -58,8 +67,11 @@ impl Merger {
                     step = now + STEP;
                     vms.iter_mut().for_each(Tracked::step);
                 }
-                let rate = ours.rate.load(Ordering::Relaxed);
-                dedup.set_rate((rate != FLAT_OUT).then_some(rate));
+                dedup.set_task(match ours.rate.load(Ordering::Relaxed) {
+                    UNSHARE => Task::Unshare,
+                    FLAT_OUT => Task::Merge(None),
+                    rate => Task::Merge(Some(PagesPerMs(rate))),
+                });
                 let mut all: Vec<&mut Tracked> = vms.iter_mut().collect();
                 let idle = dedup.work(&mut all, now + SLICE);
                 if !idle.is_zero() {
@@ -68,8 +80,14 @@ impl Merger {
                 let cpu_ns = u64::try_from(own_cpu().as_nanos()).unwrap_or(u64::MAX);
                 ours.cpu_ns.store(cpu_ns, Ordering::Relaxed);
                 ours.pool_bytes.store(dedup.pool_bytes(), Ordering::Relaxed);
+                // Not unasked: it takes longer than the work itself where there is none.
+                if ours.is_asked.load(Ordering::Acquire) {
+                    *ours.readings.lock().unwrap_or_else(PoisonError::into_inner) =
+                        readings(&dedup);
+                    ours.is_asked.store(false, Ordering::Release);
+                }
             }
-            pids.iter().filter_map(|pid| dedup.reading(*pid)).collect()
+            readings(&dedup)
         };
         let thread = std::thread::Builder::new().name("merger".to_owned()).spawn(work)?;
         Ok(Self { told, thread: Some(thread) })
@@ -78,6 +96,11 @@ impl Merger {
     /// Another rate from now on.
     pub fn set_rate(&self, pages_per_ms: u32) {
         self.told.rate.store(pages_per_ms, Ordering::Relaxed);
+    }
+
+    /// Copies what is shared from now on.
+    pub fn unshare(&self) {
+        self.told.rate.store(UNSHARE, Ordering::Relaxed);
     }
 
     /// CPU time that it has taken, in seconds; the shims' comes on top.
@@ -90,6 +113,20 @@ impl Merger {
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
         self.told.pool_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What it knows of each VM.
+    #[must_use]
+    pub fn readings(&self) -> Vec<Reading> {
+        self.told.is_asked.store(true, Ordering::Release);
+        while self.told.is_asked.load(Ordering::Acquire) && !self.has_ended() {
+            std::thread::sleep(SLICE);
+        }
+        self.told.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Ends it; what it knew of each VM.

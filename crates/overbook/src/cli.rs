@@ -133,7 +133,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     let context = Context { config: cli.config, socket: cli.socket };
     match cli.command {
         Command::Daemon => daemon::run(&context),
-        Command::Worker(_) => worker::run(),
+        Command::Worker(arguments) => worker::run(&arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),
         Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),

@@ -52,7 +52,7 @@ mod tracked;
 #[cfg(test)]
 mod tests;
 
-pub use dedup::Dedup;
+pub use dedup::{Dedup, Task};
 pub use granules::TooLarge;
 pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};

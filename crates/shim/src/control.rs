@@ -129,6 +129,8 @@ impl Worker {
         let mut packet = [0; MAX_PACKET];
         match self.connection.receive(&mut packet) {
             Ok(None) => true,
+            // Whoever sent it has ended since: what it asked for may be wrong by now.
+            Ok(Some(_)) if self.hung_up() => false,
             Ok(Some(received)) => {
                 watchdog::worker_spoke();
                 let request = Request::decode(&packet[..received.length]);
@@ -174,7 +176,7 @@ impl Worker {
             }
             Request::Merge { runs } => {
                 start_threads()?;
-                engine::merge(&runs).map(Answer::Merged)
+                engine::merge(&runs, || !self.hung_up()).map(Answer::Merged)
             }
             Request::Unshare { page, pages } => {
                 engine::unshare(page, pages).map(|count| Answer::Done { count })

@@ -291,10 +291,14 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
     Ok(armed + in_turns(Tracker::shrink_hot_set))
 }
 
-/// Merges what is equal, turn by turn.
-pub(crate) fn merge(runs: &[Merge]) -> Result<Merged, Refusal> {
+/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
+/// the last one's is under way.
+pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
     let mut all: Option<Merged> = None;
     for turn in merge::turns(runs) {
+        if !is_wanted() {
+            break;
+        }
         let merged = match (lock().merge_turn(&turn), &all) {
             (Ok(merged), _) => merged,
             (Err(refusal), None) => return Err(refusal),

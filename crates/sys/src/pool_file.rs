@@ -80,7 +80,7 @@ impl PoolFile {
         let stat = rustix::fs::fstat(&pool.file)?;
         let length = u64::from(slots) * PAGE_BYTES;
         let faults = [
-            (pool.id()? != mapping.file, "it has been mapped anew"),
+            (FileId::of(&stat) != mapping.file, "it has been mapped anew"),
             (stat.st_uid != rustix::process::geteuid().as_raw(), "it is another user's"),
             (stat.st_mode & 0o777 != 0o600, "others may open it"),
             (u64::try_from(stat.st_size) != Ok(length), "its size"),
@@ -101,9 +101,7 @@ impl PoolFile {
     /// # Errors
     /// The kernel's.
     pub fn id(&self) -> Result<FileId, Errno> {
-        let stat = rustix::fs::fstat(&self.file)?;
-        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-        Ok(FileId { major, minor, inode: stat.st_ino })
+        Ok(FileId::of(&rustix::fs::fstat(&self.file)?))
     }
 
     /// The slots that take memory, in ascending order.
@@ -351,7 +349,8 @@ mod tests {
         assert_eq!(adopted.filled(), Ok(vec![3..5, 6..7]));
         drop(adopted);
         assert!(matches!(PoolFile::adopt(pid, &find(), 9), Err(AdoptError::Foreign("its size"))));
-        let other = Mapping { file: FileId { inode: 0, ..id }, ..find() };
+        let other = PoolFile::create(NAME, 8).unwrap();
+        let other = Mapping { file: other.id().unwrap(), ..find() };
         assert!(matches!(PoolFile::adopt(pid, &other, 8), Err(AdoptError::Foreign(_))));
     }
 

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
 
 use crate::memory_map::{PAGE_BYTES, Pagemap, Range};
 use crate::pool_file::NAME_PREFIX;
@@ -15,9 +16,16 @@ use crate::pool_file::NAME_PREFIX;
 /// A file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FileId {
-    pub(crate) major: u32,
-    pub(crate) minor: u32,
-    pub(crate) inode: u64,
+    major: u32,
+    minor: u32,
+    inode: u64,
+}
+
+impl FileId {
+    pub(crate) fn of(stat: &rustix::fs::Stat) -> Self {
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        Self { major, minor, inode: stat.st_ino }
+    }
 }
 
 /// A mapping of a pool.
@@ -54,6 +62,34 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
         mappings.extend(std::str::from_utf8(&line?).ok().and_then(parse));
     }
     Ok(mappings)
+}
+
+/// The processes that map this pool, or could: they have its file open. Those that may not be looked into are left out.
+#[must_use]
+pub fn holders(pool: FileId) -> Vec<u32> {
+    let is_pool = |mapping: &Mapping| mapping.file == pool;
+    let holds = |pid: &u32| {
+        mappings(*pid).is_ok_and(|found| found.iter().any(is_pool)) || has_open(*pid, pool)
+    };
+    let names = names_in(Path::new("/proc"));
+    names.iter().filter_map(|name| name.parse().ok()).filter(holds).collect()
+}
+
+fn has_open(pid: u32, pool: FileId) -> bool {
+    let fds = PathBuf::from(format!("/proc/{pid}/fd"));
+    let is_pool = |name: &String| {
+        let path = fds.join(name);
+        // Of other files nothing is asked: some file systems would take their time to answer.
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        target.to_str().is_some_and(|target| target.starts_with(&format!("/memfd:{NAME_PREFIX}")))
+            && rustix::fs::stat(&path).is_ok_and(|stat| FileId::of(&stat) == pool)
+    };
+    names_in(&fds).iter().any(is_pool)
+}
+
+fn names_in(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// The pages of a process that share slots of this pool.
@@ -146,6 +182,11 @@ mod tests {
         let pid = std::process::id();
         assert_eq!(sharers(pid, pool.id().unwrap()).unwrap(), expected);
         assert_eq!(sharers(pid, other.id().unwrap()).unwrap(), []);
+        let holds = |pool: &PoolFile| holders(pool.id().unwrap()).contains(&pid);
+        assert!(holds(&pool) && holds(&other), "mapped, or open");
+        let id = other.id().unwrap();
+        drop(other);
+        assert!(!holders(id).contains(&pid));
         assert!(mappings(u32::MAX).is_err());
     }
 }

@@ -7,12 +7,11 @@ use crate::worker;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The group that it works for: a name to find it by among the processes
-    #[arg(value_name = "GROUP")]
-    _group: String,
+    /// The group that it works for
+    group: String,
 }
 
-pub(super) fn run() -> Result<Output, CliError> {
-    worker::run().map_err(|error| CliError::Said(error.to_string()))?;
+pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
+    worker::run(&arguments.group).map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

@@ -13,12 +13,14 @@
 //! **Invariants.** A merge that was asked for holds its reference until its outcome is known, from the answer
 //! or, after a new connection, from the page states. A VM that is not worked on (paused, no connection) keeps
 //! all of its references until its process has ended. A page that was merged and written to has its own copy
-//! for good, so its reference ends when it is seen.
+//! for good, so its reference ends when it is seen. A page that shares a slot of another pool than the group's has
+//! a copy made: nothing is shared across groups, and what a dead worker's pool held is let go if it cannot be taken over.
 //!
 //! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges under way, [`MOST_QUEUED`] per VM.
 //!
 //! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
 
+mod store;
 mod vm;
 
 use std::collections::BTreeMap;
@@ -26,18 +28,19 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use pages::dedup::{Index, Place, Pool, Verdict};
-use rustix::io::Errno;
+use pages::dedup::{Index, Place, Verdict};
+use sys::meminfo::MemInfo;
 use sys::memory_map::{PAGE_LEN, is_zeros};
-use sys::pool_file::{Page, PoolFile};
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use sys::pool_file::{AdoptError, NAME_PREFIX, Page};
+use sys::pool_maps;
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
+use store::{SLOTS, Store};
 use vm::{Target, Vm, Window};
 
-/// Room of a pool: 64 GiB of content. It takes addresses, no memory.
-const SLOTS: u32 = 1 << 24;
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
 /// A huge page is split for so many pages saved: 1 of 64.
@@ -50,12 +53,35 @@ const LEAST_CHARGED: u32 = 8;
 const ANSWER_IN: Duration = Duration::from_micros(200);
 /// When there is credit for a window again, or an answer.
 const IDLE: Duration = Duration::from_millis(10);
+/// When there may be something to do again, where there is nothing.
+const NOTHING: Duration = Duration::from_millis(100);
+/// When a pool that cannot be had is asked for again.
+const POOL_AGAIN: Duration = Duration::from_secs(1);
+/// Slots of a pool taken over that are read at a time.
+const READ_AT_ONCE: u32 = 512;
+/// How fast shared pages are copied at most: 4 GB/s, which no shim reaches.
+const UNSHARE_RATE: PagesPerMs = PagesPerMs(1000);
+/// Of the host's memory, this part stays available when shared pages are copied.
+const LEFT_TO_HOST: u64 = 20;
+
+/// What is to be done with what is the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// It is looked for and merged, at this rate; without one, as fast as can be.
+    Merge(Option<PagesPerMs>),
+    /// What is shared becomes copies again, as far as the host has memory for them.
+    Unshare,
+}
 
 /// The dedup of one group.
 #[derive(Debug)]
 pub struct Dedup {
-    file: PoolFile,
-    slots: Pool,
+    /// The name of its pool.
+    name: String,
+    task: Task,
+    store: Option<Store>,
+    /// Why there is no pool, and when it is tried again.
+    no_store: Option<(Instant, String)>,
     index: Index,
     /// Pages that the index was made for.
     capacity: u32,
@@ -72,7 +98,7 @@ pub struct Dedup {
 #[derive(Debug)]
 struct Pace {
     /// In a millisecond.
-    rate: Option<u32>,
+    rate: Option<PagesPerMs>,
     credit: f64,
     last: Instant,
 }
@@ -82,7 +108,7 @@ impl Pace {
     fn refill(&mut self) {
         let now = Instant::now();
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
-        let of = |time: Duration, rate| time.as_secs_f64() * 1000.0 * f64::from(rate);
+        let of = |time: Duration, PagesPerMs(rate)| time.as_secs_f64() * 1000.0 * f64::from(rate);
         self.credit = match self.rate {
             None => f64::INFINITY,
             // A window is looked at whole, so there may be a debt.
@@ -104,14 +130,15 @@ struct Candidate {
 }
 
 impl Dedup {
-    /// With an empty pool.
-    ///
-    /// # Errors
-    /// The kernel's, when there is no memory for it.
-    pub fn new() -> Result<Self, Errno> {
-        Ok(Self {
-            file: PoolFile::create("overbook-pool", SLOTS)?,
-            slots: Pool::new(SLOTS),
+    /// For the group of this name. Its pool is made, or taken over from a worker that has ended, when it is needed.
+    #[must_use]
+    pub fn new(group: &str) -> Self {
+        Self {
+            // Of a fixed length, whatever the operator calls his groups.
+            name: format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())),
+            task: Task::Merge(None),
+            store: None,
+            no_store: None,
             index: Index::new(0),
             capacity: 0,
             vms: BTreeMap::new(),
@@ -120,17 +147,26 @@ impl Dedup {
             seed: fastrand::u64(..),
             buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
             pace: Pace { rate: None, credit: 0.0, last: Instant::now() },
-        })
+        }
     }
 
-    /// Looks at up to `pages_per_ms` pages in a millisecond from now on; `None`: as many as it can.
-    pub fn set_rate(&mut self, pages_per_ms: Option<u32>) {
-        self.pace.rate = pages_per_ms;
+    /// What is to be done from now on.
+    pub fn set_task(&mut self, task: Task) {
+        self.task = task;
+        self.pace.rate = match task {
+            Task::Merge(rate) => rate,
+            Task::Unshare => Some(UNSHARE_RATE),
+        };
     }
 
-    /// Looks at these VMs until `until`, as far as the rate allows, and has merged what is equal. Never
-    /// waits. Answers how long there is nothing to do.
+    /// Looks at these VMs, which are all of the group's that can be worked on, until `until`, as far as the rate
+    /// allows, and has merged what is equal, or copied what is shared. Never waits. Answers how long there
+    /// is nothing to do.
     pub fn work(&mut self, vms: &mut [&mut Tracked], until: Instant) -> Duration {
+        if !self.has_store(vms) {
+            return NOTHING;
+        }
+        self.read_some();
         self.meet(vms);
         self.pace.refill();
         let mut is_idle = false;
@@ -154,27 +190,95 @@ impl Dedup {
     #[must_use]
     pub fn reading(&self, pid: u32) -> Option<Reading> {
         let vm = self.vms.get(&pid)?;
-        Some(vm.reading(&self.slots))
+        Some(vm.reading(self.store.as_ref().map(|store| &store.slots)))
+    }
+
+    /// Why nothing is merged, or copied, of this VM just now, although its shim can be reached.
+    #[must_use]
+    pub fn why_not(&self, pid: u32) -> Option<String> {
+        let no_store = self.no_store.as_ref().map(|(_, why)| why.clone());
+        let no_room = || {
+            let is_short = self.task == Task::Unshare && !self.is_unshared(pid) && !has_room();
+            is_short.then(|| "the host has no memory for copies of shared pages".to_owned())
+        };
+        no_store.or_else(|| self.vms.get(&pid)?.why_not()).or_else(no_room)
+    }
+
+    /// Whether this VM shares nothing, as of the last look at all of it.
+    #[must_use]
+    pub fn is_unshared(&self, pid: u32) -> bool {
+        self.vms.get(&pid).is_some_and(Vm::is_unshared)
     }
 
     /// What the pool takes.
     #[must_use]
     pub fn pool_bytes(&self) -> u64 {
-        self.file.bytes().unwrap_or(0)
+        self.store.as_ref().and_then(|store| store.file.bytes().ok()).unwrap_or(0)
     }
 
-    /// Lets go of VMs that have ended, takes outcomes, and greets new connections.
-    fn meet(&mut self, vms: &mut [&mut Tracked]) {
-        let ended: Vec<u32> =
-            self.vms.iter().filter(|(_, vm)| vm.has_ended()).map(|(pid, _)| *pid).collect();
-        for pid in ended {
-            if let Some(vm) = self.vms.remove(&pid) {
-                self.index.forget(vm.numbers());
-                for slot in vm.references() {
-                    self.leave(slot);
-                }
+    /// Sees to it that there is a pool, if one is needed; `false`: there cannot be one now.
+    fn has_store(&mut self, vms: &mut [&mut Tracked]) -> bool {
+        let is_due = self.no_store.as_ref().is_none_or(|(due, _)| Instant::now() >= *due);
+        if self.store.is_some() || !is_due || !self.is_needed(vms) {
+            return self.store.is_some();
+        }
+        let pids: Vec<u32> = vms.iter().map(|tracked| tracked.pid()).collect();
+        let store = match Store::take_over(&self.name, &pids) {
+            Ok(Some(store)) => Ok(store),
+            Err(error @ AdoptError::InUse) => Err(error.to_string()),
+            // What the guests share of one that cannot be had is copied.
+            Ok(None) | Err(_) => {
+                Store::create(&self.name).map_err(|error| format!("no pool: {error}"))
+            }
+        };
+        let failed = |why: String| (Instant::now() + POOL_AGAIN, why);
+        self.no_store = store.as_ref().err().cloned().map(failed);
+        self.store = store.ok();
+        self.store.is_some()
+    }
+
+    /// Whether there is anything to merge, or that was merged.
+    fn is_needed(&self, vms: &mut [&mut Tracked]) -> bool {
+        let has_merged = |tracked: &mut &mut Tracked| {
+            let merged = tracked.with_shim(|linked, _| linked.link().merged_pages());
+            merged.is_some_and(|pages| pages > 0)
+        };
+        match self.task {
+            Task::Merge(_) => !vms.is_empty(),
+            Task::Unshare => vms.iter_mut().any(has_merged),
+        }
+    }
+
+    /// Reads what a pool taken over holds, a piece at a time.
+    fn read_some(&mut self) {
+        let Some(store) = &mut self.store else { return };
+        let Some(slots) = store.next_unread(READ_AT_ONCE) else { return };
+        let mut page = [0; PAGE_LEN];
+        for slot in slots {
+            let Ok(()) = store.file.read(slot, &mut page) else { continue };
+            let hash = xxh3_64_with_seed(&page, self.seed);
+            if store.slots.set_hash(slot, hash) {
+                self.index.set(hash, Place::Pool(slot));
             }
         }
+    }
+
+    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new connections.
+    fn meet(&mut self, vms: &mut [&mut Tracked]) {
+        let is_told_of = |pid: u32| vms.iter().any(|tracked| tracked.pid() == pid);
+        let is_gone =
+            |(pid, vm): (&u32, &Vm)| (!is_told_of(*pid) || vm.has_ended()).then_some(*pid);
+        let gone: Vec<u32> = self.vms.iter().filter_map(is_gone).collect();
+        for vm in gone.into_iter().filter_map(|pid| Some((pid, self.vms.remove(&pid)?))) {
+            let (pid, vm) = vm;
+            self.index.forget(vm.numbers());
+            if let Some(store) = &mut self.store {
+                let (process, slots) = vm.into_holder();
+                store.hold(pid, process, slots);
+            }
+        }
+        let ended = self.store.as_mut().map(Store::ended);
+        self.leave_all(ended.unwrap_or_default());
         for vm in self.vms.values_mut() {
             vm.is_here = false;
         }
@@ -188,13 +292,15 @@ impl Dedup {
         if !self.vms.contains_key(&pid) {
             let new = tracked.with_shim(|linked, _| Ok(Vm::open(pid, linked.link().regions())));
             let Some(Some(new)) = new else { return };
+            // Its shim has answered: what it shares now, it shares by its own state, and nothing is under way.
+            let Some(new) = self.with_shares(pid, new) else { return };
             let first = self.free_numbers(new.pages());
             self.grow(new.pages());
             self.vms.insert(pid, new.numbered_from(first));
         }
-        let Some(vm) = self.vms.get_mut(&pid) else { return };
+        let (Some(vm), Some(store)) = (self.vms.get_mut(&pid), &self.store) else { return };
         let known = vm.numbers();
-        let file = &self.file;
+        let file = &store.file;
         let mut left = Vec::new();
         let met = tracked.with_shim(|linked, session| {
             if vm.session != Some(session) && vm.is_awake() {
@@ -208,12 +314,19 @@ impl Dedup {
         });
         vm.is_here = met.is_some() && vm.is_ready();
         let is_other = vm.numbers() != known;
-        for slot in left {
-            self.leave(slot);
-        }
+        self.leave_all(left);
         if is_other {
             self.renumber(pid, known);
         }
+    }
+
+    /// With what the VM shares of the pool already.
+    fn with_shares(&mut self, pid: u32, mut vm: Vm) -> Option<Vm> {
+        let store = self.store.as_mut()?;
+        vm.adopt(&pool_maps::sharers(pid, store.id).ok()?, &mut store.slots);
+        let left = store.met(pid);
+        self.leave_all(left);
+        Some(vm)
     }
 
     /// Guest RAM was plugged or unplugged: the VM's pages get other numbers in the group.
@@ -228,7 +341,9 @@ impl Dedup {
 
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
-        let ready = |vm: &Vm| vm.is_here && vm.queued() < MOST_QUEUED;
+        let everything = self.task == Task::Unshare;
+        let is_done = |vm: &Vm| everything && vm.is_unshared();
+        let ready = |vm: &Vm| vm.is_here && vm.queued() < MOST_QUEUED && !is_done(vm);
         let after = self.vms.range(self.turn..).find(|(_, vm)| ready(vm));
         let (&pid, _) = after.or_else(|| self.vms.iter().find(|(_, vm)| ready(vm)))?;
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
@@ -244,10 +359,11 @@ impl Dedup {
         });
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?);
-        for slot in left {
-            self.leave(slot);
+        tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
+        self.leave_all(left);
+        if !everything {
+            self.propose(pid, &window);
         }
-        self.propose(pid, &window);
         // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
         Some(window.there.max(LEAST_CHARGED))
     }
@@ -298,9 +414,13 @@ impl Dedup {
         };
         let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return };
         match self.index.find(hash) {
-            Some(Place::Pool(slot)) if self.slots.hash(slot) == Some(hash) => {
-                self.slots.share(slot);
-                self.queue(pid, page, Target::Slot(slot));
+            Some(Place::Pool(slot)) => {
+                if let Some(store) = &mut self.store
+                    && store.slots.hash(slot) == Some(hash)
+                {
+                    store.slots.share(slot);
+                    self.queue(pid, page, Target::Slot(slot));
+                }
             }
             Some(Place::Guest(twin)) if twin != number => {
                 if let Some((twin_pid, twin_page)) = self.twin(twin, content) {
@@ -315,12 +435,13 @@ impl Dedup {
 
     /// Two pages with this content get a slot.
     fn pair(&mut self, hash: u64, content: &Page, pages: [(u32, u32); 2]) {
-        let Some(slot) = self.slots.take(hash) else { return };
-        if self.file.write(slot, content).is_err() || !self.index.set(hash, Place::Pool(slot)) {
+        let Some(store) = &mut self.store else { return };
+        let Some(slot) = store.slots.take(hash) else { return };
+        if store.file.write(slot, content).is_err() || !self.index.set(hash, Place::Pool(slot)) {
             self.leave(slot);
             return;
         }
-        self.slots.share(slot);
+        store.slots.share(slot);
         for (pid, page) in pages {
             self.queue(pid, page, Target::Slot(slot));
         }
@@ -344,20 +465,26 @@ impl Dedup {
         let mut left = Vec::new();
         for tracked in vms {
             if let Some(vm) = self.vms.get_mut(&tracked.pid()).filter(|vm| vm.is_here) {
+                if self.task == Task::Unshare {
+                    left.extend(vm.drop_queue());
+                }
                 tracked.with_shim(|linked, _| vm.send(linked.link(), &mut left));
             }
         }
-        for slot in left {
-            self.leave(slot);
-        }
+        self.leave_all(left);
+    }
+
+    fn leave_all(&mut self, slots: Vec<u32>) {
+        slots.into_iter().for_each(|slot| self.leave(slot));
     }
 
     /// One reference less to a slot; without any it is emptied.
     fn leave(&mut self, slot: u32) {
-        if let Some(hash) = self.slots.leave(slot) {
+        let Some(store) = &mut self.store else { return };
+        if let Some(hash) = store.slots.leave(slot) {
             self.index.remove(hash, Place::Pool(slot));
             // Should this fail, a page of memory is lost until the slot is used again.
-            let _ = self.file.empty(slot);
+            let _ = store.file.empty(slot);
         }
     }
 
@@ -381,9 +508,16 @@ impl Dedup {
         if pages > self.capacity {
             self.capacity = pages;
             self.index = Index::new(pages);
-            for (slot, hash) in self.slots.hashes() {
+            let slots = self.store.iter().flat_map(|store| store.slots.hashes());
+            for (slot, hash) in slots {
                 self.index.set(hash, Place::Pool(slot));
             }
         }
     }
+}
+
+/// Whether the host has memory for copies.
+fn has_room() -> bool {
+    let host = MemInfo::read();
+    host.is_ok_and(|host| host.available > host.total.share(1, LEFT_TO_HOST))
 }

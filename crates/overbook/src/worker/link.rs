@@ -89,6 +89,7 @@ enum Awaited {
     Released,
     Pool,
     Merged,
+    Unshared,
 }
 
 /// What has come from the shim.
@@ -110,7 +111,9 @@ pub(super) enum News {
     PoolTaken,
     /// What a merge came to.
     Merged(Merged),
-    /// It takes no pool, or merges nothing now.
+    /// The pages named have copies of their own.
+    Unshared,
+    /// It takes no pool, or merges or copies nothing now.
     NotMerged(Refusal),
 }
 
@@ -190,6 +193,11 @@ impl Link {
         self.ask(&Request::Merge { runs }, Awaited::Merged)
     }
 
+    /// Asks for copies of their own of these pages, at most `MAX_UNSHARE`.
+    pub(super) fn unshare(&mut self, page: u32, pages: u32) -> Result<(), LinkError> {
+        self.ask(&Request::Unshare { page, pages }, Awaited::Unshared)
+    }
+
     /// Whether it still has something to answer.
     pub(super) fn is_busy(&self) -> bool {
         !self.awaited.is_empty()
@@ -234,7 +242,7 @@ impl Link {
         match (awaited, answer) {
             // Without a greeting there is nothing to go on with.
             (Awaited::Welcome, Answer::Refused(refusal)) => Err(refusal.into()),
-            (Awaited::Pool | Awaited::Merged, Answer::Refused(refusal)) => {
+            (Awaited::Pool | Awaited::Merged | Awaited::Unshared, Answer::Refused(refusal)) => {
                 Ok(News::NotMerged(refusal))
             }
             (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
@@ -253,6 +261,7 @@ impl Link {
             (Awaited::Released, Answer::Done { .. }) => Ok(News::Released),
             (Awaited::Pool, Answer::Done { .. }) => Ok(News::PoolTaken),
             (Awaited::Merged, Answer::Merged(merged)) => Ok(News::Merged(merged)),
+            (Awaited::Unshared, Answer::Done { .. }) => Ok(News::Unshared),
             (Awaited::Status, Answer::Status(Status { state, generation })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
@@ -294,6 +303,12 @@ impl Link {
     pub(super) fn page_state(&self, page: u32) -> Result<PageState, LinkError> {
         let Some(memory) = &self.memory else { return Ok(PageState::Unknown) };
         Ok(shared(&memory.map, memory.layout)?.state(page))
+    }
+
+    /// Pages whose state is merged: they share a page of some pool, or did.
+    pub(super) fn merged_pages(&self) -> Result<u64, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(0) };
+        Ok(shared(&memory.map, memory.layout)?.get(Counter::MergedPages))
     }
 
     /// The shim's counters.

@@ -178,7 +178,7 @@ impl Linked {
                 self.pause(&refusal.to_string(), state);
             }
             News::Refused(refusal) => return Err(refusal.into()),
-            News::PoolTaken => self.merged.push_back(Ok(Merged::default())),
+            News::PoolTaken | News::Unshared => self.merged.push_back(Ok(Merged::default())),
             News::Merged(merged) => self.merged.push_back(Ok(merged)),
             News::NotMerged(refusal) => self.merged.push_back(Err(refusal)),
             News::Status(ShimState::On(_)) | News::Released => {}

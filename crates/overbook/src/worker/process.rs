@@ -12,11 +12,14 @@ use std::time::{Duration, Instant};
 use model::{Bytes, VmName};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::dedup::{Dedup, Task};
 use super::messages::{Order, Orders, Report, VmReport};
 use super::mode::{Mode, Settings};
 use super::tracked::{STEP, State, Tracked};
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// How long identical pages are looked for before anything else has its turn.
+const SLICE: Duration = Duration::from_millis(5);
 /// No line of orders is longer: thousands of VMs.
 const MOST_LINE: usize = 4 << 20;
 
@@ -34,18 +37,20 @@ pub enum WorkerError {
     Malformed(#[from] serde_json::Error),
 }
 
-/// Works until standard input ends.
+/// Works for the group of this name until standard input ends.
 ///
 /// # Errors
 /// When the daemon cannot be talked to, or talks nonsense.
-pub fn run() -> Result<(), WorkerError> {
+pub fn run(group: &str) -> Result<(), WorkerError> {
     let stdin = io::stdin();
     let mut stdout = io::stdout().lock();
     let mut inbox = Inbox::default();
-    let mut members = Members::default();
+    let mut members = Members::new(group);
     let (mut next_step, mut next_report) = (Instant::now(), Instant::now() + REPORT_EVERY);
+    let mut idle = Duration::ZERO;
     loop {
-        if is_readable(stdin.as_fd(), next_step.saturating_duration_since(Instant::now()))? {
+        let to_step = next_step.saturating_duration_since(Instant::now());
+        if is_readable(stdin.as_fd(), to_step.min(idle))? {
             if !inbox.read(stdin.as_fd())? {
                 members.obey(&Orders::default());
                 return Ok(());
@@ -60,6 +65,7 @@ pub fn run() -> Result<(), WorkerError> {
             next_step = now + STEP;
             members.step();
         }
+        idle = members.dedup(Instant::now() + SLICE);
         if now >= next_report {
             next_report = now + REPORT_EVERY;
             let mut line = serde_json::to_vec(&members.report())?;
@@ -109,10 +115,11 @@ impl Inbox {
     }
 }
 
-/// The VMs.
-#[derive(Debug, Default)]
+/// The VMs, and what they share.
+#[derive(Debug)]
 struct Members {
     vms: BTreeMap<VmName, Member>,
+    dedup: Dedup,
 }
 
 #[derive(Debug)]
@@ -122,6 +129,10 @@ struct Member {
 }
 
 impl Members {
+    fn new(group: &str) -> Self {
+        Self { vms: BTreeMap::new(), dedup: Dedup::new(group) }
+    }
+
     fn obey(&mut self, orders: &Orders) {
         let is_same = |old: &Order, new: &Order| {
             (old.incarnation, old.pid, old.budget) == (new.incarnation, new.pid, new.budget)
@@ -140,15 +151,24 @@ impl Members {
             }
         }
         for (name, order) in &orders.vms {
-            let Some(budget) = order.budget.vcpu_share() else { continue };
+            let budget = order.budget.vcpu_share();
+            let mode = budget.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
-                tracked: Tracked::new(order.pid, Settings::new(Mode::Probes { budget })),
+                tracked: Tracked::new(order.pid, Settings::new(mode)),
             });
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
             member.tracked.set_memory(order.memory);
         }
+        let merge = |rate| Task::Merge(Some(rate));
+        self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
+    }
+
+    /// Looks for identical pages until then at most; answers how long there is nothing to do.
+    fn dedup(&mut self, until: Instant) -> Duration {
+        let mut vms: Vec<_> = self.vms.values_mut().map(|member| &mut member.tracked).collect();
+        self.dedup.work(&mut vms, until)
     }
 
     fn step(&mut self) {
@@ -158,19 +178,27 @@ impl Members {
     }
 
     fn report(&self) -> Report {
-        let report = |member: &Member| VmReport {
-            incarnation: member.order.incarnation,
-            tracking: member.tracked.reading(),
-            why_not: match member.tracked.state() {
+        let report = |member: &Member| {
+            let (tracked, pid) = (&member.tracked, member.order.pid);
+            let why_not = match tracked.state() {
                 State::Tracking => None,
                 State::Connecting => Some("the shim has not answered yet".to_owned()),
                 State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
-            },
-            dedup: None,
-            why_not_merged: None,
+            };
+            let dedup = self.dedup.reading(pid);
+            VmReport {
+                incarnation: member.order.incarnation,
+                tracking: tracked.reading(),
+                why_not_merged: match dedup {
+                    Some(_) => self.dedup.why_not(pid),
+                    None => why_not.clone(),
+                },
+                why_not,
+                dedup,
+            }
         };
         let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
-        Report { vms, pool: Bytes::ZERO }
+        Report { vms, pool: Bytes(self.dedup.pool_bytes()) }
     }
 }
 
@@ -203,7 +231,7 @@ mod tests {
 
     #[test]
     fn vms_come_and_go_with_the_orders_and_say_why_they_are_not_tracked() {
-        let mut members = Members::default();
+        let mut members = Members::new("test");
         members.obey(&orders(&["a", "b"]));
         members.step();
         members.obey(&orders(&["b", "c"]));

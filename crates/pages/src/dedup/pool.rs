@@ -4,6 +4,9 @@
 //! it. Slots are handed out in ascending order, so that pages that are merged one after the other lie
 //! side by side in the pool as they do in the guest, and become one mapping ([`super::runs()`]).
 
+/// The hash of what was not read yet.
+const UNKNOWN: u64 = 0;
+
 /// One slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slot {
@@ -41,6 +44,27 @@ impl Pool {
         self.next = at + 1;
         self.used += 1;
         u32::try_from(at).ok()
+    }
+
+    /// A slot that is in use already, in a pool taken over: as after [`Self::take`], it has one sharer. What it holds is
+    /// [to be said](Self::set_hash). `false`: there is no such slot, or it is known.
+    pub fn adopt(&mut self, slot: u32) -> bool {
+        if slot >= self.most || self.hash(slot).is_some() {
+            return false;
+        }
+        let at = slot as usize;
+        if at >= self.slots.len() {
+            self.slots.resize(at + 1, Slot::default());
+        }
+        self.slots[at] = Slot { hash: UNKNOWN, sharers: 1 };
+        self.used += 1;
+        true
+    }
+
+    /// What a slot that was adopted holds. `false`: it is not in use any more.
+    pub fn set_hash(&mut self, slot: u32, hash: u64) -> bool {
+        let slot = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0);
+        slot.map(|slot| slot.hash = hash).is_some()
     }
 
     /// The next free slot from the last one on, around the end, or a new one.
@@ -85,11 +109,11 @@ impl Pool {
         self.slots.get(slot as usize).filter(|slot| slot.sharers > 0).map(|slot| slot.hash)
     }
 
-    /// The slots in use, and the hashes of their contents.
+    /// The slots in use, and the hashes of their contents, where these are known.
     pub fn hashes(&self) -> impl Iterator<Item = (u32, u64)> {
         (0..)
             .zip(&self.slots)
-            .filter(|(_, slot)| slot.sharers > 0)
+            .filter(|(_, slot)| slot.sharers > 0 && slot.hash != UNKNOWN)
             .map(|(at, slot)| (at, slot.hash))
     }
 
@@ -126,6 +150,19 @@ mod tests {
         assert_eq!((pool.leave(3), pool.leave(4)), (Some(3), Some(4)));
         assert_eq!((pool.hash(3), pool.hash(5), pool.hashes().count()), (None, Some(5), 8));
         assert_eq!(pool.take(0), Some(10), "not into a gap while there is room behind");
+    }
+
+    #[test]
+    fn a_pool_taken_over_has_its_slots_where_they_were() {
+        let mut pool = Pool::new(100);
+        assert!(pool.adopt(7) && pool.adopt(99) && pool.adopt(3));
+        assert!(!pool.adopt(7) && !pool.adopt(100));
+        assert!(pool.set_hash(7, 70) && !pool.set_hash(8, 80));
+        assert_eq!(pool.hashes().collect::<Vec<_>>(), [(7, 70)]);
+        assert_eq!((pool.used(), pool.saved(), pool.hash(7)), (3, 0, Some(70)));
+        let taken: Vec<_> = (0..97).filter_map(|hash| pool.take(hash)).collect();
+        assert_eq!((taken.len(), taken.contains(&7), pool.take(0)), (97, false, None));
+        assert_eq!(pool.leave(7), Some(70));
     }
 
     #[test]

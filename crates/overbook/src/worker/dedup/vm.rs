@@ -11,14 +11,15 @@ use pages::dedup::{Book, Pool, Run, least_run, mappings, runs};
 use protocol::layout::PageState;
 use protocol::{Content, MAX_MERGE, Merge, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sys::memory_map::{PAGE_LEN, Pagemap, Range as Addresses};
 use sys::pool_file::Page;
+use sys::pool_maps::Sharer;
 use sys::remote_memory::RemoteMemory;
 
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
+use super::store;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
 /// more runs than that, and a millisecond or two of the shim's control thread.
@@ -56,7 +57,8 @@ pub(super) struct Vm {
     queued: Vec<Wish>,
     /// Requests that wait for their answers.
     sent: VecDeque<Asked>,
-    rests_until: Option<Instant>,
+    /// The shim has refused, and why.
+    rests: Option<(Instant, String)>,
     /// Mappings of the pool, as of the last pass.
     mappings: u32,
     most_mappings: u32,
@@ -71,6 +73,7 @@ type Wish = (u32, Target);
 enum Asked {
     Pool,
     Merge(Vec<Wish>),
+    Unshare,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,6 +82,8 @@ struct Counts {
     broken: u64,
     dropped: u64,
     passes: u64,
+    /// Pages that share slots of another pool: in this pass so far, and in the last one.
+    foreign: (u64, u64),
 }
 
 /// Pages of one VM that are looked at together: what a huge page holds.
@@ -91,6 +96,10 @@ pub(super) struct Window {
     count: u32,
     /// How many of them are there: the guest's own, or merged.
     pub(super) there: u32,
+    /// How many share a slot.
+    ours: u32,
+    /// How many share a page of another pool, or may by now share one of ours.
+    foreign: u32,
     /// Which of them are to be read.
     wanted: Vec<bool>,
 }
@@ -117,7 +126,6 @@ impl Window {
 impl Vm {
     /// Of a process that is there and may be looked into.
     pub(super) fn open(pid: u32, regions: &[Region]) -> Option<Self> {
-        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
         let regions = regions.to_vec();
         Some(Self {
             first: 0,
@@ -125,14 +133,14 @@ impl Vm {
             is_here: false,
             session: None,
             has_pool: false,
-            process: pidfd_open(raw, PidfdFlags::empty()).ok()?,
+            process: store::open(pid)?,
             memory: RemoteMemory::of(pid).ok()?,
             pagemap: Pagemap::of(pid).ok()?,
             regions,
             cursor: 0,
             queued: Vec::new(),
             sent: VecDeque::new(),
-            rests_until: None,
+            rests: None,
             mappings: 0,
             most_mappings: most_mappings(),
             counts: Counts::default(),
@@ -145,9 +153,26 @@ impl Vm {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut fds = [PollFd::new(&self.process, PollFlags::IN)];
-        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+        has_ended(&self.process)
+    }
+
+    /// These pages share these slots: an earlier worker has merged them. Answers how many of them are the VM's, each of
+    /// which has a reference now.
+    pub(super) fn adopt(&mut self, sharers: &[Sharer], slots: &mut Pool) {
+        for Sharer { address, slot } in sharers {
+            if let Some(page) = page_at(&self.regions, *address)
+                && slots.hash(*slot).is_some()
+            {
+                slots.share(*slot);
+                self.book.merged(page, *slot);
+            }
+        }
+    }
+
+    /// It is not worked on any more: its process, and the slots that it shares or may.
+    pub(super) fn into_holder(self) -> (OwnedFd, Vec<u32>) {
+        let slots = self.references();
+        (self.process, slots)
     }
 
     pub(super) fn pages(&self) -> u32 {
@@ -180,7 +205,17 @@ impl Vm {
 
     /// Whether the shim may be asked for anything.
     pub(super) fn is_awake(&self) -> bool {
-        self.rests_until.is_none_or(|until| Instant::now() >= until)
+        self.rests.as_ref().is_none_or(|(until, _)| Instant::now() >= *until)
+    }
+
+    /// Why nothing of it is merged now, although it can be reached.
+    pub(super) fn why_not(&self) -> Option<String> {
+        let rests = self.rests.as_ref().filter(|(until, _)| Instant::now() < *until);
+        rests.map(|(_, why)| format!("resting: {why}"))
+    }
+
+    fn rest(&mut self, why: &impl ToString) {
+        self.rests = Some((Instant::now() + REST, why.to_string()));
     }
 
     /// A new connection: what was under way is known from the page states now, and the regions may be other
@@ -190,8 +225,7 @@ impl Vm {
         session: u64,
         link: &mut Link,
     ) -> Result<Vec<u32>, LinkError> {
-        let never_sent: Vec<_> = self.queued.drain(..).collect();
-        let mut left = self.refuse(&never_sent);
+        let mut left = self.drop_queue();
         let mut sent: Vec<_> = self.sent.drain(..).flat_map(Asked::into_wishes).collect();
         if self.regions != link.regions() {
             let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
@@ -207,7 +241,7 @@ impl Vm {
         left.extend(self.note(&sent, link)?);
         self.session = Some(session);
         self.has_pool = false;
-        self.rests_until = None;
+        self.rests = None;
         self.cursor = 0;
         Ok(left)
     }
@@ -250,16 +284,19 @@ impl Vm {
                     self.counts.dropped += u64::from(merged.dropped);
                     left.extend(self.note(&wishes, linked.link())?);
                 }
-                (Some(Asked::Merge(wishes)), Err(_)) => {
-                    self.rests_until = Some(Instant::now() + REST);
+                (Some(Asked::Merge(wishes)), Err(why)) => {
+                    self.rest(&why);
                     left.extend(self.refuse(&wishes));
                 }
                 (Some(Asked::Pool), Ok(_)) => self.has_pool = true,
                 // Without the pool nothing is asked for: it is offered again.
-                (Some(Asked::Pool), Err(_)) => {
-                    self.rests_until = Some(Instant::now() + REST);
+                (Some(Asked::Pool), Err(why)) => {
+                    self.rest(&why);
                     self.session = None;
                 }
+                // What has its copy now is seen at the next look.
+                (Some(Asked::Unshare), Ok(_)) => {}
+                (Some(Asked::Unshare), Err(why)) => self.rest(&why),
                 (None, _) => return Err(LinkError::Unexpected("it was asked for no merge")),
             }
         }
@@ -297,6 +334,7 @@ impl Vm {
         let Some(region) = self.regions.iter().find(ends_later) else {
             self.cursor = 0;
             self.counts.passes += 1;
+            self.counts.foreign = (0, self.counts.foreign.0);
             self.mappings = mappings(self.book.slots());
             return None;
         };
@@ -306,10 +344,12 @@ impl Vm {
         self.cursor = first + count;
         let address = region.address + u64::from(first - region.first_page) * PAGE;
         let wanted = vec![false; count as usize];
-        Some(Window { first, is_huge: false, there: 0, address, count, wanted })
+        let (is_huge, there, ours, foreign) = (false, 0, 0, 0);
+        Some(Window { first, is_huge, there, ours, foreign, address, count, wanted })
     }
 
-    /// Finds what is to be read in a window, and which merges are over. Answers their slots.
+    /// Finds what is to be read in a window, and which merges are over. Answers their slots. What shares a slot of no
+    /// pool that is known here is not to.
     pub(super) fn look(&mut self, window: &mut Window, states: &[PageState]) -> Vec<u32> {
         let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };
         // A process that has ended has none.
@@ -333,7 +373,11 @@ impl Vm {
                     left.extend(slot);
                     *wanted = false;
                 }
-                PageState::Merged => {}
+                PageState::Merged => {
+                    let is_ours = self.book.slot(page).is_some();
+                    window.ours += u32::from(is_ours);
+                    window.foreign += u32::from(!is_ours);
+                }
                 // Discarded.
                 PageState::Plain if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
@@ -344,6 +388,37 @@ impl Vm {
             }
         }
         left
+    }
+
+    /// Has what ought not to be shared copied: all of it, or only what is of another pool.
+    pub(super) fn unshare(
+        &mut self,
+        window: &Window,
+        everything: bool,
+        link: &mut Link,
+    ) -> Result<(), LinkError> {
+        // While a merge is under way, its pages look as if they were another pool's.
+        let is_merging = self.sent.iter().any(|asked| !asked.wishes().is_empty());
+        let foreign = if is_merging { 0 } else { window.foreign };
+        self.counts.foreign.0 += u64::from(foreign);
+        let ours = if everything { window.ours } else { 0 };
+        if foreign + ours == 0 || self.sent.len() >= MOST_SENT || !super::has_room() {
+            return Ok(());
+        }
+        self.sent.push_back(Asked::Unshare);
+        link.unshare(window.first, window.count)
+    }
+
+    /// Whether it shares nothing, as of the last pass.
+    pub(super) fn is_unshared(&self) -> bool {
+        let is_seen = self.counts.passes > 1 && self.sent.is_empty();
+        is_seen && self.book.merged_pages() == 0 && self.counts.foreign == (0, 0)
+    }
+
+    /// What was to be merged is not. Answers the slots.
+    pub(super) fn drop_queue(&mut self) -> Vec<u32> {
+        let queued: Vec<_> = self.queued.drain(..).collect();
+        self.refuse(&queued)
     }
 
     /// Reads pages; answers how many bytes.
@@ -408,17 +483,17 @@ impl Vm {
     }
 
     /// What is known of it.
-    pub(super) fn reading(&self, slots: &Pool) -> Reading {
+    pub(super) fn reading(&self, slots: Option<&Pool>) -> Reading {
         let bytes = |pages: u64| Bytes(pages * PAGE);
         let saved: f64 = self
             .book
             .slots()
-            .map(|(_, slot)| 1.0 - 1.0 / f64::from(slots.sharers(slot).max(1)))
+            .map(|(_, slot)| 1.0 - 1.0 / f64::from(slots.map_or(1, |all| all.sharers(slot)).max(1)))
             .sum();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a VM's pages")]
         let saved = saved as u64;
         Reading {
-            shared: bytes(self.book.merged_pages().into()),
+            shared: bytes(u64::from(self.book.merged_pages()) + self.counts.foreign.1),
             saved: bytes(saved),
             merged: bytes(self.counts.merged),
             broken: bytes(self.counts.broken),
@@ -431,17 +506,23 @@ impl Vm {
 impl Asked {
     fn wishes(&self) -> &[Wish] {
         match self {
-            Self::Pool => &[],
+            Self::Pool | Self::Unshare => &[],
             Self::Merge(wishes) => wishes,
         }
     }
 
     fn into_wishes(self) -> Vec<Wish> {
         match self {
-            Self::Pool => Vec::new(),
+            Self::Pool | Self::Unshare => Vec::new(),
             Self::Merge(wishes) => wishes,
         }
     }
+}
+
+/// Whether a process has.
+pub(super) fn has_ended(process: &OwnedFd) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 fn slot_of((_, target): &Wish) -> Option<u32> {

@@ -1,0 +1,151 @@
+//! The group's pool: its file, its slots, and who holds them besides the VMs that are worked on.
+//!
+//! **Problem.** A worker may end at any instant, its pool may not: guests map it. The next worker knows nothing of
+//! what was shared, and a slot used again while somebody still maps it would be another guest's content in his memory.
+//!
+//! **Idea.** The kernel knows ([`sys::pool_maps`]). A new worker takes the pool over with all its content as one that
+//! somebody holds; each VM is asked for what it really shares as soon as its shim has answered, for then nothing of the
+//! old worker's is under way there any more. When every process that maps the pool has been met so, or has ended, what
+//! nobody shares is emptied.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+use pages::dedup::{Book, Pool};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sys::pool_file::{AdoptError, PoolFile};
+use sys::pool_maps::{self, FileId, Mapping};
+
+/// Room of a pool: 64 GiB of content. It takes addresses, no memory.
+pub(super) const SLOTS: u32 = 1 << 24;
+const _: () = assert!(SLOTS <= Book::MOST_SLOTS);
+
+/// A pool.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) file: PoolFile,
+    pub(super) id: FileId,
+    pub(super) slots: Pool,
+    /// Slots that were found filled and not read yet.
+    unread: Vec<Range<u32>>,
+    /// Slots that were found filled: held until all are known who share them.
+    past: Vec<u32>,
+    holders: BTreeMap<u32, Holder>,
+}
+
+/// A process that is not worked on now, and what it may share.
+#[derive(Debug)]
+struct Holder {
+    process: OwnedFd,
+    /// `None`: not known.
+    slots: Option<Vec<u32>>,
+}
+
+impl Store {
+    /// The pool of this name that one of these processes maps; `None`: there is none.
+    ///
+    /// # Errors
+    /// When there is one that cannot be had.
+    pub(super) fn take_over(name: &str, pids: &[u32]) -> Result<Option<Self>, AdoptError> {
+        let Some((pid, mapping)) = most_mapped(name, pids) else { return Ok(None) };
+        let mut store = Self::with(PoolFile::adopt(pid, &mapping, SLOTS)?)?;
+        for holder in pool_maps::holders(store.id) {
+            if let Some(process) = open(holder).filter(|_| holder != std::process::id()) {
+                store.holders.insert(holder, Holder { process, slots: None });
+            }
+        }
+        // Not before: what is filled while we look is filled by nobody.
+        store.unread = store.file.filled()?;
+        for slot in store.unread.iter().cloned().flatten() {
+            if store.slots.adopt(slot) {
+                store.past.push(slot);
+            }
+        }
+        Ok(Some(store))
+    }
+
+    /// An empty one.
+    ///
+    /// # Errors
+    /// The kernel's, when there is no memory for it.
+    pub(super) fn create(name: &str) -> Result<Self, Errno> {
+        Self::with(PoolFile::create(name, SLOTS)?)
+    }
+
+    fn with(file: PoolFile) -> Result<Self, Errno> {
+        Ok(Self {
+            id: file.id()?,
+            file,
+            slots: Pool::new(SLOTS),
+            unread: Vec::new(),
+            past: Vec::new(),
+            holders: BTreeMap::new(),
+        })
+    }
+
+    /// The next slots whose content is to be read, at most so many; they count as read.
+    pub(super) fn next_unread(&mut self, most: u32) -> Option<Range<u32>> {
+        let range = self.unread.last_mut()?;
+        let next = range.start..range.end.min(range.start.saturating_add(most));
+        range.start = next.end;
+        if range.start == range.end {
+            self.unread.pop();
+        }
+        Some(next)
+    }
+
+    /// A process is no longer worked on, and shares these, or will.
+    pub(super) fn hold(&mut self, pid: u32, process: OwnedFd, slots: Vec<u32>) {
+        self.holders.insert(pid, Holder { process, slots: Some(slots) });
+    }
+
+    /// What a process was thought to share is known otherwise now.
+    #[must_use]
+    pub(super) fn met(&mut self, pid: u32) -> Vec<u32> {
+        let slots = self.holders.remove(&pid).and_then(|holder| holder.slots).unwrap_or_default();
+        self.with_past(slots)
+    }
+
+    /// What is shared no more because processes have ended.
+    #[must_use]
+    pub(super) fn ended(&mut self) -> Vec<u32> {
+        let mut left = Vec::new();
+        self.holders.retain(|_, holder| {
+            let has_ended = super::vm::has_ended(&holder.process);
+            if has_ended {
+                left.extend(holder.slots.take().unwrap_or_default());
+            }
+            !has_ended
+        });
+        self.with_past(left)
+    }
+
+    fn with_past(&mut self, mut left: Vec<u32>) -> Vec<u32> {
+        if self.holders.values().all(|holder| holder.slots.is_some()) {
+            left.append(&mut self.past);
+        }
+        left
+    }
+}
+
+/// A process, to be told of its end.
+pub(super) fn open(pid: u32) -> Option<OwnedFd> {
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
+    pidfd_open(raw, PidfdFlags::empty()).ok()
+}
+
+/// Of the pools of this name the one that these processes map most of, and a place where it is mapped.
+fn most_mapped(name: &str, pids: &[u32]) -> Option<(u32, Mapping)> {
+    let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
+    for &pid in pids {
+        let mappings = pool_maps::mappings(pid).unwrap_or_default();
+        for mapping in mappings.into_iter().filter(|mapping| mapping.name == name) {
+            let len = mapping.range.len;
+            found.entry(mapping.file).or_insert((0, pid, mapping)).0 += len;
+        }
+    }
+    let (_, pid, mapping) = found.into_values().max_by_key(|(len, ..)| *len)?;
+    Some((pid, mapping))
+}
