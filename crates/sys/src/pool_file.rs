@@ -22,6 +22,9 @@ use rustix::io::Errno;
 use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN};
 use crate::shared_memory::{self, SharedMemoryError};
 
+/// What the name of every pool begins with. By it `/proc/<pid>/smaps` tells their pages from others.
+pub const NAME_PREFIX: &str = "overbook-pool";
+
 /// One page of content.
 pub type Page = [u8; PAGE_LEN];
 
