@@ -48,6 +48,7 @@ mod process;
 mod sentinels;
 mod strategy;
 mod tracked;
+mod unshare;
 
 #[cfg(test)]
 mod tests;
@@ -60,3 +61,4 @@ pub use mode::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 pub use process::run;
 pub use sentinels::INTERVAL;
 pub use tracked::{STEP, State, Tracked};
+pub use unshare::{Unshared, unshare};

@@ -6,21 +6,30 @@
 //! thousands of mappings. What is cheap (`status`: 17 µs, whatever the size) does not tell the two
 //! apart.
 //!
-//! **Idea.** used = `RssAnon` + `RssShmem` + `HugetlbPages` + `VmPTE` − overhead. The sum is read
-//! in every tick ([`Counters`]). The overhead, which moves slowly, is measured from `smaps` now and
-//! then ([`Overhead`]): all memory of those kinds outside guest RAM. Guest RAM is found by the
-//! sizes that QEMU reports: the run of adjacent mappings of one kind (a partial `madvise` splits
-//! mappings) whose length fits best. The owner spaces the measurements so that they stay under a
-//! fixed share of CPU time ([`Overhead::rest`]), also for a guest of a terabyte.
+//! **Idea.** used = `RssAnon` + `HugetlbPages` + `VmPTE` − overhead, and + `RssShmem` where guest
+//! RAM is shared memory. The sum is read in every tick ([`Counters`]). The overhead, which moves
+//! slowly, is measured from `smaps` now and then ([`Overhead`]): all memory of those kinds outside
+//! guest RAM. Guest RAM is found by the sizes that QEMU reports: the run of adjacent mappings of one
+//! kind (a partial `madvise` splits mappings) whose length fits best. The owner spaces the
+//! measurements so that they stay under a fixed share of CPU time ([`Overhead::rest`]), also for a
+//! guest of a terabyte.
+//!
+//! **A pool's pages.** Where identical pages were merged, mappings of a pool ([`crate::pool_file`])
+//! interrupt guest RAM. They belong to its run, but only what the guest has written there since is
+//! its own. The kernel counts such copies in `RssAnon`, and the pool's pages in the `RssShmem` of
+//! everyone who maps them. Guest RAM that can be merged is anonymous, so `RssShmem` is left out
+//! where all of it is, and the sum stays right however much is merged between two measurements. The
+//! VM's part of the pool is for somebody else to add.
 //!
 //! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
 //! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
 //! them up, and it needs Linux 6.7. The sum above costs the same at any size on any kernel.
 //!
 //! **Limits.** The kernel keeps `Rss*` per CPU and, before 6.17, adds them up lazily: off by up to
-//! 64 pages per CPU on small machines. Memory that several processes map counts for each of them:
-//! sums over VMs are right for private RAM only. What the host has swapped out is not counted: it
-//! is not occupied.
+//! 64 pages per CPU on small machines. Memory that several processes map, other than a pool, counts
+//! for each of them: sums over VMs are right for private RAM only. Where one guest has RAM of both
+//! kinds, the pool's pages are subtracted as they were when measured. What the host has swapped out
+//! is not counted: it is not occupied.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -29,6 +38,7 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 
+use crate::pool_file;
 use crate::procfs::{ProcError, kib_field, parse_kib, read, required_kib_field};
 
 /// No line of `smaps` is longer (a path has at most 4096 bytes, escapes quadruple them).
@@ -37,9 +47,9 @@ const MAX_LINE: u64 = 20_000;
 /// A process's memory, from `/proc/<pid>/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Resident private memory.
+    /// Resident private memory, copies of a pool's pages among it.
     pub anonymous: Bytes,
-    /// Resident shared memory: a guest on `memory-backend-memfd`.
+    /// Resident shared memory: a guest on `memory-backend-memfd`, and a pool's pages.
     pub shared: Bytes,
     /// Huge pages from hugetlbfs.
     pub hugetlb: Bytes,
@@ -66,21 +76,19 @@ impl Counters {
             page_tables: required("VmPTE:")?,
         })
     }
-
-    /// All of it: what the process occupies, files apart.
-    #[must_use]
-    pub fn total(&self) -> Bytes {
-        self.anonymous.plus(self.shared).plus(self.hugetlb).plus(self.page_tables)
-    }
 }
 
 /// What of a QEMU process's memory is not its guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overhead {
-    /// Memory outside guest RAM.
+    /// Memory outside guest RAM, of the kinds that [`Self::guest_used`] adds up.
     pub own: Bytes,
-    /// Memory inside guest RAM, for comparison; page tables are not part of it.
+    /// Memory inside guest RAM, for comparison; neither page tables nor a pool's pages are part of
+    /// it.
     pub guest: Bytes,
+    /// Whether guest RAM, or a piece of it, is shared memory. If not, none of
+    /// [`Counters::shared`] is the guest's.
+    pub ram_is_shared: bool,
     /// How long measuring took.
     pub took: Duration,
 }
@@ -113,8 +121,16 @@ impl Overhead {
         let path = PathBuf::from(format!("/proc/{pid}/smaps"));
         let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
         let runs = read_runs(&path, BufReader::with_capacity(1 << 16, file))?;
-        let (guest, own) = split(pid, runs, ram_sizes)?;
-        Ok(Self { own, guest, took: started.elapsed() })
+        split(pid, runs, ram_sizes, started)
+    }
+
+    /// What the guest occupies by itself when these are the counters: its RAM and the page tables,
+    /// without a pool's pages.
+    #[must_use]
+    pub fn guest_used(&self, counters: &Counters) -> Bytes {
+        let Counters { anonymous, shared, hugetlb, page_tables } = *counters;
+        let shared = if self.ram_is_shared { shared } else { Bytes::ZERO };
+        anonymous.plus(shared).plus(hugetlb).plus(page_tables).minus(self.own)
     }
 
     /// How long to wait before measuring again, so that it takes less than 0.1 % of one CPU.
@@ -127,7 +143,7 @@ impl Overhead {
 /// What kind of memory a mapping holds: guest RAM is all of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Private, without a file; writable or not.
+    /// Private, without a file; writable or not. A pool's mappings too, which take its place.
     Anonymous,
     /// Backed by this file.
     File(String),
@@ -145,7 +161,11 @@ struct Run {
     dont_fork: bool,
     /// Whether shared pages of it count (they are memory, not the cache of a file on disk).
     memory_backed: bool,
-    resident: Bytes,
+    /// Anonymous memory and huge pages. Of a file on disk only what the process has written is its
+    /// own memory.
+    private: Bytes,
+    /// Other resident memory. In a run of anonymous memory: a pool's pages.
+    shared: Bytes,
 }
 
 impl Run {
@@ -153,19 +173,25 @@ impl Run {
         self.end - self.start
     }
 
+    /// Mappings that become one between two reads of `smaps` are shown again: that one overlaps what
+    /// was shown of it.
     fn goes_on_in(&self, next: &Self) -> bool {
-        self.end == next.start && self.kind == next.kind && self.dont_fork == next.dont_fork
+        (self.start..=self.end).contains(&next.start)
+            && self.kind == next.kind
+            && self.dont_fork == next.dont_fork
     }
 
-    /// Takes in one line below the header.
+    /// Takes in one line below the header. `Rss:` comes first.
     fn add_field(&mut self, name: &str, value: &str) {
         let kib = || parse_kib(value).unwrap_or_default();
         match name {
-            // Of a file on disk only what the process has written is its own memory.
-            "Rss:" if self.memory_backed => self.resident = self.resident.plus(kib()),
-            "Anonymous:" if !self.memory_backed => self.resident = self.resident.plus(kib()),
-            "Shared_Hugetlb:" | "Private_Hugetlb:" => self.resident = self.resident.plus(kib()),
-            "VmFlags:" => self.dont_fork = value.split_whitespace().any(|flag| flag == "dc"),
+            "Rss:" if self.memory_backed => self.shared = kib(),
+            "Anonymous:" => {
+                self.private = self.private.plus(kib());
+                self.shared = self.shared.minus(kib());
+            }
+            "Shared_Hugetlb:" | "Private_Hugetlb:" => self.private = self.private.plus(kib()),
+            "VmFlags:" => self.dont_fork |= value.split_whitespace().any(|flag| flag == "dc"),
             _ => {}
         }
     }
@@ -206,8 +232,12 @@ fn read_runs(path: &Path, mut smaps: impl BufRead) -> Result<Vec<Run>, ProcError
 fn append(runs: &mut Vec<Run>, mapping: Run) {
     match runs.last_mut() {
         Some(last) if last.goes_on_in(&mapping) => {
-            last.end = mapping.end;
-            last.resident = last.resident.plus(mapping.resident);
+            // Of one that overlaps as much is new as its length says.
+            let beyond = mapping.end.saturating_sub(last.end);
+            let new = |bytes: Bytes| bytes.share(beyond, mapping.len());
+            last.private = last.private.plus(new(mapping.private));
+            last.shared = last.shared.plus(new(mapping.shared));
+            last.end = last.end.max(mapping.end);
         }
         _ => runs.push(mapping),
     }
@@ -223,23 +253,27 @@ fn parse_header(text: &str) -> Option<Run> {
     let anonymous = file.is_empty() || file.starts_with('[');
     let memory_backed = anonymous
         || ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV"].iter().any(|p| file.starts_with(p));
+    let memfd = file.strip_prefix("/memfd:");
+    let of_pool = memfd.is_some_and(|name| name.starts_with(pool_file::NAME_PREFIX));
     let kind = match permissions.as_bytes() {
         [b'-', b'-', b'-', ..] | [_, _, b'x', ..] => Kind::Unfit,
-        _ if file.is_empty() => Kind::Anonymous,
+        _ if file.is_empty() || of_pool => Kind::Anonymous,
         _ => Kind::File(file),
     };
-    let dont_fork = false; // Its flags stand below.
-    let resident = Bytes::ZERO;
-    (start < end).then_some(Run { start, end, kind, dont_fork, memory_backed, resident })
+    // The flags stand below. A pool's mapping gets guest RAM's a moment after it is made.
+    let dont_fork = of_pool;
+    let (private, shared) = (Bytes::ZERO, Bytes::ZERO);
+    (start < end).then_some(Run { start, end, kind, dont_fork, memory_backed, private, shared })
 }
 
-/// What is resident inside and outside guest RAM.
+/// Tells guest RAM's share from the rest.
 fn split(
     pid: u32,
     mut runs: Vec<Run>,
     ram_sizes: &[Bytes],
-) -> Result<(Bytes, Bytes), OverheadError> {
-    let mut guest = Bytes::ZERO;
+    started: Instant,
+) -> Result<Overhead, OverheadError> {
+    let (mut guest, mut pool, mut ram_is_shared) = (Bytes::ZERO, Bytes::ZERO, false);
     for &size in ram_sizes {
         let fits = |run: &&(usize, &Run)| run.1.len() >= size.0 && run.1.kind != Kind::Unfit;
         let best = runs.iter().enumerate().collect::<Vec<_>>();
@@ -249,9 +283,19 @@ fn split(
             .min_by_key(|(_, run)| (!run.dont_fork, run.len()))
             .map(|(i, _)| *i);
         let index = best.ok_or(OverheadError::NoSuchMapping { pid, size })?;
-        guest = guest.plus(runs.swap_remove(index).resident);
+        let ram = runs.swap_remove(index);
+        guest = guest.plus(ram.private);
+        if ram.kind == Kind::Anonymous {
+            pool = pool.plus(ram.shared);
+        } else {
+            guest = guest.plus(ram.shared);
+            ram_is_shared = true;
+        }
     }
-    Ok((guest, runs.iter().map(|run| run.resident).sum()))
+    let private: Bytes = runs.iter().map(|run| run.private).sum();
+    let shared = runs.iter().map(|run| run.shared).sum::<Bytes>().plus(pool);
+    let own = if ram_is_shared { private.plus(shared) } else { private };
+    Ok(Overhead { own, guest, ram_is_shared, took: started.elapsed() })
 }
 
 #[cfg(test)]

@@ -24,12 +24,11 @@ use crate::pool_maps::{FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// What the name of every pool begins with. By it `/proc/<pid>/smaps` tells their pages from others.
+pub const NAME_PREFIX: &str = "overbook-pool";
 
 /// One page of content.
 pub type Page = [u8; PAGE_LEN];
-
-/// What the names of all pools begin with.
-pub const NAME_PREFIX: &str = "overbook-pool";
 
 /// Why a pool that is mapped somewhere cannot be taken over.
 #[derive(Debug, thiserror::Error)]

@@ -449,14 +449,15 @@ mod tests {
     fn usage_counts_the_cpu_time_and_memory_of_this_process() {
         let own = Identity::own().unwrap();
         let before = own.usage().unwrap();
-        let work = vec![1u8; 8 << 20];
+        // Little beside what tests of `memory_of` count meanwhile.
+        let work = vec![1u8; 2 << 20];
         let started = Instant::now();
         while started.elapsed() < Duration::from_millis(200) {
             std::hint::black_box(work.iter().map(|byte| u64::from(*byte)).sum::<u64>());
         }
         let after = own.usage().unwrap();
         assert!(after.cpu > before.cpu, "{before:?} {after:?}");
-        assert!(after.resident >= Bytes::mib(8), "{after:?}");
+        assert!(after.resident >= Bytes::mib(2), "{after:?}");
         assert_eq!(Identity { start_ticks: 1, ..own }.usage(), None);
     }
 

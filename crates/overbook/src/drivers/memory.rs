@@ -40,7 +40,8 @@ impl Meter {
         meter
     }
 
-    /// What the guest occupies now; `None` before the first measurement has ended.
+    /// What the guest occupies by itself now, without the pages of a pool; `None` before the first
+    /// measurement has ended.
     pub(super) async fn read(&mut self) -> Result<Option<Bytes>, OverheadError> {
         self.collect().await?;
         let now = Instant::now();
@@ -49,14 +50,15 @@ impl Meter {
         }
         let counters = Counters::of(self.pid)?;
         let Some(overhead) = self.overhead else { return Ok(None) };
-        let used = counters.total().minus(overhead.own);
+        let used = overhead.guest_used(&counters);
         if !self.explains(used, &counters) {
             self.due = self.earliest;
         }
         Ok(Some(used))
     }
 
-    /// Whether guest RAM of this size can occupy `used`.
+    /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not in it; copies of them
+    /// are, in the place of RAM's own.
     fn explains(&self, used: Bytes, counters: &Counters) -> bool {
         let ram: Bytes = self.ram_sizes.iter().copied().sum();
         used > counters.page_tables && used <= ram.plus(ram.share(1, 64)).plus(counters.page_tables)

@@ -133,9 +133,14 @@ impl Dedup {
     /// For the group of this name. Its pool is made, or taken over from a worker that has ended, when it is needed.
     #[must_use]
     pub fn new(group: &str) -> Self {
+        // Of a fixed length, whatever the operator calls his groups.
+        Self::of_pool(format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())))
+    }
+
+    /// For those who share the pool of this name.
+    pub(super) fn of_pool(name: String) -> Self {
         Self {
-            // Of a fixed length, whatever the operator calls his groups.
-            name: format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())),
+            name,
             task: Task::Merge(None),
             store: None,
             no_store: None,
