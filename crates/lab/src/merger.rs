@@ -18,8 +18,6 @@ const SLICE: Duration = Duration::from_millis(2);
 const GROUP: &str = "lab";
 /// No limit to the rate.
 const FLAT_OUT: u32 = u32::MAX;
-/// No merging: what is shared is copied.
-const UNSHARE: u32 = 0;
 
 /// Merging that goes on until it is stopped; what is merged stays merged.
 #[derive(Debug)]
@@ -67,11 +65,8 @@ impl Merger {
                     step = now + STEP;
                     vms.iter_mut().for_each(Tracked::step);
                 }
-                dedup.set_task(match ours.rate.load(Ordering::Relaxed) {
-                    UNSHARE => Task::Unshare,
-                    FLAT_OUT => Task::Merge(None),
-                    rate => Task::Merge(Some(PagesPerMs(rate))),
-                });
+                let rate = ours.rate.load(Ordering::Relaxed);
+                dedup.set_task(Task::Merge((rate != FLAT_OUT).then_some(PagesPerMs(rate))));
                 let mut all: Vec<&mut Tracked> = vms.iter_mut().collect();
                 let idle = dedup.work(&mut all, now + SLICE);
                 if !idle.is_zero() {
@@ -96,11 +91,6 @@ impl Merger {
     /// Another rate from now on.
     pub fn set_rate(&self, pages_per_ms: u32) {
         self.told.rate.store(pages_per_ms, Ordering::Relaxed);
-    }
-
-    /// Copies what is shared from now on.
-    pub fn unshare(&self) {
-        self.told.rate.store(UNSHARE, Ordering::Relaxed);
     }
 
     /// CPU time that it has taken, in seconds; the shims' comes on top.

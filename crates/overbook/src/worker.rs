@@ -53,7 +53,7 @@ mod unshare;
 #[cfg(test)]
 mod tests;
 
-pub use dedup::{Dedup, Task};
+pub use dedup::{Dedup, SLOTS, Task};
 pub use granules::TooLarge;
 pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};
@@ -61,4 +61,4 @@ pub use mode::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 pub use process::run;
 pub use sentinels::INTERVAL;
 pub use tracked::{STEP, State, Tracked};
-pub use unshare::{Unshared, unshare};
+pub use unshare::{StillShares, unshare};

@@ -38,7 +38,8 @@ use sys::pool_maps;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
-use store::{SLOTS, Store};
+pub use store::SLOTS;
+use store::Store;
 use vm::{Target, Vm, Window};
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
@@ -207,6 +208,11 @@ impl Dedup {
             is_short.then(|| "the host has no memory for copies of shared pages".to_owned())
         };
         no_store.or_else(|| self.vms.get(&pid)?.why_not()).or_else(no_room)
+    }
+
+    /// Whether the pool cannot be had.
+    pub(super) fn is_without_pool(&self) -> bool {
+        self.no_store.is_some()
     }
 
     /// Whether this VM shares nothing, as of the last look at all of it.

@@ -14,13 +14,21 @@ use super::tracked::{STEP, State, Tracked};
 const PATIENCE: Duration = Duration::from_secs(5);
 const SLICE: Duration = Duration::from_millis(20);
 
-/// What became of a VM's shared pages: how much was copied, or why not.
-pub type Unshared = Result<Bytes, String>;
+/// Why a VM still shares pages.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StillShares {
+    /// A worker of this or another daemon.
+    #[error("a worker that still runs has its pool")]
+    InUse,
+    /// The shim's words, or ours.
+    #[error("{0}")]
+    Because(String),
+}
 
 /// Copies what these QEMU processes share, and empties the pools as far as nobody else shares them. Answers for
-/// each that shared anything. Waits as long as it gets on.
+/// each that has mapped a pool how much it was, or why not. Waits as long as it gets on.
 #[must_use]
-pub fn unshare(pids: &[u32]) -> BTreeMap<u32, Unshared> {
+pub fn unshare(pids: &[u32]) -> BTreeMap<u32, Result<Bytes, StillShares>> {
     let mut pools: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
     for &pid in pids {
         for mapping in pool_maps::mappings(pid).unwrap_or_default() {
@@ -30,7 +38,7 @@ pub fn unshare(pids: &[u32]) -> BTreeMap<u32, Unshared> {
     pools.into_iter().flat_map(|(pool, pids)| of_pool(pool, &pids)).collect()
 }
 
-fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Unshared> {
+fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, StillShares>> {
     let untracked = |pid: &u32| Tracked::new(*pid, Settings::new(Mode::Untracked));
     let mut vms: Vec<Tracked> = pids.iter().map(untracked).collect();
     let mut dedup = Dedup::of_pool(pool);
@@ -49,7 +57,7 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Unshared> {
                 let most = most.entry(*pid).or_default();
                 *most = shared.unwrap_or_default().max(*most);
             }
-            let is_done = pids.iter().all(|pid| dedup.is_unshared(*pid));
+            let is_done = pids.iter().all(|pid| dedup.is_unshared(*pid) || has_ended(*pid));
             if shared != last.0 {
                 last = (shared, now);
             }
@@ -64,12 +72,18 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Unshared> {
         let pid = vm.pid();
         let unshared = if dedup.is_unshared(pid) {
             Ok(most.get(&pid).copied().unwrap_or_default())
+        } else if dedup.is_without_pool() {
+            Err(StillShares::InUse)
         } else {
-            Err(dedup.why_not(pid).unwrap_or_else(|| why(vm.state())))
+            Err(StillShares::Because(dedup.why_not(pid).unwrap_or_else(|| why(vm.state()))))
         };
         (pid, unshared)
     };
-    vms.iter().map(outcome).collect()
+    vms.iter().filter(|vm| !has_ended(vm.pid())).map(outcome).collect()
+}
+
+fn has_ended(pid: u32) -> bool {
+    pool_maps::mappings(pid).is_err()
 }
 
 fn why(state: &State) -> String {

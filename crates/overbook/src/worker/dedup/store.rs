@@ -19,7 +19,7 @@ use sys::pool_file::{AdoptError, PoolFile};
 use sys::pool_maps::{self, FileId, Mapping};
 
 /// Room of a pool: 64 GiB of content. It takes addresses, no memory.
-pub(super) const SLOTS: u32 = 1 << 24;
+pub const SLOTS: u32 = 1 << 24;
 const _: () = assert!(SLOTS <= Book::MOST_SLOTS);
 
 /// A pool.
