@@ -24,6 +24,14 @@ pub struct Dedup {
     pub passes: u64,
 }
 
+impl Dedup {
+    /// What of the group's pool counts as this VM's: of each shared page its part.
+    #[must_use]
+    pub const fn part(&self) -> Bytes {
+        self.shared.minus(self.saved)
+    }
+}
+
 /// A scan rate: pages looked at in a millisecond.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PagesPerMs(pub u32);
@@ -45,4 +53,57 @@ pub enum DedupSpec {
     Adaptive,
     /// Always at this rate.
     Fixed(PagesPerMs),
+}
+
+impl DedupSpec {
+    /// The least and the most that can be written, in pages per millisecond.
+    pub const RANGE: core::ops::RangeInclusive<u32> = 1..=1000;
+
+    /// Whether identical pages are to be looked for at all.
+    #[must_use]
+    pub const fn is_on(self) -> bool {
+        !matches!(self, Self::Off)
+    }
+}
+
+impl fmt::Display for DedupSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.pad("off"),
+            Self::Adaptive => f.pad("adaptive"),
+            Self::Fixed(rate) => rate.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_page_among_four_a_quarter_is_a_vms_part() {
+        let dedup = Dedup { shared: Bytes::mib(40), saved: Bytes::mib(30), ..Dedup::default() };
+        assert_eq!(dedup.part(), Bytes::mib(10));
+    }
+
+    #[test]
+    fn an_export_from_before_there_was_dedup_still_reads() {
+        let vm = r#"{"incarnation": 1, "link": {"state": "up"}, "ram": 1, "balloon": null, "stats": null,
+            "used": null, "migration": "none", "limits": {}, "last_error": null}"#;
+        let vm: crate::VmView = serde_json::from_str(vm).unwrap();
+        assert_eq!(vm.dedup, None);
+        let host = r#"{"total": 1, "available": 1, "swap_total": 0, "swap_free": 0, "psi_some_avg10": null,
+            "psi_full_avg10": null}"#;
+        let host: crate::HostReading = serde_json::from_str(host).unwrap();
+        assert_eq!(host.cpu_busy, None);
+        let worker = r#"{"pid": 1, "cpu_us": 1, "resident": 1, "restarts": 0, "last_error": null}"#;
+        let worker: crate::WorkerReading = serde_json::from_str(worker).unwrap();
+        assert!(worker.pool.is_zero());
+        let group = r#"{"policy": "fair", "vms": [], "budget": null, "limits": {}}"#;
+        let group: crate::GroupSpec = serde_json::from_str(group).unwrap();
+        assert_eq!(group.dedup, DedupSpec::Off);
+        let plan = r#"{"at": 1, "mode": "observe", "groups": {}, "vms": {}, "host": []}"#;
+        let plan: crate::Plan = serde_json::from_str(plan).unwrap();
+        assert!(plan.scans.is_empty());
+    }
 }

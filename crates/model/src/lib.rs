@@ -21,7 +21,7 @@ pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use names::{GroupName, NamePattern, VmName};
-pub use plan::{Action, Decision, Ledger, Plan};
+pub use plan::{Action, Decision, Ledger, Plan, Scan};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{Tracking, TrackingBudget, WorkerReading};

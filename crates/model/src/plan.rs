@@ -7,17 +7,20 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, GroupName, Mode, Reason, Time, VmLimits, VmName};
+use crate::{Bytes, GroupName, Mode, PagesPerMs, Reason, Time, VmLimits, VmName};
 
 /// The outcome of one tick.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// When it was made.
     pub at: Time,
-    /// Whether its actions are carried out.
+    /// Whether its actions are carried out; the scans are in any case.
     pub mode: Mode,
     /// Each group's memory.
     pub groups: BTreeMap<GroupName, Ledger>,
+    /// How each group's identical pages are looked for.
+    #[serde(default)]
+    pub scans: BTreeMap<GroupName, Scan>,
     /// What happens to each VM, groups together.
     pub vms: BTreeMap<VmName, Decision>,
     /// Something about the host that everybody should know, for example that it is short of memory.
@@ -80,6 +83,15 @@ pub struct Change {
     pub is_take: bool,
     /// Whether the same was asked before and is only said again, in case it was lost.
     pub is_repeat: bool,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// How a group's identical pages are looked for until the next plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scan {
+    /// How fast; `None`: not at all, and what is shared is unshared.
+    pub rate: Option<PagesPerMs>,
     /// Why.
     pub reason: Reason,
 }

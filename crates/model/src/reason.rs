@@ -83,6 +83,59 @@ pub enum Reason {
         max: Bytes,
     },
 
+    // --- how fast identical pages are looked for -----------------------------------------------
+    /// The group's `dedup` is `off`.
+    #[error("switched off (`dedup = \"off\"`)")]
+    DedupOff,
+    /// The group's `dedup` is a number.
+    #[error("the configuration fixes the rate")]
+    ScanFixed,
+    /// CPU time is left over.
+    #[error(
+        "the host's CPUs are {busy_percent} % busy, so nobody misses the time that scanning takes"
+    )]
+    CpuIdle {
+        /// How busy they were in the last period.
+        busy_percent: u8,
+    },
+    /// CPU time is short, and memory is not.
+    #[error("the host's CPUs are {busy_percent} % busy, and nothing calls for scanning faster")]
+    CpuBusy {
+        /// How busy they were in the last period.
+        busy_percent: u8,
+    },
+    /// The same, for all that is known.
+    #[error("how busy the host's CPUs are is not known, and nothing calls for scanning faster")]
+    CpuUnknown,
+    /// CPU time is short, but memory is shorter.
+    #[error("its VMs swap {swapped}/s, and memory is missed more than CPU time")]
+    ScanForSwapping {
+        /// What its VMs swap per second, in and out.
+        swapped: Bytes,
+    },
+    /// The same, and scanning helps.
+    #[error("its VMs swap {swapped}/s, and scanning saves {saved}/s")]
+    ScanProductive {
+        /// What its VMs swap per second, in and out.
+        swapped: Bytes,
+        /// What was merged per second beyond what was written again.
+        saved: Bytes,
+    },
+    /// The same, but it helps too little to be worth more.
+    #[error("its VMs swap {swapped}/s, but scanning saves only {saved}/s")]
+    ScanSlow {
+        /// What its VMs swap per second, in and out.
+        swapped: Bytes,
+        /// What was merged per second beyond what was written again.
+        saved: Bytes,
+    },
+    /// The same, but it does not help.
+    #[error("its VMs swap {swapped}/s, but scanning saves nothing")]
+    ScanUnproductive {
+        /// What its VMs swap per second, in and out.
+        swapped: Bytes,
+    },
+
     // --- why not -------------------------------------------------------------------------------
     /// The VM fits no group's pattern.
     #[error("no group's pattern matches it: it is watched, not managed")]

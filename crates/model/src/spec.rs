@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, GroupName, NamePattern, TrackingBudget, VmName};
+use crate::{Bytes, DedupSpec, GroupName, NamePattern, TrackingBudget, VmName};
 
 /// The whole configuration of one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +93,9 @@ pub struct GroupSpec {
     /// What tracking may take from each of its VMs.
     #[serde(default)]
     pub tracking: TrackingBudget,
+    /// How identical pages of its VMs are looked for.
+    #[serde(default)]
+    pub dedup: DedupSpec,
 }
 
 /// Limits as written; what is not written follows from the VM.

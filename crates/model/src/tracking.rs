@@ -102,6 +102,9 @@ pub struct WorkerReading {
     pub restarts: u64,
     /// Why the last one ended, or what it lacks.
     pub last_error: Option<String>,
+    /// What the group's pool of shared pages takes.
+    #[serde(default)]
+    pub pool: Bytes,
 }
 
 #[cfg(test)]

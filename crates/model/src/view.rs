@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, GroupName, Millis, Time, Tracking, VmName, WorkerReading};
+use crate::{Bytes, Dedup, GroupName, Millis, Time, Tracking, VmName, WorkerReading};
 
 /// Everything that is known about one host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostView {
-    /// The host's own memory.
+    /// The host's own memory and CPUs.
     pub host: Option<Reading<HostReading>>,
     /// Every VM that was found, managed or not.
     pub vms: BTreeMap<VmName, VmView>,
@@ -43,7 +43,7 @@ impl<T> Reading<T> {
     }
 }
 
-/// The host's memory as `/proc/meminfo` and `/proc/pressure/memory` tell it.
+/// The host as `/proc/meminfo`, `/proc/pressure/memory` and `/proc/stat` tell it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReading {
     /// `MemTotal`.
@@ -59,6 +59,9 @@ pub struct HostReading {
     pub psi_some_avg10: Option<f32>,
     /// Share of the last 10 s in which every task waited for memory, in percent.
     pub psi_full_avg10: Option<f32>,
+    /// Share of its CPUs' time that was used since the reading before, 0 to 1; `None`: not known.
+    #[serde(default)]
+    pub cpu_busy: Option<f32>,
 }
 
 /// What is known of one VM.
@@ -79,7 +82,8 @@ pub struct VmView {
     pub balloon: Option<Reading<Bytes>>,
     /// The guest's own statistics; hostile input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
-    /// Physical memory that the guest occupies on the host, page tables included, QEMU's own excluded.
+    /// Physical memory that the guest occupies on the host, page tables and its part of the group's shared
+    /// pages included, QEMU's own excluded.
     pub used: Option<Reading<Bytes>>,
     /// Whether a migration is under way.
     pub migration: Migration,
@@ -93,6 +97,9 @@ pub struct VmView {
     /// Its working set and miss-ratio curve, where they are tracked.
     #[serde(default)]
     pub tracking: Option<Reading<Tracking>>,
+    /// Its part in its group's shared pages, where they are looked for.
+    #[serde(default)]
+    pub dedup: Option<Reading<Dedup>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.
@@ -113,6 +120,8 @@ pub enum Mechanism {
     HostMemory,
     /// Tracking what its memory is worth to it.
     Tracking,
+    /// Keeping pages once that are identical in VMs of its group.
+    Dedup,
 }
 
 /// The state of the connection to a VM's QEMU.

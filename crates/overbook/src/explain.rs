@@ -9,9 +9,12 @@ mod remedy;
 
 use std::fmt::Write;
 
-use model::{Bytes, Link, Millis, Mode, Policy, Tracking, VmName, VmView};
+use model::{Bytes, Dedup, Link, Millis, Mode, Policy, Scan, Tracking, VmName, VmView};
 
-use crate::{http::wire::LastChange, published::Published};
+use crate::{
+    http::wire::{LastChange, ScanStatus},
+    published::Published,
+};
 
 /// A change of a target and its reason, in the words used everywhere.
 #[must_use]
@@ -60,7 +63,7 @@ type Line = (&'static str, String);
 
 fn lines(tick: &Published, vm: &VmName, view: &VmView, last: Option<&LastChange>) -> Vec<Line> {
     let mut lines = limits(tick, vm, view);
-    lines.extend(seen(tick, view));
+    lines.extend(seen(tick, vm, view));
     lines.extend(decided(tick, vm));
     let last = last.map_or_else(
         || "none is on record".to_owned(),
@@ -102,7 +105,7 @@ fn limits(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines
 }
 
-fn seen(tick: &Published, view: &VmView) -> Vec<Line> {
+fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     let mut lines = Vec::new();
     if let Link::Down { since, why } = &view.link {
         let age = tick.at.since(*since);
@@ -122,6 +125,9 @@ fn seen(tick: &Published, view: &VmView) -> Vec<Line> {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }
     lines.extend(view.tracking.iter().map(|reading| ("Working set", tracked(&reading.value))));
+    let scan = tick.spec.group_of(vm).and_then(|(group, _)| tick.plan.scans.get(group));
+    let shared = view.dedup.iter().map(|reading| ("Shared pages", shared(&reading.value, scan)));
+    lines.extend(shared);
     let cannot = view.limits.iter().map(|(mechanism, why)| {
         let name = serde_json::to_value(mechanism).unwrap_or_default();
         let name = name.as_str().unwrap_or_default().replace('_', " ");
@@ -143,6 +149,13 @@ fn tracked(tracking: &Tracking) -> String {
         (Some(set), swapped) => format!("{set}, {swapped} of it in its swap"),
     };
     format!("{set}; knowing it takes {:.2} % of one vCPU", tracking.cost.vcpu_share * 100.0)
+}
+
+/// What it shares with its group, and how more is looked for.
+fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
+    let scan = scan.map(|scan| format!("; its group is {}", ScanStatus::of(scan).words()));
+    let scan = scan.unwrap_or_default();
+    format!("{}, which saves {}{scan}", dedup.shared, dedup.saved)
 }
 
 fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {

@@ -13,6 +13,9 @@
 //! 5. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
 //!    from those who leave it unused, if somebody is short ([`idle`]).
 //!
+//! Beside its memory each group has its scan rate: how fast its identical pages are looked for
+//! ([`scan_rate`]).
+//!
 //! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one tick
 //! is handed out in a later one, once the host has it: memory is never in two places.
 //!
@@ -30,6 +33,7 @@ mod memory;
 mod reprovision;
 mod revoke;
 mod rules;
+pub mod scan_rate;
 mod statistics;
 mod tick;
 pub mod tuning;

@@ -10,7 +10,7 @@ use model::{
 
 use crate::{
     Rule, Rules,
-    memory::VmMemory,
+    memory::{Merging, VmMemory},
     statistics::{self, Guest},
     tuning,
 };
@@ -30,6 +30,8 @@ pub(crate) struct Member {
     /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
+    /// `None`: its pages are not being merged.
+    pub(crate) merging: Option<Merging>,
     /// Why its memory cannot be changed at all, up or down.
     pub(crate) blocked: Option<Reason>,
     /// Why it is planned around for now: its balloon does not follow, or follows somebody else.
@@ -92,6 +94,7 @@ impl Member {
             used: counted.map_or(actual.max(target), |reading| reading.value),
             is_guessed: counted.is_none() && is_new,
             guest,
+            merging: memory.note_merging(view.dedup),
             blocked,
             avoided: avoided(&memory, actual, now),
             memory,
@@ -141,6 +144,14 @@ impl Member {
     /// What shows that it wants more, as far as it can be believed.
     pub(crate) fn demand(&self) -> Option<Pressure> {
         self.guest.as_ref().ok().and_then(|guest| guest.demand)
+    }
+
+    /// What it swaps per second, where that shows demand.
+    pub(crate) fn swapped(&self) -> Bytes {
+        match self.demand() {
+            Some(Pressure::Swapping { per_second }) => per_second,
+            _ => Bytes::ZERO,
+        }
     }
 
     /// Gives it `target`, unless something was decided before.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, GroupName, Millis, Reading, Reason, Time, VmName};
+use model::{Bytes, Dedup, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName};
 use serde::{Deserialize, Serialize};
 
 use crate::tuning;
@@ -19,6 +19,9 @@ pub struct Memory {
     /// When somebody in the group was last short of memory that it could not get, or when the group was
     /// first seen.
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
+    /// How fast identical pages were looked for, where they were.
+    #[serde(default)]
+    pub(crate) scan_rates: BTreeMap<GroupName, PagesPerMs>,
 }
 
 impl Memory {
@@ -51,6 +54,11 @@ pub(crate) struct VmMemory {
     pub(crate) taken_at: Option<Time>,
     pub(crate) failures: u32,
     pub(crate) back_off_until: Time,
+    #[serde(default)]
+    pub(crate) dedup: Option<Reading<Dedup>>,
+    /// As of the latest of those readings.
+    #[serde(default)]
+    pub(crate) merging: Merging,
 }
 
 /// What a guest has counted since it booted.
@@ -59,6 +67,13 @@ pub(crate) struct Counters {
     pub(crate) swap_in: Bytes,
     pub(crate) swap_out: Bytes,
     pub(crate) minor_faults: u64,
+}
+
+/// What is merged of a VM per second, and of what was merged, written again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Merging {
+    pub(crate) merged: Bytes,
+    pub(crate) broken: Bytes,
 }
 
 /// A target that the balloon was given.
@@ -129,6 +144,23 @@ impl VmMemory {
                 asked.stood_at = actual;
             }
         }
+    }
+
+    /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters that ran
+    /// backwards are those of another worker, which says nothing of this second.
+    pub(crate) fn note_merging(&mut self, reading: Option<Reading<Dedup>>) -> Option<Merging> {
+        let latest = reading?;
+        if let Some(before) = self.dedup.replace(latest)
+            && before.at < latest.at
+        {
+            let elapsed = latest.at.since(before.at);
+            let rate = |new: Bytes, old: Bytes| new.minus(old).share(1000, elapsed.0);
+            self.merging = Merging {
+                merged: rate(latest.value.merged, before.value.merged),
+                broken: rate(latest.value.broken, before.value.broken),
+            };
+        }
+        Some(self.merging)
     }
 
     /// Excuses a balloon that could not be reached: only time in which it could follow counts.

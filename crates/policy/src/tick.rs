@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Decision, GroupName, HostView, Mode, Plan, Reason, Spec, Time,
+    Action, Bytes, Decision, GroupName, HostView, Mode, Plan, Reason, Scan, Spec, Time,
     plan::Change,
     ports::{Act, Clock, Sense},
 };
@@ -13,6 +13,8 @@ use crate::{
     group::Group,
     headroom::Headroom,
     member::{Intent, Member},
+    scan_rate::{self, Period},
+    tuning,
 };
 
 /// Decides what happens to every VM of the host.
@@ -36,6 +38,7 @@ pub fn tick_with(
     let promised: Bytes = groups.values().map(|group| group.ledger.promised).sum();
     let mut host = Headroom::measure(view.host, spec.host.reserve, promised, rules, now);
     plan.host.extend(host.short.clone());
+    plan.scans = scans(view, &groups, memory, now);
 
     let idle_because = match mode {
         _ if memory.paused => Some(Reason::Paused),
@@ -83,6 +86,9 @@ pub fn cycle_with(
             world.act(&action);
         }
     }
+    for (group, scan) in &plan.scans {
+        world.scan(group, scan.rate);
+    }
     (view, plan)
 }
 
@@ -118,6 +124,34 @@ fn assemble<'a>(
             (name.clone(), group)
         })
         .collect()
+}
+
+/// Decides how fast each group's identical pages are looked for. That takes nothing from any guest, so no
+/// mode of the balloon matters.
+fn scans(
+    view: &HostView,
+    groups: &BTreeMap<GroupName, Group<'_>>,
+    memory: &mut Memory,
+    now: Time,
+) -> BTreeMap<GroupName, Scan> {
+    let host = view.host.filter(|host| host.age(now) <= tuning::STALE_AFTER);
+    let cpu_busy = host.and_then(|host| host.value.cpu_busy);
+    let last_rates = std::mem::take(&mut memory.scan_rates);
+    let mut scans = BTreeMap::new();
+    for (name, group) in groups {
+        let dedup = group.spec.dedup;
+        let scan = if memory.paused && dedup.is_on() {
+            Scan { rate: None, reason: Reason::Paused }
+        } else {
+            let last = Period::of(cpu_busy, &group.members);
+            scan_rate::decide(dedup, last_rates.get(name).copied(), &last)
+        };
+        if let Some(rate) = scan.rate {
+            memory.scan_rates.insert(name.clone(), rate);
+        }
+        scans.insert(name.clone(), scan);
+    }
+    scans
 }
 
 /// Writes a member's decision into the plan, and into the memory if it is carried out.

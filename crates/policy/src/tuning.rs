@@ -1,6 +1,6 @@
 //! Every number that the policy uses, with where it comes from. None of them is an option.
 
-use model::{Bytes, Millis};
+use model::{Bytes, Millis, PagesPerMs};
 
 /// How often the loop runs (Kim 2014 §6.1: shorter costs CPU, longer reacts late).
 pub const PERIOD: Millis = Millis::secs(1);
@@ -83,6 +83,21 @@ pub const RESERVE_PERCENT: u64 = 4;
 
 /// The host's reserve where none is configured, in percent of its memory.
 pub const HOST_RESERVE_PERCENT: u64 = 5;
+
+/// The slowest that identical pages are looked for by themselves (Kim 2014 §6.1) …
+pub const SCAN_RATE_MIN: PagesPerMs = PagesPerMs(5);
+
+/// … and the fastest.
+pub const SCAN_RATE_MAX: PagesPerMs = PagesPerMs(50);
+
+/// By how much scanning gets faster in a period (Kim 2014 §6.1).
+pub const SCAN_STEP: PagesPerMs = PagesPerMs(5);
+
+/// The share of their time that CPUs are used from which they count as busy (Kim 2014 §6.1).
+pub const SCAN_BUSY: f32 = 0.9;
+
+/// What a period must save, for each VM, for scanning to be worth more CPU time (Kim 2014 §6.1).
+pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 
 /// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1 to
 /// 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).

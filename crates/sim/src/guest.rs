@@ -152,6 +152,7 @@ impl Guest {
             cgroup_cpu_us: None,
             pid: None,
             tracking: None,
+            dedup: None,
             limits,
             last_error: None,
         })

@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod cpu_time;
 pub mod features;
 pub mod meminfo;
 pub mod memory_map;

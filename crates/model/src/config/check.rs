@@ -296,6 +296,7 @@ impl From<GroupDraft> for GroupSpec {
             budget: draft.budget.map(|at| at.value),
             limits: draft.limits.into(),
             tracking: draft.tracking.unwrap_or_default(),
+            dedup: draft.dedup.unwrap_or_default(),
         }
     }
 }

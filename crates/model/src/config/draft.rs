@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::table::{At, Place, Table};
-use crate::{Bytes, Mode, Policy, TrackingBudget};
+use crate::{Bytes, DedupSpec, Mode, Policy, TrackingBudget};
 
 /// All files together.
 #[derive(Default)]
@@ -32,6 +32,7 @@ pub(super) struct GroupDraft {
     pub(super) vms: Option<At<Vec<At<String>>>>,
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
+    pub(super) dedup: Option<DedupSpec>,
     pub(super) limits: LimitsDraft,
 }
 
@@ -101,6 +102,7 @@ impl GroupDraft {
             vms: None,
             budget: None,
             tracking: None,
+            dedup: None,
             limits: LimitsDraft::default(),
         }
     }
@@ -115,6 +117,7 @@ impl GroupDraft {
         set(&mut self.vms, table.texts("vms"));
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
+        set(&mut self.dedup, table.dedup("dedup"));
         self.limits.apply(table);
         table.finish();
     }

@@ -12,7 +12,7 @@ use toml::{
 };
 
 use super::Fault;
-use crate::{Bytes, TrackingBudget};
+use crate::{Bytes, DedupSpec, PagesPerMs, TrackingBudget};
 
 /// Where something was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -227,6 +227,35 @@ impl<'a> Table<'a> {
             self.source.fault(&value.span(), format!("`{key}` is \"{text}\"; valid: {WANTED}"));
         }
         budget
+    }
+
+    /// How identical pages are looked for: a word, or a rate.
+    pub(super) fn dedup(&self, key: &'static str) -> Option<DedupSpec> {
+        const WANTED: &str = "\"off\", \"adaptive\" or 1 to 1000 pages per ms";
+        let value = self.get(key)?;
+        let (shown, dedup) = match value.get_ref() {
+            DeValue::String(text) => {
+                let dedup = match text.as_ref() {
+                    "off" => Some(DedupSpec::Off),
+                    "adaptive" => Some(DedupSpec::Adaptive),
+                    _ => None,
+                };
+                (format!("\"{}\"", printable(text)), dedup)
+            }
+            DeValue::Integer(number) => {
+                let rate = u32::from_str_radix(number.as_str(), number.radix()).ok();
+                let rate = rate.filter(|rate| DedupSpec::RANGE.contains(rate)).map(PagesPerMs);
+                (printable(number.as_str()), rate.map(DedupSpec::Fixed))
+            }
+            _ => {
+                self.wrong_type(key, value, WANTED);
+                return None;
+            }
+        };
+        if dedup.is_none() {
+            self.source.fault(&value.span(), format!("`{key}` is {shown}; valid: {WANTED}"));
+        }
+        dedup
     }
 
     /// The table `[key]`.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Bytes, Mode, Policy, TrackingBudget};
+use crate::{Bytes, DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
 const CONFIGURE_PAGE: &str = include_str!("../../../../docs/src/configure.md");
@@ -50,6 +50,7 @@ fn every_key_arrives_in_the_spec() {
         budget = "4GiB"
         base = "512MiB"
         tracking = "0.25%"
+        dedup = "adaptive"
         [vm."web-1"]
         min = "256MiB"
         max = "1GiB"
@@ -63,6 +64,7 @@ fn every_key_arrives_in_the_spec() {
     assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));
     assert_eq!(group.budget, Some(Bytes::mib(4096)));
     assert_eq!(group.tracking, TrackingBudget::BasisPoints(25));
+    assert_eq!(group.dedup, DedupSpec::Adaptive);
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
     assert_eq!((limits.max, spec.swap_of(&"web-1".into())), (Bytes::mib(1024), Some(true)));
@@ -89,6 +91,7 @@ tracking = "20%"
 vms = ["*-1", ""]
 [group.shop]
 vms = ["*-7"]
+dedup = 1001
 [vm."web-1"]
 base = "0B"
 swap = "yes"
@@ -99,14 +102,15 @@ overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
 overbook.toml:8: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, max, min, policy, tracking, vms; did you mean `base`?
+overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, dedup, max, min, policy, tracking, vms; did you mean `base`?
 overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:19) and \"web-*\"
 overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
 overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
 overbook.toml:17: `vms` must not be empty
-overbook.toml:21: `base` must be more than zero
-overbook.toml:22: `swap` must be true or false, not a text";
+overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\" or 1 to 1000 pages per ms
+overbook.toml:22: `base` must be more than zero
+overbook.toml:23: `swap` must be true or false, not a text";
     assert_eq!(faults_of(text), expected);
 }
 
@@ -220,6 +224,24 @@ fn what_tracking_may_cost_is_a_share_of_a_vcpu_or_off() {
     {
         assert_eq!(read(bad), None, "{bad}");
     }
+}
+
+#[test]
+fn dedup_is_off_adaptive_or_a_rate() {
+    let read = |text: &str| {
+        let spec = parse_one(&format!("[group.a]\nvms = [\"x\"]\ndedup = {text}\n"));
+        spec.map(|spec| spec.groups[&"a".into()].dedup).ok()
+    };
+    assert_eq!(read("\"off\""), Some(DedupSpec::Off));
+    assert_eq!(read("\"adaptive\""), Some(DedupSpec::Adaptive));
+    for rate in [1, 20, 1000] {
+        assert_eq!(read(&rate.to_string()), Some(DedupSpec::Fixed(PagesPerMs(rate))));
+    }
+    for bad in ["0", "-1", "1001", "99999999999", "1.5", "\"20\"", "\"on\"", "true"] {
+        assert_eq!(read(bad), None, "{bad}");
+    }
+    let faults = faults_of("[group.a]\nvms = [\"x\"]\ndedup = \"fast\"\n");
+    assert!(faults.starts_with("overbook.toml:3: `dedup` is \"fast\"; valid: "), "{faults}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     client::path_of,
-    http::wire::{GroupStatus, WorkerStatus},
+    http::wire::{GroupDedup, GroupStatus, WorkerStatus},
 };
 
 const COLUMNS: [Column; 9] = [
@@ -61,7 +61,20 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
     let workers = groups
         .iter()
         .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
-    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &workers.collect::<String>()
+    let dedup = groups.iter().filter_map(|group| dedup(&group.name, &group.dedup));
+    let below: String = workers.chain(dedup).collect();
+    table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
+}
+
+/// What the group's VMs share; nothing where they neither do nor are to.
+fn dedup(group: &str, dedup: &GroupDedup) -> Option<String> {
+    let scan = dedup.scan.as_ref()?;
+    let (pool, saved) = (Bytes(dedup.pool_bytes), Bytes(dedup.saved_bytes));
+    let is_used = scan.pages_per_ms.is_some() || !pool.is_zero() || !saved.is_zero();
+    let words = scan.words();
+    is_used.then(|| {
+        format!("shared pages of {group}: the pool takes {pool} and saves {saved}; {words}\n")
+    })
 }
 
 /// What the group's worker takes, and what is wrong with it.

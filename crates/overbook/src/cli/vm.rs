@@ -18,7 +18,7 @@ use super::{
 use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
-    http::wire::{MissRatioCurve, TrackingStatus, VmStatus},
+    http::wire::{DedupStatus, MissRatioCurve, TrackingStatus, VmStatus},
 };
 
 #[derive(Debug, Args)]
@@ -35,13 +35,14 @@ pub(super) struct Arguments {
     format: Format,
 }
 
-const COLUMNS: [Column; 10] = [
+const COLUMNS: [Column; 11] = [
     ("VM", false),
     ("GROUP", false),
     ("MAY USE", true),
     ("TARGET", true),
     ("HOST:USED", true),
     ("WSS", true),
+    ("SAVED", true),
     ("GUEST:AVAIL", true),
     ("GUEST:SWAP", true),
     ("STATE", false),
@@ -76,6 +77,7 @@ pub(super) fn table_of(vms: &[VmStatus]) -> String {
             size(vm.target_bytes),
             size(vm.used_bytes),
             size(vm.working_set_bytes()),
+            size(vm.saved_bytes()),
             size(vm.guest_available_bytes),
             rate(vm.swap_bytes_per_second),
             vm.state().to_owned(),
@@ -99,6 +101,7 @@ fn in_full(vm: &VmStatus) -> String {
         ("migration", vm.migration.clone()),
         ("host view: occupied", size(vm.used_bytes)),
         ("host view: working set", working_set(vm.tracking.as_ref())),
+        ("host view: shared", vm.dedup.as_ref().map_or_else(|| "-".to_owned(), shared)),
         ("guest view: total", size(vm.guest_total_bytes)),
         ("guest view: available", size(vm.guest_available_bytes)),
         ("guest view: free", size(vm.guest_free_bytes)),
@@ -108,6 +111,7 @@ fn in_full(vm: &VmStatus) -> String {
     let age = vm.stats_age_ms.map_or_else(|| "none".to_owned(), |ms| Millis(ms).to_string());
     lines.push(("guest view: age", age));
     lines.extend(vm.tracking.iter().map(|tracking| ("tracking", cost(tracking))));
+    lines.extend(vm.dedup.iter().map(|dedup| ("dedup", merged(dedup))));
     lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
     lines
         .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
@@ -140,6 +144,21 @@ fn cost(tracking: &TrackingStatus) -> String {
         tracking.traps_per_second,
         tracking.references_per_second,
         Millis(tracking.age_ms),
+    )
+}
+
+fn shared(dedup: &DedupStatus) -> String {
+    format!("{}, which saves {}", Bytes(dedup.shared_bytes), Bytes(dedup.saved_bytes))
+}
+
+fn merged(dedup: &DedupStatus) -> String {
+    format!(
+        "{} merged, {} of it written since, {} of zeros dropped, {} passes; {} before the tick",
+        Bytes(dedup.merged_bytes_total),
+        Bytes(dedup.broken_bytes_total),
+        Bytes(dedup.dropped_bytes_total),
+        dedup.passes_total,
+        Millis(dedup.age_ms),
     )
 }
 

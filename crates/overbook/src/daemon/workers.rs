@@ -1,37 +1,47 @@
-//! The groups' workers, as the loop sees them: in every tick they are told which VMs to track, and what
+//! The groups' workers, as the loop sees them: in every tick they are told which VMs to work on, and what
 //! they have found out goes into the view.
 //!
-//! A group has a worker while one of its VMs can be tracked: it was started with the shim, its group's
-//! tracking is on, and nobody has paused Overbook. Where that holds for no VM nothing is started. Each
+//! A group has a worker while one of its VMs can be tracked or merged: it was started with the shim, its
+//! group has tracking or dedup on, and nobody has paused Overbook. Where dedup was switched off it also has
+//! one until its VMs share nothing any more. Where that holds for no VM nothing is started. Each
 //! worker has a task that starts it, passes lines both ways and starts it again when it ends
 //! ([`keeper`]); the loop only leaves orders and copies reports, and waits for nobody.
 
 mod cgroup;
 mod keeper;
+mod shared;
 mod shims;
 
 use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Action, Bytes, GroupName, HostView, Migration, Reading, Spec, Tracking, VmName, VmView,
+    Action, Bytes, GroupName, GroupSpec, HostView, Migration, PagesPerMs, Reading, Spec,
+    TrackingBudget, VmName, VmView,
     ports::{Act, Sense},
 };
 use sys::clock::boot_now;
 
 use crate::drivers::Drivers;
-use crate::worker::{Order, Orders, VmReport};
+use crate::worker::{Order, VmReport};
 use keeper::Keeper;
+use shared::Shared;
 use shims::Shims;
 
 /// A reading that is older than this is not shown: the worker is stuck, or starts anew.
 const FRESH: model::Millis = model::Millis::secs(10);
+/// What workers do with a VM.
+const BOTH: [Mechanism; 2] = [Mechanism::Tracking, Mechanism::Dedup];
+
+/// What is not done with a VM, each with the reason.
+type Limits = BTreeMap<Mechanism, String>;
 
 /// All workers.
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     groups: BTreeMap<GroupName, Keeper>,
     shims: Shims,
+    shared: Shared,
     is_paused: bool,
 }
 
@@ -54,95 +64,138 @@ impl Act for World<'_> {
     fn act(&mut self, action: &Action) {
         self.drivers.act(action);
     }
+
+    fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
+        self.workers.scan(group, rate);
+    }
 }
 
 impl Workers {
-    /// Tells every worker what to track, and the view what they have found out.
+    /// Tells every worker which VMs to work on, and the view what they have found out.
     fn tick(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(|vm| vm.pid));
-        let mut orders: BTreeMap<GroupName, Orders> = BTreeMap::new();
+        let mut orders: BTreeMap<GroupName, BTreeMap<VmName, Order>> = BTreeMap::new();
         for (name, vm) in &mut view.vms {
-            match self.order_of(spec, name, vm) {
-                Ok((group, order)) => {
-                    orders.entry(group).or_default().vms.insert(name.clone(), order);
-                }
-                Err(why) => drop(vm.limits.insert(Mechanism::Tracking, why)),
+            let (order, limits) = self.order_of(spec, name, vm);
+            if let Some((group, order)) = order {
+                orders.entry(group).or_default().insert(name.clone(), order);
             }
+            limit(vm, limits);
         }
-        // A group without VMs to track, or none of the configuration any more, is told so.
+        // A group without VMs to work on, or none of the configuration any more, is told so.
         for (group, keeper) in &self.groups {
             keeper.order(orders.remove(group).unwrap_or_default());
+            if !spec.groups.contains_key(group) {
+                keeper.scan(None);
+            }
         }
-        for (group, orders) in orders {
+        for (group, vms) in orders {
             let keeper = Keeper::start(group.clone());
-            keeper.order(orders);
+            keeper.order(vms);
             self.groups.insert(group, keeper);
         }
         self.groups.retain(|group, keeper| {
-            spec.groups.contains_key(group) || keeper.reading().pid.is_some()
+            let is_busy = !keeper.vms().is_empty() || keeper.reading().pid.is_some();
+            spec.groups.contains_key(group) || is_busy
         });
         self.show(view);
     }
 
-    /// What a worker is to do with this VM, and whose; or why none is.
+    /// Tells a group's worker how fast to look for identical pages.
+    fn scan(&self, group: &GroupName, rate: Option<PagesPerMs>) {
+        // A group without a worker has nothing to look through.
+        if let Some(keeper) = self.groups.get(group) {
+            keeper.scan(rate);
+        }
+    }
+
+    /// What a worker is to do with this VM, and whose; and what is not done with it, and why.
     fn order_of(
         &self,
         spec: &Spec,
         name: &VmName,
         vm: &VmView,
-    ) -> Result<(GroupName, Order), String> {
-        let (group, of_group) = spec.group_of(name).ok_or("it belongs to no group")?;
-        if of_group.tracking.vcpu_share().is_none() {
-            return Err(format!("switched off for group {group} (`tracking = \"off\"`)"));
-        }
-        let pid = vm.pid.ok_or("QEMU's process is not known")?;
-        if !self.shims.has(pid) {
-            return Err("QEMU was started without Overbook's shim".to_owned());
-        }
-        if self.is_paused {
-            return Err("Overbook is paused".to_owned());
-        }
-        // The shim lets go by itself as soon as it sees one; it should not have to.
-        if vm.migration == Migration::Active {
-            return Err("a migration is running".to_owned());
-        }
-        let order = Order {
-            incarnation: vm.incarnation,
-            pid,
-            swapped: swapped(vm),
-            memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
-            budget: of_group.tracking,
-        };
-        Ok((group.clone(), order))
-    }
-
-    /// Puts into the view what the workers know.
-    fn show(&self, view: &mut HostView) {
-        let now = boot_now();
-        for (group, keeper) in &self.groups {
-            view.workers.insert(group.clone(), Reading::new(keeper.reading(), now));
-            let reports = keeper.reports();
-            for (name, _) in keeper.orders().vms {
-                let Some(vm) = view.vms.get_mut(&name) else { continue };
-                let report = reports.get(&name);
-                let report = report.filter(|report| report.value.incarnation == vm.incarnation);
-                match fresh(report, now) {
-                    Ok((tracking, why_not)) => {
-                        vm.tracking = tracking;
-                        vm.limits.extend(why_not.map(|why| (Mechanism::Tracking, why)));
-                    }
-                    Err(why) => drop(vm.limits.insert(Mechanism::Tracking, why)),
+    ) -> (Option<(GroupName, Order)>, Limits) {
+        let sharer = self.shared.group_of(name, vm.incarnation);
+        let (group, budget, limits) = match (spec.group_of(name), sharer) {
+            // The pages of two groups never meet, also while a VM goes from one to the other.
+            (_, Some(former)) if !spec.groups.contains_key(former) => {
+                let why = format!("what it shares with VMs of group {former} is unshared first");
+                (former, TrackingBudget::Off, both(&why))
+            }
+            (None, _) => return (None, both("it belongs to no group")),
+            (Some((group, of_group)), _) => {
+                let limits = switched_off(group, of_group);
+                if limits.len() == BOTH.len() && sharer != Some(group) {
+                    return (None, limits);
                 }
+                (group, of_group.tracking, limits)
+            }
+        };
+        match self.reach(vm) {
+            Ok(pid) => {
+                let order = Order {
+                    incarnation: vm.incarnation,
+                    pid,
+                    swapped: swapped(vm),
+                    memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
+                    budget,
+                };
+                (Some((group.clone(), order)), limits)
+            }
+            Err(why) => {
+                let mut all = both(why);
+                all.extend(limits);
+                (None, all)
             }
         }
     }
 
-    /// While paused no VM is tracked.
+    /// QEMU's process, if its shim may be talked to; or why not.
+    fn reach(&self, vm: &VmView) -> Result<u32, &'static str> {
+        let pid = vm.pid.ok_or("QEMU's process is not known")?;
+        if !self.shims.has(pid) {
+            return Err("QEMU was started without Overbook's shim");
+        }
+        if self.is_paused {
+            return Err("Overbook is paused");
+        }
+        // The shim lets go by itself as soon as it sees one; it should not have to.
+        if vm.migration == Migration::Active {
+            return Err("a migration is running");
+        }
+        Ok(pid)
+    }
+
+    /// Puts into the view what the workers know.
+    fn show(&mut self, view: &mut HostView) {
+        let now = boot_now();
+        for (group, keeper) in &self.groups {
+            view.workers.insert(group.clone(), Reading::new(keeper.reading(), now));
+            let reports = keeper.reports();
+            for name in keeper.vms() {
+                let Some(vm) = view.vms.get_mut(&name) else { continue };
+                let report = reports.get(&name);
+                let report = report.filter(|report| report.value.incarnation == vm.incarnation);
+                match fresh(report, now) {
+                    Ok(report) => {
+                        let dedup = report.value.dedup.as_ref();
+                        self.shared.note(&name, vm.incarnation, group, dedup);
+                        show_report(vm, report);
+                    }
+                    Err(why) => limit(vm, both(&why)),
+                }
+            }
+        }
+        self.shared.count(view);
+    }
+
+    /// While paused no VM is worked on.
     pub(super) fn set_paused(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         if is_paused {
             for keeper in self.groups.values() {
-                keeper.order(Orders::default());
+                keeper.order(BTreeMap::new());
             }
         }
     }
@@ -154,16 +207,51 @@ impl Workers {
     }
 }
 
-type Known = (Option<Reading<Tracking>>, Option<String>);
+fn both(why: &str) -> Limits {
+    BOTH.map(|mechanism| (mechanism, why.to_owned())).into()
+}
 
-/// What a report says, if it is young enough.
-fn fresh(report: Option<&Reading<VmReport>>, now: model::Time) -> Result<Known, String> {
+/// What the configuration leaves out for a group's VMs.
+fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
+    let is_tracked = spec.tracking.vcpu_share().is_some();
+    let keys = [
+        (Mechanism::Tracking, is_tracked, "tracking"),
+        (Mechanism::Dedup, spec.dedup.is_on(), "dedup"),
+    ];
+    let off = keys.into_iter().filter(|(_, is_on, _)| !is_on);
+    off.map(|(mechanism, _, key)| {
+        (mechanism, format!("switched off for group {group} (`{key} = \"off\"`)"))
+    })
+    .collect()
+}
+
+/// Says why something is not done with a VM, unless another reason was said before.
+fn limit(vm: &mut VmView, limits: Limits) {
+    for (mechanism, why) in limits {
+        vm.limits.entry(mechanism).or_insert(why);
+    }
+}
+
+/// The report, if it is young enough.
+fn fresh(
+    report: Option<&Reading<VmReport>>,
+    now: model::Time,
+) -> Result<&Reading<VmReport>, String> {
     let report = report.ok_or("the group's worker has not reported on it yet")?;
     if report.age(now) > FRESH {
         return Err(format!("the group's worker has not reported for {}", report.age(now)));
     }
-    let tracking = report.value.tracking.clone();
-    Ok((tracking.map(|value| Reading::new(value, report.at)), report.value.why_not.clone()))
+    Ok(report)
+}
+
+/// Puts into the view what a report says of its VM.
+fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
+    let VmReport { tracking, why_not, dedup, why_not_merged, .. } = report.value.clone();
+    vm.tracking = tracking.map(|value| Reading::new(value, report.at));
+    vm.dedup = dedup.map(|value| Reading::new(value, report.at));
+    let why_not = why_not.map(|why| (Mechanism::Tracking, why));
+    let why_not_merged = why_not_merged.map(|why| (Mechanism::Dedup, why));
+    limit(vm, why_not.into_iter().chain(why_not_merged).collect());
 }
 
 /// How much of the guest lies in its swap: written there and not read back. Pages of ended processes

@@ -1,29 +1,47 @@
-//! The host's own memory, as one reading.
+//! The host itself, as one reading: its memory, and how busy its CPUs are.
 //!
-//! Two small files, about 40 µs. A host without PSI has a reading without it; a host whose meminfo
+//! Three small files, about 100 µs. A host without PSI has a reading without it; a host whose meminfo
 //! cannot be read has no reading, and the policy hands nothing out.
 
 use model::{HostReading, Reading};
+use sys::cpu_time::CpuTime;
 use sys::meminfo::MemInfo;
 use sys::procfs::ProcError;
 use sys::{clock, pressure};
 
-/// Reads the host's memory now.
-///
-/// # Errors
-/// When `/proc/meminfo` or the PSI file makes no sense.
-pub fn read() -> Result<Reading<HostReading>, ProcError> {
-    let memory = MemInfo::read()?;
-    let pressure = pressure::of_host()?;
-    let value = HostReading {
-        total: memory.total,
-        available: memory.available,
-        swap_total: memory.swap_total,
-        swap_free: memory.swap_free,
-        psi_some_avg10: pressure.map(|p| p.some.avg10),
-        psi_full_avg10: pressure.map(|p| p.full.avg10),
-    };
-    Ok(Reading::new(value, clock::boot_now()))
+/// Reads the host again and again.
+#[derive(Debug, Default)]
+pub struct HostMeter {
+    cpu: Option<CpuTime>,
+}
+
+impl HostMeter {
+    /// Reads the host now.
+    ///
+    /// # Errors
+    /// When `/proc/meminfo` or the PSI file makes no sense.
+    pub fn read(&mut self) -> Result<Reading<HostReading>, ProcError> {
+        let cpu_busy = self.cpu_busy();
+        let memory = MemInfo::read()?;
+        let pressure = pressure::of_host()?;
+        let value = HostReading {
+            total: memory.total,
+            available: memory.available,
+            swap_total: memory.swap_total,
+            swap_free: memory.swap_free,
+            psi_some_avg10: pressure.map(|p| p.some.avg10),
+            psi_full_avg10: pressure.map(|p| p.full.avg10),
+            cpu_busy,
+        };
+        Ok(Reading::new(value, clock::boot_now()))
+    }
+
+    /// The CPUs' busy share since the last reading; `None` at the first one.
+    fn cpu_busy(&mut self) -> Option<f32> {
+        let now = CpuTime::read().ok();
+        let before = std::mem::replace(&mut self.cpu, now);
+        now?.busy_since(before?)
+    }
 }
 
 #[cfg(test)]
@@ -32,8 +50,13 @@ mod tests {
 
     #[test]
     fn this_host_can_be_read() {
-        let reading = read().unwrap();
+        let mut meter = HostMeter::default();
+        let reading = meter.read().unwrap();
         assert!(reading.value.available <= reading.value.total);
         assert!(reading.age(clock::boot_now()).0 < 1000);
+        assert_eq!(reading.value.cpu_busy, None, "a share takes two readings");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let busy = meter.read().unwrap().value.cpu_busy.unwrap();
+        assert!((0.0..=1.0).contains(&busy), "{busy}");
     }
 }

@@ -40,6 +40,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use discovery::GlobError;
+use host::HostMeter;
 use shared::Shared;
 use slot::{Restore, Slot, Wish};
 
@@ -63,6 +64,7 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Drivers {
     shared: Arc<Shared>,
+    host: HostMeter,
     globs: watch::Sender<Vec<String>>,
     discovery: AbortHandle,
 }
@@ -77,7 +79,8 @@ impl Drivers {
         let shared = Arc::new(Shared::new(settings.period, settings.records));
         let (globs, receiver) = watch::channel(settings.globs);
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
-        Ok(Self { shared, globs, discovery: task.abort_handle() })
+        let host = HostMeter::default();
+        Ok(Self { shared, host, globs, discovery: task.abort_handle() })
     }
 
     /// Looks in other places from now on. VMs found before stay until their QEMU ends.
@@ -163,7 +166,7 @@ impl Drop for Drivers {
 
 impl Sense for Drivers {
     fn view(&mut self) -> HostView {
-        HostView { host: host::read().ok(), vms: self.shared.views(), ..HostView::default() }
+        HostView { host: self.host.read().ok(), vms: self.shared.views(), ..HostView::default() }
     }
 }
 

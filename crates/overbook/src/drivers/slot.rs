@@ -155,6 +155,7 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,
+        dedup: None,
         limits: BTreeMap::new(),
         last_error: None,
     }

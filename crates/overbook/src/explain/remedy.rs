@@ -23,7 +23,16 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::Swapless { .. } => {
             return Some(format!("give the guest swap, and say `swap = true` in [vm.\"{vm}\"]"));
         }
-        Reason::Demand { .. }
+        Reason::DedupOff
+        | Reason::ScanFixed
+        | Reason::CpuIdle { .. }
+        | Reason::CpuBusy { .. }
+        | Reason::CpuUnknown
+        | Reason::ScanForSwapping { .. }
+        | Reason::ScanProductive { .. }
+        | Reason::ScanSlow { .. }
+        | Reason::ScanUnproductive { .. }
+        | Reason::Demand { .. }
         | Reason::Share { .. }
         | Reason::GiveBack { .. }
         | Reason::Restore { .. }

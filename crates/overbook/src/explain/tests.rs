@@ -18,6 +18,7 @@ Of its base  all, and 64 MiB above it: a grant, which can be taken back
 Guest says   12 MiB available, 8 MiB free, 192 MiB in all (800 ms before this tick)
 Host counts  180 MiB occupied by it
 Working set  150 MiB, 20 MiB of it in its swap; knowing it takes 0.95 % of one vCPU
+Shared pages 40 MiB, which saves 30 MiB; its group is scanned at 25 pages/ms: the host's CPUs are 40 % busy, so nobody misses the time that scanning takes
 Now          target raised to 202 MiB: it is short of memory (it swaps 3.1 MiB/s) and the group has 100 MiB to hand out
 Not more     it is under pressure itself (it swaps in 3.1 MiB/s)
 Last change  3 min before this tick: target raised to 192 MiB: it is short of memory

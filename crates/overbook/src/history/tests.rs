@@ -49,6 +49,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,
+        dedup: None,
     };
     Published {
         at,

@@ -201,6 +201,7 @@ impl Snapshot {
         let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));
         page.gauges("vm_used", "What the guest occupies on the host.", bytes(), used)?;
         self.tracking(page)?;
+        self.dedup(page)?;
         let available = column(&|vm| vm.view.stats?.value.available.map(number));
         let help = "What the guest calls available.";
         page.gauges("vm_guest_available", help, bytes(), available)?;
@@ -251,6 +252,25 @@ impl Snapshot {
         page.gauges("vm_references_per_second", help, None, rate)
     }
 
+    fn dedup(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::Dedup) -> Bytes| {
+            self.column(&|vm| Some(number(of(&vm.view.dedup.as_ref()?.value))))
+        };
+        let bytes = || Some(Unit::Bytes);
+        let help = "What the VM shares with others of its group.";
+        page.gauges("vm_dedup_shared", help, bytes(), column(|d| d.shared))?;
+        let help = "What the VM needs less because of shared pages.";
+        page.gauges("vm_dedup_saved", help, bytes(), column(|d| d.saved))?;
+        let help = "Merged memory that the guest has written since, and has for itself again.";
+        page.counters("vm_dedup_broken", help, bytes(), column(|d| d.broken))?;
+        let scans = self.shown.published.plan.scans.iter();
+        let rates = scans.map(|(group, scan)| {
+            (vec![("group", group.as_str())], scan.rate.map_or(0.0, |rate| f64::from(rate.0)))
+        });
+        let help = "How fast identical pages are looked for; 0: not at all.";
+        page.gauges("group_scan_rate_pages_per_ms", help, None, rates.collect())
+    }
+
     fn workers(&self, page: &mut Page<'_>) -> fmt::Result {
         let column = |of: fn(&model::WorkerReading) -> f64| -> Samples<'_> {
             let workers = self.shown.published.view.workers.iter();
@@ -264,6 +284,9 @@ impl Snapshot {
         let resident = column(|w| number(w.resident));
         let help = "What the group's worker occupies.";
         page.gauges("group_worker_resident", help, Some(Unit::Bytes), resident)?;
+        let pool = column(|w| number(w.pool));
+        let help = "What the group's pool of shared pages takes.";
+        page.gauges("group_pool", help, Some(Unit::Bytes), pool)?;
         let restarts = column(|w| seconds(w.restarts, 1.0));
         page.counters("group_worker_restarts", "Workers started again.", None, restarts)
     }
@@ -334,6 +357,11 @@ mod tests {
             "overbook_vm_working_set_bytes{vm=\"web-1\",group=\"web\"} 157286400",
             "overbook_vm_tracking_cost_ratio{vm=\"web-1\",group=\"web\"} 0.0095",
             "overbook_vm_tracking_traps_total{vm=\"web-1\",group=\"web\"} 42000",
+            "overbook_vm_dedup_shared_bytes{vm=\"web-1\",group=\"web\"} 41943040",
+            "overbook_vm_dedup_saved_bytes{vm=\"web-1\",group=\"web\"} 31457280",
+            "overbook_vm_dedup_broken_bytes_total{vm=\"web-1\",group=\"web\"} 5242880",
+            "overbook_group_pool_bytes{group=\"web\"} 10485760",
+            "overbook_group_scan_rate_pages_per_ms{group=\"web\"} 25",
             "overbook_group_worker_cpu_seconds_total{group=\"web\"} 1.5",
             "overbook_group_worker_restarts_total{group=\"web\"} 1",
             "overbook_vm_up{vm=\"db-1\",group=\"\"} 0",

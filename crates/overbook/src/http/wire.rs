@@ -5,6 +5,7 @@
 //! daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there is one
 //! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
 
+mod dedup;
 mod group;
 mod history;
 mod host;
@@ -16,6 +17,7 @@ use model::{Bytes, Reason};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use dedup::{DedupStatus, GroupDedup, ScanStatus};
 pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;

@@ -79,6 +79,9 @@ fn group(group: &GroupStatus) -> Line<'_> {
         format!(" used {} of {}", Bytes(group.used_bytes), Bytes(group.budget_bytes)).into(),
         format!(", surplus {}, {}", Bytes(group.surplus_bytes), group.policy).into(),
     ];
+    if group.dedup.saved_bytes > 0 {
+        spans.push(format!(", sharing saves {}", Bytes(group.dedup.saved_bytes)).into());
+    }
     if group.deficit_bytes > 0 {
         spans.push(format!(", OVER by {}", Bytes(group.deficit_bytes)).red());
     }

@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
-    Action, Bytes, Decision, GroupSpec, GuestStats, HostReading, HostView, Ledger, Link, Migration,
-    Mode, NamePattern, Plan, Policy, Reading, Reason, Spec, Time, Tracking, VmLimits, VmView,
-    WorkerReading,
+    Action, Bytes, Decision, Dedup, DedupSpec, GroupSpec, GuestStats, HostReading, HostView,
+    Ledger, Link, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy, Reading, Reason, Scan,
+    Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -38,6 +38,7 @@ fn spec() -> Spec {
     let web = GroupSpec {
         policy: Policy::Demand,
         vms: vec![NamePattern::new("web-*")],
+        dedup: DedupSpec::Adaptive,
         ..GroupSpec::default()
     };
     Spec {
@@ -57,6 +58,7 @@ fn view() -> HostView {
         swap_free: Bytes::mib(1_000),
         psi_some_avg10: Some(0.5),
         psi_full_avg10: Some(0.0),
+        cpu_busy: Some(0.4),
     };
     let link = Link::Down { since: Time(940_000), why: "no such socket".to_owned() };
     let gone = VmView { link, balloon: None, stats: None, used: None, ..vm(512, 0, 0) };
@@ -64,13 +66,18 @@ fn view() -> HostView {
     let mut stuck = vm(384, 384, 300);
     let untracked = (Mechanism::Tracking, "QEMU was started without Overbook's shim".to_owned());
     stuck.limits.extend([unable, untracked]);
-    let tracked = VmView { tracking: Some(Reading::new(tracking(), NOW)), ..vm(384, 192, 180) };
+    let tracked = VmView {
+        tracking: Some(Reading::new(tracking(), NOW)),
+        dedup: Some(Reading::new(dedup(), NOW)),
+        ..vm(384, 192, 180)
+    };
     let worker = WorkerReading {
         pid: Some(4711),
         cpu_us: 1_500_000,
         resident: Bytes::mib(6),
         restarts: 1,
         last_error: Some("the worker ended (signal: 9)".to_owned()),
+        pool: Bytes::mib(10),
     };
     HostView {
         host: Some(Reading::new(host, NOW)),
@@ -108,6 +115,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,
+        dedup: None,
     }
 }
 
@@ -120,6 +128,18 @@ fn tracking() -> Tracking {
         curve: vec![point(10, 1.0), point(100, 0.25), point(130, 0.05)],
         references_per_s: 12_000.0,
         cost: TrackingCost { traps_per_s: 210.0, traps: 42_000, vcpu_share: 0.0095 },
+    }
+}
+
+/// 40 MiB that four VMs share.
+fn dedup() -> Dedup {
+    Dedup {
+        shared: Bytes::mib(40),
+        saved: Bytes::mib(30),
+        merged: Bytes::mib(45),
+        broken: Bytes::mib(5),
+        dropped: Bytes::mib(2),
+        passes: 3,
     }
 }
 
@@ -160,10 +180,13 @@ fn plan() -> Plan {
         surplus: mib(100),
         deficit: Bytes::ZERO,
     };
+    let reason = Reason::CpuIdle { busy_percent: 40 };
+    let scan = Scan { rate: Some(PagesPerMs(25)), reason };
     Plan {
         at: NOW,
         mode: Mode::Enforce,
         groups: BTreeMap::from([("web".into(), ledger)]),
+        scans: BTreeMap::from([("web".into(), scan)]),
         vms: BTreeMap::from([
             ("web-1".into(), member(mib(202), Some(change), vec![pressed])),
             ("web-2".into(), member(mib(128), None, vec![stuck])),

@@ -142,6 +142,7 @@ impl World {
             cgroup_cpu_us: None,
             pid: None,
             tracking: None,
+            dedup: None,
             limits: BTreeMap::new(),
             last_error: None,
         }

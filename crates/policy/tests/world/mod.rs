@@ -23,6 +23,8 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     /// The guest whose statistics are not renewed.
     pub(crate) silent: Option<&'static str>,
+    /// How busy the host's CPUs are.
+    pub(crate) cpu_busy: Option<f32>,
 }
 
 impl World {
@@ -44,7 +46,7 @@ impl World {
             vms: BTreeMap::new(),
         };
         let (view, memory) = (HostView::default(), Memory::default());
-        Self { now: Time(1_000_000), spec, view, memory, silent: None }
+        Self { now: Time(1_000_000), spec, view, memory, silent: None, cpu_busy: None }
     }
 
     /// A calm guest with swap whose balloon stands at `actual` MiB, which it has all touched.
@@ -70,6 +72,7 @@ impl World {
             cgroup_cpu_us: None,
             pid: None,
             tracking: None,
+            dedup: None,
             limits: BTreeMap::new(),
             last_error: None,
         };
@@ -117,6 +120,7 @@ impl World {
         let host = HostReading {
             total: Bytes(1 << 40),
             available: Bytes(1 << 39),
+            cpu_busy: self.cpu_busy,
             ..HostReading::default()
         };
         self.view.host = Some(Reading::new(host, self.now));

@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use model::{GroupName, Reading, VmName, WorkerReading};
+use model::{GroupName, PagesPerMs, Reading, VmName, WorkerReading};
 use sys::clock::boot_now;
 use sys::process::{Child, Identity, Signal, Spawn};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -22,7 +22,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::cgroup::Cgroup;
 use crate::daemon::log;
-use crate::worker::{Orders, Report, VmReport};
+use crate::worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
@@ -70,18 +70,27 @@ impl Keeper {
         Self { orders, known, runs, task }
     }
 
-    /// What is to be tracked from now on.
-    pub(super) fn order(&self, orders: Orders) {
-        self.orders.send_if_modified(|old| {
-            let is_new = *old != orders;
-            *old = orders;
+    /// The VMs to work on from now on.
+    pub(super) fn order(&self, vms: BTreeMap<VmName, Order>) {
+        self.orders.send_if_modified(|orders| {
+            let is_new = orders.vms != vms;
+            orders.vms = vms;
             is_new
         });
     }
 
-    /// What was ordered last.
-    pub(super) fn orders(&self) -> Orders {
-        self.orders.borrow().clone()
+    /// How fast identical pages are looked for from now on.
+    pub(super) fn scan(&self, rate: Option<PagesPerMs>) {
+        self.orders.send_if_modified(|orders| {
+            let is_new = orders.scan_rate != rate;
+            orders.scan_rate = rate;
+            is_new
+        });
+    }
+
+    /// The VMs that were ordered last.
+    pub(super) fn vms(&self) -> Vec<VmName> {
+        self.orders.borrow().vms.keys().cloned().collect()
     }
 
     /// How the worker is.
@@ -254,7 +263,9 @@ impl Task {
             .map_err(|error| format!("sent a report that makes no sense: {error}"))?;
         let now = boot_now();
         let reports = report.vms.into_iter().map(|(vm, r)| (vm, Reading::new(r, now)));
-        lock(&self.known).reports = reports.collect();
+        let mut known = lock(&self.known);
+        known.reports = reports.collect();
+        known.worker.pool = report.pool;
         Ok(())
     }
 
@@ -272,6 +283,7 @@ impl Task {
         known.reports.clear();
         known.worker.pid = None;
         known.worker.resident = model::Bytes::ZERO;
+        known.worker.pool = model::Bytes::ZERO;
         if let Err(why) = ended {
             log::warn(&format!("the worker of group {} {why}", self.group));
             known.worker.last_error = Some(why.clone());

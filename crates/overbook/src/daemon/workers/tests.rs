@@ -1,6 +1,6 @@
-//! What a VM is told about its tracking, and what its guest may claim.
+//! What a VM's worker is told, what of it is shown, and what its guest may claim.
 
-use model::{GuestStats, TrackingBudget};
+use model::{Dedup, DedupSpec, GuestStats, Tracking};
 
 use super::*;
 use crate::fixture;
@@ -10,15 +10,38 @@ fn world(change: impl FnOnce(&mut VmView)) -> (Workers, Spec, VmView) {
     let mut vm = tick.view.vms[&VmName::from("web-1")].clone();
     vm.pid = Some(7);
     change(&mut vm);
-    (Workers::default(), (*tick.spec).clone(), vm)
+    let mut spec = (*tick.spec).clone();
+    web(&mut spec).dedup = DedupSpec::Adaptive;
+    (Workers::default(), spec, vm)
 }
 
+fn web(spec: &mut Spec) -> &mut GroupSpec {
+    spec.groups.get_mut(&"web".into()).unwrap()
+}
+
+fn order(workers: &Workers, spec: &Spec, vm: &VmView) -> Option<(GroupName, Order)> {
+    workers.order_of(spec, &"web-1".into(), vm).0
+}
+
+/// Why nothing at all is done with the VM.
 fn why(workers: &Workers, spec: &Spec, name: &str, vm: &VmView) -> String {
-    workers.order_of(spec, &name.into(), vm).unwrap_err()
+    let (order, limits) = workers.order_of(spec, &name.into(), vm);
+    assert_eq!(order, None);
+    assert_eq!(limits[&Mechanism::Tracking], limits[&Mechanism::Dedup]);
+    limits[&Mechanism::Tracking].clone()
+}
+
+fn report(dedup: Option<Dedup>) -> VmReport {
+    let tracking = Some(Tracking::default());
+    VmReport { incarnation: 7, tracking, why_not: None, dedup, why_not_merged: None }
+}
+
+fn sharing() -> Dedup {
+    Dedup { shared: Bytes::mib(40), saved: Bytes::mib(30), ..Dedup::default() }
 }
 
 #[test]
-fn a_vm_that_is_not_tracked_says_why() {
+fn a_vm_that_is_neither_tracked_nor_merged_says_why() {
     let (mut workers, mut spec, vm) = world(|_| {});
     assert_eq!(why(&workers, &spec, "db-1", &vm), "it belongs to no group");
     assert_eq!(why(&workers, &spec, "web-1", &vm), "QEMU was started without Overbook's shim");
@@ -29,19 +52,66 @@ fn a_vm_that_is_not_tracked_says_why() {
     assert_eq!(why(&workers, &spec, "web-1", &migrating), "a migration is running");
     workers.is_paused = true;
     assert_eq!(why(&workers, &spec, "web-1", &vm), "Overbook is paused");
-    spec.groups.get_mut(&"web".into()).unwrap().tracking = TrackingBudget::Off;
-    assert!(why(&workers, &spec, "web-1", &vm).contains("`tracking = \"off\"`"));
+    (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
+    let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
+    assert_eq!(order, None);
+    assert!(limits[&Mechanism::Tracking].contains("`tracking = \"off\"`"), "{limits:?}");
+    assert!(limits[&Mechanism::Dedup].contains("`dedup = \"off\"`"), "{limits:?}");
 }
 
 #[test]
 fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
     let (mut workers, spec, vm) = world(|_| {});
     workers.shims.assume(7);
-    let (group, order) = workers.order_of(&spec, &"web-1".into(), &vm).unwrap();
+    let (group, order) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), order.pid, order.incarnation), ("web", 7, 7));
     assert_eq!(order.budget, TrackingBudget::default());
     assert_eq!(order.swapped, Bytes::mib(20), "60 MiB out, 40 MiB back");
     assert_eq!(order.memory, Bytes::mib(192), "what the balloon leaves it");
+}
+
+#[test]
+fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    web(&mut spec).tracking = TrackingBudget::Off;
+    let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
+    assert_eq!(order.unwrap().1.budget, TrackingBudget::Off);
+    assert_eq!(limits.keys().collect::<Vec<_>>(), [&Mechanism::Tracking]);
+}
+
+#[test]
+fn a_worker_is_kept_until_what_it_has_merged_is_unshared() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
+    assert_eq!(order(&workers, &spec, &vm), None);
+    workers.shared.note(&"web-1".into(), 7, &"web".into(), Some(&sharing()));
+    assert_eq!(order(&workers, &spec, &vm).unwrap().1.budget, TrackingBudget::Off);
+    workers.shared.note(&"web-1".into(), 7, &"web".into(), Some(&Dedup::default()));
+    assert_eq!(order(&workers, &spec, &vm), None);
+}
+
+#[test]
+fn the_worker_of_a_group_that_is_no_more_unshares_before_another_takes_over() {
+    let (mut workers, spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
+    let (group, order) = order(&workers, &spec, &vm).unwrap();
+    assert_eq!((group.as_str(), order.budget), ("shop", TrackingBudget::Off));
+}
+
+#[test]
+fn what_a_worker_says_is_shown_but_the_configurations_reason_stands() {
+    let (_, _, mut vm) = world(|vm| vm.tracking = None);
+    limit(&mut vm, [(Mechanism::Tracking, "switched off".to_owned())].into());
+    let why_not_merged = Some("resting".to_owned());
+    let why_not = Some("no budget".to_owned());
+    let report = VmReport { why_not, why_not_merged, ..report(Some(sharing())) };
+    show_report(&mut vm, &Reading::new(report, model::Time(5)));
+    assert_eq!(vm.dedup, Some(Reading::new(sharing(), model::Time(5))));
+    assert_eq!(vm.limits[&Mechanism::Tracking], "switched off");
+    assert_eq!(vm.limits[&Mechanism::Dedup], "resting");
 }
 
 #[test]
@@ -55,11 +125,8 @@ fn no_guest_swaps_more_than_it_has_memory() {
 
 #[test]
 fn an_old_report_is_not_shown() {
-    let tracking = Some(Tracking::default());
-    let report =
-        VmReport { incarnation: 1, tracking, why_not: None, dedup: None, why_not_merged: None };
-    let report = Reading::new(report, model::Time(1_000));
-    assert!(fresh(Some(&report), model::Time(2_000)).unwrap().0.is_some());
+    let report = Reading::new(report(None), model::Time(1_000));
+    assert!(fresh(Some(&report), model::Time(2_000)).is_ok());
     assert!(fresh(Some(&report), model::Time(20_000)).unwrap_err().contains("for 19 s"));
     assert!(fresh(None, model::Time(0)).is_err());
 }

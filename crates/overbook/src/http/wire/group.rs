@@ -4,7 +4,7 @@ use model::{GroupName, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::WorkerStatus;
+use super::{GroupDedup, WorkerStatus};
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
@@ -30,6 +30,8 @@ pub struct GroupStatus {
     pub vms: Vec<String>,
     /// What tracking may take from each of its VMs: a share of one vCPU, or `off`.
     pub tracking: String,
+    /// Identical pages of its VMs.
+    pub dedup: GroupDedup,
     /// The process that works on its VMs' memory; absent: none is needed.
     pub worker: Option<WorkerStatus>,
 }
@@ -62,6 +64,7 @@ impl GroupStatus {
             deficit_bytes: ledger.deficit.0,
             vms: members.map(|(vm, _)| vm.to_string()).collect(),
             tracking: spec.map(|group| group.tracking.to_string()).unwrap_or_default(),
+            dedup: GroupDedup::of(shown, name),
             worker: worker.map(|reading| WorkerStatus::from(&reading.value)),
         }
     }

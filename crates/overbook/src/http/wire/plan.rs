@@ -1,10 +1,12 @@
 //! One plan: what happens to each VM and why, from the daemon or from `overbook plan --from`.
 
+use std::collections::BTreeMap;
+
 use model::{Action, Plan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{VmChange, Words, host::mode_name, raw};
+use super::{ScanStatus, VmChange, Words, host::mode_name, raw};
 
 /// The outcome of one tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -15,6 +17,8 @@ pub struct PlanStatus {
     pub mode: String,
     /// What everybody should know about the host.
     pub host: Vec<Words>,
+    /// How each group's identical pages are looked for; carried out in every mode.
+    pub scans: BTreeMap<String, ScanStatus>,
     /// VMs whose memory changes, in the order in which that is done: takes before gives.
     pub order: Vec<String>,
     /// Every VM.
@@ -49,10 +53,12 @@ impl PlanStatus {
             change: decision.change.as_ref().map(VmChange::of),
             refusals: Words::all(&decision.refusals),
         });
+        let scans = plan.scans.iter();
         Self {
             at_ms: plan.at.0,
             mode: mode_name(plan.mode).to_owned(),
             host: Words::all(&plan.host),
+            scans: scans.map(|(name, scan)| (name.to_string(), ScanStatus::of(scan))).collect(),
             order: plan.actions().into_iter().map(vm_of).collect(),
             vms: vms.collect(),
         }

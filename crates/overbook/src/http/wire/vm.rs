@@ -10,7 +10,7 @@ use model::{Decision, Link, Migration, Reason, VmName, VmView, plan::Change};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{LastChange, TrackingStatus, Words, host::is_uncooperative, raw};
+use super::{DedupStatus, LastChange, TrackingStatus, Words, host::is_uncooperative, raw};
 use crate::{explain, http::follow::Shown};
 
 /// What is known of a VM, and what was decided about it.
@@ -42,6 +42,8 @@ pub struct VmStatus {
     pub used_bytes: Option<u64>,
     /// Host view: its working set, where it is tracked.
     pub tracking: Option<TrackingStatus>,
+    /// Host view: its part in its group's shared pages, where they are looked for.
+    pub dedup: Option<DedupStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
     /// Guest view: not used for anything.
@@ -122,6 +124,12 @@ impl VmStatus {
         self.tracking.as_ref()?.working_set_bytes
     }
 
+    /// What it needs less because of shared pages, where they are looked for.
+    #[must_use]
+    pub fn saved_bytes(&self) -> Option<u64> {
+        Some(self.dedup?.saved_bytes)
+    }
+
     /// What it is doing or suffering, newest first: the words of the last column of `status`.
     pub fn headline(&self) -> String {
         if let Some(why) = &self.link_error {
@@ -175,6 +183,7 @@ impl VmStatus {
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
             used_bytes: raw(view.used.map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
+            dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
             guest_total_bytes: raw(stats.total),
             guest_free_bytes: raw(stats.free),
             guest_available_bytes: raw(stats.available),

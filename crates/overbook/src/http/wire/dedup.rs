@@ -1,0 +1,99 @@
+//! What VMs of a group share, and how identical pages are looked for.
+
+use model::{Bytes, Dedup, GroupName, PagesPerMs, Reading, Scan};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Words;
+use crate::http::follow::Shown;
+
+/// A VM's part in its group's shared pages. Totals count since the group's worker began with this VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DedupStatus {
+    /// What of its memory is shared now.
+    pub shared_bytes: u64,
+    /// What it needs less therefore.
+    pub saved_bytes: u64,
+    /// What was merged.
+    pub merged_bytes_total: u64,
+    /// Of what was merged, what the guest has written since, and has for itself again.
+    pub broken_bytes_total: u64,
+    /// Pages of zeros that were dropped.
+    pub dropped_bytes_total: u64,
+    /// How often all of its memory was looked at.
+    pub passes_total: u64,
+    /// Age of all this at the tick.
+    pub age_ms: u64,
+}
+
+impl DedupStatus {
+    /// The reading as it goes over the wire.
+    pub(super) fn of(shown: &Shown, reading: &Reading<Dedup>) -> Self {
+        let dedup = reading.value;
+        Self {
+            shared_bytes: dedup.shared.0,
+            saved_bytes: dedup.saved.0,
+            merged_bytes_total: dedup.merged.0,
+            broken_bytes_total: dedup.broken.0,
+            dropped_bytes_total: dedup.dropped.0,
+            passes_total: dedup.passes,
+            age_ms: reading.age(shown.published.at).0,
+        }
+    }
+}
+
+/// Identical pages of one group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupDedup {
+    /// What the configuration says: `off`, `adaptive` or a rate.
+    pub configured: String,
+    /// How they are looked for; absent: nothing was decided yet.
+    pub scan: Option<ScanStatus>,
+    /// What the pool of shared pages takes.
+    pub pool_bytes: u64,
+    /// What the group's VMs need less because they share it.
+    pub saved_bytes: u64,
+}
+
+impl GroupDedup {
+    /// The group as the last tick saw it.
+    pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
+        let (view, plan) = (&shown.published.view, &shown.published.plan);
+        let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
+        let dedup = members.filter_map(|(vm, _)| view.vms.get(vm)?.dedup);
+        let saved: Bytes = dedup.map(|reading| reading.value.saved).sum();
+        let spec = shown.published.spec.groups.get(name);
+        Self {
+            configured: spec.map(|group| group.dedup.to_string()).unwrap_or_default(),
+            scan: plan.scans.get(name).map(ScanStatus::of),
+            pool_bytes: view.workers.get(name).map_or(0, |worker| worker.value.pool.0),
+            saved_bytes: saved.0,
+        }
+    }
+}
+
+/// How fast identical pages are looked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScanStatus {
+    /// Pages looked at in a millisecond; absent: none.
+    pub pages_per_ms: Option<u32>,
+    /// Why.
+    pub reason: Words,
+}
+
+impl ScanStatus {
+    /// The decision as it goes over the wire.
+    pub fn of(scan: &Scan) -> Self {
+        let pages_per_ms = scan.rate.map(|PagesPerMs(rate)| rate);
+        Self { pages_per_ms, reason: Words::of(&scan.reason) }
+    }
+
+    /// Rate and reason, in the words used everywhere.
+    pub fn words(&self) -> String {
+        let why = &self.reason.text;
+        match self.pages_per_ms {
+            Some(rate) => format!("scanned at {}: {why}", PagesPerMs(rate)),
+            None => format!("not scanned: {why}"),
+        }
+    }
+}
