@@ -43,6 +43,7 @@ use crate::{
     lock::{LockError, StateLock},
     published::{Published, Reply, Request},
     release,
+    worker::StillShares,
 };
 use pause::PauseFile;
 use workers::{Workers, World};
@@ -251,10 +252,15 @@ impl Daemon {
     fn release(&mut self, reply: Reply) {
         self.memory = Memory::fresh(true);
         let paused = self.set_paused(true);
-        let (released, untracked) = (self.drivers.release(), self.workers.ended());
+        let (released, ended) = (self.drivers.release(), self.workers.ended());
+        let names = self.workers.with_shim();
         tokio::spawn(async move {
-            let (released, ()) = tokio::join!(released, untracked);
-            let summary = release::summary(released);
+            let (released, ()) = tokio::join!(released, ended);
+            let unshare = tokio::task::spawn_blocking(move || release::unshare(&names));
+            let failed = |error: tokio::task::JoinError| {
+                vec![("shared pages".to_owned(), Err(StillShares::Because(error.to_string())))]
+            };
+            let summary = release::summary(released, unshare.await.unwrap_or_else(failed));
             log::info(&summary.text);
             let outcome = match paused {
                 Ok(_) if summary.is_complete => Ok(summary.text),
@@ -280,7 +286,7 @@ impl Daemon {
         tokio::spawn(async move {
             let left = left.await;
             if !left.is_empty() {
-                log::info(&release::summary(left).text);
+                log::info(&release::summary(left, Vec::new()).text);
             }
         });
     }

@@ -5,22 +5,23 @@
 //! and a broken configuration does not stop it. It is idempotent; what could not be put back stays on
 //! record and is tried again by the next one.
 
-use std::{io, path::Path};
+use std::{collections::BTreeMap, io, path::Path};
 
 use futures_util::future::join_all;
-use model::config::DEFAULT_STATE;
+use model::{Bytes, config::DEFAULT_STATE};
 
 use crate::{
     config_files,
     drivers::{Records, Released, restore_at},
     journal::{Journal, JournalError},
     lock::{LockError, StateLock},
+    worker::{self, StillShares, with_shim},
 };
 
 /// What a release came to, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// One line per VM.
+    /// One line per VM, and one more for each that shared pages.
     pub text: String,
     /// Whether nothing is left on record.
     pub is_complete: bool,
@@ -56,19 +57,40 @@ pub fn offline(config: &Path) -> Result<Summary, ReleaseError> {
         let all = records.all().await;
         join_all(all.iter().map(|record| restore_at(&records, record))).await
     });
-    Ok(summary(outcomes))
+    let process = |pid: u32| (pid, format!("process {pid}"));
+    let mut unshared = unshare(&with_shim().into_iter().map(process).collect());
+    // What a worker has that runs without our daemon is another daemon's.
+    unshared.retain(|(_, outcome)| *outcome != Err(StillShares::InUse));
+    Ok(summary(outcomes, unshared))
+}
+
+/// A VM, and how much of what it shared has been copied, or why it was not.
+pub type Unshared = (String, Result<Bytes, StillShares>);
+
+/// Gives these QEMU processes copies of what they share. Waits as long as it gets on.
+#[must_use]
+pub fn unshare(names: &BTreeMap<u32, String>) -> Vec<Unshared> {
+    let pids: Vec<u32> = names.keys().copied().collect();
+    let outcomes = worker::unshare(&pids).into_iter();
+    outcomes.filter_map(|(pid, outcome)| Some((names.get(&pid)?.clone(), outcome))).collect()
 }
 
 /// Says how it went.
 #[must_use]
-pub fn summary(mut outcomes: Vec<Released>) -> Summary {
+pub fn summary(mut outcomes: Vec<Released>, unshared: Vec<Unshared>) -> Summary {
     outcomes.sort_by(|one, two| one.0.cmp(&two.0));
-    let is_complete = outcomes.iter().all(|(_, outcome)| outcome.is_ok());
+    let is_complete = outcomes.iter().all(|(_, outcome)| outcome.is_ok())
+        && unshared.iter().all(|(_, outcome)| outcome.is_ok());
     let line = |(vm, outcome)| match outcome {
         Ok(done) => format!("{vm}: {done}"),
         Err(error) => format!("{vm}: not released: {error}"),
     };
     let mut lines: Vec<String> = outcomes.into_iter().map(line).collect();
+    lines.extend(unshared.into_iter().filter_map(|(vm, outcome)| match outcome {
+        Ok(Bytes::ZERO) => None,
+        Ok(copied) => Some(format!("{vm}: {copied} that it shared are its own")),
+        Err(why) => Some(format!("{vm}: still shares pages: {why}")),
+    }));
     if lines.is_empty() {
         lines.push("nothing to release".to_owned());
     }

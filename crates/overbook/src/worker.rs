@@ -49,6 +49,7 @@ mod sentinels;
 mod strategy;
 mod tracked;
 mod unshare;
+mod with_shim;
 
 #[cfg(test)]
 mod tests;
@@ -62,3 +63,4 @@ pub use process::run;
 pub use sentinels::INTERVAL;
 pub use tracked::{STEP, State, Tracked};
 pub use unshare::{StillShares, unshare};
+pub use with_shim::with_shim;

@@ -42,6 +42,8 @@ pub(super) struct Workers {
     groups: BTreeMap<GroupName, Keeper>,
     shims: Shims,
     shared: Shared,
+    /// The VMs of the last tick whose QEMUs have the shim, by process.
+    with_shim: BTreeMap<u32, String>,
     is_paused: bool,
 }
 
@@ -74,6 +76,8 @@ impl Workers {
     /// Tells every worker which VMs to work on, and the view what they have found out.
     fn tick(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(|vm| vm.pid));
+        let pids = view.vms.iter().filter_map(|(name, vm)| Some((vm.pid?, name.to_string())));
+        self.with_shim = pids.filter(|(pid, _)| self.shims.has(*pid)).collect();
         let mut orders: BTreeMap<GroupName, BTreeMap<VmName, Order>> = BTreeMap::new();
         for (name, vm) in &mut view.vms {
             let (order, limits) = self.order_of(spec, name, vm);
@@ -117,9 +121,10 @@ impl Workers {
         vm: &VmView,
     ) -> (Option<(GroupName, Order)>, Limits) {
         let sharer = self.shared.group_of(name, vm.incarnation);
-        let (group, budget, limits) = match (spec.group_of(name), sharer) {
+        let own = spec.group_of(name);
+        let (group, budget, limits) = match (own, sharer) {
             // The pages of two groups never meet, also while a VM goes from one to the other.
-            (_, Some(former)) if !spec.groups.contains_key(former) => {
+            (_, Some(former)) if own.is_none_or(|(group, _)| group != former) => {
                 let why = format!("what it shares with VMs of group {former} is unshared first");
                 (former, TrackingBudget::Off, both(&why))
             }
@@ -132,6 +137,7 @@ impl Workers {
                 (group, of_group.tracking, limits)
             }
         };
+        let leaves = own.is_none_or(|(own, _)| own != group);
         match self.reach(vm) {
             Ok(pid) => {
                 let order = Order {
@@ -140,6 +146,7 @@ impl Workers {
                     swapped: swapped(vm),
                     memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
                     budget,
+                    leaves,
                 };
                 (Some((group.clone(), order)), limits)
             }
@@ -188,6 +195,11 @@ impl Workers {
             }
         }
         self.shared.count(view);
+    }
+
+    /// The VMs whose QEMUs have the shim, by process.
+    pub(super) fn with_shim(&self) -> BTreeMap<u32, String> {
+        self.with_shim.clone()
     }
 
     /// While paused no VM is worked on.

@@ -23,7 +23,7 @@
 mod store;
 mod vm;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -80,6 +80,8 @@ pub struct Dedup {
     /// The name of its pool.
     name: String,
     task: Task,
+    /// VMs that leave the group: whatever the task, theirs is to be unshared.
+    leaving: BTreeSet<u32>,
     store: Option<Store>,
     /// Why there is no pool, and when it is tried again.
     no_store: Option<(Instant, String)>,
@@ -143,6 +145,7 @@ impl Dedup {
         Self {
             name,
             task: Task::Merge(None),
+            leaving: BTreeSet::new(),
             store: None,
             no_store: None,
             index: Index::new(0),
@@ -163,6 +166,15 @@ impl Dedup {
             Task::Merge(rate) => rate,
             Task::Unshare => Some(UNSHARE_RATE),
         };
+    }
+
+    /// What these QEMU processes share is copied from now on, and that of no others unless it is the task.
+    pub fn set_leaving(&mut self, pids: BTreeSet<u32>) {
+        self.leaving = pids;
+    }
+
+    fn is_to_unshare(&self, pid: u32) -> bool {
+        self.task == Task::Unshare || self.leaving.contains(&pid)
     }
 
     /// Looks at these VMs, which are all of the group's that can be worked on, until `until`, as far as the rate
@@ -204,7 +216,7 @@ impl Dedup {
     pub fn why_not(&self, pid: u32) -> Option<String> {
         let no_store = self.no_store.as_ref().map(|(_, why)| why.clone());
         let no_room = || {
-            let is_short = self.task == Task::Unshare && !self.is_unshared(pid) && !has_room();
+            let is_short = self.is_to_unshare(pid) && !self.is_unshared(pid) && !has_room();
             is_short.then(|| "the host has no memory for copies of shared pages".to_owned())
         };
         no_store.or_else(|| self.vms.get(&pid)?.why_not()).or_else(no_room)
@@ -352,11 +364,13 @@ impl Dedup {
 
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
-        let everything = self.task == Task::Unshare;
-        let is_done = |vm: &Vm| everything && vm.is_unshared();
-        let ready = |vm: &Vm| vm.is_here && vm.queued() < MOST_QUEUED && !is_done(vm);
-        let after = self.vms.range(self.turn..).find(|(_, vm)| ready(vm));
-        let (&pid, _) = after.or_else(|| self.vms.iter().find(|(_, vm)| ready(vm)))?;
+        let ready = |(pid, vm): &(&u32, &Vm)| {
+            let is_done = self.is_to_unshare(**pid) && vm.is_unshared();
+            vm.is_here && vm.queued() < MOST_QUEUED && !is_done
+        };
+        let after = self.vms.range(self.turn..).find(ready);
+        let (&pid, _) = after.or_else(|| self.vms.iter().find(ready))?;
+        let everything = self.is_to_unshare(pid);
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
         let vm = self.vms.get_mut(&pid)?;
         let Some(mut window) = vm.next_window() else {
@@ -462,7 +476,8 @@ impl Dedup {
     fn twin(&self, number: u32, content: &Page) -> Option<(u32, u32)> {
         let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
         let page = number - vm.first;
-        (vm.is_here && vm.holds(page, content)).then_some((pid, page))
+        let is_member = vm.is_here && !self.leaving.contains(&pid);
+        (is_member && vm.holds(page, content)).then_some((pid, page))
     }
 
     fn queue(&mut self, pid: u32, page: u32, target: Target) {
@@ -475,8 +490,9 @@ impl Dedup {
     fn send(&mut self, vms: &mut [&mut Tracked]) {
         let mut left = Vec::new();
         for tracked in vms {
+            let everything = self.is_to_unshare(tracked.pid());
             if let Some(vm) = self.vms.get_mut(&tracked.pid()).filter(|vm| vm.is_here) {
-                if self.task == Task::Unshare {
+                if everything {
                     left.extend(vm.drop_queue());
                 }
                 tracked.with_shim(|linked, _| vm.send(linked.link(), &mut left));

@@ -31,6 +31,9 @@ pub struct Order {
     pub memory: Bytes,
     /// What tracking may take; off: its pages are only merged.
     pub budget: TrackingBudget,
+    /// It leaves the group: what it shares is unshared.
+    #[serde(default)]
+    pub leaves: bool,
 }
 
 /// From the worker, once in a second: what it knows.

@@ -163,6 +163,8 @@ impl Members {
         }
         let merge = |rate| Task::Merge(Some(rate));
         self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
+        let leaving = orders.vms.values().filter(|order| order.leaves);
+        self.dedup.set_leaving(leaving.map(|order| order.pid).collect());
     }
 
     /// Looks for identical pages until then at most; answers how long there is nothing to do.
@@ -208,7 +210,8 @@ mod tests {
 
     fn order(pid: u32) -> Order {
         let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
-        Order { incarnation: 1, pid, swapped, memory, budget: model::TrackingBudget::default() }
+        let budget = model::TrackingBudget::default();
+        Order { incarnation: 1, pid, swapped, memory, budget, leaves: false }
     }
 
     fn orders(names: &[&str]) -> Orders {

@@ -1,9 +1,9 @@
-//! Which QEMUs have the shim: those whose abstract address stands in `/proc/net/unix`.
-//!
-//! Asking the shim would disturb it, and a QEMU without one has nobody to ask. The file is read only
-//! while there is a QEMU that is not known to have the shim, and not in every tick.
+//! Which of the host's QEMUs have the shim: looked up only while there is one that is not known to have it, and
+//! not in every tick.
 
 use std::collections::BTreeSet;
+
+use crate::worker::with_shim;
 
 /// Ticks between two looks.
 const LOOK_EVERY: u8 = 3;
@@ -24,9 +24,7 @@ impl Shims {
         let is_time = self.ticks == 0;
         self.ticks = (self.ticks + 1) % LOOK_EVERY;
         if is_time && pids.len() > self.known.len() {
-            // Without the file no shim can be reached either.
-            let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
-            self.known.extend(in_table(&table).filter(|pid| pids.contains(pid)));
+            self.known.extend(with_shim().into_iter().filter(|pid| pids.contains(pid)));
         }
     }
 
@@ -42,27 +40,9 @@ impl Shims {
     }
 }
 
-/// The processes whose shims listen, by the kernel's table of unix sockets.
-fn in_table(table: &str) -> impl Iterator<Item = u32> + '_ {
-    let addresses = table.lines().filter_map(|line| line.split('@').nth(1));
-    let pids = addresses.filter_map(|name| name.rsplit('.').next()?.parse().ok().zip(Some(name)));
-    pids.filter(|(pid, name)| protocol::address(*pid) == *name).map(|(pid, _)| pid)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shims_are_found_by_their_addresses_and_nothing_else_is() {
-        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
-            0000000000000000: 00000002 00000000 00010000 0005 01 39441 @overbook-shim.4711\n\
-            0000000000000000: 00000002 00000000 00010000 0001 01 39442 /run/overbook-shim.4712\n\
-            0000000000000000: 00000002 00000000 00010000 0001 01 39443\n\
-            0000000000000000: 00000002 00000000 00010000 0005 01 39444 @overbook-shim.x\n\
-            0000000000000000: 00000002 00000000 00010000 0005 01 39445 @overbook-shim.047\n";
-        assert_eq!(in_table(table).collect::<Vec<_>>(), [4711]);
-    }
 
     #[test]
     fn a_process_is_forgotten_with_its_end() {

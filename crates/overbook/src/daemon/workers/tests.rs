@@ -102,6 +102,19 @@ fn the_worker_of_a_group_that_is_no_more_unshares_before_another_takes_over() {
 }
 
 #[test]
+fn the_worker_of_a_vms_former_group_unshares_before_the_new_groups_has_it() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    spec.groups.insert("shop".into(), GroupSpec::default());
+    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
+    let (group, former) = order(&workers, &spec, &vm).unwrap();
+    assert_eq!((group.as_str(), former.leaves), ("shop", true));
+    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&Dedup::default()));
+    let (group, own) = order(&workers, &spec, &vm).unwrap();
+    assert_eq!((group.as_str(), own.leaves), ("web", false));
+}
+
+#[test]
 fn what_a_worker_says_is_shown_but_the_configurations_reason_stands() {
     let (_, _, mut vm) = world(|vm| vm.tracking = None);
     limit(&mut vm, [(Mechanism::Tracking, "switched off".to_owned())].into());

@@ -1,0 +1,153 @@
+//! Identical pages end to end: real guests of two groups, the daemon and its workers.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeSet;
+
+use lab::{MachineSpec, fleet};
+use model::{Bytes, Mode};
+use overbook::worker::SLOTS;
+use overbook_tests::{MAX, Stage, text};
+use serde_json::Value;
+use sys::pool_file::PoolFile;
+use sys::pool_maps::{self, FileId, Mapping};
+use sys::process::{Identity, Signal};
+
+const VMS: [(&str, &str); 4] = [("a1", "shop"), ("a2", "shop"), ("b1", "cafe"), ("b2", "cafe")];
+/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common: what each VM saves.
+const ENOUGH: Bytes = Bytes::mib(12);
+
+/// Guests of one seed: what they verify is the same until they rewrite it.
+fn guests() -> Vec<MachineSpec> {
+    let guest = |(name, group)| MachineSpec {
+        shim: true,
+        ..MachineSpec::new(name, group, MAX, MAX, "verify --mb 40")
+    };
+    VMS.into_iter().map(guest).collect()
+}
+
+/// Changes the configuration, and has it read.
+fn configure(stage: &Stage, change: impl Fn(&str) -> String) {
+    let before = std::fs::read_to_string(stage.config()).unwrap();
+    let after = change(&before);
+    assert_ne!(before, after);
+    std::fs::write(stage.config(), after).unwrap();
+    stage.hang_up();
+}
+
+fn merge_both(config: &str) -> String {
+    config.split_inclusive('\n').fold(String::new(), |all, line| {
+        let dedup = if line.starts_with("[group.") { "dedup = 200\n" } else { "" };
+        all + line + dedup
+    })
+}
+
+fn dedup(stage: &Stage, vm: &str, field: &str) -> Bytes {
+    Bytes(stage.vm(vm)["dedup"][field].as_u64().unwrap_or(0))
+}
+
+fn until_merged(stage: &Stage, vms: &[&str]) {
+    stage.until("the VMs share pages", |stage| {
+        vms.iter().all(|vm| dedup(stage, vm, "saved_bytes") > ENOUGH)
+    });
+}
+
+fn pid(stage: &Stage, vm: &str) -> u32 {
+    stage.guest(vm).process().pid
+}
+
+fn pools(stage: &Stage, vm: &str) -> BTreeSet<FileId> {
+    pool_maps::mappings(pid(stage, vm)).unwrap().iter().map(|mapping| mapping.file).collect()
+}
+
+fn shares(stage: &Stage, vm: &str, pool: FileId) -> usize {
+    pool_maps::sharers(pid(stage, vm), pool).unwrap().len()
+}
+
+/// What of all guests' memory is theirs alone, by the kernel.
+fn anonymous(stage: &Stage, vms: &[&str]) -> Bytes {
+    let of = |vm: &&str| {
+        let rollup = format!("/proc/{}/smaps_rollup", pid(stage, vm));
+        let rollup = std::fs::read_to_string(rollup).unwrap();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:")).unwrap();
+        Bytes(line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10)
+    };
+    vms.iter().map(of).sum()
+}
+
+fn used(stage: &Stage, vms: &[&str]) -> Bytes {
+    vms.iter().map(|vm| Bytes(stage.vm(vm)["used_bytes"].as_u64().unwrap())).sum()
+}
+
+fn worker(stage: &Stage, group: &str) -> Option<Identity> {
+    let page: Value = stage.json(&["group", group]);
+    Identity::of(u32::try_from(page["worker"]["pid"].as_u64()?).unwrap())
+}
+
+#[test]
+fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
+    let Some(mut stage) = Stage::start(Mode::Observe, &guests()) else { return };
+    fleet::wait_until_working(&stage.lab).unwrap();
+    let all = VMS.map(|(vm, _)| vm);
+    stage.until("the memory is counted", |stage| {
+        all.iter().all(|vm| stage.vm(vm)["used_bytes"].as_u64().is_some())
+    });
+    let before = (used(&stage, &all), anonymous(&stage, &all));
+    configure(&stage, merge_both);
+    until_merged(&stage, &all);
+
+    // What the ledger counts is what the kernel does: the guests' own pages, and the pools once.
+    stage.until("used is counted truly", |stage| {
+        let pool =
+            |group: &str| stage.json(&["group", group])["dedup"]["pool_bytes"].as_u64().unwrap();
+        let pools = Bytes(pool("shop") + pool("cafe"));
+        let expected = anonymous(stage, &all).plus(pools).plus(before.0);
+        let counted = used(stage, &all).plus(before.1);
+        counted.0.abs_diff(expected.0) < 12 << 20
+    });
+
+    // Each group has a pool of its own.
+    let own: Vec<_> = all.iter().map(|vm| pools(&stage, vm)).collect();
+    assert!(own.iter().all(|pools| pools.len() == 1), "{own:?}");
+    assert!(own[0] == own[1] && own[2] == own[3] && own[0] != own[2], "{own:?}");
+    let (shop, cafe) = (*own[0].first().unwrap(), *own[2].first().unwrap());
+
+    // A new worker takes over the pool of one that was killed, also with a new daemon.
+    let first = worker(&stage, "shop").unwrap();
+    first.signal(Signal::KILL).unwrap();
+    stage.until("another worker runs", |stage| {
+        worker(stage, "shop").is_some_and(|second| second != first)
+    });
+    until_merged(&stage, &all);
+    assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
+    stage.daemon.kill(&mut stage.lab).unwrap();
+    stage.daemon.restart(&mut stage.lab).unwrap();
+    until_merged(&stage, &all);
+    assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
+    assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
+
+    // A VM that changes its group has copies of all that it shared before it shares anything with the others.
+    configure(&stage, |config| {
+        config
+            .replace("[\"a1\", \"a2\"]", "[\"a1\"]")
+            .replace("[\"b1\", \"b2\"]", "[\"a2\", \"b1\", \"b2\"]")
+    });
+    stage.until("a2 has left its group", |stage| {
+        shares(stage, "a2", shop) == 0 && pools(stage, "a2").contains(&cafe)
+    });
+    assert!(shares(&stage, "a1", cafe) == 0 && shares(&stage, "b1", shop) == 0);
+
+    // Released, nothing is shared, and the pools are empty.
+    let said = stage.overbook(&["release"]);
+    assert!(text(&said).contains("that it shared are its own"), "{}", text(&said));
+    for vm in all {
+        assert_eq!((shares(&stage, vm, shop), shares(&stage, vm, cafe)), (0, 0), "{vm}");
+    }
+    for (vm, pool) in [("a1", shop), ("b1", cafe)] {
+        let is_pool = |mapping: &Mapping| mapping.file == pool;
+        let mapping = pool_maps::mappings(pid(&stage, vm)).unwrap().into_iter().find(is_pool);
+        let pool = PoolFile::adopt(pid(&stage, vm), &mapping.unwrap(), SLOTS).unwrap();
+        assert_eq!(pool.bytes(), Ok(0), "{vm}");
+    }
+    assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
+}
