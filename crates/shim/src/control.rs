@@ -6,7 +6,7 @@
 //!
 //! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
@@ -139,7 +139,11 @@ impl Worker {
                         .unwrap_or_else(|_| Err(failed_inside()))
                 });
                 say_own_cpu();
-                let sent = self.send(answered.unwrap_or_else(Answer::Refused));
+                let sent = match answered {
+                    Ok(Some(answer)) => self.send(&answer, None),
+                    Ok(None) => self.greet(),
+                    Err(refusal) => self.send(&Answer::Refused(refusal), None),
+                };
                 watchdog::worker_spoke();
                 sent
             }
@@ -147,63 +151,60 @@ impl Worker {
         }
     }
 
-    fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Result<Answer, Refusal> {
+    /// Does what is asked; `None`: it is to be greeted.
+    fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Result<Option<Answer>, Refusal> {
         if let Request::Hello { version } = request {
             if version != VERSION {
                 return Err(Refusal::Version { shim: VERSION, worker: version });
             }
             self.has_met = true;
-            return Ok(welcome());
+            return Ok(None);
         }
         if !self.has_met {
             return Err(Refusal::NotTracking { why: "say Hello first".to_owned() });
         }
-        match request {
+        let answer = match request {
             Request::Track(tracking) => {
                 start_threads()?;
                 watchdog::tracking_begins();
                 let count = engine::track(tracking)?;
                 calibrate();
-                Ok(Answer::Done { count })
+                Answer::Done { count }
             }
-            Request::Revoke { granules } => {
-                engine::revoke(&granules).map(|count| Answer::Done { count })
-            }
+            Request::Revoke { granules } => Answer::Done { count: engine::revoke(&granules)? },
             Request::Pool { slots } => {
                 let pool = Pool::open(fd, slots)?;
                 lock().pool = Some(pool);
-                Ok(Answer::Done { count: 0 })
+                Answer::Done { count: 0 }
             }
             Request::Merge { runs } => {
                 start_threads()?;
-                engine::merge(&runs, || !self.hung_up()).map(Answer::Merged)
+                Answer::Merged(engine::merge(&runs, || !self.hung_up())?)
             }
             Request::Unshare { page, pages } => {
-                engine::unshare(page, pages).map(|count| Answer::Done { count })
+                Answer::Done { count: engine::unshare(page, pages)? }
             }
-            Request::Release => Ok(Answer::Done { count: engine::give_back(None) }),
+            Request::Release => Answer::Done { count: engine::give_back(None) },
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();
                 let generation = engine.ram.generation();
-                Ok(Answer::Status(Status { state: engine.state(), generation }))
+                Answer::Status(Status { state: engine.state(), generation })
             }
-        }
-    }
-
-    fn send(&self, answer: Answer) -> bool {
-        let Ok(packet) = answer.encode() else { return false };
-        let mut engine = lock();
-        let fd = match answer {
-            Answer::Welcome { .. } => engine.current_channel().map(AsFd::as_fd),
-            _ => None,
         };
-        self.connection.send(&packet, fd).is_ok()
+        Ok(Some(answer))
     }
-}
 
-fn welcome() -> Answer {
-    let engine = lock();
-    Answer::Welcome { version: VERSION, regions: engine.regions(), state: engine.state() }
+    fn send(&self, answer: &Answer, fd: Option<BorrowedFd<'_>>) -> bool {
+        answer.encode().is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
+    }
+
+    /// Says what there is, and shares the memory that tells of it: of one moment, for RAM may be plugged in the next.
+    fn greet(&self) -> bool {
+        let mut engine = lock();
+        let (regions, state) = (engine.regions(), engine.state());
+        let memory = engine.current_channel().map(AsFd::as_fd);
+        self.send(&Answer::Welcome { version: VERSION, regions, state }, memory)
+    }
 }
 
 fn failed_inside() -> Refusal {
