@@ -7,6 +7,7 @@
 mod boot;
 mod daemon_cost;
 mod daemon_kill;
+mod dedup_cost;
 mod dedup_soak;
 mod dedup_vs_ksm;
 mod meb_accuracy;
@@ -83,6 +84,7 @@ pub const SCENARIOS: &[Scenario] = &[
     meb_overhead::SCENARIO,
     meb_imt::SCENARIO,
     dedup_vs_ksm::SCENARIO,
+    dedup_cost::SCENARIO,
     dedup_soak::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
