@@ -57,6 +57,7 @@ pub mod state;
 pub mod status;
 pub mod stress;
 pub mod truth;
+pub mod worker_process;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;

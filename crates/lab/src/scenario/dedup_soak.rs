@@ -1,13 +1,18 @@
-//! `dedup-soak`: merging, breaking, tracking and ballooning at once, and not a byte is lost.
+//! `dedup-soak`: merging, breaking, unsharing, tracking and ballooning at once, and not a byte is lost.
 //!
 //! Two guests of the same seed verify memory and a disk that QEMU reads past the host's page cache: what they
 //! hold is the same until they rewrite it, so pages merge and break all the time. A third sorts, a fourth takes
-//! memory and gives it back. The engine merges flat out, tracks within its budget, and is replaced by a new one
-//! at random moments, which knows nothing of what is merged; balloons go up and down.
+//! memory and gives it back. The group's worker merges as fast as it can, tracks within its budget, unshares now and
+//! then, and is killed at random moments; the next one takes over. Balloons go up and down. At the end all is
+//! unshared, and nothing may be left.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use model::Bytes;
+use model::{Bytes, Dedup, PagesPerMs};
+use overbook::worker::SLOTS;
+use sys::pool_file::PoolFile;
+use sys::pool_maps;
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
@@ -15,12 +20,12 @@ use crate::fleet;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
-use crate::merger::Merger;
 use crate::random::Random;
+use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-soak",
-    summary: "half an hour of merging, breaking, tracking and ballooning, and no byte is lost",
+    summary: "half an hour of merging, breaking, unsharing, tracking and ballooning; no byte is lost, nothing is left",
     run,
 };
 
@@ -30,19 +35,35 @@ const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const DISK: Bytes = Bytes::mib(64);
 const DISK_IOPS: u32 = 400;
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// How long an engine lives.
+/// What it is told: faster than any worker.
+const RATE: PagesPerMs = PagesPerMs(1000);
+/// One of so many moments it is told to unshare.
+const UNSHARE: u64 = 8;
+const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
+const GROUP: &str = "soak";
+/// How long a worker lives.
 const LIFE_MS: (u64, u64) = (500, 20_000);
 /// How long a guest may stand still.
 const HANG_MS: f64 = 10_000.0;
 
-/// What came of it, over all engines.
+/// What came of it, over all workers.
 #[derive(Default)]
 struct Toll {
-    engines: u32,
+    kills: u32,
+    /// How often what is shared was to be unshared.
+    unshared: u32,
     merged: u64,
     broken: u64,
     dropped: u64,
     longest_gap_ms: f64,
+}
+
+/// What is left when all has been unshared.
+#[derive(Default)]
+struct Left {
+    shared_pages: usize,
+    pool_bytes: u64,
+    mappings: usize,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -73,10 +94,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut toll = Toll::default();
     let until = Instant::now() + length;
     while Instant::now() < until {
-        let merger = Merger::start(&pids, None, Some(0.01))?;
+        let mut worker = WorkerProcess::start(GROUP)?;
         let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
         let end = (Instant::now() + life).min(until);
         while Instant::now() < end {
+            let unshares = random.between(0, UNSHARE) == 0;
+            toll.unshared += u32::from(unshares);
+            worker.order(&lab, (!unshares).then_some(RATE))?;
             for machine in lab.machines() {
                 if !machine.alive() {
                     return Err(machine.death());
@@ -86,22 +110,53 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             }
             interrupt::sleep(Duration::from_millis(random.between(200, 1_500)))?;
         }
-        toll.engines += 1;
-        for reading in merger.stop() {
+        toll.kills += 1;
+        for reading in worker.report().vms.values().filter_map(|vm| vm.dedup) {
             toll.merged += reading.merged.0;
             toll.broken += reading.broken.0;
             toll.dropped += reading.dropped.0;
         }
+        worker.kill()?;
     }
     for machine in lab.machines() {
         machine.set_balloon(MEMORY)?;
     }
+    let left = unshare(&lab, &pids)?;
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
-    Ok(figures(context, &toll, bad_bytes))
+    Ok(figures(context, &toll, &left, bad_bytes))
 }
 
-fn figures(context: &Context, toll: &Toll, bad_bytes: u64) -> Figures {
+/// Has everything unshared, and looks what the kernel still knows of it.
+fn unshare(lab: &Lab, pids: &[u32]) -> Result<Left, LabError> {
+    let mut worker = WorkerProcess::start(GROUP)?;
+    worker.order(lab, None)?;
+    lab.wait_for("nothing to be shared any more", UNSHARE_LIMIT, |_| {
+        let report = worker.report();
+        let is_unshared = |dedup: Dedup| dedup.passes > 1 && dedup.shared == Bytes::ZERO;
+        Ok(!report.vms.is_empty()
+            && report.vms.values().all(|vm| vm.dedup.is_some_and(is_unshared)))
+    })?;
+    worker.end()?;
+    let mut left = Left::default();
+    let mut pools = BTreeMap::new();
+    for &pid in pids {
+        for mapping in pool_maps::mappings(pid)? {
+            left.mappings += 1;
+            pools.entry(mapping.file).or_insert((pid, mapping));
+        }
+    }
+    for (file, (pid, mapping)) in pools {
+        let pool = PoolFile::adopt(pid, &mapping, SLOTS).map_err(std::io::Error::other)?;
+        left.pool_bytes += pool.bytes().map_err(std::io::Error::from)?;
+        for &pid in pids {
+            left.shared_pages += pool_maps::sharers(pid, file)?.len();
+        }
+    }
+    Ok(left)
+}
+
+fn figures(context: &Context, toll: &Toll, left: &Left, bad_bytes: u64) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
     let mut add = |name: &str, value: f64, unit: &'static str, note: &str, target: Target| {
         figures.add(name, Figure::new(value, unit, note).target(target));
@@ -112,9 +167,17 @@ fn figures(context: &Context, toll: &Toll, bad_bytes: u64) -> Figures {
     add("bad_bytes", bad_bytes as f64, "B", note, Target::Equals(0.0));
     let note = "longest that a guest's work stood still";
     add("stall_ms_max", toll.longest_gap_ms, "ms", note, Target::AtMost(HANG_MS));
-    add("engines", toll.engines.into(), "count", "one after the other", some);
+    add("kills", toll.kills.into(), "count", "workers killed, each followed by the next", some);
+    let note = "times that all was to be unshared";
+    add("unshared", toll.unshared.into(), "count", note, some);
     add("merged_mib", mib(toll.merged), "MiB", "shared with a slot of a pool", some);
     add("broken_mib", mib(toll.broken), "MiB", "of it written by guests and seen so", some);
     add("dropped_mib", mib(toll.dropped), "MiB", "pages of zeros", some);
+    let none = Target::Equals(0.0);
+    let note = "shared when all was unshared, by the kernel's count";
+    add("left_shared_pages", left.shared_pages as f64, "pages", note, none);
+    add("left_in_pools", left.pool_bytes as f64, "B", "that the pools take then", none);
+    let note = "of pools, with the guests' own copies: they go when the guest frees the page";
+    figures.add("left_mappings", Figure::new(left.mappings as f64, "count", note));
     figures
 }

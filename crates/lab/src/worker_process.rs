@@ -1,0 +1,94 @@
+//! A group's worker as the daemon runs it: the real program, told by lines and killed at will.
+
+use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use model::{Bytes, PagesPerMs, TrackingBudget};
+use overbook::worker::{Order, Orders, Report};
+use sys::process::{Child, Signal, Spawn};
+
+use crate::inside;
+use crate::lab::{Lab, LabError, Machine};
+
+/// How long it may take to give everything back and end.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// A worker; dropping it kills it.
+#[derive(Debug)]
+pub struct WorkerProcess {
+    child: Child,
+    orders: PipeWriter,
+    latest: Arc<Mutex<Report>>,
+}
+
+impl WorkerProcess {
+    /// Starts one for this group.
+    ///
+    /// # Errors
+    /// When the program is missing.
+    pub fn start(group: &str) -> Result<Self, LabError> {
+        let ((stdin, orders), (reports, stdout)) = (io::pipe()?, io::pipe()?);
+        let spawn = Spawn::new(inside::built("overbook")?).args(["worker", group]);
+        let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
+        let latest = Arc::<Mutex<Report>>::default();
+        let known = Arc::clone(&latest);
+        // Ends with the worker's end of the pipe.
+        std::thread::spawn(move || {
+            for line in BufReader::new(reports).lines().map_while(Result::ok) {
+                if let Ok(report) = serde_json::from_str(&line) {
+                    *known.lock().unwrap_or_else(PoisonError::into_inner) = report;
+                }
+            }
+        });
+        Ok(Self { child, orders, latest })
+    }
+
+    /// Has it track all guests of the lab with the usual budget, and merge at this rate, or unshare.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn order(&mut self, lab: &Lab, scan_rate: Option<PagesPerMs>) -> Result<(), LabError> {
+        let order = |machine: &Machine| Order {
+            incarnation: 1,
+            pid: machine.process().pid,
+            swapped: Bytes::ZERO,
+            memory: machine.spec().memory_max,
+            budget: TrackingBudget::default(),
+            leaves: false,
+        };
+        let name = |machine: &Machine| machine.spec().name.as_str().into();
+        let vms = lab.machines().iter().map(|machine| (name(machine), order(machine))).collect();
+        let mut line = serde_json::to_vec(&Orders { vms, scan_rate }).map_err(io::Error::from)?;
+        line.push(b'\n');
+        Ok(self.orders.write_all(&line)?)
+    }
+
+    /// What it said last.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Kills it without warning.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn kill(mut self) -> Result<(), LabError> {
+        self.child.signal(Signal::KILL)?;
+        self.child.wait_for(GRACE)?;
+        Ok(())
+    }
+
+    /// Has it end in good order.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn end(self) -> Result<(), LabError> {
+        let Self { mut child, orders, .. } = self;
+        drop(orders);
+        child.wait_for(GRACE)?;
+        child.end(GRACE)?;
+        Ok(())
+    }
+}
