@@ -27,7 +27,7 @@ mod runs;
 pub use book::{Book, Verdict};
 pub use index::{Index, Place};
 pub use pool::Pool;
-pub use runs::{Run, least_run, mappings, runs};
+pub use runs::{Run, least_run, runs};
 
 /// What a page that is scanned takes, without the pool.
 pub const BYTES_PER_PAGE: f64 = book::BYTES_PER_PAGE + index::BYTES_PER_PAGE;

@@ -20,8 +20,10 @@
 //!
 //! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
 
+mod mappings;
 mod store;
 mod vm;
+mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -40,7 +42,8 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 use super::tracked::Tracked;
 pub use store::SLOTS;
 use store::Store;
-use vm::{Target, Vm, Window};
+use vm::{Target, Vm};
+use window::Window;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;

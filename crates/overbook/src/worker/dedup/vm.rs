@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 use model::dedup::Dedup as Reading;
-use pages::dedup::{Book, Pool, Run, least_run, mappings, runs};
+use pages::dedup::{Book, Pool, Run, runs};
 use protocol::layout::PageState;
 use protocol::{Content, MAX_MERGE, Merge, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,13 +19,13 @@ use sys::remote_memory::RemoteMemory;
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
+use super::mappings::Mappings;
 use super::store;
+use super::window::Window;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
 /// more runs than that, and a millisecond or two of the shim's control thread.
 const MOST_SENT: usize = 2;
-/// What a kernel allows that does not say (`vm.max_map_count`).
-const USUAL_MAPPINGS: u32 = 65_530;
 /// After the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
@@ -59,9 +59,7 @@ pub(super) struct Vm {
     sent: VecDeque<Asked>,
     /// The shim has refused, and why.
     rests: Option<(Instant, String)>,
-    /// Mappings of the pool, as of the last pass.
-    mappings: u32,
-    most_mappings: u32,
+    mappings: Mappings,
     counts: Counts,
 }
 
@@ -86,43 +84,6 @@ struct Counts {
     foreign: (u64, u64),
 }
 
-/// Pages of one VM that are looked at together: what a huge page holds.
-#[derive(Debug)]
-pub(super) struct Window {
-    pub(super) first: u32,
-    /// In huge pages, in part at least.
-    pub(super) is_huge: bool,
-    address: u64,
-    count: u32,
-    /// How many of them are there: the guest's own, or merged.
-    pub(super) there: u32,
-    /// How many share a slot.
-    ours: u32,
-    /// How many share a page of another pool, or may by now share one of ours.
-    foreign: u32,
-    /// Which of them are to be read.
-    wanted: Vec<bool>,
-}
-
-impl Window {
-    /// Most pages in one.
-    pub(super) const PAGES: u32 = 512;
-
-    pub(super) fn pages(&self) -> Range<u32> {
-        self.first..self.first + self.count
-    }
-
-    /// The pages to be read, in runs.
-    pub(super) fn runs(&self) -> impl Iterator<Item = Range<u32>> {
-        let mut next = self.first;
-        self.wanted.chunk_by(|one, other| one == other).filter_map(move |run| {
-            let pages = next..next + u32::try_from(run.len()).unwrap_or(0);
-            next = pages.end;
-            run[0].then_some(pages)
-        })
-    }
-}
-
 impl Vm {
     /// Of a process that is there and may be looked into.
     pub(super) fn open(pid: u32, regions: &[Region]) -> Option<Self> {
@@ -141,8 +102,7 @@ impl Vm {
             queued: Vec::new(),
             sent: VecDeque::new(),
             rests: None,
-            mappings: 0,
-            most_mappings: most_mappings(),
+            mappings: Mappings::of(pid),
             counts: Counts::default(),
         })
     }
@@ -335,7 +295,6 @@ impl Vm {
             self.cursor = 0;
             self.counts.passes += 1;
             self.counts.foreign = (0, self.counts.foreign.0);
-            self.mappings = mappings(self.book.slots());
             return None;
         };
         let first = cursor.max(region.first_page);
@@ -459,10 +418,11 @@ impl Vm {
         let slots: Vec<_> =
             queued.iter().filter_map(|wish| Some((wish.0, slot_of(wish)?))).collect();
         let (mut asked, mut wishes) = (Vec::new(), Vec::new());
-        let least = least_run(self.mappings, self.most_mappings).unwrap_or(u32::MAX);
+        let least = self.mappings.least_run().unwrap_or(u32::MAX);
         for Run { page, slot, len } in runs(&slots) {
             let of_run = (page..page + len).zip((slot..slot + len).map(Target::Slot));
             if len >= least {
+                self.mappings.more(2);
                 wishes.extend(of_run);
                 asked.push(Merge { page, pages: len, content: Content::Slot(slot) });
             } else {
@@ -530,12 +490,6 @@ fn slot_of((_, target): &Wish) -> Option<u32> {
         Target::Zeros => None,
         Target::Slot(slot) => Some(*slot),
     }
-}
-
-/// How many mappings of the pool a process may have: half of all, for each may split another one.
-fn most_mappings() -> u32 {
-    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-    text.trim().parse().unwrap_or(USUAL_MAPPINGS) / 2
 }
 
 fn page_count(regions: &[Region]) -> u32 {

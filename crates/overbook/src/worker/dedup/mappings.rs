@@ -1,0 +1,57 @@
+//! How many mappings QEMU's process has: without room for another one it could not go on.
+//!
+//! The pool's mappings are counted with all others, for many outlive the sharing: a page that the guest has written
+//! stays in the one that it was merged into.
+
+use std::time::{Duration, Instant};
+
+use pages::dedup::least_run;
+use sys::pool_maps;
+
+/// What a kernel allows that does not say (`vm.max_map_count`).
+const USUAL_MAPPINGS: u32 = 65_530;
+/// Mappings are counted so long after the last time, if there may be so many more, or at last.
+const MAPPINGS_SOON: Duration = Duration::from_secs(1);
+const MAPPINGS_MORE: u32 = 500;
+const MAPPINGS_LATE: Duration = Duration::from_secs(10);
+/// The mappings of one process.
+#[derive(Debug)]
+pub(super) struct Mappings {
+    pid: u32,
+    counted: u32,
+    /// Mappings at most since they were counted, and when that was.
+    since: u32,
+    at: Instant,
+    /// Half of what the kernel allows: the rest is QEMU's.
+    most: u32,
+}
+
+impl Mappings {
+    pub(super) fn of(pid: u32) -> Self {
+        let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        let most = allowed.trim().parse().unwrap_or(USUAL_MAPPINGS) / 2;
+        let mut new = Self { pid, counted: 0, since: 0, at: Instant::now(), most };
+        new.count();
+        new
+    }
+
+    /// How long a run must be to be worth a mapping now; `None`: no run is.
+    pub(super) fn least_run(&mut self) -> Option<u32> {
+        let is_due = self.since > MAPPINGS_MORE && self.at.elapsed() > MAPPINGS_SOON;
+        if is_due || self.at.elapsed() > MAPPINGS_LATE {
+            self.count();
+        }
+        least_run(self.counted.saturating_add(self.since), self.most)
+    }
+
+    /// There may be so many more now.
+    pub(super) fn more(&mut self, mappings: u32) {
+        self.since = self.since.saturating_add(mappings);
+    }
+
+    fn count(&mut self) {
+        // Of a process that may not be looked into nothing is merged any more.
+        self.counted = pool_maps::count(self.pid).unwrap_or(u32::MAX);
+        (self.since, self.at) = (0, Instant::now());
+    }
+}

@@ -1,0 +1,40 @@
+//! Pages that are looked at together.
+
+use std::ops::Range;
+
+/// Pages of one VM that are looked at together: what a huge page holds.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) first: u32,
+    /// In huge pages, in part at least.
+    pub(super) is_huge: bool,
+    pub(super) address: u64,
+    pub(super) count: u32,
+    /// How many of them are there: the guest's own, or merged.
+    pub(super) there: u32,
+    /// How many share a slot.
+    pub(super) ours: u32,
+    /// How many share a page of another pool, or may by now share one of ours.
+    pub(super) foreign: u32,
+    /// Which of them are to be read.
+    pub(super) wanted: Vec<bool>,
+}
+
+impl Window {
+    /// Most pages in one.
+    pub(super) const PAGES: u32 = 512;
+
+    pub(super) fn pages(&self) -> Range<u32> {
+        self.first..self.first + self.count
+    }
+
+    /// The pages to be read, in runs.
+    pub(super) fn runs(&self) -> impl Iterator<Item = Range<u32>> {
+        let mut next = self.first;
+        self.wanted.chunk_by(|one, other| one == other).filter_map(move |run| {
+            let pages = next..next + u32::try_from(run.len()).unwrap_or(0);
+            next = pages.end;
+            run[0].then_some(pages)
+        })
+    }
+}
