@@ -4,7 +4,7 @@
 //! it. Slots are handed out in ascending order, so that pages that are merged one after the other lie
 //! side by side in the pool as they do in the guest, and become one mapping ([`super::runs()`]).
 
-/// The hash of what was not read yet.
+/// The hash of what was not read yet. Content that has this hash is only found by chance.
 const UNKNOWN: u64 = 0;
 
 /// One slot.
@@ -145,10 +145,10 @@ mod tests {
     #[test]
     fn slots_lie_side_by_side_in_the_order_in_which_they_were_taken() {
         let mut pool = Pool::new(100);
-        let taken: Vec<_> = (0..10).map(|hash| pool.take(hash)).collect();
+        let taken: Vec<_> = (10..20).map(|hash| pool.take(hash)).collect();
         assert_eq!(taken, (0..10).map(Some).collect::<Vec<_>>());
-        assert_eq!((pool.leave(3), pool.leave(4)), (Some(3), Some(4)));
-        assert_eq!((pool.hash(3), pool.hash(5), pool.hashes().count()), (None, Some(5), 8));
+        assert_eq!((pool.leave(3), pool.leave(4)), (Some(13), Some(14)));
+        assert_eq!((pool.hash(3), pool.hash(5), pool.hashes().count()), (None, Some(15), 8));
         assert_eq!(pool.take(0), Some(10), "not into a gap while there is room behind");
     }
 
