@@ -88,3 +88,23 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     // It says that its guests are dead.
     let _ = lab.stop();
 }
+
+#[test]
+fn pages_that_only_seem_to_be_the_same_are_not_merged() {
+    let Some(_turn) = take_turn() else { return };
+    let provisions = Provisions::provide(Choice::Auto).unwrap();
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let guests = [guest("one"), guest("two")];
+    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &guests).unwrap();
+    fleet::wait_until_working(&lab).unwrap();
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let merger = Merger::start_colliding(&pids).unwrap();
+    let is_seen = |reading: &Dedup| reading.passes > 3 && reading.merged > Bytes::ZERO;
+    until("everything was looked at", || {
+        merger.readings().iter().filter(|r| is_seen(r)).count() == 2
+    });
+    drop(merger);
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
+    lab.stop().unwrap();
+}

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use overbook::worker::{Dedup, Mode, STEP, Settings, Task, Tracked};
+use overbook::worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
@@ -48,10 +48,28 @@ impl Merger {
         pages_per_ms: Option<u32>,
         tracking: Option<f64>,
     ) -> Result<Self, LabError> {
+        Self::start_with(Dedup::new(GROUP), pids, pages_per_ms, tracking)
+    }
+
+    /// The same with a hash under which most pages collide: of 256 values.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
+        let weak: Hash =
+            |page, _| u64::from(page.iter().fold(1, |sum: u8, byte| sum.wrapping_add(*byte)));
+        Self::start_with(Dedup::new(GROUP).hashing_with(weak), pids, None, None)
+    }
+
+    fn start_with(
+        mut dedup: Dedup,
+        pids: &[u32],
+        pages_per_ms: Option<u32>,
+        tracking: Option<f64>,
+    ) -> Result<Self, LabError> {
         let mode = tracking.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
         let told = Arc::new(Told::default());
         told.rate.store(pages_per_ms.unwrap_or(FLAT_OUT), Ordering::Relaxed);
-        let mut dedup = Dedup::new(GROUP);
         let mut vms: Vec<Tracked> =
             pids.iter().map(|pid| Tracked::new(*pid, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());

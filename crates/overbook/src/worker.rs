@@ -54,7 +54,7 @@ mod with_shim;
 #[cfg(test)]
 mod tests;
 
-pub use dedup::{Dedup, SLOTS, Task};
+pub use dedup::{Dedup, Hash, SLOTS, Task};
 pub use granules::TooLarge;
 pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};

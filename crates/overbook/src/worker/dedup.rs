@@ -77,6 +77,9 @@ pub enum Task {
     Unshare,
 }
 
+/// A hash of a page's content, with a seed.
+pub type Hash = fn(&[u8], u64) -> u64;
+
 /// The dedup of one group.
 #[derive(Debug)]
 pub struct Dedup {
@@ -96,6 +99,7 @@ pub struct Dedup {
     /// Whose turn it is.
     turn: u32,
     seed: u64,
+    hash: Hash,
     buffer: Vec<u8>,
     pace: Pace,
 }
@@ -143,6 +147,12 @@ impl Dedup {
         Self::of_pool(format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())))
     }
 
+    /// With another hash. It proposes what to compare and decides nothing: with a bad one less is found.
+    #[must_use]
+    pub fn hashing_with(self, hash: Hash) -> Self {
+        Self { hash, ..self }
+    }
+
     /// For those who share the pool of this name.
     pub(super) fn of_pool(name: String) -> Self {
         Self {
@@ -157,6 +167,7 @@ impl Dedup {
             turn: 0,
             // Not to be guessed: no guest can make pages that fall together.
             seed: fastrand::u64(..),
+            hash: xxh3_64_with_seed,
             buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
             pace: Pace { rate: None, credit: 0.0, last: Instant::now() },
         }
@@ -282,7 +293,7 @@ impl Dedup {
         let mut page = [0; PAGE_LEN];
         for slot in slots {
             let Ok(()) = store.file.read(slot, &mut page) else { continue };
-            let hash = xxh3_64_with_seed(&page, self.seed);
+            let hash = (self.hash)(&page, self.seed);
             if store.slots.set_hash(slot, hash) {
                 self.index.set(hash, Place::Pool(slot));
             }
@@ -419,7 +430,7 @@ impl Dedup {
             let bytes = &mut buffer[first * PAGE_LEN..][..run.len() * PAGE_LEN];
             let read = vm.read(run.start, bytes);
             for (page, content) in run.clone().zip(bytes[..read].chunks_exact(PAGE_LEN)) {
-                let hash = (!is_zeros(content)).then(|| xxh3_64_with_seed(content, self.seed));
+                let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
                     continue;
                 }
