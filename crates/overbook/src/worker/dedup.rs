@@ -21,6 +21,7 @@
 //! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
 
 mod mappings;
+mod pace;
 mod store;
 mod vm;
 mod window;
@@ -40,6 +41,7 @@ use sys::pool_maps;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
+use pace::Pace;
 pub use store::SLOTS;
 use store::Store;
 use vm::{Target, Vm};
@@ -49,8 +51,6 @@ use window::Window;
 const MOST_QUEUED: usize = 4096;
 /// A huge page is split for so many pages saved: 1 of 64.
 const LEAST_IN_HUGE_PAGE: usize = 8;
-/// How long credit is kept.
-const LONGEST_CREDIT: Duration = Duration::from_millis(200);
 /// What a window counts for at least, in pages.
 const LEAST_CHARGED: u32 = 8;
 /// When a shim is worth being asked for its answer.
@@ -104,32 +104,6 @@ pub struct Dedup {
     pace: Pace,
 }
 
-/// How many pages may be looked at.
-#[derive(Debug)]
-struct Pace {
-    /// In a millisecond.
-    rate: Option<PagesPerMs>,
-    credit: f64,
-    last: Instant,
-}
-
-impl Pace {
-    /// What was not used for longer than [`LONGEST_CREDIT`] is lost.
-    fn refill(&mut self) {
-        let now = Instant::now();
-        let passed = now.saturating_duration_since(std::mem::replace(&mut self.last, now));
-        let of = |time: Duration, PagesPerMs(rate)| time.as_secs_f64() * 1000.0 * f64::from(rate);
-        self.credit = match self.rate {
-            None => f64::INFINITY,
-            // A window is looked at whole, so there may be a debt.
-            Some(rate) if self.credit.is_finite() => {
-                (self.credit + of(passed, rate)).min(of(LONGEST_CREDIT, rate))
-            }
-            Some(_) => 0.0,
-        };
-    }
-}
-
 /// A page that could be merged.
 struct Candidate {
     page: u32,
@@ -169,7 +143,7 @@ impl Dedup {
             seed: fastrand::u64(..),
             hash: xxh3_64_with_seed,
             buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
-            pace: Pace { rate: None, credit: 0.0, last: Instant::now() },
+            pace: Pace::new(),
         }
     }
 
@@ -306,8 +280,8 @@ impl Dedup {
         let is_gone =
             |(pid, vm): (&u32, &Vm)| (!is_told_of(*pid) || vm.has_ended()).then_some(*pid);
         let gone: Vec<u32> = self.vms.iter().filter_map(is_gone).collect();
-        for vm in gone.into_iter().filter_map(|pid| Some((pid, self.vms.remove(&pid)?))) {
-            let (pid, vm) = vm;
+        for pid in gone {
+            let Some(vm) = self.vms.remove(&pid) else { continue };
             self.index.forget(vm.numbers());
             if let Some(store) = &mut self.store {
                 let (process, slots) = vm.into_holder();
