@@ -52,6 +52,7 @@ pub mod random;
 pub mod recording;
 pub mod report;
 pub mod scenario;
+pub mod slab;
 pub mod sources;
 pub mod state;
 pub mod status;

@@ -8,6 +8,7 @@ mod boot;
 mod daemon_cost;
 mod daemon_kill;
 mod dedup_cost;
+mod dedup_overhead;
 mod dedup_soak;
 mod dedup_vs_ksm;
 mod meb_accuracy;
@@ -85,6 +86,7 @@ pub const SCENARIOS: &[Scenario] = &[
     meb_imt::SCENARIO,
     dedup_vs_ksm::SCENARIO,
     dedup_cost::SCENARIO,
+    dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,

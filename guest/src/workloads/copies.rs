@@ -1,5 +1,6 @@
 //! `copies`: memory of which a part is the same in every guest that runs it, a part is only this guest's, and a
-//! part is zero: what a host that keeps identical pages once can save is known in advance.
+//! part is zero: what a host that keeps identical pages once can save is known in advance. `--interleaved` is the
+//! layout in which that is dearest: every second page is the same, and no two of these are neighbours.
 //!
 //! Then it reads a word here and there, and writes to its own part only; each operation is timed, so what
 //! an access waits for shows in the percentiles. `mb` is what is filled.
@@ -8,7 +9,7 @@ use clap::Args;
 
 use crate::args::megabytes;
 use crate::error::WorkError;
-use crate::memory::{Memory, WORDS_PER_MB, fill_random};
+use crate::memory::{Memory, PAGE, PAGES_PER_MB, WORDS_PER_MB, fill_random};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -16,6 +17,7 @@ use crate::run::Worker;
 const COMMON_SEED: u64 = 0x0c09_1e50;
 /// One of so many operations writes.
 const READS_PER_WRITE: usize = 8;
+const WORDS_PER_PAGE: usize = WORDS_PER_MB / PAGES_PER_MB;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -28,9 +30,43 @@ pub(crate) struct Options {
     /// How much is written and zero
     #[arg(long, value_name = "N", value_parser = megabytes)]
     zero_mb: Option<usize>,
+    /// Let pages that are the same in all guests and pages of this guest's own alternate
+    #[arg(long)]
+    interleaved: bool,
     /// Touch nothing any more when all is filled
     #[arg(long)]
     rest: bool,
+}
+
+/// What a page holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Same,
+    Own,
+    Zeros,
+}
+
+impl Options {
+    fn content(&self, page: usize) -> Content {
+        let (same, own) = (self.same_mb * PAGES_PER_MB, self.own_mb * PAGES_PER_MB);
+        let is_same = match page {
+            _ if page >= same + own => return Content::Zeros,
+            // What one has more of than of the other comes at the end.
+            _ if !self.interleaved => page < same,
+            _ if page >= 2 * same.min(own) => same > own,
+            _ => page.is_multiple_of(2),
+        };
+        if is_same { Content::Same } else { Content::Own }
+    }
+
+    /// Where the guest's own page of this number lies.
+    fn own_page(&self, number: usize) -> usize {
+        if self.interleaved && number < self.same_mb * PAGES_PER_MB {
+            2 * number + 1
+        } else {
+            self.same_mb * PAGES_PER_MB + number
+        }
+    }
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
@@ -45,14 +81,16 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
             return Ok(());
         }
         let chunk = memory.grow()?;
-        if mb < options.same_mb {
-            fill_random(chunk, &mut common);
-        } else if mb < options.same_mb + options.own_mb {
-            fill_random(chunk, &mut own);
-        } else {
-            // First something else: a kernel may put its page of zeros under what is only zeroed.
-            chunk.fill(1);
-            chunk.fill(0);
+        for (number, page) in chunk.chunks_exact_mut(PAGE).enumerate() {
+            match options.content(mb * PAGES_PER_MB + number) {
+                Content::Same => fill_random(page, &mut common),
+                Content::Own => fill_random(page, &mut own),
+                // First something else: a kernel may put its page of zeros under what is only zeroed.
+                Content::Zeros => {
+                    page.fill(1);
+                    page.fill(0);
+                }
+            }
         }
         worker.shared.mb.set(memory.len_mb());
     }
@@ -63,8 +101,9 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         }
         let began = worker.shared.now();
         if own.below(READS_PER_WRITE) == 0 {
-            let first = options.same_mb * WORDS_PER_MB;
-            let word = first + own.below(options.own_mb * WORDS_PER_MB);
+            let word = own.below(options.own_mb * WORDS_PER_MB);
+            let page = options.own_page(word / WORDS_PER_PAGE);
+            let word = page * WORDS_PER_PAGE + word % WORDS_PER_PAGE;
             let value = own.next_u64();
             memory.set(word, value);
         } else {
@@ -80,6 +119,30 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 mod tests {
     use super::*;
 
+    fn options(same_mb: usize, own_mb: usize, zero_mb: usize, interleaved: bool) -> Options {
+        Options { same_mb, own_mb, zero_mb: Some(zero_mb), interleaved, rest: false }
+    }
+
+    #[test]
+    fn what_a_page_holds_and_where_own_pages_lie_agree() {
+        for interleaved in [false, true] {
+            for (same, own) in [(1, 1), (2, 1), (1, 2), (0, 1)] {
+                let options = options(same, own, 1, interleaved);
+                let pages = (0..(same + own + 1) * PAGES_PER_MB).map(|page| options.content(page));
+                let contents: Vec<Content> = pages.collect();
+                let all = |content| (0..).zip(&contents).filter(move |(_, is)| **is == content);
+                assert_eq!(all(Content::Same).count(), same * PAGES_PER_MB);
+                assert_eq!(all(Content::Zeros).count(), PAGES_PER_MB);
+                let own_pages: Vec<usize> = all(Content::Own).map(|(page, _)| page).collect();
+                let said = (0..own * PAGES_PER_MB).map(|number| options.own_page(number));
+                assert_eq!(own_pages, said.collect::<Vec<_>>(), "{options:?}");
+            }
+        }
+        assert_eq!([0, 1, 2].map(|page| options(1, 1, 0, true).content(page)), {
+            [Content::Same, Content::Own, Content::Same]
+        });
+    }
+
     #[test]
     fn it_fills_and_then_reads_and_writes() {
         let mut worker = Worker::for_test();
@@ -90,8 +153,7 @@ mod tests {
             }
             shared.stop();
         });
-        let options = Options { same_mb: 2, own_mb: 1, zero_mb: Some(1), rest: false };
-        run(&options, &mut worker).unwrap();
+        run(&options(2, 1, 1, false), &mut worker).unwrap();
         stopper.join().unwrap();
         assert_eq!(worker.shared.mb.get(), Some(4));
         assert!(worker.shared.latency.snapshot().percentile_us(9_999).is_some());

@@ -157,7 +157,7 @@ fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
 }
 
 /// Anonymous memory of these processes, shared pages by their shares.
-fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
+pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     let mut kib = 0.0;
     for pid in pids {
         let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;

@@ -7,8 +7,9 @@
 /// The hash of what was not read yet. Content that has this hash is only found by chance.
 const UNKNOWN: u64 = 0;
 
-/// One slot.
+/// One slot. Packed: there is one for each page of the pool, and a quarter of it would be padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C, packed(4))]
 struct Slot {
     hash: u64,
     sharers: u32,
@@ -141,6 +142,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn twelve_bytes_a_slot() {
+        assert_eq!(size_of::<Slot>(), 12);
+    }
 
     #[test]
     fn slots_lie_side_by_side_in_the_order_in_which_they_were_taken() {

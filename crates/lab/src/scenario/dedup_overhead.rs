@@ -1,0 +1,299 @@
+//! `dedup-overhead`: what merging itself takes of memory, in the kernel and in the worker.
+//!
+//! The real worker merges four guests until nothing more is saved, once with long runs of pages that are the same, and
+//! once with every second page the same over nearly all of the guests' memory: each such page is a mapping of its own.
+//!
+//! * To what is **saved** (the fall of all QEMUs' `Pss_Anon`, less the pool) is compared what the kernel takes: mappings
+//!   with all that hangs on them, page tables, and the index of the pool's file.
+//! * To what is **scanned** (the guests' RAM that is there) is compared what the worker takes: the growth of its own
+//!   memory, and of the shims' page states that it reads.
+//!
+//! Mappings are those that the processes list, at the size of the kernel's object. What hangs on them is counted for the
+//! whole machine: whether other work on it passes for ours is told by the growth of all of the machine's mappings, beside
+//! that of those listed (`counter_error`).
+
+use std::io::{PipeWriter, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use model::{Bytes, PagesPerMs, TrackingBudget, VmName};
+use overbook::worker::{Order, Orders, Report};
+use pages::dedup::BYTES_PER_PAGE;
+use sys::memory_map::PAGE_LEN;
+use sys::memory_of::{Counters, Overhead};
+use sys::pool_maps;
+use sys::process::{Identity, Spawn};
+
+use super::dedup_vs_ksm::anonymous_mib;
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::progress::Line;
+use crate::slab::Objects;
+use crate::{inside, interrupt};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "dedup-overhead",
+    summary: "what merging takes of memory: mappings, page tables and the worker, to what it saves and scans",
+    run,
+};
+
+const GUESTS: usize = 4;
+const MEMORY: Bytes = Bytes::mib(256);
+const NATURAL: (&str, u32, &str) = ("natural", 120, "copies --same-mb 60 --own-mb 60 --rest");
+const WORST: (&str, u32, &str) =
+    ("worst", 180, "copies --same-mb 90 --own-mb 90 --interleaved --rest");
+const FILL_LIMIT: Duration = Duration::from_secs(90);
+const SETTLE: Duration = Duration::from_secs(3);
+const WORKER_LIMIT: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Merging is over when so long nothing more than [`LITTLE`] was saved.
+const QUIET: Duration = Duration::from_secs(12);
+const LITTLE: f64 = 1.0;
+const START_LIMIT: Duration = Duration::from_secs(60);
+const MERGE_LIMIT: Duration = Duration::from_secs(300);
+/// More than it can.
+const RATE: PagesPerMs = PagesPerMs(1000);
+/// A mapping.
+const MAPPING: &str = "vm_area_struct";
+/// What hangs on mappings.
+const CACHES: [&str; 3] = ["anon_vma_chain", "anon_vma", "maple_node"];
+/// Of the pool's file: each has room for so many pages.
+const FILE_NODE: (&str, f64) = ("radix_tree_node", 64.0);
+
+/// What is taken at one moment.
+struct Moment {
+    /// All mappings of the QEMUs, and of the machine.
+    listed: f64,
+    mappings: Objects,
+    objects: Vec<Objects>,
+    page_tables: Bytes,
+    anonymous_mib: f64,
+    worker: Bytes,
+}
+
+/// What one layout came to, in MiB.
+struct Layout {
+    saved: f64,
+    pool: f64,
+    scanned: f64,
+    dropped: f64,
+    shared_pages: f64,
+    /// Of the pool.
+    mappings: f64,
+    /// What the kernel takes: what, and how much.
+    kernel: Vec<(&'static str, f64)>,
+    worker: f64,
+    counter_error: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let mut of_scanned = Vec::new();
+    let mut counter_error: f64 = 0.0;
+    for ((name, mb, work), figure, most) in
+        [(NATURAL, "overhead_of_saved", 0.03), (WORST, "overhead_of_saved_worst", 0.07)]
+    {
+        context.say(&format!("{name} ..."));
+        let layout = layout(context, name, mb, work)?;
+        context.say(&format!("  {}\n  {}", layout.in_words(), layout.worker_in_words()));
+        let value = layout.kernel_mib() / layout.saved;
+        let target = Target::AtMost(most);
+        figures.add(figure, Figure::new(value, "ratio", layout.in_words()).target(target));
+        let each = layout.kernel_mib() * f64::from(1 << 20) / layout.mappings;
+        let note = "what the kernel takes for each mapping of the pool";
+        figures.add(&format!("mapping_bytes_{name}"), Figure::new(each, "B", note));
+        let left = layout.saved - layout.kernel_mib() - layout.worker;
+        let note =
+            format!("by all four, the pool subtracted; {left:.0} without all that merging takes");
+        figures.add(&format!("saved_mib_{name}"), Figure::new(layout.saved, "MiB", note));
+        of_scanned.push((layout.worker / layout.scanned, layout.worker_in_words()));
+        counter_error = counter_error.max(layout.counter_error);
+    }
+    let note = of_scanned.iter().map(|(_, words)| words.as_str()).collect::<Vec<_>>().join("; ");
+    let most = of_scanned.iter().map(|(ratio, _)| *ratio).fold(f64::NAN, f64::max);
+    let figure = Figure::new(most, "ratio", note).target(Target::AtMost(0.005));
+    figures.add("overhead_of_scanned", figure);
+    let note =
+        "growth of the machine's mappings to those that the QEMUs list, - 1: whether it was quiet";
+    let figure = Figure::new(counter_error, "ratio", note).target(Target::AtMost(0.05));
+    figures.add("counter_error", figure);
+    Ok(figures)
+}
+
+fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, LabError> {
+    let guest = |number: usize| MachineSpec {
+        seed: context.seed + number as u64,
+        shim: true,
+        ..MachineSpec::new(&format!("copy-{number}"), "dedup", MEMORY, MEMORY, work)
+    };
+    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let is_full = |line: Line| line.number("mb").is_some_and(|filled| filled >= f64::from(mb));
+    lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| Line::newest(machine).is_some_and(is_full)))
+    })?;
+    interrupt::sleep(SETTLE)?;
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let mut worker = Worker::start(&mut lab, name)?;
+    let before = Moment::now(&pids, &worker)?;
+    let mut scanned = Bytes::ZERO;
+    for pid in &pids {
+        let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
+        scanned = scanned.plus(guest);
+    }
+    worker.order(&pids)?;
+    let began = Instant::now();
+    let mut last_change = (Instant::now(), 0.0);
+    while last_change.0.elapsed() < if last_change.1 > 0.0 { QUIET } else { START_LIMIT } {
+        interrupt::sleep(LOOK_EVERY)?;
+        if began.elapsed() > MERGE_LIMIT {
+            let what = "merging to end".to_owned();
+            return Err(LabError::Timeout { what, limit: MERGE_LIMIT });
+        }
+        let pool = worker.report().map_or(0.0, |report| report.pool.as_mib());
+        let saved = before.anonymous_mib - anonymous_mib(&pids)? - pool;
+        if saved > last_change.1 + LITTLE {
+            last_change = (Instant::now(), saved);
+        }
+    }
+    let after = Moment::now(&pids, &worker)?;
+    let report = worker.report().unwrap_or_default();
+    let mut mappings = 0.0;
+    for pid in &pids {
+        mappings += pool_maps::mappings(*pid)?.len() as f64;
+    }
+    lab.stop()?;
+    Layout::new(&before, &after, &report, scanned, mappings)
+}
+
+impl Moment {
+    fn now(pids: &[u32], worker: &Worker) -> Result<Self, LabError> {
+        let counters = |pid: u32| Counters::of(pid).map_err(std::io::Error::other);
+        let of_worker = counters(worker.process.pid)?;
+        let (mut listed, mut page_tables) = (0.0, of_worker.page_tables);
+        for pid in pids {
+            listed += std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().count() as f64;
+            page_tables = page_tables.plus(counters(*pid)?.page_tables);
+        }
+        Ok(Self {
+            listed,
+            mappings: Objects::of(MAPPING)?,
+            objects: CACHES.into_iter().map(Objects::of).collect::<Result<_, _>>()?,
+            page_tables,
+            anonymous_mib: anonymous_mib(pids)?,
+            // It maps the shims' page states, and of the pool nothing.
+            worker: of_worker.anonymous.plus(of_worker.shared),
+        })
+    }
+}
+
+impl Layout {
+    fn new(
+        before: &Moment,
+        after: &Moment,
+        report: &Report,
+        scanned: Bytes,
+        mappings: f64,
+    ) -> Result<Self, LabError> {
+        let mib = |bytes: f64| bytes / f64::from(1 << 20);
+        let vms = || report.vms.values().filter_map(|vm| vm.dedup.as_ref());
+        let listed = after.listed - before.listed;
+        let mut kernel = vec![(MAPPING, mib(listed * after.mappings.each))];
+        for ((cache, before), after) in CACHES.into_iter().zip(&before.objects).zip(&after.objects)
+        {
+            kernel.push((cache, mib(after.growth_bytes(*before))));
+        }
+        kernel.push(("page tables", after.page_tables.as_mib() - before.page_tables.as_mib()));
+        // Not counted, for any file that is read has such nodes.
+        let (cache, room) = FILE_NODE;
+        let pages = report.pool.0 as f64 / PAGE_LEN as f64;
+        kernel.push((cache, mib((pages / room).ceil() * Objects::of(cache)?.each)));
+        let counted = after.mappings.more_than(before.mappings);
+        Ok(Self {
+            saved: before.anonymous_mib - after.anonymous_mib - report.pool.as_mib(),
+            pool: report.pool.as_mib(),
+            scanned: scanned.as_mib(),
+            dropped: vms().map(|vm| vm.dropped.as_mib()).sum(),
+            shared_pages: vms().map(|vm| vm.shared.0 as f64 / PAGE_LEN as f64).sum(),
+            mappings,
+            kernel,
+            worker: after.worker.as_mib() - before.worker.as_mib(),
+            counter_error: (counted / listed - 1.0).abs(),
+        })
+    }
+
+    fn kernel_mib(&self) -> f64 {
+        self.kernel.iter().map(|(_, mib)| mib).sum()
+    }
+
+    fn in_words(&self) -> String {
+        let parts = self.kernel.iter().map(|(what, mib)| format!("{what} {mib:.2}"));
+        format!(
+            "{:.2} MiB in the kernel ({}) for {:.0} MiB saved: {:.0} pages in {:.0} mappings of a pool of {:.0} MiB, \
+             {:.0} MiB of zeros dropped",
+            self.kernel_mib(),
+            parts.collect::<Vec<_>>().join(", "),
+            self.saved,
+            self.shared_pages,
+            self.mappings,
+            self.pool,
+            self.dropped
+        )
+    }
+
+    fn worker_in_words(&self) -> String {
+        let all = GUESTS as f64 * MEMORY.as_mib();
+        let index = all / PAGE_LEN as f64 * BYTES_PER_PAGE;
+        format!(
+            "{:.2} MiB for {:.0} of {all:.0} MiB that are there: index and books {index:.2}, else {:.2}",
+            self.worker,
+            self.scanned,
+            self.worker - index
+        )
+    }
+}
+
+/// The product's own worker. It ends with the lab.
+struct Worker {
+    process: Identity,
+    orders: PipeWriter,
+    log: PathBuf,
+}
+
+impl Worker {
+    /// Started, and without any VM yet.
+    fn start(lab: &mut Lab, group: &str) -> Result<Self, LabError> {
+        let name = format!("worker-{group}");
+        let log = lab.dir().join("log").join(&name);
+        // An earlier worker's reports are not its own.
+        std::fs::write(&log, "")?;
+        let (stdin, orders) = std::io::pipe()?;
+        let spawn = Spawn::new(inside::built("overbook")?).arg("worker").arg(group).stdin(stdin);
+        let process = lab.spawn(&name, spawn)?;
+        let mut worker = Self { process, orders, log };
+        worker.order(&[])?;
+        lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
+        Ok(worker)
+    }
+
+    /// Has it merge what is the same in these QEMUs.
+    fn order(&mut self, pids: &[u32]) -> Result<(), LabError> {
+        let order = |pid: &u32| {
+            let (pid, swapped, budget) = (*pid, Bytes::ZERO, TrackingBudget::Off);
+            let order =
+                Order { incarnation: 1, pid, swapped, memory: MEMORY, budget, leaves: false };
+            (VmName::from(format!("vm-{pid}").as_str()), order)
+        };
+        let orders = Orders { vms: pids.iter().map(order).collect(), scan_rate: Some(RATE) };
+        let mut line = serde_json::to_vec(&orders).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        Ok(self.orders.write_all(&line)?)
+    }
+
+    fn report(&self) -> Option<Report> {
+        let text = std::fs::read_to_string(&self.log).ok()?;
+        text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
+    }
+}
