@@ -10,6 +10,7 @@ mod daemon_kill;
 mod dedup_cost;
 mod dedup_soak;
 mod dedup_vs_ksm;
+mod group_isolation;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -86,6 +87,7 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_vs_ksm::SCENARIO,
     dedup_cost::SCENARIO,
     dedup_soak::SCENARIO,
+    group_isolation::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,
