@@ -36,10 +36,7 @@ fn configure(stage: &Stage, change: impl Fn(&str) -> String) {
 }
 
 fn merge_both(config: &str) -> String {
-    config.split_inclusive('\n').fold(String::new(), |all, line| {
-        let dedup = if line.starts_with("[group.") { "dedup = 200\n" } else { "" };
-        all + line + dedup
-    })
+    config.replace("dedup = \"off\"", "dedup = 200")
 }
 
 fn dedup(stage: &Stage, vm: &str, field: &str) -> Bytes {

@@ -21,6 +21,7 @@ use crate::error::WorkError;
 use crate::histogram::Snapshot;
 use crate::run::Shared;
 use crate::swap;
+use crate::workloads::Timing;
 
 const PERIOD: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(2);
@@ -74,6 +75,8 @@ struct Line {
     /// 16 hexadecimal digits: a JSON number would lose bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Timing>,
 }
 
 /// Writes the lines of one run.
@@ -177,6 +180,7 @@ impl<W: Write> Reporter<W> {
             gap_ms: shared.gap.take_ms(now),
             swap_kb: swap::in_use_kb(),
             checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),
+            timing: shared.timing.get().cloned(),
         };
         (self.last_t, self.last_ops, self.last_latency) = (now, ops, latency);
         line

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::gap::Gap;
 use crate::histogram::Histogram;
 use crate::pace::Pacer;
+use crate::workloads::Timing;
 
 /// A number that a workload may or may not report.
 #[derive(Debug)]
@@ -41,6 +42,7 @@ pub(crate) struct Shared {
     pub(crate) dropped: Gauge,
     pub(crate) bad_bytes: Gauge,
     pub(crate) checksum: OnceLock<u64>,
+    pub(crate) timing: OnceLock<Timing>,
     stopping: AtomicBool,
     sleepers: Mutex<()>,
     wake: Condvar,
@@ -59,6 +61,7 @@ impl Shared {
             dropped: absent(),
             bad_bytes: absent(),
             checksum: OnceLock::new(),
+            timing: OnceLock::new(),
             stopping: AtomicBool::new(false),
             sleepers: Mutex::new(()),
             wake: Condvar::new(),

@@ -12,6 +12,7 @@ mod matrix;
 mod memhog;
 mod phases;
 mod pi;
+mod probe;
 mod random_array;
 mod scan;
 mod sort;
@@ -22,6 +23,7 @@ mod zipf;
 
 use clap::Subcommand;
 
+pub(crate) use self::probe::Timing;
 use crate::error::WorkError;
 use crate::run::Worker;
 
@@ -34,6 +36,8 @@ pub(crate) enum Workload {
     Memhog(memhog::Options),
     /// Hold memory of which a part is the same in other guests, and touch it; ops = words
     Copies(copies::Options),
+    /// Hold pages that other guests hold, and time one write to each; ops = writes
+    Probe(probe::Options),
     /// Sort generated text, in memory or on a disk; ops = lines sorted into runs + lines merged
     Sort(sort::Options),
     /// Count the words of generated text, in memory or on a disk; ops = words
@@ -69,6 +73,7 @@ impl Workload {
             Self::RandomArray(_) => "random-array",
             Self::Memhog(_) => "memhog",
             Self::Copies(_) => "copies",
+            Self::Probe(_) => "probe",
             Self::Sort(_) => "sort",
             Self::Wordcount(_) => "wordcount",
             Self::Pi => "pi",
@@ -90,6 +95,7 @@ impl Workload {
             Self::RandomArray(options) => random_array::run(options, worker),
             Self::Memhog(options) => memhog::run(options, worker),
             Self::Copies(options) => copies::run(options, worker),
+            Self::Probe(options) => probe::run(options, worker),
             Self::Sort(options) => sort::run(options, worker),
             Self::Wordcount(options) => wordcount::run(options, worker),
             Self::Pi => pi::run(worker),

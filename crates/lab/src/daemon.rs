@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, Mode};
+use model::{Bytes, DedupSpec, Mode, PagesPerMs};
 use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -27,6 +27,7 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 pub struct Daemon {
     program: PathBuf,
     config: PathBuf,
+    dedup: DedupSpec,
     client: Client,
     process: Identity,
     log: PathBuf,
@@ -38,13 +39,21 @@ impl Daemon {
     /// # Errors
     /// When the program is missing or does not come up; its log is in the lab's `log` directory.
     pub fn start(lab: &mut Lab, mode: Mode) -> Result<Self, LabError> {
+        Self::start_merging(lab, mode, DedupSpec::Off)
+    }
+
+    /// The same; identical pages are looked for in every group as `dedup` says.
+    ///
+    /// # Errors
+    /// As for [`Daemon::start`].
+    pub fn start_merging(lab: &mut Lab, mode: Mode, dedup: DedupSpec) -> Result<Self, LabError> {
         let config = lab.dir().join("etc").join("overbook.toml");
-        std::fs::write(&config, configuration(lab, mode))?;
+        std::fs::write(&config, configuration(lab, mode, dedup))?;
         let program = inside::built("overbook")?;
         let process = spawn(lab, &program, &config)?;
         let client = Client::new(&socket(lab.dir()))?;
         let log = lab.dir().join("log").join(NAME);
-        let daemon = Self { program, config, client, process, log };
+        let daemon = Self { program, config, dedup, client, process, log };
         daemon.wait_until_it_answers(lab)?;
         Ok(daemon)
     }
@@ -88,7 +97,7 @@ impl Daemon {
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
     pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
-        std::fs::write(&self.config, configuration(lab, mode))?;
+        std::fs::write(&self.config, configuration(lab, mode, self.dedup))?;
         self.process.signal(Signal::HUP)?;
         lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
             Ok(self.case()?.spec.modes.balloon == mode)
@@ -130,12 +139,16 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 /// One group per group of the guests; every guest may fall to half of its base.
-fn configuration(lab: &Lab, mode: Mode) -> String {
+fn configuration(lab: &Lab, mode: Mode, dedup: DedupSpec) -> String {
     let dir = lab.dir().display();
     let mode = match mode {
         Mode::Observe => "observe",
         Mode::Recommend => "recommend",
         Mode::Enforce => "enforce",
+    };
+    let dedup = match dedup {
+        DedupSpec::Fixed(PagesPerMs(rate)) => rate.to_string(),
+        named => format!("\"{named}\""),
     };
     let mut text = format!(
         "[host]\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
@@ -156,8 +169,11 @@ fn configuration(lab: &Lab, mode: Mode) -> String {
         );
     }
     for (group, vms) in groups {
-        let _ =
-            write!(text, "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{}]\n", vms.join(", "));
+        let vms = vms.join(", ");
+        let _ = write!(
+            text,
+            "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{vms}]\ndedup = {dedup}\n"
+        );
     }
     text
 }

@@ -11,6 +11,7 @@ mod dedup_cost;
 mod dedup_overhead;
 mod dedup_soak;
 mod dedup_vs_ksm;
+mod group_isolation;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -88,6 +89,7 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_cost::SCENARIO,
     dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
+    group_isolation::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use model::{Bytes, PagesPerMs, TrackingBudget};
 use overbook::worker::{Order, Orders, Report};
-use sys::process::{Child, Signal, Spawn};
+use sys::process::{Child, Identity, Signal, Spawn};
 
 use crate::inside;
 use crate::lab::{Lab, LabError, Machine};
@@ -19,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub struct WorkerProcess {
     child: Child,
     orders: PipeWriter,
-    latest: Arc<Mutex<Report>>,
+    latest: Arc<Mutex<Option<Report>>>,
 }
 
 impl WorkerProcess {
@@ -31,30 +31,41 @@ impl WorkerProcess {
         let ((stdin, orders), (reports, stdout)) = (io::pipe()?, io::pipe()?);
         let spawn = Spawn::new(inside::built("overbook")?).args(["worker", group]);
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
-        let latest = Arc::<Mutex<Report>>::default();
+        let latest = Arc::<Mutex<Option<Report>>>::default();
         let known = Arc::clone(&latest);
         // Ends with the worker's end of the pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(reports).lines().map_while(Result::ok) {
                 if let Ok(report) = serde_json::from_str(&line) {
-                    *known.lock().unwrap_or_else(PoisonError::into_inner) = report;
+                    *known.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
                 }
             }
         });
         Ok(Self { child, orders, latest })
     }
 
-    /// Has it track all guests of the lab with the usual budget, and merge at this rate, or unshare.
+    /// Its process.
+    #[must_use]
+    pub fn identity(&self) -> Identity {
+        self.child.identity()
+    }
+
+    /// Has it track all guests of the lab with this budget, and merge at this rate, or unshare.
     ///
     /// # Errors
     /// When it is gone.
-    pub fn order(&mut self, lab: &Lab, scan_rate: Option<PagesPerMs>) -> Result<(), LabError> {
+    pub fn order(
+        &mut self,
+        lab: &Lab,
+        budget: TrackingBudget,
+        scan_rate: Option<PagesPerMs>,
+    ) -> Result<(), LabError> {
         let order = |machine: &Machine| Order {
             incarnation: 1,
             pid: machine.process().pid,
             swapped: Bytes::ZERO,
             memory: machine.spec().memory_max,
-            budget: TrackingBudget::default(),
+            budget,
             leaves: false,
         };
         let name = |machine: &Machine| machine.spec().name.as_str().into();
@@ -64,9 +75,9 @@ impl WorkerProcess {
         Ok(self.orders.write_all(&line)?)
     }
 
-    /// What it said last.
+    /// What it said last; `None`: nothing yet.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> Option<Report> {
         self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

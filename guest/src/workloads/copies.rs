@@ -69,11 +69,19 @@ impl Options {
     }
 }
 
+/// What all have.
+pub(super) fn common() -> Rng {
+    Rng::new(COMMON_SEED)
+}
+
+/// What only the guest of this seed has; other workloads of the same seed have other words.
+pub(super) fn own(seed: u64) -> Rng {
+    Rng::new(!seed ^ COMMON_SEED)
+}
+
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut memory = Memory::default();
-    let mut common = Rng::new(COMMON_SEED);
-    // Also a guest of the same seed as another one has words of its own.
-    let mut own = Rng::new(!worker.seed ^ COMMON_SEED);
+    let (mut common, mut own) = (common(), own(worker.seed));
     let zero_mb = options.zero_mb.unwrap_or(0);
     let all_mb = options.same_mb + options.own_mb + zero_mb;
     for mb in 0..all_mb {

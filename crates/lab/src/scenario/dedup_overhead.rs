@@ -12,26 +12,24 @@
 //! whole machine: whether other work on it passes for ours is told by the growth of all of the machine's mappings, beside
 //! that of those listed (`counter_error`).
 
-use std::io::{PipeWriter, Write};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use model::{Bytes, PagesPerMs, TrackingBudget, VmName};
-use overbook::worker::{Order, Orders, Report};
+use model::{Bytes, PagesPerMs, TrackingBudget};
+use overbook::worker::Report;
 use pages::dedup::BYTES_PER_PAGE;
 use sys::memory_map::PAGE_LEN;
 use sys::memory_of::{Counters, Overhead};
 use sys::pool_maps;
-use sys::process::{Identity, Spawn};
 
 use super::dedup_vs_ksm::anonymous_mib;
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::progress::Line;
 use crate::slab::Objects;
-use crate::{inside, interrupt};
+use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-overhead",
@@ -136,14 +134,15 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
     })?;
     interrupt::sleep(SETTLE)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
-    let mut worker = Worker::start(&mut lab, name)?;
+    let mut worker = WorkerProcess::start(name)?;
+    lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
     let before = Moment::now(&pids, &worker)?;
     let mut scanned = Bytes::ZERO;
     for pid in &pids {
         let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
         scanned = scanned.plus(guest);
     }
-    worker.order(&pids)?;
+    worker.order(&lab, TrackingBudget::Off, Some(RATE))?;
     let began = Instant::now();
     let mut last_change = (Instant::now(), 0.0);
     while last_change.0.elapsed() < if last_change.1 > 0.0 { QUIET } else { START_LIMIT } {
@@ -164,14 +163,15 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
     for pid in &pids {
         mappings += pool_maps::mappings(*pid)?.len() as f64;
     }
+    worker.end()?;
     lab.stop()?;
     Layout::new(&before, &after, &report, scanned, mappings)
 }
 
 impl Moment {
-    fn now(pids: &[u32], worker: &Worker) -> Result<Self, LabError> {
+    fn now(pids: &[u32], worker: &WorkerProcess) -> Result<Self, LabError> {
         let counters = |pid: u32| Counters::of(pid).map_err(std::io::Error::other);
-        let of_worker = counters(worker.process.pid)?;
+        let of_worker = counters(worker.identity().pid)?;
         let (mut listed, mut page_tables) = (0.0, of_worker.page_tables);
         for pid in pids {
             listed += std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines().count() as f64;
@@ -252,48 +252,5 @@ impl Layout {
             self.scanned,
             self.worker - index
         )
-    }
-}
-
-/// The product's own worker. It ends with the lab.
-struct Worker {
-    process: Identity,
-    orders: PipeWriter,
-    log: PathBuf,
-}
-
-impl Worker {
-    /// Started, and without any VM yet.
-    fn start(lab: &mut Lab, group: &str) -> Result<Self, LabError> {
-        let name = format!("worker-{group}");
-        let log = lab.dir().join("log").join(&name);
-        // An earlier worker's reports are not its own.
-        std::fs::write(&log, "")?;
-        let (stdin, orders) = std::io::pipe()?;
-        let spawn = Spawn::new(inside::built("overbook")?).arg("worker").arg(group).stdin(stdin);
-        let process = lab.spawn(&name, spawn)?;
-        let mut worker = Self { process, orders, log };
-        worker.order(&[])?;
-        lab.wait_for("the worker to report", WORKER_LIMIT, |_| Ok(worker.report().is_some()))?;
-        Ok(worker)
-    }
-
-    /// Has it merge what is the same in these QEMUs.
-    fn order(&mut self, pids: &[u32]) -> Result<(), LabError> {
-        let order = |pid: &u32| {
-            let (pid, swapped, budget) = (*pid, Bytes::ZERO, TrackingBudget::Off);
-            let order =
-                Order { incarnation: 1, pid, swapped, memory: MEMORY, budget, leaves: false };
-            (VmName::from(format!("vm-{pid}").as_str()), order)
-        };
-        let orders = Orders { vms: pids.iter().map(order).collect(), scan_rate: Some(RATE) };
-        let mut line = serde_json::to_vec(&orders).map_err(std::io::Error::other)?;
-        line.push(b'\n');
-        Ok(self.orders.write_all(&line)?)
-    }
-
-    fn report(&self) -> Option<Report> {
-        let text = std::fs::read_to_string(&self.log).ok()?;
-        text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
     }
 }

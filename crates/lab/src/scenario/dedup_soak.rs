@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use model::{Bytes, Dedup, PagesPerMs};
+use model::{Bytes, Dedup, PagesPerMs, TrackingBudget};
 use overbook::worker::SLOTS;
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
@@ -100,7 +100,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         while Instant::now() < end {
             let unshares = random.between(0, UNSHARE) == 0;
             toll.unshared += u32::from(unshares);
-            worker.order(&lab, (!unshares).then_some(RATE))?;
+            worker.order(&lab, TrackingBudget::default(), (!unshares).then_some(RATE))?;
             for machine in lab.machines() {
                 if !machine.alive() {
                     return Err(machine.death());
@@ -111,7 +111,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             interrupt::sleep(Duration::from_millis(random.between(200, 1_500)))?;
         }
         toll.kills += 1;
-        for reading in worker.report().vms.values().filter_map(|vm| vm.dedup) {
+        let report = worker.report().unwrap_or_default();
+        for reading in report.vms.values().filter_map(|vm| vm.dedup) {
             toll.merged += reading.merged.0;
             toll.broken += reading.broken.0;
             toll.dropped += reading.dropped.0;
@@ -130,9 +131,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 /// Has everything unshared, and looks what the kernel still knows of it.
 fn unshare(lab: &Lab, pids: &[u32]) -> Result<Left, LabError> {
     let mut worker = WorkerProcess::start(GROUP)?;
-    worker.order(lab, None)?;
+    worker.order(lab, TrackingBudget::default(), None)?;
     lab.wait_for("nothing to be shared any more", UNSHARE_LIMIT, |_| {
-        let report = worker.report();
+        let report = worker.report().unwrap_or_default();
         let is_unshared = |dedup: Dedup| dedup.passes > 1 && dedup.shared == Bytes::ZERO;
         Ok(!report.vms.is_empty()
             && report.vms.values().all(|vm| vm.dedup.is_some_and(is_unshared)))

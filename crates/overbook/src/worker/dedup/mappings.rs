@@ -8,8 +8,18 @@ use std::time::{Duration, Instant};
 use pages::dedup::least_run;
 use sys::pool_maps;
 
+use super::super::granules::PAGE;
+
 /// What a kernel allows that does not say (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
+/// What a mapping takes of the kernel's memory, with all that hangs on it (`dedup-overhead`: 480 bytes for the two of an
+/// isolated page).
+const MAPPING_BYTES: u64 = 240;
+/// About what QEMU has by itself.
+const QEMUS_OWN: u32 = 400;
+/// Mappings may take one of so many bytes that they save; beyond, only runs that take less by themselves are worth it.
+const DEAR: u64 = 20;
+const CHEAP_RUN: u32 = 4;
 /// Mappings are counted so long after the last time, if there may be so many more, or at last.
 const MAPPINGS_SOON: Duration = Duration::from_secs(1);
 const MAPPINGS_MORE: u32 = 500;
@@ -35,13 +45,19 @@ impl Mappings {
         new
     }
 
-    /// How long a run must be to be worth a mapping now; `None`: no run is.
-    pub(super) fn least_run(&mut self) -> Option<u32> {
+    /// How long a run must be to be worth a mapping now, if so many runs are asked for and so many pages are shared
+    /// then; `None`: no run is.
+    pub(super) fn least_run(&mut self, runs: u32, shared_pages: u32) -> Option<u32> {
         let is_due = self.since > MAPPINGS_MORE && self.at.elapsed() > MAPPINGS_SOON;
         if is_due || self.at.elapsed() > MAPPINGS_LATE {
             self.count();
         }
-        least_run(self.counted.saturating_add(self.since), self.most)
+        let now = self.counted.saturating_add(self.since);
+        let by_room = least_run(now, self.most)?;
+        let then = u64::from(now.saturating_sub(QEMUS_OWN)) + 2 * u64::from(runs);
+        // Each slot has two sharers at least, so half of what is shared is saved.
+        let is_dear = then * MAPPING_BYTES * DEAR > u64::from(shared_pages) * PAGE / 2;
+        Some(if is_dear { by_room.max(CHEAP_RUN) } else { by_room })
     }
 
     /// There may be so many more now.

@@ -418,8 +418,11 @@ impl Vm {
         let slots: Vec<_> =
             queued.iter().filter_map(|wish| Some((wish.0, slot_of(wish)?))).collect();
         let (mut asked, mut wishes) = (Vec::new(), Vec::new());
-        let least = self.mappings.least_run().unwrap_or(u32::MAX);
-        for Run { page, slot, len } in runs(&slots) {
+        let count = |length: usize| u32::try_from(length).unwrap_or(u32::MAX);
+        let runs: Vec<Run> = runs(&slots).collect();
+        let shared = self.book.merged_pages().saturating_add(count(slots.len()));
+        let least = self.mappings.least_run(count(runs.len()), shared).unwrap_or(u32::MAX);
+        for Run { page, slot, len } in runs {
             let of_run = (page..page + len).zip((slot..slot + len).map(Target::Slot));
             if len >= least {
                 self.mappings.more(2);

@@ -1,0 +1,178 @@
+//! The physical frames behind a process's memory: the proof of who shares what with whom.
+//!
+//! **Idea.** Two processes share a page when the same frame is behind both, whoever has made it so and whatever is
+//! written in any book. `/proc/<pid>/pagemap` names the frame of each page (entries of 64 bits, `pagemap.rst`).
+//!
+//! **Limits.** The kernel shows frames to `CAP_SYS_ADMIN` only. Memory moves while it is looked at: a frame that
+//! one process has just freed may be another's by the time that this is asked. A look takes some milliseconds for
+//! each 100 MiB.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+
+use crate::memory_map::{PAGE_BYTES, Range};
+use crate::pool_maps;
+use crate::remote_memory::RemoteMemory;
+
+const ENTRY_BYTES: u64 = 8;
+const IS_PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+/// `KPF_ZERO_PAGE`: the kernel's own page of zeros, small or huge.
+const IS_ZEROS: u64 = 1 << 24;
+
+/// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's own) and what it maps
+/// of pools. Pages of pools are touched, for until then the process has only a promise of them.
+///
+/// # Errors
+/// When the process is gone or may not be looked into, or the kernel does not show frames.
+pub fn of_guest(pid: u32) -> io::Result<BTreeSet<u64>> {
+    let pools: Vec<Range> = pool_maps::mappings(pid)?.into_iter().map(|m| m.range).collect();
+    let memory = RemoteMemory::of(pid).map_err(io::Error::other)?;
+    for pool in &pools {
+        (0..pool.len / PAGE_BYTES).for_each(|page| {
+            memory.read(pool.start + page * PAGE_BYTES, &mut [0]);
+        });
+    }
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let mut frames = BTreeSet::new();
+    for range in anonymous(pid)?.into_iter().chain(pools) {
+        add(&pagemap, range, &mut frames)?;
+    }
+    if frames.contains(&0) {
+        let what = "the kernel shows physical frames to CAP_SYS_ADMIN only";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+    }
+    Ok(frames)
+}
+
+/// Those that the kernel has put under what is only zeros, and shares among all processes.
+///
+/// # Errors
+/// When `/proc/kpageflags` cannot be read.
+pub fn zeros(frames: impl IntoIterator<Item = u64>) -> io::Result<BTreeSet<u64>> {
+    let flags = File::open("/proc/kpageflags")?;
+    let mut zeros = BTreeSet::new();
+    for frame in frames {
+        let mut entry = [0; 8];
+        flags.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
+        if u64::from_ne_bytes(entry) & IS_ZEROS != 0 {
+            zeros.insert(frame);
+        }
+    }
+    Ok(zeros)
+}
+
+fn add(pagemap: &File, range: Range, frames: &mut BTreeSet<u64>) -> io::Result<()> {
+    let mut bytes = [0; 1 << 15];
+    let (mut at, end) = (
+        range.start / PAGE_BYTES * ENTRY_BYTES,
+        (range.start + range.len) / PAGE_BYTES * ENTRY_BYTES,
+    );
+    while at < end {
+        let most = usize::try_from(end - at).map_or(bytes.len(), |left| left.min(bytes.len()));
+        let read = pagemap.read_at(&mut bytes[..most], at)?;
+        if read == 0 {
+            break;
+        }
+        let entries =
+            bytes[..read].as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+        frames.extend(entries.filter(|entry| entry & IS_PRESENT != 0).map(|entry| entry & FRAME));
+        at += read as u64;
+    }
+    Ok(())
+}
+
+/// Where a process has memory of no file and without a name, as guest RAM is.
+fn anonymous(pid: u32) -> io::Result<Vec<Range>> {
+    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
+    let mut ranges = Vec::new();
+    for line in maps.split(b'\n') {
+        ranges.extend(std::str::from_utf8(&line?).ok().and_then(parse));
+    }
+    Ok(ranges)
+}
+
+/// `7f00-7f10 rw-p 00000000 00:00 0`, and nothing after that.
+fn parse(line: &str) -> Option<Range> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    if words.nth(3)? != "0" || words.next().is_some() {
+        return None;
+    }
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let start = hex(start)?;
+    Some(Range { start, len: hex(end)?.checked_sub(start)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory_map::{Over, PAGE_LEN, Reserved};
+    use crate::pool_file::{PoolFile, PoolView};
+
+    #[test]
+    fn a_line_of_maps_is_read_and_what_has_a_file_or_a_name_is_not() {
+        let range = Some(Range { start: 0x7f00_0000, len: 0x2000 });
+        assert_eq!(parse("7f000000-7f002000 rw-p 00000000 00:00 0 "), range);
+        assert_eq!(parse("7f000000-7f002000 r-xp 00000000 00:00 0          [vdso]"), None);
+        assert_eq!(parse("7f000000-7f002000 r-xp 00000000 fe:00 77         /usr/bin/qemu"), None);
+        assert_eq!(parse("7f000000-7f002000 r-xp 00000000 fe:00 77"), None);
+        assert_eq!(parse(""), None);
+    }
+
+    fn frames_of(range: Range) -> BTreeSet<u64> {
+        let mut frames = BTreeSet::new();
+        add(&File::open("/proc/self/pagemap").unwrap(), range, &mut frames).unwrap();
+        frames
+    }
+
+    #[test]
+    fn what_is_shared_has_one_frame_and_a_copy_another() {
+        if of_guest(std::process::id()).is_err() {
+            eprintln!("SKIPPED: the kernel does not show frames to this user");
+            return;
+        }
+        let pool = PoolFile::create("overbook-pool-test", 1).unwrap();
+        pool.write(0, &[1; PAGE_LEN]).unwrap();
+        let view = PoolView::open(pool.reader().unwrap(), 1).unwrap();
+        let memory = Reserved::new(3 * PAGE_BYTES).unwrap();
+        let at = |page: u64| memory.range().start + page * PAGE_BYTES;
+        let range = |page| Range { start: at(page), len: PAGE_BYTES };
+        let byte = |page| -> *mut u8 {
+            std::ptr::with_exposed_provenance_mut(usize::try_from(at(page)).unwrap())
+        };
+        for page in 0..3 {
+            // SAFETY: memory of ours.
+            unsafe { view.map_over(0, Over { range: range(page), reserve: false }) }.unwrap();
+        }
+        // SAFETY: memory of ours.
+        unsafe { byte(2).write_volatile(2) };
+        let all = of_guest(std::process::id()).unwrap();
+        let [first, second, copy] = [0, 1, 2].map(|page| frames_of(range(page)));
+        assert_eq!((first.len(), copy.len()), (1, 1), "those that nobody had touched, too");
+        assert_eq!(first, second);
+        assert_ne!(first, copy);
+        assert!(all.is_superset(&first) && all.is_superset(&copy));
+    }
+
+    #[test]
+    fn the_page_of_zeros_is_told_from_what_somebody_has_written() {
+        let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
+        let start: *mut u8 =
+            std::ptr::with_exposed_provenance_mut(usize::try_from(memory.range().start).unwrap());
+        // SAFETY: memory of ours.
+        unsafe {
+            memory.advise(crate::memory_map::Advice::LinuxNoHugepage).unwrap();
+            assert_eq!(start.read_volatile(), 0);
+            start.add(PAGE_LEN).write_volatile(1);
+        }
+        let frames = frames_of(memory.range());
+        let Ok(zeros) = zeros(frames.iter().copied()) else {
+            eprintln!("SKIPPED: the kernel does not show frames to this user");
+            return;
+        };
+        assert_eq!((frames.len(), zeros.len()), (2, 1));
+    }
+}
