@@ -24,6 +24,7 @@ const CHEAP_RUN: u32 = 4;
 const MAPPINGS_SOON: Duration = Duration::from_secs(1);
 const MAPPINGS_MORE: u32 = 500;
 const MAPPINGS_LATE: Duration = Duration::from_secs(10);
+
 /// The mappings of one process.
 #[derive(Debug)]
 pub(super) struct Mappings {
@@ -55,8 +56,7 @@ impl Mappings {
         let now = self.counted.saturating_add(self.since);
         let by_room = least_run(now, self.most)?;
         let then = u64::from(now.saturating_sub(QEMUS_OWN)) + 2 * u64::from(runs);
-        // Each slot has two sharers at least, so half of what is shared is saved.
-        let is_dear = then * MAPPING_BYTES * DEAR > u64::from(shared_pages) * PAGE / 2;
+        let is_dear = is_dear(then, shared_pages.into());
         Some(if is_dear { by_room.max(CHEAP_RUN) } else { by_room })
     }
 
@@ -69,5 +69,36 @@ impl Mappings {
         // Of a process that may not be looked into nothing is merged any more.
         self.counted = pool_maps::count(self.pid).unwrap_or(u32::MAX);
         (self.since, self.at) = (0, Instant::now());
+    }
+}
+
+/// Whether so many mappings take more than they may for so many shared pages.
+fn is_dear(mappings: u64, shared_pages: u64) -> bool {
+    // Each slot has two sharers at least, so half of what is shared is saved.
+    mappings * MAPPING_BYTES * DEAR > shared_pages * PAGE / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn isolated_pages_are_dear_and_what_is_natural_is_not() {
+        // Two mappings for each page; one for twelve.
+        assert!(is_dear(2_000, 1_000) && !is_dear(100, 1_200));
+        assert!(is_dear(1, 0) && !is_dear(0, 0));
+        // A run of the length that is always worth it would not be called dear by itself for long.
+        let run = u64::from(CHEAP_RUN);
+        assert!(2 * MAPPING_BYTES * 15 < run * PAGE / 2, "a fifteenth of what it saves at least");
+    }
+
+    #[test]
+    fn this_process_has_room_and_one_that_is_gone_has_none() {
+        let mut own = Mappings::of(std::process::id());
+        assert_eq!(own.least_run(1, 1_000), Some(1));
+        assert_eq!(own.least_run(1_000, 1_000), Some(CHEAP_RUN));
+        own.more(u32::MAX);
+        assert_eq!(own.least_run(1, 1_000), None);
+        assert_eq!(Mappings::of(u32::MAX).least_run(1, 1_000), None);
     }
 }
