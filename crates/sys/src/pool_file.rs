@@ -15,12 +15,13 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN, Range};
-use crate::pool_maps::{FileId, Mapping};
+use crate::pool_maps::{self, FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -66,14 +67,16 @@ impl PoolFile {
         Ok(Self { file: File::from(fd), slots })
     }
 
-    /// Takes over one that is mapped in process `pid`: its owner has ended. The system lets root do it.
+    /// Takes over one that is mapped in process `pid`: its owner has ended. Through a descriptor of the process's, which
+    /// who may trace it can do; where it has none, through the mapping, which takes `CAP_CHECKPOINT_RESTORE`.
     ///
     /// # Errors
     /// [`AdoptError::InUse`]: not yet. [`AdoptError::Foreign`]: another user's, one that others can write to, or of
     /// another size.
     pub fn adopt(pid: u32, mapping: &Mapping, slots: u32) -> Result<Self, AdoptError> {
         let Range { start, len } = mapping.range;
-        let path = format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len);
+        let mapped = || format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len).into();
+        let path: PathBuf = pool_maps::descriptor(pid, mapping.file).unwrap_or_else(mapped);
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         let pool = Self { file: File::from(fd), slots };
         let stat = rustix::fs::fstat(&pool.file)?;
@@ -339,8 +342,12 @@ mod tests {
         assert!(matches!(PoolFile::adopt(pid, &find(), 8), Err(AdoptError::InUse)));
         let id = pool.id().unwrap();
         drop(pool);
+        assert!(pool_maps::descriptor(pid, id).is_some());
         let adopted = PoolFile::adopt(pid, &find(), 8).unwrap();
         assert_eq!((adopted.id(), adopted.filled()), (Ok(id), Ok(vec![3..4, 6..7])));
+        drop((adopted, view));
+        assert!(pool_maps::descriptor(pid, id).is_none());
+        let adopted = PoolFile::adopt(pid, &find(), 8).unwrap();
         let mut page = [0; PAGE_LEN];
         adopted.read(3, &mut page).unwrap();
         assert_eq!(page, PAGE);
@@ -348,8 +355,8 @@ mod tests {
         assert_eq!(adopted.filled(), Ok(vec![3..5, 6..7]));
         drop(adopted);
         assert!(matches!(PoolFile::adopt(pid, &find(), 9), Err(AdoptError::Foreign("its size"))));
-        let other = PoolFile::create(NAME, 8).unwrap();
-        let other = Mapping { file: other.id().unwrap(), ..find() };
+        let gone = PoolFile::create(NAME, 8).unwrap().id().unwrap();
+        let other = Mapping { file: gone, ..find() };
         assert!(matches!(PoolFile::adopt(pid, &other, 8), Err(AdoptError::Foreign(_))));
     }
 

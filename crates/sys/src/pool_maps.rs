@@ -93,15 +93,19 @@ pub fn holders(pool: FileId) -> Vec<u32> {
 }
 
 fn has_open(pid: u32, pool: FileId) -> bool {
+    descriptor(pid, pool).is_some()
+}
+
+/// Where a process has this pool's file open.
+pub(crate) fn descriptor(pid: u32, pool: FileId) -> Option<PathBuf> {
     let fds = PathBuf::from(format!("/proc/{pid}/fd"));
-    let is_pool = |name: &String| {
-        let path = fds.join(name);
+    let is_pool = |path: &PathBuf| {
         // Of other files nothing is asked: some file systems would take their time to answer.
-        let target = std::fs::read_link(&path).unwrap_or_default();
+        let target = std::fs::read_link(path).unwrap_or_default();
         target.to_str().is_some_and(|target| target.starts_with(&format!("/memfd:{NAME_PREFIX}")))
-            && rustix::fs::stat(&path).is_ok_and(|stat| FileId::of(&stat) == pool)
+            && rustix::fs::stat(path).is_ok_and(|stat| FileId::of(&stat) == pool)
     };
-    names_in(&fds).iter().any(is_pool)
+    names_in(&fds).iter().map(|name| fds.join(name)).find(is_pool)
 }
 
 fn names_in(dir: &Path) -> Vec<String> {
