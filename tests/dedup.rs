@@ -99,7 +99,7 @@ fn pages_that_only_seem_to_be_the_same_are_not_merged() {
     fleet::wait_until_working(&lab).unwrap();
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let merger = Merger::start_colliding(&pids).unwrap();
-    let is_seen = |reading: &Dedup| reading.passes > 3 && reading.merged > Bytes::ZERO;
+    let is_seen = |reading: &Dedup| reading.passes > 3;
     until("everything was looked at", || {
         merger.readings().iter().filter(|r| is_seen(r)).count() == 2
     });
