@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod clock;
 pub mod cpu_time;
 pub mod features;
+pub mod ksm;
 pub mod meminfo;
 pub mod memory_map;
 pub mod memory_of;
