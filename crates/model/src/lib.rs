@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod dedup;
+pub mod ksm;
 pub mod names;
 pub mod plan;
 pub mod ports;
@@ -20,6 +21,7 @@ pub mod units;
 pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
+pub use ksm::{KsmOrder, KsmReading, KsmRefusal};
 pub use names::{GroupName, NamePattern, VmName};
 pub use plan::{Action, Decision, Ledger, Plan, Scan};
 pub use reason::Reason;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Dedup, GroupName, Millis, Time, Tracking, VmName, WorkerReading};
+use crate::{Bytes, Dedup, GroupName, KsmReading, Millis, Time, Tracking, VmName, WorkerReading};
 
 /// Everything that is known about one host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct HostView {
     /// Each group's worker, where one is needed.
     #[serde(default)]
     pub workers: BTreeMap<GroupName, Reading<WorkerReading>>,
+    /// The kernel's own merging of identical pages; `None`: the kernel has none, or it was not read yet.
+    #[serde(default)]
+    pub ksm: Option<Reading<KsmReading>>,
 }
 
 /// A value and when it was true.

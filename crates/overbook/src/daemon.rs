@@ -1,7 +1,7 @@
 //! The host daemon: one loop, once a second, and whoever wants to know or change something around it.
 //!
 //! ```text
-//!   every second    Drivers::view, Workers ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
+//!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
 //!   SIGHUP          the configuration is read again; with faults the last good one stays
 //!   a request       pause, resume, release
 //!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
@@ -14,19 +14,20 @@
 //!
 //! [`journal`]: crate::journal
 
+mod error;
+mod ksm;
 mod log;
 mod notify;
 mod pause;
 mod workers;
+mod world;
 
 use std::{
-    io,
     path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use model::config::Faults;
 use policy::{Memory, tuning};
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -36,45 +37,25 @@ use tokio::{
 
 use crate::{
     config_files::Reloader,
-    drivers::{BootClock, Drivers, Records, Settings, discovery::GlobError},
+    drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
     history::{self, History},
-    http::{self, Inside, ListenError, Listeners, TickTimes},
-    journal::{Journal, JournalError},
-    lock::{LockError, StateLock},
+    http::{self, Inside, Listeners, TickTimes},
+    journal::Journal,
+    lock::StateLock,
     published::{Published, Reply, Request},
     release,
     worker::StillShares,
 };
+pub use error::DaemonError;
+use ksm::HostKsm;
 use pause::PauseFile;
-use workers::{Workers, World};
+use workers::Workers;
+use world::World;
 
 /// Requests that may wait for the loop; more wait outside.
 const REQUESTS: usize = 16;
 /// How long the end waits for helper threads.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// Why the daemon does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum DaemonError {
-    /// The configuration has faults: every one of them, with file and line.
-    #[error("{0}")]
-    Config(#[from] Faults),
-    /// The state directory is in use or cannot be used.
-    #[error(transparent)]
-    Lock(#[from] LockError),
-    /// What is to be undone cannot be read.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    /// A glob of QMP sockets is none.
-    #[error(transparent)]
-    Glob(#[from] GlobError),
-    /// The API cannot be served.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// The system refuses a thread, a signal handler or the runtime.
-    #[error("the system refuses: {0}")]
-    System(#[from] io::Error),
-}
 
 /// Runs the daemon until it is asked to end.
 ///
@@ -95,6 +76,7 @@ struct Daemon {
     reloader: Reloader,
     drivers: Drivers,
     workers: Workers,
+    ksm: HostKsm,
     memory: Memory,
     pause: PauseFile,
     history: History,
@@ -119,17 +101,17 @@ impl Daemon {
         if let Some(note) = journal.set_aside() {
             log::warn(note);
         }
-        let drivers = Drivers::new(Settings {
-            globs: spec.host.qmp.clone(),
-            period: Duration::from_millis(tuning::PERIOD.0),
-            records: Records::new(journal),
-        })?;
+        let records = Records::new(journal);
+        let mut ksm = HostKsm::new(Hand::new(sys::ksm::Ksm::of_host(), records.clone()));
+        let period = Duration::from_millis(tuning::PERIOD.0);
+        let drivers = Drivers::new(Settings { globs: spec.host.qmp.clone(), period, records })?;
         let pause = PauseFile::in_state(state);
         // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
         let mut workers = Workers::default();
         if pause.is_set() {
             drivers.keep_hands_off();
             workers.set_paused(true);
+            ksm.set_paused(true);
         }
         let memory = Memory::fresh(pause.is_set());
         let history_file = state.join(history::FILE_NAME);
@@ -140,8 +122,18 @@ impl Daemon {
         }
         let served = Served { listeners, history: http::history_in(history_file) };
         let (ticks, log) = (Arc::default(), log::Log::default());
-        let daemon =
-            Self { reloader, drivers, workers, memory, pause, history, ticks, log, _lock: lock };
+        let daemon = Self {
+            reloader,
+            drivers,
+            workers,
+            ksm,
+            memory,
+            pause,
+            history,
+            ticks,
+            log,
+            _lock: lock,
+        };
         Ok((daemon, served))
     }
 
@@ -178,7 +170,8 @@ impl Daemon {
         log::info("ends; the guests keep what they have");
         drop(end);
         self.workers.set_paused(true);
-        self.workers.ended().await;
+        self.ksm.set_paused(true);
+        tokio::join!(self.workers.ended(), self.ksm.rested());
         // The socket's file goes with the listeners.
         let _ = served.await;
         Ok(())
@@ -194,8 +187,8 @@ impl Daemon {
         let started = Instant::now();
         let spec = self.reloader.spec();
         let memory = self.memory.clone();
-        let mut world =
-            World { drivers: &mut self.drivers, workers: &mut self.workers, spec: &spec };
+        let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
+        let mut world = World { drivers, workers, ksm, spec: &spec };
         let (view, plan) = policy::cycle(&mut world, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
         self.ticks.record(started.elapsed());
@@ -231,6 +224,7 @@ impl Daemon {
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
         self.memory.paused = paused;
         self.workers.set_paused(paused);
+        self.ksm.set_paused(paused);
         if paused {
             self.drivers.keep_hands_off();
         } else {
@@ -253,14 +247,15 @@ impl Daemon {
         self.memory = Memory::fresh(true);
         let paused = self.set_paused(true);
         let (released, ended) = (self.drivers.release(), self.workers.ended());
-        let names = self.workers.with_shim();
+        let (names, ksm) = (self.workers.with_shim().clone(), self.ksm.release());
         tokio::spawn(async move {
-            let (released, ()) = tokio::join!(released, ended);
+            let (released, (), ksm) = tokio::join!(released, ended, ksm);
             let unshare = tokio::task::spawn_blocking(move || release::unshare(&names));
             let failed = |error: tokio::task::JoinError| {
                 vec![("shared pages".to_owned(), Err(StillShares::Because(error.to_string())))]
             };
-            let summary = release::summary(released, unshare.await.unwrap_or_else(failed));
+            let unshared = unshare.await.unwrap_or_else(failed);
+            let summary = release::summary(released, unshared, ksm);
             log::info(&summary.text);
             let outcome = match paused {
                 Ok(_) if summary.is_complete => Ok(summary.text),
@@ -286,7 +281,7 @@ impl Daemon {
         tokio::spawn(async move {
             let left = left.await;
             if !left.is_empty() {
-                log::info(&release::summary(left, Vec::new()).text);
+                log::info(&release::summary(left, Vec::new(), Ok(None)).text);
             }
         });
     }

@@ -1,4 +1,5 @@
-//! `overbook release`: every VM gets back what it had before Overbook touched it, and nothing else.
+//! `overbook release`: every VM, and the kernel's KSM, gets back what it had before Overbook touched it, and
+//! nothing else.
 //!
 //! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
 //! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's cooperation,
@@ -8,11 +9,12 @@
 use std::{collections::BTreeMap, io, path::Path};
 
 use futures_util::future::join_all;
-use model::{Bytes, config::DEFAULT_STATE};
+use model::{Bytes, KsmOrder, config::DEFAULT_STATE};
+use sys::ksm::Ksm;
 
 use crate::{
     config_files,
-    drivers::{Records, Released, restore_at},
+    drivers::{Records, Released, ksm::Hand, restore_at},
     journal::{Journal, JournalError},
     lock::{LockError, StateLock},
     worker::{self, StillShares, with_shim},
@@ -21,7 +23,7 @@ use crate::{
 /// What a release came to, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// One line per VM, and one more for each that shared pages.
+    /// One line per VM, one more for each that shared pages, and one for the kernel's KSM.
     pub text: String,
     /// Whether nothing is left on record.
     pub is_complete: bool,
@@ -61,7 +63,8 @@ pub fn offline(config: &Path) -> Result<Summary, ReleaseError> {
     let mut unshared = unshare(&with_shim().into_iter().map(process).collect());
     // What a worker has that runs without our daemon is another daemon's.
     unshared.retain(|(_, outcome)| *outcome != Err(StillShares::InUse));
-    Ok(summary(outcomes, unshared))
+    let ksm = Hand::new(Ksm::of_host(), records).obey(KsmOrder::PutBack);
+    Ok(summary(outcomes, unshared, ksm.map_err(|error| error.to_string())))
 }
 
 /// A VM, and how much of what it shared has been copied, or why it was not.
@@ -75,12 +78,16 @@ pub fn unshare(names: &BTreeMap<u32, String>) -> Vec<Unshared> {
     outcomes.filter_map(|(pid, outcome)| Some((names.get(&pid)?.clone(), outcome))).collect()
 }
 
+/// What was done to KSM, or why not all of it was.
+pub type KsmReleased = Result<Option<String>, String>;
+
 /// Says how it went.
 #[must_use]
-pub fn summary(mut outcomes: Vec<Released>, unshared: Vec<Unshared>) -> Summary {
+pub fn summary(mut outcomes: Vec<Released>, unshared: Vec<Unshared>, ksm: KsmReleased) -> Summary {
     outcomes.sort_by(|one, two| one.0.cmp(&two.0));
     let is_complete = outcomes.iter().all(|(_, outcome)| outcome.is_ok())
-        && unshared.iter().all(|(_, outcome)| outcome.is_ok());
+        && unshared.iter().all(|(_, outcome)| outcome.is_ok())
+        && ksm.is_ok();
     let line = |(vm, outcome)| match outcome {
         Ok(done) => format!("{vm}: {done}"),
         Err(error) => format!("{vm}: not released: {error}"),
@@ -91,6 +98,10 @@ pub fn summary(mut outcomes: Vec<Released>, unshared: Vec<Unshared>) -> Summary 
         Ok(copied) => Some(format!("{vm}: {copied} that it shared are its own")),
         Err(why) => Some(format!("{vm}: still shares pages: {why}")),
     }));
+    lines.extend(match ksm {
+        Ok(done) => done.map(|done| format!("KSM: {done}")),
+        Err(why) => Some(format!("KSM: not released: {why}")),
+    });
     if lines.is_empty() {
         lines.push("nothing to release".to_owned());
     }

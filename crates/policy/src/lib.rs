@@ -14,7 +14,7 @@
 //!    from those who leave it unused, if somebody is short ([`idle`]).
 //!
 //! Beside its memory each group has its scan rate: how fast its identical pages are looked for
-//! ([`scan_rate`]).
+//! ([`scan_rate`]), and whether the kernel may do that for VMs without the shim ([`ksm`]).
 //!
 //! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one tick
 //! is handed out in a later one, once the host has it: memory is never in two places.
@@ -27,6 +27,7 @@ mod group;
 mod guard;
 mod headroom;
 mod idle;
+pub mod ksm;
 mod ledger;
 mod member;
 mod memory;

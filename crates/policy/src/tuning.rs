@@ -99,6 +99,11 @@ pub const SCAN_BUSY: f32 = 0.9;
 /// What a period must save, for each VM, for scanning to be worth more CPU time (Kim 2014 §6.1).
 pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 
+/// How long it must be settled whom the kernel's KSM may merge before it begins, or is put back. A daemon that
+/// has just started finds its VMs within this time, and a new VM shows its name and its shim; KSM rests
+/// meanwhile.
+pub const KSM_SETTLED: Millis = Millis::secs(10);
+
 /// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1 to
 /// 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).
 #[must_use]

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod cpu_time;
 pub mod features;
 pub mod frames;
+pub mod ksm;
 pub mod meminfo;
 pub mod memory_map;
 pub mod memory_of;

@@ -41,7 +41,7 @@ const QUIET: Duration = Duration::from_secs(12);
 const LITTLE: f64 = 2.0;
 /// The kernel looks at everything once before it merges anything.
 const SLOW_START: Duration = Duration::from_secs(150);
-const REST: Duration = Duration::from_secs(600);
+const USUAL_REST_MINUTES: u32 = 10;
 /// Pages in a millisecond: what both are compared at.
 const RATE: u32 = 50;
 
@@ -130,12 +130,17 @@ fn course(
     }
     course.merging_cpu_s = cpu_s(Some(&at), &pids)? - cpu_before;
     if rests {
-        interrupt::sleep(REST)?;
+        interrupt::sleep(rest(context))?;
         course.resting_cpu_s = cpu_s(Some(&at), &pids)? - cpu_before - course.merging_cpu_s;
     }
     drop(at);
     lab.stop()?;
     Ok(course)
+}
+
+/// How long scanning goes on at rest.
+fn rest(context: &Context) -> Duration {
+    Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_REST_MINUTES)
 }
 
 impl At {
@@ -220,7 +225,8 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
     }
     let cpu = |course: &Course| course.merging_cpu_s + course.resting_cpu_s;
     let note = format!(
-        "CPU seconds at {RATE} pages/ms with ten minutes at rest: {:.2} to {:.2}",
+        "CPU seconds at {RATE} pages/ms with {} minutes at rest: {:.2} to {:.2}",
+        rest(context).as_secs() / 60,
         number("ours_50", cpu),
         number("ksm_50", cpu)
     );

@@ -61,13 +61,20 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
     let workers = groups
         .iter()
         .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
-    let dedup = groups.iter().filter_map(|group| dedup(&group.name, &group.dedup));
+    let dedup = groups.iter().map(|group| dedup(&group.name, &group.dedup));
     let below: String = workers.chain(dedup).collect();
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
 }
 
-/// What the group's VMs share; nothing where they neither do nor are to.
-fn dedup(group: &str, dedup: &GroupDedup) -> Option<String> {
+/// What the group's VMs share, and what the kernel does for those without the shim.
+fn dedup(group: &str, dedup: &GroupDedup) -> String {
+    let ksm = dedup.ksm.as_ref();
+    let ksm = ksm.map(|ksm| format!("VMs of {group} without the shim: {}\n", ksm.words()));
+    pool(group, dedup).into_iter().chain(ksm).collect()
+}
+
+/// The pool; nothing where no pages are shared nor are to be.
+fn pool(group: &str, dedup: &GroupDedup) -> Option<String> {
     let scan = dedup.scan.as_ref()?;
     let (pool, saved) = (Bytes(dedup.pool_bytes), Bytes(dedup.saved_bytes));
     let is_used = scan.pages_per_ms.is_some() || !pool.is_zero() || !saved.is_zero();

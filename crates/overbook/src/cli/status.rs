@@ -49,7 +49,7 @@ fn host(host: &HostStatus) -> String {
     let config =
         host.config_error.iter().map(|e| format!("the newest configuration is not used: {e}"));
     let history = host.history_error.iter().map(|e| format!("history is not being kept: {e}"));
-    for trouble in reasons.chain(config).chain(history) {
+    for trouble in reasons.chain(config).chain(history).chain(host.ksm_trouble.clone()) {
         text += &format!("  !     {trouble}\n");
     }
     text

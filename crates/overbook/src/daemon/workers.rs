@@ -16,13 +16,11 @@ use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Action, Bytes, GroupName, GroupSpec, HostView, Migration, PagesPerMs, Reading, Spec,
-    TrackingBudget, VmName, VmView,
-    ports::{Act, Sense},
+    Bytes, GroupName, GroupSpec, HostView, Migration, PagesPerMs, Reading, Spec, TrackingBudget,
+    VmName, VmView,
 };
 use sys::clock::boot_now;
 
-use crate::drivers::Drivers;
 use crate::worker::{Order, VmReport};
 use keeper::Keeper;
 use shared::Shared;
@@ -30,6 +28,8 @@ use shims::Shims;
 
 /// A reading that is older than this is not shown: the worker is stuck, or starts anew.
 const FRESH: model::Millis = model::Millis::secs(10);
+/// Why a VM without the shim has no part in what workers do.
+pub(super) const NO_SHIM: &str = "QEMU was started without Overbook's shim";
 /// What workers do with a VM.
 const BOTH: [Mechanism; 2] = [Mechanism::Tracking, Mechanism::Dedup];
 
@@ -47,34 +47,9 @@ pub(super) struct Workers {
     is_paused: bool,
 }
 
-/// Drivers and workers together are the world that the policy sees.
-pub(super) struct World<'a> {
-    pub(super) drivers: &'a mut Drivers,
-    pub(super) workers: &'a mut Workers,
-    pub(super) spec: &'a Spec,
-}
-
-impl Sense for World<'_> {
-    fn view(&mut self) -> HostView {
-        let mut view = self.drivers.view();
-        self.workers.tick(self.spec, &mut view);
-        view
-    }
-}
-
-impl Act for World<'_> {
-    fn act(&mut self, action: &Action) {
-        self.drivers.act(action);
-    }
-
-    fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
-        self.workers.scan(group, rate);
-    }
-}
-
 impl Workers {
     /// Tells every worker which VMs to work on, and the view what they have found out.
-    fn tick(&mut self, spec: &Spec, view: &mut HostView) {
+    pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(|vm| vm.pid));
         let pids = view.vms.iter().filter_map(|(name, vm)| Some((vm.pid?, name.to_string())));
         self.with_shim = pids.filter(|(pid, _)| self.shims.has(*pid)).collect();
@@ -106,7 +81,7 @@ impl Workers {
     }
 
     /// Tells a group's worker how fast to look for identical pages.
-    fn scan(&self, group: &GroupName, rate: Option<PagesPerMs>) {
+    pub(super) fn scan(&self, group: &GroupName, rate: Option<PagesPerMs>) {
         // A group without a worker has nothing to look through.
         if let Some(keeper) = self.groups.get(group) {
             keeper.scan(rate);
@@ -162,7 +137,7 @@ impl Workers {
     fn reach(&self, vm: &VmView) -> Result<u32, &'static str> {
         let pid = vm.pid.ok_or("QEMU's process is not known")?;
         if !self.shims.has(pid) {
-            return Err("QEMU was started without Overbook's shim");
+            return Err(NO_SHIM);
         }
         if self.is_paused {
             return Err("Overbook is paused");
@@ -198,8 +173,8 @@ impl Workers {
     }
 
     /// The VMs whose QEMUs have the shim, by process.
-    pub(super) fn with_shim(&self) -> BTreeMap<u32, String> {
-        self.with_shim.clone()
+    pub(super) const fn with_shim(&self) -> &BTreeMap<u32, String> {
+        &self.with_shim
     }
 
     /// While paused no VM is worked on.

@@ -12,6 +12,8 @@
 //! goes wrong shows in the view: a link that is down and why, a mechanism that a VM lacks and why,
 //! the last thing that QEMU refused.
 //!
+//! KSM is the host's and has a task of its own ([`ksm`]).
+//!
 //! **Cost.** Per VM and second one batch of commands and one small file; see `tests/` for the
 //! bound.
 
@@ -19,6 +21,7 @@ pub mod discovery;
 pub mod guest_stats;
 pub mod host;
 mod identity;
+pub mod ksm;
 mod memory;
 pub mod qmp;
 mod questions;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 
 use super::identity;
-use crate::journal::{Journal, JournalError, UndoRecord};
+use crate::journal::{Journal, JournalError, KsmRecord, UndoRecord};
 
 /// The journal, shared.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Records {
         Self(Arc::new(Mutex::new(journal)))
     }
 
-    /// Everything on record.
+    /// All VMs' records.
     pub async fn all(&self) -> Vec<UndoRecord> {
         self.0.lock().await.records().cloned().collect()
     }
@@ -56,6 +56,16 @@ impl Records {
             // One that stays is harmless, and is tried again by the next daemon.
             let _ = self.strike(record).await;
         }
+    }
+
+    /// What is on record of KSM. For threads that may wait.
+    pub(super) fn ksm(&self) -> Option<KsmRecord> {
+        self.0.blocking_lock().ksm().cloned()
+    }
+
+    /// Makes KSM's record durable; `None` strikes it out. For threads that may wait.
+    pub(super) fn set_ksm(&self, record: Option<KsmRecord>) -> Result<(), JournalError> {
+        self.0.blocking_lock().set_ksm(record)
     }
 
     async fn write(

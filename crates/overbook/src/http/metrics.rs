@@ -145,6 +145,10 @@ impl Snapshot {
     }
 
     fn host(&self, page: &mut Page<'_>) -> fmt::Result {
+        if let Some(ksm) = &self.shown.published.view.ksm {
+            let help = "What the kernel's KSM saves, whoever drives it.";
+            page.gauge("host_ksm_saved", help, Some(Unit::Bytes), number(ksm.value.saved))?;
+        }
         let Some(host) = self.shown.published.view.host.map(|reading| reading.value) else {
             return Ok(());
         };
@@ -350,6 +354,7 @@ mod tests {
             "overbook_ticks_total 1",
             "overbook_tick_duration_seconds_total 0.002",
             "overbook_host_memory_available_bytes 6442450944",
+            "overbook_host_ksm_saved_bytes 209715200",
             "overbook_group_surplus_bytes{group=\"web\"} 104857600",
             "overbook_vm_balloon_bytes{vm=\"web-1\",group=\"web\"} 201326592",
             "overbook_vm_stats_age_seconds{vm=\"web-1\",group=\"web\"} 0.8",

@@ -17,7 +17,7 @@ use model::{Bytes, Reason};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-pub use dedup::{DedupStatus, GroupDedup, ScanStatus};
+pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
 pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;

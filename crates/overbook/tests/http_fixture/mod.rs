@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     Action, Bytes, Decision, Dedup, DedupSpec, GroupSpec, GuestStats, HostReading, HostView,
-    Ledger, Link, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy, Reading, Reason, Scan,
-    Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
+    KsmReading, Ledger, Link, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy, Reading,
+    Reason, Scan, Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -82,11 +82,23 @@ fn view() -> HostView {
     HostView {
         host: Some(Reading::new(host, NOW)),
         workers: BTreeMap::from([("web".into(), Reading::new(worker, NOW))]),
+        ksm: Some(Reading::new(ksm(), NOW)),
         vms: BTreeMap::from([
             ("web-1".into(), tracked),
             ("web-2".into(), stuck),
             ("db-1".into(), gone),
         ]),
+    }
+}
+
+/// KSM saves 200 MiB for group `web`.
+fn ksm() -> KsmReading {
+    KsmReading {
+        saved: Bytes::mib(200),
+        shared: Bytes::mib(20),
+        is_driven: true,
+        trouble: None,
+        groups: BTreeMap::from([("web".into(), None)]),
     }
 }
 

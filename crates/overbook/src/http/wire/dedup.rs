@@ -1,6 +1,6 @@
 //! What VMs of a group share, and how identical pages are looked for.
 
-use model::{Bytes, Dedup, GroupName, PagesPerMs, Reading, Scan};
+use model::{Bytes, Dedup, GroupName, KsmReading, PagesPerMs, Reading, Scan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -53,6 +53,36 @@ pub struct GroupDedup {
     pub pool_bytes: u64,
     /// What the group's VMs need less because they share it.
     pub saved_bytes: u64,
+    /// The kernel's KSM; absent: no VM without the shim is to be merged.
+    #[serde(default)]
+    pub ksm: Option<GroupKsm>,
+}
+
+/// What the kernel's KSM does for the VMs of a group that have no shim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupKsm {
+    /// What the whole host needs less because of it.
+    pub host_saved_bytes: u64,
+    /// What the merged pages take.
+    pub host_shared_bytes: u64,
+    /// Why it does not merge them; absent: it does.
+    pub why_not: Option<String>,
+}
+
+impl GroupKsm {
+    fn of(ksm: &KsmReading, group: &GroupName) -> Option<Self> {
+        let why_not = ksm.groups.get(group)?.clone();
+        Some(Self { host_saved_bytes: ksm.saved.0, host_shared_bytes: ksm.shared.0, why_not })
+    }
+
+    /// What is saved, or why not, in words.
+    pub fn words(&self) -> String {
+        let saved = Bytes(self.host_saved_bytes);
+        match &self.why_not {
+            None => format!("kernel KSM merges them and saves {saved} on this host"),
+            Some(why) => format!("not merged: {why}"),
+        }
+    }
 }
 
 impl GroupDedup {
@@ -68,6 +98,7 @@ impl GroupDedup {
             scan: plan.scans.get(name).map(ScanStatus::of),
             pool_bytes: view.workers.get(name).map_or(0, |worker| worker.value.pool.0),
             saved_bytes: saved.0,
+            ksm: view.ksm.as_ref().and_then(|ksm| GroupKsm::of(&ksm.value, name)),
         }
     }
 }

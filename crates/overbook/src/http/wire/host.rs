@@ -38,6 +38,18 @@ pub struct HostStatus {
     pub psi_full_avg10_percent: Option<f32>,
     /// Age of these readings at the tick.
     pub reading_age_ms: Option<u64>,
+    /// What the whole host needs less because of the kernel's KSM, whoever drives it.
+    #[serde(default)]
+    pub ksm_saved_bytes: Option<u64>,
+    /// What KSM's merged pages take.
+    #[serde(default)]
+    pub ksm_shared_bytes: Option<u64>,
+    /// Whether Overbook drives it.
+    #[serde(default)]
+    pub ksm_is_driven: bool,
+    /// What is wrong with it, or was not put back.
+    #[serde(default)]
+    pub ksm_trouble: Option<String>,
     /// VMs found.
     pub vms: usize,
     /// VMs whose QEMU does not answer.
@@ -53,6 +65,7 @@ impl HostStatus {
     pub fn of(shown: &Shown) -> Self {
         let Published { view, plan, .. } = shown.published.as_ref();
         let host = view.host.map(|reading| reading.value);
+        let ksm = view.ksm.as_ref().map(|reading| &reading.value);
         let down = |vm: &&model::VmView| vm.link != Link::Up;
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -69,6 +82,10 @@ impl HostStatus {
             psi_some_avg10_percent: host.and_then(|h| h.psi_some_avg10),
             psi_full_avg10_percent: host.and_then(|h| h.psi_full_avg10),
             reading_age_ms: view.host.map(|reading| reading.age(shown.published.at).0),
+            ksm_saved_bytes: raw(ksm.map(|ksm| ksm.saved)),
+            ksm_shared_bytes: raw(ksm.map(|ksm| ksm.shared)),
+            ksm_is_driven: ksm.is_some_and(|ksm| ksm.is_driven),
+            ksm_trouble: ksm.and_then(|ksm| ksm.trouble.clone()),
             vms: view.vms.len(),
             unreachable_vms: view.vms.values().filter(down).count(),
             uncooperative_vms: plan.vms.values().filter(|d| is_uncooperative(d)).count(),

@@ -1,0 +1,179 @@
+//! The kernel's KSM, as the loop sees it: who may be merged by it is looked at in every tick, the group's scan
+//! rate becomes an order, and what became of that goes into the view.
+//!
+//! It serves VMs without the shim, whose pages no worker can merge, and only on a host of one group
+//! ([`policy::ksm`]). While Overbook is paused, and when the daemon ends, KSM rests: nobody would see that a
+//! VM of another group has come. What is merged stays merged then; `overbook release` puts everything back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use model::view::Mechanism;
+use model::{
+    GroupName, HostView, KsmOrder, KsmReading, KsmRefusal, PagesPerMs, Reading, Spec, VmName,
+};
+use policy::ksm::Patience;
+use sys::clock::boot_now;
+
+use super::{log, workers::NO_SHIM};
+use crate::drivers::ksm::{Hand, Known, KsmDriver};
+
+/// How long a release waits for everything to be unmerged. Who asked waits a little longer.
+const UNMERGED: Duration = Duration::from_secs(25);
+/// How long the daemon's end waits.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// The loop's part in it.
+#[derive(Debug)]
+pub(super) struct HostKsm {
+    driver: KsmDriver,
+    patience: Patience,
+    /// Whom it may serve, as of this tick.
+    group: Option<GroupName>,
+    is_paused: bool,
+    said: Said,
+}
+
+/// What the log said last.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    is_driven: bool,
+    is_troubled: bool,
+}
+
+impl HostKsm {
+    /// Needs a tokio runtime.
+    pub(super) fn new(hand: Hand) -> Self {
+        Self {
+            driver: KsmDriver::start(hand),
+            patience: Patience::default(),
+            group: None,
+            is_paused: false,
+            said: Said::default(),
+        }
+    }
+
+    /// Looks who may be merged, and puts into the view what is.
+    pub(super) fn tick(
+        &mut self,
+        spec: &Spec,
+        with_shim: &BTreeMap<u32, String>,
+        view: &mut HostView,
+    ) {
+        let is_observed = |pid: Option<u32>| pid.is_some_and(|pid| !with_shim.contains_key(&pid));
+        let observed: BTreeSet<VmName> = view
+            .vms
+            .iter()
+            .filter(|(_, vm)| is_observed(vm.pid))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let may = policy::ksm::group_of(spec, view, &observed);
+        let known = self.driver.known();
+        self.say(&known);
+        let why_not = why_not(&may, &known, self.is_paused);
+        let groups = show(spec, &observed, why_not.as_deref(), view);
+        view.ksm = known.counters.map(|Reading { value, at }| {
+            let (saved, shared) = (value.saved, value.shared);
+            let Known { is_driven, trouble, .. } = known;
+            Reading::new(KsmReading { saved, shared, is_driven, trouble, groups }, at)
+        });
+        self.group = may.ok().cloned();
+        if self.is_paused {
+            self.driver.order(KsmOrder::Rest);
+        } else if self.group.is_none() {
+            self.driver.order(self.patience.order(None, None, boot_now()));
+        }
+    }
+
+    /// Takes the scan rate of a group, which is KSM's if it serves that group.
+    pub(super) fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
+        if self.group.as_ref() == Some(group) && !self.is_paused {
+            self.driver.order(self.patience.order(Some(group), rate, boot_now()));
+        }
+    }
+
+    /// While paused it rests.
+    pub(super) fn set_paused(&mut self, is_paused: bool) {
+        self.is_paused = is_paused;
+        if is_paused {
+            self.driver.order(KsmOrder::Rest);
+        }
+    }
+
+    /// Puts everything back. Only while paused.
+    pub(super) fn release(
+        &self,
+    ) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
+        let asked = self.driver.ask(KsmOrder::PutBack, UNMERGED);
+        async move {
+            let late =
+                || Err("it is still being put back; `overbook release` asks again".to_owned());
+            asked.await.map_or_else(late, |outcome| outcome.map_err(|error| error.to_string()))
+        }
+    }
+
+    /// Waits until it rests.
+    pub(super) async fn rested(&self) {
+        if let Some(Err(error)) = self.driver.ask(KsmOrder::Rest, FAREWELL).await {
+            log::warn(&error.to_string());
+        }
+    }
+
+    /// Says what is new.
+    fn say(&mut self, known: &Known) {
+        let now = Said { is_driven: known.is_driven, is_troubled: known.trouble.is_some() };
+        if now.is_driven != self.said.is_driven {
+            let group = self.group.as_ref().map_or("", GroupName::as_str);
+            log::info(&match now.is_driven {
+                true => format!("kernel KSM merges pages of the VMs of group {group}"),
+                false => "kernel KSM is not driven any more".to_owned(),
+            });
+        }
+        if let Some(trouble) = known.trouble.as_ref().filter(|_| !self.said.is_troubled) {
+            log::warn(trouble);
+        }
+        self.said = now;
+    }
+}
+
+/// Why KSM merges nobody now; `None`: it does.
+fn why_not(may: &Result<&GroupName, KsmRefusal>, known: &Known, is_paused: bool) -> Option<String> {
+    match may {
+        Err(refusal) => Some(refusal.to_string()),
+        Ok(_) if is_paused => Some("Overbook is paused".to_owned()),
+        Ok(_) if known.is_driven => None,
+        Ok(_) => Some(known.trouble.clone().unwrap_or_else(|| {
+            format!(
+                "kernel KSM waits until nothing has changed for {}",
+                policy::tuning::KSM_SETTLED
+            )
+        })),
+    }
+}
+
+/// Tells the VMs that KSM could merge why it does not; and their groups.
+fn show(
+    spec: &Spec,
+    observed: &BTreeSet<VmName>,
+    why_not: Option<&str>,
+    view: &mut HostView,
+) -> BTreeMap<GroupName, Option<String>> {
+    let mut groups = BTreeMap::new();
+    for name in observed {
+        let Some((group, _)) = spec.group_of(name).filter(|(_, group)| group.dedup.is_on()) else {
+            continue;
+        };
+        groups.insert(group.clone(), why_not.map(str::to_owned));
+        let Some(vm) = view.vms.get_mut(name) else { continue };
+        match why_not {
+            Some(why) => {
+                vm.limits.insert(Mechanism::Dedup, format!("{NO_SHIM}, and {why}"));
+            }
+            None => drop(vm.limits.remove(&Mechanism::Dedup)),
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests;

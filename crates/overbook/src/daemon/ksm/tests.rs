@@ -1,0 +1,101 @@
+//! Whom KSM serves in which tick, and what is shown of it.
+
+use std::path::Path;
+
+use model::{DedupSpec, GroupSpec, NamePattern};
+use sys::ksm::Ksm;
+
+use super::*;
+use crate::drivers::Records;
+use crate::fixture;
+use crate::journal::Journal;
+
+/// One VM of group `web`, and one of none.
+fn world() -> (Spec, HostView) {
+    let tick = fixture::published();
+    let mut view = tick.view.clone();
+    view.vms.remove(&"web-2".into());
+    for (vm, pid) in view.vms.values_mut().zip([7, 8]) {
+        vm.pid = Some(pid);
+        vm.limits.insert(Mechanism::Dedup, NO_SHIM.to_owned());
+    }
+    ((*tick.spec).clone(), view)
+}
+
+fn all(view: &HostView) -> BTreeSet<VmName> {
+    view.vms.keys().cloned().collect()
+}
+
+fn host_ksm(dir: &Path) -> HostKsm {
+    let records = Records::new(Journal::open(dir).unwrap());
+    HostKsm::new(Hand::new(Ksm::at(dir), records))
+}
+
+#[test]
+fn a_vm_that_is_merged_has_no_limit_and_one_that_is_not_says_why() {
+    let (spec, mut view) = world();
+    let (observed, web) = (all(&view), VmName::from("web-1"));
+    let groups = show(&spec, &observed, Some("kernel KSM cannot keep groups apart: x"), &mut view);
+    assert_eq!(groups.len(), 1, "a VM of no group is nobody's");
+    let why = &view.vms[&web].limits[&Mechanism::Dedup];
+    assert_eq!(*why, format!("{NO_SHIM}, and kernel KSM cannot keep groups apart: x"));
+    assert_eq!(view.vms[&"db-1".into()].limits[&Mechanism::Dedup], NO_SHIM);
+    let groups = show(&spec, &observed, None, &mut view);
+    assert_eq!(groups, BTreeMap::from([("web".into(), None)]));
+    assert!(!view.vms[&web].limits.contains_key(&Mechanism::Dedup));
+}
+
+#[test]
+fn a_group_that_is_not_to_be_merged_keeps_its_own_reason() {
+    let (mut spec, mut view) = world();
+    spec.groups.get_mut(&"web".into()).unwrap().dedup = DedupSpec::Off;
+    let observed = all(&view);
+    assert!(show(&spec, &observed, Some("x"), &mut view).is_empty());
+    assert_eq!(view.vms[&"web-1".into()].limits[&Mechanism::Dedup], NO_SHIM);
+}
+
+#[test]
+fn the_reason_is_the_refusal_then_the_pause_then_the_trouble() {
+    let web = GroupName::from("web");
+    let trouble = Known { trouble: Some("broken".to_owned()), ..Known::default() };
+    let refused = Err(KsmRefusal::Stranger("db-1".into()));
+    let why = why_not(&refused, &trouble, true).unwrap();
+    assert!(why.ends_with("VM db-1 belongs to no group"), "{why}");
+    assert_eq!(why_not(&Ok(&web), &trouble, true).unwrap(), "Overbook is paused");
+    assert_eq!(why_not(&Ok(&web), &trouble, false).unwrap(), "broken");
+    let driven = Known { is_driven: true, ..Known::default() };
+    assert_eq!(why_not(&Ok(&web), &driven, false), None);
+    assert!(why_not(&Ok(&web), &Known::default(), false).unwrap().contains("for 10 s"));
+}
+
+#[tokio::test]
+async fn it_serves_the_group_of_a_host_of_one_group_and_lets_go_with_a_second_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ksm = host_ksm(dir.path());
+    let (mut spec, mut view) = world();
+    ksm.tick(&spec, &BTreeMap::new(), &mut view);
+    assert_eq!(ksm.group, None, "db-1 belongs to no group");
+    let stranger = view.vms.remove(&"db-1".into()).unwrap();
+    ksm.tick(&spec, &BTreeMap::new(), &mut view);
+    assert_eq!(ksm.group, Some("web".into()));
+    ksm.tick(&spec, &BTreeMap::from([(7, "web-1".into()), (8, "web-1".into())]), &mut view);
+    assert_eq!(ksm.group, None, "with the shim its worker merges it");
+    let db = GroupSpec { vms: vec![NamePattern::new("db-*")], ..GroupSpec::default() };
+    spec.groups.insert("db".into(), db);
+    view.vms.insert("db-1".into(), stranger);
+    ksm.tick(&spec, &BTreeMap::new(), &mut view);
+    assert_eq!(ksm.group, None, "two groups");
+    let why = &view.vms[&"web-1".into()].limits[&Mechanism::Dedup];
+    assert!(why.contains("cannot keep groups apart: this host has VMs of"), "{why}");
+}
+
+#[tokio::test]
+async fn where_there_is_no_ksm_nothing_is_shown_and_a_release_has_nothing_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ksm = host_ksm(dir.path());
+    let (spec, mut view) = world();
+    ksm.tick(&spec, &BTreeMap::new(), &mut view);
+    assert_eq!(view.ksm, None);
+    ksm.set_paused(true);
+    assert_eq!(ksm.release().await, Ok(None));
+}

@@ -1,0 +1,37 @@
+//! The world that the policy sees: drivers, workers and the kernel's KSM together.
+
+use model::{
+    Action, GroupName, HostView, PagesPerMs, Spec,
+    ports::{Act, Sense},
+};
+
+use super::{ksm::HostKsm, workers::Workers};
+use crate::drivers::Drivers;
+
+/// Everything that can be seen and done in a tick.
+pub(super) struct World<'a> {
+    pub(super) drivers: &'a mut Drivers,
+    pub(super) workers: &'a mut Workers,
+    pub(super) ksm: &'a mut HostKsm,
+    pub(super) spec: &'a Spec,
+}
+
+impl Sense for World<'_> {
+    fn view(&mut self) -> HostView {
+        let mut view = self.drivers.view();
+        self.workers.tick(self.spec, &mut view);
+        self.ksm.tick(self.spec, self.workers.with_shim(), &mut view);
+        view
+    }
+}
+
+impl Act for World<'_> {
+    fn act(&mut self, action: &Action) {
+        self.drivers.act(action);
+    }
+
+    fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
+        self.workers.scan(group, rate);
+        self.ksm.scan(group, rate);
+    }
+}

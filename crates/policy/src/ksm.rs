@@ -1,0 +1,181 @@
+//! Whom the kernel's own merging (KSM) may serve: VMs whose QEMU was started without the shim.
+//!
+//! KSM knows no groups: it merges whatever is marked mergeable on the host, and a guest can tell by the time
+//! of a write that somebody else has the same page. So it may only work where everybody is of one group:
+//! every VM that was found belongs to it. What is found to be otherwise stops it at once; that it may begin,
+//! or that what was changed is put back (which unmerges, and costs the time and memory of copying
+//! everything), has to be settled for a while ([`tuning::KSM_SETTLED`]).
+//!
+//! Leaves out VMs that Overbook does not find, and programs other than QEMU that mark memory mergeable:
+//! nobody says whose they are.
+
+use std::collections::BTreeSet;
+
+use model::{GroupName, HostView, KsmOrder, KsmRefusal, PagesPerMs, Spec, Time, VmName};
+
+use crate::tuning;
+
+/// The group whose VMs KSM may merge; `observed` are the VMs that are known to be without the shim.
+///
+/// # Errors
+/// Why it may merge none.
+pub fn group_of<'a>(
+    spec: &'a Spec,
+    view: &HostView,
+    observed: &BTreeSet<VmName>,
+) -> Result<&'a GroupName, KsmRefusal> {
+    let to_merge = |vm| spec.group_of(vm).filter(|(_, group)| group.dedup.is_on());
+    let Some((group, _)) = observed.iter().find_map(to_merge) else {
+        return Err(KsmRefusal::Unneeded);
+    };
+    for (name, vm) in &view.vms {
+        // Until QEMU answers, all that is known is what its socket is called.
+        if vm.ram.is_zero() {
+            return Err(KsmRefusal::Nameless(name.clone()));
+        }
+        match spec.group_of(name) {
+            None => return Err(KsmRefusal::Stranger(name.clone())),
+            Some((other, _)) if other != group => {
+                return Err(KsmRefusal::TwoGroups(group.clone(), other.clone()));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(group)
+}
+
+/// Remembers for how long the answer has been the same.
+#[derive(Clone, Debug, Default)]
+pub struct Patience {
+    last: Option<(Option<GroupName>, Time)>,
+}
+
+impl Patience {
+    /// What KSM is to do while it may serve `group`, or nobody; `rate` is that group's scan rate.
+    pub fn order(
+        &mut self,
+        group: Option<&GroupName>,
+        rate: Option<PagesPerMs>,
+        now: Time,
+    ) -> KsmOrder {
+        let since = match &self.last {
+            Some((last, since)) if last.as_ref() == group => *since,
+            _ => now,
+        };
+        self.last = Some((group.cloned(), since));
+        let is_settled = now.since(since) >= tuning::KSM_SETTLED;
+        match (group, rate) {
+            (Some(_), Some(rate)) if is_settled => KsmOrder::Drive(rate),
+            (None, _) if is_settled => KsmOrder::PutBack,
+            _ => KsmOrder::Rest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use model::{Bytes, DedupSpec, GroupSpec, Link, Migration, NamePattern, VmView, config};
+
+    use super::*;
+
+    fn spec(groups: &[(&str, DedupSpec)]) -> Spec {
+        let mut spec = config::parse(&[]).unwrap();
+        spec.groups = groups
+            .iter()
+            .map(|(name, dedup)| {
+                let vms = vec![NamePattern::new(format!("{name}-*"))];
+                ((*name).into(), GroupSpec { vms, dedup: *dedup, ..GroupSpec::default() })
+            })
+            .collect();
+        spec
+    }
+
+    fn view(vms: &[&str]) -> HostView {
+        let vm = VmView {
+            incarnation: 1,
+            pid: Some(1),
+            link: Link::Up,
+            ram: Bytes::mib(128),
+            balloon: None,
+            stats: None,
+            used: None,
+            migration: Migration::None,
+            block: None,
+            cgroup_cpu_us: None,
+            tracking: None,
+            dedup: None,
+            limits: BTreeMap::new(),
+            last_error: None,
+        };
+        let vms = vms.iter().map(|name| ((*name).into(), vm.clone())).collect();
+        HostView { vms, ..HostView::default() }
+    }
+
+    fn observed(vms: &[&str]) -> BTreeSet<VmName> {
+        vms.iter().map(|name| (*name).into()).collect()
+    }
+
+    const ON: DedupSpec = DedupSpec::Adaptive;
+
+    #[test]
+    fn a_host_of_one_group_may_be_merged_also_where_others_are_configured() {
+        let spec = spec(&[("web", ON), ("db", ON)]);
+        let view = view(&["web-1", "web-2"]);
+        assert_eq!(group_of(&spec, &view, &observed(&["web-2"])), Ok(&"web".into()));
+    }
+
+    #[test]
+    fn nobody_is_merged_who_is_not_to_be_or_has_the_shim() {
+        let off = spec(&[("web", DedupSpec::Off)]);
+        let view = view(&["web-1"]);
+        let unneeded = Err(KsmRefusal::Unneeded);
+        assert_eq!(group_of(&off, &view, &observed(&["web-1"])), unneeded);
+        assert_eq!(group_of(&spec(&[("web", ON)]), &view, &observed(&[])), unneeded);
+    }
+
+    #[test]
+    fn two_groups_are_refused_also_where_the_other_ones_dedup_is_off() {
+        let spec = spec(&[("web", ON), ("db", DedupSpec::Off)]);
+        let why = group_of(&spec, &view(&["db-1", "web-1"]), &observed(&["web-1"])).unwrap_err();
+        assert_eq!(why, KsmRefusal::TwoGroups("web".into(), "db".into()));
+        assert!(why.to_string().starts_with("kernel KSM cannot keep groups apart: "), "{why}");
+    }
+
+    #[test]
+    fn a_vm_of_no_group_or_not_known_yet_is_refused() {
+        let spec = spec(&[("web", ON)]);
+        let seen = view(&["other", "web-1"]);
+        let stranger = Err(KsmRefusal::Stranger("other".into()));
+        assert_eq!(group_of(&spec, &seen, &observed(&["web-1"])), stranger);
+        let mut seen = view(&["web-1", "web-2"]);
+        seen.vms.get_mut(&"web-2".into()).unwrap().ram = Bytes::ZERO;
+        let nameless = Err(KsmRefusal::Nameless("web-2".into()));
+        assert_eq!(group_of(&spec, &seen, &observed(&["web-1"])), nameless);
+    }
+
+    #[test]
+    fn it_stops_at_once_and_begins_and_is_put_back_only_when_that_is_settled() {
+        let mut patience = Patience::default();
+        let (web, rate) = (GroupName::from("web"), Some(PagesPerMs(5)));
+        let drive = KsmOrder::Drive(PagesPerMs(5));
+        let mut order = |group, s: u64| patience.order(group, rate, Time(s * 1000));
+        assert_eq!(order(Some(&web), 0), KsmOrder::Rest);
+        assert_eq!(order(Some(&web), 9), KsmOrder::Rest);
+        assert_eq!(order(Some(&web), 10), drive);
+        assert_eq!(order(None, 11), KsmOrder::Rest);
+        assert_eq!(order(None, 21), KsmOrder::PutBack);
+        assert_eq!(order(Some(&web), 22), KsmOrder::Rest);
+        assert_eq!(order(Some(&web), 32), drive);
+        assert_eq!(order(Some(&"db".into()), 33), KsmOrder::Rest, "another group begins anew");
+    }
+
+    #[test]
+    fn without_a_rate_it_rests() {
+        let mut patience = Patience::default();
+        let web = GroupName::from("web");
+        assert_eq!(patience.order(Some(&web), None, Time(0)), KsmOrder::Rest);
+        assert_eq!(patience.order(Some(&web), None, Time(60_000)), KsmOrder::Rest);
+    }
+}
