@@ -14,7 +14,8 @@
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`), how they are
 //! chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for comparison), what it
-//! takes from the VM (`cost`). [`Dedup`] keeps identical pages of many once. `process` drives many of them by orders; experiments drive one directly:
+//! takes from the VM (`cost`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
+//! `process` drives many of them by orders; experiments drive one directly:
 //!
 //! ```no_run
 //! use overbook::worker::{Mode, STEP, Settings, Tracked};
