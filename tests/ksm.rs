@@ -44,7 +44,7 @@ fn ksm_merges_a_group_survives_the_daemon_and_gets_back_what_it_had() {
     let guest = |name| MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 40");
     let Some(mut stage) = Stage::start(Mode::Observe, &[guest("a1"), guest("a2")]) else { return };
     let config = std::fs::read_to_string(stage.config()).unwrap();
-    let config = config.replace("[group.\"shop\"]\n", "[group.\"shop\"]\ndedup = 200\n");
+    let config = config.replace("dedup = \"off\"", "dedup = 200");
     std::fs::write(stage.config(), config).unwrap();
     stage.hang_up();
     until_merged(&stage);
