@@ -6,8 +6,10 @@ use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
 use serde_json::Value;
 
+/// When there was a reading; none while the daemon has not begun to write.
 fn times(stage: &Stage, vm: &str) -> Vec<u64> {
-    let rows = stage.json(&["history", vm, "--limit", "1000"]);
+    let said = stage.overbook(&["history", vm, "--limit", "1000", "--json"]);
+    let Ok(rows) = serde_json::from_slice::<Value>(&said.stdout) else { return Vec::new() };
     rows.as_array().unwrap().iter().map(|row| row["wall_ms"].as_u64().unwrap()).collect()
 }
 
