@@ -21,6 +21,9 @@
 //! where all of it is, and the sum stays right however much is merged between two measurements. The
 //! VM's part of the pool is for somebody else to add.
 //!
+//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next touch. Wherever touches are waited for
+//! (the flag `um`), what is there is the guest's.
+//!
 //! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
 //! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
 //! them up, and it needs Linux 6.7. The sum above costs the same at any size on any kernel.
@@ -166,6 +169,9 @@ struct Run {
     private: Bytes,
     /// Other resident memory. In a run of anonymous memory: a pool's pages.
     shared: Bytes,
+    /// Of `private`, what stands where touches are waited for (userfaultfd): pages of the guest's, also where a tracker
+    /// has moved them to.
+    awaited: Bytes,
 }
 
 impl Run {
@@ -191,7 +197,12 @@ impl Run {
                 self.shared = self.shared.minus(kib());
             }
             "Shared_Hugetlb:" | "Private_Hugetlb:" => self.private = self.private.plus(kib()),
-            "VmFlags:" => self.dont_fork |= value.split_whitespace().any(|flag| flag == "dc"),
+            // They come last.
+            "VmFlags:" => {
+                let has = |wanted: &str| value.split_whitespace().any(|flag| flag == wanted);
+                self.dont_fork |= has("dc");
+                self.awaited = if has("um") { self.private } else { Bytes::ZERO };
+            }
             _ => {}
         }
     }
@@ -237,6 +248,7 @@ fn append(runs: &mut Vec<Run>, mapping: Run) {
             let new = |bytes: Bytes| bytes.share(beyond, mapping.len());
             last.private = last.private.plus(new(mapping.private));
             last.shared = last.shared.plus(new(mapping.shared));
+            last.awaited = last.awaited.plus(new(mapping.awaited));
             last.end = last.end.max(mapping.end);
         }
         _ => runs.push(mapping),
@@ -262,8 +274,9 @@ fn parse_header(text: &str) -> Option<Run> {
     };
     // The flags stand below. A pool's mapping gets guest RAM's a moment after it is made.
     let dont_fork = of_pool;
-    let (private, shared) = (Bytes::ZERO, Bytes::ZERO);
-    (start < end).then_some(Run { start, end, kind, dont_fork, memory_backed, private, shared })
+    let (private, shared, awaited) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    let run = Run { start, end, kind, dont_fork, memory_backed, private, shared, awaited };
+    (start < end).then_some(run)
 }
 
 /// Tells guest RAM's share from the rest.
@@ -292,7 +305,9 @@ fn split(
             ram_is_shared = true;
         }
     }
-    let private: Bytes = runs.iter().map(|run| run.private).sum();
+    let awaited: Bytes = runs.iter().map(|run| run.awaited).sum();
+    guest = guest.plus(awaited);
+    let private = runs.iter().map(|run| run.private).sum::<Bytes>().minus(awaited);
     let shared = runs.iter().map(|run| run.shared).sum::<Bytes>().plus(pool);
     let own = if ram_is_shared { private.plus(shared) } else { private };
     Ok(Overhead { own, guest, ram_is_shared, took: started.elapsed() })

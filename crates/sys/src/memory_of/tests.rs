@@ -51,6 +51,16 @@ fn private_guest_ram_is_told_from_heap_and_program() {
 }
 
 #[test]
+fn what_a_tracker_has_moved_aside_is_the_guests() {
+    let awaited = |text: String| text.replace("VmFlags: dc rd", "VmFlags: dc um rd");
+    let smaps = mapping(0x2000_0000, 8192, "rw-p", "[heap]", 6000, 6000)
+        + &awaited(ram(0x6000_0000, 264_192, "rw-p", "", 30_000, 30_000))
+        + &mapping(0x7020_0000, 4096, "rw-p", "", 100, 100)
+        + &awaited(ram(0x8000_0000, 262_144, "rw-p", "", 60_000, 60_000));
+    assert_eq!(measure(&smaps, &[256]).unwrap(), (Bytes::kib(90_000), Bytes::kib(6_100)));
+}
+
+#[test]
 fn guest_ram_on_a_memfd_is_found_by_its_size() {
     let smaps = mapping(0x7000_0000, 262_144, "rw-s", "/memfd:ram (deleted)", 5000, 0)
         + &mapping(0x9000_0000, 1024, "rw-p", "", 300, 300);
