@@ -100,7 +100,8 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
         let pools = Bytes(pool("shop") + pool("cafe"));
         let expected = anonymous(stage, &all).plus(pools).plus(before.0);
         let counted = used(stage, &all).plus(before.1);
-        counted.0.abs_diff(expected.0) < 12 << 20
+        // Under emulation QEMU's own memory grows by some MiB, and it is measured once a minute at last.
+        counted.0.abs_diff(expected.0) < 40 << 20
     });
 
     // Each group has a pool of its own.
