@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lab::accel::Choice;
@@ -31,15 +32,20 @@ fn guest(name: &str) -> MachineSpec {
     MachineSpec { shim: true, ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 40") }
 }
 
+/// Both at work, and their processes.
+fn two_guests(dir: &Path) -> (Lab, Vec<u32>) {
+    let provisions = Provisions::provide(Choice::Auto).unwrap();
+    let lab = Lab::start(&dir.join("lab"), &provisions, &[guest("one"), guest("two")]).unwrap();
+    fleet::wait_until_working(&lab).unwrap();
+    let pids = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    (lab, pids)
+}
+
 #[test]
 fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_is_left_behind() {
     let Some(_turn) = take_turn() else { return };
-    let provisions = Provisions::provide(Choice::Auto).unwrap();
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
-    let guests = [guest("one"), guest("two")];
-    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &guests).unwrap();
-    fleet::wait_until_working(&lab).unwrap();
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let (mut lab, pids) = two_guests(dir.path());
 
     let merger = Merger::start(&pids, None, Some(0.01)).unwrap();
     until("pages are merged", || merger.pool_bytes() > ENOUGH);
@@ -92,12 +98,8 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
 #[test]
 fn pages_that_only_seem_to_be_the_same_are_not_merged() {
     let Some(_turn) = take_turn() else { return };
-    let provisions = Provisions::provide(Choice::Auto).unwrap();
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
-    let guests = [guest("one"), guest("two")];
-    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &guests).unwrap();
-    fleet::wait_until_working(&lab).unwrap();
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let (mut lab, pids) = two_guests(dir.path());
     let merger = Merger::start_colliding(&pids).unwrap();
     let is_seen = |reading: &Dedup| reading.passes > 3;
     until("everything was looked at", || {

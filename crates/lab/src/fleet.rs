@@ -59,6 +59,16 @@ pub fn wait_until_working(lab: &Lab) -> Result<(), LabError> {
     })
 }
 
+/// Waits until every guest has filled so much memory.
+///
+/// # Errors
+/// When that takes too long, or a guest dies.
+pub fn wait_until_filled(lab: &Lab, mb: u32) -> Result<(), LabError> {
+    lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.reported("mb") >= f64::from(mb)))
+    })
+}
+
 /// Wrong bytes that the guests running `verify` have found, once all their memory was looked at again
 /// from now on: an old report says nothing about what happened since.
 ///

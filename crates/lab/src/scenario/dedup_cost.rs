@@ -12,11 +12,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::pairs::{Median, Pairs};
-use crate::meb::progress::{Line, Lines};
+use crate::meb::progress::Lines;
 use crate::merger::Merger;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -30,7 +31,6 @@ const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(3);
 /// Lines of a window, one second each. At [`RATE`] half of it is merging, and half is scanning what is merged.
 const WINDOW: usize = 6;
@@ -98,12 +98,7 @@ fn round(context: &Context, number: u64) -> Result<Round, LabError> {
     };
     let specs = [guest(0, "working", &fill), guest(1, "resting", &format!("{fill} --rest"))];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let is_full = |line: &Line| {
-        line.number("mb").is_some_and(|mb| mb >= f64::from(SAME_MB + OWN_MB + ZERO_MB))
-    };
-    lab.wait_for("both guests to have filled their memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| Line::newest(machine).as_ref().is_some_and(is_full)))
-    })?;
+    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let before = window(&lab)?;

@@ -24,10 +24,10 @@ use sys::pool_maps;
 use super::dedup_vs_ksm::anonymous_mib;
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
 use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
-use crate::meb::progress::Line;
 use crate::slab::Objects;
 use crate::worker_process::WorkerProcess;
 
@@ -42,7 +42,6 @@ const MEMORY: Bytes = Bytes::mib(256);
 const NATURAL: (&str, u32, &str) = ("natural", 120, "copies --same-mb 60 --own-mb 60 --rest");
 const WORST: (&str, u32, &str) =
     ("worst", 180, "copies --same-mb 90 --own-mb 90 --interleaved --rest");
-const FILL_LIMIT: Duration = Duration::from_secs(90);
 const SETTLE: Duration = Duration::from_secs(3);
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -128,10 +127,7 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
     };
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let is_full = |line: Line| line.number("mb").is_some_and(|filled| filled >= f64::from(mb));
-    lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
-        Ok(lab.machines().iter().all(|machine| Line::newest(machine).is_some_and(is_full)))
-    })?;
+    fleet::wait_until_filled(&lab, mb)?;
     interrupt::sleep(SETTLE)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let mut worker = WorkerProcess::start(name)?;

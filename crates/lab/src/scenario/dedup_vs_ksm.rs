@@ -13,12 +13,12 @@ use model::Bytes;
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
 use crate::interrupt;
 use crate::ksm::{self, Ksm};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
-use crate::meb::progress::Line as Report;
 use crate::merger::{self, Merger};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -32,7 +32,6 @@ const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
-const FILL_LIMIT: Duration = Duration::from_secs(60);
 /// What guests do after they have filled their memory: boot's leftovers.
 const SETTLE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -102,11 +101,7 @@ fn course(
     };
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    lab.wait_for("every guest to have filled its memory", FILL_LIMIT, |lab| {
-        let all = f64::from(SAME_MB + OWN_MB + ZERO_MB);
-        let is_full = |line: Report| line.number("mb").is_some_and(|mb| mb >= all);
-        Ok(lab.machines().iter().all(|machine| Report::newest(machine).is_some_and(is_full)))
-    })?;
+    fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
 
