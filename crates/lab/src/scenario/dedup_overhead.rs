@@ -38,10 +38,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const GUESTS: usize = 4;
-const MEMORY: Bytes = Bytes::mib(256);
-const NATURAL: (&str, u32, &str) = ("natural", 120, "copies --same-mb 60 --own-mb 60 --rest");
+/// Three GiB in all: whatever the group's size, the worker takes some 2.7 MiB.
+const MEMORY: Bytes = Bytes::mib(768);
+const NATURAL: (&str, u32, &str) = ("natural", 660, "copies --same-mb 330 --own-mb 330 --rest");
 const WORST: (&str, u32, &str) =
-    ("worst", 180, "copies --same-mb 90 --own-mb 90 --interleaved --rest");
+    ("worst", 660, "copies --same-mb 330 --own-mb 330 --interleaved --rest");
 const SETTLE: Duration = Duration::from_secs(3);
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);

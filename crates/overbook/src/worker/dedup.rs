@@ -55,8 +55,8 @@ const LEAST_IN_HUGE_PAGE: usize = 8;
 const LEAST_CHARGED: u32 = 8;
 /// When a shim is worth being asked for its answer.
 const ANSWER_IN: Duration = Duration::from_micros(200);
-/// When there is credit for a window again, or an answer.
-const IDLE: Duration = Duration::from_millis(10);
+/// When there is credit for some windows again: each time costs something by itself.
+const IDLE: Duration = Duration::from_millis(50);
 /// When there may be something to do again, where there is nothing.
 const NOTHING: Duration = Duration::from_millis(100);
 /// When a pool that cannot be had is asked for again.
@@ -102,6 +102,8 @@ pub struct Dedup {
     hash: Hash,
     buffer: Vec<u8>,
     pace: Pace,
+    /// Pages, again and again.
+    looked: u64,
 }
 
 /// A page that could be merged.
@@ -144,6 +146,7 @@ impl Dedup {
             hash: xxh3_64_with_seed,
             buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
             pace: Pace::new(),
+            looked: 0,
         }
     }
 
@@ -219,6 +222,16 @@ impl Dedup {
     #[must_use]
     pub fn is_unshared(&self, pid: u32) -> bool {
         self.vms.get(&pid).is_some_and(Vm::is_unshared)
+    }
+
+    /// How many pages were looked at so far, again and again.
+    pub(super) fn looked(&self) -> u64 {
+        self.looked
+    }
+
+    /// The VMs' pages.
+    pub(super) fn pages(&self) -> u64 {
+        self.vms.values().map(|vm| u64::from(vm.pages())).sum()
     }
 
     /// What the pool takes.
@@ -372,6 +385,7 @@ impl Dedup {
         });
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?);
+        self.looked += u64::from(window.count);
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);
         if !everything {

@@ -10,8 +10,10 @@ use super::dedup::{Dedup, Task};
 use super::mode::{Mode, Settings};
 use super::tracked::{STEP, State, Tracked};
 
-/// How long it goes on without a page being copied.
+/// How long it goes on without a page being copied, and longer while it still gets around: a pass over a large VM takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// So often it looks at everything before it believes that no more will be copied.
+const ROUNDS: u64 = 2;
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Why a VM still shares pages.
@@ -44,7 +46,7 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, St
     let mut dedup = Dedup::of_pool(pool);
     dedup.set_task(Task::Unshare);
     let mut most: BTreeMap<u32, Bytes> = BTreeMap::new();
-    let mut last = (Vec::new(), Instant::now());
+    let mut progress = Progress::begin();
     let mut next_step = Instant::now();
     loop {
         let now = Instant::now();
@@ -58,10 +60,7 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, St
                 *most = shared.unwrap_or_default().max(*most);
             }
             let is_done = pids.iter().all(|pid| dedup.is_unshared(*pid) || has_ended(*pid));
-            if shared != last.0 {
-                last = (shared, now);
-            }
-            if is_done || last.1.elapsed() > PATIENCE {
+            if is_done || progress.has_ended(shared, dedup.looked(), dedup.pages()) {
                 break;
             }
         }
@@ -80,6 +79,36 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, St
         (pid, unshared)
     };
     vms.iter().filter(|vm| !has_ended(vm.pid())).map(outcome).collect()
+}
+
+/// Whether it gets on.
+struct Progress {
+    shared: Vec<Option<Bytes>>,
+    /// When that was last another, and how many pages had been looked at then.
+    changed: (Instant, u64),
+    /// When another page was last looked at.
+    looked: (Instant, u64),
+}
+
+impl Progress {
+    fn begin() -> Self {
+        let now = (Instant::now(), 0);
+        Self { shared: Vec::new(), changed: now, looked: now }
+    }
+
+    /// Told what is shared, how many pages were looked at so far, and how many there are.
+    fn has_ended(&mut self, shared: Vec<Option<Bytes>>, looked: u64, pages: u64) -> bool {
+        let now = Instant::now();
+        if looked != self.looked.1 {
+            self.looked = (now, looked);
+        }
+        if shared != self.shared {
+            (self.shared, self.changed) = (shared, (now, looked));
+        }
+        let is_late = |since: Instant| now.duration_since(since) > PATIENCE;
+        let has_seen_all = looked - self.changed.1 > pages * ROUNDS;
+        is_late(self.changed.0) && (has_seen_all || is_late(self.looked.0))
+    }
 }
 
 fn has_ended(pid: u32) -> bool {

@@ -7,7 +7,7 @@
 //! time costs one merge, and one that has settled comes back.
 //!
 //! A page that was found unchanged again and again is *calm*: it is due in every second pass only, then in
-//! every fourth, up to every sixteenth. Others still find it in the index, so nothing is merged later for
+//! every fourth, up to every thirty-second. Others still find it in the index, so nothing is merged later for
 //! it; a pass over memory that hardly changes costs a small part of the first.
 //!
 //! One word per page: unknown; seen, with 22 bits of the hash, how restless and how calm it is; asked for,
@@ -31,8 +31,8 @@ const KIND_ASKED: u32 = 3 << 30;
 const CONTENT: u32 = KIND_SEEN - 1;
 const TAG_BITS: u32 = 22;
 const CALM_AT: u32 = TAG_BITS + 4;
-/// How calm a page can be: due in one of 2^4 passes.
-const MOST_CALM: u32 = 4;
+/// How calm a page can be: due in one of 2^5 passes.
+const MOST_CALM: u32 = 5;
 const UNKNOWN: Word = Word(0);
 
 /// Whether a page is worth being offered for a merge.
@@ -229,7 +229,7 @@ mod tests {
         };
         let first = looks(&mut book, 0..64, 7);
         assert!((6..=12).contains(&first), "{first}");
-        assert_eq!(looks(&mut book, 64..128, 7), 4, "every sixteenth");
+        assert_eq!(looks(&mut book, 64..128, 7), 2, "every thirty-second");
         assert_eq!(looks(&mut book, 128..129, 8), 1);
         let afterwards = (129..133).filter(|&pass| book.is_due(0, pass)).count();
         assert_eq!(afterwards, 4, "it has changed");
