@@ -13,7 +13,7 @@
 //! cannot be used is renamed, never deleted. What Overbook must undo is not kept here (see
 //! [`crate::journal`]).
 //!
-//! **Cost.** About 55,000 rows or 3 MB per VM when full, 256 MiB in all (then the oldest go first);
+//! **Cost.** About 55,000 rows or 4 MB per VM when full, 256 MiB in all (then the oldest go first);
 //! one transaction per tick without fsync (WAL, `synchronous=NORMAL`), 256 KiB of page cache.
 
 mod read;

@@ -27,6 +27,12 @@ pub const MAX_GRANULE_PAGES: u32 = 512;
 /// Least granules in a hot set: with fewer, code and data of one instruction evict each other.
 pub const MIN_HOT_SET: u32 = 64;
 
+/// What a page holds, on both sides.
+const PAGE_BYTES: u64 = 4096;
+
+/// No process has memory beyond.
+const END_OF_ADDRESSES: u64 = 1 << 63;
+
 /// Why a message could not become a packet, or a packet an answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -165,7 +171,8 @@ impl From<Fault> for WireError {
     }
 }
 
-/// Regions must be few, not empty, in order, apart and aligned: the worker computes with them.
+/// Regions must be few, not empty, in order, apart and aligned, in numbers as in addresses: the worker computes with
+/// them, and takes no page for two.
 fn check_regions(regions: &[Region]) -> Result<(), WireError> {
     let invalid = |field, value, valid| Err(WireError::Invalid { field, value, valid });
     if regions.len() > MAX_REGIONS {
@@ -181,6 +188,18 @@ fn check_regions(regions: &[Region]) -> Result<(), WireError> {
         if region.pages == 0 || free > u64::from(u32::MAX) {
             return invalid("pages", region.pages.into(), "at least 1, and 2^32 in all regions");
         }
+    }
+    let mut by_address: Vec<&Region> = regions.iter().collect();
+    by_address.sort_by_key(|region| region.address);
+    let mut free = 0;
+    for region in by_address {
+        let end = region.address.checked_add(u64::from(region.pages) * PAGE_BYTES);
+        let is_apart = region.address >= free && region.address.is_multiple_of(PAGE_BYTES);
+        let Some(end) = end.filter(|end| is_apart && *end <= END_OF_ADDRESSES) else {
+            let valid = "a multiple of 4096 below 2^63, apart from the other regions";
+            return invalid("address", region.address, valid);
+        };
+        free = end;
     }
     Ok(())
 }

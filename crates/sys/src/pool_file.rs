@@ -8,7 +8,8 @@
 //! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it anew for
 //! writing: it is closed to all but its owner first. It is sealed against another size: shrinking
 //! would destroy the copies of those that have written. A slot is emptied by punching a hole, which
-//! does not. Who owns it holds a lock on it, so that two workers never believe to have the same one.
+//! does not. Who owns it holds a lock on it, so that two workers never believe to have the same one; since sharers can
+//! lock it as well, a lock counts only while somebody can write.
 //!
 //! **Left out**: a process of the same user (root) can write to it. QEMU should run as another.
 
@@ -93,6 +94,12 @@ impl PoolFile {
         }
         match rustix::fs::flock(&pool.file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(pool),
+            // A lock that a sharer holds, who can only read, is none of an owner's.
+            Err(Errno::WOULDBLOCK)
+                if !pool_maps::has_other_writer(mapping.file, pool.file.as_fd()) =>
+            {
+                Ok(pool)
+            }
             Err(Errno::WOULDBLOCK) => Err(AdoptError::InUse),
             Err(error) => Err(error.into()),
         }
@@ -358,6 +365,27 @@ mod tests {
         let gone = PoolFile::create(NAME, 8).unwrap().id().unwrap();
         let other = Mapping { file: gone, ..find() };
         assert!(matches!(PoolFile::adopt(pid, &other, 8), Err(AdoptError::Foreign(_))));
+    }
+
+    #[test]
+    fn a_sharer_that_holds_the_lock_does_not_pass_for_the_owner() {
+        const NAME: &str = "overbook-pool-locked";
+        let pid = std::process::id();
+        let memory = crate::memory_map::Reserved::new(PAGE_BYTES).unwrap();
+        let pool = PoolFile::create(NAME, 1).unwrap();
+        let sharer = PoolView::open(pool.reader().unwrap(), 1).unwrap();
+        let over = Over { range: memory.range(), reserve: false };
+        // SAFETY: memory of ours.
+        unsafe { sharer.map_over(0, over) }.unwrap();
+        let found = crate::pool_maps::mappings(pid).unwrap();
+        let mapping = found.into_iter().find(|mapping| mapping.name == NAME).unwrap();
+        let lock = |flags| rustix::fs::flock(&sharer, flags);
+        assert_eq!(lock(FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
+        drop(pool);
+        lock(FlockOperation::NonBlockingLockExclusive).unwrap();
+        let adopted = PoolFile::adopt(pid, &mapping, 1).unwrap();
+        assert!(matches!(PoolFile::adopt(pid, &mapping, 1), Err(AdoptError::InUse)));
+        drop(adopted);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
 use crate::memory_map::{PAGE_BYTES, Pagemap, Range};
@@ -98,6 +99,27 @@ fn has_open(pid: u32, pool: FileId) -> bool {
 
 /// Where a process has this pool's file open.
 pub(crate) fn descriptor(pid: u32, pool: FileId) -> Option<PathBuf> {
+    descriptors(pid, pool).into_iter().next()
+}
+
+/// Whether anybody can write to this pool's file, but by this descriptor of ours.
+pub(crate) fn has_other_writer(pool: FileId, ours: BorrowedFd<'_>) -> bool {
+    let ours = PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), ours.as_raw_fd()));
+    let names = names_in(Path::new("/proc"));
+    let pids = names.iter().filter_map(|name| name.parse().ok());
+    let mut all = pids.flat_map(|pid| descriptors(pid, pool));
+    all.any(|path| path != ours && is_for_writing(&path).unwrap_or(false))
+}
+
+/// By the kernel's word: `flags:\t0100002`, in octal digits, the last of which is the way of access.
+fn is_for_writing(descriptor: &Path) -> Option<bool> {
+    let (process, name) = (descriptor.parent()?.parent()?, descriptor.file_name()?);
+    let info = std::fs::read_to_string(process.join("fdinfo").join(name)).ok()?;
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    Some(u32::from_str_radix(flags.trim(), 8).ok()? & 0o3 != 0)
+}
+
+fn descriptors(pid: u32, pool: FileId) -> Vec<PathBuf> {
     let fds = PathBuf::from(format!("/proc/{pid}/fd"));
     let is_pool = |path: &PathBuf| {
         // Of other files nothing is asked: some file systems would take their time to answer.
@@ -105,7 +127,7 @@ pub(crate) fn descriptor(pid: u32, pool: FileId) -> Option<PathBuf> {
         target.to_str().is_some_and(|target| target.starts_with(&format!("/memfd:{NAME_PREFIX}")))
             && rustix::fs::stat(path).is_ok_and(|stat| FileId::of(&stat) == pool)
     };
-    names_in(&fds).iter().map(|name| fds.join(name)).find(is_pool)
+    names_in(&fds).iter().map(|name| fds.join(name)).filter(is_pool).collect()
 }
 
 fn names_in(dir: &Path) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use model::Millis;
+use model::{Millis, PagesPerMs};
 
 use super::{
     Format,
@@ -29,12 +29,14 @@ pub(super) struct Arguments {
     format: Format,
 }
 
-const COLUMNS: [Column; 7] = [
+const COLUMNS: [Column; 9] = [
     ("TIME", false),
     ("MAY USE", true),
     ("TARGET", true),
     ("HOST:USED", true),
     ("WSS", true),
+    ("SAVED", true),
+    ("SCAN", true),
     ("GUEST:SWAP", true),
     ("CHANGE", false),
 ];
@@ -64,6 +66,9 @@ fn row(row: &HistoryRow) -> Vec<String> {
         size(row.target_bytes),
         size(row.used_bytes),
         size(row.working_set_bytes),
+        size(row.saved_bytes),
+        row.scan_rate_pages_per_ms
+            .map_or_else(|| "-".to_owned(), |rate| PagesPerMs(rate).to_string()),
         rate(row.swap_bytes_per_second),
         change(row),
     ]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use model::{Bytes, Mode, Reason, VmName};
+use model::{Bytes, Mode, PagesPerMs, Reason, VmName};
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,18 @@ pub enum Entry {
         /// Its working set, where it was tracked.
         #[serde(default)]
         working_set: Option<Bytes>,
+        /// What of its memory was shared.
+        #[serde(default)]
+        shared: Option<Bytes>,
+        /// What it needed less therefore.
+        #[serde(default)]
+        saved: Option<Bytes>,
+        /// What had been merged of it since its worker met it.
+        #[serde(default)]
+        merged: Option<Bytes>,
+        /// How fast identical pages of its group were looked for.
+        #[serde(default)]
+        scan_rate: Option<PagesPerMs>,
     },
     /// What was decided.
     Change {
@@ -148,7 +160,8 @@ fn readings(
         let before_ms = rows.last().map_or(i64::MAX, |row| signed(row.wall_ms));
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
-            "SELECT wall_ms, used, balloon, target, swap_per_s, working_set FROM reading \
+            "SELECT wall_ms, used, balloon, target, swap_per_s, working_set, \
+             shared, saved, merged, scan_rate FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -162,6 +175,10 @@ fn readings(
                     target: size(row, 3)?,
                     swap_per_s: size(row, 4)?,
                     working_set: size(row, 5)?,
+                    shared: size(row, 6)?,
+                    saved: size(row, 7)?,
+                    merged: size(row, 8)?,
+                    scan_rate: row.get::<_, Option<u32>>(9)?.map(PagesPerMs),
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
             },

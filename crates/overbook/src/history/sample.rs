@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, Mode, Reason, VmName, VmView};
+use model::{Action, Bytes, Dedup, Mode, PagesPerMs, Reason, VmName, VmView};
 
 use crate::{published::Published, swap_meter::SwapMeter};
 
@@ -26,6 +26,9 @@ pub(super) struct Sample {
     pub(super) target: Option<Bytes>,
     pub(super) swap_per_s: Option<Bytes>,
     pub(super) working_set: Option<Bytes>,
+    pub(super) dedup: Option<Dedup>,
+    /// Of its group.
+    pub(super) scan_rate: Option<PagesPerMs>,
 }
 
 /// A row of readings.
@@ -96,12 +99,16 @@ impl Track {
         tick: &Published,
         rows: &mut Vec<ReadingRow>,
     ) {
+        let decision = tick.plan.vms.get(vm);
+        let group = decision.and_then(|decision| decision.group.as_ref());
         let sample = Sample {
             used: view.used.map(|r| r.value),
             balloon: view.balloon.map(|r| r.value),
-            target: tick.plan.vms.get(vm).and_then(|decision| decision.target),
+            target: decision.and_then(|decision| decision.target),
             swap_per_s: self.meter.rate(view),
             working_set: view.tracking.as_ref().and_then(|r| r.value.working_set),
+            dedup: view.dedup.map(|r| r.value),
+            scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
         let wall_ms = tick.wall_ms;
         rows.push(ReadingRow { step_s: FINEST_S, wall_ms, vm: vm.clone(), sample });

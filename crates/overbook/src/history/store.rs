@@ -11,18 +11,19 @@ use std::{
     time::Duration,
 };
 
-use model::Bytes;
+use model::{Bytes, PagesPerMs};
 use rusqlite::{Connection, ErrorCode, params};
 
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 2;
+pub(super) const VERSION: i64 = 3;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
     step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
     used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
+    shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -34,7 +35,14 @@ CREATE INDEX change_by_age ON change (wall_ms);
 ";
 
 /// From version 1, which knew no working sets.
-const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER";
+const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER;";
+/// From version 2, which knew nothing of identical pages.
+const FROM_2: &str = "
+ALTER TABLE reading ADD COLUMN shared INTEGER;
+ALTER TABLE reading ADD COLUMN saved INTEGER;
+ALTER TABLE reading ADD COLUMN merged INTEGER;
+ALTER TABLE reading ADD COLUMN scan_rate INTEGER;
+";
 
 const HOUR_MS: u64 = 3_600_000;
 
@@ -111,8 +119,13 @@ impl Store {
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
-        if version == 1 {
-            shape(&mut connection, FROM_1).map_err(fail)?;
+        let upgrade = match version {
+            1 => [FROM_1, FROM_2].concat(),
+            2 => FROM_2.to_owned(),
+            _ => String::new(),
+        };
+        if !upgrade.is_empty() {
+            shape(&mut connection, &upgrade).map_err(fail)?;
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
     }
@@ -185,8 +198,9 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
     {
         let mut reading = transaction.prepare_cached(
             "INSERT OR REPLACE INTO reading \
-             (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+             (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set, \
+             shared, saved, merged, scan_rate) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
         )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
         for row in &rows.readings {
@@ -199,7 +213,11 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 size(s.balloon),
                 size(s.target),
                 size(s.swap_per_s),
-                size(s.working_set)
+                size(s.working_set),
+                size(s.dedup.map(|dedup| dedup.shared)),
+                size(s.dedup.map(|dedup| dedup.saved)),
+                size(s.dedup.map(|dedup| dedup.merged)),
+                s.scan_rate.map(|PagesPerMs(rate)| rate)
             ])?;
         }
         let mut change = transaction.prepare_cached(

@@ -274,7 +274,10 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    connection.execute_batch("ALTER TABLE reading DROP COLUMN working_set").unwrap();
+    for column in ["working_set", "shared", "saved", "merged", "scan_rate"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
     connection.pragma_update(None, "user_version", 1).unwrap();
     drop(connection);
 
@@ -294,6 +297,44 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
         })
         .collect();
     assert_eq!(sets, [None, Some(Bytes::mib(150))]);
+}
+
+#[test]
+fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_how_fast_it_was_looked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in ["shared", "saved", "merged", "scan_rate"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.pragma_update(None, "user_version", 2).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = with_change(tick(1, 0), 200, true);
+    let mib = Bytes::mib;
+    let dedup =
+        model::Dedup { shared: mib(40), saved: mib(30), merged: mib(90), ..Default::default() };
+    later.view.vms.get_mut(&vm()).unwrap().dedup = Some(Reading::new(dedup, Time(1_000)));
+    later.plan.vms.get_mut(&vm()).unwrap().group = Some("web".into());
+    let scan = model::Scan { rate: Some(model::PagesPerMs(50)), reason: Reason::ScanFixed };
+    later.plan.scans.insert("web".into(), scan);
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { shared, saved, merged, scan_rate, .. } => {
+                (shared, saved, merged, scan_rate.map(|model::PagesPerMs(rate)| rate))
+            }
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    let known = (Some(mib(40)), Some(mib(30)), Some(mib(90)), Some(50));
+    assert_eq!(rows, [(None, None, None, None), known]);
 }
 
 #[test]

@@ -44,7 +44,7 @@ use super::tracked::Tracked;
 use pace::Pace;
 pub use store::SLOTS;
 use store::Store;
-use vm::{Target, Vm};
+use vm::{Target, Vm, page_count};
 use window::Window;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
@@ -314,13 +314,15 @@ impl Dedup {
     fn meet_one(&mut self, tracked: &mut Tracked) {
         let pid = tracked.pid();
         if !self.vms.contains_key(&pid) {
-            let new = tracked.with_shim(|linked, _| Ok(Vm::open(pid, linked.link().regions())));
+            let new = tracked.with_shim(|linked, _| {
+                let regions = linked.link().regions();
+                let has_numbers = self.free_numbers(page_count(regions)).is_some();
+                Ok(if has_numbers { Vm::open(pid, regions) } else { None })
+            });
             let Some(Some(new)) = new else { return };
             // Its shim has answered: what it shares now, it shares by its own state, and nothing is under way.
             let Some(new) = self.with_shares(pid, new) else { return };
-            let first = self.free_numbers(new.pages());
-            self.grow(new.pages());
-            self.vms.insert(pid, new.numbered_from(first));
+            self.number(pid, new);
         }
         let (Some(vm), Some(store)) = (self.vms.get_mut(&pid), &self.store) else { return };
         let known = vm.numbers();
@@ -357,9 +359,18 @@ impl Dedup {
     fn renumber(&mut self, pid: u32, known: Range<u32>) {
         self.index.forget(known);
         if let Some(vm) = self.vms.remove(&pid) {
-            let first = self.free_numbers(vm.pages());
+            self.number(pid, vm);
+        }
+    }
+
+    /// Takes a VM in. Where its pages have no numbers left it is only held, for what it shares.
+    fn number(&mut self, pid: u32, vm: Vm) {
+        if let Some(first) = self.free_numbers(vm.pages()) {
             self.grow(vm.pages());
             self.vms.insert(pid, vm.numbered_from(first));
+        } else if let Some(store) = &mut self.store {
+            let (process, slots) = vm.into_holder();
+            store.hold(pid, process, slots);
         }
     }
 
@@ -474,12 +485,12 @@ impl Dedup {
         }
     }
 
-    /// The page of this number, if it still holds that.
+    /// The page of this number, if it still holds that and can be merged.
     fn twin(&self, number: u32, content: &Page) -> Option<(u32, u32)> {
         let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
         let page = number - vm.first;
         let is_member = vm.is_here && !self.leaving.contains(&pid);
-        (is_member && vm.holds(page, content)).then_some((pid, page))
+        (is_member && vm.offers(page, content)).then_some((pid, page))
     }
 
     fn queue(&mut self, pid: u32, page: u32, target: Target) {
@@ -517,8 +528,8 @@ impl Dedup {
         }
     }
 
-    /// The lowest numbers that are free for so many pages.
-    fn free_numbers(&self, pages: u32) -> u32 {
+    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be numbered.
+    fn free_numbers(&self, pages: u32) -> Option<u32> {
         let mut taken: Vec<_> = self.vms.values().map(Vm::numbers).collect();
         taken.sort_by_key(|numbers| numbers.start);
         let mut first = 0;
@@ -528,7 +539,7 @@ impl Dedup {
             }
             first = numbers.end;
         }
-        first
+        first.checked_add(pages).filter(|end| *end <= Index::MOST_PAGES).map(|_| first)
     }
 
     /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met again.

@@ -10,8 +10,10 @@ use protocol::Region;
 
 /// Pages of the guest's memory; the shim counts in nothing else.
 pub(super) const PAGE: u64 = 4096;
-/// More is taken for a mistake: 8 TiB. It bounds what is kept for a VM, whatever its shim says.
+/// More is taken for a mistake: 8 TiB.
 const MOST_PAGES: u64 = (8 << 40) / PAGE;
+/// Nor does a VM have more than so many times the host's memory. It bounds what is kept for a VM, whatever its shim says.
+const TIMES_HOST: u64 = 2;
 
 /// The map between both numberings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,21 +33,29 @@ struct Span {
 
 /// More memory than can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the shim tells of {pages} pages of guest memory; at most {MOST_PAGES} are tracked")]
+#[error(
+    "the shim tells of {pages} pages of guest memory; on this host at most {most} are believed"
+)]
 pub struct TooLarge {
     pages: u64,
+    most: u64,
 }
 
 impl Granules {
     /// Of these regions (as `Answer::decode` has checked them), in granules of `granule_pages`; without
-    /// it, of the size that suits the VM.
-    pub(super) fn new(regions: &[Region], granule_pages: Option<u32>) -> Result<Self, TooLarge> {
+    /// it, of the size that suits the VM. `host` is the host's memory.
+    pub(super) fn new(
+        regions: &[Region],
+        granule_pages: Option<u32>,
+        host: Bytes,
+    ) -> Result<Self, TooLarge> {
         let pages: u64 = regions.iter().map(|region| u64::from(region.pages)).sum();
         let last = regions
             .last()
             .map_or(0, |region| u64::from(region.first_page) + u64::from(region.pages));
-        if last > MOST_PAGES {
-            return Err(TooLarge { pages: last });
+        let most = (host.0.saturating_mul(TIMES_HOST) / PAGE).min(MOST_PAGES);
+        if last > most {
+            return Err(TooLarge { pages: last, most });
         }
         // By all the VM's memory: a working set can be as large, and a change would begin anew.
         let most = Bytes(pages.saturating_mul(PAGE));
@@ -105,13 +115,15 @@ impl Granules {
 mod tests {
     use super::*;
 
+    const HOST: Bytes = Bytes::mib(2048);
+
     fn region(first_page: u32, pages: u32) -> Region {
         Region { first_page, pages, address: 0 }
     }
 
     #[test]
     fn both_numberings_lead_to_each_other_and_gaps_to_nothing() {
-        let granules = Granules::new(&[region(0, 100), region(512, 64)], None).unwrap();
+        let granules = Granules::new(&[region(0, 100), region(512, 64)], None, HOST).unwrap();
         assert_eq!((granules.count(), granules.end(), granules.granule_pages()), (6, 18, 32));
         let numbers: Vec<u32> = (0..6).map(|index| granules.number(index)).collect();
         assert_eq!(numbers, [0, 1, 2, 3, 16, 17]);
@@ -124,16 +136,25 @@ mod tests {
 
     #[test]
     fn large_vms_are_tracked_in_huge_pages() {
-        let large = Granules::new(&[region(0, 3 << 18)], None).unwrap();
+        let large = Granules::new(&[region(0, 3 << 18)], None, HOST).unwrap();
         assert_eq!((large.granule_pages(), large.count()), (512, 1536));
-        let asked = Granules::new(&[region(0, 3 << 18)], Some(64)).unwrap();
+        let asked = Granules::new(&[region(0, 3 << 18)], Some(64), HOST).unwrap();
         assert_eq!(asked.granule_pages(), 64);
     }
 
     #[test]
     fn no_regions_and_too_much_memory_do_no_harm() {
-        let none = Granules::new(&[], None).unwrap();
+        let none = Granules::new(&[], None, HOST).unwrap();
         assert_eq!((none.count(), none.index(0), none.number(0)), (0, None, 0));
-        assert!(Granules::new(&[region(u32::MAX / 512 * 512 - 512, 512)], None).is_err());
+        let error = |first_page, host| {
+            Granules::new(&[region(first_page, 512)], None, host).unwrap_err().to_string()
+        };
+        let believed = |error: &str| error.split("at most ").nth(1).map(str::to_owned);
+        let last = u32::MAX / 512 * 512 - 512;
+        let of_any = error(last, Bytes(u64::MAX));
+        assert_eq!(believed(&of_any).unwrap(), "2147483648 are believed", "{of_any}");
+        let of_this = error(4 << 18, HOST);
+        assert_eq!(believed(&of_this).unwrap(), "1048576 are believed", "{of_this}");
+        assert!(Granules::new(&[region((4 << 18) - 512, 512)], None, HOST).is_ok());
     }
 }

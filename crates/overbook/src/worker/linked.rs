@@ -20,6 +20,7 @@ use model::{Bytes, Time, Tracking};
 use pages::curve::MissRatioCurve;
 use protocol::layout::GiveBack;
 use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
+use sys::meminfo::MemInfo;
 
 use super::clock::{moment, now_us, time};
 use super::cost::CostMeter;
@@ -61,7 +62,9 @@ pub(super) struct Linked {
 impl Linked {
     /// Tracks what the shim has told of.
     pub(super) fn new(link: Link, settings: &Settings) -> Result<Self, LinkError> {
-        let granules = Granules::new(link.regions(), settings.granule_pages)?;
+        // Without a word of the kernel's there is the larger bound.
+        let host = MemInfo::read().map_or(Bytes(u64::MAX), |host| host.total);
+        let granules = Granules::new(link.regions(), settings.granule_pages, host)?;
         let (now, counters) = (now_us(), link.counters()?);
         Ok(Self {
             strategy: settings.strategy(&granules, time(now)),

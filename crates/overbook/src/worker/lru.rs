@@ -205,7 +205,7 @@ mod tests {
     impl Guest {
         fn new(intermittent: Intermittent) -> Self {
             let region = protocol::Region { first_page: 0, pages: 2 * GRANULES, address: 0 };
-            let granules = Granules::new(&[region], Some(2)).unwrap();
+            let granules = Granules::new(&[region], Some(2), model::Bytes::mib(1024)).unwrap();
             let (structure, hot_set) = (Structure::Bitmap, HotSet::Dynamic);
             let lru = Lru { structure, hot_set, sample: 1.0, intermittent };
             let strategy = LruStrategy::new(&lru, &granules, Time(0));

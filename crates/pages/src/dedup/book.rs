@@ -92,6 +92,13 @@ impl Book {
         if seen.restless == 0 { Verdict::Offer } else { Verdict::Restless }
     }
 
+    /// Whether a page neither shares a slot nor is about to, as far as is known.
+    #[must_use]
+    pub fn is_free(&self, page: u32) -> bool {
+        let word = self.words.get(page as usize);
+        word.is_some_and(|word| word.slot().is_none() && word.0 != KIND_ASKED)
+    }
+
     /// A page's merge is under way: until [`Self::merged`] or [`Self::refused`] it is not offered.
     pub fn asked(&mut self, page: u32) {
         if let Some(word) = self.words.get_mut(page as usize).filter(|word| word.slot().is_none()) {
@@ -240,9 +247,12 @@ mod tests {
     fn a_page_whose_merge_is_under_way_is_not_offered() {
         let mut book = Book::new(2);
         assert_eq!(book.look(0, 1), Verdict::Offer);
+        assert!(book.is_free(0) && !book.is_free(2));
         book.asked(0);
         assert_eq!((book.look(0, 1), book.slot(0)), (Verdict::Merged, None));
+        assert!(!book.is_free(0));
         book.refused(0);
+        assert!(book.is_free(0));
         assert_eq!(book.look(0, 1), Verdict::Restless);
         assert_eq!([book.look(0, 1), book.look(0, 1)], [Verdict::Restless, Verdict::Offer]);
         book.asked(0);
@@ -250,6 +260,7 @@ mod tests {
         book.refused(0);
         book.asked(0);
         assert_eq!((book.slot(0), book.merged_pages()), (Some(9), 1));
+        assert!(!book.is_free(0));
     }
 
     #[test]

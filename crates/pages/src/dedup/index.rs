@@ -25,7 +25,7 @@ const NOWHERE: u32 = u32::MAX;
 /// Where a content is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A page of one of the group's VMs, by its number in the group; below 2^31 (8 TiB).
+    /// A page of one of the group's VMs, by its number in the group; below [`Index::MOST_PAGES`].
     Guest(u32),
     /// A slot of the group's pool; below 2^31 - 1.
     Pool(u32),
@@ -52,6 +52,9 @@ pub struct Index {
 }
 
 impl Index {
+    /// Guests' pages in a group at most: 8 TiB.
+    pub const MOST_PAGES: u32 = POOL;
+
     /// For a group of so many pages. With more it works as well, and finds less in one pass.
     #[must_use]
     pub fn new(pages: u32) -> Self {
@@ -255,6 +258,24 @@ mod tests {
             index.meet(hash(u64::from(page) + 1_000_000), page);
         });
         assert!(slots.iter().all(|&s| index.find(hash(s.into())) == Some(Place::Pool(s))));
+    }
+
+    #[test]
+    fn an_index_that_is_far_too_small_stays_as_small_and_names_no_wrong_place() {
+        let mut index = Index::new(60);
+        let bytes = index.bytes();
+        let set = (0..600).filter(|&slot| index.set(hash(slot.into()), Place::Pool(slot))).count();
+        assert_eq!(set * size_of::<Entry>(), bytes, "each entry is a slot's now");
+        for page in 0..10_000_u32 {
+            let content = u64::from(page % 1_000);
+            match index.meet(hash(content), page) {
+                Some(place) => assert_eq!(place, Place::Pool(page % 1_000)),
+                None => assert_eq!(index.find(hash(content)), None, "no room for a page"),
+            }
+        }
+        (0..600).for_each(|slot| index.remove(hash(slot.into()), Place::Pool(slot)));
+        assert_eq!(index.meet(hash(7), 7).or(index.find(hash(7))), Some(Place::Guest(7)));
+        assert_eq!(index.bytes(), bytes);
     }
 
     #[test]

@@ -24,7 +24,7 @@ fn requests() -> Vec<Request> {
 }
 
 fn region(first_page: u32, pages: u32) -> Region {
-    Region { first_page, pages, address: u64::MAX }
+    Region { first_page, pages, address: u64::from(first_page) * PAGE_BYTES }
 }
 
 fn welcome(regions: Vec<Region>) -> Answer {
@@ -124,8 +124,7 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             _ => {}
         }
         if let Ok(Answer::Welcome { regions, .. }) = Answer::decode(&packet) {
-            let apart = |pair: &[Region]| pair[0].first_page + pair[0].pages <= pair[1].first_page;
-            assert!(regions.windows(2).all(apart), "{regions:?}");
+            assert_eq!(check_regions(&regions), Ok(()));
         }
     }
 }
@@ -169,6 +168,21 @@ fn regions_that_overlap_are_empty_unaligned_too_many_or_past_the_end_are_refused
     assert!(refused(vec![region(512, u32::MAX)]));
     assert!(refused((0..513).map(|i| region(i * 512, 1)).collect()));
     assert!(!refused(vec![region(0, u32::MAX)]));
+}
+
+#[test]
+fn regions_share_no_address_and_lie_where_memory_can() {
+    let refused = |addresses: [u64; 2]| {
+        let region = |(i, address)| Region { first_page: i * 512, pages: 512, address };
+        let regions = (0_u32..).zip(addresses).map(region).collect();
+        Answer::decode(&welcome(regions).encode().unwrap()).is_err()
+    };
+    const LEN: u64 = 512 * PAGE_BYTES;
+    assert!(!refused([LEN, 0]), "in any order");
+    assert!(refused([0, LEN - PAGE_BYTES]) && refused([LEN, LEN]));
+    assert!(refused([0, LEN + 1]), "no page begins there");
+    assert!(refused([0, u64::MAX - LEN + 1]) && refused([0, u64::MAX - PAGE_BYTES + 1]));
+    assert!(refused([0, (1 << 63) - LEN + PAGE_BYTES]) && !refused([0, (1 << 63) - LEN]));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! One line of a VM's past: a reading or a decision.
 
+use model::PagesPerMs;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -24,6 +25,14 @@ pub struct HistoryRow {
     pub used_bytes: Option<u64>,
     /// Its working set, where it was tracked.
     pub working_set_bytes: Option<u64>,
+    /// What of its memory was shared with VMs of its group.
+    pub shared_bytes: Option<u64>,
+    /// What it needed less therefore.
+    pub saved_bytes: Option<u64>,
+    /// What had been merged of it since its group's worker met it.
+    pub merged_bytes: Option<u64>,
+    /// How fast identical pages of its group were looked for.
+    pub scan_rate_pages_per_ms: Option<u32>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
     /// For a decision: the mode at the time; only in `enforce` was it carried out.
@@ -36,12 +45,27 @@ impl From<history::HistoryRow> for HistoryRow {
     fn from(row: history::HistoryRow) -> Self {
         let moment = Self { wall_ms: row.wall_ms, ..Self::default() };
         match row.entry {
-            Entry::Reading { step_s, used, balloon, target, swap_per_s, working_set } => Self {
+            Entry::Reading {
+                step_s,
+                used,
+                balloon,
+                target,
+                swap_per_s,
+                working_set,
+                shared,
+                saved,
+                merged,
+                scan_rate,
+            } => Self {
                 step_seconds: Some(step_s),
                 balloon_bytes: raw(balloon),
                 target_bytes: raw(target),
                 used_bytes: raw(used),
                 working_set_bytes: raw(working_set),
+                shared_bytes: raw(shared),
+                saved_bytes: raw(saved),
+                merged_bytes: raw(merged),
+                scan_rate_pages_per_ms: scan_rate.map(|PagesPerMs(rate)| rate),
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment
             },

@@ -25,6 +25,9 @@ const MAPPINGS_SOON: Duration = Duration::from_secs(1);
 const MAPPINGS_MORE: u32 = 500;
 const MAPPINGS_LATE: Duration = Duration::from_secs(10);
 
+/// Mappings of a process that may not be looked into.
+const UNKNOWN: u32 = u32::MAX;
+
 /// The mappings of one process.
 #[derive(Debug)]
 pub(super) struct Mappings {
@@ -60,6 +63,18 @@ impl Mappings {
         Some(if is_dear { by_room.max(CHEAP_RUN) } else { by_room })
     }
 
+    /// Why nothing more is merged, in words; `None`: there is room.
+    pub(super) fn why_not(&self) -> Option<String> {
+        let (now, most) = (self.counted.saturating_add(self.since), self.most);
+        if self.counted == UNKNOWN {
+            return Some("QEMU's mappings cannot be counted".to_owned());
+        }
+        let why = || {
+            format!("QEMU has {now} mappings; merging stops at {most}, half of vm.max_map_count")
+        };
+        least_run(now, most).is_none().then(why)
+    }
+
     /// There may be so many more now.
     pub(super) fn more(&mut self, mappings: u32) {
         self.since = self.since.saturating_add(mappings);
@@ -67,7 +82,7 @@ impl Mappings {
 
     fn count(&mut self) {
         // Of a process that may not be looked into nothing is merged any more.
-        self.counted = pool_maps::count(self.pid).unwrap_or(u32::MAX);
+        self.counted = pool_maps::count(self.pid).unwrap_or(UNKNOWN);
         (self.since, self.at) = (0, Instant::now());
     }
 }
@@ -97,8 +112,13 @@ mod tests {
         let mut own = Mappings::of(std::process::id());
         assert_eq!(own.least_run(1, 1_000), Some(1));
         assert_eq!(own.least_run(1_000, 1_000), Some(CHEAP_RUN));
-        own.more(u32::MAX);
+        assert_eq!(own.why_not(), None);
+        own.more(own.most);
         assert_eq!(own.least_run(1, 1_000), None);
-        assert_eq!(Mappings::of(u32::MAX).least_run(1, 1_000), None);
+        let why = own.why_not().unwrap();
+        assert!(why.contains(&format!("merging stops at {}", own.most)), "{why}");
+        let mut gone = Mappings::of(u32::MAX);
+        assert_eq!(gone.least_run(1, 1_000), None);
+        assert_eq!(gone.why_not().unwrap(), "QEMU's mappings cannot be counted");
     }
 }

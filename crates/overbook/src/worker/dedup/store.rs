@@ -44,13 +44,20 @@ struct Holder {
 }
 
 impl Store {
-    /// The pool of this name that one of these processes maps; `None`: there is none.
+    /// The pool of this name that these processes map most of; `None`: there is none.
     ///
     /// # Errors
-    /// When there is one that cannot be had.
+    /// When another worker has it, or the kernel's.
     pub(super) fn take_over(name: &str, pids: &[u32]) -> Result<Option<Self>, AdoptError> {
-        let Some((pid, mapping)) = most_mapped(name, pids) else { return Ok(None) };
-        let mut store = Self::with(PoolFile::adopt(pid, &mapping, SLOTS)?)?;
+        let mut found = most_mapped(name, pids).into_iter();
+        let file = found.find_map(|(pid, mapping)| match PoolFile::adopt(pid, &mapping, SLOTS) {
+            Err(error @ AdoptError::InUse) => Some(Err(error)),
+            // Anybody can make a file of this name.
+            Err(AdoptError::Foreign(_) | AdoptError::System(_)) => None,
+            Ok(file) => Some(Ok(file)),
+        });
+        let Some(file) = file.transpose()? else { return Ok(None) };
+        let mut store = Self::with(file)?;
         for holder in pool_maps::holders(store.id) {
             if let Some(process) = open(holder).filter(|_| holder != std::process::id()) {
                 store.holders.insert(holder, Holder { process, slots: None });
@@ -136,8 +143,9 @@ pub(super) fn open(pid: u32) -> Option<OwnedFd> {
     pidfd_open(raw, PidfdFlags::empty()).ok()
 }
 
-/// Of the pools of this name the one that these processes map most of, and a place where it is mapped.
-fn most_mapped(name: &str, pids: &[u32]) -> Option<(u32, Mapping)> {
+/// The pools of this name that these processes map, those first of which they map most, each with a place where it is
+/// mapped.
+fn most_mapped(name: &str, pids: &[u32]) -> Vec<(u32, Mapping)> {
     let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
     for &pid in pids {
         let mappings = pool_maps::mappings(pid).unwrap_or_default();
@@ -146,6 +154,7 @@ fn most_mapped(name: &str, pids: &[u32]) -> Option<(u32, Mapping)> {
             found.entry(mapping.file).or_insert((0, pid, mapping)).0 += len;
         }
     }
-    let (_, pid, mapping) = found.into_values().max_by_key(|(len, ..)| *len)?;
-    Some((pid, mapping))
+    let mut found: Vec<_> = found.into_values().collect();
+    found.sort_by_key(|(len, ..)| std::cmp::Reverse(*len));
+    found.into_iter().map(|(_, pid, mapping)| (pid, mapping)).collect()
 }

@@ -171,7 +171,8 @@ impl Vm {
     /// Why nothing of it is merged now, although it can be reached.
     pub(super) fn why_not(&self) -> Option<String> {
         let rests = self.rests.as_ref().filter(|(until, _)| Instant::now() < *until);
-        rests.map(|(_, why)| format!("resting: {why}"))
+        let rests = rests.map(|(_, why)| format!("resting: {why}"));
+        rests.or_else(|| self.mappings.why_not())
     }
 
     fn rest(&mut self, why: &impl ToString) {
@@ -241,7 +242,7 @@ impl Vm {
         while let Some(outcome) = linked.take_merged() {
             match (self.sent.pop_front(), outcome) {
                 (Some(Asked::Merge(wishes)), Ok(merged)) => {
-                    self.counts.dropped += u64::from(merged.dropped);
+                    self.counts.dropped += u64::from(merged.dropped).min(zeros(&wishes));
                     left.extend(self.note(&wishes, linked.link())?);
                 }
                 (Some(Asked::Merge(wishes)), Err(why)) => {
@@ -385,14 +386,18 @@ impl Vm {
         address_of(&self.regions, page).map_or(0, |address| self.memory.read(address, bytes))
     }
 
-    /// Whether a page is there and holds that.
-    pub(super) fn holds(&self, page: u32, content: &Page) -> bool {
+    /// Whether a page is there, holds that, and can be merged. One that is about to share another slot, or that was
+    /// discarded and filled again since it was looked at, would lose count of that slot.
+    pub(super) fn offers(&self, page: u32, content: &Page) -> bool {
         let Some(address) = address_of(&self.regions, page) else { return false };
         let range = Addresses { start: address, len: PAGE };
         // Reading a hole would fill it.
         let is_there = self.pagemap.private(range).is_ok_and(|there| !there.is_empty());
         let mut bytes = [0; PAGE_LEN];
-        is_there && self.memory.read(address, &mut bytes) == bytes.len() && bytes == *content
+        is_there
+            && self.book.is_free(page)
+            && self.memory.read(address, &mut bytes) == bytes.len()
+            && bytes == *content
     }
 
     pub(super) fn queue(&mut self, page: u32, target: Target) {
@@ -495,7 +500,12 @@ fn slot_of((_, target): &Wish) -> Option<u32> {
     }
 }
 
-fn page_count(regions: &[Region]) -> u32 {
+/// How many pages are to be dropped: more cannot have been, whatever a shim says.
+fn zeros(wishes: &[Wish]) -> u64 {
+    wishes.iter().filter(|(_, target)| *target == Target::Zeros).count() as u64
+}
+
+pub(super) fn page_count(regions: &[Region]) -> u32 {
     regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages))
 }
 
