@@ -12,6 +12,8 @@ mod dedup_overhead;
 mod dedup_soak;
 mod dedup_vs_ksm;
 mod group_isolation;
+mod kim_fig1;
+mod kim_table1;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -90,6 +92,8 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
     group_isolation::SCENARIO,
+    kim_table1::SCENARIO,
+    kim_fig1::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,
