@@ -194,15 +194,12 @@ fn page(cases: &[Case]) -> Page {
             .filter_map(|rate| Some(((*rate)?.into(), median_of(cases, way, *rate, what).value)))
             .collect(),
     };
-    let mut page = Page::default();
-    let charts: [(&str, &str, fn(&Case) -> f64); 2] = [
-        ("Time that pi takes", "to without", |case| 1.0 + case.overhead),
-        ("CPU use of who looks", "CPUs", |case| case.cpus),
-    ];
-    for (title, unit, what) in charts {
+    let chart = |unit, what: fn(&Case) -> f64| {
         let lines = vec![line(Way::Ours, what), line(Way::Kernel, what)];
-        let chart = Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() };
-        page.add(title, chart);
-    }
+        Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() }
+    };
+    let mut page = Page::default();
+    page.add("Time that pi takes", chart("to without", |case| 1.0 + case.overhead));
+    page.add("CPU use of who looks", chart("CPUs", |case| case.cpus));
     page
 }

@@ -143,7 +143,7 @@ fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
     for job in MAPREDUCE {
         let mut guests = jobs::group(FIRST, &[job, job, MASTER, MASTER], context.seed);
         guests.extend(jobs::group(SECOND, &[other; OTHERS], context.seed + 100));
-        let mut run = |name: &str, guests: &[MachineSpec]| {
+        let run = |name: &str, guests: &[MachineSpec]| {
             context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
             let course = course::run(context, guests, &ADAPTIVE_CSD, WINDOW)?;
             context.say(&course.in_words());
