@@ -54,18 +54,32 @@ impl Ksm {
     /// # Errors
     /// When the thread cannot be found.
     pub fn cpu_s() -> Result<f64, LabError> {
+        // Nanoseconds on a CPU, nanoseconds waiting, turns.
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", Self::thread()?))?;
+        let ns = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
+        Ok(ns.unwrap_or(f64::NAN) / 1e9)
+    }
+
+    /// Its thread.
+    ///
+    /// # Errors
+    /// When it cannot be found.
+    pub fn thread() -> Result<u32, LabError> {
         for process in std::fs::read_dir("/proc")?.flatten() {
-            let path = process.path();
-            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-            if name.trim() == "ksmd" {
-                // Nanoseconds on a CPU, nanoseconds waiting, turns.
-                let text = std::fs::read_to_string(path.join("schedstat"))?;
-                let ns = text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok());
-                return Ok(ns.unwrap_or(f64::NAN) / 1e9);
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let pid = process.file_name().to_str().and_then(|name| name.parse().ok());
+            if let Some(pid) = pid.filter(|_| name.trim() == "ksmd") {
+                return Ok(pid);
             }
         }
         Err(LabError::Daemon("the kernel has no ksmd".to_owned()))
     }
+}
+
+/// So many pages in a millisecond, as far as its own time allows, in batches as the kernel makes them.
+#[must_use]
+pub fn pages_per_ms(pages: u32) -> Rate {
+    Rate { pages: pages * DEFAULT.sleep_ms, sleep_ms: DEFAULT.sleep_ms }
 }
 
 impl Drop for Ksm {

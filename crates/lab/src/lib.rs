@@ -48,6 +48,7 @@ pub mod meb;
 pub mod merger;
 pub mod metrics;
 pub mod packages;
+pub mod pinning;
 pub mod qemu;
 pub mod qmp;
 pub mod random;

@@ -14,8 +14,11 @@ mod dedup_vs_ksm;
 mod group_isolation;
 mod kim_allocations;
 mod kim_controllers;
+mod kim_fig1;
+mod kim_isolation;
 mod kim_policies;
 mod kim_scan_rates;
+mod kim_table1;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -94,12 +97,17 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
     group_isolation::SCENARIO,
+    kim_table1::SCENARIO,
+    kim_fig1::SCENARIO,
     kim_controllers::SINGLE,
     kim_controllers::MIXED,
     kim_scan_rates::SCENARIO,
     kim_policies::SCENARIO,
     kim_allocations::SETS,
     kim_allocations::WITHIN,
+    kim_isolation::HOG,
+    kim_isolation::SWAPPER,
+    kim_isolation::BUSY,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,

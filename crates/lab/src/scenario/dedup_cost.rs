@@ -8,7 +8,6 @@
 use std::time::Duration;
 
 use model::Bytes;
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
@@ -19,6 +18,7 @@ use crate::machine::MachineSpec;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress::Lines;
 use crate::merger::Merger;
+use crate::pinning;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-cost",
@@ -102,7 +102,7 @@ fn round(context: &Context, number: u64) -> Result<Round, LabError> {
     interrupt::sleep(SETTLE)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
     let before = window(&lab)?;
-    let merger = beside(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
+    let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
     let with = window(&lab)?;
     let readings = merger.stop();
     let after = window(&lab)?;
@@ -136,19 +136,4 @@ fn window(lab: &Lab) -> Result<Window, LabError> {
     };
     let pauses = lines.iter().skip(1).filter_map(|line| line.number("p9999_us"));
     Ok(Window { rate, pause_us: pauses.fold(f64::NAN, f64::max) })
-}
-
-/// Starts something whose threads run on this CPU.
-fn beside<T: Send>(
-    cpu: usize,
-    start: impl FnOnce() -> Result<T, LabError> + Send,
-) -> Result<T, LabError> {
-    let on_cpu = || {
-        let mut set = CpuSet::new();
-        set.set(cpu);
-        sched_setaffinity(None, &set).map_err(std::io::Error::from)?;
-        start()
-    };
-    std::thread::scope(|scope| scope.spawn(on_cpu).join())
-        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

@@ -1,0 +1,205 @@
+//! `kim-fig1`: how much slower a CPU-bound guest gets while identical pages are looked for on its CPU, by scan rate
+//! (Kim 2014, Figure 1).
+//!
+//! A guest computes pi on a CPU of its own; two others hold memory that is the same in part, and write to what is their
+//! own, on the other CPU. In each case, with fresh guests, pi is measured before, while Overbook's engine or `ksmd` runs
+//! on its CPU at one rate, and after. Execution time is compared to the mean of before and after.
+//!
+//! The engine has the usual priority (nice 0), `ksmd` the kernel's (nice 5), as in the paper's NICE-5: where both want
+//! all of the CPU, `ksmd` gets a quarter of it and the engine half. The shims merge on the others' CPU; their time is in
+//! the engine's CPU use. Other than in the paper guests write meanwhile, so there is always something to hash.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::meb::pairs::{Median, Pairs};
+use crate::meb::progress;
+use crate::merger::{self, Merger};
+use crate::pinning::{self, Pinned};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "kim-fig1",
+    summary: "what looking for identical pages takes from a CPU-bound guest, by scan rate: ours and kernel KSM's",
+    run,
+};
+
+const ROUNDS: u64 = 2;
+/// Pages in a millisecond; the last: as many as it can.
+const RATES: [Option<u32>; 5] = [Some(5), Some(20), Some(50), Some(100), None];
+const MEMORY: Bytes = Bytes::mib(256);
+const SAME_MB: u32 = 60;
+const OWN_MB: u32 = 60;
+const ZERO_MB: u32 = 20;
+const START_LIMIT: Duration = Duration::from_secs(90);
+const SETTLE: Duration = Duration::from_secs(2);
+/// Lines of pi's that are passed over when something begins or ends, and that a window has; one second each.
+const BEGINNING: usize = 1;
+const WINDOW: usize = 4;
+/// Where pi runs and pages are looked for; the others have the next CPU.
+const CPU: usize = 0;
+const PI: usize = 0;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Ours,
+    Kernel,
+}
+
+/// What one case came to.
+struct Case {
+    way: Way,
+    rate: Option<u32>,
+    /// How much longer pi took.
+    overhead: f64,
+    /// CPUs that looking took.
+    cpus: f64,
+}
+
+/// Looking for identical pages, on pi's CPU.
+enum At {
+    Ours(Merger),
+    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    // Nobody else's before: it comes back there.
+    let _ksmd = Pinned::to(CPU, Ksm::thread()?)?;
+    let mut cases = Vec::new();
+    for round in 0..ROUNDS {
+        for rate in RATES {
+            for way in [Way::Ours, Way::Kernel] {
+                let case = case(context, context.seed + round, way, rate)?;
+                context.say(&case.in_words());
+                cases.push(case);
+            }
+        }
+    }
+    let mut figures = figures(context, &cases);
+    page(&cases).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn case(context: &Context, seed: u64, way: Way, rate: Option<u32>) -> Result<Case, LabError> {
+    let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
+    let guest = |name: &str, work: &str, cpu: usize| MachineSpec {
+        seed,
+        shim: true,
+        cpus: vec![cpu],
+        ..MachineSpec::new(name, "kim", MEMORY, MEMORY, work)
+    };
+    let specs = [
+        guest("pi", "pi", CPU),
+        guest("one", &fill, CPU + 1),
+        MachineSpec { seed: seed + 1, ..guest("two", &fill, CPU + 1) },
+    ];
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    progress::wait_until_working(&lab, START_LIMIT)?;
+    interrupt::sleep(SETTLE)?;
+    let all = lab.machines().iter().map(|machine| machine.process().pid);
+    let others: Vec<u32> = all.skip(PI + 1).collect();
+
+    let mut pairs = Pairs::default();
+    pairs.add_without(speed(&lab)?);
+    let at = match way {
+        Way::Ours => At::Ours(pinning::on_cpu(CPU, || Merger::start(&others, rate, None))?),
+        Way::Kernel => At::Kernel(Ksm::start(rate.map_or(ksm::FLAT_OUT, ksm::pages_per_ms))?),
+    };
+    let (began, before) = (Instant::now(), cpu_s(&at, &others)?);
+    pairs.add_with(speed(&lab)?);
+    let cpus = (cpu_s(&at, &others)? - before) / began.elapsed().as_secs_f64();
+    drop(at);
+    pairs.add_without(speed(&lab)?);
+    lab.stop()?;
+    Ok(Case { way, rate, overhead: pairs.overhead().value, cpus })
+}
+
+/// Pi's, in operations per second, from now on.
+fn speed(lab: &Lab) -> Result<f64, LabError> {
+    let rates = progress::rates(lab, BEGINNING, WINDOW)?;
+    Ok(rates.get(PI).copied().unwrap_or(f64::NAN))
+}
+
+/// CPU time that looking has taken so far.
+fn cpu_s(at: &At, others: &[u32]) -> Result<f64, LabError> {
+    match at {
+        At::Ours(merger) => Ok(merger.cpu_s() + merger::shims_cpu_s(others)),
+        At::Kernel(_) => Ksm::cpu_s(),
+    }
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Kernel => "ksm",
+        }
+    }
+}
+
+impl Case {
+    fn in_words(&self) -> String {
+        let Self { overhead, cpus, .. } = self;
+        let (way, rate) = (self.way.name(), named(self.rate));
+        format!(
+            "{way} {rate}: pi takes {:.3} of its time, {:.1} % CPU",
+            1.0 + overhead,
+            cpus * 100.0
+        )
+    }
+}
+
+fn named(rate: Option<u32>) -> String {
+    rate.map_or_else(|| "max".to_owned(), |rate| rate.to_string())
+}
+
+/// The median over the rounds.
+fn median_of(cases: &[Case], way: Way, rate: Option<u32>, what: fn(&Case) -> f64) -> Median {
+    let same = cases.iter().filter(|case| (case.way, case.rate) == (way, rate));
+    Median::of(same.map(what).collect())
+}
+
+fn figures(context: &Context, cases: &[Case]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
+    for way in [Way::Ours, Way::Kernel] {
+        for rate in RATES {
+            let overhead = median_of(cases, way, rate, |case| case.overhead);
+            let cpus = median_of(cases, way, rate, |case| case.cpus);
+            let name = format!("{}_{}", way.name(), named(rate));
+            let note = format!("pi's time to that without; {} longer", overhead.interval_percent());
+            let time = Figure::new(1.0 + overhead.value, "ratio", note);
+            let time =
+                time.paper("grows gradually with the scan rate and the priority (no number)");
+            figures.add(&format!("time_{name}"), time);
+            let cpu = Figure::new(cpus.value, "ratio", "CPU time of who looks, to time passed");
+            figures.add(&format!("cpu_{name}"), cpu.paper("grows with the scan rate (no number)"));
+        }
+    }
+    figures
+}
+
+fn page(cases: &[Case]) -> Page {
+    let line = |way: Way, what: fn(&Case) -> f64| Line {
+        name: way.name().to_owned(),
+        points: RATES
+            .iter()
+            .filter_map(|rate| Some(((*rate)?.into(), median_of(cases, way, *rate, what).value)))
+            .collect(),
+    };
+    let chart = |unit, what: fn(&Case) -> f64| {
+        let lines = vec![line(Way::Ours, what), line(Way::Kernel, what)];
+        Chart { unit, across: "pages/ms", is_log: false, lines, marks: Vec::new() }
+    };
+    let mut page = Page::default();
+    page.add("Time that pi takes", chart("to without", |case| 1.0 + case.overhead));
+    page.add("CPU use of who looks", chart("CPUs", |case| case.cpus));
+    page
+}

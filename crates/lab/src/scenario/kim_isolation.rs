@@ -1,0 +1,216 @@
+//! `kim-fig11`, `kim-fig12`, `kim-fig13`: a group beside another one, each with its own memory or all as one (Kim 2014
+//! §6.3).
+//!
+//! Two guests of the first group do a MapReduce job for which they have too little memory; two hold content that they
+//! have in common, and so make surplus. Beside them is a group of hogs (`kim-fig11`), of guests that swap at times
+//! (`kim-fig12`), or of guests that only need the CPU and have much in common (`kim-fig13`). GRP: each group has what its
+//! own guests leave. NOGRP: the daemon is told that all are of one group, as if the whole system shared.
+//!
+//! Other than in the paper the window is fixed and jobs repeat: an execution time is the inverse of what was done.
+
+use std::time::Duration;
+
+use model::{Bytes, VmName};
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::kim::course::{self, Course, Tick};
+use crate::kim::jobs::{self, CG, Job, MASTER, RECORDS, SORT, WORDCOUNT};
+use crate::kim::setting::ADAPTIVE_CSD;
+use crate::kim::trial::geometric_mean;
+use crate::lab::LabError;
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+
+pub(super) const HOG: Scenario = Scenario {
+    name: "kim-fig11",
+    summary: "a group beside one of memory hogs: its surplus stays its own, or is taken from it without groups",
+    run: run_hog,
+};
+
+pub(super) const SWAPPER: Scenario = Scenario {
+    name: "kim-fig12",
+    summary: "a group beside one that swaps at times, with groups and without",
+    run: run_swapper,
+};
+
+pub(super) const BUSY: Scenario = Scenario {
+    name: "kim-fig13",
+    summary: "a group beside one that needs the CPU and no memory, with groups and without",
+    run: run_busy,
+};
+
+const WINDOW: Duration = Duration::from_secs(40);
+/// Writes random numbers to more memory than it has, gives it up, and begins anew.
+const MEMHOG: Job = Job { name: "hog", command: "memhog --mb 120 --hold 0.2 --rest 0.2" };
+/// Swaps when it begins with another part of its memory: as NPB DT at its beginning.
+const DT: Job = Job { name: "dt", command: "phases --mb 100 --parts 2 --length 10" };
+const MAPREDUCE: [Job; 3] = [SORT, WORDCOUNT, RECORDS];
+/// Guests of the first group that do the job: its first ones.
+const WORKERS: usize = 2;
+const FIRST: &str = "mapreduce";
+const SECOND: &str = "others";
+/// Guests of the other group.
+const OTHERS: usize = 2;
+
+/// One MapReduce job beside the other group, in both ways.
+struct Pair {
+    job: &'static str,
+    guests: Vec<MachineSpec>,
+    group: Course,
+    system: Course,
+}
+
+fn run_hog(context: &Context) -> Result<Figures, LabError> {
+    let pairs = pairs(context, MEMHOG)?;
+    let mut figures = context.figures(HOG.name, 1);
+    add_speeds(&mut figures, &pairs, "up to 1.4");
+    let gain = geometric_mean(pairs.iter().map(Pair::gain_of_job));
+    let note = "speed of all that do a job in groups, to that without, geometric mean";
+    let figure = Figure::new(gain, "ratio", note).target(Target::AtLeast(1.0));
+    figures.add("mr_grp_vs_nogrp", figure.paper("above 1 for each job"));
+    let note = "the most that the hogs occupied beyond what they pay for";
+    let (grp, nogrp) = (most(&pairs, |pair| &pair.group), most(&pairs, |pair| &pair.system));
+    let figure = Figure::new(grp, "MiB", format!("{note}, in groups"));
+    figures.add("hog_taken_grp", figure.target(Target::Equals(0.0)).paper("0"));
+    let figure = Figure::new(nogrp, "MiB", format!("{note}, without groups"));
+    figures.add(
+        "hog_taken_nogrp",
+        figure.target(Target::AtLeast(1.0)).paper("most of SORT's surplus"),
+    );
+    page(&pairs).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn run_swapper(context: &Context) -> Result<Figures, LabError> {
+    let pairs = pairs(context, DT)?;
+    let mut figures = context.figures(SWAPPER.name, 1);
+    add_speeds(&mut figures, &pairs, "above 1");
+    add_others(&mut figures, &pairs, "below 1");
+    let all =
+        geometric_mean(pairs.iter().flat_map(|pair| [pair.gain_of_job(), pair.gain_of_others()]));
+    let note = "speed of both groups' working guests in groups, to that without, geometric mean";
+    figures.add("all_grp_vs_nogrp", Figure::new(all, "ratio", note).paper("up to 1.2"));
+    page(&pairs).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn run_busy(context: &Context) -> Result<Figures, LabError> {
+    let pairs = pairs(context, CG)?;
+    let mut figures = context.figures(BUSY.name, 1);
+    add_speeds(&mut figures, &pairs, "below 1: the others' surplus stays theirs");
+    add_others(&mut figures, &pairs, "1: they need no memory");
+    let beyond = |course: fn(&Pair) -> &Course| {
+        let of = |pair: &Pair| pair.beyond_mib(course(pair), FIRST);
+        pairs.iter().map(of).fold(f64::NAN, f64::max)
+    };
+    let note = "the most that the first group occupied beyond what it pays for";
+    let grp = Figure::new(beyond(|pair| &pair.group), "MiB", format!("{note}, in groups"));
+    figures.add("mr_taken_grp", grp.target(Target::Equals(0.0)).paper("0"));
+    let nogrp = Figure::new(beyond(|pair| &pair.system), "MiB", format!("{note}, without groups"));
+    figures.add("mr_taken_nogrp", nogrp.paper("all of the others' surplus"));
+    page(&pairs).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// The most that the other group occupied beyond what it pays for, in MiB.
+fn most(pairs: &[Pair], course: fn(&Pair) -> &Course) -> f64 {
+    let beyond = |pair: &Pair| pair.beyond_mib(course(pair), SECOND);
+    pairs.iter().map(beyond).fold(f64::NAN, f64::max)
+}
+
+fn add_speeds(figures: &mut Figures, pairs: &[Pair], paper: &str) {
+    for pair in pairs {
+        let note = "speed of the guests that do it in groups, to that without";
+        let figure = Figure::new(pair.gain_of_job(), "ratio", note).paper(paper);
+        figures.add(&format!("{}_grp_vs_nogrp", pair.job), figure);
+    }
+}
+
+fn add_others(figures: &mut Figures, pairs: &[Pair], paper: &str) {
+    for pair in pairs {
+        let note =
+            format!("speed of the other group beside {} in groups, to that without", pair.job);
+        let figure = Figure::new(pair.gain_of_others(), "ratio", note).paper(paper);
+        figures.add(&format!("others_grp_vs_nogrp_{}", pair.job), figure);
+    }
+}
+
+/// Each job beside guests that all do `other`.
+fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
+    let mut pairs = Vec::new();
+    for job in MAPREDUCE {
+        let mut guests = jobs::group(FIRST, &[job, job, MASTER, MASTER], context.seed);
+        guests.extend(jobs::group(SECOND, &[other; OTHERS], context.seed + 100));
+        let run = |name: &str, guests: &[MachineSpec]| {
+            context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
+            let course = course::run(context, guests, &ADAPTIVE_CSD, WINDOW)?;
+            context.say(&course.in_words());
+            Ok::<_, LabError>(course)
+        };
+        let group = run("two groups", &guests)?;
+        let together =
+            |guest: &MachineSpec| MachineSpec { group: "all".to_owned(), ..guest.clone() };
+        let system = run("no groups", &guests.iter().map(together).collect::<Vec<_>>())?;
+        pairs.push(Pair { job: job.name, guests, group, system });
+    }
+    Ok(pairs)
+}
+
+impl Pair {
+    /// How many times faster these guests were in groups than without.
+    fn gains(&self, guests: std::ops::Range<usize>) -> impl Iterator<Item = f64> {
+        let speeds = self.group.speeds.iter().zip(&self.system.speeds);
+        speeds.skip(guests.start).take(guests.len()).map(|(group, system)| group / system)
+    }
+
+    fn gain_of_job(&self) -> f64 {
+        geometric_mean(self.gains(0..WORKERS))
+    }
+
+    fn gain_of_others(&self) -> f64 {
+        geometric_mean(self.gains(self.guests.len() - OTHERS..self.guests.len()))
+    }
+
+    /// The most that one of the two groups occupied beyond what it pays for, in MiB; not a number when that was
+    /// never known of all its guests.
+    fn beyond_mib(&self, course: &Course, group: &str) -> f64 {
+        let members = self.guests.iter().filter(|guest| guest.group == group);
+        let budget = members.map(|guest| guest.memory_base).sum::<Bytes>().as_mib();
+        let used = course.ticks.iter().filter_map(|tick| self.used_mib(tick, group));
+        used.map(|used| (used - budget).max(0.0)).fold(f64::NAN, f64::max)
+    }
+
+    /// What one of the two groups occupied; `None`: it was not known of all its guests.
+    fn used_mib(&self, tick: &Tick, group: &str) -> Option<f64> {
+        let used = |guest: &MachineSpec| {
+            let vm = tick.case.view.vms.get(&VmName::from(guest.name.as_str()))?;
+            Some(vm.used?.value)
+        };
+        let members = self.guests.iter().filter(|guest| guest.group == group);
+        Some(members.map(used).sum::<Option<Bytes>>()?.as_mib())
+    }
+
+    /// What one of the two groups occupied over time.
+    fn line(&self, name: &str, course: &Course, group: &str) -> Line {
+        let point = |tick: &Tick| Some((tick.at_s, self.used_mib(tick, group)?));
+        Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
+    }
+}
+
+fn page(pairs: &[Pair]) -> Page {
+    let mut page = Page::default();
+    for pair in pairs {
+        let lines = vec![
+            pair.line("first group, in groups", &pair.group, FIRST),
+            pair.line("other group, in groups", &pair.group, SECOND),
+            pair.line("first group, without groups", &pair.system, FIRST),
+            pair.line("other group, without groups", &pair.system, SECOND),
+        ];
+        let chart =
+            Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
+        page.add(&format!("Memory that the groups occupy: {}", pair.job), chart);
+    }
+    page
+}

@@ -1,0 +1,196 @@
+//! `kim-table1`: what is shareable among all VMs, within groups only, and within each VM only (Kim 2014, Table 1).
+//!
+//! Two groups of four guests work for a while. Then identical pages are looked for flat out until nothing more is found,
+//! by one engine for all guests, by one for each group, or by one for each guest: an engine knows only those that it
+//! is given. Each case begins with fresh guests of the same seeds, for what has been merged once stays apart from what
+//! has not. Counted is what sharing saves: of each content all pages but one. Pages of zeros are dropped and stand apart.
+//!
+//! Other than in the paper both groups run the same system always; `graph` stands for NPB BT; and a guest's program,
+//! which is the whole of its software beside the kernel, is small: less is the same than with a full system.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Dedup as Reading};
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures};
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::progress;
+use crate::merger::Merger;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "kim-table1",
+    summary: "what can be shared system-wide, within groups and within VMs, for idle, pi and graph guests",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(128);
+const GUESTS_OF_GROUP: usize = 4;
+const START_LIMIT: Duration = Duration::from_secs(90);
+/// How long the guests work before it is looked what they share.
+const WORK: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Looking is over when so long nothing more than [`LITTLE`] was saved, or at last after [`LOOK_LIMIT`].
+const QUIET: Duration = Duration::from_secs(4);
+const LITTLE: f64 = 0.5;
+const LOOK_LIMIT: Duration = Duration::from_secs(25);
+
+/// What the two groups run, and the paper's row for it.
+struct Mix {
+    name: &'static str,
+    work: [&'static str; 2],
+    paper: Row,
+}
+
+/// What each grouping came to.
+struct Row {
+    system: Shared,
+    group: Shared,
+    vm: Shared,
+}
+
+impl Row {
+    fn cases(&self) -> [(&'static str, &Shared); 3] {
+        [("system", &self.system), ("group", &self.group), ("vm", &self.vm)]
+    }
+}
+
+/// What one grouping came to, in MiB (in the paper: MB).
+struct Shared {
+    /// Without pages of zeros.
+    saved: f64,
+    zeros: f64,
+}
+
+impl Shared {
+    /// As the paper prints it: all, and the zeros of it.
+    const fn printed(all: f64, zeros: f64) -> Self {
+        Self { saved: all - zeros, zeros }
+    }
+}
+
+const MIXES: [Mix; 3] = [
+    Mix {
+        name: "idle_idle",
+        work: ["idle", "idle"],
+        paper: Row {
+            system: Shared::printed(1761.0, 187.0),
+            group: Shared::printed(1500.0, 184.0),
+            vm: Shared::printed(222.0, 181.0),
+        },
+    },
+    Mix {
+        name: "pi_pi",
+        work: ["pi", "pi"],
+        paper: Row {
+            system: Shared::printed(3384.0, 1490.0),
+            group: Shared::printed(2757.0, 1492.0),
+            vm: Shared::printed(1611.0, 1471.0),
+        },
+    },
+    Mix {
+        name: "pi_graph",
+        work: ["pi", "graph --mb 24"],
+        paper: Row {
+            system: Shared::printed(2399.0, 740.0),
+            group: Shared::printed(2128.0, 739.0),
+            vm: Shared::printed(835.0, 723.0),
+        },
+    },
+];
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    for mix in &MIXES {
+        let all = 2 * GUESTS_OF_GROUP;
+        let row = Row {
+            system: shared(context, mix, all)?,
+            group: shared(context, mix, GUESTS_OF_GROUP)?,
+            vm: shared(context, mix, 1)?,
+        };
+        add(&mut figures, mix, &row);
+    }
+    Ok(figures)
+}
+
+/// What is shared if so many guests each have an engine of their own.
+fn shared(context: &Context, mix: &Mix, together: usize) -> Result<Shared, LabError> {
+    let guest = |number: usize| {
+        let group = number / GUESTS_OF_GROUP;
+        MachineSpec {
+            seed: context.seed + number as u64,
+            shim: true,
+            ..MachineSpec::new(
+                &format!("guest-{number}"),
+                &format!("group-{group}"),
+                MEMORY,
+                MEMORY,
+                mix.work[group],
+            )
+        }
+    };
+    let specs: Vec<_> = (0..2 * GUESTS_OF_GROUP).map(guest).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    progress::wait_until_working(&lab, START_LIMIT)?;
+    interrupt::sleep(WORK)?;
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let engines = pids.chunks(together).map(|pids| Merger::start(pids, None, None));
+    let engines = engines.collect::<Result<Vec<_>, _>>()?;
+    let shared = until_quiet(&engines)?;
+    drop(engines);
+    lab.stop()?;
+    context.say(&format!(
+        "{} of {together} together: {:.1} MiB saved, {:.1} MiB of zeros",
+        mix.name, shared.saved, shared.zeros
+    ));
+    Ok(shared)
+}
+
+/// What they save when nothing more is found.
+fn until_quiet(engines: &[Merger]) -> Result<Shared, LabError> {
+    let began = Instant::now();
+    let mut last_change = (Instant::now(), 0.0);
+    loop {
+        interrupt::sleep(LOOK_EVERY)?;
+        let readings: Vec<Reading> = engines.iter().flat_map(Merger::readings).collect();
+        let sum = |what: fn(&Reading) -> Bytes| readings.iter().map(what).sum::<Bytes>().as_mib();
+        let shared = Shared { saved: sum(|of| of.saved), zeros: sum(|of| of.dropped) };
+        if (shared.saved - last_change.1).abs() > LITTLE {
+            last_change = (Instant::now(), shared.saved);
+        }
+        if last_change.0.elapsed() > QUIET || began.elapsed() > LOOK_LIMIT {
+            return Ok(shared);
+        }
+    }
+}
+
+fn add(figures: &mut Figures, mix: &Mix, row: &Row) {
+    for ((name, shared), (_, paper)) in row.cases().into_iter().zip(mix.paper.cases()) {
+        let apart = |shared: &Shared| format!("{:.0} of zeros apart", shared.zeros);
+        let paper = format!("{:.0} MB, {}", paper.saved, apart(paper));
+        let figure = Figure::new(shared.saved, "MiB", apart(shared)).paper(paper);
+        figures.add(&format!("shared_{}_{name}", mix.name), figure);
+    }
+    for ((name, shared), (_, paper)) in row.cases().into_iter().zip(mix.paper.cases()).skip(1) {
+        let percent = |part: &Shared, all: &Shared, of: fn(&Shared) -> f64| {
+            format!("{:.1} %", (1.0 - of(part) / of(all)) * 100.0)
+        };
+        let with_zeros = |shared: &Shared| shared.saved + shared.zeros;
+        let note = format!(
+            "what is lost to sharing system-wide, zeros apart; {} with them",
+            percent(shared, &row.system, with_zeros)
+        );
+        let paper = format!(
+            "{}, {} with zeros",
+            percent(paper, &mix.paper.system, |shared| shared.saved),
+            percent(paper, &mix.paper.system, with_zeros)
+        );
+        let lost = 1.0 - shared.saved / row.system.saved;
+        figures.add(
+            &format!("reduction_{}_{name}", mix.name),
+            Figure::new(lost, "ratio", note).paper(paper),
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! A hostile QEMU: this process, which says about its memory whatever it likes.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use protocol::layout::{Counter, Layout, PageState, Shared};
+use protocol::{Answer, MAX_PACKET, Merged, Region, Request, State, Status, VERSION, address};
+use sys::seqpacket::{Connection, Listener};
+use sys::shared_memory::SharedMemory;
+
+const PAGE: usize = 4096;
+const COUNTERS: [Counter; 11] = [
+    Counter::Traps,
+    Counter::TrapNs,
+    Counter::MovedOut,
+    Counter::MovedIn,
+    Counter::Pinned,
+    Counter::Discarded,
+    Counter::StagedPages,
+    Counter::RoundTripNs,
+    Counter::ControlNs,
+    Counter::GivenBack,
+    Counter::MergedPages,
+];
+
+/// One at a time: the address is this process's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What is answered instead of what a shim would say; `None`: that.
+pub(crate) type Lie = Box<dyn FnMut(&Request) -> Option<Answer>>;
+
+/// The hostile QEMU. It merges nothing, whatever it says.
+pub(crate) struct Liar {
+    listener: Listener,
+    connection: Option<Connection>,
+    memory: SharedMemory,
+    fd: OwnedFd,
+    regions: Vec<Region>,
+    pub(crate) lie: Lie,
+    /// How often it was asked to merge.
+    pub(crate) merges: u32,
+    /// How often it was greeted.
+    pub(crate) greetings: u32,
+    /// Its RAM, and where in it the first page begins.
+    ram: (Vec<u8>, usize),
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Liar {
+    /// With so many pages of RAM.
+    pub(crate) fn with_ram(pages: u32) -> Self {
+        let ram = vec![1_u8; (pages as usize + 1) * PAGE];
+        let skip = ram.as_ptr().addr().next_multiple_of(PAGE) - ram.as_ptr().addr();
+        let address = (ram.as_ptr().addr() + skip) as u64;
+        let new = Self::claiming(vec![Region { first_page: 0, pages, address }]);
+        Self { ram: (ram, skip), ..new }
+    }
+
+    /// Without RAM, but it says that this is its own.
+    pub(crate) fn claiming(regions: Vec<Region>) -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let (memory, fd) = shared_memory(&regions);
+        Self {
+            listener: Listener::bind(&address(std::process::id())).unwrap(),
+            connection: None,
+            memory,
+            fd,
+            regions,
+            lie: Box::new(|_| None),
+            merges: 0,
+            greetings: 0,
+            ram: (Vec::new(), 0),
+            _alone: alone,
+        }
+    }
+
+    /// From the next greeting on it says that this is its RAM.
+    pub(crate) fn claim(&mut self, regions: Vec<Region>) {
+        (self.memory, self.fd) = shared_memory(&regions);
+        self.regions = regions;
+        self.connection = None;
+    }
+
+    pub(crate) fn regions(&self) -> Vec<Region> {
+        self.regions.clone()
+    }
+
+    /// Its RAM holds what a stand-in's block holds after `fill` with this seed.
+    pub(crate) fn fill(&mut self, seed: u64) {
+        let (ram, skip) = &mut self.ram;
+        for (page, bytes) in (1_u64..).zip(ram[*skip..].as_chunks_mut::<PAGE>().0) {
+            let stamp = page << 20 | seed;
+            for (index, word) in (1_u64..).zip(bytes.as_chunks_mut::<8>().0) {
+                *word = stamp.wrapping_mul(index).to_ne_bytes();
+            }
+        }
+    }
+
+    /// Says this of every page.
+    pub(crate) fn say(&self, state: PageState) {
+        self.say_of_each(|_| state);
+    }
+
+    /// Says this of each page.
+    pub(crate) fn say_of_each(&self, state: impl Fn(u32) -> PageState) {
+        let layout = Layout::of_regions(&self.regions);
+        let pages = u32::try_from(layout.bytes()).unwrap();
+        (0..pages).for_each(|page| self.shared().set_state(page, state(page)));
+    }
+
+    /// Counters that run forth and back.
+    pub(crate) fn count_nonsense(&self) {
+        COUNTERS.iter().for_each(|counter| self.shared().set(*counter, fastrand::u64(..)));
+    }
+
+    /// Answers what it was asked.
+    pub(crate) fn serve(&mut self) {
+        if let Some(connection) = self.listener.accept().unwrap() {
+            self.connection = Some(connection);
+        }
+        let mut buffer = vec![0; MAX_PACKET];
+        while let Some(connection) = &self.connection {
+            match connection.receive(&mut buffer) {
+                Ok(Some(packet)) => {
+                    let request = Request::decode(&buffer[..packet.length]).unwrap();
+                    self.answer(&request);
+                }
+                Ok(None) => return,
+                Err(_) => self.connection = None,
+            }
+        }
+    }
+
+    fn answer(&mut self, request: &Request) {
+        self.merges += u32::from(matches!(request, Request::Merge { .. }));
+        let is_greeting = matches!(request, Request::Hello { .. });
+        self.greetings += u32::from(is_greeting);
+        let answer = (self.lie)(request).unwrap_or_else(|| self.truth(request));
+        let fd = is_greeting.then(|| self.fd.as_fd());
+        if let Some(connection) = &self.connection {
+            // A worker that has hung up is noticed at the next look.
+            let _ = connection.send(&answer.encode().unwrap(), fd);
+        }
+    }
+
+    fn truth(&self, request: &Request) -> Answer {
+        match request {
+            Request::Hello { .. } => {
+                Answer::Welcome { version: VERSION, regions: self.regions(), state: State::Off }
+            }
+            Request::Status => {
+                let generation = self.shared().generation();
+                Answer::Status(Status { state: State::Off, generation })
+            }
+            Request::Merge { .. } => Answer::Merged(Merged::default()),
+            _ => Answer::Done { count: 0 },
+        }
+    }
+
+    fn shared(&self) -> Shared<'_> {
+        let layout = Layout::of_regions(&self.regions);
+        Shared::open(layout, self.memory.words(), self.memory.bytes()).unwrap()
+    }
+}
+
+fn shared_memory(regions: &[Region]) -> (SharedMemory, OwnedFd) {
+    let layout = Layout::of_regions(regions);
+    let (memory, fd) = SharedMemory::create("liar", layout.words(), layout.bytes()).unwrap();
+    Shared::initialise(layout, 1, memory.words(), memory.bytes()).unwrap();
+    (memory, fd)
+}
