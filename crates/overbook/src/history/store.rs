@@ -17,7 +17,7 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 2;
+pub(super) const VERSION: i64 = 3;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
@@ -33,14 +33,25 @@ CREATE INDEX change_of_vm ON change (vm, wall_ms);
 CREATE INDEX change_by_age ON change (wall_ms);
 ";
 
+/// What groups lent each other. New in version 3.
+const LOANS: &str = "
+CREATE TABLE loan (
+    id INTEGER PRIMARY KEY, wall_ms INTEGER NOT NULL, lender TEXT NOT NULL, borrower TEXT NOT NULL,
+    mode TEXT NOT NULL, amount INTEGER NOT NULL, reason TEXT NOT NULL, words TEXT NOT NULL
+) STRICT;
+CREATE INDEX loan_by_age ON loan (wall_ms);
+";
+
 /// From version 1, which knew no working sets.
-const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER";
+const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER;";
 
 const HOUR_MS: u64 = 3_600_000;
 
 /// How long the rows of each step are kept: an hour, a day, thirty days.
 const KEPT_MS: [(u32, u64); 3] =
     [(FINEST_S, HOUR_MS), (COARSE_S[0], 24 * HOUR_MS), (COARSE_S[1], 30 * 24 * HOUR_MS)];
+/// The tables of what was decided.
+const DECISIONS: [&str; 2] = ["change", "loan"];
 const CHANGES_KEPT_MS: u64 = 30 * 24 * HOUR_MS;
 const MOST_CHANGES: i64 = 200_000;
 /// What the file may hold before the oldest rows go, whatever their age.
@@ -104,15 +115,17 @@ impl Store {
             if objects > 0 {
                 return Err(unusable("it is some other program's database".to_owned()));
             }
-            shape(&mut connection, SHAPE).map_err(fail)?;
+            shape(&mut connection, &[SHAPE, LOANS].concat()).map_err(fail)?;
         }
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
-        if version == 1 {
-            shape(&mut connection, FROM_1).map_err(fail)?;
+        match version {
+            1 => shape(&mut connection, &[FROM_1, LOANS].concat()).map_err(fail)?,
+            2 => shape(&mut connection, LOANS).map_err(fail)?,
+            _ => {}
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
     }
@@ -217,6 +230,21 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 row.reason.to_string()
             ])?;
         }
+        let mut loan = transaction.prepare_cached(
+            "INSERT INTO loan (wall_ms, lender, borrower, mode, amount, reason, words) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?;
+        for row in &rows.loans {
+            loan.execute(params![
+                signed(row.wall_ms),
+                row.lender.as_str(),
+                row.loan.borrower.as_str(),
+                json(&row.mode),
+                signed(row.loan.amount.0),
+                json(&row.loan.reason),
+                row.loan.reason.to_string()
+            ])?;
+        }
     }
     transaction.commit()
 }
@@ -234,10 +262,16 @@ fn delete_old(connection: &Connection, now_ms: u64) -> rusqlite::Result<()> {
             .execute(params![step_s, before])?;
     }
     let before = signed(now_ms.saturating_sub(CHANGES_KEPT_MS));
-    connection.prepare_cached("DELETE FROM change WHERE wall_ms < ?1")?.execute(params![before])?;
-    connection
-        .prepare_cached("DELETE FROM change WHERE id <= (SELECT max(id) FROM change) - ?1")?
-        .execute(params![MOST_CHANGES])?;
+    for table in DECISIONS {
+        connection
+            .prepare_cached(&format!("DELETE FROM {table} WHERE wall_ms < ?1"))?
+            .execute(params![before])?;
+        connection
+            .prepare_cached(&format!(
+                "DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?1"
+            ))?
+            .execute(params![MOST_CHANGES])?;
+    }
     Ok(())
 }
 
@@ -250,10 +284,10 @@ fn delete_oldest_tenth(connection: &Connection) -> rusqlite::Result<()> {
             params![step_s],
         )?;
     }
-    connection.execute(
-        "DELETE FROM change WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM change)",
-        [],
-    )?;
+    for table in DECISIONS {
+        let oldest = format!("SELECT min(id) + (max(id) - min(id)) / 10 FROM {table}");
+        connection.execute(&format!("DELETE FROM {table} WHERE id <= ({oldest})"), [])?;
+    }
     Ok(())
 }
 

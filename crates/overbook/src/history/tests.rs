@@ -10,8 +10,8 @@ use std::{
 };
 
 use model::{
-    Action, Bytes, Decision, GuestStats, HostView, Link, Migration, Mode, Plan, Reading, Reason,
-    Time, VmName, VmView, config, plan::Change,
+    Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Migration, Mode, Plan, Reading,
+    Reason, Time, VmName, VmView, config, plan::Change,
 };
 use rusqlite::Connection;
 
@@ -274,7 +274,9 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    connection.execute_batch("ALTER TABLE reading DROP COLUMN working_set").unwrap();
+    connection
+        .execute_batch("ALTER TABLE reading DROP COLUMN working_set; DROP TABLE loan")
+        .unwrap();
     connection.pragma_update(None, "user_version", 1).unwrap();
     drop(connection);
 
@@ -294,6 +296,50 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
         })
         .collect();
     assert_eq!(sets, [None, Some(Bytes::mib(150))]);
+}
+
+/// A tick at second `s` in which group `rich` lends `poor` that much.
+fn with_loan(s: u64, mib: u64, reason: Reason) -> Published {
+    let mut tick = tick(s, 0);
+    let loan = Loan { borrower: "poor".into(), amount: Bytes::mib(mib), reason };
+    tick.plan.loans.insert("rich".into(), loan);
+    tick
+}
+
+#[test]
+fn a_loan_is_on_record_for_both_groups_from_its_beginning_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = History::start(&file(&dir)).unwrap();
+    let ended = Reason::LoanNotConsented;
+    let ticks = [
+        with_loan(0, 10, Reason::LoanUsed),
+        with_loan(1, 10, Reason::LoanUsed),
+        with_loan(2, 0, ended.clone()),
+    ];
+    record(&history, ticks);
+    drop(history);
+    let of = |group: &str| loans(&file(&dir), &group.into(), 0, 10).unwrap();
+    let rows = of("rich");
+    assert_eq!(rows, of("poor"));
+    assert_eq!(of("other"), []);
+    let seen: Vec<_> =
+        rows.iter().map(|row| (row.wall_ms - START_MS, row.amount.0 >> 20)).collect();
+    assert_eq!(seen, [(0, 10), (2_000, 0)]);
+    assert_eq!((rows[1].words.clone(), rows[1].reason.clone()), (ended.to_string(), Some(ended)));
+}
+
+#[test]
+fn a_file_of_version_2_learns_loans() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(Store::open(&file(&dir), Bytes::mib(1)).unwrap());
+    let connection = Connection::open(file(&dir)).unwrap();
+    connection.execute_batch("DROP TABLE loan").unwrap();
+    connection.pragma_update(None, "user_version", 2).unwrap();
+    drop(connection);
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let rows = sample::Sampler::default().rows(&with_loan(0, 10, Reason::LoanUsed));
+    store.append(&rows).unwrap();
+    assert_eq!(loans(&file(&dir), &"rich".into(), 0, 10).unwrap().len(), 1);
 }
 
 #[test]
