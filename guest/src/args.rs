@@ -38,6 +38,9 @@ pub(crate) struct Common {
     /// Target operations per second (memhog, verify: MB/s) [default: unpaced; idle: 10]
     #[arg(long, global = true, value_name = "OPS", value_parser = rate)]
     pub(crate) rate: Option<f64>,
+    /// First fill so much memory with what every guest has, and hold it
+    #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
+    pub(crate) common_mb: Option<usize>,
 }
 
 impl Common {
@@ -103,6 +106,7 @@ mod tests {
             ("memhog --mb 1 --hold nan", "--hold", "'nan'", "0 to 10000000"),
             ("sort --mb 4096", "--mb", "'4096'", "1 to 4095"),
             ("wordcount --mb 99999", "--mb", "'99999'", "1 to 4095"),
+            ("pi --common-mb 0", "--common-mb", "'0'", "1 to 65536"),
             ("pi --rate 0", "--rate", "'0'", "0.001 to 1000000000"),
             ("pi --rate inf", "--rate", "'inf'", "0.001 to 1000000000"),
             ("pi --seconds=-1", "--seconds", "'-1'", "0 to 10000000"),

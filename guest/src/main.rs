@@ -16,6 +16,7 @@
 
 mod args;
 mod checksum;
+mod content;
 mod disk;
 mod error;
 mod gap;
@@ -82,8 +83,12 @@ fn start(cli: Cli) -> Result<ExitCode, WorkError> {
 
 fn spawn_worker(cli: Cli, shared: Arc<Shared>, done: Sender<Event>) -> Result<(), WorkError> {
     let work = move || {
+        let common_mb = cli.common.common_mb.unwrap_or(0);
         let mut worker = Worker::new(shared, cli.common.seed, cli.common.rate);
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| cli.workload.run(&mut worker)));
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let _held = content::held(common_mb, &worker.shared)?;
+            cli.workload.run(&mut worker)
+        }));
         // A failed send means that the reporter has left, and with it the process.
         let _ = done.send(Event::Finished(outcome.unwrap_or(Err(WorkError::Panicked))));
     };

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, PagesPerMs};
+use model::{Bytes, DedupSpec, Mode, PagesPerMs, Policy};
 use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -22,12 +22,30 @@ const NAME: &str = "daemon";
 /// How long it may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
+/// What it is told about all groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// What it may do with balloons.
+    pub mode: Mode,
+    /// How identical pages are looked for.
+    pub dedup: DedupSpec,
+    /// Who gets a group's surplus.
+    pub policy: Policy,
+}
+
+impl From<Mode> for Settings {
+    /// A mode alone: nothing is merged, and who is short gets the surplus.
+    fn from(mode: Mode) -> Self {
+        Self { mode, dedup: DedupSpec::Off, policy: Policy::Demand }
+    }
+}
+
 /// The daemon of one lab.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
     config: PathBuf,
-    dedup: DedupSpec,
+    settings: Settings,
     client: Client,
     process: Identity,
     log: PathBuf,
@@ -38,22 +56,15 @@ impl Daemon {
     ///
     /// # Errors
     /// When the program is missing or does not come up; its log is in the lab's `log` directory.
-    pub fn start(lab: &mut Lab, mode: Mode) -> Result<Self, LabError> {
-        Self::start_merging(lab, mode, DedupSpec::Off)
-    }
-
-    /// The same; identical pages are looked for in every group as `dedup` says.
-    ///
-    /// # Errors
-    /// As for [`Daemon::start`].
-    pub fn start_merging(lab: &mut Lab, mode: Mode, dedup: DedupSpec) -> Result<Self, LabError> {
+    pub fn start(lab: &mut Lab, settings: impl Into<Settings>) -> Result<Self, LabError> {
+        let settings = settings.into();
         let config = lab.dir().join("etc").join("overbook.toml");
-        std::fs::write(&config, configuration(lab, mode, dedup))?;
+        std::fs::write(&config, configuration(lab, settings))?;
         let program = inside::built("overbook")?;
         let process = spawn(lab, &program, &config)?;
         let client = Client::new(&socket(lab.dir()))?;
         let log = lab.dir().join("log").join(NAME);
-        let daemon = Self { program, config, dedup, client, process, log };
+        let daemon = Self { program, config, settings, client, process, log };
         daemon.wait_until_it_answers(lab)?;
         Ok(daemon)
     }
@@ -97,7 +108,7 @@ impl Daemon {
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
     pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
-        std::fs::write(&self.config, configuration(lab, mode, self.dedup))?;
+        std::fs::write(&self.config, configuration(lab, Settings { mode, ..self.settings }))?;
         self.process.signal(Signal::HUP)?;
         lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
             Ok(self.case()?.spec.modes.balloon == mode)
@@ -139,14 +150,14 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 /// One group per group of the guests; every guest may fall to half of its base.
-fn configuration(lab: &Lab, mode: Mode, dedup: DedupSpec) -> String {
+fn configuration(lab: &Lab, settings: Settings) -> String {
     let dir = lab.dir().display();
-    let mode = match mode {
+    let mode = match settings.mode {
         Mode::Observe => "observe",
         Mode::Recommend => "recommend",
         Mode::Enforce => "enforce",
     };
-    let dedup = match dedup {
+    let dedup = match settings.dedup {
         DedupSpec::Fixed(PagesPerMs(rate)) => rate.to_string(),
         named => format!("\"{named}\""),
     };
@@ -168,11 +179,16 @@ fn configuration(lab: &Lab, mode: Mode, dedup: DedupSpec) -> String {
             "\n[vm.{name:?}]\nmin = {min}\nbase = {base}\nmax = {max}\nswap = {swap}\n"
         );
     }
+    let policy = match settings.policy {
+        Policy::Fair => "fair",
+        Policy::Entitlement => "entitlement",
+        Policy::Demand => "demand",
+    };
     for (group, vms) in groups {
         let vms = vms.join(", ");
         let _ = write!(
             text,
-            "\n[group.{group:?}]\npolicy = \"demand\"\nvms = [{vms}]\ndedup = {dedup}\n"
+            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n"
         );
     }
     text

@@ -14,6 +14,7 @@
 //! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
 //! machine  qmp  metrics  inside one guest: its command line, its monitor, its reports, what QEMU loads
 //! meb                           what the experiments of MEB (working sets, curves) share
+//! kim                           what the experiments of Kim 2014 (group dedup) share
 //! truth                         which pages a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
@@ -39,6 +40,7 @@ pub mod image;
 pub mod inside;
 pub mod interrupt;
 pub mod keeper;
+pub mod kim;
 pub mod ksm;
 pub mod lab;
 pub mod machine;

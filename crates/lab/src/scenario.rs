@@ -12,6 +12,10 @@ mod dedup_overhead;
 mod dedup_soak;
 mod dedup_vs_ksm;
 mod group_isolation;
+mod kim_allocations;
+mod kim_controllers;
+mod kim_policies;
+mod kim_scan_rates;
 mod meb_accuracy;
 mod meb_imt;
 mod meb_overhead;
@@ -90,6 +94,12 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
     group_isolation::SCENARIO,
+    kim_controllers::SINGLE,
+    kim_controllers::MIXED,
+    kim_scan_rates::SCENARIO,
+    kim_policies::SCENARIO,
+    kim_allocations::SETS,
+    kim_allocations::WITHIN,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,

@@ -49,8 +49,12 @@ pub enum DedupSpec {
     /// Not at all; what is shared is unshared.
     #[default]
     Off,
-    /// As fast as the group can afford (Kim 2014, Algorithm 1).
+    /// As fast as the group can afford (Kim 2014, Algorithm 1: Adaptive-CSD).
     Adaptive,
+    /// As fast as the host's CPUs allow, whatever comes of it (Kim 2014 §6.2: Adaptive-C).
+    AdaptiveC,
+    /// The same, and fast while the group's VMs swap (Kim 2014 §6.2: Adaptive-CS).
+    AdaptiveCs,
     /// Always at this rate.
     Fixed(PagesPerMs),
 }
@@ -71,6 +75,8 @@ impl fmt::Display for DedupSpec {
         match self {
             Self::Off => f.pad("off"),
             Self::Adaptive => f.pad("adaptive"),
+            Self::AdaptiveC => f.pad("adaptive-c"),
+            Self::AdaptiveCs => f.pad("adaptive-cs"),
             Self::Fixed(rate) => rate.fmt(f),
         }
     }

@@ -63,6 +63,8 @@ impl Period {
 pub(crate) fn decide(spec: DedupSpec, last_rate: Option<PagesPerMs>, last: &Period) -> Scan {
     let controller = match spec {
         DedupSpec::Off => return Scan { rate: None, reason: Reason::DedupOff, payer: None },
+        DedupSpec::AdaptiveC => Controller::Cpu,
+        DedupSpec::AdaptiveCs => Controller::CpuSwap,
         DedupSpec::Adaptive => Controller::CpuSwapDedup,
         DedupSpec::Fixed(rate) => Controller::Static(rate),
     };
@@ -177,6 +179,8 @@ mod tests {
         assert_eq!(rate(DedupSpec::Fixed(PagesPerMs(1)), None), Some(PagesPerMs(1)));
         assert_eq!(rate(DedupSpec::Adaptive, None), Some(PagesPerMs(10)), "it begins slowly");
         assert_eq!(rate(DedupSpec::Adaptive, Some(PagesPerMs(20))), Some(PagesPerMs(25)));
+        assert_eq!(rate(DedupSpec::AdaptiveCs, Some(PagesPerMs(20))), Some(PagesPerMs(25)));
+        assert_eq!(rate(DedupSpec::AdaptiveC, Some(PagesPerMs(20))), Some(PagesPerMs(10)));
     }
 
     proptest! {

@@ -8,13 +8,11 @@
 use clap::Args;
 
 use crate::args::megabytes;
+use crate::content;
 use crate::error::WorkError;
 use crate::memory::{Memory, PAGE, PAGES_PER_MB, WORDS_PER_MB, fill_random};
-use crate::rng::Rng;
 use crate::run::Worker;
 
-/// What the content that all have begins with.
-const COMMON_SEED: u64 = 0x0c09_1e50;
 /// One of so many operations writes.
 const READS_PER_WRITE: usize = 8;
 const WORDS_PER_PAGE: usize = WORDS_PER_MB / PAGES_PER_MB;
@@ -69,19 +67,9 @@ impl Options {
     }
 }
 
-/// What all have.
-pub(super) fn common() -> Rng {
-    Rng::new(COMMON_SEED)
-}
-
-/// What only the guest of this seed has; other workloads of the same seed have other words.
-pub(super) fn own(seed: u64) -> Rng {
-    Rng::new(!seed ^ COMMON_SEED)
-}
-
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut memory = Memory::default();
-    let (mut common, mut own) = (common(), own(worker.seed));
+    let (mut common, mut own) = (content::common(), content::own(worker.seed));
     let zero_mb = options.zero_mb.unwrap_or(0);
     let all_mb = options.same_mb + options.own_mb + zero_mb;
     for mb in 0..all_mb {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
-use super::copies;
 use crate::args::{megabytes, seconds};
+use crate::content;
 use crate::error::WorkError;
 use crate::memory::{Memory, PAGES_PER_MB, WORDS_PER_MB, fill_random};
 use crate::run::Worker;
@@ -44,7 +44,7 @@ pub(crate) struct Timing {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut memory = Memory::default();
-    let (mut common, mut own) = (copies::common(), copies::own(worker.seed));
+    let (mut common, mut own) = (content::common(), content::own(worker.seed));
     // In turn: wherever a page lies, the other kind lies beside it.
     for _ in 0..options.mb {
         for content in [&mut common, &mut own] {

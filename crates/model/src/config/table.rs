@@ -231,13 +231,16 @@ impl<'a> Table<'a> {
 
     /// How identical pages are looked for: a word, or a rate.
     pub(super) fn dedup(&self, key: &'static str) -> Option<DedupSpec> {
-        const WANTED: &str = "\"off\", \"adaptive\" or 1 to 1000 pages per ms";
+        const WANTED: &str =
+            "\"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms";
         let value = self.get(key)?;
         let (shown, dedup) = match value.get_ref() {
             DeValue::String(text) => {
                 let dedup = match text.as_ref() {
                     "off" => Some(DedupSpec::Off),
                     "adaptive" => Some(DedupSpec::Adaptive),
+                    "adaptive-c" => Some(DedupSpec::AdaptiveC),
+                    "adaptive-cs" => Some(DedupSpec::AdaptiveCs),
                     _ => None,
                 };
                 (format!("\"{}\"", printable(text)), dedup)

@@ -111,7 +111,7 @@ overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ 
 overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
 overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
 overbook.toml:17: `vms` must not be empty
-overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\" or 1 to 1000 pages per ms
+overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
 overbook.toml:21: `lend` must be true or false, not a text
 overbook.toml:23: `base` must be more than zero
 overbook.toml:24: `swap` must be true or false, not a text";
@@ -244,10 +244,14 @@ fn dedup_is_off_adaptive_or_a_rate() {
     };
     assert_eq!(read("\"off\""), Some(DedupSpec::Off));
     assert_eq!(read("\"adaptive\""), Some(DedupSpec::Adaptive));
+    assert_eq!(read("\"adaptive-c\""), Some(DedupSpec::AdaptiveC));
+    assert_eq!(read("\"adaptive-cs\""), Some(DedupSpec::AdaptiveCs));
     for rate in [1, 20, 1000] {
         assert_eq!(read(&rate.to_string()), Some(DedupSpec::Fixed(PagesPerMs(rate))));
     }
-    for bad in ["0", "-1", "1001", "99999999999", "1.5", "\"20\"", "\"on\"", "true"] {
+    for bad in
+        ["0", "-1", "1001", "99999999999", "1.5", "\"20\"", "\"on\"", "\"adaptive-csd\"", "true"]
+    {
         assert_eq!(read(bad), None, "{bad}");
     }
     let faults = faults_of("[group.a]\nvms = [\"x\"]\ndedup = \"fast\"\n");

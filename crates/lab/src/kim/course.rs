@@ -1,0 +1,133 @@
+//! One mix under one setting: what each guest got done, and the daemon's ticks meanwhile.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, GroupName, Plan, VmName};
+use policy::Case;
+use sys::cpu_time::CpuTime;
+
+use super::setting::Setting;
+use crate::daemon::Daemon;
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::progress::{self, Line};
+use crate::scenario::Context;
+
+/// How long guests may take to fill their memory, partly into a slow swap.
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+const TICK: Duration = Duration::from_secs(1);
+
+/// What happened.
+#[derive(Debug)]
+pub struct Course {
+    /// Operations per second of each guest over the whole window, in the order of the mix.
+    pub speeds: Vec<f64>,
+    /// Share of the host's CPU time that was used.
+    pub cpu_busy: f64,
+    /// One per second; none where there is no daemon.
+    pub ticks: Vec<Tick>,
+}
+
+/// One of the daemon's ticks.
+#[derive(Debug)]
+pub struct Tick {
+    /// When, in seconds since the window began.
+    pub at_s: f64,
+    /// What it was decided from.
+    pub case: Case,
+    /// What was decided.
+    pub plan: Plan,
+}
+
+/// Runs fresh guests under `setting` for `window`.
+///
+/// # Errors
+/// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
+pub fn run(
+    context: &Context,
+    mix: &[MachineSpec],
+    setting: &Setting,
+    window: Duration,
+) -> Result<Course, LabError> {
+    let mut lab = Lab::start(&context.dir, &context.provisions, mix)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let began = Instant::now();
+    let (first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
+    let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
+    let mut ticks: Vec<Tick> = Vec::new();
+    while began.elapsed() < window {
+        let next = Instant::now() + TICK;
+        if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
+            return Err(dead.death());
+        }
+        let case = daemon.as_ref().map(Daemon::latest).transpose()?.flatten();
+        ticks.extend(case.map(|case| {
+            let plan = case.decide();
+            Tick { at_s: began.elapsed().as_secs_f64(), case, plan }
+        }));
+        let left = window.saturating_sub(began.elapsed());
+        interrupt::sleep(next.saturating_duration_since(Instant::now()).min(left))?;
+    }
+    let now = CpuTime::read().map_err(std::io::Error::other)?;
+    let speed = |(first, last): (Option<Line>, Option<Line>)| match (first, last) {
+        (Some(first), Some(last)) => last.rate_since(&first),
+        _ => f64::NAN,
+    };
+    let speeds = first.into_iter().zip(lines(&lab)).map(speed).collect();
+    lab.stop()?;
+    let cpu_busy = now.busy_since(cpu).map_or(f64::NAN, f64::from);
+    Ok(Course { speeds, cpu_busy, ticks })
+}
+
+/// The newest line of each guest.
+fn lines(lab: &Lab) -> Vec<Option<Line>> {
+    lab.machines().iter().map(Line::newest).collect()
+}
+
+impl Course {
+    /// For whoever watches.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
+        let (speeds, busy) = (speeds.join(", "), self.cpu_busy * 100.0);
+        format!("  {speeds} operations/s, CPUs {busy:.0} % busy")
+    }
+}
+
+impl Tick {
+    /// The group's scan rate from now on, in pages/ms; 0 when nothing is looked at.
+    #[must_use]
+    pub fn scan_rate(&self, group: &str) -> f64 {
+        let scan = self.plan.scans.get(&GroupName::from(group));
+        scan.and_then(|scan| scan.rate).map_or(0.0, |rate| f64::from(rate.0))
+    }
+
+    /// CPU time that the group's worker has used since the daemon started, in seconds.
+    #[must_use]
+    pub fn worker_cpu_s(&self, group: &str) -> Option<f64> {
+        let worker = &self.case.view.workers.get(&GroupName::from(group))?.value;
+        Some(Duration::from_micros(worker.cpu_us).as_secs_f64())
+    }
+
+    /// What merging has saved so far: merged, less what was written since.
+    #[must_use]
+    pub fn merged_mib(&self, vm: &str) -> f64 {
+        let dedup = self.case.view.vms.get(&VmName::from(vm)).and_then(|vm| vm.dedup);
+        dedup.map_or(0.0, |dedup| dedup.value.merged.as_mib() - dedup.value.broken.as_mib())
+    }
+
+    /// What a guest has swapped in and out since its boot.
+    #[must_use]
+    pub fn swapped_mib(&self, vm: &str) -> Option<f64> {
+        let stats = self.case.view.vms.get(&VmName::from(vm))?.stats?.value;
+        Some(stats.swap_in?.plus(stats.swap_out?).as_mib())
+    }
+
+    /// What a guest may use: where its balloon stands.
+    #[must_use]
+    pub fn allocated_mib(&self, vm: &str) -> Option<f64> {
+        let balloon = self.case.view.vms.get(&VmName::from(vm))?.balloon?;
+        Some(Bytes::as_mib(balloon.value))
+    }
+}

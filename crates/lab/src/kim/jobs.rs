@@ -1,0 +1,74 @@
+//! What the guests of a mix do.
+//!
+//! | job | stands for | memory |
+//! |-|-|-|
+//! | `sort`, `wordcount`, `records` | MapReduce: SORT, WC, and one more | more than the guest has: it swaps |
+//! | `master` | the master VM of a MapReduce job | little |
+//! | `cg`, `pi` | NPB CG and MapReduce PI: bound by the CPU | much that other guests have as well, and no need of more |
+//!
+//! A guest of 128 MiB has some 76 MiB for its programs. Those that are bound by the CPU fill theirs, so that what the
+//! others are given is what merging has found, but for little.
+
+use model::Bytes;
+
+use crate::fleet::{BASE, HARD_DISK_IOPS};
+use crate::machine::MachineSpec;
+
+const MAX: Bytes = Bytes::mib(384);
+const SWAP: Bytes = Bytes::mib(512);
+
+/// What one guest does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// Its name in figures, and of its guests with a number behind.
+    pub name: &'static str,
+    /// What the guest runs.
+    pub command: &'static str,
+}
+
+const fn job(name: &'static str, command: &'static str) -> Job {
+    Job { name, command }
+}
+
+/// Sorts text that is built anew each time.
+pub const SORT: Job = job("sort", "sort --mb 80 --repeat");
+/// Counts words of text that is built anew each time.
+pub const WORDCOUNT: Job = job("wordcount", "wordcount --mb 90 --repeat");
+/// Changes records at random.
+pub const RECORDS: Job = job("records", "random-array --mb 110 --record-kb 64");
+/// Hands out work: a little of everything, now and then.
+pub const MASTER: Job = job("master", "idle --common-mb 60");
+/// Multiplies matrices.
+pub const CG: Job = job("cg", "matrix --mb 12 --common-mb 54");
+/// Computes digits of pi.
+pub const PI: Job = job("pi", "pi --common-mb 66");
+
+/// A group's guests, one for each job, with a swap disk as slow as a hard disk. The guest at one place has the same seed
+/// in every mix and setting.
+#[must_use]
+pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
+    let guest = |(place, job): (usize, &Job)| {
+        let number = jobs[..=place].iter().filter(|other| *other == job).count();
+        let name_of_guest = format!("{}-{number}", job.name);
+        MachineSpec {
+            seed: seed + place as u64,
+            shim: true,
+            ..MachineSpec::new(&name_of_guest, name, BASE, MAX, job.command)
+                .with_swap(SWAP, Some(HARD_DISK_IOPS))
+        }
+    };
+    jobs.iter().enumerate().map(guest).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_of_one_job_are_numbered_and_all_seeds_are_different() {
+        let guests = group("g", &[SORT, CG, SORT], 7);
+        let names: Vec<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
+        assert_eq!(names, ["sort-1", "cg-1", "sort-2"]);
+        assert_eq!(guests.iter().map(|guest| guest.seed).collect::<Vec<_>>(), [7, 8, 9]);
+    }
+}

@@ -1,0 +1,43 @@
+//! Under what the guests of a mix run.
+
+use model::{DedupSpec, Mode, PagesPerMs, Policy};
+
+use crate::daemon::Settings;
+
+/// One of several that are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Setting {
+    /// Its name in figures.
+    pub name: &'static str,
+    /// What the daemon is told; `None`: there is none.
+    pub daemon: Option<Settings>,
+}
+
+/// Guests without Overbook: what all else is compared to.
+pub const BASELINE: Setting = Setting { name: "baseline", daemon: None };
+/// Algorithm 1 as a whole.
+pub const ADAPTIVE_CSD: Setting = merging("csd", DedupSpec::Adaptive);
+/// All controllers of the paper's Figs. 5 and 6 (§6.2.1); surplus goes to who needs it.
+pub const CONTROLLERS: [Setting; 5] = [
+    merging("static_5", DedupSpec::Fixed(PagesPerMs(5))),
+    merging("static_50", DedupSpec::Fixed(PagesPerMs(50))),
+    merging("c", DedupSpec::AdaptiveC),
+    merging("cs", DedupSpec::AdaptiveCs),
+    ADAPTIVE_CSD,
+];
+/// The reprovisioning policies (§6.2.2), all with Adaptive-CSD.
+pub const POLICIES: [Setting; 3] = [
+    sharing_out("fair", Policy::Fair),
+    sharing_out("entitlement", Policy::Entitlement),
+    sharing_out("demand", Policy::Demand),
+];
+
+const fn merging(name: &'static str, dedup: DedupSpec) -> Setting {
+    let (mode, policy) = (Mode::Enforce, Policy::Demand);
+    Setting { name, daemon: Some(Settings { mode, dedup, policy }) }
+}
+
+const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
+    let (mode, dedup) = (Mode::Enforce, DedupSpec::Adaptive);
+    Setting { name, daemon: Some(Settings { mode, dedup, policy }) }
+}

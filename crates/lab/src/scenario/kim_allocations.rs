@@ -1,0 +1,137 @@
+//! `kim-fig9`, `kim-fig10`: how much memory each policy gives to whom (Kim 2014 §6.2.2, Figs. 9 and 10).
+//!
+//! A job of three guests, a master that needs little and two that sort more text than they have memory for, beside two
+//! guests that use up the CPUs. `kim-fig9` compares what the job and the others hold under each policy; `kim-fig10` looks
+//! into the job under `demand`.
+
+use std::time::Duration;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet::BASE;
+use crate::kim::course::{self, Course, Tick};
+use crate::kim::jobs::{self, CG, MASTER, SORT};
+use crate::kim::setting::{POLICIES, Setting};
+use crate::kim::trial::GROUP;
+use crate::lab::LabError;
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+
+pub(super) const SETS: Scenario = Scenario {
+    name: "kim-fig9",
+    summary: "memory of a sorting job and of guests short of CPU time, under three reprovisioning policies",
+    run: run_sets,
+};
+
+pub(super) const WITHIN: Scenario = Scenario {
+    name: "kim-fig10",
+    summary: "memory of each guest of a sorting job whose master needs little",
+    run: run_within,
+};
+
+const WINDOW: Duration = Duration::from_secs(60);
+/// What is there when merging has found what it can.
+const SETTLED_S: f64 = 45.0;
+const DEMAND: &str = "demand";
+
+/// The mix, and the names of the job's guests and of the others.
+fn mix(context: &Context) -> (Vec<MachineSpec>, Vec<String>, Vec<String>) {
+    let guests = jobs::group(GROUP, &[MASTER, SORT, SORT, CG, CG], context.seed);
+    let names = guests.iter().map(|guest| guest.name.clone());
+    let (others, job) = names.partition(|name| name.starts_with(CG.name));
+    (guests, job, others)
+}
+
+fn course(
+    context: &Context,
+    guests: &[MachineSpec],
+    setting: &Setting,
+) -> Result<Course, LabError> {
+    context.say(&format!("a sorting job under {} ...", setting.name));
+    let course = course::run(context, guests, setting, WINDOW)?;
+    context.say(&course.in_words());
+    Ok(course)
+}
+
+fn run_sets(context: &Context) -> Result<Figures, LabError> {
+    let (guests, job, others) = mix(context);
+    let mut figures = context.figures(SETS.name, 1);
+    let mut charts = [("The sorting job", job, Vec::new()), ("The others", others, Vec::new())];
+    for setting in &POLICIES {
+        let course = course(context, &guests, setting)?;
+        for (what, guests, lines) in &mut charts {
+            let set = if *what == "The others" { "others" } else { "job" };
+            let note = format!("mean beyond base after {SETTLED_S:.0} s, all its guests");
+            let granted = settled(&course, guests) - BASE.as_mib() * guests.len() as f64;
+            let name = format!("granted_{set}_{}", setting.name);
+            figures.add(&name, Figure::new(granted, "MiB", note));
+            lines.push(line(setting.name, &course, guests));
+        }
+    }
+    let granted = |figures: &Figures, name: &str| figures.get(name).map_or(f64::NAN, |f| f.value);
+    for other in ["fair", "entitlement"] {
+        let more = granted(&figures, "granted_job_demand")
+            - granted(&figures, &format!("granted_job_{other}"));
+        let note = format!("what the job is granted under demand, less that under {other}");
+        let figure = Figure::new(more, "MiB", note).target(Target::AtLeast(0.0));
+        figures.add(&format!("demand_more_than_{other}"), figure.paper("all of it goes to SORT"));
+    }
+    let mut page = Page::default();
+    for (what, _, lines) in charts {
+        page.add(what, chart(lines));
+    }
+    page.write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn run_within(context: &Context) -> Result<Figures, LabError> {
+    let (guests, job, _) = mix(context);
+    let mut figures = context.figures(WITHIN.name, 1);
+    let Some(setting) = POLICIES.iter().find(|setting| setting.name == DEMAND) else {
+        return Ok(figures);
+    };
+    let course = course(context, &guests, setting)?;
+    let mut lines = Vec::new();
+    let (mut master, mut least) = (f64::NAN, f64::INFINITY);
+    for name in &job {
+        let guest = std::slice::from_ref(name);
+        let granted = settled(&course, guest) - BASE.as_mib();
+        let note = format!("mean beyond base after {SETTLED_S:.0} s");
+        figures.add(&format!("granted_{name}"), Figure::new(granted, "MiB", note));
+        if name.starts_with(MASTER.name) {
+            master = granted;
+        } else {
+            least = least.min(granted);
+        }
+        lines.push(line(name, &course, guest));
+    }
+    let note = "what the master is granted, less what the slave is that is granted least";
+    let figure = Figure::new(master - least, "MiB", note).target(Target::Below(0.0));
+    figures.add("master_more_than_slaves", figure.paper("the master is granted nothing"));
+    let mut page = Page::default();
+    page.add("Each guest of the sorting job", chart(lines));
+    page.write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// What these guests hold together; `None`: not known of all.
+fn allocated_mib(tick: &Tick, guests: &[String]) -> Option<f64> {
+    guests.iter().map(|guest| tick.allocated_mib(guest)).sum()
+}
+
+/// The same, once it has settled.
+fn settled(course: &Course, guests: &[String]) -> f64 {
+    let late = course.ticks.iter().filter(|tick| tick.at_s >= SETTLED_S);
+    let held: Vec<f64> = late.filter_map(|tick| allocated_mib(tick, guests)).collect();
+    held.iter().sum::<f64>() / held.len() as f64
+}
+
+fn line(name: &str, course: &Course, guests: &[String]) -> Line {
+    let point = |tick: &Tick| Some((tick.at_s, allocated_mib(tick, guests)?));
+    Line { name: name.to_owned(), points: course.ticks.iter().filter_map(point).collect() }
+}
+
+fn chart(lines: Vec<Line>) -> Chart {
+    Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() }
+}

@@ -1,0 +1,37 @@
+//! `kim-fig8`: who should be given what merging has found (Kim 2014 §6.2.2, Fig. 8).
+//!
+//! Two guests that are short of memory beside two that are short of CPU time, under the three reprovisioning policies, all
+//! with Adaptive-CSD: `fair` gives everybody the same, `entitlement` to each what it has contributed, `demand` all to
+//! those that swap.
+
+use std::time::Duration;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::kim::jobs::{CG, Job, RECORDS, SORT, WORDCOUNT};
+use crate::kim::setting::POLICIES;
+use crate::kim::trial::{Mix, Trial, middle};
+use crate::lab::LabError;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "kim-fig8",
+    summary: "guests short of memory beside guests short of CPU time, under three reprovisioning policies",
+    run,
+};
+
+const WINDOW: Duration = Duration::from_secs(40);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mix = |job: Job| Mix { name: job.name, jobs: vec![job, job, CG, CG] };
+    let mixes = [SORT, WORDCOUNT, RECORDS].map(mix);
+    let trial = Trial::run(context, &mixes, &POLICIES, WINDOW, 1)?;
+    let mut figures = context.figures(SCENARIO.name, 1);
+    trial.add_times(&mut figures, "0.6 to 1, demand least");
+    for (against, paper) in [("fair", "1.20"), ("entitlement", "1.11")] {
+        let gains = trial.gains(SORT.name, "demand", against, |job| *job == SORT);
+        let note = "speed of the guests that sort, to that under the other policy";
+        let figure = Figure::new(middle(gains).0, "ratio", note).target(Target::AtLeast(1.0));
+        figures.add(&format!("sort_demand_vs_{against}"), figure.paper(paper));
+    }
+    Ok(figures)
+}

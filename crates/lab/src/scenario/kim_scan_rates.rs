@@ -1,0 +1,108 @@
+//! `kim-fig7`: how the adaptive controllers change the scan rate while guests run (Kim 2014 §6.2.1, Fig. 7).
+//!
+//! Two guests sort more text than they have memory for, beside two that use up the CPUs. Each controller has a plot of its
+//! rate, of what it saves, and of what the guests swap, second by second.
+
+use std::time::Duration;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::kim::course::{self, Course, Tick};
+use crate::kim::jobs::{self, CG, SORT};
+use crate::kim::setting::CONTROLLERS;
+use crate::kim::trial::GROUP;
+use crate::lab::LabError;
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "kim-fig7",
+    summary: "the scan rate second by second, under the three adaptive controllers",
+    run,
+};
+
+const WINDOW: Duration = Duration::from_secs(90);
+const ADAPTIVE: [&str; 3] = ["c", "cs", "csd"];
+/// The controllers have three periods to react before it counts.
+const EARLY_S: std::ops::Range<f64> = 3.0..30.0;
+const LATE_S: std::ops::Range<f64> = 45.0..90.0;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mix = jobs::group(GROUP, &[SORT, SORT, CG, CG], context.seed);
+    let mut courses = Vec::new();
+    for setting in CONTROLLERS.iter().filter(|setting| ADAPTIVE.contains(&setting.name)) {
+        context.say(&format!("sort under {} ...", setting.name));
+        let course = course::run(context, &mix, setting, WINDOW)?;
+        context.say(&course.in_words());
+        courses.push((setting.name, course));
+    }
+    let mut figures = context.figures(SCENARIO.name, 1);
+    add_figures(&mut figures, &courses);
+    page(&mix, &courses).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn add_figures(figures: &mut Figures, courses: &[(&str, Course)]) {
+    for (when, seconds) in [("early", EARLY_S), ("late", LATE_S)] {
+        let mut rates = Vec::new();
+        for (name, course) in courses {
+            let rate = mean_rate(course, &seconds);
+            let note = format!("mean from {:.0} to {:.0} s", seconds.start, seconds.end);
+            figures.add(&format!("rate_{name}_{when}"), Figure::new(rate, "pages/ms", note));
+            rates.push((*name, rate));
+        }
+        let rate = |of: &str| rates.iter().find(|(name, _)| *name == of).map_or(f64::NAN, |r| r.1);
+        let (name, ratio, note, paper) = if when == "early" {
+            let least = rate("cs").min(rate("csd"));
+            let note = "rate of Adaptive-C to the slower of the two others, early";
+            ("c_vs_others_early", rate("c") / least, note, "about 0.1")
+        } else {
+            let note = "rate of Adaptive-CSD to that of Adaptive-CS, late";
+            ("csd_vs_cs_late", rate("csd") / rate("cs"), note, "about 0.1 from the middle on")
+        };
+        let figure = Figure::new(ratio, "ratio", note).target(Target::Below(1.0)).paper(paper);
+        figures.add(name, figure);
+    }
+}
+
+/// Over the seconds in which the daemon answered.
+fn mean_rate(course: &Course, seconds: &std::ops::Range<f64>) -> f64 {
+    let ticks = course.ticks.iter().filter(|tick| seconds.contains(&tick.at_s));
+    let rates: Vec<f64> = ticks.map(|tick| tick.scan_rate(GROUP)).collect();
+    rates.iter().sum::<f64>() / rates.len() as f64
+}
+
+fn page(mix: &[MachineSpec], courses: &[(&str, Course)]) -> Page {
+    let total = |of: fn(&Tick, &str) -> Option<f64>| {
+        move |tick: &Tick| mix.iter().filter_map(|guest| of(tick, &guest.name)).sum::<f64>()
+    };
+    let merged = total(|tick, vm| Some(tick.merged_mib(vm)));
+    let swapped = total(Tick::swapped_mib);
+    let mut page = Page::default();
+    for (name, course) in courses {
+        let over_time = |of: &dyn Fn(&Tick) -> f64| -> Vec<(f64, f64)> {
+            course.ticks.iter().map(|tick| (tick.at_s, of(tick))).collect()
+        };
+        let per_second = |of: &dyn Fn(&Tick) -> f64| -> Vec<(f64, f64)> {
+            let pairs = course.ticks.windows(2);
+            pairs.map(|pair| (pair[1].at_s, of(&pair[1]) - of(&pair[0]))).collect()
+        };
+        let lines = [
+            ("scan rate, pages/ms", over_time(&|tick| tick.scan_rate(GROUP))),
+            ("merged less broken, MiB/s", per_second(&merged)),
+            ("swapped, MiB/s", per_second(&swapped)),
+        ];
+        let line = |(name, points): (&str, _)| Line { name: name.to_owned(), points };
+        let lines = lines.into_iter().map(line).collect();
+        let chart = Chart {
+            unit: "per ms, per s",
+            across: "seconds",
+            is_log: false,
+            lines,
+            marks: Vec::new(),
+        };
+        page.add(&format!("Adaptive-{}", name.to_uppercase()), chart);
+    }
+    page
+}

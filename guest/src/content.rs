@@ -1,0 +1,41 @@
+//! Content of which it is known who else has it: what a host that keeps identical pages once can save is
+//! then known in advance.
+
+use crate::error::WorkError;
+use crate::memory::Memory;
+use crate::rng::Rng;
+use crate::run::Shared;
+
+/// What the content that all have begins with.
+const COMMON_SEED: u64 = 0x0c09_1e50;
+
+/// What every guest has.
+pub(crate) fn common() -> Rng {
+    Rng::new(COMMON_SEED)
+}
+
+/// What only the guest of this seed has; other workloads of the same seed have other words.
+pub(crate) fn own(seed: u64) -> Rng {
+    Rng::new(!seed ^ COMMON_SEED)
+}
+
+/// Memory full of what every guest has, as a tenant's VMs have a system and data in common; untouched
+/// from now on.
+pub(crate) fn held(mb: usize, shared: &Shared) -> Result<Memory, WorkError> {
+    Memory::filled(mb, &mut common(), shared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_the_same_in_every_guest_and_no_page_of_it_comes_twice() {
+        let mut guests = [(); 2].map(|()| held(2, &Shared::new()).unwrap());
+        let [one, other] = &mut guests;
+        let pages: Vec<Vec<u8>> = (0..one.pages()).map(|page| one.page(page).to_vec()).collect();
+        assert!(pages.iter().enumerate().all(|(number, page)| other.page(number) == page));
+        let different: std::collections::HashSet<_> = pages.iter().collect();
+        assert_eq!(different.len(), pages.len());
+    }
+}
