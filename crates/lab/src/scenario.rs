@@ -14,6 +14,7 @@ mod dedup_vs_ksm;
 mod group_isolation;
 mod kim_allocations;
 mod kim_controllers;
+mod kim_lending;
 mod kim_policies;
 mod kim_scan_rates;
 mod meb_accuracy;
@@ -100,6 +101,8 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_policies::SCENARIO,
     kim_allocations::SETS,
     kim_allocations::WITHIN,
+    kim_lending::SPEEDS,
+    kim_lending::MEMORY,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,
