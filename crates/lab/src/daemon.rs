@@ -31,12 +31,14 @@ pub struct Settings {
     pub dedup: DedupSpec,
     /// Who gets a group's surplus.
     pub policy: Policy,
+    /// Whether groups lend each other what they leave idle.
+    pub lend: bool,
 }
 
 impl From<Mode> for Settings {
     /// A mode alone: nothing is merged, and who is short gets the surplus.
     fn from(mode: Mode) -> Self {
-        Self { mode, dedup: DedupSpec::Off, policy: Policy::Demand }
+        Self { mode, dedup: DedupSpec::Off, policy: Policy::Demand, lend: false }
     }
 }
 
@@ -184,11 +186,12 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Entitlement => "entitlement",
         Policy::Demand => "demand",
     };
+    let lend = settings.lend;
     for (group, vms) in groups {
         let vms = vms.join(", ");
         let _ = write!(
             text,
-            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n"
+            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\nlend = {lend}\n"
         );
     }
     text

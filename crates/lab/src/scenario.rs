@@ -16,6 +16,7 @@ mod kim_allocations;
 mod kim_controllers;
 mod kim_fig1;
 mod kim_isolation;
+mod kim_lending;
 mod kim_policies;
 mod kim_scan_rates;
 mod kim_table1;
@@ -108,6 +109,8 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::HOG,
     kim_isolation::SWAPPER,
     kim_isolation::BUSY,
+    kim_lending::SPEEDS,
+    kim_lending::MEMORY,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     worker_kill::SCENARIO,

@@ -107,9 +107,9 @@ mod tests {
         assert!(worker.pool.is_zero());
         let group = r#"{"policy": "fair", "vms": [], "budget": null, "limits": {}}"#;
         let group: crate::GroupSpec = serde_json::from_str(group).unwrap();
-        assert_eq!(group.dedup, DedupSpec::Off);
+        assert_eq!((group.dedup, group.lend), (DedupSpec::Off, false));
         let plan = r#"{"at": 1, "mode": "observe", "groups": {}, "vms": {}, "host": []}"#;
         let plan: crate::Plan = serde_json::from_str(plan).unwrap();
-        assert!(plan.scans.is_empty());
+        assert!(plan.scans.is_empty() && plan.loans.is_empty());
     }
 }

@@ -23,7 +23,7 @@ pub mod view;
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal};
 pub use names::{GroupName, NamePattern, VmName};
-pub use plan::{Action, Decision, Ledger, Plan, Scan};
+pub use plan::{Action, Decision, Ledger, Loan, Plan, Scan};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{Tracking, TrackingBudget, WorkerReading};

@@ -18,6 +18,9 @@ pub struct Plan {
     pub mode: Mode,
     /// Each group's memory.
     pub groups: BTreeMap<GroupName, Ledger>,
+    /// What groups lend, by lender; a loan of nothing has just ended.
+    #[serde(default)]
+    pub loans: BTreeMap<GroupName, Loan>,
     /// How each group's identical pages are looked for.
     #[serde(default)]
     pub scans: BTreeMap<GroupName, Scan>,
@@ -94,6 +97,20 @@ pub struct Scan {
     pub rate: Option<PagesPerMs>,
     /// Why.
     pub reason: Reason,
+    /// The group that its worker's CPU time is charged to, if not its own: the one that borrows of it.
+    #[serde(default)]
+    pub payer: Option<GroupName>,
+}
+
+/// Idle surplus of one group that serves another until the next plan (Kim 2014 §7.1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loan {
+    /// Who may use it.
+    pub borrower: GroupName,
+    /// How much; nothing: it ends with this plan.
+    pub amount: Bytes,
+    /// Why so much.
+    pub reason: Reason,
 }
 
 /// One group's memory, in physical bytes (DESIGN §5; Kim 2014 §4.2).
@@ -107,8 +124,14 @@ pub struct Ledger {
     pub promised: Bytes,
     /// Kept back for bursts.
     pub reserve: Bytes,
-    /// `budget − used − promised − reserve`: what can be handed out.
+    /// What another group may use of its budget for now.
+    #[serde(default)]
+    pub lent: Bytes,
+    /// What it may use of other groups' budgets for now.
+    #[serde(default)]
+    pub borrowed: Bytes,
+    /// `budget + borrowed − lent − used − promised − reserve`: what can be handed out.
     pub surplus: Bytes,
-    /// What must come back: how far `used + promised` exceeds `budget`.
+    /// What must come back: how far `used + promised` exceeds `budget + borrowed − lent`.
     pub deficit: Bytes,
 }

@@ -4,7 +4,7 @@
 //! `Sense` answers with the latest that is known (each reading has an age), `Act` only hands the deed
 //! over. So one stuck QEMU never delays the loop, and the loop is the same everywhere.
 
-use crate::{Action, GroupName, HostView, PagesPerMs, Time};
+use crate::{Action, GroupName, HostView, Scan, Time};
 
 /// Answers with what is known now.
 pub trait Sense {
@@ -17,9 +17,9 @@ pub trait Act {
     /// Hands over one action. Never waits; failure shows in a later view.
     fn act(&mut self, action: &Action);
 
-    /// Hands over how fast a group's identical pages are looked for from now on. A world that has nobody
-    /// to look for them has nothing to do.
-    fn scan(&mut self, _group: &GroupName, _rate: Option<PagesPerMs>) {}
+    /// Hands over how a group's identical pages are looked for from now on, and at whose cost. A world that
+    /// has nobody to look for them has nothing to do.
+    fn scan(&mut self, _group: &GroupName, _scan: &Scan) {}
 }
 
 /// Tells the time.

@@ -83,6 +83,41 @@ pub enum Reason {
         max: Bytes,
     },
 
+    // --- why memory is lent, and comes back ----------------------------------------------------
+    /// A group's idle surplus goes to a group that is short.
+    #[error("{needed_by} is short of memory ({sign}), and the lender leaves {idle} idle")]
+    Lend {
+        /// The borrower's VM that is shortest.
+        needed_by: VmName,
+        /// What shows it.
+        sign: Pressure,
+        /// What the lender can lend in all.
+        idle: Bytes,
+    },
+    /// A loan stands.
+    #[error("the borrower uses it, and the lender does not need it")]
+    LoanUsed,
+    /// The borrower uses less of its loan, or nothing.
+    #[error("the borrower does not need the rest any more")]
+    LoanUnneeded,
+    /// The lender's idle surplus fell.
+    #[error("the lender has only {idle} left idle")]
+    LoanCut {
+        /// What it can still lend.
+        idle: Bytes,
+    },
+    /// The lender needs its memory.
+    #[error("{needed_by} of the lender is short of memory itself ({sign}): all of it comes back")]
+    LoanRecalled {
+        /// The lender's VM that is short.
+        needed_by: VmName,
+        /// What shows it.
+        sign: Pressure,
+    },
+    /// One of the two groups has withdrawn its consent, or is no more.
+    #[error("one of the two groups takes no part in lending any more (`lend = true`)")]
+    LoanNotConsented,
+
     // --- how fast identical pages are looked for -----------------------------------------------
     /// The group's `dedup` is `off`.
     #[error("switched off (`dedup = \"off\"`)")]
@@ -265,6 +300,9 @@ pub enum Reason {
         /// What shows the demand.
         sign: Pressure,
     },
+    /// The group takes part in lending, but nobody lends.
+    #[error("no group that lends has anything idle for it")]
+    NoLender,
     /// The host has nothing to hand out.
     #[error("the host has {available} left; {reserve} of it are never handed out")]
     HostReserve {

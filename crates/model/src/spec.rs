@@ -96,6 +96,9 @@ pub struct GroupSpec {
     /// How identical pages of its VMs are looked for.
     #[serde(default)]
     pub dedup: DedupSpec,
+    /// Whether its idle surplus may serve other groups that consent too, and theirs may serve it.
+    #[serde(default)]
+    pub lend: bool,
 }
 
 /// Limits as written; what is not written follows from the VM.

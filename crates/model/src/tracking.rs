@@ -10,7 +10,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Bytes;
+use crate::{Bytes, GroupName};
 
 /// Most points that a curve is passed on with.
 pub const MOST_CURVE_POINTS: usize = 64;
@@ -105,6 +105,9 @@ pub struct WorkerReading {
     /// What the group's pool of shared pages takes.
     #[serde(default)]
     pub pool: Bytes,
+    /// The group that its CPU time is charged to now, if not its own.
+    #[serde(default)]
+    pub payer: Option<GroupName>,
 }
 
 #[cfg(test)]

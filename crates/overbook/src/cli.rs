@@ -80,7 +80,7 @@ enum Command {
     Resume(Format),
     /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
     Release(Format),
-    /// Show what a VM had and what was done to it
+    /// Show what a VM had and what was done to it, or what a group lent and borrowed
     History(history::Arguments),
     /// Find the miss-ratio curve of a trace of references
     Mrc(mrc::Arguments),

@@ -12,7 +12,7 @@ use std::fmt::Write;
 use model::{Bytes, Dedup, Link, Millis, Mode, Policy, Scan, Tracking, VmName, VmView};
 
 use crate::{
-    http::wire::{LastChange, ScanStatus},
+    http::wire::{LastChange, LoanStatus, ScanStatus},
     published::Published,
 };
 
@@ -171,8 +171,18 @@ fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
     }
     let label = if decision.change.is_some() { "Not more" } else { "Unchanged" };
     lines.extend(decision.refusals.iter().map(|reason| (label, reason.to_string())));
+    lines.extend(loans(tick, vm).map(|loan| ("Lending", loan.words())));
     lines.extend(tick.plan.host.iter().map(|reason| ("Host", reason.to_string())));
     lines
+}
+
+/// What its group lends and borrows.
+fn loans<'a>(tick: &'a Published, vm: &VmName) -> impl Iterator<Item = LoanStatus> + use<'a> {
+    let group = tick.spec.group_of(vm).map(|(group, _)| group);
+    let loans = tick.plan.loans.iter();
+    let own =
+        loans.filter(move |(lender, loan)| group == Some(lender) || group == Some(&loan.borrower));
+    own.map(|(lender, loan)| LoanStatus::of(lender, loan))
 }
 
 fn advice(tick: &Published, vm: &VmName) -> Vec<String> {

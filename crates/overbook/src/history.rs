@@ -23,7 +23,7 @@ mod store;
 mod tests;
 mod writer;
 
-pub use read::{Entry, HistoryRow, ReadError, last_change, read};
+pub use read::{Entry, HistoryRow, LoanRow, ReadError, last_change, loans, read};
 pub use writer::History;
 
 /// The file's name within the state directory.

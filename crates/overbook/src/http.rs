@@ -24,7 +24,7 @@ pub mod wire;
 
 use std::{future::Future, path::PathBuf, sync::Arc};
 
-use model::VmName;
+use model::{GroupName, VmName};
 use tokio::sync::{broadcast, watch};
 
 pub use events::{BUFFER, Event, EventKind};
@@ -38,7 +38,7 @@ use crate::{
     history,
     published::{Latest, Requests},
 };
-use wire::HistoryRow;
+use wire::{HistoryRow, LoanRow};
 
 /// Reads what is on the disk. Called on a thread that may wait for it.
 pub trait ReadHistory: Send + Sync {
@@ -58,6 +58,17 @@ pub trait ReadHistory: Send + Sync {
     /// # Errors
     /// Why it cannot be read, for the operator.
     fn last_change(&self, vm: &VmName) -> Result<Option<HistoryRow>, String>;
+
+    /// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest first.
+    ///
+    /// # Errors
+    /// Why it cannot be read, for the operator.
+    fn loans(
+        &self,
+        group: &GroupName,
+        since_wall_ms: u64,
+        limit: usize,
+    ) -> Result<Vec<LoanRow>, String>;
 }
 
 /// A history that every request can read.
@@ -80,6 +91,12 @@ impl ReadHistory for HistoryFile {
     fn last_change(&self, vm: &VmName) -> Result<Option<HistoryRow>, String> {
         let row = history::last_change(&self.0, vm).map_err(|error| error.to_string())?;
         Ok(row.map(HistoryRow::from))
+    }
+
+    fn loans(&self, group: &GroupName, since: u64, limit: usize) -> Result<Vec<LoanRow>, String> {
+        let rows =
+            history::loans(&self.0, group, since, limit).map_err(|error| error.to_string())?;
+        Ok(rows.into_iter().map(LoanRow::from).collect())
     }
 }
 

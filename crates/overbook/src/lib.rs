@@ -10,6 +10,7 @@ pub mod explain;
 pub mod history;
 pub mod http;
 pub mod journal;
+mod loan_news;
 pub mod lock;
 pub mod published;
 pub mod release;

@@ -66,7 +66,7 @@ fn one_vm_or_group_is_shown_in_full() {
     let vm = says(&server, &["vm", "web-1"]);
     assert!(vm.contains("host view: occupied     180 MiB\n"), "{vm}");
     assert!(vm.contains("guest view: available   12 MiB\n"), "{vm}");
-    assert!(says(&server, &["group", "web"]).contains("640 MiB"));
+    assert!(says(&server, &["group", "web"]).contains("580 MiB"));
     assert_eq!(json(&server, &["vm", "web-2"])["uncooperative"], true);
 }
 

@@ -74,6 +74,8 @@ fn a_group_shows_its_ledger_and_its_vms() {
     assert_eq!(json(&server, "/v1/groups").as_array().unwrap().len(), 1);
     let group = json(&server, "/v1/groups/web");
     assert_eq!(group["surplus_bytes"], 100_u64 << 20);
+    assert_eq!(group["borrowed_bytes"], 60_u64 << 20);
+    assert_eq!(group["loans"][0]["lender"], "shop");
     assert_eq!(group["vms"], serde_json::json!(["web-1", "web-2"]));
 }
 
@@ -105,6 +107,13 @@ fn the_case_is_what_the_policy_was_given() {
 fn an_explanation_takes_the_last_change_from_history() {
     let text = json(&Server::start(), "/v1/explain/web-1")["text"].to_string();
     assert!(text.contains("Last change  3 min before this tick: target raised"), "{text}");
+}
+
+#[test]
+fn a_groups_past_loans_say_who_and_why() {
+    let rows = json(&Server::start(), "/v1/loans/web?since_wall_ms=7");
+    assert_eq!((&rows[0]["lender"], &rows[0]["wall_ms"]), (&"web".into(), &7.into()));
+    assert_eq!(rows[0]["reason"]["code"], "loan_unneeded");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use crate::{
     guard::{self, Purpose},
     headroom::Headroom,
     idle, ledger,
+    lending::{Lacking, Party},
     member::Member,
     reprovision::{self, Shares, Standing},
     revoke, tuning,
@@ -26,6 +27,18 @@ impl<'a> Group<'a> {
     pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
         Self { spec, members, ledger, unmet_at }
+    }
+
+    /// How it stands towards lending, as long as it has neither lent nor borrowed.
+    pub(crate) fn party(&self) -> Party {
+        let Ledger { budget, used, promised, reserve, surplus, .. } = self.ledger;
+        let short = self.members.iter().find_map(|m| Some((m.name.clone(), m.demand()?)));
+        let lacking = self.unmet().and_then(|(shortest, amount)| {
+            let Member { name, .. } = &self.members[shortest];
+            Some(Lacking { vm: name.clone(), sign: self.members[shortest].demand()?, amount })
+        });
+        let held = used.plus(promised).plus(reserve).minus(budget);
+        Party { consents: self.spec.lend, surplus, reserve, held, short, lacking }
     }
 
     /// Decides what happens to every member.
@@ -103,15 +116,19 @@ impl<'a> Group<'a> {
     /// deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle memory can
     /// end it.
     fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
-        let mut shares = self.shares();
-        if let Some((shortest, lacking)) = shares.unmet {
+        let mut shares = self.shares(self.ledger.surplus);
+        // What is borrowed does not spare the group its own idle memory.
+        if let Some((shortest, lacking)) = self.unmet() {
             self.unmet_at = now;
+            if self.spec.lend && self.ledger.borrowed.is_zero() {
+                self.members[shortest].refuse(Reason::NoLender);
+            }
             if returning.is_zero() {
                 let needed_by = self.members[shortest].name.clone();
                 let taken = idle::collect(&mut self.members, lacking, &needed_by, rules, now);
                 if !rules.has(Rule::TakeFirst) {
                     self.ledger.surplus = self.ledger.surplus.plus(taken);
-                    shares = self.shares();
+                    shares = self.shares(self.ledger.surplus);
                 }
             }
         }
@@ -142,11 +159,16 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What the group's policy wants each member to hold above its base.
-    fn shares(&self) -> Shares {
+    /// The member that is shortest, and what those that are short lack beyond what is the group's own.
+    fn unmet(&self) -> Option<(usize, Bytes)> {
+        self.shares(self.ledger.surplus.minus(self.ledger.borrowed)).unmet
+    }
+
+    /// What the group's policy wants each member to hold above its base while there is this `surplus`.
+    fn shares(&self, surplus: Bytes) -> Shares {
         let standings: Vec<Standing> = self.members.iter().map(standing).collect();
         let grants: Bytes = self.members.iter().map(Member::grant).sum();
-        let pool = grants.plus(self.ledger.surplus);
+        let pool = grants.plus(surplus);
         reprovision::policy(self.spec.policy).share(&standings, pool)
     }
 

@@ -10,6 +10,9 @@
 //! softly: its owner may touch it at any moment without asking, which may turn into a deficit, and then
 //! grants come back. The reserve covers that moment.
 //!
+//! What is lent to another group goes off the surplus, and what is borrowed comes on top of the budget
+//! ([`crate::lending`]): the sum over all groups stays what it was.
+//!
 //! A VM that cannot be counted on the host is taken to use all that it may. That errs on the safe side
 //! for handing out, but not for taking back: a daemon that has just started knows no VM's memory yet,
 //! and must not revoke grants over a deficit that is only a guess.
@@ -31,7 +34,23 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
         used,
         promised,
         reserve,
+        lent: Bytes::ZERO,
+        borrowed: Bytes::ZERO,
         surplus: budget.minus(spoken_for.plus(reserve)),
         deficit: if is_guess { Bytes::ZERO } else { spoken_for.minus(budget) },
     }
+}
+
+/// Another group may use `amount` of what `ledger` leaves idle: at most its surplus.
+pub(crate) fn lend(ledger: &mut Ledger, amount: Bytes) {
+    ledger.lent = ledger.lent.plus(amount);
+    ledger.surplus = ledger.surplus.minus(amount);
+}
+
+/// The group of `ledger` may use `amount` of another group's budget.
+pub(crate) fn borrow(ledger: &mut Ledger, amount: Bytes) {
+    let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve);
+    ledger.borrowed = ledger.borrowed.plus(amount);
+    ledger.surplus = ledger.budget.plus(ledger.borrowed).minus(spoken_for);
+    ledger.deficit = ledger.deficit.minus(amount);
 }

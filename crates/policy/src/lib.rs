@@ -8,9 +8,10 @@
 //!
 //! 1. [`member`]: believe or doubt each guest's statistics, see how its balloon follows.
 //! 2. [`ledger`]: budget, used, promised, surplus, deficit, in physical bytes.
-//! 3. Safety first: a guest under pressure below its base gets all of it back at once.
-//! 4. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
-//! 5. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
+//! 3. [`lending`]: between groups that consent, what one leaves idle serves one that is short.
+//! 4. Safety first: a guest under pressure below its base gets all of it back at once.
+//! 5. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
+//! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
 //!    from those who leave it unused, if somebody is short ([`idle`]).
 //!
 //! Beside its memory each group has its scan rate: how fast its identical pages are looked for
@@ -19,8 +20,8 @@
 //! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one tick
 //! is handed out in a later one, once the host has it: memory is never in two places.
 //!
-//! Architecture invariant: no clock, file, socket, thread or random number here; groups meet only in
-//! the host's headroom, never in each other's ledgers.
+//! Architecture invariant: no clock, file, socket, thread or random number here; groups that do not both
+//! consent to lending meet only in the host's headroom, never in each other's ledgers.
 
 mod case;
 mod group;
@@ -29,6 +30,7 @@ mod headroom;
 mod idle;
 pub mod ksm;
 mod ledger;
+mod lending;
 mod member;
 mod memory;
 mod reprovision;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use model::{Bytes, Dedup, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName};
 use serde::{Deserialize, Serialize};
 
-use crate::tuning;
+use crate::{lending, tuning};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,8 @@ pub struct Memory {
     /// How fast identical pages were looked for, where they were.
     #[serde(default)]
     pub(crate) scan_rates: BTreeMap<GroupName, PagesPerMs>,
+    #[serde(default)]
+    pub(crate) lending: lending::Book,
 }
 
 impl Memory {

@@ -34,7 +34,7 @@ pub enum Controller {
 pub struct Period {
     /// Share of the host's CPU time that was used, 0 to 1; `None`: not known, which counts as all of it.
     pub cpu_busy: Option<f32>,
-    /// What the group's VMs swapped in and out.
+    /// What the VMs for which it is scanned swapped in and out: the group's, or those of its borrower.
     pub swapped: Bytes,
     /// What was merged.
     pub merged: Bytes,
@@ -45,12 +45,13 @@ pub struct Period {
 }
 
 impl Period {
-    /// The last period of a group with these members.
-    pub(crate) fn of(cpu_busy: Option<f32>, members: &[Member]) -> Self {
+    /// The last period of a group with these members, which is scanned for the memory of `for_whom`: its own
+    /// members, or those of a group that borrows what it leaves idle (Kim 2014 §7.2).
+    pub(crate) fn of(cpu_busy: Option<f32>, members: &[Member], for_whom: &[Member]) -> Self {
         let merging = || members.iter().filter_map(|member| member.merging);
         Self {
             cpu_busy,
-            swapped: members.iter().map(Member::swapped).sum(),
+            swapped: for_whom.iter().map(Member::swapped).sum(),
             merged: merging().map(|vm| vm.merged).sum(),
             broken: merging().map(|vm| vm.broken).sum(),
             vms: merging().map(|_| 1).sum(),
@@ -61,14 +62,14 @@ impl Period {
 /// Decides one group's rate until the next period; `last_rate` is what it was.
 pub(crate) fn decide(spec: DedupSpec, last_rate: Option<PagesPerMs>, last: &Period) -> Scan {
     let controller = match spec {
-        DedupSpec::Off => return Scan { rate: None, reason: Reason::DedupOff },
+        DedupSpec::Off => return Scan { rate: None, reason: Reason::DedupOff, payer: None },
         DedupSpec::AdaptiveC => Controller::Cpu,
         DedupSpec::AdaptiveCs => Controller::CpuSwap,
         DedupSpec::Adaptive => Controller::CpuSwapDedup,
         DedupSpec::Fixed(rate) => Controller::Static(rate),
     };
     let (rate, reason) = controller.next(last_rate.unwrap_or(tuning::SCAN_RATE_MIN), last);
-    Scan { rate: Some(rate), reason }
+    Scan { rate: Some(rate), reason, payer: None }
 }
 
 impl Controller {
@@ -172,7 +173,7 @@ mod tests {
 
     #[test]
     fn the_configuration_says_who_decides() {
-        let off = Scan { rate: None, reason: Reason::DedupOff };
+        let off = Scan { rate: None, reason: Reason::DedupOff, payer: None };
         assert_eq!(decide(DedupSpec::Off, Some(PagesPerMs(20)), &IDLE), off);
         let rate = |spec, last| decide(spec, last, &HELPED).rate;
         assert_eq!(rate(DedupSpec::Fixed(PagesPerMs(1)), None), Some(PagesPerMs(1)));

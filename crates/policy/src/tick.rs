@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Decision, GroupName, HostView, Mode, Plan, Reason, Scan, Spec, Time,
+    Action, Bytes, Decision, GroupName, HostView, Loan, Mode, Plan, Reason, Scan, Spec, Time,
     plan::Change,
     ports::{Act, Clock, Sense},
 };
@@ -12,6 +12,7 @@ use crate::{
     Memory, Rules,
     group::Group,
     headroom::Headroom,
+    ledger,
     member::{Intent, Member},
     scan_rate::{self, Period},
     tuning,
@@ -38,13 +39,15 @@ pub fn tick_with(
     let promised: Bytes = groups.values().map(|group| group.ledger.promised).sum();
     let mut host = Headroom::measure(view.host, spec.host.reserve, promised, rules, now);
     plan.host.extend(host.short.clone());
-    plan.scans = scans(view, &groups, memory, now);
-
     let idle_because = match mode {
         _ if memory.paused => Some(Reason::Paused),
         Mode::Observe => Some(Reason::Observing),
         Mode::Recommend | Mode::Enforce => None,
     };
+    let unlendable_because = idle_because.as_ref().or(host.short.as_ref());
+    plan.loans = loans(&mut groups, unlendable_because, memory, now);
+    plan.scans = scans(view, &groups, &plan, memory, now);
+
     for (name, group) in &mut groups {
         match &idle_because {
             Some(reason) => group.members.iter_mut().for_each(|m| m.refuse(reason.clone())),
@@ -87,7 +90,7 @@ pub fn cycle_with(
         }
     }
     for (group, scan) in &plan.scans {
-        world.scan(group, scan.rate);
+        world.scan(group, scan);
     }
     (view, plan)
 }
@@ -126,11 +129,32 @@ fn assemble<'a>(
         .collect()
 }
 
+/// Decides what groups lend each other until the next tick, and enters it in their ledgers.
+fn loans(
+    groups: &mut BTreeMap<GroupName, Group<'_>>,
+    unlendable_because: Option<&Reason>,
+    memory: &mut Memory,
+    now: Time,
+) -> BTreeMap<GroupName, Loan> {
+    let parties = groups.iter().map(|(name, group)| (name.clone(), group.party())).collect();
+    let loans = memory.lending.settle(&parties, unlendable_because, now);
+    for (lender, loan) in &loans {
+        if let Some(group) = groups.get_mut(lender) {
+            ledger::lend(&mut group.ledger, loan.amount);
+        }
+        if let Some(group) = groups.get_mut(&loan.borrower) {
+            ledger::borrow(&mut group.ledger, loan.amount);
+        }
+    }
+    loans
+}
+
 /// Decides how fast each group's identical pages are looked for. That takes nothing from any guest, so no
-/// mode of the balloon matters.
+/// mode of the balloon matters; only that another group pays for it is part of a loan that is carried out.
 fn scans(
     view: &HostView,
     groups: &BTreeMap<GroupName, Group<'_>>,
+    plan: &Plan,
     memory: &mut Memory,
     now: Time,
 ) -> BTreeMap<GroupName, Scan> {
@@ -140,12 +164,16 @@ fn scans(
     let mut scans = BTreeMap::new();
     for (name, group) in groups {
         let dedup = group.spec.dedup;
-        let scan = if memory.paused && dedup.is_on() {
-            Scan { rate: None, reason: Reason::Paused }
+        let loan = plan.loans.get(name).filter(|loan| !loan.amount.is_zero());
+        let payer = loan.filter(|_| plan.mode == Mode::Enforce).map(|loan| &loan.borrower);
+        let mut scan = if memory.paused && dedup.is_on() {
+            Scan { rate: None, reason: Reason::Paused, payer: None }
         } else {
-            let last = Period::of(cpu_busy, &group.members);
+            let for_whom = payer.and_then(|payer| groups.get(payer)).unwrap_or(group);
+            let last = Period::of(cpu_busy, &group.members, &for_whom.members);
             scan_rate::decide(dedup, last_rates.get(name).copied(), &last)
         };
+        scan.payer = payer.cloned();
         if let Some(rate) = scan.rate {
             memory.scan_rates.insert(name.clone(), rate);
         }

@@ -81,6 +81,11 @@ pub const EMERGENCY_STEP_PERCENT: u64 = 25;
 /// keeps surplus and deficit apart so that neither chases the other.
 pub const RESERVE_PERCENT: u64 = 4;
 
+/// For how long nobody in a group may have been short before its surplus counts as idle. Kim 2014 §7.1
+/// names no time; it is as long as a guest must have been calm before anything is taken from it, so that
+/// a burst of demand is not followed by a loan that the next one revokes.
+pub const LEND_AFTER: Millis = CALM;
+
 /// The host's reserve where none is configured, in percent of its memory.
 pub const HOST_RESERVE_PERCENT: u64 = 5;
 

@@ -177,11 +177,57 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
         prop_assert!(gifts <= ledger.surplus, "{name}: {gifts} of {ledger:?}");
         if !ledger.surplus.is_zero() {
             let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve);
+            let entitled = ledger.budget.plus(ledger.borrowed);
             prop_assert!(ledger.deficit.is_zero());
-            prop_assert!(spoken_for.plus(ledger.surplus) <= ledger.budget);
+            prop_assert!(spoken_for.plus(ledger.surplus).plus(ledger.lent) <= entitled);
         }
     }
+    loans_are_consented_and_covered(view, spec, plan, now)?;
     actions_are_in_order(plan)
+}
+
+/// What is lent is borrowed, once, by consent of both, and only of what a group at ease leaves unused.
+fn loans_are_consented_and_covered(
+    view: &HostView,
+    spec: &Spec,
+    plan: &Plan,
+    now: Time,
+) -> TestCaseResult {
+    let mut lent: BTreeMap<_, Bytes> = BTreeMap::new();
+    let mut borrowed: BTreeMap<_, Bytes> = BTreeMap::new();
+    for (lender, loan) in plan.loans.iter().filter(|(_, loan)| !loan.amount.is_zero()) {
+        prop_assert!(spec.groups[lender].lend && spec.groups[&loan.borrower].lend, "{loan:?}");
+        prop_assert!(!is_short(view, spec, now), "short host: {loan:?}");
+        let sum = borrowed.entry(&loan.borrower).or_default();
+        *sum = sum.plus(loan.amount);
+        lent.insert(lender, loan.amount);
+        let ledger = plan.groups[lender];
+        let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve);
+        prop_assert!(spoken_for.plus(loan.amount) <= ledger.budget, "{loan:?} of {ledger:?}");
+        for (name, vm) in
+            view.vms.iter().filter(|(vm, _)| plan.vms[*vm].group.as_ref() == Some(lender))
+        {
+            prop_assert!(!says_it_has_nothing_left(plan, name, vm), "{name} is short: {loan:?}");
+        }
+    }
+    for (name, ledger) in &plan.groups {
+        prop_assert_eq!(ledger.lent, lent.get(name).copied().unwrap_or_default());
+        prop_assert_eq!(ledger.borrowed, borrowed.get(name).copied().unwrap_or_default());
+        prop_assert!(ledger.lent.is_zero() || ledger.borrowed.is_zero(), "{name} does both");
+    }
+    Ok(())
+}
+
+/// Whether a guest that is believed has almost nothing available.
+fn says_it_has_nothing_left(plan: &Plan, name: &VmName, vm: &VmView) -> bool {
+    use Reason::{CountersWentBack, ImplausibleStats, NoStats, StaleStats};
+    let is_doubt = |reason: &Reason| {
+        matches!(reason, CountersWentBack | ImplausibleStats { .. } | NoStats | StaleStats { .. })
+    };
+    let stats = vm.stats.map(|reading| reading.value).unwrap_or_default();
+    let (total, left) = (stats.total.unwrap_or_default(), stats.available.or(stats.free));
+    !plan.vms[name].refusals.iter().any(is_doubt)
+        && left.is_some_and(|left| left < total.percent(5))
 }
 
 fn is_unknown(view: &HostView, now: Time) -> bool {
@@ -240,13 +286,14 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ISOLATION))]
     #[test]
-    fn a_group_is_decided_the_same_whatever_its_neighbours_do(
-        spec in hostile::spec(Just(Mode::Enforce)),
+    fn a_group_that_does_not_lend_is_decided_the_same_whatever_its_neighbours_do(
+        mut spec in hostile::spec(Just(Mode::Enforce)),
         rams in hostile::rams(),
         balloons in hostile::balloons(),
         frames in prop::collection::vec(
             (hostile::frame(hostile::plenty()), hostile::frame(hostile::plenty())), 3..=8),
     ) {
+        spec.groups.get_mut(&"g0".into()).expect("the first group").lend = false;
         let decisions = |is_changed: bool| {
             let (mut world, mut memory) = (World::new(&spec, rams.clone(), &balloons), Memory::default());
             let mut decisions = Vec::new();

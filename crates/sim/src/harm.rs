@@ -83,7 +83,7 @@ pub enum Harm {
         vm: VmName,
     },
     /// A group lives on others' memory.
-    #[error("{group} occupied up to {over} more than its budget for {GRACE_OVER} s")]
+    #[error("{group} occupied up to {over} more than it may for {GRACE_OVER} s")]
     OverBudget {
         /// Which.
         group: GroupName,
@@ -221,22 +221,39 @@ impl Judge {
         record.was_taken = target < guest.actual;
     }
 
+    /// A group may occupy its budget; one that takes part in lending also what others that do leave unused.
     fn judge_groups(&mut self, host: &Host, spec: &Spec, harms: &mut Vec<Harm>) {
-        for (name, group) in &spec.groups {
-            let is_in = |guest: &&Guest| {
-                guest.is_alive && spec.group_of(&guest.name).is_some_and(|(of, _)| of == name)
-            };
-            let members = || host.guests.iter().filter(is_in);
-            let used: Bytes = members().map(|guest| guest.used).sum();
-            let bases = members().filter_map(|guest| limits_of(guest, spec)).map(|l| l.base);
-            let over = used.minus(group.budget.unwrap_or_else(|| bases.sum()));
-            let streak = self.over_for.entry(name.clone()).or_default();
+        let standings: Vec<(&GroupName, bool, Bytes, Bytes)> = spec
+            .groups
+            .iter()
+            .map(|(name, group)| {
+                let (used, budget) = standing(name, host, spec);
+                (name, group.lend, used, budget)
+            })
+            .collect();
+        for (name, lends, used, budget) in &standings {
+            let others = standings.iter().filter(|(other, ..)| other != name);
+            let lenders = others.filter(|(_, lend, ..)| *lends && *lend);
+            let lendable: Bytes = lenders.map(|(.., used, budget)| budget.minus(*used)).sum();
+            let over = used.minus(budget.plus(lendable));
+            let streak = self.over_for.entry((*name).clone()).or_default();
             *streak = if over.is_zero() { 0 } else { *streak + 1 };
             if *streak == GRACE_OVER {
-                harms.push(Harm::OverBudget { group: name.clone(), over });
+                harms.push(Harm::OverBudget { group: (*name).clone(), over });
             }
         }
     }
+}
+
+/// What the guests of group `name` occupy, and what it pays for.
+fn standing(name: &GroupName, host: &Host, spec: &Spec) -> (Bytes, Bytes) {
+    let is_in = |guest: &&Guest| {
+        guest.is_alive && spec.group_of(&guest.name).is_some_and(|(of, _)| of == name)
+    };
+    let members = || host.guests.iter().filter(is_in);
+    let used: Bytes = members().map(|guest| guest.used).sum();
+    let bases = members().filter_map(|guest| limits_of(guest, spec)).map(|l| l.base);
+    (used, spec.groups[name].budget.unwrap_or_else(|| bases.sum()))
 }
 
 fn limits_of(guest: &Guest, spec: &Spec) -> Option<VmLimits> {

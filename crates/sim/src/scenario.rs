@@ -90,6 +90,15 @@ impl Scenario {
         self
     }
 
+    /// These tenants consent to lending.
+    #[must_use]
+    pub fn lending(mut self, names: impl IntoIterator<Item = &'static str>) -> Self {
+        for name in names {
+            self.spec.groups.entry(name.into()).or_default().lend = true;
+        }
+        self
+    }
+
     /// The daemon forgets everything in each of these seconds.
     #[must_use]
     pub fn restarts_at(mut self, seconds: impl IntoIterator<Item = u64>) -> Self {

@@ -21,7 +21,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// What happened.
 #[derive(Debug)]
 pub struct Course {
-    /// Operations per second of each guest over the whole window, in the order of the mix.
+    /// Operations per second of each guest, in the order of the mix: over the whole window, or of one that works
+    /// in phases, since the last one that began in it.
     pub speeds: Vec<f64>,
     /// Share of the host's CPU time that was used.
     pub cpu_busy: f64,
@@ -53,13 +54,18 @@ pub fn run(
     let mut lab = Lab::start(&context.dir, &context.provisions, mix)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let began = Instant::now();
-    let (first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
+    let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
     let mut ticks: Vec<Tick> = Vec::new();
     while began.elapsed() < window {
         let next = Instant::now() + TICK;
         if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
             return Err(dead.death());
+        }
+        for (first, newest) in first.iter_mut().zip(lines(&lab)) {
+            if phase(first.as_ref()) != phase(newest.as_ref()) {
+                *first = newest;
+            }
         }
         let case = daemon.as_ref().map(Daemon::latest).transpose()?.flatten();
         ticks.extend(case.map(|case| {
@@ -83,6 +89,11 @@ pub fn run(
 /// The newest line of each guest.
 fn lines(lab: &Lab) -> Vec<Option<Line>> {
     lab.machines().iter().map(Line::newest).collect()
+}
+
+/// In which phase a guest was, if it works in phases.
+fn phase(line: Option<&Line>) -> Option<f64> {
+    line?.number("phase")
 }
 
 impl Course {

@@ -3,6 +3,7 @@
 //! | job | stands for | memory |
 //! |-|-|-|
 //! | `sort`, `wordcount`, `records` | MapReduce: SORT, WC, and one more | more than the guest has: it swaps |
+//! | `later` | NPB BT, then DT: bound by the CPU first, short of memory later | like `cg`, then like `records` |
 //! | `master` | the master VM of a MapReduce job | little |
 //! | `cg`, `pi` | NPB CG and MapReduce PI: bound by the CPU | much that other guests have as well, and no need of more |
 //!
@@ -42,6 +43,10 @@ pub const MASTER: Job = job("master", "idle --common-mb 60");
 pub const CG: Job = job("cg", "matrix --mb 12 --common-mb 54");
 /// Computes digits of pi.
 pub const PI: Job = job("pi", "pi --common-mb 66");
+
+/// Computes in little memory for a while, then changes records at random in more than it has.
+pub const LATER: Job =
+    job("later", "random-array --phases 12:110+110:86400 --record-kb 64 --common-mb 54");
 
 /// A group's guests, one for each job, with a swap disk as slow as a hard disk. The guest at one place has the same seed
 /// in every mix and setting.

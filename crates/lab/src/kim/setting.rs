@@ -34,10 +34,10 @@ pub const POLICIES: [Setting; 3] = [
 
 const fn merging(name: &'static str, dedup: DedupSpec) -> Setting {
     let (mode, policy) = (Mode::Enforce, Policy::Demand);
-    Setting { name, daemon: Some(Settings { mode, dedup, policy }) }
+    Setting { name, daemon: Some(Settings { mode, dedup, policy, lend: false }) }
 }
 
 const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
     let (mode, dedup) = (Mode::Enforce, DedupSpec::Adaptive);
-    Setting { name, daemon: Some(Settings { mode, dedup, policy }) }
+    Setting { name, daemon: Some(Settings { mode, dedup, policy, lend: false }) }
 }

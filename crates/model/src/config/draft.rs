@@ -33,6 +33,7 @@ pub(super) struct GroupDraft {
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
     pub(super) dedup: Option<DedupSpec>,
+    pub(super) lend: Option<bool>,
     pub(super) limits: LimitsDraft,
 }
 
@@ -103,6 +104,7 @@ impl GroupDraft {
             budget: None,
             tracking: None,
             dedup: None,
+            lend: None,
             limits: LimitsDraft::default(),
         }
     }
@@ -118,6 +120,7 @@ impl GroupDraft {
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
         set(&mut self.dedup, table.dedup("dedup"));
+        set(&mut self.lend, table.flag("lend"));
         self.limits.apply(table);
         table.finish();
     }

@@ -62,8 +62,18 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
         .iter()
         .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
     let dedup = groups.iter().map(|group| dedup(&group.name, &group.dedup));
-    let below: String = workers.chain(dedup).collect();
+    let below: String = loans(groups).chain(workers).chain(dedup).collect();
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
+}
+
+/// What these groups lend and borrow; a loan between two of them stands with its lender.
+fn loans(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
+    let is_shown = |lender: &str| groups.iter().any(|group| group.name == lender);
+    groups.iter().flat_map(move |group| {
+        let loans = group.loans.iter();
+        let own = loans.filter(move |loan| loan.lender == group.name || !is_shown(&loan.lender));
+        own.map(|loan| loan.words() + "\n")
+    })
 }
 
 /// What the group's VMs share, and what the kernel does for those without the shim.
@@ -97,8 +107,10 @@ fn worker(group: &str, worker: &WorkerStatus, tracking: &str) -> String {
     let error = worker.last_error.iter().map(|why| format!("; the last one {why}"));
     let error: String = error.collect();
     let cpu = worker.cpu_seconds;
+    let payer = worker.charged_to.iter().map(|payer| format!(", now charged to group {payer}"));
+    let payer: String = payer.collect();
     format!(
-        "worker of {group}: {state}, {cpu:.1} s of CPU time{restarts}{error}; \
+        "worker of {group}: {state}, {cpu:.1} s of CPU time{payer}{restarts}{error}; \
          tracking may take {tracking} of a vCPU of each VM\n"
     )
 }

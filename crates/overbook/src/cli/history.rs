@@ -1,9 +1,10 @@
-//! `overbook history VM`: what it had and what was done to it.
+//! `overbook history NAME`: what a VM had and what was done to it, or what a group lent and borrowed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use model::{Millis, PagesPerMs};
+use serde::Serialize;
 
 use super::{
     Format,
@@ -13,12 +14,18 @@ use super::{
     table::{Column, rate, size, table},
     when,
 };
-use crate::{client::path_of, http::wire::HistoryRow};
+use crate::{
+    client::path_of,
+    http::wire::{HistoryRow, LoanRow},
+};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// Its name; it need not be running any more
-    vm: String,
+    /// The VM's name; it need not be running any more
+    name: String,
+    /// It is a group's name: show what that lent and borrowed
+    #[arg(long)]
+    loans: bool,
     /// How far to look back: 90s, 15min, 2h, 7d
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = when::length)]
     since: Millis,
@@ -41,22 +48,40 @@ const COLUMNS: [Column; 9] = [
     ("CHANGE", false),
 ];
 
+const LOAN_COLUMNS: [Column; 2] = [("TIME", false), ("LOAN", false)];
+
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     let since = now.saturating_sub(arguments.since.0);
-    let path = path_of("history", &arguments.vm);
+    let path = path_of(if arguments.loans { "loans" } else { "history" }, &arguments.name);
     let path = format!("{path}?since_wall_ms={since}&limit={}", arguments.limit);
+    if arguments.loans {
+        let rows: Vec<LoanRow> = context.client()?.get(&path)?;
+        return show(arguments, &rows, &LOAN_COLUMNS, loan);
+    }
     let rows: Vec<HistoryRow> = context.client()?.get(&path)?;
+    show(arguments, &rows, &COLUMNS, row)
+}
+
+fn show<T: Serialize>(
+    arguments: &Arguments,
+    rows: &[T],
+    columns: &[Column],
+    row: fn(&T) -> Vec<String>,
+) -> Result<Output, CliError> {
     if arguments.format.json {
         return Output::json(&rows);
     }
     if rows.is_empty() {
-        let text =
-            format!("nothing is known of {} in the last {}\n", arguments.vm, arguments.since);
-        return Ok(Output::text(&text));
+        let (name, since) = (&arguments.name, arguments.since);
+        return Ok(Output::text(&format!("nothing is known of {name} in the last {since}\n")));
     }
-    Ok(Output::text(&table(&COLUMNS, &rows.iter().map(row).collect::<Vec<_>>())))
+    Ok(Output::text(&table(columns, &rows.iter().map(row).collect::<Vec<_>>())))
+}
+
+fn loan(row: &LoanRow) -> Vec<String> {
+    vec![when::utc(row.wall_ms), decided(&row.loan.words(), Some(&row.mode))]
 }
 
 fn row(row: &HistoryRow) -> Vec<String> {
@@ -77,7 +102,14 @@ fn row(row: &HistoryRow) -> Vec<String> {
 fn change(row: &HistoryRow) -> String {
     match (&row.change, row.mode.as_deref()) {
         (None, _) => String::new(),
-        (Some(change), Some("enforce")) => change.clone(),
-        (Some(change), mode) => format!("({}) {change}", mode.unwrap_or("mode unknown")),
+        (Some(change), mode) => decided(change, mode),
+    }
+}
+
+/// What was decided; and the mode, where it was not carried out.
+fn decided(what: &str, mode: Option<&str>) -> String {
+    match mode {
+        Some("enforce") => what.to_owned(),
+        mode => format!("({}) {what}", mode.unwrap_or("mode unknown")),
     }
 }

@@ -75,6 +75,9 @@ fn text(plan: &PlanStatus) -> String {
     for reason in &plan.host {
         text += &format!("host: {}\n", reason.text);
     }
+    for loan in &plan.loans {
+        text += &format!("{}\n", loan.words());
+    }
     for (group, scan) in plan.scans.iter().filter(|(_, scan)| scan.pages_per_ms.is_some()) {
         text += &format!("group {group}: {}\n", scan.words());
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use model::{Action, HostView, Link, Mode, Plan, Reason, VmName};
 
-use crate::drivers::is_first_contact;
+use crate::{drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews};
 
 /// An ordinary line.
 pub(super) fn info(text: &str) {
@@ -32,6 +32,7 @@ fn say(level: u8, text: &str) {
 pub(super) struct Log {
     troubles: BTreeMap<VmName, &'static str>,
     host: Option<String>,
+    loans: LoanNews,
 }
 
 impl Log {
@@ -43,6 +44,10 @@ impl Log {
                 let verb = if plan.mode == Mode::Enforce { "gets" } else { "would get" };
                 info(&format!("{vm} {verb} {target}: {}", change.reason));
             }
+        }
+        for (lender, loan) in self.loans.of(plan, plan.at.0) {
+            let verb = if plan.mode == Mode::Enforce { "" } else { "recommended: " };
+            info(&format!("{verb}{}", LoanStatus::of(lender, loan).words()));
         }
         for (vm, seen) in &view.vms {
             let refusals = plan.vms.get(vm).map_or(&[][..], |d| &d.refusals[..]);

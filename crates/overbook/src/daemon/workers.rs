@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, Migration, PagesPerMs, Reading, Spec, TrackingBudget,
-    VmName, VmView,
+    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, TrackingBudget, VmName,
+    VmView,
 };
 use sys::clock::boot_now;
 
@@ -65,7 +65,7 @@ impl Workers {
         for (group, keeper) in &self.groups {
             keeper.order(orders.remove(group).unwrap_or_default());
             if !spec.groups.contains_key(group) {
-                keeper.scan(None);
+                keeper.scan(None, None);
             }
         }
         for (group, vms) in orders {
@@ -80,11 +80,11 @@ impl Workers {
         self.show(view);
     }
 
-    /// Tells a group's worker how fast to look for identical pages.
-    pub(super) fn scan(&self, group: &GroupName, rate: Option<PagesPerMs>) {
+    /// Tells a group's worker how fast to look for identical pages, and who pays for it.
+    pub(super) fn scan(&self, group: &GroupName, scan: &Scan) {
         // A group without a worker has nothing to look through.
         if let Some(keeper) = self.groups.get(group) {
-            keeper.scan(rate);
+            keeper.scan(scan.rate, scan.payer.clone());
         }
     }
 

@@ -1,7 +1,7 @@
 //! The world that the policy sees: drivers, workers and the kernel's KSM together.
 
 use model::{
-    Action, GroupName, HostView, PagesPerMs, Spec,
+    Action, GroupName, HostView, Scan, Spec,
     ports::{Act, Sense},
 };
 
@@ -30,8 +30,8 @@ impl Act for World<'_> {
         self.drivers.act(action);
     }
 
-    fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
-        self.workers.scan(group, rate);
-        self.ksm.scan(group, rate);
+    fn scan(&mut self, group: &GroupName, scan: &Scan) {
+        self.workers.scan(group, scan);
+        self.ksm.scan(group, scan.rate);
     }
 }

@@ -32,6 +32,13 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::ScanProductive { .. }
         | Reason::ScanSlow { .. }
         | Reason::ScanUnproductive { .. }
+        | Reason::Lend { .. }
+        | Reason::LoanUsed
+        | Reason::LoanUnneeded
+        | Reason::LoanCut { .. }
+        | Reason::LoanRecalled { .. }
+        | Reason::LoanNotConsented
+        | Reason::NoLender
         | Reason::Demand { .. }
         | Reason::Share { .. }
         | Reason::GiveBack { .. }

@@ -21,6 +21,7 @@ Working set  150 MiB, 20 MiB of it in its swap; knowing it takes 0.95 % of one v
 Shared pages 40 MiB, which saves 30 MiB; its group is scanned at 25 pages/ms: the host's CPUs are 40 % busy, so nobody misses the time that scanning takes
 Now          target raised to 202 MiB: it is short of memory (it swaps 3.1 MiB/s) and the group has 100 MiB to hand out
 Not more     it is under pressure itself (it swaps in 3.1 MiB/s)
+Lending      group shop lends group web 60 MiB: web-1 is short of memory (it swaps 3.1 MiB/s), and the lender leaves 300 MiB idle
 Last change  3 min before this tick: target raised to 192 MiB: it is short of memory
 ";
     assert_eq!(text, expected);
@@ -39,6 +40,7 @@ Host counts  300 MiB occupied by it
 Unsupported  free page reporting: the balloon was made without it
 Unsupported  tracking: QEMU was started without Overbook's shim
 Unchanged    uncooperative: its balloon stands at 384 MiB and has not moved towards 128 MiB for 40 s; next try in 60 s
+Lending      group shop lends group web 60 MiB: web-1 is short of memory (it swaps 3.1 MiB/s), and the lender leaves 300 MiB idle
 Last change  none is on record
 To change it look into the guest: its balloon driver is missing, stuck or out of memory
 ";

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use model::{Bytes, Mode, PagesPerMs, Reason, VmName};
+use model::{Bytes, GroupName, Mode, PagesPerMs, Reason, VmName};
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::{Deserialize, Serialize};
 
@@ -74,6 +74,25 @@ pub enum Entry {
     },
 }
 
+/// A decision about a loan between two groups.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoanRow {
+    /// When, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// The mode at the time; only in `enforce` was it carried out.
+    pub mode: Mode,
+    /// Whose idle surplus it was.
+    pub lender: GroupName,
+    /// Who could use it.
+    pub borrower: GroupName,
+    /// How much; nothing: it ended.
+    pub amount: Bytes,
+    /// Why; `None` when another version of Overbook wrote a reason that this one does not know.
+    pub reason: Option<Reason>,
+    /// Why, in words.
+    pub words: String,
+}
+
 /// Why the history cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -128,6 +147,43 @@ pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadE
     let rows = changes(&open(path)?, vm, 0, 1);
     let rows = rows.map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })?;
     Ok(rows.into_iter().next())
+}
+
+/// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest first.
+/// Blocks on the disk.
+///
+/// # Errors
+/// When there is no readable history.
+pub fn loans(
+    path: &Path,
+    group: &GroupName,
+    since_wall_ms: u64,
+    limit: usize,
+) -> Result<Vec<LoanRow>, ReadError> {
+    let connection = open(path)?;
+    let query = || -> rusqlite::Result<Vec<LoanRow>> {
+        let mut statement = connection.prepare(
+            "SELECT wall_ms, mode, lender, borrower, amount, reason, words FROM loan \
+             WHERE (lender = ?1 OR borrower = ?1) AND wall_ms >= ?2 \
+             ORDER BY wall_ms DESC, id DESC LIMIT ?3",
+        )?;
+        let group = params![group.as_str(), signed(since_wall_ms), signed(limit as u64)];
+        let found = statement.query_map(group, |row| {
+            Ok(LoanRow {
+                wall_ms: unsigned(row, 0)?,
+                mode: serde_json::from_str(&row.get::<_, String>(1)?).unwrap_or_default(),
+                lender: row.get::<_, String>(2)?.as_str().into(),
+                borrower: row.get::<_, String>(3)?.as_str().into(),
+                amount: Bytes(unsigned(row, 4)?),
+                reason: serde_json::from_str(&row.get::<_, String>(5)?).ok(),
+                words: row.get(6)?,
+            })
+        })?;
+        let mut rows: Vec<LoanRow> = found.collect::<Result<_, _>>()?;
+        rows.reverse();
+        Ok(rows)
+    };
+    query().map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })
 }
 
 fn open(path: &Path) -> Result<Connection, ReadError> {

@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, Dedup, Mode, PagesPerMs, Reason, VmName, VmView};
+use model::{Action, Bytes, Dedup, GroupName, Loan, Mode, PagesPerMs, Reason, VmName, VmView};
 
-use crate::{published::Published, swap_meter::SwapMeter};
+use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
 
 /// The coarser steps, in seconds. Every tick is kept too, as step [`FINEST_S`].
 pub(super) const COARSE_S: [u32; 2] = [10, 60];
@@ -51,17 +51,28 @@ pub(super) struct ChangeRow {
     pub(super) reason: Reason,
 }
 
+/// A row of loans.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LoanRow {
+    pub(super) wall_ms: u64,
+    pub(super) mode: Mode,
+    pub(super) lender: GroupName,
+    pub(super) loan: Loan,
+}
+
 /// Everything that one tick adds.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     pub(super) readings: Vec<ReadingRow>,
     pub(super) changes: Vec<ChangeRow>,
+    pub(super) loans: Vec<LoanRow>,
 }
 
 /// What must be remembered between ticks.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
     vms: BTreeMap<VmName, Track>,
+    loans: LoanNews,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +98,15 @@ impl Sampler {
             track.readings(vm, view, tick, &mut rows.readings);
             rows.changes.extend(track.change(vm, tick));
         }
+        let (wall_ms, mode) = (tick.wall_ms, tick.plan.mode);
+        let loans = self.loans.of(&tick.plan, wall_ms).into_iter();
+        let row = |(lender, loan): (&GroupName, &Loan)| LoanRow {
+            wall_ms,
+            mode,
+            lender: lender.clone(),
+            loan: loan.clone(),
+        };
+        rows.loans.extend(loans.map(row));
         rows
     }
 }

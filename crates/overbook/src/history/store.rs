@@ -34,9 +34,18 @@ CREATE INDEX change_of_vm ON change (vm, wall_ms);
 CREATE INDEX change_by_age ON change (wall_ms);
 ";
 
+/// What groups lent each other. New in version 3.
+const LOANS: &str = "
+CREATE TABLE loan (
+    id INTEGER PRIMARY KEY, wall_ms INTEGER NOT NULL, lender TEXT NOT NULL, borrower TEXT NOT NULL,
+    mode TEXT NOT NULL, amount INTEGER NOT NULL, reason TEXT NOT NULL, words TEXT NOT NULL
+) STRICT;
+CREATE INDEX loan_by_age ON loan (wall_ms);
+";
+
 /// From version 1, which knew no working sets.
 const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER;";
-/// From version 2, which knew nothing of identical pages.
+/// From version 2, which knew nothing of identical pages and of loans.
 const FROM_2: &str = "
 ALTER TABLE reading ADD COLUMN shared INTEGER;
 ALTER TABLE reading ADD COLUMN saved INTEGER;
@@ -49,6 +58,8 @@ const HOUR_MS: u64 = 3_600_000;
 /// How long the rows of each step are kept: an hour, a day, thirty days.
 const KEPT_MS: [(u32, u64); 3] =
     [(FINEST_S, HOUR_MS), (COARSE_S[0], 24 * HOUR_MS), (COARSE_S[1], 30 * 24 * HOUR_MS)];
+/// The tables of what was decided.
+const DECISIONS: [&str; 2] = ["change", "loan"];
 const CHANGES_KEPT_MS: u64 = 30 * 24 * HOUR_MS;
 const MOST_CHANGES: i64 = 200_000;
 /// What the file may hold before the oldest rows go, whatever their age.
@@ -112,20 +123,17 @@ impl Store {
             if objects > 0 {
                 return Err(unusable("it is some other program's database".to_owned()));
             }
-            shape(&mut connection, SHAPE).map_err(fail)?;
+            shape(&mut connection, &[SHAPE, LOANS].concat()).map_err(fail)?;
         }
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
-        let upgrade = match version {
-            1 => [FROM_1, FROM_2].concat(),
-            2 => FROM_2.to_owned(),
-            _ => String::new(),
-        };
-        if !upgrade.is_empty() {
-            shape(&mut connection, &upgrade).map_err(fail)?;
+        match version {
+            1 => shape(&mut connection, &[FROM_1, FROM_2, LOANS].concat()).map_err(fail)?,
+            2 => shape(&mut connection, &[FROM_2, LOANS].concat()).map_err(fail)?,
+            _ => {}
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
     }
@@ -235,6 +243,21 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 row.reason.to_string()
             ])?;
         }
+        let mut loan = transaction.prepare_cached(
+            "INSERT INTO loan (wall_ms, lender, borrower, mode, amount, reason, words) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?;
+        for row in &rows.loans {
+            loan.execute(params![
+                signed(row.wall_ms),
+                row.lender.as_str(),
+                row.loan.borrower.as_str(),
+                json(&row.mode),
+                signed(row.loan.amount.0),
+                json(&row.loan.reason),
+                row.loan.reason.to_string()
+            ])?;
+        }
     }
     transaction.commit()
 }
@@ -252,10 +275,16 @@ fn delete_old(connection: &Connection, now_ms: u64) -> rusqlite::Result<()> {
             .execute(params![step_s, before])?;
     }
     let before = signed(now_ms.saturating_sub(CHANGES_KEPT_MS));
-    connection.prepare_cached("DELETE FROM change WHERE wall_ms < ?1")?.execute(params![before])?;
-    connection
-        .prepare_cached("DELETE FROM change WHERE id <= (SELECT max(id) FROM change) - ?1")?
-        .execute(params![MOST_CHANGES])?;
+    for table in DECISIONS {
+        connection
+            .prepare_cached(&format!("DELETE FROM {table} WHERE wall_ms < ?1"))?
+            .execute(params![before])?;
+        connection
+            .prepare_cached(&format!(
+                "DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ?1"
+            ))?
+            .execute(params![MOST_CHANGES])?;
+    }
     Ok(())
 }
 
@@ -268,10 +297,10 @@ fn delete_oldest_tenth(connection: &Connection) -> rusqlite::Result<()> {
             params![step_s],
         )?;
     }
-    connection.execute(
-        "DELETE FROM change WHERE id <= (SELECT min(id) + (max(id) - min(id)) / 10 FROM change)",
-        [],
-    )?;
+    for table in DECISIONS {
+        let oldest = format!("SELECT min(id) + (max(id) - min(id)) / 10 FROM {table}");
+        connection.execute(&format!("DELETE FROM {table} WHERE id <= ({oldest})"), [])?;
+    }
     Ok(())
 }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use model::{
-    Action, Bytes, Decision, GuestStats, HostView, Link, Migration, Mode, Plan, Reading, Reason,
-    Time, VmName, VmView, config, plan::Change,
+    Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Migration, Mode, Plan, Reading,
+    Reason, Time, VmName, VmView, config, plan::Change,
 };
 use rusqlite::Connection;
 
@@ -278,6 +278,7 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
+    connection.execute_batch("DROP TABLE loan").unwrap();
     connection.pragma_update(None, "user_version", 1).unwrap();
     drop(connection);
 
@@ -299,8 +300,38 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     assert_eq!(sets, [None, Some(Bytes::mib(150))]);
 }
 
+/// A tick at second `s` in which group `rich` lends `poor` that much.
+fn with_loan(s: u64, mib: u64, reason: Reason) -> Published {
+    let mut tick = tick(s, 0);
+    let loan = Loan { borrower: "poor".into(), amount: Bytes::mib(mib), reason };
+    tick.plan.loans.insert("rich".into(), loan);
+    tick
+}
+
 #[test]
-fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_how_fast_it_was_looked_for() {
+fn a_loan_is_on_record_for_both_groups_from_its_beginning_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = History::start(&file(&dir)).unwrap();
+    let ended = Reason::LoanNotConsented;
+    let ticks = [
+        with_loan(0, 10, Reason::LoanUsed),
+        with_loan(1, 10, Reason::LoanUsed),
+        with_loan(2, 0, ended.clone()),
+    ];
+    record(&history, ticks);
+    drop(history);
+    let of = |group: &str| loans(&file(&dir), &group.into(), 0, 10).unwrap();
+    let rows = of("rich");
+    assert_eq!(rows, of("poor"));
+    assert_eq!(of("other"), []);
+    let seen: Vec<_> =
+        rows.iter().map(|row| (row.wall_ms - START_MS, row.amount.0 >> 20)).collect();
+    assert_eq!(seen, [(0, 10), (2_000, 0)]);
+    assert_eq!((rows[1].words.clone(), rows[1].reason.clone()), (ended.to_string(), Some(ended)));
+}
+
+#[test]
+fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
@@ -310,17 +341,21 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_how_fast_it
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
+    connection.execute_batch("DROP TABLE loan").unwrap();
     connection.pragma_update(None, "user_version", 2).unwrap();
     drop(connection);
 
     let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&with_loan(0, 10, Reason::LoanUsed))).unwrap();
+    assert_eq!(loans(&file(&dir), &"rich".into(), 0, 10).unwrap().len(), 1);
     let mut later = with_change(tick(1, 0), 200, true);
     let mib = Bytes::mib;
     let dedup =
         model::Dedup { shared: mib(40), saved: mib(30), merged: mib(90), ..Default::default() };
     later.view.vms.get_mut(&vm()).unwrap().dedup = Some(Reading::new(dedup, Time(1_000)));
     later.plan.vms.get_mut(&vm()).unwrap().group = Some("web".into());
-    let scan = model::Scan { rate: Some(model::PagesPerMs(50)), reason: Reason::ScanFixed };
+    let (rate, reason, payer) = (Some(model::PagesPerMs(50)), Reason::ScanFixed, None);
+    let scan = model::Scan { rate, reason, payer };
     later.plan.scans.insert("web".into(), scan);
     store.append(&sample::Sampler::default().rows(&later)).unwrap();
     let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)

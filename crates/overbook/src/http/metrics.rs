@@ -176,11 +176,13 @@ impl Snapshot {
 
     fn groups(&self, page: &mut Page<'_>) -> fmt::Result {
         let groups = &self.shown.published.plan.groups;
-        let columns: [(&str, &str, Column); 6] = [
+        let columns: [(&str, &str, Column); 8] = [
             ("group_budget", "What the tenant pays for.", |l| l.budget),
             ("group_used", "What its VMs occupy on the host.", |l| l.used),
             ("group_promised", "Granted above base, not touched yet.", |l| l.promised),
             ("group_reserve", "Kept back for bursts.", |l| l.reserve),
+            ("group_lent", "What another group may use of its budget.", |l| l.lent),
+            ("group_borrowed", "What it may use of other groups' budgets.", |l| l.borrowed),
             ("group_surplus", "What can be handed out.", |l| l.surplus),
             ("group_deficit", "What must come back.", |l| l.deficit),
         ];

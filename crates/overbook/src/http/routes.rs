@@ -22,7 +22,7 @@ use super::{
     metrics,
     problem::Problem,
     wire::{
-        Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, MissRatioCurve,
+        Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow, MissRatioCurve,
         PlanStatus, VmStatus,
     },
 };
@@ -59,6 +59,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(case))
         .routes(routes!(explanation))
         .routes(routes!(history))
+        .routes(routes!(loans))
         .routes(routes!(pause))
         .routes(routes!(resume))
         .routes(routes!(release))
@@ -222,16 +223,36 @@ async fn history(
     path: Name,
     span: Result<Query<Span>, QueryRejection>,
 ) -> Answer<Vec<HistoryRow>> {
+    let (since, limit) = bounds(span)?;
+    // The VM need not be there any more: its history is.
+    let name = VmName::from(name_in(path)?);
+    on_disk(&api, move |history| history.rows(&name, since, limit)).await.map(Json)
+}
+
+/// What a group has lent to others and borrowed from them, and why, oldest first.
+#[utoipa::path(
+    get, path = "/v1/loans/{group}", params(("group" = String, Path), Span),
+    responses((status = 200, body = Vec<LoanRow>), (status = 400, body = Failure))
+)]
+async fn loans(
+    State(api): State<Api>,
+    path: Name,
+    span: Result<Query<Span>, QueryRejection>,
+) -> Answer<Vec<LoanRow>> {
+    let (since, limit) = bounds(span)?;
+    let group = GroupName::from(name_in(path)?.as_str());
+    on_disk(&api, move |history| history.loans(&group, since, limit)).await.map(Json)
+}
+
+/// Since when, and how many rows.
+fn bounds(span: Result<Query<Span>, QueryRejection>) -> Result<(u64, usize), Problem> {
     let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
     let limit = span.limit.unwrap_or(1_000);
     if limit > MAX_ROWS {
         let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
         return Err(Problem::BadParameter(text));
     }
-    // The VM need not be there any more: its history is.
-    let name = VmName::from(name_in(path)?);
-    let since = span.since_wall_ms.unwrap_or(0);
-    on_disk(&api, move |history| history.rows(&name, since, limit)).await.map(Json)
+    Ok((span.since_wall_ms.unwrap_or(0), limit))
 }
 
 /// Reads on a thread of its own, so that a slow disk holds up nobody else.

@@ -60,7 +60,8 @@ fn host(host: &HostStatus) -> Paragraph<'_> {
 /// `web   ████████▒▒░░···· used 480 MiB of 640 MiB`: used, promised, reserve, surplus.
 fn group(group: &GroupStatus) -> Line<'_> {
     let over = group.used_bytes.saturating_add(group.promised_bytes);
-    let whole = group.budget_bytes.max(over).max(1);
+    let entitled = group.budget_bytes.saturating_add(group.borrowed_bytes);
+    let whole = entitled.max(over).max(1);
     let cells = |bytes: u64| {
         let share = Bytes(BAR as u64).share(bytes, whole).0;
         usize::try_from(share).unwrap_or(BAR).min(BAR)
@@ -79,6 +80,11 @@ fn group(group: &GroupStatus) -> Line<'_> {
         format!(" used {} of {}", Bytes(group.used_bytes), Bytes(group.budget_bytes)).into(),
         format!(", surplus {}, {}", Bytes(group.surplus_bytes), group.policy).into(),
     ];
+    for (verb, bytes) in [("lends", group.lent_bytes), ("borrows", group.borrowed_bytes)] {
+        if bytes > 0 {
+            spans.push(format!(", {verb} {}", Bytes(bytes)).into());
+        }
+    }
     if group.dedup.saved_bytes > 0 {
         spans.push(format!(", sharing saves {}", Bytes(group.dedup.saved_bytes)).into());
     }

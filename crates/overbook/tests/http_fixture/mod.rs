@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     Action, Bytes, Decision, Dedup, DedupSpec, GroupSpec, GuestStats, HostReading, HostView,
-    KsmReading, Ledger, Link, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy, Reading,
-    Reason, Scan, Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
+    KsmReading, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy,
+    Reading, Reason, Scan, Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -78,6 +78,7 @@ fn view() -> HostView {
         restarts: 1,
         last_error: Some("the worker ended (signal: 9)".to_owned()),
         pool: Bytes::mib(10),
+        payer: None,
     };
     HostView {
         host: Some(Reading::new(host, NOW)),
@@ -185,19 +186,28 @@ fn plan() -> Plan {
     };
     let change = Change { action, is_take: false, is_repeat: false, reason };
     let ledger = Ledger {
-        budget: mib(640),
+        budget: mib(580),
         used: mib(480),
         promised: mib(12),
         reserve: mib(48),
+        lent: Bytes::ZERO,
+        borrowed: mib(60),
         surplus: mib(100),
         deficit: Bytes::ZERO,
     };
+    let lend = Reason::Lend {
+        needed_by: "web-1".into(),
+        sign: Pressure::Swapping { per_second: Bytes::kib(3_200) },
+        idle: mib(300),
+    };
     let reason = Reason::CpuIdle { busy_percent: 40 };
-    let scan = Scan { rate: Some(PagesPerMs(25)), reason };
+    let scan = Scan { rate: Some(PagesPerMs(25)), reason, payer: None };
+    let loan = Loan { borrower: "web".into(), amount: mib(60), reason: lend };
     Plan {
         at: NOW,
         mode: Mode::Enforce,
         groups: BTreeMap::from([("web".into(), ledger)]),
+        loans: BTreeMap::from([("shop".into(), loan)]),
         scans: BTreeMap::from([("web".into(), scan)]),
         vms: BTreeMap::from([
             ("web-1".into(), member(mib(202), Some(change), vec![pressed])),

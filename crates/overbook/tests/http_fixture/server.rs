@@ -9,9 +9,12 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use model::{VmName, spec::ApiSpec};
+use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
 use overbook::{
-    http::{self, Inside, Listeners, ReadHistory, wire::HistoryRow},
+    http::{
+        self, Inside, Listeners, ReadHistory,
+        wire::{HistoryRow, LoanRow, LoanStatus},
+    },
     published::{Published, Request},
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -138,5 +141,12 @@ impl ReadHistory for MadeUp {
             change: Some("target raised to 192 MiB: it is short of memory".to_owned()),
             ..HistoryRow::default()
         }))
+    }
+
+    fn loans(&self, group: &GroupName, since: u64, _: usize) -> Result<Vec<LoanRow>, String> {
+        let loan =
+            Loan { borrower: "shop".into(), amount: Bytes::ZERO, reason: Reason::LoanUnneeded };
+        let loan = LoanStatus::of(group, &loan);
+        Ok(vec![LoanRow { wall_ms: since, mode: "enforce".to_owned(), loan }])
     }
 }

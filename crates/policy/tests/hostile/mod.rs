@@ -284,7 +284,8 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         Policy::Demand,
         Policy::Demand,
     ]);
-    let group = (policy, prop::option::weighted(0.3, mib(0..3_000)), limits());
+    let lend = prop::bool::weighted(0.7);
+    let group = (policy, prop::option::weighted(0.3, mib(0..3_000)), limits(), lend);
     let groups = prop::collection::vec(group, 1..=3);
     let swaps = prop::collection::vec(prop::option::of(prop::bool::weighted(0.8)), VMS);
     let reserve = prop::option::of(mib(0..1_000));
@@ -294,11 +295,11 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
         groups: (0..)
             .zip(groups)
-            .map(|(i, (policy, budget, limits))| {
+            .map(|(i, (policy, budget, limits, lend))| {
                 let vms = vec![NamePattern::new(format!("g{i}-*"))];
                 (
                     format!("g{i}").into(),
-                    GroupSpec { policy, vms, budget, limits, ..GroupSpec::default() },
+                    GroupSpec { policy, vms, budget, limits, lend, ..GroupSpec::default() },
                 )
             })
             .collect(),

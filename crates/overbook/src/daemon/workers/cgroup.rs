@@ -1,5 +1,8 @@
-//! A cgroup for each worker, below the daemon's own: what a group's worker uses is counted apart, and
+//! A cgroup for each group's worker, below the daemon's own: what the worker uses is counted apart, and
 //! can be limited by the operator without limiting the daemon.
+//!
+//! While its group lends, a worker sits in the borrower's cgroup, whose limits then hold for both workers
+//! together (overhead migration, Kim 2014 §7.1). Its own waits for it.
 //!
 //! Nothing depends on it. Where the tree is not ours to write (a container, no cgroup v2), workers run in
 //! the daemon's cgroup.
@@ -10,28 +13,61 @@ use std::path::PathBuf;
 
 use model::GroupName;
 
-/// A worker's cgroup, removed when dropped: it is empty then, or the kernel refuses.
+/// Where a worker sits. Dropped when its process has ended.
 #[derive(Debug)]
-pub(super) struct Cgroup {
+pub(super) struct Seat {
+    pid: u32,
+    home: Cgroup,
+    /// The group that pays instead, and its cgroup.
+    away: Option<(GroupName, Cgroup)>,
+}
+
+impl Seat {
+    /// Puts the worker of `group`, process `pid`, into its group's cgroup.
+    pub(super) fn take(group: &GroupName, pid: u32) -> io::Result<Self> {
+        let home = Cgroup::of(group)?;
+        home.enter(pid)?;
+        Ok(Self { pid, home, away: None })
+    }
+
+    /// Has `payer`'s cgroup pay from now on; `None`: its own. What was used before stays where it is.
+    pub(super) fn charge(&mut self, payer: Option<&GroupName>) -> io::Result<()> {
+        if self.payer() == payer {
+            return Ok(());
+        }
+        let away = payer.map(|group| Ok::<_, io::Error>((group.clone(), Cgroup::of(group)?)));
+        let away = away.transpose()?;
+        away.as_ref().map_or(&self.home, |(_, cgroup)| cgroup).enter(self.pid)?;
+        self.away = away;
+        Ok(())
+    }
+
+    /// Who pays, if not its own group.
+    pub(super) fn payer(&self) -> Option<&GroupName> {
+        self.away.as_ref().map(|(group, _)| group)
+    }
+}
+
+/// A group's cgroup, removed when dropped, unless somebody sits in it: then the kernel refuses.
+#[derive(Debug)]
+struct Cgroup {
     dir: PathBuf,
 }
 
 impl Cgroup {
-    /// Makes the cgroup of the worker of `group`.
-    pub(super) fn make(group: &GroupName) -> io::Result<Self> {
+    fn of(group: &GroupName) -> io::Result<Self> {
         let own = sys::cgroup::of_process(std::process::id()).map_err(io::Error::other)?;
         let own = own.ok_or_else(|| io::Error::other("this host has no cgroup v2 tree"))?;
-        let dir = own.join(directory_name(group));
-        match fs::create_dir(&dir) {
-            // An earlier daemon's, whose worker died with it.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            other => other?,
-        }
-        Ok(Self { dir })
+        Ok(Self { dir: own.join(directory_name(group)) })
     }
 
     /// Moves a process in.
-    pub(super) fn take(&self, pid: u32) -> io::Result<()> {
+    fn enter(&self, pid: u32) -> io::Result<()> {
+        match fs::create_dir(&self.dir) {
+            // An earlier daemon's, or in use by another worker.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
         fs::write(self.dir.join("cgroup.procs"), pid.to_string())
     }
 }
@@ -59,7 +95,71 @@ fn directory_name(group: &GroupName) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
     use super::*;
+
+    /// A process that ends with the test.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Self {
+            Self(Command::new("sleep").arg("600").spawn().unwrap())
+        }
+
+        fn sits_in(&self, group: &GroupName) -> bool {
+            let dir = sys::cgroup::of_process(self.0.id()).unwrap().unwrap();
+            dir.file_name().unwrap() == directory_name(group).as_str()
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    fn group(name: &str) -> GroupName {
+        format!("test-{}-{name}", std::process::id()).as_str().into()
+    }
+
+    #[test]
+    fn a_worker_sits_with_who_pays_and_comes_home() {
+        let (lender, borrower) = (group("lender"), group("borrower"));
+        let worker = Sleeper::start();
+        let mut seat = match Seat::take(&lender, worker.0.id()) {
+            Ok(seat) => seat,
+            Err(error) => return eprintln!("SKIPPED: no cgroup can be made here: {error}"),
+        };
+        let (home, away) = (seat.home.dir.clone(), Cgroup::of(&borrower).unwrap());
+        assert!(worker.sits_in(&lender));
+        seat.charge(Some(&borrower)).unwrap();
+        assert!(worker.sits_in(&borrower) && home.exists(), "its limits are lost");
+        seat.charge(Some(&borrower)).unwrap();
+        seat.charge(None).unwrap();
+        assert!(worker.sits_in(&lender) && !away.dir.exists());
+        drop(worker);
+        drop(seat);
+        assert!(!home.exists());
+    }
+
+    #[test]
+    fn the_borrowers_own_worker_keeps_its_seat() {
+        let (lender, borrower) = (group("guest"), group("host"));
+        let (visitor, host) = (Sleeper::start(), Sleeper::start());
+        let (Ok(mut seat), Ok(hosts)) =
+            (Seat::take(&lender, visitor.0.id()), Seat::take(&borrower, host.0.id()))
+        else {
+            return eprintln!("SKIPPED: no cgroup can be made here");
+        };
+        seat.charge(Some(&borrower)).unwrap();
+        fs::remove_dir(&seat.home.dir).unwrap();
+        seat.charge(None).unwrap();
+        assert!(visitor.sits_in(&lender) && host.sits_in(&borrower));
+        drop((visitor, host));
+        drop((seat, hosts));
+    }
 
     #[test]
     fn no_group_name_leads_out_of_the_directory() {

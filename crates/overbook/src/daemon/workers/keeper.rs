@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::cgroup::Cgroup;
+use super::cgroup::Seat;
 use crate::daemon::log;
 use crate::worker::{Order, Orders, Report, VmReport};
 
@@ -43,11 +43,19 @@ const MOST_LINE: usize = 16 << 20;
 /// The loop's end of a worker. Dropping it ends the worker.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    orders: watch::Sender<Orders>,
+    wanted: watch::Sender<Wanted>,
     known: Arc<Mutex<Known>>,
     /// Whether a worker runs.
     runs: watch::Receiver<bool>,
     task: AbortHandle,
+}
+
+/// What the loop wants of a worker.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Wanted {
+    orders: Orders,
+    /// The group that its CPU time is charged to, if not its own.
+    payer: Option<GroupName>,
 }
 
 /// What is known of a group's worker and by it.
@@ -62,35 +70,38 @@ struct Known {
 impl Keeper {
     /// Keeps a worker for `group` from now on.
     pub(super) fn start(group: GroupName) -> Self {
-        let (orders, inbox) = watch::channel(Orders::default());
+        let (wanted, inbox) = watch::channel(Wanted::default());
         let (running, runs) = watch::channel(false);
         let known = Arc::<Mutex<Known>>::default();
         let task = Task { group, inbox, known: Arc::clone(&known), running };
         let task = tokio::spawn(task.run()).abort_handle();
-        Self { orders, known, runs, task }
+        Self { wanted, known, runs, task }
     }
 
     /// The VMs to work on from now on.
     pub(super) fn order(&self, vms: BTreeMap<VmName, Order>) {
-        self.orders.send_if_modified(|orders| {
-            let is_new = orders.vms != vms;
-            orders.vms = vms;
-            is_new
+        self.change(|wanted| wanted.orders.vms = vms);
+    }
+
+    /// How fast identical pages are looked for from now on, and at whose cost, if not the group's.
+    pub(super) fn scan(&self, rate: Option<PagesPerMs>, payer: Option<GroupName>) {
+        self.change(|wanted| {
+            wanted.orders.scan_rate = rate;
+            wanted.payer = payer;
         });
     }
 
-    /// How fast identical pages are looked for from now on.
-    pub(super) fn scan(&self, rate: Option<PagesPerMs>) {
-        self.orders.send_if_modified(|orders| {
-            let is_new = orders.scan_rate != rate;
-            orders.scan_rate = rate;
-            is_new
+    fn change(&self, change: impl FnOnce(&mut Wanted)) {
+        self.wanted.send_if_modified(|wanted| {
+            let before = wanted.clone();
+            change(wanted);
+            *wanted != before
         });
     }
 
     /// The VMs that were ordered last.
     pub(super) fn vms(&self) -> Vec<VmName> {
-        self.orders.borrow().vms.keys().cloned().collect()
+        self.wanted.borrow().orders.vms.keys().cloned().collect()
     }
 
     /// How the worker is.
@@ -125,7 +136,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 
 struct Task {
     group: GroupName,
-    inbox: watch::Receiver<Orders>,
+    inbox: watch::Receiver<Wanted>,
     known: Arc<Mutex<Known>>,
     running: watch::Sender<bool>,
 }
@@ -137,7 +148,8 @@ struct Running {
     orders: Option<pipe::Sender>,
     reports: BufReader<pipe::Receiver>,
     line: Vec<u8>,
-    _cgroup: Option<Cgroup>,
+    /// `None`: in the daemon's cgroup.
+    seat: Option<Seat>,
 }
 
 impl Drop for Running {
@@ -151,7 +163,7 @@ impl Task {
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
         // The error means that the loop does not want it any more.
-        while self.inbox.wait_for(|orders| !orders.vms.is_empty()).await.is_ok() {
+        while self.inbox.wait_for(|wanted| !wanted.orders.vms.is_empty()).await.is_ok() {
             let started = Instant::now();
             self.running.send_replace(true);
             let ended = self.serve().await;
@@ -188,7 +200,7 @@ impl Task {
         loop {
             tokio::select! {
                 changed = self.inbox.changed() => {
-                    if changed.is_err() || self.inbox.borrow().vms.is_empty() {
+                    if changed.is_err() || self.inbox.borrow().orders.vms.is_empty() {
                         return worker.end().await;
                     }
                     self.pass_orders(worker).await?;
@@ -220,13 +232,10 @@ impl Task {
         // Always this very program, also after an upgrade has replaced its file.
         let spawn = Spawn::new("/proc/self/exe").arg("worker").arg(self.group.as_str());
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
-        let cgroup = Cgroup::make(&self.group).and_then(|cgroup| {
-            cgroup.take(child.identity().pid)?;
-            Ok(cgroup)
-        });
+        let seat = Seat::take(&self.group, child.identity().pid);
         let mut known = lock(&self.known);
         known.worker.pid = Some(child.identity().pid);
-        if let Err(error) = &cgroup
+        if let Err(error) = &seat
             && known.worker.restarts == 0
         {
             let group = &self.group;
@@ -237,12 +246,13 @@ impl Task {
             orders: Some(pipe::Sender::from_owned_fd(orders.into())?),
             reports: BufReader::new(pipe::Receiver::from_owned_fd(reports.into())?),
             line: Vec::new(),
-            _cgroup: cgroup.ok(),
+            seat: seat.ok(),
         })
     }
 
     async fn pass_orders(&mut self, worker: &mut Running) -> Result<(), String> {
-        let orders = self.inbox.borrow_and_update().clone();
+        let Wanted { orders, payer } = self.inbox.borrow_and_update().clone();
+        self.charge(worker, payer.as_ref());
         let mut line = serde_json::to_vec(&orders).map_err(|error| error.to_string())?;
         line.push(b'\n');
         // A worker that does not read is stuck.
@@ -252,6 +262,19 @@ impl Task {
             Ok(Err(_)) => Err(worker.last_words().await),
             Err(_) => Err("does not read its orders".to_owned()),
         }
+    }
+
+    /// Has `payer` pay for the worker. A failure shows in who pays, and is tried again with the next orders.
+    fn charge(&self, worker: &mut Running, payer: Option<&GroupName>) {
+        let Some(seat) = &mut worker.seat else { return };
+        if let Err(error) = seat.charge(payer) {
+            let to = payer.unwrap_or(&self.group);
+            log::warn(&format!(
+                "the worker of group {} is not charged to {to}: {error}",
+                self.group
+            ));
+        }
+        lock(&self.known).worker.payer = seat.payer().cloned();
     }
 
     fn note_report(&self, worker: &mut Running) -> Result<(), String> {
@@ -284,6 +307,7 @@ impl Task {
         known.worker.pid = None;
         known.worker.resident = model::Bytes::ZERO;
         known.worker.pool = model::Bytes::ZERO;
+        known.worker.payer = None;
         if let Err(why) = ended {
             log::warn(&format!("the worker of group {} {why}", self.group));
             known.worker.last_error = Some(why.clone());

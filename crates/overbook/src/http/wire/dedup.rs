@@ -110,20 +110,26 @@ pub struct ScanStatus {
     pub pages_per_ms: Option<u32>,
     /// Why.
     pub reason: Words,
+    /// The group for whose VMs, and at whose cost, if not its own.
+    #[serde(default)]
+    pub payer: Option<String>,
 }
 
 impl ScanStatus {
     /// The decision as it goes over the wire.
     pub fn of(scan: &Scan) -> Self {
         let pages_per_ms = scan.rate.map(|PagesPerMs(rate)| rate);
-        Self { pages_per_ms, reason: Words::of(&scan.reason) }
+        let payer = scan.payer.as_ref().map(ToString::to_string);
+        Self { pages_per_ms, reason: Words::of(&scan.reason), payer }
     }
 
     /// Rate and reason, in the words used everywhere.
     pub fn words(&self) -> String {
         let why = &self.reason.text;
+        let payer = self.payer.iter().map(|group| format!(" for group {group}, which pays for it"));
+        let payer: String = payer.collect();
         match self.pages_per_ms {
-            Some(rate) => format!("scanned at {}: {why}", PagesPerMs(rate)),
+            Some(rate) => format!("scanned at {}{payer}: {why}", PagesPerMs(rate)),
             None => format!("not scanned: {why}"),
         }
     }

@@ -1,10 +1,10 @@
 //! One tenant's memory: its ledger and its VMs.
 
-use model::{GroupName, Policy};
+use model::{GroupName, Loan, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{GroupDedup, WorkerStatus};
+use super::{GroupDedup, LoanStatus, WorkerStatus};
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
@@ -22,6 +22,18 @@ pub struct GroupStatus {
     pub promised_bytes: u64,
     /// Kept back for bursts.
     pub reserve_bytes: u64,
+    /// Whether it takes part in lending.
+    #[serde(default)]
+    pub lends: bool,
+    /// What another group may use of its budget for now.
+    #[serde(default)]
+    pub lent_bytes: u64,
+    /// What it may use of other groups' budgets for now.
+    #[serde(default)]
+    pub borrowed_bytes: u64,
+    /// The loans that make up both.
+    #[serde(default)]
+    pub loans: Vec<LoanStatus>,
     /// What can be handed out.
     pub surplus_bytes: u64,
     /// What must come back.
@@ -53,6 +65,9 @@ impl GroupStatus {
         let spec = shown.published.spec.groups.get(name);
         let worker = shown.published.view.workers.get(name);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
+        let takes_part =
+            |(lender, loan): &(&GroupName, &Loan)| *lender == name || loan.borrower == *name;
+        let loans = plan.loans.iter().filter(takes_part);
         Self {
             name: name.to_string(),
             policy: spec.map(|group| policy_name(group.policy)).unwrap_or_default().to_owned(),
@@ -60,6 +75,10 @@ impl GroupStatus {
             used_bytes: ledger.used.0,
             promised_bytes: ledger.promised.0,
             reserve_bytes: ledger.reserve.0,
+            lends: spec.is_some_and(|group| group.lend),
+            lent_bytes: ledger.lent.0,
+            borrowed_bytes: ledger.borrowed.0,
+            loans: loans.map(|(lender, loan)| LoanStatus::of(lender, loan)).collect(),
             surplus_bytes: ledger.surplus.0,
             deficit_bytes: ledger.deficit.0,
             vms: members.map(|(vm, _)| vm.to_string()).collect(),

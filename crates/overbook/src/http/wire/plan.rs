@@ -6,7 +6,7 @@ use model::{Action, Plan};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{ScanStatus, VmChange, Words, host::mode_name, raw};
+use super::{LoanStatus, ScanStatus, VmChange, Words, host::mode_name, raw};
 
 /// The outcome of one tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -17,6 +17,8 @@ pub struct PlanStatus {
     pub mode: String,
     /// What everybody should know about the host.
     pub host: Vec<Words>,
+    /// What groups lend each other; a loan of nothing ends with this plan.
+    pub loans: Vec<LoanStatus>,
     /// How each group's identical pages are looked for; carried out in every mode.
     pub scans: BTreeMap<String, ScanStatus>,
     /// VMs whose memory changes, in the order in which that is done: takes before gives.
@@ -54,10 +56,12 @@ impl PlanStatus {
             refusals: Words::all(&decision.refusals),
         });
         let scans = plan.scans.iter();
+        let loans = plan.loans.iter().map(|(lender, loan)| LoanStatus::of(lender, loan));
         Self {
             at_ms: plan.at.0,
             mode: mode_name(plan.mode).to_owned(),
             host: Words::all(&plan.host),
+            loans: loans.collect(),
             scans: scans.map(|(name, scan)| (name.to_string(), ScanStatus::of(scan))).collect(),
             order: plan.actions().into_iter().map(vm_of).collect(),
             vms: vms.collect(),

@@ -107,6 +107,9 @@ pub struct WorkerStatus {
     pub restarts: u64,
     /// Why the last one ended, or what it lacks.
     pub last_error: Option<String>,
+    /// The group that its CPU time is charged to now, if not its own.
+    #[serde(default)]
+    pub charged_to: Option<String>,
 }
 
 impl From<&WorkerReading> for WorkerStatus {
@@ -118,6 +121,7 @@ impl From<&WorkerReading> for WorkerStatus {
             resident_bytes: worker.resident.0,
             restarts: worker.restarts,
             last_error: worker.last_error.clone(),
+            charged_to: worker.payer.as_ref().map(ToString::to_string),
         }
     }
 }

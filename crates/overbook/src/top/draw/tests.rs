@@ -45,7 +45,7 @@ fn the_screen_shows_host_groups_vms_and_changes() {
     let expected = "\
 host 6 GiB of 16 GiB available   mode enforce   tick 300 ms ago
      3 VMs, 1 unreachable, 1 uncooperative   pressure 0.5 %
-web          ██████████████████░····· used 480 MiB of 640 MiB, surplus 100 MiB, demand, sharing saves 30 MiB
+web          ██████████████████░····· used 480 MiB of 580 MiB, surplus 100 MiB, demand, borrows 60 MiB, sharing saves 30
 
 VM               GROUP      MAY USE    TARGET     HOST:USED  WSS        GUEST:SWAP   STATE         REASON
 web-1            web        192 MiB    202 MiB    180 MiB    150 MiB    3.1 MiB/s    ok            target raised to 202

@@ -1,0 +1,66 @@
+//! Memory that groups lend each other, now and in the past.
+
+use model::{Bytes, GroupName, Loan};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::{Words, host::mode_name};
+use crate::history;
+
+/// Idle surplus of one group that another may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LoanStatus {
+    /// Whose it is.
+    pub lender: String,
+    /// Who may use it.
+    pub borrower: String,
+    /// How much; 0: it has just ended.
+    pub amount_bytes: u64,
+    /// Why so much.
+    pub reason: Words,
+}
+
+impl LoanStatus {
+    /// The loan as it goes over the wire.
+    pub fn of(lender: &GroupName, loan: &Loan) -> Self {
+        Self {
+            lender: lender.to_string(),
+            borrower: loan.borrower.to_string(),
+            amount_bytes: loan.amount.0,
+            reason: Words::of(&loan.reason),
+        }
+    }
+
+    /// Who lends what to whom and why, in words.
+    pub fn words(&self) -> String {
+        let Self { lender, borrower, .. } = self;
+        let text = &self.reason.text;
+        match Bytes(self.amount_bytes) {
+            Bytes::ZERO => format!("group {lender} lends group {borrower} nothing more: {text}"),
+            amount => format!("group {lender} lends group {borrower} {amount}: {text}"),
+        }
+    }
+}
+
+/// A decision about a loan, of the past.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LoanRow {
+    /// When, in milliseconds since the Unix epoch.
+    pub wall_ms: u64,
+    /// The mode at the time; only in `enforce` was it carried out.
+    pub mode: String,
+    /// What was decided.
+    #[serde(flatten)]
+    pub loan: LoanStatus,
+}
+
+impl From<history::LoanRow> for LoanRow {
+    fn from(row: history::LoanRow) -> Self {
+        let history::LoanRow { wall_ms, mode, lender, borrower, amount, reason, words } = row;
+        let code = reason.map_or_else(|| "unknown".to_owned(), |reason| Words::of(&reason).code);
+        let reason = Words { code, text: words };
+        let (lender, borrower) = (lender.to_string(), borrower.to_string());
+        let loan = LoanStatus { lender, borrower, amount_bytes: amount.0, reason };
+        Self { wall_ms, mode: mode_name(mode).to_owned(), loan }
+    }
+}

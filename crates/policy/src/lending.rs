@@ -1,0 +1,206 @@
+//! Lending: what one group leaves idle serves another that is short (Kim 2014 §7.1).
+//!
+//! Only a right moves, the right to physical bytes, from one ledger to another and only between groups
+//! that both take part (`lend = true`). No page ever does: groups share nothing, and see nothing of each
+//! other.
+//!
+//! ```text
+//! idle (lender)   = surplus − reserve, once none of its VMs has been short for LEND_AFTER
+//! held (borrower) = what it occupies, was granted and keeps in reserve beyond its budget
+//! loan            = min(idle, min(held, loan before) + what its short VMs may be granted now)
+//! ```
+//!
+//! A loan is worked out anew in each tick. So nothing that should end it can be missed: in the tick in
+//! which a VM of the lender is short, a group withdraws its consent, or the host is short, it is gone, and
+//! the borrower's ledger shows a deficit, for which grants are taken back ([`crate::revoke`]). The lender
+//! does not wait for that: it hands out what is its own as long as the host has it
+//! ([`crate::headroom`]), and base needs no surplus at all.
+//!
+//! While it lends, the lender's worker looks for identical pages at the cost of the borrower, and as fast
+//! as the borrower's swapping calls for ([`crate::scan_rate`]). One worker has one payer, so a group lends
+//! to one other group at a time.
+//!
+//! Forgetting all loans (a restart) is harmless: what is borrowed is a deficit then.
+
+use std::{cmp::Reverse, collections::BTreeMap};
+
+use model::{Bytes, GroupName, Loan, Reason, Time, VmName, reason::Pressure};
+
+use crate::tuning;
+
+/// What lending needs to know of a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Party {
+    /// Whether it takes part.
+    pub(crate) consents: bool,
+    /// What its VMs leave unused, its reserve left out; before any loan.
+    pub(crate) surplus: Bytes,
+    /// What it keeps in reserve for itself.
+    pub(crate) reserve: Bytes,
+    /// How far what it occupies, was granted and keeps in reserve exceeds its budget.
+    pub(crate) held: Bytes,
+    /// Who of its VMs is short, the group's surplus apart.
+    pub(crate) short: Option<(VmName, Pressure)>,
+    /// What its short VMs lack beyond its own surplus.
+    pub(crate) lacking: Option<Lacking>,
+}
+
+/// What a group could grant if it had it.
+#[derive(Clone, Debug)]
+pub(crate) struct Lacking {
+    pub(crate) vm: VmName,
+    pub(crate) sign: Pressure,
+    pub(crate) amount: Bytes,
+}
+
+/// What is remembered from tick to tick.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Book {
+    /// The loans that stand, by lender.
+    loans: BTreeMap<GroupName, Loan>,
+    /// Since when each group has not been short.
+    calm_since: BTreeMap<GroupName, Time>,
+}
+
+impl Book {
+    /// Decides all loans until the next tick; `forbidden` is why there can be none at all.
+    pub(crate) fn settle(
+        &mut self,
+        parties: &BTreeMap<GroupName, Party>,
+        forbidden: Option<&Reason>,
+        now: Time,
+    ) -> BTreeMap<GroupName, Loan> {
+        self.calm_since.retain(|name, _| parties.contains_key(name));
+        for (name, party) in parties {
+            let since = self.calm_since.entry(name.clone()).or_insert(now);
+            if party.short.is_some() {
+                *since = now;
+            }
+        }
+        let last = std::mem::take(&mut self.loans);
+        let loans = match forbidden {
+            Some(reason) => last.into_iter().map(|(l, old)| (l, ended(&old, reason))).collect(),
+            None => self.share_out(parties, &last, now),
+        };
+        let stands = |loan: &Loan| !loan.amount.is_zero();
+        self.loans = loans.clone().into_iter().filter(|(_, loan)| stands(loan)).collect();
+        loans
+    }
+
+    /// Renews what stands, then lends what is idle beyond it to those that lack most.
+    fn share_out(
+        &self,
+        parties: &BTreeMap<GroupName, Party>,
+        last: &BTreeMap<GroupName, Loan>,
+        now: Time,
+    ) -> BTreeMap<GroupName, Loan> {
+        let mut idle: BTreeMap<&GroupName, Bytes> =
+            parties.iter().map(|(name, party)| (name, self.idle(name, party, now))).collect();
+        let mut wanted = wanted(parties, last);
+        let mut loans = BTreeMap::new();
+        for (lender, old) in last {
+            let idle = idle.get_mut(lender);
+            let wanted = wanted.get_mut(&old.borrower);
+            let loan = match (parties.get(lender), idle, wanted) {
+                (Some(owner), Some(idle), Some(wanted)) if owner.consents => {
+                    let loan = renewed(old, owner, *idle, *wanted);
+                    *wanted = wanted.minus(loan.amount);
+                    *idle = idle.minus(loan.amount);
+                    loan
+                }
+                _ => ended(old, &Reason::LoanNotConsented),
+            };
+            loans.insert(lender.clone(), loan);
+        }
+        let mut short: Vec<(&GroupName, Bytes, &Lacking)> = wanted
+            .into_iter()
+            .filter_map(|(name, wanted)| Some((name, wanted, parties[name].lacking.as_ref()?)))
+            .collect();
+        short.sort_by_key(|(_, _, lacking)| Reverse(lacking.amount));
+        for (borrower, wanted, lacking) in short {
+            extend(borrower, lacking, wanted, &mut idle, &mut loans);
+        }
+        loans
+    }
+
+    /// What `party` can lend.
+    fn idle(&self, name: &GroupName, party: &Party, now: Time) -> Bytes {
+        let is_calm = now.since(self.calm_since[name]) >= tuning::LEND_AFTER;
+        if party.consents && is_calm {
+            party.surplus.minus(party.reserve.max(tuning::UNIT)).floor_mib()
+        } else {
+            Bytes::ZERO
+        }
+    }
+}
+
+/// What each group that takes part may borrow in all.
+fn wanted<'a>(
+    parties: &'a BTreeMap<GroupName, Party>,
+    last: &BTreeMap<GroupName, Loan>,
+) -> BTreeMap<&'a GroupName, Bytes> {
+    let had = |name: &GroupName| -> Bytes {
+        last.values().filter(|loan| loan.borrower == *name).map(|loan| loan.amount).sum()
+    };
+    let consenting = parties.iter().filter(|(_, party)| party.consents);
+    consenting
+        .map(|(name, party)| {
+            let lacking = party.lacking.as_ref().map_or(Bytes::ZERO, |lacking| lacking.amount);
+            (name, party.held.min(had(name)).plus(lacking))
+        })
+        .collect()
+}
+
+/// As much of a loan as both sides let stand.
+fn renewed(old: &Loan, owner: &Party, idle: Bytes, wanted: Bytes) -> Loan {
+    let stands = old.amount.min(idle).min(wanted);
+    let amount = if stands < tuning::STEP_MIN { Bytes::ZERO } else { stands };
+    let reason = match &owner.short {
+        Some((vm, sign)) => Reason::LoanRecalled { needed_by: vm.clone(), sign: *sign },
+        None if idle < old.amount.min(wanted) => Reason::LoanCut { idle },
+        None if amount < old.amount => Reason::LoanUnneeded,
+        None => Reason::LoanUsed,
+    };
+    Loan { borrower: old.borrower.clone(), amount, reason }
+}
+
+fn ended(old: &Loan, reason: &Reason) -> Loan {
+    Loan { borrower: old.borrower.clone(), amount: Bytes::ZERO, reason: reason.clone() }
+}
+
+/// Lends `borrower` up to `wanted` more: from those that lend to it already, then from whoever lends to
+/// nobody and has most.
+fn extend(
+    borrower: &GroupName,
+    lacking: &Lacking,
+    mut wanted: Bytes,
+    idle: &mut BTreeMap<&GroupName, Bytes>,
+    loans: &mut BTreeMap<GroupName, Loan>,
+) {
+    let mut lenders: Vec<(&GroupName, &mut Bytes)> = idle
+        .iter_mut()
+        .filter(|(name, _)| **name != borrower)
+        .filter(|(name, _)| loans.get(**name).is_none_or(|loan| loan.borrower == *borrower))
+        .map(|(name, idle)| (*name, idle))
+        .collect();
+    lenders.sort_by_key(|(name, idle)| (!loans.contains_key(*name), Reverse(**idle)));
+    for (lender, idle) in lenders {
+        let more = wanted.min(*idle);
+        if more < tuning::STEP_MIN {
+            continue;
+        }
+        let before = loans.get(lender).map_or(Bytes::ZERO, |loan| loan.amount);
+        let reason = Reason::Lend {
+            needed_by: lacking.vm.clone(),
+            sign: lacking.sign,
+            idle: before.plus(*idle),
+        };
+        let loan = Loan { borrower: borrower.clone(), amount: before.plus(more), reason };
+        loans.insert(lender.clone(), loan);
+        wanted = wanted.minus(more);
+        *idle = idle.minus(more);
+    }
+}
+
+#[cfg(test)]
+mod tests;
