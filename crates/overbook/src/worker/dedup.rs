@@ -385,11 +385,9 @@ impl Dedup {
         let everything = self.is_to_unshare(pid);
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
         let vm = self.vms.get_mut(&pid)?;
-        let Some(mut window) = vm.next_window() else {
-            // All of it was seen: the next VM's turn.
-            self.turn = pid + 1;
-            return Some(1);
-        };
+        // Window by window: of two VMs that hold the same, much is found before all of one was seen.
+        self.turn = pid + 1;
+        let Some(mut window) = vm.next_window() else { return Some(1) };
         let states = tracked.with_shim(|linked, _| {
             let link = linked.link();
             window.pages().map(|page| link.page_state(page)).collect::<Result<Vec<_>, _>>()
