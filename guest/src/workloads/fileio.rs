@@ -45,7 +45,6 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use super::*;
 
@@ -53,11 +52,7 @@ mod tests {
     fn it_reads_until_the_stop_and_records_each_latency() {
         let dir = tempfile::tempdir().unwrap();
         let mut worker = Worker::for_test();
-        let shared = std::sync::Arc::clone(&worker.shared);
-        let stopper = std::thread::spawn(move || {
-            shared.sleep_until(Duration::from_millis(200));
-            shared.stop();
-        });
+        let stopper = worker.stop_after(1);
         run(&Options { path: dir.path().join("data"), mb: 1 }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert!(worker.shared.ops() > 0);

@@ -41,13 +41,10 @@ mod tests {
     #[test]
     fn it_wakes_at_most_ten_times_per_second() {
         let mut worker = Worker::for_test();
-        let shared = std::sync::Arc::clone(&worker.shared);
-        let stopper = std::thread::spawn(move || {
-            shared.sleep_until(Duration::from_millis(950));
-            shared.stop();
-        });
+        let stopper = worker.stop_after(4);
         run(&mut worker).unwrap();
         stopper.join().unwrap();
-        assert!((2..=9).contains(&worker.shared.ops()), "{}", worker.shared.ops());
+        let (ops, ms) = (u128::from(worker.shared.ops()), worker.shared.now().as_millis());
+        assert!(ops >= 4 && ops <= ms / 100 + 1, "{ops} in {ms} ms");
     }
 }
