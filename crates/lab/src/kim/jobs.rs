@@ -65,6 +65,18 @@ pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     jobs.iter().enumerate().map(guest).collect()
 }
 
+/// Two groups' guests, each group on a CPU of its own where there are two: what one group gets done then depends on the
+/// other one's memory, and not on its CPU time.
+#[must_use]
+pub fn side_by_side(groups: [Vec<MachineSpec>; 2]) -> Vec<MachineSpec> {
+    let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
+    let on = |(cpu, guests): (usize, Vec<MachineSpec>)| {
+        let cpus = if has_two { vec![cpu] } else { Vec::new() };
+        guests.into_iter().map(move |guest| MachineSpec { cpus: cpus.clone(), ..guest })
+    };
+    groups.into_iter().enumerate().flat_map(on).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

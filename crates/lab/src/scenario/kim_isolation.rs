@@ -141,8 +141,9 @@ fn add_others(figures: &mut Figures, pairs: &[Pair], paper: &str) {
 fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
     let mut pairs = Vec::new();
     for job in MAPREDUCE {
-        let mut guests = jobs::group(FIRST, &[job, job, MASTER, MASTER], context.seed);
-        guests.extend(jobs::group(SECOND, &[other; OTHERS], context.seed + 100));
+        let first = jobs::group(FIRST, &[job, job, MASTER, MASTER], context.seed);
+        let second = jobs::group(SECOND, &[other; OTHERS], context.seed + 100);
+        let guests = jobs::side_by_side([first, second]);
         let run = |name: &str, guests: &[MachineSpec]| {
             context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
             let course = course::run(context, guests, &ADAPTIVE_CSD, WINDOW)?;

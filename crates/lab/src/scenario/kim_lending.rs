@@ -65,7 +65,7 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
     let daemon = Some(Settings { mode, dedup, policy, lend: way.lend });
     let setting = Setting { name: way.name, daemon };
     context.say(&format!("{} ...", way.name));
-    let course = course::run(context, &[of_a, of_b].concat(), &setting, WINDOW)?;
+    let course = course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, WINDOW)?;
     context.say(&course.in_words());
     Ok(Outcome { course, guests })
 }
