@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, PagesPerMs, Policy};
+use model::{Bytes, DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -29,6 +29,8 @@ pub struct Settings {
     pub mode: Mode,
     /// How identical pages are looked for.
     pub dedup: DedupSpec,
+    /// What learning working sets may cost.
+    pub tracking: TrackingBudget,
     /// Who gets a group's surplus.
     pub policy: Policy,
     /// Whether groups lend each other what they leave idle.
@@ -38,7 +40,8 @@ pub struct Settings {
 impl From<Mode> for Settings {
     /// A mode alone: nothing is merged, and who is short gets the surplus.
     fn from(mode: Mode) -> Self {
-        Self { mode, dedup: DedupSpec::Off, policy: Policy::Demand, lend: false }
+        let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
+        Self { mode, dedup, tracking, policy: Policy::Demand, lend: false }
     }
 }
 
@@ -186,12 +189,13 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Entitlement => "entitlement",
         Policy::Demand => "demand",
     };
-    let lend = settings.lend;
+    let (tracking, lend) = (settings.tracking, settings.lend);
     for (group, vms) in groups {
         let vms = vms.join(", ");
         let _ = write!(
             text,
-            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\nlend = {lend}\n"
+            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
+             tracking = \"{tracking}\"\nlend = {lend}\n"
         );
     }
     text

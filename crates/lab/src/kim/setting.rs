@@ -1,6 +1,6 @@
 //! Under what the guests of a mix run.
 
-use model::{DedupSpec, Mode, PagesPerMs, Policy};
+use model::{DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 use crate::daemon::Settings;
 
@@ -33,11 +33,15 @@ pub const POLICIES: [Setting; 3] = [
 ];
 
 const fn merging(name: &'static str, dedup: DedupSpec) -> Setting {
-    let (mode, policy) = (Mode::Enforce, Policy::Demand);
-    Setting { name, daemon: Some(Settings { mode, dedup, policy, lend: false }) }
+    Setting { name, daemon: Some(settings(dedup, Policy::Demand, false)) }
 }
 
 const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
-    let (mode, dedup) = (Mode::Enforce, DedupSpec::Adaptive);
-    Setting { name, daemon: Some(Settings { mode, dedup, policy, lend: false }) }
+    Setting { name, daemon: Some(settings(DedupSpec::Adaptive, policy, false)) }
+}
+
+/// As in the paper, which tracked nothing: what tracking has put out of the guest's reach is not merged.
+#[must_use]
+pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
+    Settings { mode: Mode::Enforce, dedup, tracking: TrackingBudget::Off, policy, lend }
 }

@@ -7,15 +7,14 @@
 
 use std::time::Duration;
 
-use model::{DedupSpec, GroupName, Mode, Policy};
+use model::{DedupSpec, GroupName, Policy};
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
-use crate::daemon::Settings;
 use crate::figures::{Figure, Figures, Target};
 use crate::kim::course::{self, Course, Tick};
 use crate::kim::jobs::{self, LATER, RECORDS};
-use crate::kim::setting::Setting;
+use crate::kim::setting::{Setting, settings};
 use crate::kim::trial::geometric_mean;
 use crate::lab::LabError;
 use crate::machine::MachineSpec;
@@ -61,8 +60,7 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
     let of_b = jobs::group(b, &[RECORDS; 2], context.seed + of_a.len() as u64);
     let names = |guests: &[MachineSpec]| guests.iter().map(|guest| guest.name.clone()).collect();
     let guests = [names(&of_a), names(&of_b)];
-    let (mode, dedup, policy) = (Mode::Enforce, DedupSpec::Adaptive, Policy::Demand);
-    let daemon = Some(Settings { mode, dedup, policy, lend: way.lend });
+    let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, way.lend));
     let setting = Setting { name: way.name, daemon };
     context.say(&format!("{} ...", way.name));
     let course = course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, WINDOW)?;
