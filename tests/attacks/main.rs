@@ -14,7 +14,7 @@ use model::Bytes;
 use overbook::worker::State;
 use overbook_tests::take_turn;
 use protocol::layout::PageState;
-use protocol::{Answer, Merged, Region, Request};
+use protocol::{Answer, Merged, Region};
 
 /// The least that a shim takes for guest RAM.
 const MIB: u32 = 32;
@@ -130,50 +130,6 @@ fn vms_come_and_go_while_they_are_looked_at() {
     }
     group.until("both share", || (), |group| both.iter().all(|vm| shares(group, vm)));
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
-    end(group, both);
-}
-
-#[test]
-fn a_qemu_that_only_says_that_it_merges_harms_itself() {
-    let Some(_turn) = take_turn() else { return };
-    let mut group = Group::new();
-    let mut both = two_that_share(&mut group);
-    let mut liar = Liar::with_ram(PAGES);
-    liar.fill(1);
-    let all = Merged { shared: u32::MAX, dropped: u32::MAX, ..Merged::default() };
-    let is_merge = |request: &Request| matches!(request, Request::Merge { .. });
-    liar.lie = Box::new(move |request| is_merge(request).then_some(Answer::Merged(all)));
-    let pid = std::process::id();
-    group.add(pid);
-    // All states are false, and change at each look.
-    for state in [PageState::Merged, PageState::Plain, PageState::Staged, PageState::Unknown] {
-        let act = || {
-            liar.serve();
-            liar.say(state);
-        };
-        group.work(Duration::from_millis(500), act);
-    }
-    let act = || {
-        liar.serve();
-        let either = |_| if fastrand::bool() { PageState::Merged } else { PageState::Plain };
-        liar.say_of_each(either);
-    };
-    group.work(A_WHILE, act);
-    assert!(liar.merges > 0, "it was asked");
-    let reading = group.reading(pid);
-    assert_eq!(reading.dropped, Bytes::ZERO, "it has no page of zeros: {reading:?}");
-    // A slot that were used again while the others share it would be somebody else's content in their memory.
-    both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
-    both[0].expect("fill 0 3");
-    group.work(A_WHILE, || liar.serve());
-    both[0].expect("check 0 3");
-    both[1].expect("check 0 1");
-    // Even what it holds in the pool for itself is gone when it says so.
-    liar.say(PageState::Plain);
-    let passes = group.reading(pid).passes;
-    group.until("it is seen", || liar.serve(), |group| group.reading(pid).passes > passes + 1);
-    group.remove_newest();
-    drop(liar);
     end(group, both);
 }
 
