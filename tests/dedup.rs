@@ -15,7 +15,7 @@ use sys::pool_file::PoolFile;
 use sys::pool_maps;
 use sys::process::Signal;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common.
 const ENOUGH: u64 = 20 << 20;
 

@@ -9,7 +9,7 @@ use model::Dedup as Reading;
 use overbook::worker::{Dedup, Mode, STEP, Settings, State, Tracked};
 
 /// A busy machine is no failure.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(120);
 /// How long the engine works before somebody else has his turn.
 const SLICE: Duration = Duration::from_millis(2);
 

@@ -37,8 +37,6 @@ pub(crate) struct Liar {
     fd: OwnedFd,
     regions: Vec<Region>,
     pub(crate) lie: Lie,
-    /// How often it was asked to merge.
-    pub(crate) merges: u32,
     /// How often it was greeted.
     pub(crate) greetings: u32,
     /// Its RAM, and where in it the first page begins.
@@ -67,7 +65,6 @@ impl Liar {
             fd,
             regions,
             lie: Box::new(|_| None),
-            merges: 0,
             greetings: 0,
             ram: (Vec::new(), 0),
             _alone: alone,
@@ -132,7 +129,6 @@ impl Liar {
     }
 
     fn answer(&mut self, request: &Request) {
-        self.merges += u32::from(matches!(request, Request::Merge { .. }));
         let is_greeting = matches!(request, Request::Hello { .. });
         self.greetings += u32::from(is_greeting);
         let answer = (self.lie)(request).unwrap_or_else(|| self.truth(request));
