@@ -45,7 +45,6 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     #[test]
