@@ -98,6 +98,29 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
 }
 
 #[test]
+fn what_nobody_touches_is_merged_although_tracking_has_put_it_out_of_reach() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let provisions = Provisions::provide(Choice::Auto).unwrap();
+    let cold = |name: &str, seed| MachineSpec {
+        shim: true,
+        seed,
+        ..MachineSpec::new(name, "shop", MAX, MAX, "copies --same-mb 60 --own-mb 4 --rest")
+    };
+    let specs = [cold("one", 1), cold("two", 2)];
+    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &specs).unwrap();
+    fleet::wait_until_filled(&lab, 64).unwrap();
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    // All that is cold is out of reach long before so slow a look has come to it.
+    let merger = Merger::start(&pids, Some(1), Some(0.1)).unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    merger.set_rate(500);
+    until("what is cold is merged", || merger.pool_bytes() > 50 << 20);
+    drop(merger);
+    lab.stop().unwrap();
+}
+
+#[test]
 fn pages_that_only_seem_to_be_the_same_are_not_merged() {
     let Some(_turn) = take_turn() else { return };
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();

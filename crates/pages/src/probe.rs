@@ -247,6 +247,21 @@ impl Tracker {
         }
     }
 
+    /// The granule is accessible again, and the guest has not touched it.
+    pub fn called_back(&mut self, granule: u32, at: Time) {
+        let Some(index) = self.granules.find(granule) else { return };
+        match self.granules.state(index) {
+            State::Pending => self.granules.admit(index),
+            State::Revoked => {
+                let class = self.granules.class(index, at);
+                let age = self.granules.age(index, at);
+                self.table.survived(class, self.granules.age(index, self.scanned), age);
+                self.granules.admit(index);
+            }
+            State::Accessible | State::Excluded => {}
+        }
+    }
+
     /// What the probes say; nothing before enough of them were answered, or half of the guest was
     /// found idle.
     #[must_use]

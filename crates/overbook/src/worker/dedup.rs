@@ -389,6 +389,9 @@ impl Dedup {
         self.turn = pid + 1;
         let Some(mut window) = vm.next_window() else { return Some(1) };
         let states = tracked.with_shim(|linked, _| {
+            if !everything {
+                vm.call_back_due(&window, linked)?;
+            }
             let link = linked.link();
             window.pages().map(|page| link.page_state(page)).collect::<Result<Vec<_>, _>>()
         });
@@ -398,21 +401,21 @@ impl Dedup {
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);
         if !everything {
-            self.propose(pid, &window);
+            self.propose(pid, &window, vms);
         }
         // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
         Some(window.there.max(LEAST_CHARGED))
     }
 
     /// Reads a window and has merged what is found elsewhere.
-    fn propose(&mut self, pid: u32, window: &Window) {
+    fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) {
         let mut buffer = std::mem::take(&mut self.buffer);
         let candidates = self.candidates(pid, window, &mut buffer);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
             for candidate in candidates {
                 let at = candidate.at * PAGE_LEN;
                 if let Ok(content) = buffer[at..at + PAGE_LEN].try_into() {
-                    self.merge(pid, &candidate, content);
+                    self.merge(pid, &candidate, content, vms);
                 }
             }
         }
@@ -442,7 +445,7 @@ impl Dedup {
     }
 
     /// Has a page merged, if the same is really to be found where the index says.
-    fn merge(&mut self, pid: u32, candidate: &Candidate, content: &Page) {
+    fn merge(&mut self, pid: u32, candidate: &Candidate, content: &Page, vms: &mut [&mut Tracked]) {
         let Candidate { page, hash, .. } = *candidate;
         let Some(hash) = hash else {
             self.queue(pid, page, Target::Zeros);
@@ -459,7 +462,7 @@ impl Dedup {
                 }
             }
             Some(Place::Guest(twin)) if twin != number => {
-                if let Some((twin_pid, twin_page)) = self.twin(twin, content) {
+                if let Some((twin_pid, twin_page)) = self.twin(twin, content, vms) {
                     self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
                 } else {
                     self.index.set(hash, Place::Guest(number));
@@ -484,11 +487,13 @@ impl Dedup {
     }
 
     /// The page of this number, if it still holds that and can be merged.
-    fn twin(&self, number: u32, content: &Page) -> Option<(u32, u32)> {
+    fn twin(&self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Option<(u32, u32)> {
         let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
         let page = number - vm.first;
         let is_member = vm.is_here && !self.leaving.contains(&pid);
-        (is_member && vm.offers(page, content)).then_some((pid, page))
+        let tracked = vms.iter_mut().find(|tracked| is_member && tracked.pid() == pid)?;
+        tracked.with_shim(|linked, _| vm.call_back(page, linked))?;
+        vm.offers(page, content).then_some((pid, page))
     }
 
     fn queue(&mut self, pid: u32, page: u32, target: Target) {

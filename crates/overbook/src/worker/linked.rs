@@ -12,13 +12,13 @@
 //! When the shim gives everything back, for whatever reason, tracking rests for a while and begins anew:
 //! what the strategy knew of the guest stays.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use model::tracking::{CurvePoint, MOST_CURVE_POINTS};
 use model::{Bytes, Time, Tracking};
 use pages::curve::MissRatioCurve;
-use protocol::layout::GiveBack;
+use protocol::layout::{GiveBack, PageState};
 use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
 use sys::meminfo::MemInfo;
 
@@ -32,6 +32,8 @@ use super::tracked::State;
 
 /// How often the shim is asked how it is; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
+/// How long a granule that we have read stays within reach: until what is the same in it has been merged.
+const CALLED: Duration = Duration::from_secs(1);
 /// How long tracking rests after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -57,6 +59,9 @@ pub(super) struct Linked {
     lost: u64,
     /// What merges came to that nobody has asked for yet.
     merged: VecDeque<Result<Merged, Refusal>>,
+    /// Granules, by index, that are within reach because we have read them, not because they were touched, and until when: the
+    /// strategy does not hear of it.
+    called: BTreeMap<u32, Instant>,
 }
 
 impl Linked {
@@ -80,6 +85,7 @@ impl Linked {
             control: (counters.control_ns, now),
             lost: 0,
             merged: VecDeque::new(),
+            called: BTreeMap::new(),
             link,
         })
     }
@@ -156,6 +162,15 @@ impl Linked {
         &mut self.link
     }
 
+    /// Whether this page is out of the guest's reach. If so it is about to be read, which brings its granule back: not
+    /// the guest's touch.
+    pub(super) fn call_back(&mut self, page: u32) -> Result<bool, LinkError> {
+        let is_staged = self.link.page_state(page)? == PageState::Staged;
+        let granule = self.granules.index(page / self.granules.granule_pages());
+        self.called.extend(granule.filter(|_| is_staged).map(|it| (it, Instant::now() + CALLED)));
+        Ok(is_staged)
+    }
+
     /// The oldest answer to a pool or a merge that has come.
     pub(super) fn take_merged(&mut self) -> Option<Result<Merged, Refusal>> {
         self.merged.pop_front()
@@ -205,6 +220,7 @@ impl Linked {
         self.is_on = false;
         self.asked = None;
         self.revoking = None;
+        self.called.clear();
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
@@ -214,17 +230,22 @@ impl Linked {
         let Some((granules, at)) = self.revoking.take() else { return Ok(()) };
         for granule in granules {
             let number = self.granules.number(granule);
-            if self.link.is_staged(number, self.granules.granule_pages())? {
-                self.strategy.revoked(granule, at);
+            let is_staged = self.link.is_staged(number, self.granules.granule_pages())?;
+            match self.called.remove(&granule) {
+                None if is_staged => self.strategy.revoked(granule, at),
+                // All of it was merged, or it was touched.
+                Some(_) if !is_staged => self.strategy.called_back(granule, at),
+                _ => {}
             }
         }
         Ok(())
     }
 
     fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
-        let Self { link, granules, strategy, is_on, lost, .. } = self;
+        let Self { link, granules, strategy, is_on, lost, called, .. } = self;
         let drained = link.drain(granules.end(), |trap| {
-            if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
+            let granule = granules.index(trap.granule).filter(|_| *is_on);
+            if let Some(granule) = granule.filter(|granule| !called.contains_key(granule)) {
                 strategy.touched(granule, moment(trap.at_us, now_us));
             }
         })?;
@@ -234,10 +255,11 @@ impl Linked {
             strategy.resync(time(now_us), &mut |granule| {
                 let number = granules.number(granule);
                 let staged = link.is_staged(number, granules.granule_pages());
-                staged.unwrap_or_else(|error| {
-                    failed = Some(error);
-                    false
-                })
+                called.contains_key(&granule)
+                    || staged.unwrap_or_else(|error| {
+                        failed = Some(error);
+                        false
+                    })
             });
             return failed.map_or(Ok(()), Err);
         }
@@ -250,6 +272,9 @@ impl Linked {
             return Ok(());
         }
         let mut granules = self.strategy.revoke(now);
+        let moment = Instant::now();
+        granules
+            .extend(self.called.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));
         granules.truncate(MAX_REVOKE);
         if granules.is_empty() {
             return Ok(());

@@ -52,6 +52,10 @@ impl Strategy for ProbeStrategy {
         self.tracker.touched(granule, at);
     }
 
+    fn called_back(&mut self, granule: u32, at: Time) {
+        self.tracker.called_back(granule, at);
+    }
+
     fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool) {
         self.tracker.resync(now, is_revoked);
     }

@@ -34,6 +34,11 @@ pub(super) trait Strategy: fmt::Debug + Send {
     /// The granule was touched and is within reach again.
     fn touched(&mut self, granule: u32, at: Time);
 
+    /// The granule is within reach again, and it is not known that the guest has touched it.
+    fn called_back(&mut self, granule: u32, at: Time) {
+        self.touched(granule, at);
+    }
+
     /// Some touches were lost; which granules are out of reach now can be asked.
     fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool);
 

@@ -34,6 +34,8 @@ const CALM_AT: u32 = TAG_BITS + 4;
 /// How calm a page can be: due in one of 2^5 passes.
 const MOST_CALM: u32 = 5;
 const UNKNOWN: Word = Word(0);
+/// Not seen, for there was nothing.
+const ABSENT: Word = Word(1);
 
 /// Whether a page is worth being offered for a merge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,10 +68,25 @@ impl Book {
     /// Whether a page is to be looked at in this pass.
     #[must_use]
     pub fn is_due(&self, page: u32, pass: u32) -> bool {
-        let calm =
-            self.words.get(page as usize).and_then(|word| word.seen()).map_or(0, |seen| seen.calm);
-        // Sixteen neighbours together, for they are read together; the next sixteen in another pass.
-        pass.wrapping_add(page / 16) & ((1 << calm) - 1) == 0
+        let seen = self.words.get(page as usize).and_then(|word| word.seen());
+        is_turn(page, pass, seen.map_or(0, |seen| seen.calm))
+    }
+
+    /// The same of a page that cannot be looked at without a trap, not even whether it is there: where there
+    /// was nothing it is due as seldom as a calm one.
+    #[must_use]
+    pub fn is_due_for_a_trap(&self, page: u32, pass: u32) -> bool {
+        if self.words.get(page as usize) == Some(&ABSENT) {
+            return is_turn(page, pass, MOST_CALM);
+        }
+        self.is_due(page, pass)
+    }
+
+    /// There is no such page now.
+    pub fn absent(&mut self, page: u32) {
+        if let Some(word) = self.words.get_mut(page as usize).filter(|word| **word == UNKNOWN) {
+            *word = ABSENT;
+        }
     }
 
     /// A page was found with this content. A page that the VM has not is restless for ever.
@@ -193,6 +210,12 @@ impl Word {
     }
 }
 
+/// Whether a page that is so calm has its turn in this pass.
+fn is_turn(page: u32, pass: u32, calm: u32) -> bool {
+    // Sixteen neighbours together, for they are read together; the next sixteen in another pass.
+    pass.wrapping_add(page / 16) & ((1 << calm) - 1) == 0
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are meant")]
 fn tag(hash: u64) -> u32 {
     hash as u32 & ((1 << TAG_BITS) - 1)
@@ -241,6 +264,20 @@ mod tests {
         let afterwards = (129..133).filter(|&pass| book.is_due(0, pass)).count();
         assert_eq!(afterwards, 4, "it has changed");
         assert!(Book::new(0).is_due(9, 3));
+    }
+
+    #[test]
+    fn where_there_was_nothing_a_trap_is_worth_it_seldom_and_a_look_is_as_ever() {
+        let mut book = Book::new(2);
+        let traps = |book: &Book| (0..64).filter(|&pass| book.is_due_for_a_trap(0, pass)).count();
+        assert_eq!(traps(&book), 64);
+        book.absent(0);
+        assert_eq!(traps(&book), 2);
+        assert!((0..64).all(|pass| book.is_due(0, pass)));
+        assert_eq!(book.look(0, 1), Verdict::Offer);
+        book.absent(0);
+        assert_eq!(traps(&book), 64, "it was seen");
+        book.absent(9);
     }
 
     #[test]

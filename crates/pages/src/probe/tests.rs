@@ -175,6 +175,22 @@ fn giving_everything_back_is_no_touch() {
 }
 
 #[test]
+fn calling_granules_back_is_no_touch() {
+    let mut tracker = Tracker::new(100, Governor::new(0.01), 1, Time(0));
+    keep_touching(&mut tracker, 10, 0, 30_000);
+    let before = working_set(&tracker);
+    let idle: Vec<u32> = (50..70).collect();
+    for granule in idle {
+        tracker.called_back(granule, Time(30_050));
+        tracker.called_back(granule, Time(30_050));
+    }
+    assert_eq!(tracker.revoked_count(), 70, "ninety are idle, and twenty are not revoked now");
+    tracker.called_back(u32::MAX, Time(30_050));
+    keep_touching(&mut tracker, 10, 30_100, 40_000);
+    assert!((working_set(&tracker) - before).abs() < 2.0, "{}", working_set(&tracker));
+}
+
+#[test]
 fn a_large_guest_is_seen_through_a_part_of_its_granules() {
     let mut tracker = Tracker::new(1 << 20, budget(500.0), 1, Time(0));
     keep_touching(&mut tracker, 1 << 18, 0, 30_000);

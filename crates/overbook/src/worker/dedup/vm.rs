@@ -308,6 +308,33 @@ impl Vm {
         Some(Window { first, is_huge, there, ours, foreign, address, count, wanted })
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "its low bits are meant")]
+    fn pass(&self) -> u32 {
+        self.counts.passes as u32
+    }
+
+    /// Has what is due in a window brought back that tracking has put out of reach: what nobody touches is out of reach
+    /// for ever, and most of what is the same.
+    pub(super) fn call_back_due(
+        &self,
+        window: &Window,
+        linked: &mut Linked,
+    ) -> Result<(), LinkError> {
+        let due = window.pages().filter(|page| self.book.is_due_for_a_trap(*page, self.pass()));
+        for page in due {
+            self.call_back(page, linked)?;
+        }
+        Ok(())
+    }
+
+    /// Has the granule of a page brought back, if it is out of reach: by reading it, as the shim does for anybody.
+    pub(super) fn call_back(&self, page: u32, linked: &mut Linked) -> Result<(), LinkError> {
+        if linked.call_back(page)? {
+            self.read(page, &mut [0]);
+        }
+        Ok(())
+    }
+
     /// Finds what is to be read in a window, and which merges are over. Answers their slots. What shares a slot of no
     /// pool that is known here is not to.
     pub(super) fn look(&mut self, window: &mut Window, states: &[PageState]) -> Vec<u32> {
@@ -321,8 +348,7 @@ impl Vm {
             window.wanted.iter_mut().skip(first).take(pages).for_each(|wanted| *wanted = true);
         }
         let mut left = Vec::new();
-        #[expect(clippy::cast_possible_truncation, reason = "its low bits are meant")]
-        let pass = self.counts.passes as u32;
+        let pass = self.pass();
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
@@ -342,8 +368,9 @@ impl Vm {
                 PageState::Plain if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                 }
-                PageState::Plain => *wanted &= self.book.is_due(page, pass),
-                // Reading it would be a touch.
+                PageState::Plain if *wanted => *wanted = self.book.is_due(page, pass),
+                PageState::Plain => self.book.absent(page),
+                // It has gone out of reach again.
                 PageState::Staged | PageState::Unknown => *wanted = false,
             }
         }
