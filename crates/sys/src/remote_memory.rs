@@ -3,8 +3,8 @@
 //! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it.
 //! **Idea.** `/proc/<pid>/mem`. **Limits.** Reading a hole fills it: only what
 //! [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be read, and a page that is
-//! given back in between may be filled with zeros; a page that is out of the guest's reach traps as if
-//! the guest had touched it. What is read may change while it is read: it is a guess at a content.
+//! given back in between may be filled with zeros; a page that is out of the guest's reach is not read, for the
+//! kernel lets nobody wait there for a userfaultfd ([`RemoteMemory::touch`] does). What is read may change while it is read: it is a guess at a content.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -15,7 +15,10 @@ use crate::procfs::ProcError;
 
 /// The memory of one process.
 #[derive(Debug)]
-pub struct RemoteMemory(File);
+pub struct RemoteMemory {
+    mem: File,
+    pid: libc::pid_t,
+}
 
 impl RemoteMemory {
     /// Opens it: permitted to whoever may trace the process.
@@ -24,7 +27,19 @@ impl RemoteMemory {
     /// When it is gone, or not permitted.
     pub fn of(pid: u32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
-        File::open(&path).map(Self).map_err(|error| ProcError::from_io(&path, error))
+        let mem = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
+        Ok(Self { mem, pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX) })
+    }
+
+    /// Touches a page as the guest would: one that is out of its reach is within it afterwards. Waits for whoever
+    /// brings it back; `false`: nothing is there, or the process is gone.
+    #[must_use]
+    pub fn touch(&self, address: u64) -> bool {
+        let mut byte = 0_u8;
+        let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: 1 };
+        // SAFETY: one byte is written, to `byte`; what lies in the other process the kernel checks.
+        unsafe { libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0) == 1 }
     }
 
     /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on nothing
@@ -32,7 +47,7 @@ impl RemoteMemory {
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
-            match self.0.read_at(&mut bytes[done..], address + done as u64) {
+            match self.mem.read_at(&mut bytes[done..], address + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

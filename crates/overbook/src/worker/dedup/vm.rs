@@ -327,10 +327,13 @@ impl Vm {
         Ok(())
     }
 
-    /// Has the granule of a page brought back, if it is out of reach: by reading it, as the shim does for anybody.
+    /// Has the granule of a page brought back, if it is out of reach: by touching it.
     pub(super) fn call_back(&self, page: u32, linked: &mut Linked) -> Result<(), LinkError> {
-        if linked.call_back(page)? {
-            self.read(page, &mut [0]);
+        if let Some(address) = address_of(&self.regions, page)
+            && linked.call_back(page)?
+        {
+            // Should it fail, the page stays where it is, and is seen there.
+            let _ = self.memory.touch(address);
         }
         Ok(())
     }
