@@ -27,9 +27,9 @@ impl Group {
         Self { dedup: Dedup::new(&name), vms: Vec::new(), step: Instant::now() }
     }
 
-    /// This process is a VM of the group's from now on; it is not tracked, for what tracking puts out of reach is not merged.
+    /// This process is a VM of the group's from now on.
     pub(crate) fn add(&mut self, pid: u32) {
-        self.vms.push(Tracked::new(pid, Settings::new(Mode::Untracked)));
+        self.vms.push(Tracked::new(pid, Settings::new(Mode::Probes { budget: 0.01 })));
     }
 
     /// The newest VM is none of the group's any more.

@@ -40,7 +40,7 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
     Setting { name, daemon: Some(settings(DedupSpec::Adaptive, policy, false)) }
 }
 
-/// As in the paper, which tracked nothing: what tracking has put out of the guest's reach is not merged.
+/// As in the paper, which tracked nothing.
 #[must_use]
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
     Settings { mode: Mode::Enforce, dedup, tracking: TrackingBudget::Off, policy, lend }
