@@ -22,7 +22,7 @@ use crate::engine::{self, lock};
 use crate::merge::Pool;
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
-use crate::{bench, fault_thread, threads, watchdog};
+use crate::{bench, fault_thread, remapping, threads, watchdog};
 
 /// How often the cost of a trap is measured while tracking.
 const CALIBRATION: Duration = Duration::from_secs(3);
@@ -182,6 +182,7 @@ impl Worker {
                 Answer::Merged(engine::merge(&runs, || !self.hung_up())?)
             }
             Request::Unshare { page, pages } => {
+                start_threads()?;
                 Answer::Done { count: engine::unshare(page, pages)? }
             }
             Request::Release => Answer::Done { count: engine::give_back(None) },
@@ -212,7 +213,7 @@ fn failed_inside() -> Refusal {
     Refusal::NotTracking { why: "the shim failed; see QEMU's log".to_owned() }
 }
 
-/// The fault thread and the watchdog; they stay.
+/// The fault thread, the one beside it, and the watchdog; they stay.
 fn start_threads() -> Result<(), Refusal> {
     static STARTED: Once = Once::new();
     let mut result = Ok(());
@@ -221,6 +222,7 @@ fn start_threads() -> Result<(), Refusal> {
         STARTED.call_once_force(|_| {
             result = watchdog::prepare()
                 .and_then(|()| threads::start("overbook-fault", fault_thread::run))
+                .and_then(|()| threads::start("overbook-remap", remapping::run))
                 .and_then(|()| threads::start("overbook-watch", watchdog::run));
         });
     }

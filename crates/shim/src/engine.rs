@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{MutexGuard, OnceLock};
 
 use protocol::layout::{GiveBack, PageState};
-use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
+use protocol::{Merge, Merged, Refusal, Region, State, Tracking};
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::userfaultfd::{OpenError, Userfaultfd};
 
@@ -20,7 +20,8 @@ use crate::ram::{GuestRam, end, overlap};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray};
 use crate::turns::{Turns, turn};
-use crate::{merge, qemu, tracker, watchdog};
+use crate::unshare::Replacement;
+use crate::{merge, qemu, remapping, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -186,8 +187,9 @@ impl Engine {
             }
         }
         let mut merged = Merged::default();
+        let ranges: Vec<Range> = parts.iter().map(|(range, _)| *range).collect();
         // Nobody else has it registered then; a tracker has all of it.
-        let window = if self.tracker.is_none() { self.window(&parts) } else { None };
+        let window = if self.tracker.is_none() { self.window(&ranges, 0) } else { None };
         // SAFETY: the fault thread serves, as soon as this turn is over.
         let is_ready = window.is_none_or(|window| unsafe { uffd.register(window) }.is_ok());
         for (guest, content) in parts.into_iter().filter(|_| is_ready) {
@@ -205,11 +207,42 @@ impl Engine {
         Ok(merged)
     }
 
-    /// What to register so that these parts of one block can be moved: whole huge pages, so that none is split.
-    fn window(&self, parts: &[(Range, Content)]) -> Option<Range> {
-        let first = parts.iter().map(|(range, _)| range.start).min()?;
-        let last = parts.iter().map(|(range, _)| end(*range)).max()?;
+    /// Replaces what one turn can of these merged pages, as far as nobody has written them.
+    fn unshare_turn(&mut self, page: u32, pages: u32) {
+        let (None, Ok(uffd), Some(pagemap), Some(channel)) =
+            (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
+        else {
+            return;
+        };
+        let parts = channel.parts(page, pages, PageState::Merged);
+        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
+        let block = ranges.first().and_then(|range| self.ram.block(range.start));
+        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
+        let window = if self.tracker.is_none() { self.window(&ranges, PAGE_BYTES) } else { None };
+        // SAFETY: the fault thread serves, as soon as this turn is over.
+        let is_ready = window.is_none_or(|window| unsafe { uffd.register(window) }.is_ok());
+        // SAFETY: the same.
+        let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
+        if let Some(replacement) = block.filter(|_| is_ready).and_then(new) {
+            let _moving = remapping::Turn::begin();
+            for merged in ranges {
+                // SAFETY: so their states say, and the other thread reads while mappings are moved.
+                unsafe { replacement.replace(merged) };
+            }
+        }
+        if let Some(window) = window {
+            // SAFETY: everything is in its place.
+            let _ = unsafe { uffd.unregister(window) };
+        }
+    }
+
+    /// What to register so that these parts of one block can be moved, and `more` bytes on both sides: whole huge
+    /// pages, so that none is split.
+    fn window(&self, parts: &[Range], more: u64) -> Option<Range> {
+        let first = parts.iter().map(|range| range.start).min()?;
         let block = self.ram.block(first)?.range;
+        let first = first - more;
+        let last = parts.iter().map(|range| end(*range)).max()? + more;
         let start = (first / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).max(block.start);
         Some(Range { start, len: last.next_multiple_of(HUGE_PAGE_BYTES).min(end(block)) - start })
     }
@@ -310,18 +343,30 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
     Ok(all.unwrap_or_default())
 }
 
-/// Has the kernel copy what is merged of these pages; answers how many there are.
+/// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be
+/// replaced is copied where it is.
 pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
-    let merged = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
-    let merged = lock().channel.as_ref().map(merged);
+    let merged = || {
+        let of = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
+        lock().channel.as_ref().map(of).into_iter().flatten()
+    };
     let mut count = 0;
+    for Part { range, .. } in merged() {
+        unshare::look_up(range);
+        count += u32::try_from(range.len / PAGE_BYTES).unwrap_or(u32::MAX);
+    }
+    if count > 0 && userfaultfd().is_ok_and(unshare::is_possible) {
+        let last = page.saturating_add(pages);
+        for turn in (page..last).step_by(merge::AT_ONCE as usize) {
+            lock().unshare_turn(turn, merge::AT_ONCE.min(last - turn));
+        }
+    }
     // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
-    for Part { range, .. } in merged.into_iter().flatten() {
-        merge::copy(range).map_err(|errno| Refusal::Kernel {
+    for Part { range, .. } in merged() {
+        unshare::copy(range).map_err(|errno| Refusal::Kernel {
             call: "madvise(MADV_POPULATE_WRITE)".to_owned(),
             errno: errno.raw_os_error(),
         })?;
-        count += u32::try_from(range.len / PAGE_BYTES).unwrap_or(u32::MAX);
     }
     Ok(count)
 }

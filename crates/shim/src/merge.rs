@@ -22,7 +22,6 @@ use std::sync::OnceLock;
 
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
-use rustix::io::Errno;
 use sys::memory_map::{
     Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
 };
@@ -35,7 +34,7 @@ use crate::moves;
 use crate::ram::Block;
 
 /// Most pages in a turn: well below a millisecond.
-const AT_ONCE: u32 = 64;
+pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
 /// Blocks begin at such a page number, so it cuts them where huge pages begin.
 const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
@@ -233,10 +232,7 @@ impl<'a> Aside<'a> {
     /// The guest needs them no more.
     fn drop_part(&mut self, part: Part) {
         // SAFETY: what they hold is in the pool now, or is zero.
-        let discarded = unsafe { advise(part.of(self.buffer), Advice::LinuxDontNeed) };
-        if let Err(errno) = discarded {
-            crate::threads::end_process("memory of ours cannot be discarded", errno);
-        }
+        unsafe { clear(part.of(self.buffer)) };
         self.dropped[part.first..][..part.pages].fill(true);
     }
 }
@@ -255,8 +251,8 @@ impl Drop for Aside<'_> {
     }
 }
 
-/// Memory of ours, registered for ever, where pages are put aside.
-fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
+/// Memory of ours, registered for ever, where a turn's pages are put aside.
+pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
     static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
     let make = || {
         let place = Reserved::new(u64::from(AT_ONCE) * PAGE_BYTES).ok()?;
@@ -269,6 +265,17 @@ fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
         Some(place)
     };
     BUFFER.get_or_init(make).as_ref().map(Reserved::range)
+}
+
+/// Empties a part of the [`buffer`].
+///
+/// # Safety
+/// Nobody needs what it holds.
+pub(crate) unsafe fn clear(buffer: Range) {
+    // SAFETY: as the caller promises.
+    if let Err(errno) = unsafe { advise(buffer, Advice::LinuxDontNeed) } {
+        crate::threads::end_process("memory of ours cannot be discarded", errno);
+    }
 }
 
 /// # Safety
@@ -303,13 +310,6 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
             false
         }
     }
-}
-
-/// Writes to every page of `range` without changing it: what it shares with a pool becomes a copy of its own,
-/// by the same way that a write of the guest's takes. Memory that is not there becomes zeros, which it is.
-pub(crate) fn copy(range: Range) -> Result<(), Errno> {
-    // SAFETY: it discards nothing.
-    unsafe { advise(range, Advice::LinuxPopulateWrite) }
 }
 
 /// Pages in so many bytes.

@@ -57,6 +57,7 @@ fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
         "register" => calls::register(block),
         "unregister" => calls::unregister(block),
         "read-direct" => calls::read_direct(block, number(1)?, rest.get(2).ok_or("no file")?),
+        "load-direct" => calls::load_direct(block, rest.get(1).ok_or("no file")?),
         "write-out" => calls::write_out(block, number(1)?),
         "pin" => calls::pin(block, number(1)?, number(2)?),
         _ => Err(format!("unknown command {command}")),

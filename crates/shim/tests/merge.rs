@@ -3,31 +3,10 @@
 
 mod common;
 
+use common::prepared::{MIB, Prepared, SLOTS, prepared};
 use common::{GRANULE, StandIn, Worker};
 use protocol::layout::{Counter, PageState};
 use protocol::{Answer, Content, Merge, Merged, Refusal, Request};
-use sys::pool_file::PoolFile;
-
-const MIB: u32 = 64;
-const SLOTS: u32 = 4096;
-
-/// A stand-in whose first `pages` pages have their content in the pool, page by page from slot 100 on.
-struct Prepared {
-    stand_in: StandIn,
-    worker: Worker,
-    pool: PoolFile,
-}
-
-fn prepared(pages: u32) -> Prepared {
-    let stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
-    let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
-    for page in 0..pages {
-        pool.write(100 + page, &stand_in.page(&worker, page)).unwrap();
-    }
-    assert_eq!(worker.use_pool(&pool, SLOTS), Answer::Done { count: 0 });
-    Prepared { stand_in, worker, pool }
-}
 
 fn shared(pages: u32) -> Merged {
     Merged { shared: pages, ..Merged::default() }
@@ -62,25 +41,6 @@ fn what_is_written_afterwards_is_the_guests_own() {
     pool.read(107, &mut after).unwrap();
     assert_eq!(before, after);
     assert_eq!(worker.merged(0..300), 300, "mapped from the pool, whoever wrote");
-}
-
-#[test]
-fn what_is_unshared_has_its_own_copies_and_needs_no_pool() {
-    let Prepared { mut stand_in, worker, pool } = prepared(300);
-    worker.merge(&[(0, 200, Some(100))]);
-    let before = stand_in.anonymous_kib();
-    let unshare = |page, pages| worker.ask(&Request::Unshare { page, pages });
-    assert_eq!(unshare(100, 512), Answer::Done { count: 100 });
-    assert_eq!(stand_in.anonymous_kib() - before, 400);
-    assert_eq!(unshare(0, 100), Answer::Done { count: 100 });
-    assert_eq!(stand_in.anonymous_kib() - before, 800);
-    (100..300).for_each(|slot| pool.empty(slot).unwrap());
-    stand_in.expect("check 0 1");
-    assert_eq!(worker.merged(0..300), 200, "mapped as before");
-    assert_eq!(unshare(0, 512), Answer::Done { count: 200 });
-    assert_eq!(unshare(u32::MAX - 512, 512), Answer::Done { count: 0 }, "no such pages");
-    stand_in.expect("discard 0 0 16384");
-    stand_in.expect("zeros 0 0 16384");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, ioctl, opcode};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 pub use crate::userfaultfd::Range;
 pub use rustix::mm::Advice;
@@ -156,6 +156,19 @@ impl Over {
         Ok(())
     }
 
+    /// The same where nothing is mapped.
+    ///
+    /// # Errors
+    /// The kernel's; `EEXIST` when something is there, and stays.
+    pub fn map_fresh_into_hole(self) -> Result<(), Errno> {
+        let flags = self.flags().difference(MapFlags::FIXED) | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: nothing that exists is mapped over.
+        unsafe {
+            rustix::mm::mmap_anonymous(pointer(self.range), length(self.range), ACCESS, flags)
+        }?;
+        Ok(())
+    }
+
     /// The bytes of a file from `offset` on: what is written becomes a copy.
     ///
     /// # Safety
@@ -175,6 +188,71 @@ impl Over {
     fn flags(self) -> MapFlags {
         let reserve = if self.reserve { MapFlags::empty() } else { MapFlags::NORESERVE };
         MapFlags::PRIVATE | MapFlags::FIXED | reserve
+    }
+}
+
+/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered or advised of it
+/// holds there from the first moment. (The kernel gives memory that was never touched its place among the
+/// process's pages anew, so that it becomes one mapping with what is like it on both sides.)
+#[derive(Debug)]
+pub struct Untouched {
+    whole: Range,
+    used: Range,
+}
+
+impl Untouched {
+    /// So many bytes; the kernel counts them as promised memory if `reserve` says so.
+    ///
+    /// # Errors
+    /// The kernel's; `EOVERFLOW` when there is no such length.
+    pub fn new(len: u64, reserve: bool) -> Result<Self, Errno> {
+        let whole_len = len.checked_add(2 * PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
+        let bytes = usize::try_from(whole_len).map_err(|_| Errno::OVERFLOW)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)
+        }?;
+        let start = start.addr() as u64;
+        let used = Range { start: start + PAGE_BYTES, len };
+        let new = Self { whole: Range { start, len: whole_len }, used };
+        // A border on both sides: it must not become one mapping with what the process has touched.
+        // SAFETY: reserved just now.
+        unsafe { Over { range: used, reserve }.map_fresh() }?;
+        Ok(new)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn range(&self) -> Range {
+        self.used
+    }
+
+    /// Maps as much as `range` has over it, and stays untouched itself. Who waits for a page of `range` has to be
+    /// woken, and looks again.
+    ///
+    /// # Safety
+    /// Nobody relies on what is there, and no reference points to it. If this is registered with a userfaultfd,
+    /// another thread reads that.
+    ///
+    /// # Errors
+    /// The kernel's. `range` may be unmapped then: [`Over::map_fresh_into_hole`] tells.
+    pub unsafe fn map_over(&self, range: Range) -> Result<(), Errno> {
+        let bytes = length(range);
+        // `MAYMOVE | FIXED` is what moving to an address is, `DONTUNMAP` leaves the mapping here.
+        let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+        // SAFETY: as the caller promises.
+        unsafe {
+            rustix::mm::mremap_fixed(pointer(self.used), bytes, bytes, flags, pointer(range))
+        }?;
+        Ok(())
+    }
+}
+
+impl Drop for Untouched {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nobody keeps references into it.
+        let _ = unsafe { unmap(self.whole) };
     }
 }
 
@@ -234,6 +312,21 @@ impl Pagemap {
         self.present(range, PAGE_IS_FILE)
     }
 
+    /// The pages of `range` that are in memory and shared with a file: not holes, not private copies.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn of_file(&self, range: Range) -> Result<Vec<Range>, Errno> {
+        let mut pages = Vec::new();
+        let wanted = ScanArg {
+            category_mask: PAGE_IS_PRESENT | PAGE_IS_FILE,
+            return_mask: PAGE_IS_FILE,
+            ..ScanArg::default()
+        };
+        self.scan(range, wanted, |found| pages.push(found.range()))?;
+        Ok(pages)
+    }
+
     fn present(&self, range: Range, but_not: u64) -> Result<Vec<Private>, Errno> {
         let mut pages = Vec::new();
         let wanted = ScanArg {
@@ -243,8 +336,8 @@ impl Pagemap {
             ..ScanArg::default()
         };
         self.scan(range, wanted, |found| {
-            let range = Range { start: found.start, len: found.end.saturating_sub(found.start) };
-            pages.push(Private { range, huge: found.categories & PAGE_IS_HUGE != 0 });
+            let huge = found.categories & PAGE_IS_HUGE != 0;
+            pages.push(Private { range: found.range(), huge });
         })?;
         Ok(pages)
     }
@@ -323,8 +416,12 @@ struct Found {
 }
 
 impl Found {
+    fn range(&self) -> Range {
+        Range { start: self.start, len: self.end.saturating_sub(self.start) }
+    }
+
     fn pages(&self) -> u64 {
-        self.end.saturating_sub(self.start) / PAGE_BYTES
+        self.range().len / PAGE_BYTES
     }
 }
 

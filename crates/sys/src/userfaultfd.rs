@@ -7,6 +7,11 @@
 //! a thread's behalf, at a page that is not there; whoever reads the descriptor puts something there and
 //! wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of anonymous memory from one
 //! place to another, atomically for every observer; a page that I/O has pinned is refused (`EBUSY`).
+//! A range that is registered for *writes* stops whoever writes to a page of it that is protected; pages that
+//! are mapped from a file in memory can be protected, too (Linux 5.19).
+//!
+//! A registered mapping that is moved (`mremap`) stays registered. The call waits until somebody has read
+//! the descriptor: [`Userfaultfd::read_faults`] does, and passes over what it reads of that.
 //!
 //! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a system call
 //! into a missing page fails with `EFAULT` instead of waiting. The structures below are held against the
@@ -29,7 +34,14 @@ const DEVICE: &str = "/dev/userfaultfd";
 
 const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
 const FEATURE_MOVE: u64 = 1 << 16;
+/// Writes to protected pages trap, those of a file in memory as well; a mapping that is moved stays registered.
+const FEATURES_TO_REPLACE: u64 = FEATURE_WRITES | FEATURE_EVENT_REMAP | FEATURE_WRITES_TO_FILES;
+const FEATURE_WRITES: u64 = 1;
+const FEATURE_EVENT_REMAP: u64 = 1 << 2;
+const FEATURE_WRITES_TO_FILES: u64 = 1 << 12;
 const MODE_MISSING: u64 = 1;
+const MODE_WRITES: u64 = 2;
+const PROTECT: u64 = 1;
 const DONT_WAKE: u64 = 1;
 const ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -44,6 +56,7 @@ const WAKE: Opcode = opcode::read::<Range>(0xAA, 0x02);
 const COPY: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x03);
 const ZEROPAGE: Opcode = opcode::read_write::<ZeroArg>(0xAA, 0x04);
 const MOVE: Opcode = opcode::read_write::<CopyArg>(0xAA, 0x05);
+const WRITEPROTECT: Opcode = opcode::read_write::<ProtectArg>(0xAA, 0x06);
 const API: Opcode = opcode::read_write::<ApiArg>(0xAA, 0x3F);
 
 /// A range of addresses, as the kernel has it.
@@ -93,6 +106,13 @@ struct ZeroArg {
     done: i64,
 }
 
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ProtectArg {
+    range: Range,
+    mode: u64,
+}
+
 /// `struct uffd_msg` of a page fault.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -137,7 +157,10 @@ pub struct Progress {
 
 /// A full userfaultfd of this process, close-on-exec and non-blocking (a blocking one cannot be polled).
 #[derive(Debug)]
-pub struct Userfaultfd(OwnedFd);
+pub struct Userfaultfd {
+    fd: OwnedFd,
+    can_replace: bool,
+}
 
 impl Userfaultfd {
     /// Opens one that can move pages.
@@ -153,11 +176,32 @@ impl Userfaultfd {
                 from_device().map_err(|device| OpenError::NotPermitted { syscall, device })?
             }
         };
-        let uffd = Self(fd);
-        let mut arg = ApiArg { api: 0xAA, ..ApiArg::default() };
+        let mut uffd = Self { fd, can_replace: true };
+        let features = match uffd.agree(FEATURES_TO_REPLACE) {
+            // It knows one of them not, and may be asked again.
+            Err(Errno::INVAL) => {
+                uffd.can_replace = false;
+                uffd.agree(0)
+            }
+            agreed => agreed,
+        };
+        let has_move = features.map_err(OpenError::Api)? & FEATURE_MOVE != 0;
+        if has_move { Ok(uffd) } else { Err(OpenError::NoMove) }
+    }
+
+    /// Asks for features; answers which ones the kernel has.
+    fn agree(&self, features: u64) -> Result<u64, Errno> {
+        let mut arg = ApiArg { api: 0xAA, features, ioctls: 0 };
         // SAFETY: the structure is the one of this request.
-        unsafe { uffd.ask::<API, _>(&mut arg) }.map_err(OpenError::Api)?;
-        if arg.features & FEATURE_MOVE == 0 { Err(OpenError::NoMove) } else { Ok(uffd) }
+        unsafe { self.ask::<API, _>(&mut arg) }?;
+        Ok(arg.features)
+    }
+
+    /// Whether [`Self::register_writes`] works for pages of a file in memory, and a registration goes along
+    /// with a mapping that is moved.
+    #[must_use]
+    pub fn can_replace(&self) -> bool {
+        self.can_replace
     }
 
     /// Lets every missing page of `range` trap. Threads that touch one wait until somebody serves them.
@@ -171,6 +215,33 @@ impl Userfaultfd {
         let mut arg = RegisterArg { range, mode: MODE_MISSING, ioctls: 0 };
         // SAFETY: the structure is the one of this request.
         unsafe { self.ask::<REGISTER, _>(&mut arg) }
+    }
+
+    /// Lets writes to `range` trap where it is [protected](Self::protect), and missing pages no more.
+    ///
+    /// # Safety
+    /// As for [`Self::register`].
+    ///
+    /// # Errors
+    /// As for [`Self::register`].
+    pub unsafe fn register_writes(&self, range: Range) -> Result<(), Errno> {
+        let mut arg = RegisterArg { range, mode: MODE_WRITES, ioctls: 0 };
+        // SAFETY: the structure is the one of this request.
+        unsafe { self.ask::<REGISTER, _>(&mut arg) }
+    }
+
+    /// Stops every write to `range`, also one for which the kernel would pin a page; it goes on when the
+    /// registration has ended and who waits was woken, or something else is mapped there.
+    ///
+    /// # Safety
+    /// The range is registered for writes, and will not be for long.
+    ///
+    /// # Errors
+    /// The kernel's: a part may be protected then.
+    pub unsafe fn protect(&self, range: Range) -> Result<(), Errno> {
+        let mut arg = ProtectArg { range, mode: PROTECT };
+        // SAFETY: the structure is the one of this request.
+        unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
     }
 
     /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is none.
@@ -229,13 +300,14 @@ impl Userfaultfd {
         unsafe { self.ask::<WAKE, _>(&mut range) }
     }
 
-    /// Fills in the addresses that were touched since the last call; answers how many. Does not allocate.
+    /// Fills in the addresses that were touched since the last call; answers how many. Who waits for a mapping
+    /// to be moved goes on. Does not allocate.
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` when there are none.
     pub fn read_faults(&self, addresses: &mut [u64; MAX_FAULTS]) -> Result<usize, Errno> {
         let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
-        let read = rustix::io::read(&self.0, &mut bytes)?;
+        let read = rustix::io::read(&self.fd, &mut bytes)?;
         let mut count = 0;
         for message in bytes[..read].chunks_exact(size_of::<Message>()) {
             let field = |at: usize| {
@@ -253,7 +325,7 @@ impl Userfaultfd {
 
     /// Waits until there are faults, `timeout` at most; answers whether there are. Does not allocate.
     pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
     }
 
@@ -263,7 +335,7 @@ impl Userfaultfd {
         // SAFETY: as the caller promises.
         let request = unsafe { Updater::<OPCODE, T>::new(arg) };
         // SAFETY: the descriptor is a userfaultfd; what the request does to memory is the caller's care.
-        unsafe { ioctl(&self.0, request) }
+        unsafe { ioctl(&self.fd, request) }
     }
 }
 
@@ -272,13 +344,13 @@ pub const MAX_FAULTS: usize = 16;
 
 impl AsFd for Userfaultfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 }
 
 impl AsRawFd for Userfaultfd {
     fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.fd.as_raw_fd()
     }
 }
 

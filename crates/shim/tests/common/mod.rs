@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub(crate) mod prepared;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
@@ -212,6 +214,14 @@ impl Worker {
         };
         match self.ask(&Request::Merge { runs: runs.iter().map(run).collect() }) {
             Answer::Merged(merged) => merged,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Asks for copies of so many pages from this one on; answers how many of them were merged.
+    pub(crate) fn unshare(&self, page: u32, pages: u32) -> u32 {
+        match self.ask(&Request::Unshare { page, pages }) {
+            Answer::Done { count } => count,
             other => panic!("{other:?}"),
         }
     }

@@ -3,7 +3,7 @@ use std::mem::{offset_of, size_of};
 use linux_raw_sys::{general as kernel, ioctl as requests};
 
 use super::*;
-use crate::memory_map::{PAGE_BYTES, Pagemap, Reserved};
+use crate::memory_map::{Over, PAGE_BYTES, Pagemap, Reserved, Untouched};
 
 fn at(range: Range) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(range.start).unwrap())
@@ -30,6 +30,7 @@ fn the_structures_are_the_kernels() {
     assert_eq!(size_of::<CopyArg>(), size_of::<kernel::uffdio_copy>());
     assert_eq!(size_of::<CopyArg>(), size_of::<kernel::uffdio_move>());
     assert_eq!(size_of::<ZeroArg>(), size_of::<kernel::uffdio_zeropage>());
+    assert_eq!(size_of::<ProtectArg>(), size_of::<kernel::uffdio_writeprotect>());
     assert_eq!(size_of::<Message>(), size_of::<kernel::uffd_msg>());
     assert_eq!(offset_of!(CopyArg, done), offset_of!(kernel::uffdio_move, move_));
     assert_eq!(offset_of!(RegisterArg, mode), offset_of!(kernel::uffdio_register, mode));
@@ -43,9 +44,13 @@ fn the_requests_are_the_kernels() {
     assert_eq!(WAKE, requests::UFFDIO_WAKE);
     assert_eq!(COPY, requests::UFFDIO_COPY);
     assert_eq!(ZEROPAGE, requests::UFFDIO_ZEROPAGE);
+    assert_eq!(WRITEPROTECT, requests::UFFDIO_WRITEPROTECT);
     assert_eq!(API, requests::UFFDIO_API);
     assert_eq!(MOVE & 0xFF, kernel::_UFFDIO_MOVE);
     assert_eq!(FEATURE_MOVE, kernel::UFFD_FEATURE_MOVE.into());
+    assert_eq!(FEATURE_WRITES, kernel::UFFD_FEATURE_PAGEFAULT_FLAG_WP.into());
+    assert_eq!(FEATURE_EVENT_REMAP, kernel::UFFD_FEATURE_EVENT_REMAP.into());
+    assert_eq!(FEATURE_WRITES_TO_FILES, kernel::UFFD_FEATURE_WP_HUGETLBFS_SHMEM.into());
     assert_eq!(EVENT_PAGEFAULT, u8::try_from(kernel::UFFD_EVENT_PAGEFAULT).unwrap());
 }
 
@@ -108,4 +113,78 @@ fn a_copy_and_zeros_fill_what_is_missing() {
 unsafe fn advise_away(range: Range) {
     // SAFETY: the test gives the page up.
     unsafe { crate::memory_map::advise(range, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
+}
+
+/// A file of two pages in memory, mapped as copy-on-write; the first page was written, the second looked up.
+fn two_pages_of_a_file() -> (Range, Reserved) {
+    let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
+    let file = rustix::fs::memfd_create("overbook-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&file, &[5; 8192]).unwrap();
+    let over = Over { range: memory.range(), reserve: true };
+    // SAFETY: fresh memory of ours.
+    unsafe {
+        over.map_copy(file.as_fd(), 0).unwrap();
+        at(over.range).write(6);
+        at(over.range).add(4096).read_volatile();
+    }
+    (over.range, memory)
+}
+
+#[test]
+fn pages_of_a_file_can_be_protected_and_who_has_written_before_is_known() {
+    let uffd = Userfaultfd::open().unwrap();
+    let (range, _memory) = two_pages_of_a_file();
+    let second = Range { start: range.start + PAGE_BYTES, len: PAGE_BYTES };
+    assert!(uffd.can_replace(), "the machine that tests is new enough");
+    // SAFETY: memory of this test, which serves.
+    unsafe {
+        uffd.register_writes(range).unwrap();
+        uffd.protect(range).unwrap();
+    }
+    assert_eq!(Pagemap::open().unwrap().of_file(range), Ok(vec![second]));
+    std::thread::scope(|scope| {
+        // SAFETY: memory of this test.
+        let writer = scope.spawn(move || unsafe { at(second).write_volatile(7) });
+        assert!(uffd.wait(None));
+        // SAFETY: reading does not wait.
+        assert_eq!(unsafe { at(second).read_volatile() }, 5);
+        assert!(!writer.is_finished());
+        let mut addresses = [0; MAX_FAULTS];
+        assert_eq!(uffd.read_faults(&mut addresses), Ok(1));
+        assert_eq!(addresses[0] & !(PAGE_BYTES - 1), second.start);
+        // SAFETY: everything is in its place.
+        unsafe { uffd.unregister(range).unwrap() };
+        uffd.wake(range).unwrap();
+    });
+    // SAFETY: memory of this test.
+    assert_eq!(unsafe { (at(range).read(), at(second).read()) }, (6, 7));
+}
+
+#[test]
+fn untouched_memory_takes_a_place_and_is_registered_there_from_the_first_moment() {
+    let uffd = Userfaultfd::open().unwrap();
+    let untouched = Untouched::new(2 * PAGE_BYTES, true).unwrap();
+    let (range, _memory) = two_pages_of_a_file();
+    let first = Range { len: PAGE_BYTES, ..range };
+    // SAFETY: memory of this test, which serves.
+    unsafe { uffd.register(untouched.range()).unwrap() };
+    std::thread::scope(|scope| {
+        // SAFETY: the loop below reads.
+        let mover = scope.spawn(|| unsafe { untouched.map_over(first) });
+        while !mover.is_finished() {
+            assert_eq!(uffd.read_faults(&mut [0; MAX_FAULTS]).unwrap_or(0), 0);
+        }
+        assert_eq!(mover.join().unwrap(), Ok(()));
+        // SAFETY: the page is there when the read ends.
+        let reader = scope.spawn(move || unsafe { at(first).read_volatile() });
+        assert!(uffd.wait(None));
+        // SAFETY: registered; the second page holds what the first is to.
+        let copied = unsafe { uffd.copy_pages(first.start, first.start + PAGE_BYTES, PAGE_BYTES) };
+        assert_eq!(copied.stopped, None);
+        uffd.wake(first).unwrap();
+        assert_eq!(reader.join().unwrap(), 5);
+    });
+    assert_eq!(Pagemap::open().unwrap().populated(untouched.range()), Ok(0), "as it was");
+    let over = Over { range: first, reserve: true };
+    assert_eq!(over.map_fresh_into_hole(), Err(Errno::EXIST));
 }

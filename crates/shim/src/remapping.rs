@@ -1,0 +1,70 @@
+//! The thread that reads the userfaultfd while a registered mapping is moved.
+//!
+//! **Problem.** The kernel tells the userfaultfd of such a move, and lets it end only when somebody has read that. The
+//! fault thread cannot: it may be waiting for the lock that the mover holds.
+//!
+//! **Idea.** While mappings are moved, this thread reads. The faults that it meets are none of its business: it forgets
+//! them and wakes who waits, afterwards; they trap again, and the fault thread has them. It takes no lock
+//! of the engine's and touches no guest RAM.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::Timespec;
+use sys::userfaultfd::MAX_FAULTS;
+
+use crate::{engine, ram};
+
+/// How long it waits before it looks whether the turn is over.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
+
+/// Counts beginnings and ends of turns: odd while mappings are moved.
+static TURNS: Mutex<u32> = Mutex::new(0);
+static BEGUN: Condvar = Condvar::new();
+
+/// A turn in which registered mappings may be moved; it ends when this is dropped.
+pub(crate) struct Turn(());
+
+impl Turn {
+    pub(crate) fn begin() -> Self {
+        count();
+        BEGUN.notify_one();
+        Self(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        count();
+    }
+}
+
+/// The thread's body.
+pub(crate) fn run() {
+    let Ok(uffd) = engine::userfaultfd() else { return };
+    loop {
+        let mut turns = turns();
+        while turns.is_multiple_of(2) {
+            turns = BEGUN.wait(turns).unwrap_or_else(PoisonError::into_inner);
+        }
+        let turn = *turns;
+        drop(turns);
+        let mut faults = 0;
+        while *self::turns() == turn {
+            if uffd.wait(Some(&LOOK)) {
+                faults += uffd.read_faults(&mut [0; MAX_FAULTS]).unwrap_or(0);
+            }
+        }
+        if faults > 0 {
+            let _ = uffd.wake(ram::bounds());
+        }
+    }
+}
+
+fn count() {
+    let mut turns = turns();
+    *turns = turns.wrapping_add(1);
+}
+
+fn turns() -> MutexGuard<'static, u32> {
+    TURNS.lock().unwrap_or_else(PoisonError::into_inner)
+}

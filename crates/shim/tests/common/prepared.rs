@@ -1,0 +1,27 @@
+//! A stand-in that has what can be merged.
+
+use protocol::Answer;
+use sys::pool_file::PoolFile;
+
+use super::{StandIn, Worker};
+
+pub(crate) const MIB: u32 = 64;
+pub(crate) const SLOTS: u32 = 4096;
+
+/// A stand-in whose first `pages` pages have their content in the pool, page by page from slot 100 on.
+pub(crate) struct Prepared {
+    pub(crate) stand_in: StandIn,
+    pub(crate) worker: Worker,
+    pub(crate) pool: PoolFile,
+}
+
+pub(crate) fn prepared(pages: u32) -> Prepared {
+    let stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::meet(&stand_in);
+    let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
+    for page in 0..pages {
+        pool.write(100 + page, &stand_in.page(&worker, page)).unwrap();
+    }
+    assert_eq!(worker.use_pool(&pool, SLOTS), Answer::Done { count: 0 });
+    Prepared { stand_in, worker, pool }
+}

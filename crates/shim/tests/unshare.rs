@@ -1,0 +1,215 @@
+//! What is unshared is the guest's own again, with its mappings, and nobody notices.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::Worker;
+use common::prepared::{MIB, Prepared, SLOTS, prepared};
+use protocol::layout::Counter;
+use protocol::{MAX_UNSHARE, Merged, Request};
+
+const PAGES: u32 = MIB * 256;
+
+/// Has all pages of the block unshared; answers how many were.
+fn unshare_all(worker: &Worker) -> u32 {
+    let windows = (0..PAGES).step_by(MAX_UNSHARE as usize);
+    windows.map(|page| worker.unshare(page, MAX_UNSHARE)).sum()
+}
+
+/// Merges runs of many lengths, with gaps; answers how many pages.
+fn merge_scattered(worker: &Worker, pages: u32) -> u32 {
+    let (mut runs, mut page) = (Vec::new(), 0);
+    for len in [1, 2, 3, 5, 8, 40, 64, 70, 200].into_iter().cycle() {
+        if page + len > pages {
+            break;
+        }
+        runs.push((page, len, Some(100 + page)));
+        page += len + 1 + len % 3;
+    }
+    worker.merge(&runs).shared
+}
+
+#[test]
+fn memory_and_mappings_are_as_before_and_no_pool_is_needed() {
+    let Prepared { mut stand_in, worker, pool } = prepared(2000);
+    let (anonymous, mappings) = (stand_in.anonymous_kib(), stand_in.mappings_of(&worker));
+    let merged = merge_scattered(&worker, 2000);
+    assert!(merged > 1500 && stand_in.mappings_of(&worker) > 50);
+    assert_eq!(unshare_all(&worker), merged);
+    assert_eq!(stand_in.mappings_of(&worker), mappings, "nothing of the pool is left");
+    assert!(anonymous.abs_diff(stand_in.anonymous_kib()) < 1024);
+    assert_eq!((worker.merged(0..PAGES), worker.count(Counter::MergedPages)), (0, 0));
+    (0..2000).for_each(|page| pool.empty(100 + page).unwrap());
+    stand_in.expect("check 0 1");
+    stand_in.expect("fill 0 2");
+    stand_in.expect("check 0 2");
+    assert_eq!(worker.unshare(u32::MAX - 512, 512), 0, "no such pages");
+}
+
+#[test]
+fn what_is_merged_as_a_whole_comes_back_as_one_mapping_or_nearly() {
+    let Prepared { mut stand_in, worker, .. } = prepared(3000);
+    worker.merge(&[(0, 3000, Some(100))]);
+    assert_eq!(unshare_all(&worker), 3000);
+    assert!(stand_in.mappings_of(&worker) <= 2);
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn what_is_unshared_can_be_merged_and_tracked_again() {
+    let Prepared { mut stand_in, mut worker, .. } = prepared(300);
+    for _ in 0..3 {
+        assert_eq!(
+            worker.merge(&[(0, 300, Some(100))]),
+            Merged { shared: 300, ..Merged::default() }
+        );
+        assert_eq!(worker.unshare(0, 512), 300);
+    }
+    worker.ask(&Request::Track(common::by_name()));
+    assert_eq!(worker.revoke(0..9), 9);
+    worker.traps();
+    stand_in.expect("touch 0 70");
+    assert_eq!(worker.traps().0, [2]);
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn what_the_guest_has_written_stays_in_its_place_with_its_content() {
+    let Prepared { mut stand_in, worker, pool } = prepared(300);
+    worker.merge(&[(0, 300, Some(100))]);
+    stand_in.expect("clear 0 50 10");
+    assert_eq!(worker.unshare(0, 512), 300);
+    assert_eq!((worker.merged(0..300), worker.merged(50..60)), (10, 10));
+    (100..400).for_each(|slot| pool.empty(slot).unwrap());
+    stand_in.expect("zeros 0 50 10");
+    stand_in.expect("discard 0 50 10");
+    stand_in.expect("zeros 0 50 10");
+    assert_eq!(worker.merged(0..300), 0);
+    for page in (0..50).chain(60..300) {
+        assert_ne!(stand_in.page(&worker, page), [0; 4096]);
+    }
+}
+
+#[test]
+fn while_tracking_is_on_it_goes_on() {
+    let Prepared { mut stand_in, worker, .. } = prepared(2000);
+    let merged = merge_scattered(&worker, 2000);
+    worker.ask(&Request::Track(common::by_name()));
+    worker.revoke(0..PAGES / common::GRANULE);
+    assert_eq!(unshare_all(&worker), merged);
+    assert_eq!(worker.merged(0..PAGES), 0);
+    stand_in.expect_beside(&worker, "check 0 1");
+    worker.revoke(0..PAGES / common::GRANULE);
+    stand_in.expect_beside(&worker, "fill 0 2");
+    worker.release();
+    assert_eq!(stand_in.mappings_of(&worker), 1);
+    stand_in.expect("check 0 2");
+}
+
+#[test]
+fn a_guest_that_reads_and_writes_meanwhile_loses_nothing() {
+    let Prepared { mut stand_in, worker, .. } = prepared(2000);
+    let (mut replaced, mut written) = (0, 0);
+    for round in 0..8 {
+        let merged = merge_scattered(&worker, 2000);
+        stand_in.begin(if round % 2 == 0 { "check 0 1" } else { "fill 0 1" });
+        unshare_all(&worker);
+        stand_in.finish().unwrap();
+        stand_in.expect("check 0 1");
+        let left = u32::try_from(worker.merged(0..PAGES)).unwrap();
+        (replaced, written) = (replaced + merged - left, written + left);
+        if left > 0 {
+            stand_in.expect("discard 0 0 16384");
+            stand_in.expect("fill 0 1");
+        }
+    }
+    assert!(replaced > 4000 && written > 0, "{replaced} {written}");
+}
+
+#[test]
+fn discards_meanwhile_are_discards() {
+    let Prepared { mut stand_in, worker, .. } = prepared(2000);
+    for _ in 0..5 {
+        merge_scattered(&worker, 2000);
+        stand_in.begin("discard 0 300 900");
+        unshare_all(&worker);
+        stand_in.finish().unwrap();
+        stand_in.expect("zeros 0 300 900");
+        assert_eq!(worker.merged(0..PAGES), 0);
+        stand_in.expect("fill 0 1");
+        stand_in.expect("check 0 1");
+    }
+}
+
+#[test]
+fn what_a_disk_reads_in_meanwhile_is_there() {
+    let Prepared { mut stand_in, worker, .. } = prepared(2000);
+    stand_in.expect("fill 0 2");
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let load = format!("load-direct 0 {}", file.path().display());
+    let loaded: Vec<_> = (0..2000).map(|page| stand_in.page(&worker, page)).collect();
+    std::fs::write(file.path(), loaded.concat()).unwrap();
+    if let Err(error) = stand_in.tell(&load) {
+        eprintln!("not tested: {error}");
+        return;
+    }
+    let (mut replaced, mut written) = (0, 0);
+    for _ in 0..8 {
+        stand_in.expect("discard 0 0 16384");
+        stand_in.expect("fill 0 1");
+        let merged = merge_scattered(&worker, 2000);
+        stand_in.begin(&load);
+        unshare_all(&worker);
+        assert_eq!(stand_in.finish().unwrap(), "2000");
+        let is_there = |page: u32| stand_in.page(&worker, page) == loaded[page as usize];
+        assert!((0..2000).all(is_there));
+        let left = u32::try_from(worker.merged(0..PAGES)).unwrap();
+        (replaced, written) = (replaced + merged - left, written + left);
+    }
+    assert!(replaced > 0 && written > 0, "{replaced} {written}");
+}
+
+#[test]
+fn pages_that_io_holds_stay_in_its_hands() {
+    let Prepared { mut stand_in, worker, .. } = prepared(64);
+    worker.merge(&[(0, 64, Some(100))]);
+    // To pin a page for writing is to write to it.
+    if let Err(error) = stand_in.tell("pin 0 10 4") {
+        eprintln!("not tested: {error}");
+        return;
+    }
+    assert_eq!(worker.unshare(0, 64), 64);
+    assert_eq!((worker.merged(0..64), worker.merged(10..14)), (4, 4));
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn while_qemu_registers_its_ram_copies_are_made_in_place() {
+    let Prepared { mut stand_in, worker, pool } = prepared(300);
+    worker.merge(&[(0, 200, Some(100))]);
+    let before = stand_in.anonymous_kib();
+    stand_in.expect("register 0");
+    assert_eq!(worker.unshare(100, 512), 100);
+    assert_eq!(stand_in.anonymous_kib() - before, 400);
+    stand_in.expect("unregister 0");
+    (200..300).for_each(|slot| pool.empty(slot).unwrap());
+    assert_eq!(worker.merged(0..300), 200, "mapped as before");
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn a_worker_that_goes_in_the_middle_leaves_every_page_with_its_content() {
+    let Prepared { mut stand_in, worker, pool } = prepared(512);
+    drop(worker);
+    let mut replaced = 0;
+    for _ in 0..10 {
+        let worker = Worker::meet(&stand_in);
+        worker.use_pool(&pool, SLOTS);
+        merge_scattered(&worker, 512);
+        let merged = worker.merged(0..512);
+        let worker = worker.flood(&Request::Unshare { page: 0, pages: MAX_UNSHARE }).hang_up();
+        stand_in.expect("check 0 1");
+        replaced += merged - worker.merged(0..512);
+    }
+    assert!(replaced > 0);
+}
