@@ -91,7 +91,8 @@ pub enum Request {
         runs: Vec<Merge>,
     },
     /// Has the guest have copies of its own of these pages, as far as they are merged: no pool is needed for
-    /// them any more. They stay mapped as they are, so they still count as merged in the page states. Answered
+    /// them any more. They are plain pages again; those that the guest had written stay mapped as they are, so they
+    /// still count as merged in the page states, and so do all where the shim cannot put a copy in a page's place. Answered
     /// with [`Answer::Done`]: how many pages.
     Unshare {
         /// The first page's number.

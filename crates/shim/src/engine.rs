@@ -350,12 +350,10 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
         let of = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
         lock().channel.as_ref().map(of).into_iter().flatten()
     };
-    let mut count = 0;
-    for Part { range, .. } in merged() {
-        unshare::look_up(range);
-        count += u32::try_from(range.len / PAGE_BYTES).unwrap_or(u32::MAX);
-    }
-    if count > 0 && userfaultfd().is_ok_and(unshare::is_possible) {
+    let count: u64 = merged().map(|part| part.range.len / PAGE_BYTES).sum();
+    let is_possible = userfaultfd().is_ok_and(unshare::is_possible) && lock().obstacle().is_none();
+    if count > 0 && is_possible {
+        merged().for_each(|part| unshare::look_up(part.range));
         let last = page.saturating_add(pages);
         for turn in (page..last).step_by(merge::AT_ONCE as usize) {
             lock().unshare_turn(turn, merge::AT_ONCE.min(last - turn));
@@ -368,7 +366,7 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
             errno: errno.raw_os_error(),
         })?;
     }
-    Ok(count)
+    Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
 /// Revokes granules; answers how many were in reach before.

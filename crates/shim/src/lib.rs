@@ -40,6 +40,9 @@
 //! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
 //!     like a hole (`tracker::serve`). Which pages are merged outlives trackers, workers and plugged RAM
 //!     (`channel`).
+//! 12. A merged page is replaced only if nobody has written it, and while nobody can: then its content is known, and
+//!     whoever has it pinned only reads. What takes its place traps from the first moment
+//!     (`unshare::Replacement`).
 //!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken. If
 //! anything is in doubt, QEMU runs as if the shim were not there.
@@ -58,8 +61,9 @@
 //! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
 //! | `turns` | the lock, and who goes first |
 //! | `merge` | equal pages: aside, compared, replaced |
+//! | `unshare` | the way back |
 //! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
-//! | `fault_thread`, `watchdog`, `control` | our three threads |
+//! | `fault_thread`, `remapping`, `watchdog`, `control` | our four threads |
 //! | `bench` | what a trap costs |
 //! | `channel` | the memory that the worker reads |
 

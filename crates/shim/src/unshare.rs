@@ -14,9 +14,9 @@
 //! **Invariants.** Everything here runs under the engine's lock, and nothing is protected when a turn ends. A copy is
 //! aside before its place is taken, so afterwards no memory is needed that the host may not have.
 //!
-//! **Cost**: some 30 µs per run of pages.
+//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page; half a millisecond in a turn of the worst layout.
 //!
-//! **Leaves out.** Kernels before 5.19, and hosts that promise no more memory than they have
+//! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
 //! makes the copies ([`copy`]), and the mappings stay.
 
