@@ -16,6 +16,7 @@
 
 mod deeds;
 mod link;
+mod sharing;
 mod stand_in;
 pub(crate) mod torment;
 mod tormentors;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use model::{Bytes, Dedup, PagesPerMs, TrackingBudget};
 use overbook::worker::SLOTS;
+use sys::memory_map::Pagemap;
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
 
@@ -43,6 +44,8 @@ const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
 const GROUP: &str = "soak";
 /// How long a worker lives.
 const LIFE_MS: (u64, u64) = (500, 20_000);
+/// What four QEMUs may grow by themselves.
+const MOST_GROWN: f64 = 256.0;
 /// How long a guest may stand still.
 const HANG_MS: f64 = 10_000.0;
 
@@ -63,7 +66,11 @@ struct Toll {
 struct Left {
     shared_pages: usize,
     pool_bytes: u64,
-    mappings: usize,
+    mappings: u32,
+    /// Those of them in which the guest has written nothing.
+    unwritten_mappings: u32,
+    /// What QEMUs have more mappings than before, of whatever.
+    grown: u32,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
@@ -90,6 +97,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
     })?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let before = count_mappings(&pids)?;
     let mut random = Random::new(context.seed);
     let mut toll = Toll::default();
     let until = Instant::now() + length;
@@ -122,10 +130,16 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for machine in lab.machines() {
         machine.set_balloon(MEMORY)?;
     }
-    let left = unshare(&lab, &pids)?;
+    let mut left = unshare(&lab, &pids)?;
+    left.grown = count_mappings(&pids)?.saturating_sub(before);
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
     Ok(figures(context, &toll, &left, bad_bytes))
+}
+
+fn count_mappings(pids: &[u32]) -> Result<u32, LabError> {
+    let counts: std::io::Result<Vec<u32>> = pids.iter().map(|&pid| pool_maps::count(pid)).collect();
+    Ok(counts?.into_iter().sum())
 }
 
 /// Has everything unshared, and looks what the kernel still knows of it.
@@ -142,8 +156,11 @@ fn unshare(lab: &Lab, pids: &[u32]) -> Result<Left, LabError> {
     let mut left = Left::default();
     let mut pools = BTreeMap::new();
     for &pid in pids {
+        let pagemap = Pagemap::of(pid)?;
         for mapping in pool_maps::mappings(pid)? {
+            let written = pagemap.private(mapping.range).map_err(std::io::Error::from)?;
             left.mappings += 1;
+            left.unwritten_mappings += u32::from(written.is_empty());
             pools.entry(mapping.file).or_insert((pid, mapping));
         }
     }
@@ -178,7 +195,15 @@ fn figures(context: &Context, toll: &Toll, left: &Left, bad_bytes: u64) -> Figur
     let note = "shared when all was unshared, by the kernel's count";
     add("left_shared_pages", left.shared_pages as f64, "pages", note, none);
     add("left_in_pools", left.pool_bytes as f64, "B", "that the pools take then", none);
-    let note = "of pools, with the guests' own copies: they go when the guest frees the page";
-    figures.add("left_mappings", Figure::new(left.mappings as f64, "count", note));
+    let note = "mappings of pools in which the guest has written nothing";
+    add("left_unwritten_mappings", left.unwritten_mappings.into(), "count", note, none);
+    let note =
+        "mappings of pools, with what the guest has written: they go when the guest frees it";
+    figures.add("left_mappings", Figure::new(left.mappings.into(), "count", note));
+    // Each of those has cut in two what was one.
+    let pieces = left.grown.saturating_sub(2 * left.mappings);
+    let note = "mappings that QEMUs have more than before, without those and what they cut in two";
+    let grown = Figure::new(pieces.into(), "count", note);
+    figures.add("left_pieces", grown.target(Target::AtMost(MOST_GROWN)));
     figures
 }

@@ -194,6 +194,11 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
     add("pinned", Figure::new(pinned, "count", "pages that the kernel refused to move"));
     let moved = sum(&|toll| toll.deeds.total(|counters| counters.moved_out));
     add("moved_out", Figure::new(moved, "pages", "taken out of reach"));
+    let some = Target::AtLeast(1.0);
+    let merged = sum(&|toll| toll.deeds.merged);
+    add("merged", Figure::new(merged, "pages", "put into a pool").target(some));
+    let unshared = sum(&|toll| toll.deeds.unshared);
+    add("unshared", Figure::new(unshared, "pages", "given copies again").target(some));
     let discarded = sum(&|toll| toll.deeds.total(|counters| counters.discarded));
     add("discarded", Figure::new(discarded, "pages", "discarded while out of reach"));
     add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));

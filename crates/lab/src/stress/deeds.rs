@@ -14,6 +14,10 @@ pub struct Deeds {
     pub refusals: u64,
     /// Granules that the shim says it revoked.
     pub revoked: u64,
+    /// Pages that the shim says it merged.
+    pub merged: u64,
+    /// Pages that it was to unshare, and that were merged then.
+    pub unshared: u64,
     /// Releases, after each of which nothing was staged.
     pub releases: u64,
     /// Connections.
@@ -87,6 +91,8 @@ impl Deeds {
         self.requests += other.requests;
         self.refusals += other.refusals;
         self.revoked += other.revoked;
+        self.merged += other.merged;
+        self.unshared += other.unshared;
         self.releases += other.releases;
         self.connections += other.connections;
         self.disconnects += other.disconnects;

@@ -2,7 +2,7 @@
 //!
 //! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at any
 //! instant, in the middle of a message or of a release. Its life is drawn from a seed: it tracks with every
-//! mode and size of granule, revokes in bursts, floods the socket without reading, sends garbage, falls
+//! mode and size of granule, revokes in bursts, merges and unshares, floods the socket without reading, sends garbage, falls
 //! silent, hangs up, comes back. Each answer is held against what it may be.
 //!
 //! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a question
@@ -14,11 +14,14 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use protocol::ring::Consumer;
-use protocol::{Answer, MAX_PACKET, MAX_REVOKE, Refusal, Request, State, Tracking, VERSION};
+use protocol::{
+    Answer, MAX_PACKET, MAX_REVOKE, MAX_UNSHARE, Refusal, Request, State, Tracking, VERSION,
+};
 use sys::seqpacket::SeqpacketError;
 
 use super::deeds::Deeds;
 use super::link::{Link, LinkError, told};
+use super::sharing::{SLOTS, Sharing, any_pages};
 use crate::random::Random;
 
 /// How often its deeds are told.
@@ -37,6 +40,7 @@ pub(crate) fn live(pid: u32, seed: u64, life: Duration) -> std::io::Result<()> {
         pid,
         random: Random::new(seed),
         deeds: Deeds::default(),
+        sharing: None,
         end: Instant::now() + life,
         told: Instant::now(),
     };
@@ -57,6 +61,7 @@ struct Tormentor {
     pid: u32,
     random: Random,
     deeds: Deeds,
+    sharing: Option<Sharing>,
     end: Instant,
     told: Instant,
 }
@@ -68,6 +73,8 @@ enum Whim {
     Burst,
     Status,
     ReadRing,
+    Merge,
+    Unshare,
     OtherMode,
     OtherGranule,
     Release,
@@ -81,11 +88,13 @@ enum Whim {
 }
 
 /// Each whim's share, of a thousand.
-const WHIMS: [(u64, Whim); 14] = [
-    (330, Whim::Revoke),
+const WHIMS: [(u64, Whim); 16] = [
+    (230, Whim::Revoke),
     (80, Whim::Burst),
     (120, Whim::Status),
     (110, Whim::ReadRing),
+    (50, Whim::Merge),
+    (50, Whim::Unshare),
     (70, Whim::OtherMode),
     (60, Whim::OtherGranule),
     (60, Whim::Release),
@@ -123,6 +132,8 @@ impl Tormentor {
                 }
                 Whim::Status => drop(self.status(&mut link)?),
                 Whim::ReadRing => self.read_ring(&link, &mut ring, &tracking),
+                Whim::Merge => self.merge(&mut link)?,
+                Whim::Unshare => self.unshare(&mut link)?,
                 Whim::OtherMode => {
                     let granule_pages = tracking.granule_pages;
                     tracking = Tracking { granule_pages, ..self.any_tracking() };
@@ -135,6 +146,8 @@ impl Tormentor {
                 }
                 Whim::Release => {
                     self.release(&mut link)?;
+                    self.merge(&mut link)?;
+                    self.unshare(&mut link)?;
                     self.track(&mut link, tracking)?;
                 }
                 Whim::Garbage => self.send_garbage(&mut link)?,
@@ -243,6 +256,45 @@ impl Tormentor {
             match link.receive(&told(&request), Instant::now())?.0 {
                 Answer::Done { count } => self.deeds.revoked += u64::from(count),
                 Answer::Refused(Refusal::NotTracking { .. }) => self.deeds.refusals += 1,
+                other => return Err(LinkError::unexpected(&told(&request), &other)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Has pages merged that were the same a moment ago.
+    fn merge(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        if self.sharing.is_none() {
+            self.sharing = Sharing::with(self.pid);
+            let pool = self.sharing.as_ref().and_then(Sharing::pool);
+            let request = Request::Pool { slots: SLOTS };
+            link.connection.send(&request.encode()?, pool.as_ref().map(AsFd::as_fd))?;
+            match link.receive(&told(&request), Instant::now())?.0 {
+                Answer::Done { count: 0 } => {}
+                other => return Err(LinkError::unexpected(&told(&request), &other)),
+            }
+        }
+        let runs = self.random.between(1, 8);
+        let any = |_| self.sharing.as_mut()?.any_run(&mut self.random, &link.regions);
+        let request = Request::Merge { runs: (0..runs).filter_map(any).collect() };
+        match self.ask(link, &request)? {
+            Answer::Merged(merged) => self.deeds.merged += u64::from(merged.shared),
+            Answer::Refused(Refusal::NotMerging { .. }) => {}
+            other => return Err(LinkError::unexpected(&told(&request), &other)),
+        }
+        Ok(())
+    }
+
+    /// Has pages unshared, whoever has had them merged.
+    fn unshare(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        for _ in 0..self.random.between(1, 8) {
+            let any = any_pages(&mut self.random, &link.regions, MAX_UNSHARE.into());
+            let Some((page, pages)) = any else { return Ok(()) };
+            let request = Request::Unshare { page, pages };
+            match self.ask(link, &request)? {
+                Answer::Done { count } => self.deeds.unshared += u64::from(count),
+                // It was unplugged meanwhile.
+                Answer::Refused(Refusal::Kernel { .. }) => {}
                 other => return Err(LinkError::unexpected(&told(&request), &other)),
             }
         }
