@@ -276,7 +276,13 @@ impl Tormentor {
         }
         let runs = self.random.between(1, 8);
         let any = |_| self.sharing.as_mut()?.any_run(&mut self.random, &link.regions);
-        let request = Request::Merge { runs: (0..runs).filter_map(any).collect() };
+        let runs: Vec<_> = (0..runs).filter_map(any).collect();
+        if runs.is_empty() {
+            // Next time in a new pool.
+            self.sharing = None;
+            return Ok(());
+        }
+        let request = Request::Merge { runs };
         match self.ask(link, &request)? {
             Answer::Merged(merged) => self.deeds.merged += u64::from(merged.shared),
             Answer::Refused(Refusal::NotMerging { .. }) => {}
