@@ -21,8 +21,8 @@
 //! where all of it is, and the sum stays right however much is merged between two measurements. The
 //! VM's part of the pool is for somebody else to add.
 //!
-//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next touch. Wherever touches are waited for
-//! (the flag `um`), what is there is the guest's.
+//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next touch. That place is as
+//! long as guest RAM and looks like it, so it bears a mark ([`STAGING_MARK`]): what is there is the guest's.
 //!
 //! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
 //! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
@@ -41,8 +41,12 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 
+use crate::memory_map::Advice;
 use crate::pool_file;
 use crate::procfs::{ProcError, kib_field, parse_kib, read, required_kib_field};
+
+/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it, and to anonymous memory it means nothing.
+pub const STAGING_MARK: Advice = Advice::Random;
 
 /// No line of `smaps` is longer (a path has at most 4096 bytes, escapes quadruple them).
 const MAX_LINE: u64 = 20_000;
@@ -169,9 +173,8 @@ struct Run {
     private: Bytes,
     /// Other resident memory. In a run of anonymous memory: a pool's pages.
     shared: Bytes,
-    /// Of `private`, what stands where touches are waited for (userfaultfd): pages of the guest's, also where a tracker
-    /// has moved them to.
-    awaited: Bytes,
+    /// Where a tracker has moved pages of the guest's to.
+    is_staging: bool,
 }
 
 impl Run {
@@ -185,6 +188,7 @@ impl Run {
         (self.start..=self.end).contains(&next.start)
             && self.kind == next.kind
             && self.dont_fork == next.dont_fork
+            && self.is_staging == next.is_staging
     }
 
     /// Takes in one line below the header. `Rss:` comes first.
@@ -201,7 +205,7 @@ impl Run {
             "VmFlags:" => {
                 let has = |wanted: &str| value.split_whitespace().any(|flag| flag == wanted);
                 self.dont_fork |= has("dc");
-                self.awaited = if has("um") { self.private } else { Bytes::ZERO };
+                self.is_staging |= has("rr");
             }
             _ => {}
         }
@@ -248,7 +252,6 @@ fn append(runs: &mut Vec<Run>, mapping: Run) {
             let new = |bytes: Bytes| bytes.share(beyond, mapping.len());
             last.private = last.private.plus(new(mapping.private));
             last.shared = last.shared.plus(new(mapping.shared));
-            last.awaited = last.awaited.plus(new(mapping.awaited));
             last.end = last.end.max(mapping.end);
         }
         _ => runs.push(mapping),
@@ -274,19 +277,22 @@ fn parse_header(text: &str) -> Option<Run> {
     };
     // The flags stand below. A pool's mapping gets guest RAM's a moment after it is made.
     let dont_fork = of_pool;
-    let (private, shared, awaited) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-    let run = Run { start, end, kind, dont_fork, memory_backed, private, shared, awaited };
+    let (private, shared, is_staging) = (Bytes::ZERO, Bytes::ZERO, false);
+    let run = Run { start, end, kind, dont_fork, memory_backed, private, shared, is_staging };
     (start < end).then_some(run)
 }
 
 /// Tells guest RAM's share from the rest.
 fn split(
     pid: u32,
-    mut runs: Vec<Run>,
+    runs: Vec<Run>,
     ram_sizes: &[Bytes],
     started: Instant,
 ) -> Result<Overhead, OverheadError> {
-    let (mut guest, mut pool, mut ram_is_shared) = (Bytes::ZERO, Bytes::ZERO, false);
+    let (staging, mut runs): (Vec<Run>, Vec<Run>) =
+        runs.into_iter().partition(|run| run.is_staging);
+    let mut guest: Bytes = staging.iter().map(|run| run.private).sum();
+    let (mut pool, mut ram_is_shared) = (Bytes::ZERO, false);
     for &size in ram_sizes {
         let fits = |run: &&(usize, &Run)| run.1.len() >= size.0 && run.1.kind != Kind::Unfit;
         let best = runs.iter().enumerate().collect::<Vec<_>>();
@@ -305,9 +311,7 @@ fn split(
             ram_is_shared = true;
         }
     }
-    let awaited: Bytes = runs.iter().map(|run| run.awaited).sum();
-    guest = guest.plus(awaited);
-    let private = runs.iter().map(|run| run.private).sum::<Bytes>().minus(awaited);
+    let private: Bytes = runs.iter().map(|run| run.private).sum();
     let shared = runs.iter().map(|run| run.shared).sum::<Bytes>().plus(pool);
     let own = if ram_is_shared { private.plus(shared) } else { private };
     Ok(Overhead { own, guest, ram_is_shared, took: started.elapsed() })

@@ -52,12 +52,17 @@ fn private_guest_ram_is_told_from_heap_and_program() {
 
 #[test]
 fn what_a_tracker_has_moved_aside_is_the_guests() {
-    let awaited = |text: String| text.replace("VmFlags: dc rd", "VmFlags: dc um rd");
+    let staging = |start: u64, len_kib, resident| {
+        ram(start, len_kib, "rw-p", "", resident, resident).replace("VmFlags:", "VmFlags: rr um")
+    };
     let smaps = mapping(0x2000_0000, 8192, "rw-p", "[heap]", 6000, 6000)
-        + &awaited(ram(0x6000_0000, 264_192, "rw-p", "", 30_000, 30_000))
-        + &mapping(0x7020_0000, 4096, "rw-p", "", 100, 100)
-        + &awaited(ram(0x8000_0000, 262_144, "rw-p", "", 60_000, 60_000));
-    assert_eq!(measure(&smaps, &[256]).unwrap(), (Bytes::kib(90_000), Bytes::kib(6_100)));
+        // The same length as guest RAM, and before it; another one next to it.
+        + &staging(0x6000_0000, 262_144, 30_000)
+        + &ram(0x7000_0000, 200_000, "rw-p", "", 60_000, 60_000)
+        + &ram(0x7c35_0000, 62_144, "rw-p", POOL, 700, 500)
+        + &staging(0x8000_0000, 4096, 1000)
+        + &mapping(0x9000_0000, 4096, "rw-p", "", 100, 100);
+    assert_eq!(measure(&smaps, &[256]).unwrap(), (Bytes::kib(91_500), Bytes::kib(6_100)));
 }
 
 #[test]
