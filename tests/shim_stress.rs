@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use model::Bytes;
 use overbook_tests::take_turn;
 
 const DURATION: Duration = Duration::from_secs(25);
@@ -19,7 +20,7 @@ fn no_byte_is_lost_and_nothing_hangs_whatever_a_worker_does() {
     let deeds = &outcome.toll.deeds;
     assert_eq!(deeds.complaints, Vec::<String>::new());
     assert_eq!(outcome.report.bad_bytes, 0, "{}", outcome.words);
-    assert_eq!(outcome.left_kib, 0, "memory is left in staging");
+    assert_eq!(outcome.left, Bytes::ZERO, "memory is left in staging");
     // It was no walk in the park.
     assert!(outcome.toll.kills > 0 && outcome.report.operations_done() > 100_000, "{outcome:?}");
     assert!(deeds.total(|counters| counters.traps) > 1_000, "{deeds:?}");

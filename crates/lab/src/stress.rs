@@ -24,6 +24,9 @@ mod tormentors;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use model::Bytes;
+use sys::memory_of::staged;
+
 pub use deeds::{Counters, Deeds};
 pub use stand_in::{Operation, Report};
 pub use tormentors::Toll;
@@ -38,8 +41,6 @@ use stand_in::StandIn;
 const HANG: Duration = Duration::from_secs(20);
 /// How long a process may take until its shim listens.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
-/// A mapping of this size and more that is no RAM may be staging.
-const LARGE_KIB: u64 = 16 << 10;
 
 /// Why the stress came to no result.
 #[derive(Debug, thiserror::Error)]
@@ -79,8 +80,8 @@ pub struct Outcome {
     pub words: String,
     /// What its shim went through.
     pub toll: Toll,
-    /// Memory in large mappings that are no RAM, at the end: nothing may be left in staging.
-    pub left_kib: u64,
+    /// What is in staging at the end: nothing may be.
+    pub left: Bytes,
 }
 
 /// Torments a stand-in with `mib` of RAM for `duration`.
@@ -100,11 +101,10 @@ pub fn stand_in(dir: &Path, seed: u64, mib: u64, duration: Duration) -> Result<O
         }
         Ok(())
     })?;
-    let ram = stand_in.report()?.ram;
-    let left_kib = large_mappings_kib(process.pid, &ram)?;
+    let left = staged(process.pid).map_err(std::io::Error::other)?;
     let words = stand_in.errors();
     let report = stand_in.finish()?;
-    Ok(Outcome { report, words, toll, left_kib })
+    Ok(Outcome { report, words, toll, left })
 }
 
 /// Waits until the shim of this process tells of guest RAM.
@@ -120,65 +120,5 @@ pub(crate) fn wait_for_shim(pid: u32) -> Result<(), LabError> {
             return Err(StressError::NoShim { pid, why }.into());
         }
         interrupt::sleep(Duration::from_millis(20))?;
-    }
-}
-
-/// Resident memory of all large mappings that are none of `ram`, as the kernel counts it.
-fn large_mappings_kib(pid: u32, ram: &[(u64, u64)]) -> Result<u64, LabError> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
-    Ok(resident_kib(&text, ram))
-}
-
-fn resident_kib(smaps: &str, ram: &[(u64, u64)]) -> u64 {
-    let mut total = 0;
-    let mut counts = false;
-    for line in smaps.lines() {
-        if let Some(mapping) = Mapping::parse(line) {
-            let Mapping { start, end, is_anonymous } = mapping;
-            let is_ram = ram.iter().any(|&(at, bytes)| start < at + bytes && at < end);
-            counts = is_anonymous && !is_ram && (end - start) / 1024 >= LARGE_KIB;
-        } else if let Some(rest) = line.strip_prefix("Rss:").filter(|_| counts) {
-            let kib = rest.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok());
-            total += kib.unwrap_or(0);
-        }
-    }
-    total
-}
-
-/// The first line of a mapping.
-struct Mapping {
-    start: u64,
-    end: u64,
-    is_anonymous: bool,
-}
-
-impl Mapping {
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let (start, end) = (number(start)?, number(end)?);
-        Some(Self { start, end, is_anonymous: words.nth(3)? == "0" })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SMAPS: &str = "7f0000000000-7f0008000000 rw-p 00000000 00:00 0 \n\
-        Size:             131072 kB\nRss:               65536 kB\n\
-        7f1000000000-7f1008000000 rw-p 00000000 00:00 0 \n\
-        Size:             131072 kB\nRss:                  12 kB\n\
-        7f2000000000-7f2008000000 r--p 00000000 fe:00 1234 /usr/lib/large.so\n\
-        Size:             131072 kB\nRss:                1000 kB\n\
-        7f3000000000-7f3000001000 rw-p 00000000 00:00 0 [stack]\n\
-        Size:                  4 kB\nRss:                   4 kB\n";
-
-    #[test]
-    fn only_large_anonymous_mappings_that_are_no_ram_count() {
-        let ram = [(0x7f00_0000_0000, 128 << 20)];
-        assert_eq!(resident_kib(SMAPS, &ram), 12);
-        assert_eq!(resident_kib(SMAPS, &[]), 65_548);
     }
 }

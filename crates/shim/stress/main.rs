@@ -25,7 +25,6 @@ mod rng;
 mod vcpu;
 mod watch;
 
-use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -162,12 +161,7 @@ fn start(
 
 /// One line for whoever started this.
 fn report(shared: &Shared, is_last: bool) -> io::Result<()> {
-    let mut ram = String::new();
-    for (start, bytes) in shared.slots.iter().filter_map(Slot::hold).map(|held| held.range()) {
-        let comma = if ram.is_empty() { "" } else { "," };
-        let _ = write!(ram, "{comma}[{},{bytes}]", start.expose_provenance());
-    }
     let mut out = io::stdout().lock();
-    writeln!(out, "{{\"final\":{is_last},\"ram\":[{ram}],{}}}", shared.watch.to_json())?;
+    writeln!(out, "{{\"final\":{is_last},{}}}", shared.watch.to_json())?;
     out.flush()
 }

@@ -125,10 +125,7 @@ impl Overhead {
     /// When the process is gone or may not be looked into, or nothing in it can be guest RAM.
     pub fn measure(pid: u32, ram_sizes: &[Bytes]) -> Result<Self, OverheadError> {
         let started = Instant::now();
-        let path = PathBuf::from(format!("/proc/{pid}/smaps"));
-        let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
-        let runs = read_runs(&path, BufReader::with_capacity(1 << 16, file))?;
-        split(pid, runs, ram_sizes, started)
+        split(pid, runs_of(pid)?, ram_sizes, started)
     }
 
     /// What the guest occupies by itself when these are the counters: its RAM and the page tables,
@@ -145,6 +142,15 @@ impl Overhead {
     pub fn rest(&self) -> Duration {
         self.took.saturating_mul(1000)
     }
+}
+
+/// What of a guest's memory is in staging.
+///
+/// # Errors
+/// When the process is gone or may not be looked into.
+pub fn staged(pid: u32) -> Result<Bytes, ProcError> {
+    let runs = runs_of(pid)?;
+    Ok(runs.iter().filter(|run| run.is_staging).map(|run| run.private).sum())
 }
 
 /// What kind of memory a mapping holds: guest RAM is all of one kind.
@@ -210,6 +216,12 @@ impl Run {
             _ => {}
         }
     }
+}
+
+fn runs_of(pid: u32) -> Result<Vec<Run>, ProcError> {
+    let path = PathBuf::from(format!("/proc/{pid}/smaps"));
+    let file = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
+    read_runs(&path, BufReader::with_capacity(1 << 16, file))
 }
 
 /// Reads `smaps`, one run at a time: never the whole text, which can be hundreds of megabytes.

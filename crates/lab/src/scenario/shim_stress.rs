@@ -135,7 +135,7 @@ fn move_balloons(
 }
 
 fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {
-    let Outcome { report, words, toll, left_kib } = outcome;
+    let Outcome { report, words, toll, left } = outcome;
     if !words.is_empty() {
         figures.preface = format!("The stand-in said:\n{words}\n");
     }
@@ -152,8 +152,8 @@ fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {
             .target(Target::AtMost(HANG_MS)),
     );
     figures.add(
-        "left_in_staging_kib",
-        Figure::new(count(*left_kib), "KiB", "of staging, by the kernel's count").target(none),
+        "left_in_staging_bytes",
+        Figure::new(count(left.0), "B", "of staging, by the kernel's count").target(none),
     );
     add_toll(figures, "", std::slice::from_ref(toll));
 }

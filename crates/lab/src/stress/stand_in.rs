@@ -25,8 +25,6 @@ pub struct Report {
     /// Whether this is its last word.
     #[serde(rename = "final")]
     pub is_final: bool,
-    /// Its RAM: addresses and bytes.
-    pub ram: Vec<(u64, u64)>,
     /// Wrong bytes.
     pub bad_bytes: u64,
     /// How long the thread that waits longest has waited, in microseconds.
