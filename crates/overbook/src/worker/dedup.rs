@@ -21,36 +21,33 @@
 //! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
 
 mod mappings;
+mod members;
 mod pace;
+mod propose;
 mod store;
 mod vm;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
-use pages::dedup::{Index, Place, Verdict};
+use pages::dedup::{Index, Place};
 use sys::meminfo::MemInfo;
-use sys::memory_map::{PAGE_LEN, is_zeros};
-use sys::pool_file::{AdoptError, NAME_PREFIX, Page};
-use sys::pool_maps;
+use sys::memory_map::PAGE_LEN;
+use sys::pool_file::{AdoptError, NAME_PREFIX};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
 use pace::Pace;
 pub use store::SLOTS;
 use store::Store;
-use vm::{Target, Vm, page_count};
+use vm::{Target, Vm};
 use window::Window;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
-/// A huge page is split for so many pages saved: 1 of 64.
-const LEAST_IN_HUGE_PAGE: usize = 8;
 /// What a window counts for at least, in pages.
 const LEAST_CHARGED: u32 = 8;
 /// When a shim is worth being asked for its answer.
@@ -104,15 +101,6 @@ pub struct Dedup {
     pace: Pace,
     /// Pages, again and again.
     looked: u64,
-}
-
-/// A page that could be merged.
-struct Candidate {
-    page: u32,
-    /// Its content's; `None`: zeros.
-    hash: Option<u64>,
-    /// Where it lies in the buffer.
-    at: usize,
 }
 
 impl Dedup {
@@ -287,93 +275,6 @@ impl Dedup {
         }
     }
 
-    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new connections.
-    fn meet(&mut self, vms: &mut [&mut Tracked]) {
-        let is_told_of = |pid: u32| vms.iter().any(|tracked| tracked.pid() == pid);
-        let is_gone =
-            |(pid, vm): (&u32, &Vm)| (!is_told_of(*pid) || vm.has_ended()).then_some(*pid);
-        let gone: Vec<u32> = self.vms.iter().filter_map(is_gone).collect();
-        for pid in gone {
-            let Some(vm) = self.vms.remove(&pid) else { continue };
-            self.index.forget(vm.numbers());
-            if let Some(store) = &mut self.store {
-                let (process, slots) = vm.into_holder();
-                store.hold(pid, process, slots);
-            }
-        }
-        let ended = self.store.as_mut().map(Store::ended);
-        self.leave_all(ended.unwrap_or_default());
-        for vm in self.vms.values_mut() {
-            vm.is_here = false;
-        }
-        for tracked in vms {
-            self.meet_one(tracked);
-        }
-    }
-
-    fn meet_one(&mut self, tracked: &mut Tracked) {
-        let pid = tracked.pid();
-        if !self.vms.contains_key(&pid) {
-            let new = tracked.with_shim(|linked, _| {
-                let regions = linked.link().regions();
-                let has_numbers = self.free_numbers(page_count(regions)).is_some();
-                Ok(if has_numbers { Vm::open(pid, regions) } else { None })
-            });
-            let Some(Some(new)) = new else { return };
-            // Its shim has answered: what it shares now, it shares by its own state, and nothing is under way.
-            let Some(new) = self.with_shares(pid, new) else { return };
-            self.number(pid, new);
-        }
-        let (Some(vm), Some(store)) = (self.vms.get_mut(&pid), &self.store) else { return };
-        let known = vm.numbers();
-        let file = &store.file;
-        let mut left = Vec::new();
-        let met = tracked.with_shim(|linked, session| {
-            if vm.session != Some(session) && vm.is_awake() {
-                left.extend(vm.meet_again(session, linked.link())?);
-                if let Ok(reader) = file.reader() {
-                    vm.use_pool(linked.link(), reader.as_fd(), SLOTS)?;
-                }
-            }
-            left.extend(vm.settle(linked)?);
-            Ok(())
-        });
-        vm.is_here = met.is_some() && vm.is_ready();
-        let is_other = vm.numbers() != known;
-        self.leave_all(left);
-        if is_other {
-            self.renumber(pid, known);
-        }
-    }
-
-    /// With what the VM shares of the pool already.
-    fn with_shares(&mut self, pid: u32, mut vm: Vm) -> Option<Vm> {
-        let store = self.store.as_mut()?;
-        vm.adopt(&pool_maps::sharers(pid, store.id).ok()?, &mut store.slots);
-        let left = store.met(pid);
-        self.leave_all(left);
-        Some(vm)
-    }
-
-    /// Guest RAM was plugged or unplugged: the VM's pages get other numbers in the group.
-    fn renumber(&mut self, pid: u32, known: Range<u32>) {
-        self.index.forget(known);
-        if let Some(vm) = self.vms.remove(&pid) {
-            self.number(pid, vm);
-        }
-    }
-
-    /// Takes a VM in. Where its pages have no numbers left it is only held, for what it shares.
-    fn number(&mut self, pid: u32, vm: Vm) {
-        if let Some(first) = self.free_numbers(vm.pages()) {
-            self.grow(vm.pages());
-            self.vms.insert(pid, vm.numbered_from(first));
-        } else if let Some(store) = &mut self.store {
-            let (process, slots) = vm.into_holder();
-            store.hold(pid, process, slots);
-        }
-    }
-
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
         let ready = |(pid, vm): &(&u32, &Vm)| {
@@ -405,95 +306,6 @@ impl Dedup {
         }
         // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
         Some(window.there.max(LEAST_CHARGED))
-    }
-
-    /// Reads a window and has merged what is found elsewhere.
-    fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let candidates = self.candidates(pid, window, &mut buffer);
-        if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
-            for candidate in candidates {
-                let at = candidate.at * PAGE_LEN;
-                if let Ok(content) = buffer[at..at + PAGE_LEN].try_into() {
-                    self.merge(pid, &candidate, content, vms);
-                }
-            }
-        }
-        self.buffer = buffer;
-    }
-
-    fn candidates(&mut self, pid: u32, window: &Window, buffer: &mut [u8]) -> Vec<Candidate> {
-        let mut candidates = Vec::new();
-        let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
-        for run in window.runs() {
-            let first = (run.start - window.first) as usize;
-            let bytes = &mut buffer[first * PAGE_LEN..][..run.len() * PAGE_LEN];
-            let read = vm.read(run.start, bytes);
-            for (page, content) in run.clone().zip(bytes[..read].chunks_exact(PAGE_LEN)) {
-                let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
-                if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
-                    continue;
-                }
-                let number = vm.first + page;
-                if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
-                    let at = (page - window.first) as usize;
-                    candidates.push(Candidate { page, hash, at });
-                }
-            }
-        }
-        candidates
-    }
-
-    /// Has a page merged, if the same is really to be found where the index says.
-    fn merge(&mut self, pid: u32, candidate: &Candidate, content: &Page, vms: &mut [&mut Tracked]) {
-        let Candidate { page, hash, .. } = *candidate;
-        let Some(hash) = hash else {
-            self.queue(pid, page, Target::Zeros);
-            return;
-        };
-        let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return };
-        match self.index.find(hash) {
-            Some(Place::Pool(slot)) => {
-                if let Some(store) = &mut self.store
-                    && store.slots.hash(slot) == Some(hash)
-                {
-                    store.slots.share(slot);
-                    self.queue(pid, page, Target::Slot(slot));
-                }
-            }
-            Some(Place::Guest(twin)) if twin != number => {
-                if let Some((twin_pid, twin_page)) = self.twin(twin, content, vms) {
-                    self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
-                } else {
-                    self.index.set(hash, Place::Guest(number));
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// Two pages with this content get a slot.
-    fn pair(&mut self, hash: u64, content: &Page, pages: [(u32, u32); 2]) {
-        let Some(store) = &mut self.store else { return };
-        let Some(slot) = store.slots.take(hash) else { return };
-        if store.file.write(slot, content).is_err() || !self.index.set(hash, Place::Pool(slot)) {
-            self.leave(slot);
-            return;
-        }
-        store.slots.share(slot);
-        for (pid, page) in pages {
-            self.queue(pid, page, Target::Slot(slot));
-        }
-    }
-
-    /// The page of this number, if it still holds that and can be merged.
-    fn twin(&self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Option<(u32, u32)> {
-        let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
-        let page = number - vm.first;
-        let is_member = vm.is_here && !self.leaving.contains(&pid);
-        let tracked = vms.iter_mut().find(|tracked| is_member && tracked.pid() == pid)?;
-        tracked.with_shim(|linked, _| vm.call_back(page, linked))?;
-        vm.offers(page, content).then_some((pid, page))
     }
 
     fn queue(&mut self, pid: u32, page: u32, target: Target) {
@@ -528,33 +340,6 @@ impl Dedup {
             self.index.remove(hash, Place::Pool(slot));
             // Should this fail, a page of memory is lost until the slot is used again.
             let _ = store.file.empty(slot);
-        }
-    }
-
-    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be numbered.
-    fn free_numbers(&self, pages: u32) -> Option<u32> {
-        let mut taken: Vec<_> = self.vms.values().map(Vm::numbers).collect();
-        taken.sort_by_key(|numbers| numbers.start);
-        let mut first = 0;
-        for numbers in taken {
-            if numbers.start - first >= pages {
-                break;
-            }
-            first = numbers.end;
-        }
-        first.checked_add(pages).filter(|end| *end <= Index::MOST_PAGES).map(|_| first)
-    }
-
-    /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met again.
-    fn grow(&mut self, more: u32) {
-        let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.pages()));
-        if pages > self.capacity {
-            self.capacity = pages;
-            self.index = Index::new(pages);
-            let slots = self.store.iter().flat_map(|store| store.slots.hashes());
-            for (slot, hash) in slots {
-                self.index.set(hash, Place::Pool(slot));
-            }
         }
     }
 }

@@ -1,0 +1,128 @@
+//! Who is a member: greets VMs, takes what their shims answer, lets go of those that are gone, and numbers the pages of all.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+
+use pages::dedup::{Index, Place};
+use sys::pool_maps;
+
+use super::super::tracked::Tracked;
+use super::Dedup;
+use super::store::{SLOTS, Store};
+use super::vm::{Vm, page_count};
+
+impl Dedup {
+    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new connections.
+    pub(super) fn meet(&mut self, vms: &mut [&mut Tracked]) {
+        let is_told_of = |pid: u32| vms.iter().any(|tracked| tracked.pid() == pid);
+        let is_gone =
+            |(pid, vm): (&u32, &Vm)| (!is_told_of(*pid) || vm.has_ended()).then_some(*pid);
+        let gone: Vec<u32> = self.vms.iter().filter_map(is_gone).collect();
+        for pid in gone {
+            let Some(vm) = self.vms.remove(&pid) else { continue };
+            self.index.forget(vm.numbers());
+            if let Some(store) = &mut self.store {
+                let (process, slots) = vm.into_holder();
+                store.hold(pid, process, slots);
+            }
+        }
+        let ended = self.store.as_mut().map(Store::ended);
+        self.leave_all(ended.unwrap_or_default());
+        for vm in self.vms.values_mut() {
+            vm.is_here = false;
+        }
+        for tracked in vms {
+            self.meet_one(tracked);
+        }
+    }
+
+    fn meet_one(&mut self, tracked: &mut Tracked) {
+        let pid = tracked.pid();
+        if !self.vms.contains_key(&pid) {
+            let new = tracked.with_shim(|linked, _| {
+                let regions = linked.link().regions();
+                let has_numbers = self.free_numbers(page_count(regions)).is_some();
+                Ok(if has_numbers { Vm::open(pid, regions) } else { None })
+            });
+            let Some(Some(new)) = new else { return };
+            // Its shim has answered: what it shares now, it shares by its own state, and nothing is under way.
+            let Some(new) = self.with_shares(pid, new) else { return };
+            self.number(pid, new);
+        }
+        let (Some(vm), Some(store)) = (self.vms.get_mut(&pid), &self.store) else { return };
+        let known = vm.numbers();
+        let file = &store.file;
+        let mut left = Vec::new();
+        let met = tracked.with_shim(|linked, session| {
+            if vm.session != Some(session) && vm.is_awake() {
+                left.extend(vm.meet_again(session, linked.link())?);
+                if let Ok(reader) = file.reader() {
+                    vm.use_pool(linked.link(), reader.as_fd(), SLOTS)?;
+                }
+            }
+            left.extend(vm.settle(linked)?);
+            Ok(())
+        });
+        vm.is_here = met.is_some() && vm.is_ready();
+        let is_other = vm.numbers() != known;
+        self.leave_all(left);
+        if is_other {
+            self.renumber(pid, known);
+        }
+    }
+
+    /// With what the VM shares of the pool already.
+    fn with_shares(&mut self, pid: u32, mut vm: Vm) -> Option<Vm> {
+        let store = self.store.as_mut()?;
+        vm.adopt(&pool_maps::sharers(pid, store.id).ok()?, &mut store.slots);
+        let left = store.met(pid);
+        self.leave_all(left);
+        Some(vm)
+    }
+
+    /// Guest RAM was plugged or unplugged: the VM's pages get other numbers in the group.
+    fn renumber(&mut self, pid: u32, known: Range<u32>) {
+        self.index.forget(known);
+        if let Some(vm) = self.vms.remove(&pid) {
+            self.number(pid, vm);
+        }
+    }
+
+    /// Takes a VM in. Where its pages have no numbers left it is only held, for what it shares.
+    fn number(&mut self, pid: u32, vm: Vm) {
+        if let Some(first) = self.free_numbers(vm.pages()) {
+            self.grow(vm.pages());
+            self.vms.insert(pid, vm.numbered_from(first));
+        } else if let Some(store) = &mut self.store {
+            let (process, slots) = vm.into_holder();
+            store.hold(pid, process, slots);
+        }
+    }
+
+    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be numbered.
+    fn free_numbers(&self, pages: u32) -> Option<u32> {
+        let mut taken: Vec<_> = self.vms.values().map(Vm::numbers).collect();
+        taken.sort_by_key(|numbers| numbers.start);
+        let mut first = 0;
+        for numbers in taken {
+            if numbers.start - first >= pages {
+                break;
+            }
+            first = numbers.end;
+        }
+        first.checked_add(pages).filter(|end| *end <= Index::MOST_PAGES).map(|_| first)
+    }
+
+    /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met again.
+    fn grow(&mut self, more: u32) {
+        let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.pages()));
+        if pages > self.capacity {
+            self.capacity = pages;
+            self.index = Index::new(pages);
+            let slots = self.store.iter().flat_map(|store| store.slots.hashes());
+            for (slot, hash) in slots {
+                self.index.set(hash, Place::Pool(slot));
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What is found elsewhere is proposed for a merge.
+//!
+//! Reads what is to be read of a window. A hash says where the same may lie: in the pool, or in another page, which is read
+//! again before both get a slot. The shims compare before anything is shared.
+
+use pages::dedup::{Place, Verdict};
+use sys::memory_map::{PAGE_LEN, is_zeros};
+use sys::pool_file::Page;
+
+use super::super::tracked::Tracked;
+use super::Dedup;
+use super::vm::Target;
+use super::window::Window;
+
+/// A huge page is split for so many pages saved: 1 of 64.
+const LEAST_IN_HUGE_PAGE: usize = 8;
+
+/// A page that could be merged.
+struct Candidate {
+    page: u32,
+    /// Its content's; `None`: zeros.
+    hash: Option<u64>,
+    /// Where it lies in the buffer.
+    at: usize,
+}
+
+impl Dedup {
+    /// Reads a window and has merged what is found elsewhere.
+    pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let candidates = self.candidates(pid, window, &mut buffer);
+        if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
+            for candidate in candidates {
+                let at = candidate.at * PAGE_LEN;
+                if let Ok(content) = buffer[at..at + PAGE_LEN].try_into() {
+                    self.merge(pid, &candidate, content, vms);
+                }
+            }
+        }
+        self.buffer = buffer;
+    }
+
+    fn candidates(&mut self, pid: u32, window: &Window, buffer: &mut [u8]) -> Vec<Candidate> {
+        let mut candidates = Vec::new();
+        let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
+        for run in window.runs() {
+            let first = (run.start - window.first) as usize;
+            let bytes = &mut buffer[first * PAGE_LEN..][..run.len() * PAGE_LEN];
+            let read = vm.read(run.start, bytes);
+            for (page, content) in run.clone().zip(bytes[..read].chunks_exact(PAGE_LEN)) {
+                let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
+                if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
+                    continue;
+                }
+                let number = vm.first + page;
+                if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
+                    let at = (page - window.first) as usize;
+                    candidates.push(Candidate { page, hash, at });
+                }
+            }
+        }
+        candidates
+    }
+
+    /// Has a page merged, if the same is really to be found where the index says.
+    fn merge(&mut self, pid: u32, candidate: &Candidate, content: &Page, vms: &mut [&mut Tracked]) {
+        let Candidate { page, hash, .. } = *candidate;
+        let Some(hash) = hash else {
+            self.queue(pid, page, Target::Zeros);
+            return;
+        };
+        let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return };
+        match self.index.find(hash) {
+            Some(Place::Pool(slot)) => {
+                if let Some(store) = &mut self.store
+                    && store.slots.hash(slot) == Some(hash)
+                {
+                    store.slots.share(slot);
+                    self.queue(pid, page, Target::Slot(slot));
+                }
+            }
+            Some(Place::Guest(twin)) if twin != number => {
+                if let Some((twin_pid, twin_page)) = self.twin(twin, content, vms) {
+                    self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
+                } else {
+                    self.index.set(hash, Place::Guest(number));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Two pages with this content get a slot.
+    fn pair(&mut self, hash: u64, content: &Page, pages: [(u32, u32); 2]) {
+        let Some(store) = &mut self.store else { return };
+        let Some(slot) = store.slots.take(hash) else { return };
+        if store.file.write(slot, content).is_err() || !self.index.set(hash, Place::Pool(slot)) {
+            self.leave(slot);
+            return;
+        }
+        store.slots.share(slot);
+        for (pid, page) in pages {
+            self.queue(pid, page, Target::Slot(slot));
+        }
+    }
+
+    /// The page of this number, if it still holds that and can be merged.
+    fn twin(&self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Option<(u32, u32)> {
+        let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
+        let page = number - vm.first;
+        let is_member = vm.is_here && !self.leaving.contains(&pid);
+        let tracked = vms.iter_mut().find(|tracked| is_member && tracked.pid() == pid)?;
+        tracked.with_shim(|linked, _| vm.call_back(page, linked))?;
+        vm.offers(page, content).then_some((pid, page))
+    }
+}
