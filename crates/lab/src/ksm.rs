@@ -60,6 +60,15 @@ impl Ksm {
         Ok(ns.unwrap_or(f64::NAN) / 1e9)
     }
 
+    /// What it saves just now, on the whole host.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn saved_mib() -> Result<f64, LabError> {
+        let pages = read("pages_sharing")?.trim().parse::<f64>().unwrap_or(f64::NAN);
+        Ok(pages / 256.0)
+    }
+
     /// Its thread.
     ///
     /// # Errors

@@ -406,7 +406,11 @@ fn parse_usage(stat: &str) -> Option<Usage> {
     })
 }
 
-fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
+/// A process, to be told of its end.
+///
+/// # Errors
+/// When there is none of this pid.
+pub fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
@@ -420,6 +424,12 @@ fn send(pidfd: &OwnedFd, signal: Signal) -> io::Result<()> {
 
 fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// Whether the process of this pidfd has ended.
+#[must_use]
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    wait_for_exit(pidfd, Duration::ZERO).unwrap_or(false)
 }
 
 /// A pidfd becomes readable when its process ends.

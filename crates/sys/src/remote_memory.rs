@@ -1,45 +1,48 @@
 //! Another process's memory, to read.
 //!
-//! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it.
-//! **Idea.** `/proc/<pid>/mem`. **Limits.** Reading a hole fills it: only what
-//! [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be read, and a page that is
-//! given back in between may be filled with zeros; a page that is out of the guest's reach is not read, for the
-//! kernel lets nobody wait there for a userfaultfd ([`RemoteMemory::touch`] does). What is read may change while it is read: it is a guess at a content.
+//! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it. **Idea.**
+//! `process_vm_readv`: it looks pages up many at a time and copies once, in less than half the time that
+//! `/proc/<pid>/mem` takes. A pid may come to be another process's; so what was read counts only if the process that was
+//! meant is still there afterwards.
+//!
+//! **Limits.** Reading a hole fills it: only what [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be
+//! read, and a page that is given back in between may be filled with zeros. A page that is out of the guest's reach comes
+//! back, as if the guest had touched it, and the reader waits for whoever brings it. What is read may change while it is
+//! read: it is a guess at a content.
 
 use std::fs::File;
-use std::io::ErrorKind;
-use std::os::unix::fs::FileExt;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use crate::process;
 use crate::procfs::ProcError;
 
 /// The memory of one process.
 #[derive(Debug)]
 pub struct RemoteMemory {
-    mem: File,
     pid: libc::pid_t,
+    process: OwnedFd,
 }
 
 impl RemoteMemory {
-    /// Opens it: permitted to whoever may trace the process.
+    /// Finds it: permitted to whoever may trace the process.
     ///
     /// # Errors
     /// When it is gone, or not permitted.
     pub fn of(pid: u32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
-        let mem = File::open(&path).map_err(|error| ProcError::from_io(&path, error))?;
-        Ok(Self { mem, pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX) })
+        let failed = |error| ProcError::from_io(&path, error);
+        // Permitted to the same.
+        File::open(&path).map_err(failed)?;
+        let process = process::open_pidfd(pid).map_err(failed)?;
+        Ok(Self { pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX), process })
     }
 
-    /// Touches a page as the guest would: one that is out of its reach is within it afterwards. Waits for whoever
-    /// brings it back; `false`: nothing is there, or the process is gone.
+    /// Touches a page as the guest would: one that is out of its reach is within it afterwards. `false`: nothing is
+    /// there, or the process is gone.
     #[must_use]
     pub fn touch(&self, address: u64) -> bool {
-        let mut byte = 0_u8;
-        let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: 1 };
-        // SAFETY: one byte is written, to `byte`; what lies in the other process the kernel checks.
-        unsafe { libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0) == 1 }
+        self.read(address, &mut [0]) == 1
     }
 
     /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on nothing
@@ -47,14 +50,21 @@ impl RemoteMemory {
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         while done < bytes.len() {
-            match self.mem.read_at(&mut bytes[done..], address + done as u64) {
-                Ok(0) => break,
-                Ok(read) => done += read,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break,
+            match self.read_some(address + done as u64, &mut bytes[done..]) {
+                0 => break,
+                read => done += read,
             }
         }
-        done
+        if process::has_ended(&self.process) { 0 } else { done }
+    }
+
+    fn read_some(&self, address: u64, bytes: &mut [u8]) -> usize {
+        let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
+        // SAFETY: what is written is `bytes`; what lies in the other process the kernel checks.
+        let read =
+            unsafe { libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0) };
+        usize::try_from(read).unwrap_or(0)
     }
 }
 
@@ -72,6 +82,18 @@ mod tests {
         assert_eq!(bytes, written);
         let gone = Reserved::new(PAGE_BYTES).unwrap().range();
         assert_eq!(memory.read(gone.start, &mut bytes[..16]), 0);
+    }
+
+    #[test]
+    fn of_a_process_that_has_ended_nothing_is_read() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let text = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
+        let start = text.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
+        let memory = RemoteMemory::of(child.id()).unwrap();
+        assert!(memory.touch(start.unwrap()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!memory.touch(start.unwrap()));
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //!
 //! Four guests hold memory of which a part is the same in all, a part is their own and a part is zero, beside
 //! what their kernels have in common. Each way begins with fresh guests. What is saved is what all four
-//! QEMU processes have of anonymous memory less than before (`Pss_Anon`, in which a page counts for each
-//! of its sharers by its share), the pool subtracted. CPU time is that of `ksmd`, or of the engine and the shims'
+//! QEMU processes have of anonymous memory less than before (`RssAnon`, less what KSM says that it saves), the pool
+//! subtracted. CPU time is that of `ksmd`, or of the engine and the shims'
 //! threads; for two ways ten minutes more of scanning at rest are included.
 
 use std::time::{Duration, Instant};
 
 use model::Bytes;
+use sys::memory_of::Counters;
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
@@ -156,16 +157,12 @@ fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
     Ok(engine + merger::shims_cpu_s(pids) + Ksm::cpu_s()?)
 }
 
-/// Anonymous memory of these processes, shared pages by their shares.
+/// Anonymous memory of these processes, what KSM has merged counted once. Cheap: who walks page tables twenty times
+/// in a second holds up whoever merges.
 pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
-    let mut kib = 0.0;
-    for pid in pids {
-        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
-        let number = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        kib += number.unwrap_or(f64::NAN);
-    }
-    Ok(kib / 1024.0)
+    let of = |pid: &u32| Counters::of(*pid).map(|counters| counters.anonymous);
+    let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>().map_err(std::io::Error::other)?;
+    Ok(all.as_mib() - Ksm::saved_mib()?)
 }
 
 impl Course {

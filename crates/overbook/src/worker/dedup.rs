@@ -41,6 +41,7 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
 use pace::Pace;
+use propose::Ahead;
 pub use store::SLOTS;
 use store::Store;
 use vm::{Target, Vm};
@@ -98,6 +99,7 @@ pub struct Dedup {
     seed: u64,
     hash: Hash,
     buffer: Vec<u8>,
+    ahead: Ahead,
     pace: Pace,
     /// Pages, again and again.
     looked: u64,
@@ -133,6 +135,7 @@ impl Dedup {
             seed: fastrand::u64(..),
             hash: xxh3_64_with_seed,
             buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
+            ahead: Ahead::default(),
             pace: Pace::new(),
             looked: 0,
         }

@@ -3,13 +3,15 @@
 //! Reads what is to be read of a window. A hash says where the same may lie: in the pool, or in another page, which is read
 //! again before both get a slot. The shims compare before anything is shared.
 
+use std::ops::Range;
+
 use pages::dedup::{Place, Verdict};
 use sys::memory_map::{PAGE_LEN, is_zeros};
 use sys::pool_file::Page;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
-use super::vm::Target;
+use super::vm::{Target, Vm};
 use super::window::Window;
 
 /// A huge page is split for so many pages saved: 1 of 64.
@@ -27,6 +29,7 @@ struct Candidate {
 impl Dedup {
     /// Reads a window and has merged what is found elsewhere.
     pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) {
+        self.ahead.forget();
         let mut buffer = std::mem::take(&mut self.buffer);
         let candidates = self.candidates(pid, window, &mut buffer);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
@@ -104,13 +107,57 @@ impl Dedup {
         }
     }
 
-    /// The page of this number, if it still holds that and can be merged.
-    fn twin(&self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Option<(u32, u32)> {
-        let (&pid, vm) = self.vms.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
+    /// The page of this number, if it still holds that and can be merged. One that is about to share another slot, or
+    /// that was discarded and filled again since it was looked at, would lose count of that slot.
+    fn twin(
+        &mut self,
+        number: u32,
+        content: &Page,
+        vms: &mut [&mut Tracked],
+    ) -> Option<(u32, u32)> {
+        let Self { vms: members, leaving, ahead, .. } = self;
+        let (&pid, vm) = members.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
         let page = number - vm.first;
-        let is_member = vm.is_here && !self.leaving.contains(&pid);
-        let tracked = vms.iter_mut().find(|tracked| is_member && tracked.pid() == pid)?;
-        tracked.with_shim(|linked, _| vm.call_back(page, linked))?;
-        vm.offers(page, content).then_some((pid, page))
+        if !vm.is_here || leaving.contains(&pid) || !vm.book.is_free(page) {
+            return None;
+        }
+        if ahead.page(pid, page).is_none() && !ahead.read(pid, vm, page) {
+            let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
+            tracked.with_shim(|linked, _| vm.call_back(page, linked)).filter(|was_out| *was_out)?;
+            ahead.read(pid, vm, page);
+        }
+        (ahead.page(pid, page)? == content).then_some((pid, page))
+    }
+}
+
+/// Pages of a VM that were read together, for where one has a twin, the next ones have theirs as a rule.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    pid: u32,
+    pages: Range<u32>,
+    bytes: Vec<u8>,
+}
+
+impl Ahead {
+    const PAGES: usize = 16;
+
+    /// Reads this page, and what is there behind it; `false`: it is not there.
+    fn read(&mut self, pid: u32, vm: &Vm, page: u32) -> bool {
+        self.bytes.resize(Self::PAGES * PAGE_LEN, 0);
+        let read = vm.read_there(page, &mut self.bytes) / PAGE_LEN;
+        self.pid = pid;
+        self.pages = page..page + u32::try_from(read).unwrap_or(0);
+        read > 0
+    }
+
+    fn page(&self, pid: u32, page: u32) -> Option<&[u8]> {
+        let is_read = self.pid == pid && self.pages.contains(&page);
+        let at = is_read.then(|| (page - self.pages.start) as usize * PAGE_LEN)?;
+        self.bytes.get(at..at + PAGE_LEN)
+    }
+
+    /// What was read may have changed.
+    fn forget(&mut self) {
+        self.pages = Range::default();
     }
 }

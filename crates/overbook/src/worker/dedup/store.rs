@@ -14,9 +14,9 @@ use std::os::fd::OwnedFd;
 
 use pages::dedup::{Book, Pool};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use sys::pool_file::{AdoptError, PoolFile};
 use sys::pool_maps::{self, FileId, Mapping};
+use sys::process;
 
 /// Room of a pool: 64 GiB of content. It takes addresses, no memory.
 pub const SLOTS: u32 = 1 << 24;
@@ -59,7 +59,9 @@ impl Store {
         let Some(file) = file.transpose()? else { return Ok(None) };
         let mut store = Self::with(file)?;
         for holder in pool_maps::holders(store.id) {
-            if let Some(process) = open(holder).filter(|_| holder != std::process::id()) {
+            if let Ok(process) = process::open_pidfd(holder)
+                && holder != std::process::id()
+            {
                 store.holders.insert(holder, Holder { process, slots: None });
             }
         }
@@ -120,7 +122,7 @@ impl Store {
     pub(super) fn ended(&mut self) -> Vec<u32> {
         let mut left = Vec::new();
         self.holders.retain(|_, holder| {
-            let has_ended = super::vm::has_ended(&holder.process);
+            let has_ended = process::has_ended(&holder.process);
             if has_ended {
                 left.extend(holder.slots.take().unwrap_or_default());
             }
@@ -135,12 +137,6 @@ impl Store {
         }
         left
     }
-}
-
-/// A process, to be told of its end.
-pub(super) fn open(pid: u32) -> Option<OwnedFd> {
-    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
-    pidfd_open(raw, PidfdFlags::empty()).ok()
 }
 
 /// The pools of this name that these processes map, those first of which they map most, each with a place where it is

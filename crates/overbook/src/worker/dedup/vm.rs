@@ -10,17 +10,15 @@ use model::dedup::Dedup as Reading;
 use pages::dedup::{Book, Pool, Run, runs};
 use protocol::layout::PageState;
 use protocol::{Content, MAX_MERGE, Merge, Region};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use sys::memory_map::{PAGE_LEN, Pagemap, Range as Addresses};
-use sys::pool_file::Page;
+use sys::memory_map::{Pagemap, Range as Addresses};
 use sys::pool_maps::Sharer;
+use sys::process;
 use sys::remote_memory::RemoteMemory;
 
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
 use super::mappings::Mappings;
-use super::store;
 use super::window::Window;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
@@ -94,7 +92,7 @@ impl Vm {
             is_here: false,
             session: None,
             has_pool: false,
-            process: store::open(pid)?,
+            process: process::open_pidfd(pid).ok()?,
             memory: RemoteMemory::of(pid).ok()?,
             pagemap: Pagemap::of(pid).ok()?,
             regions,
@@ -113,7 +111,7 @@ impl Vm {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        has_ended(&self.process)
+        process::has_ended(&self.process)
     }
 
     /// These pages share these slots: an earlier worker has merged them. Answers how many of them are the VM's, each of
@@ -327,15 +325,11 @@ impl Vm {
         Ok(())
     }
 
-    /// Has the granule of a page brought back, if it is out of reach: by touching it.
-    pub(super) fn call_back(&self, page: u32, linked: &mut Linked) -> Result<(), LinkError> {
-        if let Some(address) = address_of(&self.regions, page)
-            && linked.call_back(page)?
-        {
-            // Should it fail, the page stays where it is, and is seen there.
-            let _ = self.memory.touch(address);
-        }
-        Ok(())
+    /// Has the granule of a page brought back, if it is out of reach, by touching it; `true`: it was. Should it fail,
+    /// the page stays where it is, and is seen there.
+    pub(super) fn call_back(&self, page: u32, linked: &mut Linked) -> Result<bool, LinkError> {
+        let Some(address) = address_of(&self.regions, page) else { return Ok(false) };
+        Ok(linked.call_back(page)? && self.memory.touch(address))
     }
 
     /// Finds what is to be read in a window, and which merges are over. Answers their slots. What shares a slot of no
@@ -416,18 +410,15 @@ impl Vm {
         address_of(&self.regions, page).map_or(0, |address| self.memory.read(address, bytes))
     }
 
-    /// Whether a page is there, holds that, and can be merged. One that is about to share another slot, or that was
-    /// discarded and filled again since it was looked at, would lose count of that slot.
-    pub(super) fn offers(&self, page: u32, content: &Page) -> bool {
-        let Some(address) = address_of(&self.regions, page) else { return false };
-        let range = Addresses { start: address, len: PAGE };
+    /// Reads this page and those behind it, as far as they are there; answers how many bytes.
+    pub(super) fn read_there(&self, page: u32, bytes: &mut [u8]) -> usize {
+        let Some(start) = address_of(&self.regions, page) else { return 0 };
         // Reading a hole would fill it.
-        let is_there = self.pagemap.private(range).is_ok_and(|there| !there.is_empty());
-        let mut bytes = [0; PAGE_LEN];
-        is_there
-            && self.book.is_free(page)
-            && self.memory.read(address, &mut bytes) == bytes.len()
-            && bytes == *content
+        let there = self.pagemap.private(Addresses { start, len: bytes.len() as u64 });
+        let first = there.unwrap_or_default().first().map(|part| part.range);
+        let len = first.filter(|first| first.start == start).map_or(0, |first| first.len);
+        let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
+        self.memory.read(start, &mut bytes[..len])
     }
 
     pub(super) fn queue(&mut self, page: u32, target: Target) {
@@ -515,12 +506,6 @@ impl Asked {
             Self::Merge(wishes) => wishes,
         }
     }
-}
-
-/// Whether a process has.
-pub(super) fn has_ended(process: &OwnedFd) -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 fn slot_of((_, target): &Wish) -> Option<u32> {

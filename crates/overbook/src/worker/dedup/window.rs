@@ -28,13 +28,19 @@ impl Window {
         self.first..self.first + self.count
     }
 
+    /// Most pages to be read at once: they are hashed while they are still in the CPU's cache.
+    const RUN: u32 = 32;
+
     /// The pages to be read, in runs.
     pub(super) fn runs(&self) -> impl Iterator<Item = Range<u32>> {
         let mut next = self.first;
-        self.wanted.chunk_by(|one, other| one == other).filter_map(move |run| {
+        let runs = self.wanted.chunk_by(|one, other| one == other).filter_map(move |run| {
             let pages = next..next + u32::try_from(run.len()).unwrap_or(0);
             next = pages.end;
             run[0].then_some(pages)
+        });
+        runs.flat_map(|Range { start, end }| {
+            (start..end).step_by(Self::RUN as usize).map(move |at| at..end.min(at + Self::RUN))
         })
     }
 }
