@@ -6,8 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use lab::accel::Choice;
+use lab::ksm::{self, Ksm};
 use lab::merger::Merger;
-use lab::{Lab, MachineSpec, Provisions, fleet};
+use lab::{Lab, LabError, MachineSpec, Provisions, fleet};
 use model::{Bytes, Dedup};
 use overbook::worker::{SLOTS, unshare};
 use overbook_tests::{MAX, take_turn};
@@ -36,9 +37,17 @@ fn guest(name: &str) -> MachineSpec {
 
 /// Both at work, and their processes.
 fn two_guests(dir: &Path) -> (Lab, Vec<u32>) {
+    start(dir, &[guest("one"), guest("two")], fleet::wait_until_working)
+}
+
+fn start(
+    dir: &Path,
+    guests: &[MachineSpec],
+    ready: impl FnOnce(&Lab) -> Result<(), LabError>,
+) -> (Lab, Vec<u32>) {
     let provisions = Provisions::provide(Choice::Auto).unwrap();
-    let lab = Lab::start(&dir.join("lab"), &provisions, &[guest("one"), guest("two")]).unwrap();
-    fleet::wait_until_working(&lab).unwrap();
+    let lab = Lab::start(&dir.join("lab"), &provisions, guests).unwrap();
+    ready(&lab).unwrap();
     let pids = lab.machines().iter().map(|machine| machine.process().pid).collect();
     (lab, pids)
 }
@@ -99,26 +108,46 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     let _ = lab.stop();
 }
 
-#[test]
-fn what_nobody_touches_is_merged_although_tracking_has_put_it_out_of_reach() {
-    let Some(_turn) = take_turn() else { return };
-    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
-    let provisions = Provisions::provide(Choice::Auto).unwrap();
+/// Two guests that have the same 60 MB, and touch them no more; and their processes.
+fn two_cold_guests(dir: &Path) -> (Lab, Vec<u32>) {
     let cold = |name: &str, seed| MachineSpec {
         shim: true,
         seed,
         ..MachineSpec::new(name, "shop", MAX, MAX, "copies --same-mb 60 --own-mb 4 --rest")
     };
-    let specs = [cold("one", 1), cold("two", 2)];
-    let mut lab = Lab::start(&dir.path().join("lab"), &provisions, &specs).unwrap();
-    fleet::wait_until_filled(&lab, 64).unwrap();
-    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    start(dir, &[cold("one", 1), cold("two", 2)], |lab| fleet::wait_until_filled(lab, 64))
+}
+
+#[test]
+fn what_nobody_touches_is_merged_although_tracking_has_put_it_out_of_reach() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let (mut lab, pids) = two_cold_guests(dir.path());
     // All that is cold is out of reach long before so slow a look has come to it.
     let merger = Merger::start(&pids, Some(1), Some(0.1)).unwrap();
     std::thread::sleep(Duration::from_secs(8));
     merger.set_rate(500);
     until("what is cold is merged", || merger.pool_bytes() > 50 << 20);
     drop(merger);
+    lab.stop().unwrap();
+}
+
+#[test]
+fn what_the_kernel_has_merged_stays_so_while_it_is_looked_at() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let (mut lab, pids) = two_cold_guests(dir.path());
+    let Ok(ksm) = Ksm::start(ksm::FLAT_OUT) else { return };
+    until("the kernel merges", || Ksm::saved_mib().unwrap() > 50.0);
+    ksm.stop().unwrap();
+    let before = Ksm::saved_mib().unwrap();
+    let merger = Merger::start(&pids, None, None).unwrap();
+    let is_seen = |reading: &Dedup| reading.passes > 2;
+    until("all was looked at", || merger.readings().iter().filter(|r| is_seen(r)).count() == 2);
+    drop(merger);
+    let after = Ksm::saved_mib().unwrap();
+    assert!(after > before * 0.95, "{after} of {before}");
+    drop(ksm);
     lab.stop().unwrap();
 }
 

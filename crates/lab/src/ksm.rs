@@ -49,6 +49,14 @@ impl Ksm {
         Ok(ksm)
     }
 
+    /// Has it look no further; what is merged stays so.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn stop(&self) -> Result<(), LabError> {
+        write("run", "0")
+    }
+
     /// CPU time that its thread has taken, in seconds, since the machine began.
     ///
     /// # Errors

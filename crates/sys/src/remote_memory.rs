@@ -1,17 +1,19 @@
 //! Another process's memory, to read.
 //!
 //! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it. **Idea.**
-//! `process_vm_readv`: it looks pages up many at a time and copies once, in less than half the time that
-//! `/proc/<pid>/mem` takes. A pid may come to be another process's; so what was read counts only if the process that was
-//! meant is still there afterwards.
+//! `process_vm_readv`: it looks pages up many at a time and copies once, in about half the time that `/proc/<pid>/mem`
+//! takes. It pins what it reads, and a page that the kernel's KSM has merged is copied before it is pinned: where there are
+//! such pages, `/proc/<pid>/mem` is read all the same. A pid may come to be another process's; so what was read counts
+//! only if the process that was meant is still there afterwards.
 //!
 //! **Limits.** Reading a hole fills it: only what [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be
-//! read, and a page that is given back in between may be filled with zeros. A page that is out of the guest's reach comes
-//! back, as if the guest had touched it, and the reader waits for whoever brings it. What is read may change while it is
-//! read: it is a guess at a content.
+//! read, and a page that is given back in between may be filled with zeros. A page that has just gone out of the guest's
+//! reach may come back, as if the guest had touched it, and the reader waits for whoever brings it. What is read may
+//! change while it is read: it is a guess at a content.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use crate::process;
@@ -22,6 +24,9 @@ use crate::procfs::ProcError;
 pub struct RemoteMemory {
     pid: libc::pid_t,
     process: OwnedFd,
+    mem: File,
+    /// How many of its pages KSM has merged; not on a kernel without KSM.
+    merging: Option<File>,
 }
 
 impl RemoteMemory {
@@ -32,25 +37,33 @@ impl RemoteMemory {
     pub fn of(pid: u32) -> Result<Self, ProcError> {
         let path = PathBuf::from(format!("/proc/{pid}/mem"));
         let failed = |error| ProcError::from_io(&path, error);
-        // Permitted to the same.
-        File::open(&path).map_err(failed)?;
+        let mem = File::open(&path).map_err(failed)?;
         let process = process::open_pidfd(pid).map_err(failed)?;
-        Ok(Self { pid: libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX), process })
+        let merging = File::open(format!("/proc/{pid}/ksm_merging_pages")).ok();
+        let pid = libc::pid_t::try_from(pid).unwrap_or(libc::pid_t::MAX);
+        Ok(Self { pid, process, mem, merging })
     }
 
     /// Touches a page as the guest would: one that is out of its reach is within it afterwards. `false`: nothing is
     /// there, or the process is gone.
     #[must_use]
     pub fn touch(&self, address: u64) -> bool {
-        self.read(address, &mut [0]) == 1
+        self.read_pinned(address, &mut [0]) == 1
     }
 
     /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on nothing
     /// is mapped, or the process is gone.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
+        let is_merged = self.is_merged_by_the_kernel();
         let mut done = 0;
         while done < bytes.len() {
-            match self.read_some(address + done as u64, &mut bytes[done..]) {
+            let (from, rest) = (address + done as u64, &mut bytes[done..]);
+            let read = if is_merged {
+                self.mem.read_at(rest, from).unwrap_or(0)
+            } else {
+                self.read_pinned(from, rest)
+            };
+            match read {
                 0 => break,
                 read => done += read,
             }
@@ -58,7 +71,14 @@ impl RemoteMemory {
         if process::has_ended(&self.process) { 0 } else { done }
     }
 
-    fn read_some(&self, address: u64, bytes: &mut [u8]) -> usize {
+    fn is_merged_by_the_kernel(&self) -> bool {
+        let mut pages = [b'0'];
+        // What cannot be read says nothing: the process is gone.
+        let _ = self.merging.as_ref().map(|merging| merging.read_at(&mut pages, 0));
+        pages != *b"0"
+    }
+
+    fn read_pinned(&self, address: u64, bytes: &mut [u8]) -> usize {
         let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let there = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
         // SAFETY: what is written is `bytes`; what lies in the other process the kernel checks.
