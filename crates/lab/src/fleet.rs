@@ -19,7 +19,7 @@ const SWAP: Bytes = Bytes::mib(512);
 pub const HUNGRY: &str = "shop-1";
 
 /// How long the hungry guest may take to fill its working set, mostly into swap.
-const FILL_LIMIT: Duration = Duration::from_secs(300);
+const FILL_LIMIT: Duration = Duration::from_secs(90);
 
 /// How long a guest may take to verify its memory twice; at its own pace that is two seconds.
 const VERIFY_LIMIT: Duration = Duration::from_secs(60);

@@ -40,9 +40,9 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const GUESTS: usize = 4;
 /// Three GiB in all: whatever the group's size, the worker takes some 2.7 MiB.
 const MEMORY: Bytes = Bytes::mib(768);
-const NATURAL: (&str, u32, &str) = ("natural", 660, "copies --same-mb 330 --own-mb 330 --rest");
+const NATURAL: (&str, u32, &str) = ("natural", 580, "copies --same-mb 290 --own-mb 290 --rest");
 const WORST: (&str, u32, &str) =
-    ("worst", 660, "copies --same-mb 330 --own-mb 330 --interleaved --rest");
+    ("worst", 580, "copies --same-mb 290 --own-mb 290 --interleaved --rest");
 const SETTLE: Duration = Duration::from_secs(3);
 const WORKER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
