@@ -23,12 +23,12 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
 
-/// Most granules in one [`Request::Revoke`].
+/// Most granules in one [`Request::Revoke`] or [`Request::Recall`].
 pub const MAX_REVOKE: usize = 2048;
 
 /// Most runs in one [`Request::Merge`].
@@ -70,6 +70,12 @@ pub enum Request {
     /// Takes these granules out of the guest's reach until their next touch. Answered with
     /// [`Answer::Done`] (how many are now revoked that were not before).
     Revoke {
+        /// Numbers of granules; at most [`MAX_REVOKE`].
+        granules: Vec<u32>,
+    },
+    /// Brings these granules within the guest's reach again; no trap tells of it. Answered with [`Answer::Done`] (how
+    /// many were out of reach).
+    Recall {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },

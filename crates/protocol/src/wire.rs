@@ -78,7 +78,9 @@ impl Request {
         let request = decode(packet).ok_or(Refusal::Malformed { length })?;
         match &request {
             Self::Track(tracking) => tracking.check()?,
-            Self::Revoke { granules } if granules.is_empty() || granules.len() > MAX_REVOKE => {
+            Self::Revoke { granules } | Self::Recall { granules }
+                if granules.is_empty() || granules.len() > MAX_REVOKE =>
+            {
                 return Err(invalid("granules", granules.len() as u64, "1 to 2048 of them"));
             }
             Self::Pool { slots } if *slots == 0 || *slots > MAX_SLOTS => {
@@ -93,6 +95,7 @@ impl Request {
             }
             Self::Hello { .. }
             | Self::Revoke { .. }
+            | Self::Recall { .. }
             | Self::Pool { .. }
             | Self::Unshare { .. }
             | Self::Release

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use protocol::layout::{Counter, GiveBack};
@@ -172,6 +172,7 @@ impl Worker {
                 Answer::Done { count }
             }
             Request::Revoke { granules } => Answer::Done { count: engine::revoke(&granules)? },
+            Request::Recall { granules } => Answer::Done { count: engine::recall(&granules)? },
             Request::Pool { slots } => {
                 let pool = Pool::open(fd, slots)?;
                 lock().pool = Some(pool);
@@ -213,19 +214,25 @@ fn failed_inside() -> Refusal {
     Refusal::NotTracking { why: "the shim failed; see QEMU's log".to_owned() }
 }
 
-/// The fault thread, the one beside it, and the watchdog; they stay.
+/// The fault thread, the one beside it, and the watchdog; they stay. One that could not be started is tried again.
 fn start_threads() -> Result<(), Refusal> {
-    static STARTED: Once = Once::new();
-    let mut result = Ok(());
+    const THREADS: [(&str, fn()); 3] = [
+        ("overbook-fault", fault_thread::run),
+        ("overbook-remap", remapping::run),
+        ("overbook-watch", watchdog::run),
+    ];
+    static STARTED: Mutex<usize> = Mutex::new(0);
+    let start = || {
+        watchdog::prepare()?;
+        let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((name, body)) = THREADS.get(*started) {
+            threads::start(name, *body)?;
+            *started += 1;
+        }
+        Ok(())
+    };
     // Without userfaultfd there is nothing to serve, and `track` says why.
-    if engine::userfaultfd().is_ok() {
-        STARTED.call_once_force(|_| {
-            result = watchdog::prepare()
-                .and_then(|()| threads::start("overbook-fault", fault_thread::run))
-                .and_then(|()| threads::start("overbook-remap", remapping::run))
-                .and_then(|()| threads::start("overbook-watch", watchdog::run));
-        });
-    }
+    let result: std::io::Result<()> = if engine::userfaultfd().is_ok() { start() } else { Ok(()) };
     result.map_err(|error| Refusal::Kernel {
         call: "clone".to_owned(),
         errno: error.raw_os_error().unwrap_or(0),

@@ -371,17 +371,30 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
 
 /// Revokes granules; answers how many were in reach before.
 pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
+    each(granules, Tracker::revoke)
+}
+
+/// Brings granules back; answers how many were out of reach.
+pub(crate) fn recall(granules: &[u32]) -> Result<u32, Refusal> {
+    each(granules, Tracker::recall)
+}
+
+/// Does something with these granules, turn by turn; answers with how many it was done.
+fn each(
+    granules: &[u32],
+    act: impl Fn(&mut Tracker, &Channel, u32) -> bool,
+) -> Result<u32, Refusal> {
     if let (state, false) = is_on() {
         return Err(Refusal::NotTracking { why: words(&state) });
     }
     let mut rest = granules.iter();
     Ok(in_turns(|tracker, channel, deadline| {
-        let mut revoked = 0;
+        let mut done = 0;
         while now() <= deadline {
-            let Some(&granule) = rest.next() else { return (revoked, true) };
-            revoked += u32::from(tracker.revoke(channel, granule));
+            let Some(&granule) = rest.next() else { return (done, true) };
+            done += u32::from(act(tracker, channel, granule));
         }
-        (revoked, false)
+        (done, false)
     }))
 }
 

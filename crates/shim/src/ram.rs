@@ -100,12 +100,6 @@ pub(crate) fn may_concern(range: Range) -> bool {
         && range.len > 0
 }
 
-/// From the first to the last of it, whatever lies between.
-pub(crate) fn bounds() -> Range {
-    let start = LOWEST.load(Ordering::Acquire);
-    Range { start, len: HIGHEST.load(Ordering::Acquire).saturating_sub(start) }
-}
-
 impl GuestRam {
     pub(crate) const fn new() -> Self {
         Self { candidates: Vec::new(), blocks: Vec::new(), generation: 0 }

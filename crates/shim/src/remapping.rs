@@ -10,9 +10,10 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::Timespec;
+use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::MAX_FAULTS;
 
-use crate::{engine, ram};
+use crate::engine;
 
 /// How long it waits before it looks whether the turn is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
@@ -48,14 +49,19 @@ pub(crate) fn run() {
         }
         let turn = *turns;
         drop(turns);
-        let mut faults = 0;
+        let (mut first, mut last, mut addresses) = (u64::MAX, 0, [0; MAX_FAULTS]);
         while *self::turns() == turn {
-            if uffd.wait(Some(&LOOK)) {
-                faults += uffd.read_faults(&mut [0; MAX_FAULTS]).unwrap_or(0);
+            let read =
+                if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut addresses) } else { Ok(0) };
+            for address in &addresses[..read.unwrap_or(0)] {
+                (first, last) = (first.min(*address), last.max(*address));
             }
         }
-        if faults > 0 {
-            let _ = uffd.wake(ram::bounds());
+        if first <= last {
+            let start = first / PAGE_BYTES * PAGE_BYTES;
+            // Everybody in between, too: who is woken too early traps again.
+            let _ = uffd
+                .wake(Range { start, len: last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start });
         }
     }
 }

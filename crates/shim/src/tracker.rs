@@ -192,6 +192,22 @@ impl Tracker {
         true
     }
 
+    /// Brings a granule back; nobody has touched it. `false` if it was within reach.
+    pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> bool {
+        let shared = channel.shared();
+        let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
+            return false;
+        };
+        self.give_back(shared, granule);
+        // It fails only for a range that is no longer mapped, where nobody waits.
+        let _ = self.uffd.wake(granule.guest);
+        // A FIFO would never see it again.
+        if self.tracking.hot_set.is_some() {
+            self.hot.push(number);
+        }
+        true
+    }
+
     /// Resolves a fault at `address`, received at `received`.
     pub(crate) fn serve(&mut self, channel: &mut Channel, address: u64, received: Nanos) -> Served {
         let Some(granule) = self.granules.at(address) else {

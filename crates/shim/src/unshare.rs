@@ -138,6 +138,13 @@ impl<'a> Replacement<'a> {
         if let Err(errno) = unsafe { self.uffd.register(range) } {
             crate::threads::end_process("guest memory cannot be registered", errno);
         }
+        // Who touched it before it was registered has seen zeros.
+        if self.pagemap.populated(range) != Ok(0) {
+            crate::threads::end_process(
+                "guest memory was touched while it was missing",
+                Errno::EXIST,
+            );
+        }
         true
     }
 }

@@ -28,6 +28,35 @@ fn a_touch_brings_the_whole_granule_back_and_is_logged() {
 }
 
 #[test]
+fn a_recalled_granule_is_back_and_no_trap_tells_of_it() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let mut worker = Worker::tracking(&stand_in);
+    worker.revoke(0..9);
+    worker.traps();
+    assert_eq!(worker.recall([2, 3, 9, u32::MAX]), 2, "one is within reach, one is none");
+    assert!(!worker.shared().is_staged(2, GRANULE) && worker.shared().is_staged(4, GRANULE));
+    assert_eq!(worker.count(Counter::StagedPages), 7 * u64::from(GRANULE));
+    stand_in.expect("touch 0 70");
+    assert_eq!(worker.traps().0, []);
+    assert_eq!(worker.revoke([2]), 1);
+    stand_in.expect("touch 0 70");
+    assert_eq!(worker.traps().0, [2]);
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn a_recalled_granule_counts_in_the_hot_set() {
+    let mut stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::meet(&stand_in);
+    worker.ask(&Request::Track(Tracking { hot_set: Some(64), ..by_name() }));
+    assert_eq!(worker.recall([7]), 1);
+    stand_in.expect("check 0 1");
+    worker.status();
+    let staged = worker.count(Counter::StagedPages);
+    assert_eq!(staged, u64::from((GRANULES - 64) * GRANULE));
+}
+
+#[test]
 fn every_page_has_its_content_after_all_were_revoked() {
     for granule_pages in [1, 32, 512] {
         let mut stand_in = StandIn::with_ram(MIB);

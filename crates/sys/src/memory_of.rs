@@ -45,7 +45,8 @@ use crate::memory_map::Advice;
 use crate::pool_file;
 use crate::procfs::{ProcError, kib_field, parse_kib, read, required_kib_field};
 
-/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it, and to anonymous memory it means nothing.
+/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it; of anonymous memory it only
+/// says that its use tells nothing: when the kernel has to swap, staging goes first, which nobody has touched.
 pub const STAGING_MARK: Advice = Advice::Random;
 
 /// No line of `smaps` is longer (a path has at most 4096 bytes, escapes quadruple them).

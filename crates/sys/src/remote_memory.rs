@@ -44,31 +44,19 @@ impl RemoteMemory {
         Ok(Self { pid, process, mem, merging })
     }
 
-    /// Touches a page as the guest would: one that is out of its reach is within it afterwards. `false`: nothing is
-    /// there, or the process is gone.
-    #[must_use]
-    pub fn touch(&self, address: u64) -> bool {
-        self.read_pinned(address, &mut [0]) == 1
-    }
-
     /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on nothing
     /// is mapped, or the process is gone.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
-        let is_merged = self.is_merged_by_the_kernel();
-        let mut done = 0;
-        while done < bytes.len() {
-            let (from, rest) = (address + done as u64, &mut bytes[done..]);
-            let read = if is_merged {
-                self.mem.read_at(rest, from).unwrap_or(0)
-            } else {
-                self.read_pinned(from, rest)
-            };
-            match read {
-                0 => break,
-                read => done += read,
-            }
+        if self.is_merged_by_the_kernel() {
+            return self.read_original(address, bytes);
         }
-        if process::has_ended(&self.process) { 0 } else { done }
+        let read = in_parts(bytes, |at, rest| self.read_pinned(address + at, rest));
+        if process::has_ended(&self.process) { 0 } else { read }
+    }
+
+    /// The same of the memory that the process had when it was found, should it run another program by now; slower.
+    pub fn read_original(&self, address: u64, bytes: &mut [u8]) -> usize {
+        in_parts(bytes, |at, rest| self.mem.read_at(rest, address + at).unwrap_or(0))
     }
 
     fn is_merged_by_the_kernel(&self) -> bool {
@@ -86,6 +74,18 @@ impl RemoteMemory {
             unsafe { libc::process_vm_readv(self.pid, &raw const here, 1, &raw const there, 1, 0) };
         usize::try_from(read).unwrap_or(0)
     }
+}
+
+/// Fills `bytes` by a call that may do less; answers how many it could.
+fn in_parts(bytes: &mut [u8], read: impl Fn(u64, &mut [u8]) -> usize) -> usize {
+    let mut done = 0;
+    while done < bytes.len() {
+        match read(done as u64, &mut bytes[done..]) {
+            0 => break,
+            part => done += part,
+        }
+    }
+    done
 }
 
 #[cfg(test)]
@@ -110,10 +110,10 @@ mod tests {
         let text = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).unwrap();
         let start = text.split('-').next().and_then(|start| u64::from_str_radix(start, 16).ok());
         let memory = RemoteMemory::of(child.id()).unwrap();
-        assert!(memory.touch(start.unwrap()));
+        assert_eq!(memory.read(start.unwrap(), &mut [0]), 1);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!memory.touch(start.unwrap()));
+        assert_eq!(memory.read(start.unwrap(), &mut [0]), 0);
     }
 
     #[test]

@@ -323,7 +323,8 @@ impl Userfaultfd {
         Ok(count)
     }
 
-    /// Waits until there are faults, `timeout` at most; answers whether there are. Does not allocate.
+    /// Waits until there is something to be read, `timeout` at most; answers whether there is: faults, or a mapping that is
+    /// being moved. Does not allocate.
     pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)

@@ -244,7 +244,12 @@ impl Tormentor {
         for _ in 0..requests {
             let count = self.random.between(1, longest);
             let any = |_| u32::try_from(self.random.between(0, most)).unwrap_or(u32::MAX);
-            let request = Request::Revoke { granules: (0..count).map(any).collect() };
+            let granules = (0..count).map(any).collect();
+            let request = if self.random.between(1, 5) == 1 {
+                Request::Recall { granules }
+            } else {
+                Request::Revoke { granules }
+            };
             match link.connection.send(&request.encode()?, None) {
                 Ok(()) => sent.push(request),
                 Err(SeqpacketError::Full) => break,
@@ -254,6 +259,7 @@ impl Tormentor {
         }
         for request in sent {
             match link.receive(&told(&request), Instant::now())?.0 {
+                Answer::Done { .. } if matches!(request, Request::Recall { .. }) => {}
                 Answer::Done { count } => self.deeds.revoked += u64::from(count),
                 Answer::Refused(Refusal::NotTracking { .. }) => self.deeds.refusals += 1,
                 other => return Err(LinkError::unexpected(&told(&request), &other)),

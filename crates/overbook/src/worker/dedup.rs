@@ -51,6 +51,8 @@ use window::Window;
 const MOST_QUEUED: usize = 4096;
 /// What a window counts for at least, in pages.
 const LEAST_CHARGED: u32 = 8;
+/// What it counts for that something has to be recalled first: several moves in the shim.
+const RECALL_CHARGED: u32 = 64;
 /// When a shim is worth being asked for its answer.
 const ANSWER_IN: Duration = Duration::from_micros(200);
 /// When there is credit for some windows again: each time costs something by itself.
@@ -292,10 +294,16 @@ impl Dedup {
         // Window by window: of two VMs that hold the same, much is found before all of one was seen.
         self.turn = pid + 1;
         let Some(mut window) = vm.next_window() else { return Some(1) };
+        let recalls =
+            tracked.with_shim(
+                |linked, _| {
+                    if everything { Ok(false) } else { vm.recalls(&window, linked) }
+                },
+            );
+        if recalls == Some(true) && vm.look_again(&window) {
+            return Some(RECALL_CHARGED);
+        }
         let states = tracked.with_shim(|linked, _| {
-            if !everything {
-                vm.call_back_due(&window, linked)?;
-            }
             let link = linked.link();
             window.pages().map(|page| link.page_state(page)).collect::<Result<Vec<_>, _>>()
         });
@@ -304,8 +312,8 @@ impl Dedup {
         self.looked += u64::from(window.count);
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);
-        if !everything {
-            self.propose(pid, &window, vms);
+        if !everything && self.propose(pid, &window, vms) {
+            self.vms.get_mut(&pid)?.look_again(&window);
         }
         // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
         Some(window.there.max(LEAST_CHARGED))

@@ -116,6 +116,12 @@ impl FakeShim {
                 }
                 Answer::Done { count: u32::try_from(granules.len()).unwrap() }
             }
+            Request::Recall { granules } => {
+                for granule in granules {
+                    self.set(*granule, PageState::Plain);
+                }
+                Answer::Done { count: u32::try_from(granules.len()).unwrap() }
+            }
             Request::Pool { .. } | Request::Unshare { .. } => Answer::Done { count: 0 },
             Request::Merge { .. } => Answer::Merged(protocol::Merged::default()),
             Request::Release => {

@@ -85,6 +85,7 @@ enum Awaited {
     Welcome,
     Tracking,
     Revoked,
+    Recalled,
     Status,
     Released,
     Pool,
@@ -101,6 +102,8 @@ pub(super) enum News {
     Tracking,
     /// The granules named have been taken out of reach, as far as they could be.
     Revoked,
+    /// The granules named are within reach again.
+    Recalled,
     /// It cannot do what it was asked to.
     Refused(Refusal),
     /// Where it stands.
@@ -171,6 +174,11 @@ impl Link {
     /// Asks to take granules out of reach; at most `MAX_REVOKE`.
     pub(super) fn revoke(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
         self.ask(&Request::Revoke { granules }, Awaited::Revoked)
+    }
+
+    /// Asks for granules back; at most `MAX_REVOKE`.
+    pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
+        self.ask(&Request::Recall { granules }, Awaited::Recalled)
     }
 
     /// Asks how things stand, which is also a sign of life.
@@ -258,6 +266,7 @@ impl Link {
             }
             (Awaited::Tracking, Answer::Done { .. }) => Ok(News::Tracking),
             (Awaited::Revoked, Answer::Done { .. }) => Ok(News::Revoked),
+            (Awaited::Recalled, Answer::Done { .. }) => Ok(News::Recalled),
             (Awaited::Released, Answer::Done { .. }) => Ok(News::Released),
             (Awaited::Pool, Answer::Done { .. }) => Ok(News::PoolTaken),
             (Awaited::Merged, Answer::Merged(merged)) => Ok(News::Merged(merged)),

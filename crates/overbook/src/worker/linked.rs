@@ -32,8 +32,8 @@ use super::tracked::State;
 
 /// How often the shim is asked how it is; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
-/// How long a granule that we have read stays within reach: until what is the same in it has been merged.
-const CALLED: Duration = Duration::from_secs(1);
+/// How long a granule that was recalled stays within reach: until what is the same in it has been merged.
+pub(super) const RECALLED: Duration = Duration::from_secs(1);
 /// How long tracking rests after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -59,9 +59,10 @@ pub(super) struct Linked {
     lost: u64,
     /// What merges came to that nobody has asked for yet.
     merged: VecDeque<Result<Merged, Refusal>>,
-    /// Granules, by index, that are within reach because we have read them, not because they were touched, and until when: the
-    /// strategy does not hear of it.
-    called: BTreeMap<u32, Instant>,
+    /// Granules, by index, that were recalled, and until when they stay within reach: the strategy does not hear of it.
+    recalled: BTreeMap<u32, Instant>,
+    /// Granules to be recalled, by number.
+    to_recall: Vec<u32>,
 }
 
 impl Linked {
@@ -85,7 +86,8 @@ impl Linked {
             control: (counters.control_ns, now),
             lost: 0,
             merged: VecDeque::new(),
-            called: BTreeMap::new(),
+            recalled: BTreeMap::new(),
+            to_recall: Vec::new(),
             link,
         })
     }
@@ -162,13 +164,27 @@ impl Linked {
         &mut self.link
     }
 
-    /// Whether this page is out of the guest's reach. If so it is about to be read, which brings its granule back: not
-    /// the guest's touch.
-    pub(super) fn call_back(&mut self, page: u32) -> Result<bool, LinkError> {
+    /// Whether this page is out of the guest's reach; if so its granule is to be [recalled](Self::recall).
+    pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
         let is_staged = self.link.page_state(page)? == PageState::Staged;
-        let granule = self.granules.index(page / self.granules.granule_pages());
-        self.called.extend(granule.filter(|_| is_staged).map(|it| (it, Instant::now() + CALLED)));
+        let number = page / self.granules.granule_pages();
+        if is_staged
+            && let Some(granule) = self.granules.index(number)
+            && self.to_recall.len() < MAX_REVOKE
+            && !self.recalled.contains_key(&granule)
+        {
+            self.recalled.insert(granule, Instant::now() + RECALLED);
+            self.to_recall.push(number);
+        }
         Ok(is_staged)
+    }
+
+    /// Asks for what is to be recalled. That nobody touched it the strategy need not be told: no trap tells of it.
+    pub(super) fn recall(&mut self) -> Result<(), LinkError> {
+        if self.to_recall.is_empty() {
+            return Ok(());
+        }
+        self.link.recall(std::mem::take(&mut self.to_recall))
     }
 
     /// The oldest answer to a pool or a merge that has come.
@@ -191,6 +207,7 @@ impl Linked {
                 *state = State::Tracking;
             }
             News::Revoked => self.note_revoked()?,
+            News::Recalled => {}
             News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
             News::Refused(refusal @ Refusal::Kernel { .. }) => {
                 self.pause(&refusal.to_string(), state);
@@ -220,7 +237,8 @@ impl Linked {
         self.is_on = false;
         self.asked = None;
         self.revoking = None;
-        self.called.clear();
+        self.recalled.clear();
+        self.to_recall.clear();
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
@@ -231,7 +249,7 @@ impl Linked {
         for granule in granules {
             let number = self.granules.number(granule);
             let is_staged = self.link.is_staged(number, self.granules.granule_pages())?;
-            match self.called.remove(&granule) {
+            match self.recalled.remove(&granule) {
                 None if is_staged => self.strategy.revoked(granule, at),
                 // All of it was merged, or it was touched.
                 Some(_) if !is_staged => self.strategy.called_back(granule, at),
@@ -242,10 +260,10 @@ impl Linked {
     }
 
     fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
-        let Self { link, granules, strategy, is_on, lost, called, .. } = self;
+        let Self { link, granules, strategy, is_on, lost, recalled, .. } = self;
         let drained = link.drain(granules.end(), |trap| {
-            let granule = granules.index(trap.granule).filter(|_| *is_on);
-            if let Some(granule) = granule.filter(|granule| !called.contains_key(granule)) {
+            if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
+                recalled.remove(&granule);
                 strategy.touched(granule, moment(trap.at_us, now_us));
             }
         })?;
@@ -255,7 +273,7 @@ impl Linked {
             strategy.resync(time(now_us), &mut |granule| {
                 let number = granules.number(granule);
                 let staged = link.is_staged(number, granules.granule_pages());
-                called.contains_key(&granule)
+                recalled.contains_key(&granule)
                     || staged.unwrap_or_else(|error| {
                         failed = Some(error);
                         false
@@ -274,7 +292,7 @@ impl Linked {
         let mut granules = self.strategy.revoke(now);
         let moment = Instant::now();
         granules
-            .extend(self.called.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));
+            .extend(self.recalled.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));
         granules.truncate(MAX_REVOKE);
         if granules.is_empty() {
             return Ok(());

@@ -10,7 +10,7 @@
 //! every fourth, up to every thirty-second. Others still find it in the index, so nothing is merged later for
 //! it; a pass over memory that hardly changes costs a small part of the first.
 //!
-//! One word per page: unknown; seen, with 22 bits of the hash, how restless and how calm it is; asked for,
+//! One word per page: unknown; absent; seen, with 22 bits of the hash, how restless and how calm it is; asked for,
 //! while its merge is under way; or merged, with its slot.
 
 /// What the book takes for each page.
@@ -72,19 +72,20 @@ impl Book {
         is_turn(page, pass, seen.map_or(0, |seen| seen.calm))
     }
 
-    /// The same of a page that cannot be looked at without a trap, not even whether it is there: where there
+    /// The same of a page that has to be recalled before it can be looked at, even whether it is there: where there
     /// was nothing it is due as seldom as a calm one.
     #[must_use]
-    pub fn is_due_for_a_trap(&self, page: u32, pass: u32) -> bool {
+    pub fn is_due_for_recall(&self, page: u32, pass: u32) -> bool {
         if self.words.get(page as usize) == Some(&ABSENT) {
             return is_turn(page, pass, MOST_CALM);
         }
         self.is_due(page, pass)
     }
 
-    /// There is no such page now.
+    /// There is no such page now: it was never there, or the guest has given it up.
     pub fn absent(&mut self, page: u32) {
-        if let Some(word) = self.words.get_mut(page as usize).filter(|word| **word == UNKNOWN) {
+        let is_free = |word: &&mut Word| word.slot().is_none() && word.0 != KIND_ASKED;
+        if let Some(word) = self.words.get_mut(page as usize).filter(is_free) {
             *word = ABSENT;
         }
     }
@@ -267,16 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn where_there_was_nothing_a_trap_is_worth_it_seldom_and_a_look_is_as_ever() {
+    fn where_there_was_nothing_a_recall_is_worth_it_seldom_and_a_look_is_as_ever() {
         let mut book = Book::new(2);
-        let traps = |book: &Book| (0..64).filter(|&pass| book.is_due_for_a_trap(0, pass)).count();
-        assert_eq!(traps(&book), 64);
+        let recalls = |book: &Book| (0..64).filter(|&pass| book.is_due_for_recall(0, pass)).count();
+        assert_eq!(recalls(&book), 64);
         book.absent(0);
-        assert_eq!(traps(&book), 2);
+        assert_eq!(recalls(&book), 2);
         assert!((0..64).all(|pass| book.is_due(0, pass)));
         assert_eq!(book.look(0, 1), Verdict::Offer);
+        assert_eq!(recalls(&book), 64, "it was seen");
         book.absent(0);
-        assert_eq!(traps(&book), 64, "it was seen");
+        assert_eq!(recalls(&book), 2, "it was given up");
+        book.asked(0);
+        book.absent(0);
+        assert!(!book.is_free(0), "what is under way stays so");
         book.absent(9);
     }
 

@@ -14,6 +14,7 @@ fn requests() -> Vec<Request> {
         Request::Track(TRACKING),
         Request::Track(Tracking { hot_set: None, granule_pages: 512, ..TRACKING }),
         Request::Revoke { granules: vec![u32::MAX; MAX_REVOKE] },
+        Request::Recall { granules: vec![u32::MAX; MAX_REVOKE] },
         Request::Release,
         Request::Status,
         Request::Pool { slots: MAX_SLOTS },
@@ -119,7 +120,9 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
         };
         match Request::decode(&packet) {
             Ok(Request::Track(tracking)) => assert_eq!(tracking.check(), Ok(())),
-            Ok(Request::Revoke { granules }) => assert!((1..=MAX_REVOKE).contains(&granules.len())),
+            Ok(Request::Revoke { granules } | Request::Recall { granules }) => {
+                assert!((1..=MAX_REVOKE).contains(&granules.len()));
+            }
             Ok(Request::Merge { runs }) => assert_eq!(check_merge(&runs), Ok(())),
             _ => {}
         }
@@ -150,11 +153,15 @@ fn a_tracking_out_of_range_names_field_value_and_what_would_do() {
 }
 
 #[test]
-fn a_revocation_of_none_or_too_many_granules_is_refused() {
-    for count in [0, MAX_REVOKE + 1] {
-        let packet = Request::Revoke { granules: vec![1; count] }.encode().unwrap();
-        let error = Request::decode(&packet).unwrap_err().to_string();
-        assert_eq!(error, format!("granules: {count}: 1 to 2048 of them"));
+fn a_revocation_or_recall_of_none_or_too_many_granules_is_refused() {
+    for granules in [vec![], vec![1; MAX_REVOKE + 1]] {
+        let expected = format!("granules: {}: 1 to 2048 of them", granules.len());
+        for request in
+            [Request::Revoke { granules: granules.clone() }, Request::Recall { granules }]
+        {
+            let packet = request.encode().unwrap();
+            assert_eq!(Request::decode(&packet).unwrap_err().to_string(), expected);
+        }
     }
 }
 

@@ -241,6 +241,14 @@ impl Worker {
         }
     }
 
+    pub(crate) fn recall(&self, granules: impl IntoIterator<Item = u32>) -> u32 {
+        let granules = granules.into_iter().collect();
+        match self.ask(&Request::Recall { granules }) {
+            Answer::Done { count } => count,
+            other => panic!("{other:?}"),
+        }
+    }
+
     pub(crate) fn refused(&self, request: &Request) -> Refusal {
         match self.ask(request) {
             Answer::Refused(refusal) => refusal,

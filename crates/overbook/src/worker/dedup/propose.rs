@@ -27,8 +27,9 @@ struct Candidate {
 }
 
 impl Dedup {
-    /// Reads a window and has merged what is found elsewhere.
-    pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) {
+    /// Reads a window and has merged what is found elsewhere; `true`: something of that is out of reach, and recalled.
+    pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) -> bool {
+        let mut recalls = false;
         self.ahead.forget();
         let mut buffer = std::mem::take(&mut self.buffer);
         let candidates = self.candidates(pid, window, &mut buffer);
@@ -36,11 +37,12 @@ impl Dedup {
             for candidate in candidates {
                 let at = candidate.at * PAGE_LEN;
                 if let Ok(content) = buffer[at..at + PAGE_LEN].try_into() {
-                    self.merge(pid, &candidate, content, vms);
+                    recalls |= self.merge(pid, &candidate, content, vms);
                 }
             }
         }
         self.buffer = buffer;
+        recalls
     }
 
     fn candidates(&mut self, pid: u32, window: &Window, buffer: &mut [u8]) -> Vec<Candidate> {
@@ -65,14 +67,21 @@ impl Dedup {
         candidates
     }
 
-    /// Has a page merged, if the same is really to be found where the index says.
-    fn merge(&mut self, pid: u32, candidate: &Candidate, content: &Page, vms: &mut [&mut Tracked]) {
+    /// Has a page merged, if the same is really to be found where the index says; `true`: that is out of reach, and
+    /// recalled.
+    fn merge(
+        &mut self,
+        pid: u32,
+        candidate: &Candidate,
+        content: &Page,
+        vms: &mut [&mut Tracked],
+    ) -> bool {
         let Candidate { page, hash, .. } = *candidate;
         let Some(hash) = hash else {
             self.queue(pid, page, Target::Zeros);
-            return;
+            return false;
         };
-        let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return };
+        let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return false };
         match self.index.find(hash) {
             Some(Place::Pool(slot)) => {
                 if let Some(store) = &mut self.store
@@ -82,15 +91,18 @@ impl Dedup {
                     self.queue(pid, page, Target::Slot(slot));
                 }
             }
-            Some(Place::Guest(twin)) if twin != number => {
-                if let Some((twin_pid, twin_page)) = self.twin(twin, content, vms) {
+            Some(Place::Guest(twin)) if twin != number => match self.twin(twin, content, vms) {
+                Twin::Found(twin_pid, twin_page) => {
                     self.pair(hash, content, [(twin_pid, twin_page), (pid, page)]);
-                } else {
+                }
+                Twin::Recalled => return true,
+                Twin::None => {
                     self.index.set(hash, Place::Guest(number));
                 }
-            }
+            },
             _ => {}
         }
+        false
     }
 
     /// Two pages with this content get a slot.
@@ -109,25 +121,37 @@ impl Dedup {
 
     /// The page of this number, if it still holds that and can be merged. One that is about to share another slot, or
     /// that was discarded and filled again since it was looked at, would lose count of that slot.
-    fn twin(
-        &mut self,
-        number: u32,
-        content: &Page,
-        vms: &mut [&mut Tracked],
-    ) -> Option<(u32, u32)> {
+    fn twin(&mut self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Twin {
         let Self { vms: members, leaving, ahead, .. } = self;
-        let (&pid, vm) = members.iter().find(|(_, vm)| vm.numbers().contains(&number))?;
+        let found = members.iter().find(|(_, vm)| vm.numbers().contains(&number));
+        let Some((&pid, vm)) = found else { return Twin::None };
         let page = number - vm.first;
         if !vm.is_here || leaving.contains(&pid) || !vm.book.is_free(page) {
-            return None;
+            return Twin::None;
         }
         if ahead.page(pid, page).is_none() && !ahead.read(pid, vm, page) {
-            let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
-            tracked.with_shim(|linked, _| vm.call_back(page, linked)).filter(|was_out| *was_out)?;
-            ahead.read(pid, vm, page);
+            let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid);
+            let recalls = tracked.and_then(|tracked| {
+                tracked.with_shim(|linked, _| {
+                    let is_out = linked.is_out_of_reach(page)?;
+                    linked.recall()?;
+                    Ok(is_out)
+                })
+            });
+            return if recalls == Some(true) { Twin::Recalled } else { Twin::None };
         }
-        (ahead.page(pid, page)? == content).then_some((pid, page))
+        if ahead.page(pid, page) == Some(content) { Twin::Found(pid, page) } else { Twin::None }
     }
+}
+
+/// What became of the page that the index names.
+enum Twin {
+    /// It is this one, of this process.
+    Found(u32, u32),
+    /// It is out of reach, and on its way back.
+    Recalled,
+    /// There is none any more.
+    None,
 }
 
 /// Pages of a VM that were read together, for where one has a twin, the next ones have theirs as a rule.

@@ -17,13 +17,15 @@ use sys::remote_memory::RemoteMemory;
 
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
-use super::super::linked::Linked;
+use super::super::linked::{Linked, RECALLED};
 use super::mappings::Mappings;
 use super::window::Window;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
 /// more runs than that, and a millisecond or two of the shim's control thread.
 const MOST_SENT: usize = 2;
+/// How long what was recalled is waited for.
+const RECALL_PATIENCE: Duration = Duration::from_millis(100);
 /// After the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
@@ -52,6 +54,8 @@ pub(super) struct Vm {
     regions: Vec<Region>,
     /// The next page to be looked at.
     cursor: u32,
+    /// The window that is looked at again until what was recalled is there, and since when.
+    again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
     /// Requests that wait for their answers.
     sent: VecDeque<Asked>,
@@ -97,6 +101,7 @@ impl Vm {
             pagemap: Pagemap::of(pid).ok()?,
             regions,
             cursor: 0,
+            again: None,
             queued: Vec::new(),
             sent: VecDeque::new(),
             rests: None,
@@ -311,25 +316,28 @@ impl Vm {
         self.counts.passes as u32
     }
 
-    /// Has what is due in a window brought back that tracking has put out of reach: what nobody touches is out of reach
-    /// for ever, and most of what is the same.
-    pub(super) fn call_back_due(
-        &self,
-        window: &Window,
-        linked: &mut Linked,
-    ) -> Result<(), LinkError> {
-        let due = window.pages().filter(|page| self.book.is_due_for_a_trap(*page, self.pass()));
-        for page in due {
-            self.call_back(page, linked)?;
+    /// Whether something is due in a window that tracking has put out of reach; it is recalled. What nobody touches is out
+    /// of reach for ever, and most of what is the same.
+    pub(super) fn recalls(&self, window: &Window, linked: &mut Linked) -> Result<bool, LinkError> {
+        let mut recalls = false;
+        for page in window.pages().filter(|page| self.book.is_due_for_recall(*page, self.pass())) {
+            recalls |= linked.is_out_of_reach(page)?;
         }
-        Ok(())
+        linked.recall()?;
+        Ok(recalls)
     }
 
-    /// Has the granule of a page brought back, if it is out of reach, by touching it; `true`: it was. Should it fail,
-    /// the page stays where it is, and is seen there.
-    pub(super) fn call_back(&self, page: u32, linked: &mut Linked) -> Result<bool, LinkError> {
-        let Some(address) = address_of(&self.regions, page) else { return Ok(false) };
-        Ok(linked.call_back(page)? && self.memory.touch(address))
+    /// Has a window looked at again, for something is being brought back; `false`: that was waited for long enough.
+    pub(super) fn look_again(&mut self, window: &Window) -> bool {
+        let same =
+            |(first, since): &(u32, Instant)| *first == window.first && since.elapsed() < RECALLED;
+        let since = self.again.filter(same).map_or_else(Instant::now, |(_, since)| since);
+        self.again = Some((window.first, since));
+        let is_soon = since.elapsed() < RECALL_PATIENCE;
+        if is_soon {
+            self.cursor = window.first;
+        }
+        is_soon
     }
 
     /// Finds what is to be read in a window, and which merges are over. Answers their slots. What shares a slot of no
@@ -367,7 +375,11 @@ impl Vm {
                 }
                 PageState::Plain if *wanted => *wanted = self.book.is_due(page, pass),
                 PageState::Plain => self.book.absent(page),
-                // It has gone out of reach again.
+                // What is out of reach was plain before: it was copied, or discarded.
+                PageState::Staged if self.book.slot(page).is_some() => {
+                    left.extend(self.book.gone(page));
+                    *wanted = false;
+                }
                 PageState::Staged | PageState::Unknown => *wanted = false,
             }
         }
@@ -412,13 +424,16 @@ impl Vm {
 
     /// Reads this page and those behind it, as far as they are there; answers how many bytes.
     pub(super) fn read_there(&self, page: u32, bytes: &mut [u8]) -> usize {
-        let Some(start) = address_of(&self.regions, page) else { return 0 };
+        let Some((start, pages)) = rest_of_region(&self.regions, page) else { return 0 };
+        let most = bytes.len().min(usize::try_from(u64::from(pages) * PAGE).unwrap_or(usize::MAX));
+        let bytes = &mut bytes[..most];
         // Reading a hole would fill it.
         let there = self.pagemap.private(Addresses { start, len: bytes.len() as u64 });
         let first = there.unwrap_or_default().first().map(|part| part.range);
         let len = first.filter(|first| first.start == start).map_or(0, |first| first.len);
         let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
-        self.memory.read(start, &mut bytes[..len])
+        // What goes into the pool is equal to this: it comes from no other program that QEMU may have become.
+        self.memory.read_original(start, &mut bytes[..len])
     }
 
     pub(super) fn queue(&mut self, page: u32, target: Target) {
@@ -525,11 +540,16 @@ pub(super) fn page_count(regions: &[Region]) -> u32 {
 }
 
 fn address_of(regions: &[Region], page: u32) -> Option<u64> {
-    let offset = |region: &Region| {
+    rest_of_region(regions, page).map(|(address, _)| address)
+}
+
+/// Where a page is, and how many pages its region has from there on.
+fn rest_of_region(regions: &[Region], page: u32) -> Option<(u64, u32)> {
+    let rest = |region: &Region| {
         let at = page.checked_sub(region.first_page).filter(|&at| at < region.pages)?;
-        Some(region.address + u64::from(at) * PAGE)
+        Some((region.address + u64::from(at) * PAGE, region.pages - at))
     };
-    regions.iter().find_map(offset)
+    regions.iter().find_map(rest)
 }
 
 fn page_at(regions: &[Region], address: u64) -> Option<u32> {
