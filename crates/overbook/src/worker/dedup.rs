@@ -300,8 +300,14 @@ impl Dedup {
                     if everything { Ok(false) } else { vm.recalls(&window, linked) }
                 },
             );
-        if recalls == Some(true) && vm.look_again(&window) {
-            return Some(RECALL_CHARGED);
+        if recalls == Some(true) {
+            if vm.look_again(&window) {
+                // Before it is out of reach again.
+                self.turn = pid;
+                return Some(RECALL_CHARGED);
+            }
+            // The others of the group do not wait for it.
+            vm.rest(&"what is out of reach does not come back");
         }
         let states = tracked.with_shim(|linked, _| {
             let link = linked.link();
@@ -312,8 +318,11 @@ impl Dedup {
         self.looked += u64::from(window.count);
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);
-        if !everything && self.propose(pid, &window, vms) {
-            self.vms.get_mut(&pid)?.look_again(&window);
+        if !everything
+            && self.propose(pid, &window, vms)
+            && self.vms.get_mut(&pid)?.look_again(&window)
+        {
+            self.turn = pid;
         }
         // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
         Some(window.there.max(LEAST_CHARGED))

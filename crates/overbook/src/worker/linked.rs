@@ -33,7 +33,7 @@ use super::tracked::State;
 /// How often the shim is asked how it is; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// How long a granule that was recalled stays within reach: until what is the same in it has been merged.
-pub(super) const RECALLED: Duration = Duration::from_secs(1);
+const RECALLED: Duration = Duration::from_secs(1);
 /// How long tracking rests after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 

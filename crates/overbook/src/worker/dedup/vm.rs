@@ -17,7 +17,7 @@ use sys::remote_memory::RemoteMemory;
 
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
-use super::super::linked::{Linked, RECALLED};
+use super::super::linked::Linked;
 use super::mappings::Mappings;
 use super::window::Window;
 
@@ -178,7 +178,7 @@ impl Vm {
         rests.or_else(|| self.mappings.why_not())
     }
 
-    fn rest(&mut self, why: &impl ToString) {
+    pub(super) fn rest(&mut self, why: &impl ToString) {
         self.rests = Some((Instant::now() + REST, why.to_string()));
     }
 
@@ -297,6 +297,7 @@ impl Vm {
         let ends_later = |region: &&Region| region.first_page + region.pages > cursor;
         let Some(region) = self.regions.iter().find(ends_later) else {
             self.cursor = 0;
+            self.again = None;
             self.counts.passes += 1;
             self.counts.foreign = (0, self.counts.foreign.0);
             return None;
@@ -327,10 +328,10 @@ impl Vm {
         Ok(recalls)
     }
 
-    /// Has a window looked at again, for something is being brought back; `false`: that was waited for long enough.
+    /// Has a window looked at again, for something is being brought back; `false`: that was waited for long enough in this
+    /// pass.
     pub(super) fn look_again(&mut self, window: &Window) -> bool {
-        let same =
-            |(first, since): &(u32, Instant)| *first == window.first && since.elapsed() < RECALLED;
+        let same = |(first, _): &(u32, Instant)| *first == window.first;
         let since = self.again.filter(same).map_or_else(Instant::now, |(_, since)| since);
         self.again = Some((window.first, since));
         let is_soon = since.elapsed() < RECALL_PATIENCE;
