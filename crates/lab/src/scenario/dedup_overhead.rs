@@ -38,7 +38,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const GUESTS: usize = 4;
-/// Three GiB in all: whatever the group's size, the worker takes some 2.7 MiB.
+/// Three GiB in all: whatever the group's size, the worker takes 4 to 5 MiB.
 const MEMORY: Bytes = Bytes::mib(768);
 const NATURAL: (&str, u32, &str) = ("natural", 580, "copies --same-mb 290 --own-mb 290 --rest");
 const WORST: (&str, u32, &str) =
