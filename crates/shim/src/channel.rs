@@ -1,5 +1,6 @@
 //! The memory that a worker reads: header, ring, page states, as one generation of guest RAM has them.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use protocol::layout::{Counter, Layout, PageState, Shared};
@@ -11,7 +12,7 @@ use sys::shared_memory::SharedMemory;
 use crate::descriptors::Guarded;
 use crate::ram::{end, overlap};
 
-const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
+pub(crate) const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
 
 /// Our end of the shared memory. It is all that is known of which pages are merged, so it outlives tracking,
 /// and a new one begins with what the old one knew.
@@ -21,6 +22,8 @@ pub(crate) struct Channel {
     producer: Producer,
     fd: OwnedFd,
     generation: u32,
+    /// How many runs of merged pages there are.
+    merged_runs: Cell<u32>,
     _guarded: Option<Guarded>,
 }
 
@@ -42,29 +45,57 @@ impl Channel {
         let shared = Shared::initialise(layout, generation, memory.words(), memory.bytes()).ok()?;
         let guarded = Guarded::new(fd.as_raw_fd());
         let producer = Producer::new();
-        let channel = Self { regions, shared, producer, fd, generation, _guarded: guarded };
+        let merged_runs = Cell::new(0);
+        let channel =
+            Self { regions, shared, producer, fd, generation, merged_runs, _guarded: guarded };
         for range in old.into_iter().flat_map(|old| old.merged(EVERYTHING)) {
             channel.set(range, PageState::Merged);
         }
         Some(channel)
     }
 
-    /// The parts of `range` that are mapped from a pool, each as long as can be.
-    pub(crate) fn merged(&self, range: Range) -> Vec<Range> {
-        let mut merged: Vec<Range> = Vec::new();
-        if self.shared.get(Counter::MergedPages) == 0 {
-            return merged;
-        }
-        for (start, page) in self.pages(range) {
-            if self.shared.state(page) != PageState::Merged {
-                continue;
+    /// The parts of `range` that are mapped from a pool, each as long as can be. Does not allocate.
+    pub(crate) fn merged(&self, range: Range) -> impl Iterator<Item = Range> {
+        let is_any = self.shared.get(Counter::MergedPages) > 0;
+        let range = Range { len: if is_any { range.len } else { 0 }, ..range };
+        let is_merged = |&(_, page): &(u64, u32)| self.is_merged(page);
+        let mut pages = self.pages(range).filter(is_merged).peekable();
+        std::iter::from_fn(move || {
+            let (start, _) = pages.next()?;
+            let mut merged = Range { start, len: PAGE_BYTES };
+            while pages.next_if(|(next, _)| *next == end(merged)).is_some() {
+                merged.len += PAGE_BYTES;
             }
-            match merged.last_mut() {
-                Some(last) if end(*last) == start => last.len += PAGE_BYTES,
-                _ => merged.push(Range { start, len: PAGE_BYTES }),
-            }
-        }
-        merged
+            Some(merged)
+        })
+    }
+
+    /// The parts of `range`, of which one region has all or nothing, that are not. Does not allocate.
+    pub(crate) fn unmerged(&self, range: Range) -> impl Iterator<Item = Range> {
+        let border = Range { start: end(range), len: 0 };
+        let mut from = range.start;
+        self.merged(range).chain([border]).filter_map(move |merged| {
+            let start = std::mem::replace(&mut from, end(merged));
+            (start < merged.start).then(|| Range { start, len: merged.start - start })
+        })
+    }
+
+    /// The merged pages side by side around that at `address`, at most `most` of them, which is a power of two. `None`:
+    /// it is not merged. Does not allocate.
+    pub(crate) fn merged_around(&self, address: u64, most: u32) -> Option<Range> {
+        let bytes = u64::from(most) * PAGE_BYTES;
+        let around = Range { start: address / bytes * bytes, len: bytes };
+        let holds = |merged: &Range| (merged.start..end(*merged)).contains(&address);
+        self.merged(around).find(holds)
+    }
+
+    /// How many runs of merged pages there are: each is a mapping or more, and cuts in two what is around it.
+    pub(crate) fn merged_runs(&self) -> u32 {
+        self.merged_runs.get()
+    }
+
+    fn is_merged(&self, page: u32) -> bool {
+        self.shared.state(page) == PageState::Merged
     }
 
     /// The parts of a run of pages that have this state, each as long as can be.
@@ -87,13 +118,28 @@ impl Channel {
 
     /// All pages of `range` that are guest RAM have this state now: merged, or plain.
     pub(crate) fn set(&self, range: Range, state: PageState) {
-        let is_merged = |state| u64::from(state == PageState::Merged);
-        let mut merged = self.shared.get(Counter::MergedPages);
+        let (mut merged, mut runs) =
+            (self.shared.get(Counter::MergedPages), self.merged_runs.get());
         for (_, page) in self.pages(range) {
-            merged = merged.saturating_sub(is_merged(self.shared.state(page))) + is_merged(state);
+            let (was, is) = (self.is_merged(page), state == PageState::Merged);
             self.shared.set_state(page, state);
+            if was == is {
+                continue;
+            }
+            // Alone it is a run; beside one it makes that longer; between two it makes one of them.
+            let beside =
+                [page.wrapping_sub(1), page + 1].map(|page| u32::from(self.is_merged(page)));
+            let (one, others) = (1_u32, beside[0] + beside[1]);
+            if is {
+                merged += 1;
+                runs = (runs + one).saturating_sub(others);
+            } else {
+                merged = merged.saturating_sub(1);
+                runs = (runs + others).saturating_sub(one);
+            }
         }
         self.shared.set(Counter::MergedPages, merged);
+        self.merged_runs.set(runs);
     }
 
     /// The pages of `range` that are guest RAM: address and number.

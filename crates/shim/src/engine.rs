@@ -12,15 +12,15 @@ use std::sync::{MutexGuard, OnceLock};
 use protocol::layout::{GiveBack, PageState};
 use protocol::{Merge, Merged, Refusal, Region, State, Tracking};
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
-use sys::userfaultfd::{OpenError, Userfaultfd};
+use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
 
-use crate::channel::{Channel, Part};
+use crate::channel::{Channel, EVERYTHING, Part};
 use crate::merge::{Place, Pool, page_sum};
-use crate::ram::{GuestRam, end, overlap};
+use crate::ram::{GuestRam, common, end, overlap};
 use crate::time::{Nanos, now};
-use crate::tracker::{Served, Tracker, fill_stray};
+use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::turns::{Turns, turn};
-use crate::unshare::Replacement;
+use crate::unshare::{Reach, Replacement};
 use crate::{merge, qemu, remapping, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
@@ -30,6 +30,7 @@ pub(crate) struct Engine {
     pub(crate) tracker: Option<Tracker>,
     pub(crate) pool: Option<Pool>,
     pub(crate) holds: Holds,
+    reach: Reach,
     paused: Option<GiveBack>,
 }
 
@@ -51,6 +52,7 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     tracker: None,
     pool: None,
     holds: Holds { locked: false, passed_through: false, remapping: 0, registered: Vec::new() },
+    reach: Reach::new(),
     paused: None,
 });
 
@@ -188,20 +190,15 @@ impl Engine {
         }
         let mut merged = Merged::default();
         let ranges: Vec<Range> = parts.iter().map(|(range, _)| *range).collect();
-        // Nobody else has it registered then; a tracker has all of it.
-        let window = if self.tracker.is_none() { self.window(&ranges, 0) } else { None };
-        // SAFETY: the fault thread serves, as soon as this turn is over.
-        let is_ready = window.is_none_or(|window| unsafe { uffd.register(window) }.is_ok());
-        for (guest, content) in parts.into_iter().filter(|_| is_ready) {
+        let window = self.open_window(uffd, channel, &ranges, 0)?;
+        for (guest, content) in parts {
             let Some(block) = self.ram.block(guest.start) else { continue };
             let place = Place { uffd, pagemap, block, channel, guest };
             // SAFETY: registered, by the tracker or just now.
             merged += unsafe { place.merge(content, self.pool.as_mut()) };
         }
-        if let Some(window) = window {
-            // SAFETY: everything is back, or dropped.
-            let _ = unsafe { uffd.unregister(window) };
-        }
+        // SAFETY: everything is back, or dropped.
+        unsafe { close_window(uffd, channel, window) };
         merged.kept =
             page_sum(turn) - merged.shared - merged.dropped - merged.different - merged.no_room;
         Ok(merged)
@@ -209,58 +206,143 @@ impl Engine {
 
     /// Replaces what one turn can of these merged pages, as far as nobody has written them.
     fn unshare_turn(&mut self, page: u32, pages: u32) {
+        let Some(channel) = &self.channel else { return };
+        let parts = channel.parts(page, pages, PageState::Merged);
+        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
+        self.replace(&ranges, |replacement| {
+            for &merged in &ranges {
+                // SAFETY: so their states say, and the other thread reads while mappings are moved.
+                unsafe { replacement.replace(merged) };
+            }
+        });
+    }
+
+    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
+    fn break_sharing(&mut self, uffd: &'static Userfaultfd, address: u64, received: Nanos) {
+        let reach = self.reach.of_write(address, received);
+        let around =
+            self.channel.as_ref().and_then(|channel| channel.merged_around(address, reach));
+        let of_block = |range| Some(common(range, self.ram.block(address)?.range));
+        let unwritten = |range| tracker::pagemap()?.unwritten_around(range, address).ok()?;
+        let part = around.and_then(of_block).and_then(unwritten);
+        let mut is_replaced = false;
+        if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
+            self.replace(&[part], |replacement| {
+                // SAFETY: so the page tables say, and the other thread reads while mappings are moved.
+                is_replaced = unsafe { replacement.replace_unwritten(part) };
+            });
+            let _ = uffd.wake(part);
+        }
+        if !is_replaced {
+            unshare::let_write(uffd, page_of(address));
+        }
+    }
+
+    /// Whether there is room for the mappings that are left when this part is no longer merged.
+    fn has_room_without(&self, part: Range) -> bool {
+        let Some(channel) = &self.channel else { return false };
+        let is_merged = |start| channel.merged(Range { start, len: PAGE_BYTES }).next().is_some();
+        let cuts = is_merged(part.start - PAGE_BYTES) && is_merged(end(part));
+        !cuts || channel.merged_runs() < unshare::most_runs()
+    }
+
+    /// Lets writes to what is merged of `range` go on: the kernel makes the copies.
+    fn let_write(&self, range: Range) {
+        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
+            channel.merged(range).for_each(|merged| unshare::let_write(uffd, merged));
+        }
+    }
+
+    /// The same of all that is merged, for good: somebody else is about to write to all of it, or to stop writes.
+    fn let_all_write(&self) {
+        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
+        for merged in channel.merged(EVERYTHING) {
+            // SAFETY: every page is in its place.
+            let _ = unsafe { uffd.unregister(merged) };
+            let _ = uffd.wake(merged);
+        }
+    }
+
+    /// Has something done with these merged pages of one block, if pages can be replaced now.
+    fn replace(&self, merged: &[Range], act: impl FnOnce(&Replacement<'_>)) {
         let (None, Ok(uffd), Some(pagemap), Some(channel)) =
             (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
         else {
             return;
         };
-        let parts = channel.parts(page, pages, PageState::Merged);
-        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
-        let block = ranges.first().and_then(|range| self.ram.block(range.start));
+        let block = merged.first().and_then(|range| self.ram.block(range.start));
         // With a page on each side, so that what comes in their place becomes one mapping with what is there.
-        let window = if self.tracker.is_none() { self.window(&ranges, PAGE_BYTES) } else { None };
+        let Ok(window) = self.open_window(uffd, channel, merged, PAGE_BYTES) else { return };
         // SAFETY: the fault thread serves, as soon as this turn is over.
-        let is_ready = window.is_none_or(|window| unsafe { uffd.register(window) }.is_ok());
-        // SAFETY: the same.
         let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
-        if let Some(replacement) = block.filter(|_| is_ready).and_then(new) {
+        if let Some(replacement) = block.and_then(new) {
             let _moving = remapping::Turn::begin();
-            for merged in ranges {
-                // SAFETY: so their states say, and the other thread reads while mappings are moved.
-                unsafe { replacement.replace(merged) };
-            }
+            act(&replacement);
         }
-        if let Some(window) = window {
-            // SAFETY: everything is in its place.
-            let _ = unsafe { uffd.unregister(window) };
-        }
+        // SAFETY: everything is in its place.
+        unsafe { close_window(uffd, channel, window) };
     }
 
-    /// What to register so that these parts of one block can be moved, and `more` bytes on both sides: whole huge
-    /// pages, so that none is split.
-    fn window(&self, parts: &[Range], more: u64) -> Option<Range> {
+    /// Registers what must be so that these parts of one block can be moved, and `more` bytes on both sides. Answers what
+    /// to [close](close_window): nothing when a tracker has all of it registered.
+    fn open_window(
+        &self,
+        uffd: &Userfaultfd,
+        channel: &Channel,
+        parts: &[Range],
+        more: u64,
+    ) -> Result<Option<Range>, Refusal> {
+        let window = if self.tracker.is_none() { self.window(channel, parts, more) } else { None };
+        for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
+            // SAFETY: the fault thread serves, as soon as this turn is over.
+            if let Err(errno) = unsafe { uffd.register(part) } {
+                // SAFETY: nothing was moved.
+                unsafe { close_window(uffd, channel, window) };
+                let call = "UFFDIO_REGISTER".to_owned();
+                return Err(Refusal::Kernel { call, errno: errno.raw_os_error() });
+            }
+        }
+        Ok(window)
+    }
+
+    /// What is around these parts of one block and `more` bytes on both sides, without cutting a huge page: there is none
+    /// where something is merged.
+    fn window(&self, channel: &Channel, parts: &[Range], more: u64) -> Option<Range> {
         let first = parts.iter().map(|range| range.start).min()?;
         let block = self.ram.block(first)?.range;
-        let first = first - more;
-        let last = parts.iter().map(|range| end(*range)).max()? + more;
-        let start = (first / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES).max(block.start);
-        Some(Range { start, len: last.next_multiple_of(HUGE_PAGE_BYTES).min(end(block)) - start })
+        let (start, last) = (first - more, parts.iter().map(|range| end(*range)).max()? + more);
+        let may_be_huge = |at: u64| {
+            let whole =
+                Range { start: at / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, len: HUGE_PAGE_BYTES };
+            channel.merged(whole).next().is_none().then_some(whole)
+        };
+        let start = may_be_huge(start).map_or(start, |whole| whole.start).max(block.start);
+        let stop = may_be_huge(last - 1).map_or(last, end).min(end(block));
+        Some(Range { start, len: stop - start })
     }
 
     /// Resolves a fault; see [`Tracker::serve`].
     pub(crate) fn serve(
         &mut self,
         uffd: &'static Userfaultfd,
-        address: u64,
+        fault: Fault,
         received: Nanos,
     ) -> Served {
-        match (&mut self.tracker, &mut self.channel) {
-            (Some(tracker), Some(channel)) => tracker.serve(channel, address, received),
-            _ => {
-                fill_stray(uffd, address);
-                Served::Yes
-            }
+        let Fault { address, is_protected } = fault;
+        let page = page_of(address);
+        let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
+        let is_merged = self.channel.as_ref().is_some_and(is_merged);
+        if is_merged && is_protected {
+            self.break_sharing(uffd, address, received);
+        } else if is_merged || is_protected {
+            // It was touched while it was aside, and is the pool's page now; or the other way round.
+            let _ = uffd.wake(page);
+        } else if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel) {
+            return tracker.serve(channel, address, received);
+        } else {
+            fill_stray(uffd, address);
         }
+        Served::Yes
     }
 
     /// Why no page can be moved now.
@@ -278,15 +360,28 @@ impl Engine {
             return Err(not_tracking(why));
         }
         let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
-        let tracker =
-            Tracker::start(uffd, &self.ram.regions(), tracking).map_err(|(call, errno)| {
-                Refusal::Kernel { call: call.to_owned(), errno: errno.raw_os_error() }
-            })?;
+        let channel =
+            self.channel.as_ref().ok_or_else(|| not_tracking("say Hello first".to_owned()))?;
+        let tracker = Tracker::start(uffd, &self.ram.regions(), channel, tracking).map_err(
+            |(call, errno)| Refusal::Kernel { call: call.to_owned(), errno: errno.raw_os_error() },
+        )?;
         self.paused = None;
         self.tracker = Some(tracker);
         // Not before: it would look, see nothing to watch, and sleep on.
         watchdog::ring();
         Ok(())
+    }
+}
+
+/// Ends what [`Engine::open_window`] has begun. What has been merged since stays registered as it is, what is no more
+/// goes with the rest.
+///
+/// # Safety
+/// Every page is in its place.
+unsafe fn close_window(uffd: &Userfaultfd, channel: &Channel, window: Option<Range>) {
+    for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
+        // SAFETY: as the caller promises. What fails was never registered, or is no longer mapped.
+        let _ = unsafe { uffd.unregister(part) };
     }
 }
 
@@ -361,6 +456,7 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
     }
     // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
     for Part { range, .. } in merged() {
+        lock().let_write(range);
         unshare::copy(range).map_err(|errno| Refusal::Kernel {
             call: "madvise(MADV_POPULATE_WRITE)".to_owned(),
             errno: errno.raw_os_error(),
@@ -450,7 +546,7 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
         let (count, done) = tracker.give_back_some(channel, turn());
         total += count;
         if done {
-            tracker.unregister();
+            tracker.unregister(channel);
             let ended = engine.tracker.take();
             drop(engine);
             drop(ended);
@@ -502,6 +598,7 @@ pub(crate) fn let_go(fd: i32, range: Range) -> bool {
         QEMU_REGISTERS.store(fd, Ordering::Release);
     }
     give_back(Some(GiveBack::QemuRegisters));
+    lock().let_all_write();
     true
 }
 
@@ -514,6 +611,7 @@ pub(crate) fn qemu_has_registered(fd: i32) -> bool {
 pub(crate) fn pass_through() {
     lock().holds.passed_through = true;
     give_back(Some(GiveBack::MemoryLocked));
+    lock().let_all_write();
 }
 
 /// QEMU is about to lock its memory, or could not.
@@ -521,6 +619,7 @@ pub(crate) fn lock_memory(locked: bool) {
     lock().holds.locked = locked;
     if locked {
         give_back(Some(GiveBack::MemoryLocked));
+        lock().let_all_write();
     }
 }
 

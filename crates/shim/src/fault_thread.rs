@@ -1,4 +1,4 @@
-//! The thread that every guest's touch of a revoked page waits for.
+//! The thread that every guest's touch of a revoked page waits for, and every first write to a merged one.
 //!
 //! It reads faults, takes the lock, has them served, and does nothing else: no allocation, no log, no
 //! guest RAM, no call that could wait for QEMU. It never ends. The watchdog sees from [`waiting_since`] how
@@ -7,12 +7,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sys::userfaultfd::{MAX_FAULTS, Userfaultfd};
+use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
 
 use crate::engine::{self, ENGINE};
 use crate::time::{Nanos, now};
-use crate::tracker::Served;
-use crate::watchdog;
+use crate::tracker::{Served, page_of};
+use crate::{unshare, watchdog};
 
 /// When the faults that are being served were read; 0: none are.
 static SINCE: AtomicU64 = AtomicU64::new(0);
@@ -29,21 +29,25 @@ pub(crate) fn run() {
     }
 }
 
-/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log entry; the guest's thread traps again.
+/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log entry; the guest's thread goes on, or
+/// traps again.
 pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
-    let mut addresses = [0; MAX_FAULTS];
-    let Ok(count) = uffd.read_faults(&mut addresses) else { return false };
+    let mut faults = [Fault::default(); MAX_FAULTS];
+    let Ok(count) = uffd.read_faults(&mut faults) else { return false };
     let received = now();
     SINCE.store(received.0, Ordering::Release);
     READ.fetch_add(count as u64, Ordering::Relaxed);
-    for &address in &addresses[..count] {
-        let served = catch_unwind(AssertUnwindSafe(|| {
-            ENGINE.lock_for_fault().serve(uffd, address, received)
-        }));
+    for &fault in &faults[..count] {
+        let served =
+            catch_unwind(AssertUnwindSafe(|| ENGINE.lock_for_fault().serve(uffd, fault, received)));
         match served {
             Ok(Served::Yes) => {}
             Ok(Served::FuseBlown) => watchdog::blow_fuse(),
-            Err(_) => watchdog::give_up(),
+            Err(_) => {
+                let _engine = ENGINE.lock_for_fault();
+                unshare::let_write(uffd, page_of(fault.address));
+                watchdog::give_up();
+            }
         }
     }
     SINCE.store(0, Ordering::Release);

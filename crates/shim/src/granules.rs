@@ -158,11 +158,6 @@ impl Granule {
         self.numbers().any(|page| shared.state(page) == PageState::Staged)
     }
 
-    /// The state of the page at an address of it.
-    pub(crate) fn state_at(&self, shared: Shared<'_>, address: u64) -> PageState {
-        shared.state(self.first_page + page_count(address.saturating_sub(self.guest.start)))
-    }
-
     /// Its parts of this state, each as long as can be: as a rule there is one, the whole.
     pub(crate) fn parts(self, shared: Shared<'_>, state: PageState) -> impl Iterator<Item = Self> {
         let end = self.first_page + self.pages;

@@ -30,22 +30,25 @@
 //!
 //! # The rules that make sharing safe
 //!
-//! While a page is merged, its place is mapped from the group's pool, copy-on-write; the kernel keeps it
-//! right without us, whoever dies. What remains is ours:
+//! While a page is merged, its place is mapped from the group's pool, copy-on-write: whoever dies, the kernel keeps
+//! it right without us. What remains is ours:
 //!
 //! 9. A page is compared while it is aside, where nobody can write to it; what is not equal goes back before
 //!    the lock is given up (`merge::Aside`).
 //! 10. A discard of a merged page would show the pool's content again: fresh memory is mapped there, under
 //!     the same lock (`engine::discard_merged`).
 //! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
-//!     like a hole (`tracker::serve`). Which pages are merged outlives trackers, workers and plugged RAM
+//!     like a hole (`engine::serve`). Which pages are merged outlives trackers, workers and plugged RAM
 //!     (`channel`).
 //! 12. A merged page is replaced only if nobody has written it, and while nobody can: then its content is known, and
 //!     whoever has it pinned only reads. What takes its place traps from the first moment
 //!     (`unshare::Replacement`).
+//! 13. A write to a merged page waits for the fault thread, which replaces it (`engine::break_sharing`). Who may not wait, or
+//!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`engine::let_all_write`): QEMU's own
+//!     userfaultfd, `mlockall`, VFIO. None of us writes to one while holding the lock.
 //!
-//! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken. If
-//! anything is in doubt, QEMU runs as if the shim were not there.
+//! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken but by the first write
+//! to a page that is still merged. If anything is in doubt, QEMU runs as if the shim were not there.
 //!
 //! **Cost**: tracking off, one comparison per interposed call; a trap some 20 to 50 µs, measured while
 //! tracking (`bench`); staging takes no memory of its own but page tables.
@@ -61,7 +64,7 @@
 //! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
 //! | `turns` | the lock, and who goes first |
 //! | `merge` | equal pages: aside, compared, replaced |
-//! | `unshare` | the way back |
+//! | `unshare` | the way back: at a write, or of all |
 //! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
 //! | `fault_thread`, `remapping`, `watchdog`, `control` | our four threads |
 //! | `bench` | what a trap costs |

@@ -9,11 +9,12 @@
 //! hole, which reads as zeros.
 //!
 //! **Invariants.** Everything here runs under the engine's lock. What is aside when a turn ends, however it
-//! ends, goes back ([`Aside`]). A page's state is "merged" exactly while its place is mapped from a pool; the
-//! kernel's copies of what the guest writes there cannot be moved any more, so such a page is never taken
-//! again, nor ever filled with zeros (for `UFFDIO_ZEROPAGE` a pool's page that is not mapped yet is a hole).
+//! ends, goes back ([`Aside`]). A page's state is "merged" exactly while its place is mapped from a pool; what is
+//! there cannot be moved, so such a page is never taken again, nor ever filled with zeros (for `UFFDIO_ZEROPAGE` a
+//! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
+//! cannot do that, it makes a copy in the same mapping.
 //!
-//! **Cost**: some 2 µs per page, 3 µs more per mapping; the kernel keeps some 400 bytes per mapping.
+//! **Cost**: some 2 µs per page, 5 µs more per mapping; the kernel keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
@@ -30,8 +31,8 @@ use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;
 use crate::descriptors::Guarded;
-use crate::moves;
 use crate::ram::Block;
+use crate::{moves, unshare};
 
 /// Most pages in a turn: well below a millisecond.
 pub(crate) const AT_ONCE: u32 = 64;
@@ -42,6 +43,8 @@ const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 /// The pool that slots are of.
 pub(crate) struct Pool {
     view: PoolView,
+    /// What is written to its pages traps, and they are replaced.
+    stops_writes: bool,
     /// Pages of it, to compare with: mapping it would keep page tables for it.
     pages: Box<[u8]>,
     _guarded: Option<Guarded>,
@@ -55,7 +58,8 @@ impl Pool {
         let view = PoolView::open(fd, slots).map_err(|error| refused(error.to_string()))?;
         let guarded = Guarded::new(view.as_fd().as_raw_fd());
         let pages = vec![0; ROOM * PAGE_LEN].into_boxed_slice();
-        Ok(Self { view, pages, _guarded: guarded })
+        let stops_writes = crate::engine::userfaultfd().is_ok_and(unshare::is_possible);
+        Ok(Self { view, stops_writes, pages, _guarded: guarded })
     }
 }
 
@@ -139,15 +143,18 @@ impl Place<'_> {
         let range = part.of(self.guest);
         let over = Over { range, reserve: self.block.reserve };
         // SAFETY: the pages there have just been taken aside, and hold what the slots do.
-        let mapped = pool.is_some_and(|pool| unsafe { pool.view.map_over(slot, over) }.is_ok());
-        if mapped {
-            self.channel.set(range, PageState::Merged);
-            for advice in self.block.shared_advice() {
-                // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
-                let _ = unsafe { advise(range, advice) };
-            }
+        let mapped = pool.filter(|pool| unsafe { pool.view.map_over(slot, over) }.is_ok());
+        let Some(pool) = mapped else { return false };
+        self.channel.set(range, PageState::Merged);
+        for advice in self.block.shared_advice() {
+            // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
+            let _ = unsafe { advise(range, advice) };
         }
-        mapped
+        if pool.stops_writes {
+            // SAFETY: mapped from the pool, and the fault thread serves.
+            unsafe { unshare::stop_writes(self.uffd, range) };
+        }
+        true
     }
 }
 
@@ -303,6 +310,9 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
             true
         }
         Err(_) => {
+            if let Ok(uffd) = crate::engine::userfaultfd() {
+                unshare::let_write(uffd, range);
+            }
             let start: *mut u8 =
                 std::ptr::with_exposed_provenance_mut(usize::try_from(range.start).unwrap_or(0));
             // SAFETY: mapped, writable, and QEMU has said that its content may go.

@@ -235,6 +235,12 @@ pub(crate) fn end(range: Range) -> u64 {
     range.start.saturating_add(range.len)
 }
 
+/// What two ranges have in common; without an address of it they have none.
+pub(crate) fn common(one: Range, other: Range) -> Range {
+    let start = one.start.max(other.start);
+    Range { start, len: end(one).min(end(other)).saturating_sub(start) }
+}
+
 /// Whether two ranges have an address in common.
 pub(crate) fn overlap(one: Range, other: Range) -> bool {
     one.start < end(other) && other.start < end(one)

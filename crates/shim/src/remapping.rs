@@ -11,7 +11,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::Timespec;
 use sys::memory_map::{PAGE_BYTES, Range};
-use sys::userfaultfd::MAX_FAULTS;
+use sys::userfaultfd::{Fault, MAX_FAULTS};
 
 use crate::engine;
 
@@ -49,12 +49,11 @@ pub(crate) fn run() {
         }
         let turn = *turns;
         drop(turns);
-        let (mut first, mut last, mut addresses) = (u64::MAX, 0, [0; MAX_FAULTS]);
+        let (mut first, mut last, mut faults) = (u64::MAX, 0, [Fault::default(); MAX_FAULTS]);
         while *self::turns() == turn {
-            let read =
-                if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut addresses) } else { Ok(0) };
-            for address in &addresses[..read.unwrap_or(0)] {
-                (first, last) = (first.min(*address), last.max(*address));
+            let read = if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut faults) } else { Ok(0) };
+            for fault in &faults[..read.unwrap_or(0)] {
+                (first, last) = (first.min(fault.address), last.max(fault.address));
             }
         }
         if first <= last {

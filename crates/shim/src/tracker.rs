@@ -73,6 +73,7 @@ impl Tracker {
     pub(crate) fn start(
         uffd: &'static Userfaultfd,
         regions: &[(Block, Region)],
+        channel: &Channel,
         tracking: Tracking,
     ) -> Result<Self, (&'static str, Errno)> {
         let granules =
@@ -92,10 +93,10 @@ impl Tracker {
             cursor: 0,
             second: Second { began: now(), traps: 0 },
         };
-        for range in tracker.registered() {
+        for range in tracker.registered(channel) {
             // SAFETY: the fault thread runs since before the engine makes a tracker, and serves.
             if let Err(errno) = unsafe { uffd.register(range) } {
-                tracker.unregister();
+                tracker.unregister(channel);
                 return Err(("UFFDIO_REGISTER", errno));
             }
         }
@@ -208,7 +209,7 @@ impl Tracker {
         true
     }
 
-    /// Resolves a fault at `address`, received at `received`.
+    /// Resolves a fault at `address`, whose page is not merged, received at `received`.
     pub(crate) fn serve(&mut self, channel: &mut Channel, address: u64, received: Nanos) -> Served {
         let Some(granule) = self.granules.at(address) else {
             if self.bench.contains(address) {
@@ -219,11 +220,6 @@ impl Tracker {
             return Served::Yes;
         };
         let shared = channel.shared();
-        if granule.state_at(shared, address) == PageState::Merged {
-            // It was touched while it was aside: the pool's page is there now.
-            let _ = self.uffd.wake(page_of(address));
-            return Served::Yes;
-        }
         let was_staged = granule.is_staged(shared);
         if was_staged {
             self.give_back(shared, granule);
@@ -307,17 +303,19 @@ impl Tracker {
     }
 
     /// Ends all registrations. Everything is back.
-    pub(crate) fn unregister(&self) {
+    pub(crate) fn unregister(&self, channel: &Channel) {
         self.bench.serve(self.uffd, self.pagemap);
-        for range in self.registered() {
+        for range in self.registered(channel) {
             // SAFETY: `give_back_some` has seen every granule since `begin_release`, or none was taken.
             // What fails was never registered, or is no longer mapped.
             let _ = unsafe { self.uffd.unregister(range) };
         }
     }
 
-    fn registered(&self) -> impl Iterator<Item = Range> {
-        self.granules.ranges().chain([self.bench.range()])
+    /// Everything but what is merged, where only writes trap.
+    fn registered(&self, channel: &Channel) -> impl Iterator<Item = Range> {
+        let all = self.granules.ranges().chain([self.bench.range()]);
+        all.flat_map(|range| channel.unmerged(range))
     }
 
     fn count_in_second(&mut self, at: Nanos) -> Served {
@@ -376,6 +374,6 @@ pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let _ = uffd.wake(page);
 }
 
-fn page_of(address: u64) -> Range {
+pub(crate) fn page_of(address: u64) -> Range {
     Range { start: address / PAGE_BYTES * PAGE_BYTES, len: PAGE_BYTES }
 }

@@ -6,7 +6,8 @@ mod common;
 use common::prepared::{MIB, Prepared, SLOTS, prepared};
 use common::{GRANULE, StandIn, Worker};
 use protocol::layout::{Counter, PageState};
-use protocol::{Answer, Content, Merge, Merged, Refusal, Request};
+use protocol::{Answer, Content, MAX_MERGE, Merge, Merged, Refusal, Request};
+use sys::pool_file::PoolFile;
 
 fn shared(pages: u32) -> Merged {
     Merged { shared: pages, ..Merged::default() }
@@ -40,7 +41,55 @@ fn what_is_written_afterwards_is_the_guests_own() {
     let mut after = [0; 4096];
     pool.read(107, &mut after).unwrap();
     assert_eq!(before, after);
-    assert_eq!(worker.merged(0..300), 300, "mapped from the pool, whoever wrote");
+    assert_eq!((worker.merged(0..300), worker.count(Counter::MergedPages)), (0, 0));
+    assert!(stand_in.mappings_of(&worker) <= 2, "as QEMU had made it, or nearly");
+}
+
+#[test]
+fn a_written_page_leaves_the_others_shared_and_can_be_merged_again() {
+    let Prepared { mut stand_in, worker, pool } = prepared(300);
+    worker.merge(&[(0, 300, Some(100))]);
+    for (at, page) in [150, 0, 299].into_iter().enumerate() {
+        stand_in.expect(&format!("clear 0 {page} 1"));
+        assert_eq!((worker.merged(0..300), worker.merged(page..page + 1)), (299 - at, 0));
+    }
+    assert_eq!(stand_in.mappings_of(&worker), 5, "two runs, and what is around them");
+    pool.write(7, &[0; 4096]).unwrap();
+    assert_eq!(
+        worker.merge(&[(150, 1, Some(7)), (299, 1, None)]),
+        Merged { dropped: 1, ..shared(1) }
+    );
+    stand_in.expect("zeros 0 150 1");
+    stand_in.expect("fill 0 1");
+    assert_eq!(worker.merge(&[(0, 300, Some(100))]), shared(300));
+    stand_in.expect("check 0 1");
+}
+
+#[test]
+fn when_there_is_no_room_for_more_mappings_the_kernel_makes_the_copy() {
+    let stand_in = &mut StandIn::with_ram(192);
+    let worker = Worker::meet(stand_in);
+    let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
+    worker.use_pool(&pool, SLOTS);
+    stand_in.expect("clear 0 0 49152");
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
+    let most = allowed.trim().parse::<u32>().unwrap() / 8;
+    if most > 12_000 {
+        eprintln!("not tested: vm.max_map_count is {allowed}");
+        return;
+    }
+    // One fewer than that, of three pages each: what was never written to a pool is zero.
+    let runs: Vec<_> = (0..most - 1).map(|run| (4 * run, 3, Some(0))).collect();
+    runs.chunks(MAX_MERGE).for_each(|runs| assert_eq!(worker.merge(runs).kept, 0));
+    let merged = worker.merged(0..49_152);
+    stand_in.expect("clear 0 1 1");
+    assert_eq!((worker.merged(0..4), worker.merged(0..49_152)), (2, merged - 1));
+    stand_in.expect("clear 0 4001 1");
+    let all = (worker.merged(4000..4004), worker.merged(0..49_152));
+    assert_eq!(all, (3, merged - 1), "the kernel's copy");
+    stand_in.expect("clear 0 8000 1");
+    assert_eq!(worker.merged(8000..8004), 2, "at an end nothing is cut in two");
+    stand_in.expect("zeros 0 0 49152");
 }
 
 #[test]

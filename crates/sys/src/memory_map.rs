@@ -29,6 +29,7 @@ pub const PAGE_BYTES: u64 = PAGE_LEN as u64;
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 const SCAN: Opcode = opcode::read_write::<ScanArg>(b'f', 16);
+const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -325,6 +326,28 @@ impl Pagemap {
         };
         self.scan(range, wanted, |found| pages.push(found.range()))?;
         Ok(pages)
+    }
+
+    /// The pages of `range` around `address` that are in memory, shared with a file, and protected by a
+    /// userfaultfd since they were: nobody has written them, or can. Does not allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn unwritten_around(&self, range: Range, address: u64) -> Result<Option<Range>, Errno> {
+        let wanted = ScanArg {
+            category_inverted: PAGE_IS_WRITTEN,
+            category_mask: PAGE_IS_PRESENT | PAGE_IS_FILE | PAGE_IS_WRITTEN,
+            return_mask: PAGE_IS_FILE,
+            ..ScanArg::default()
+        };
+        let mut around = None;
+        self.scan(range, wanted, |found| {
+            let found = found.range();
+            if (found.start..found.start + found.len).contains(&address) {
+                around = Some(found);
+            }
+        })?;
+        Ok(around)
     }
 
     fn present(&self, range: Range, but_not: u64) -> Result<Vec<Private>, Errno> {

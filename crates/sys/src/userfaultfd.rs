@@ -7,8 +7,8 @@
 //! a thread's behalf, at a page that is not there; whoever reads the descriptor puts something there and
 //! wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of anonymous memory from one
 //! place to another, atomically for every observer; a page that I/O has pinned is refused (`EBUSY`).
-//! A range that is registered for *writes* stops whoever writes to a page of it that is protected; pages that
-//! are mapped from a file in memory can be protected, too (Linux 5.19).
+//! A range that is registered for *writes* stops whoever writes to a page of it that is protected, also the kernel before
+//! it pins it for a device; pages that are mapped from a file in memory can be protected, too (Linux 5.19).
 //!
 //! A registered mapping that is moved (`mremap`) stays registered. The call waits until somebody has read
 //! the descriptor: [`Userfaultfd::read_faults`] does, and passes over what it reads of that.
@@ -45,6 +45,7 @@ const PROTECT: u64 = 1;
 const DONT_WAKE: u64 = 1;
 const ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
+const FAULT_IS_PROTECTED: u64 = 2;
 
 /// `_IO(0xAA, 0)`, asked of [`DEVICE`].
 const NEW: Opcode = opcode::none(0xAA, 0x00);
@@ -111,6 +112,15 @@ struct ZeroArg {
 struct ProtectArg {
     range: Range,
     mode: u64,
+}
+
+/// A touch that waits to be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fault {
+    /// What was touched.
+    pub address: u64,
+    /// It is a write to a [protected](Userfaultfd::protect) page; otherwise the page is missing.
+    pub is_protected: bool,
 }
 
 /// `struct uffd_msg` of a page fault.
@@ -230,16 +240,29 @@ impl Userfaultfd {
         unsafe { self.ask::<REGISTER, _>(&mut arg) }
     }
 
-    /// Stops every write to `range`, also one for which the kernel would pin a page; it goes on when the
-    /// registration has ended and who waits was woken, or something else is mapped there.
+    /// Stops every write to `range`, also one for which the kernel would pin a page, until
+    /// [`Self::unprotect`], the end of the registration, or something else is mapped there.
     ///
     /// # Safety
-    /// The range is registered for writes, and will not be for long.
+    /// The range is registered for writes, and whoever serves its faults knows of it.
     ///
     /// # Errors
     /// The kernel's: a part may be protected then.
     pub unsafe fn protect(&self, range: Range) -> Result<(), Errno> {
         let mut arg = ProtectArg { range, mode: PROTECT };
+        // SAFETY: the structure is the one of this request.
+        unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
+    }
+
+    /// Lets writes to `range` go on, and wakes who waits.
+    ///
+    /// # Safety
+    /// Nobody relies on nothing being written there.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub unsafe fn unprotect(&self, range: Range) -> Result<(), Errno> {
+        let mut arg = ProtectArg { range, mode: 0 };
         // SAFETY: the structure is the one of this request.
         unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
     }
@@ -300,12 +323,12 @@ impl Userfaultfd {
         unsafe { self.ask::<WAKE, _>(&mut range) }
     }
 
-    /// Fills in the addresses that were touched since the last call; answers how many. Who waits for a mapping
-    /// to be moved goes on. Does not allocate.
+    /// Fills in the touches since the last call; answers how many. Who waits for a mapping to be moved goes on. Does
+    /// not allocate.
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` when there are none.
-    pub fn read_faults(&self, addresses: &mut [u64; MAX_FAULTS]) -> Result<usize, Errno> {
+    pub fn read_faults(&self, faults: &mut [Fault; MAX_FAULTS]) -> Result<usize, Errno> {
         let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
         let read = rustix::io::read(&self.fd, &mut bytes)?;
         let mut count = 0;
@@ -316,7 +339,11 @@ impl Userfaultfd {
                 u64::from_ne_bytes(word)
             };
             if message[0] == EVENT_PAGEFAULT {
-                addresses[count] = field(std::mem::offset_of!(Message, address));
+                faults[count] = Fault {
+                    address: field(std::mem::offset_of!(Message, address)),
+                    is_protected: field(std::mem::offset_of!(Message, flags)) & FAULT_IS_PROTECTED
+                        != 0,
+                };
                 count += 1;
             }
         }

@@ -45,7 +45,6 @@ use propose::Ahead;
 pub use store::SLOTS;
 use store::Store;
 use vm::{Target, Vm};
-use window::Window;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
@@ -136,7 +135,7 @@ impl Dedup {
             // Not to be guessed: no guest can make pages that fall together.
             seed: fastrand::u64(..),
             hash: xxh3_64_with_seed,
-            buffer: vec![0; Window::PAGES as usize * PAGE_LEN],
+            buffer: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::new(),
             looked: 0,

@@ -64,11 +64,12 @@ fn a_page_that_was_moved_out_traps_and_comes_back_with_its_content() {
     std::thread::scope(|scope| {
         // SAFETY: the page is there again when the read ends.
         let reader = scope.spawn(move || unsafe { at(guest).read_volatile() });
-        let mut addresses = [0; MAX_FAULTS];
+        let mut faults = [Fault::default(); MAX_FAULTS];
         assert!(uffd.wait(None));
-        assert_eq!(uffd.read_faults(&mut addresses), Ok(1));
-        assert_eq!(uffd.read_faults(&mut [0; MAX_FAULTS]), Err(Errno::AGAIN));
-        assert_eq!(addresses[0] & !(PAGE_BYTES - 1), guest.start);
+        assert_eq!(uffd.read_faults(&mut faults), Ok(1));
+        assert_eq!(uffd.read_faults(&mut [Fault::default(); MAX_FAULTS]), Err(Errno::AGAIN));
+        assert_eq!(faults[0].address & !(PAGE_BYTES - 1), guest.start);
+        assert!(!faults[0].is_protected);
         // SAFETY: back to where it was.
         let moved = unsafe { uffd.move_pages(guest.start, staging.start, PAGE_BYTES) };
         assert_eq!(moved.stopped, None);
@@ -132,16 +133,19 @@ fn two_pages_of_a_file() -> (Range, Reserved) {
 
 #[test]
 fn pages_of_a_file_can_be_protected_and_who_has_written_before_is_known() {
-    let uffd = Userfaultfd::open().unwrap();
+    let (uffd, pagemap) = (Userfaultfd::open().unwrap(), Pagemap::open().unwrap());
     let (range, _memory) = two_pages_of_a_file();
     let second = Range { start: range.start + PAGE_BYTES, len: PAGE_BYTES };
     assert!(uffd.can_replace(), "the machine that tests is new enough");
     // SAFETY: memory of this test, which serves.
     unsafe {
         uffd.register_writes(range).unwrap();
+        assert_eq!(pagemap.unwritten_around(range, second.start), Ok(None), "it may be written");
         uffd.protect(range).unwrap();
     }
-    assert_eq!(Pagemap::open().unwrap().of_file(range), Ok(vec![second]));
+    assert_eq!(pagemap.of_file(range), Ok(vec![second]));
+    assert_eq!(pagemap.unwritten_around(range, second.start + 9), Ok(Some(second)));
+    assert_eq!(pagemap.unwritten_around(range, range.start), Ok(None), "it was written before");
     std::thread::scope(|scope| {
         // SAFETY: memory of this test.
         let writer = scope.spawn(move || unsafe { at(second).write_volatile(7) });
@@ -149,15 +153,20 @@ fn pages_of_a_file_can_be_protected_and_who_has_written_before_is_known() {
         // SAFETY: reading does not wait.
         assert_eq!(unsafe { at(second).read_volatile() }, 5);
         assert!(!writer.is_finished());
-        let mut addresses = [0; MAX_FAULTS];
-        assert_eq!(uffd.read_faults(&mut addresses), Ok(1));
-        assert_eq!(addresses[0] & !(PAGE_BYTES - 1), second.start);
-        // SAFETY: everything is in its place.
-        unsafe { uffd.unregister(range).unwrap() };
-        uffd.wake(range).unwrap();
+        let mut faults = [Fault::default(); MAX_FAULTS];
+        assert_eq!(uffd.read_faults(&mut faults), Ok(1));
+        assert_eq!(faults[0].address & !(PAGE_BYTES - 1), second.start);
+        assert!(faults[0].is_protected);
+        // SAFETY: it may be written.
+        unsafe { uffd.unprotect(second).unwrap() };
     });
-    // SAFETY: memory of this test.
-    assert_eq!(unsafe { (at(range).read(), at(second).read()) }, (6, 7));
+    // SAFETY: memory of this test; everything is in its place.
+    unsafe {
+        assert_eq!(at(second).read(), 7);
+        uffd.unregister(range).unwrap();
+        at(range).write(8);
+        assert_eq!((at(range).read(), at(second).read()), (8, 7), "nothing traps any more");
+    }
 }
 
 #[test]
@@ -172,7 +181,7 @@ fn untouched_memory_takes_a_place_and_is_registered_there_from_the_first_moment(
         // SAFETY: the loop below reads.
         let mover = scope.spawn(|| unsafe { untouched.map_over(first) });
         while !mover.is_finished() {
-            assert_eq!(uffd.read_faults(&mut [0; MAX_FAULTS]).unwrap_or(0), 0);
+            assert_eq!(uffd.read_faults(&mut [Fault::default(); MAX_FAULTS]).unwrap_or(0), 0);
         }
         assert_eq!(mover.join().unwrap(), Ok(()));
         // SAFETY: the page is there when the read ends.

@@ -1,7 +1,8 @@
 //! How many mappings QEMU's process has: without room for another one it could not go on.
 //!
-//! The pool's mappings are counted with all others, for many outlive the sharing: a page that the guest has written
-//! stays in the one that it was merged into.
+//! The pool's mappings are counted with all others, for some outlive the sharing: where the shim could not replace a page
+//! that the guest has written, it stays in the mapping that it was merged into. And writes cut mappings in two: the shim
+//! stops that at half of what is left here for QEMU.
 
 use std::time::{Duration, Instant};
 

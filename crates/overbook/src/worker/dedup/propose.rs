@@ -22,7 +22,7 @@ struct Candidate {
     page: u32,
     /// Its content's; `None`: zeros.
     hash: Option<u64>,
-    /// Where it lies in the buffer.
+    /// How many pages lie before it in the buffer.
     at: usize,
 }
 
@@ -32,6 +32,7 @@ impl Dedup {
         let mut recalls = false;
         self.ahead.forget();
         let mut buffer = std::mem::take(&mut self.buffer);
+        make_fit(&mut buffer, window.wanted() * PAGE_LEN);
         let candidates = self.candidates(pid, window, &mut buffer);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
             for candidate in candidates {
@@ -48,18 +49,20 @@ impl Dedup {
     fn candidates(&mut self, pid: u32, window: &Window, buffer: &mut [u8]) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
+        let mut next = 0;
         for run in window.runs() {
-            let first = (run.start - window.first) as usize;
-            let bytes = &mut buffer[first * PAGE_LEN..][..run.len() * PAGE_LEN];
+            let first = next;
+            next += run.len();
+            let bytes = &mut buffer[first * PAGE_LEN..next * PAGE_LEN];
             let read = vm.read(run.start, bytes);
-            for (page, content) in run.clone().zip(bytes[..read].chunks_exact(PAGE_LEN)) {
+            let pages = run.clone().zip(first..).zip(bytes[..read].chunks_exact(PAGE_LEN));
+            for ((page, at), content) in pages {
                 let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
                     continue;
                 }
                 let number = vm.first + page;
                 if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
-                    let at = (page - window.first) as usize;
                     candidates.push(Candidate { page, hash, at });
                 }
             }
@@ -141,6 +144,16 @@ impl Dedup {
             return if recalls == Some(true) { Twin::Recalled } else { Twin::None };
         }
         if ahead.page(pid, page) == Some(content) { Twin::Found(pid, page) } else { Twin::None }
+    }
+}
+
+/// Gives a buffer room for so many bytes, and back what it has far too much: when little changes, few pages are read.
+fn make_fit(buffer: &mut Vec<u8>, bytes: usize) {
+    if bytes > 0 && buffer.len() / 8 > bytes {
+        buffer.truncate(bytes);
+        buffer.shrink_to_fit();
+    } else if buffer.len() < bytes {
+        buffer.resize(bytes, 0);
     }
 }
 

@@ -358,8 +358,11 @@ impl Vm {
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
-                // Its own copy: it was written to.
-                PageState::Merged if *wanted => {
+                // Its own copy: it was written to. Where the shim cannot replace it, it is merged for good.
+                PageState::Merged | PageState::Plain
+                    if *wanted
+                        && (*state == PageState::Merged || self.book.slot(page).is_some()) =>
+                {
                     let slot = self.book.broke(page);
                     self.counts.broken += u64::from(slot.is_some());
                     left.extend(slot);
