@@ -147,6 +147,7 @@ impl Engine {
     /// QEMU discards `range`: where it is mapped from a pool, fresh memory is mapped.
     pub(crate) fn discard_merged(&mut self, range: Range) {
         let Some(channel) = &self.channel else { return };
+        let mut fresh = Vec::new();
         for merged in channel.merged(range) {
             // Blocks may touch each other, and then so do their pages.
             let mut rest = merged;
@@ -160,9 +161,11 @@ impl Engine {
                     if let Some(tracker) = &mut self.tracker {
                         tracker.register_fresh(part);
                     }
+                    fresh.push(part);
                 }
             }
         }
+        fresh.into_iter().for_each(|part| self.join_at_ends(part));
     }
 
     /// QEMU has mapped something else over `range`.
@@ -215,6 +218,7 @@ impl Engine {
                 unsafe { replacement.replace(merged) };
             }
         });
+        ranges.into_iter().for_each(|range| self.join_at_ends(range));
     }
 
     /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
@@ -232,9 +236,32 @@ impl Engine {
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
             let _ = uffd.wake(part);
+            self.join_at_ends(part);
         }
         if !is_replaced {
             unshare::let_write(uffd, page_of(address));
+        }
+    }
+
+    /// What was merged there is not any more: makes it one mapping with what is beside it, as far as that can be.
+    fn join_at_ends(&self, range: Range) {
+        let (Ok(uffd), Some(channel), Some(block)) =
+            (userfaultfd(), &self.channel, self.ram.block(range.start))
+        else {
+            return;
+        };
+        let inside = |seam: &u64| block.range.start < *seam && *seam < end(block.range);
+        for seam in [range.start, end(range)].into_iter().filter(inside) {
+            let is_plain = |piece: &Range| {
+                common(*piece, block.range) == *piece && channel.merged(*piece).next().is_none()
+            };
+            if let Some(piece) = unshare::smaller_at(seam).filter(is_plain) {
+                self.replace(&[piece], |replacement| {
+                    // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
+                    unsafe { replacement.rejoin(piece) };
+                });
+                let _ = uffd.wake(piece);
+            }
         }
     }
 
@@ -263,16 +290,16 @@ impl Engine {
         }
     }
 
-    /// Has something done with these merged pages of one block, if pages can be replaced now.
-    fn replace(&self, merged: &[Range], act: impl FnOnce(&Replacement<'_>)) {
+    /// Has something done with these parts of one block, if pages can be replaced now.
+    fn replace(&self, parts: &[Range], act: impl FnOnce(&Replacement<'_>)) {
         let (None, Ok(uffd), Some(pagemap), Some(channel)) =
             (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
         else {
             return;
         };
-        let block = merged.first().and_then(|range| self.ram.block(range.start));
+        let block = parts.first().and_then(|range| self.ram.block(range.start));
         // With a page on each side, so that what comes in their place becomes one mapping with what is there.
-        let Ok(window) = self.open_window(uffd, channel, merged, PAGE_BYTES) else { return };
+        let Ok(window) = self.open_window(uffd, channel, parts, PAGE_BYTES) else { return };
         // SAFETY: the fault thread serves, as soon as this turn is over.
         let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
         if let Some(replacement) = block.and_then(new) {

@@ -24,7 +24,7 @@ use std::sync::OnceLock;
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
 use sys::memory_map::{
-    Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
+    Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
 };
 use sys::pool_file::PoolView;
 use sys::userfaultfd::Userfaultfd;
@@ -258,11 +258,11 @@ impl Drop for Aside<'_> {
     }
 }
 
-/// Memory of ours, registered for ever, where a turn's pages are put aside.
+/// Memory of ours, registered for ever, where a turn's pages are put aside: as many as a huge page has.
 pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
     static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
     let make = || {
-        let place = Reserved::new(u64::from(AT_ONCE) * PAGE_BYTES).ok()?;
+        let place = Reserved::new(HUGE_PAGE_BYTES).ok()?;
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
             // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
             let _ = unsafe { place.advise(advice) };

@@ -11,6 +11,10 @@
 //! mapped over the place in one step, and the copy is moved there. Who touches it meanwhile waits, and never
 //! sees zeros. Then the page is plain: the guest's own, in the mapping of its neighbours, to be merged again.
 //!
+//! **Seams.** The kernel joins no two mappings whose pages were touched before they met. A page that is replaced between
+//! shared ones is such a mapping, and would be for ever. So where what is replaced closes a gap the smaller
+//! neighbour is put aside, mapped anew, and put back ([`Replacement::rejoin`]): it is one with the other then.
+//!
 //! **A page at a time**, so that all others stay shared; but each one cuts a mapping in two. So around writes that come one
 //! after the other more and more is replaced ([`Reach`]), and when so many runs are merged that there is no room for
 //! more mappings ([`most_runs`]) the kernel makes the copy.
@@ -23,18 +27,23 @@
 //!
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
-//! makes the copies ([`copy`]), and the mappings stay.
+//! makes the copies ([`copy`]), and the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11):
+//! there seams stay.
 
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use protocol::layout::PageState;
 use rustix::io::Errno;
-use sys::memory_map::{Advice, Over, PAGE_BYTES, Pagemap, Range, Untouched, advise};
+use sys::memory_map::{
+    Advice, HUGE_PAGE_BYTES, Mappings, Over, PAGE_BYTES, Pagemap, Range, Untouched, advise,
+};
 use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;
-use crate::ram::Block;
+use crate::descriptors::Guarded;
+use crate::ram::{Block, end};
 use crate::time::Nanos;
 use crate::{merge, moves};
 
@@ -46,6 +55,8 @@ const USUAL_MAPPINGS: u32 = 65_530;
 
 /// Whether pages can be replaced on this host.
 pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
+    // Asked here first, for the fault thread allocates nothing.
+    let _ = (most_runs(), mappings());
     let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     uffd.can_replace() && ["0", "1"].contains(&overcommit.trim())
 }
@@ -58,6 +69,26 @@ pub(crate) fn most_runs() -> u32 {
         let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
         allowed.trim().parse().unwrap_or(USUAL_MAPPINGS) / 8
     })
+}
+
+/// The smaller one of two mappings of no file that meet at `seam`, if it is worth it: smaller than a huge page.
+pub(crate) fn smaller_at(seam: u64) -> Option<Range> {
+    let mapped = |at| Some(mappings()?.at(at).ok()?).filter(|mapping| mapping.is_anonymous);
+    let (left, right) = (mapped(seam - 1)?.range, mapped(seam)?.range);
+    let is_seam = end(left) == seam && right.start == seam;
+    let smaller = if left.len < right.len { left } else { right };
+    (is_seam && smaller.len < HUGE_PAGE_BYTES).then_some(smaller)
+}
+
+/// This process's mappings; opened once.
+fn mappings() -> Option<&'static Mappings> {
+    static MAPPINGS: OnceLock<Option<Mappings>> = OnceLock::new();
+    let guarded = || {
+        let mappings = Mappings::open().ok()?;
+        std::mem::forget(Guarded::new(mappings.as_fd().as_raw_fd())?);
+        Some(mappings)
+    };
+    MAPPINGS.get_or_init(guarded).as_ref()
 }
 
 /// How many pages are replaced at a write.
@@ -190,6 +221,21 @@ impl<'a> Replacement<'a> {
             unsafe { merge::clear(aside) };
             false
         }
+    }
+
+    /// Makes a mapping one with its neighbours, if none of its pages is held by I/O.
+    ///
+    /// # Safety
+    /// It is of guest RAM, of no file, smaller than a huge page, and registered; another thread reads the userfaultfd.
+    pub(crate) unsafe fn rejoin(&self, mapping: Range) {
+        // SAFETY: both are registered, and the fault thread serves when the turn is over.
+        unsafe { moves::take(self.uffd, mapping, self.buffer.start) };
+        if self.pagemap.populated(mapping) == Ok(0) {
+            // SAFETY: all that it holds is aside. Should this fail, it stays as it was.
+            let _ = unsafe { self.map_over(mapping) };
+        }
+        // SAFETY: it was taken from there.
+        unsafe { moves::give(self.uffd, self.pagemap, mapping, self.buffer.start) };
     }
 
     /// # Safety

@@ -88,6 +88,41 @@ fn of_what_the_guest_has_written_nothing_is_left() {
 }
 
 #[test]
+fn what_was_written_here_and_there_becomes_one_mapping_again() {
+    for tracking in [false, true] {
+        let Prepared { mut stand_in, worker, .. } = prepared(2000);
+        // What is larger than a huge page stays by itself when it was merged as a whole.
+        let most = stand_in.mappings_of(&worker) + 1;
+        worker.merge(&[(0, 2000, Some(100))]);
+        if tracking {
+            worker.ask(&Request::Track(common::by_name()));
+        }
+        // Far apart, each alone.
+        for page in (50..2000).step_by(70) {
+            stand_in.expect_beside(&worker, &format!("clear 0 {page} 1"));
+        }
+        stand_in.expect_beside(&worker, "discard 0 1000 1");
+        assert!(stand_in.mappings_of(&worker) > 50);
+        let unshared = unshare_all(&worker);
+        assert_eq!((unshared, worker.merged(0..PAGES)), (2000 - 28 - 1, 0));
+        stand_in.expect_beside(&worker, "zeros 0 1000 1");
+        stand_in.expect_beside(&worker, "fill 0 1");
+        worker.release();
+        assert!(stand_in.mappings_of(&worker) <= most, "tracking: {tracking}");
+        stand_in.expect("check 0 1");
+        // And by writes alone.
+        worker.merge(&[(0, 2000, Some(100))]);
+        for page in (50..2000).step_by(70) {
+            stand_in.expect(&format!("clear 0 {page} 1"));
+        }
+        stand_in.expect("fill 0 2");
+        assert_eq!(worker.merged(0..PAGES), 0);
+        assert!(stand_in.mappings_of(&worker) <= most, "tracking: {tracking}");
+        stand_in.expect("check 0 2");
+    }
+}
+
+#[test]
 fn what_the_kernel_has_copied_stays_in_its_place_with_its_content() {
     let Prepared { mut stand_in, worker, pool } = prepared(300);
     worker.merge(&[(0, 300, Some(100))]);

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::ioctl::{Opcode, ioctl, opcode};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
 pub use crate::userfaultfd::Range;
@@ -29,6 +29,8 @@ pub const PAGE_BYTES: u64 = PAGE_LEN as u64;
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
 const SCAN: Opcode = opcode::read_write::<ScanArg>(b'f', 16);
+const QUERY: Opcode = opcode::read_write::<QueryArg>(b'f', 17);
+const COVERING_OR_NEXT: u64 = 0x10;
 const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
@@ -52,6 +54,24 @@ struct ScanArg {
     category_mask: u64,
     category_anyof_mask: u64,
     return_mask: u64,
+}
+
+/// `struct procmap_query`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct QueryArg {
+    size: u64,
+    flags: u64,
+    address: u64,
+    start: u64,
+    end: u64,
+    protection: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    device: [u32; 2],
+    name_sizes: [u32; 2],
+    names: [u64; 2],
 }
 
 /// Private anonymous memory of ours, unmapped when dropped: nothing is there until it is touched.
@@ -423,6 +443,52 @@ impl Pagemap {
     }
 }
 
+/// The mappings of this process, to be asked for one by one.
+#[derive(Debug)]
+pub struct Mappings(File);
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Where.
+    pub range: Range,
+    /// Whether it is of no file.
+    pub is_anonymous: bool,
+}
+
+impl Mappings {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// When `/proc` is not there.
+    pub fn open() -> std::io::Result<Self> {
+        File::open("/proc/self/maps").map(Self)
+    }
+
+    /// The mapping at `address`, or else the next one. Does not allocate.
+    ///
+    /// # Errors
+    /// The kernel's: `ENOENT` when there is none, `ENOTTY` before Linux 6.11.
+    pub fn at(&self, address: u64) -> Result<Mapping, Errno> {
+        let mut arg = QueryArg {
+            size: size_of::<QueryArg>() as u64,
+            flags: COVERING_OR_NEXT,
+            address,
+            ..QueryArg::default()
+        };
+        // SAFETY: the structure is the one of this request, and asks for no names.
+        unsafe { ioctl(&self.0, Updater::<QUERY, _>::new(&mut arg)) }?;
+        let range = Range { start: arg.start, len: arg.end.saturating_sub(arg.start) };
+        Ok(Mapping { range, is_anonymous: arg.inode == 0 })
+    }
+}
+
+impl AsFd for Mappings {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 impl AsFd for Pagemap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -507,6 +573,24 @@ mod tests {
     }
 
     #[test]
+    fn mappings_are_found_by_address() {
+        let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
+        let second = Range { start: memory.range().start + PAGE_BYTES, len: PAGE_BYTES };
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        // SAFETY: fresh memory of ours.
+        unsafe { Over { range: second, reserve: true }.map_copy(file.as_fd(), 0) }.unwrap();
+        let mappings = Mappings::open().unwrap();
+        let anonymous = mappings.at(second.start - 1).unwrap();
+        assert!(
+            anonymous.is_anonymous && anonymous.range.start + anonymous.range.len == second.start
+        );
+        let of_file = Mapping { range: second, is_anonymous: false };
+        assert_eq!(mappings.at(second.start + 7), Ok(of_file));
+        assert_eq!(mappings.at(u64::MAX), Err(Errno::NOENT));
+        assert!(mappings.at(0).unwrap().range.start > 0);
+    }
+
+    #[test]
     fn private_pages_are_those_that_were_written_and_nothing_else() {
         let memory = Reserved::new(HUGE_PAGE_BYTES).unwrap();
         let pagemap = Pagemap::of(std::process::id()).unwrap();
@@ -536,6 +620,7 @@ mod tests {
     #[test]
     fn the_structures_are_the_kernels() {
         assert_eq!(size_of::<ScanArg>(), size_of::<linux_raw_sys::general::pm_scan_arg>());
+        assert_eq!(size_of::<QueryArg>(), 104, "procmap_query, which linux-raw-sys has not");
         assert_eq!(size_of::<Found>(), size_of::<linux_raw_sys::general::page_region>());
         assert_eq!(PAGE_IS_FILE, linux_raw_sys::general::PAGE_IS_FILE.into());
         assert_eq!(PAGE_IS_PFNZERO, linux_raw_sys::general::PAGE_IS_PFNZERO.into());
