@@ -20,13 +20,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(40);
+/// Of what has a target, the middle of so many counts: a guest that sorts in swap is at one time several times faster than
+/// at another.
+const SORT_ROUNDS: u32 = 3;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mix = |job: Job| Mix { name: job.name, jobs: vec![job, job, CG, CG] };
-    let mixes = [SORT, WORDCOUNT, RECORDS].map(mix);
-    let trial = Trial::run(context, &mixes, &POLICIES, WINDOW, 1)?;
+    let trial = Trial::run(context, &[mix(SORT)], &POLICIES, WINDOW, SORT_ROUNDS)?;
+    let others = Trial::run(context, &[WORDCOUNT, RECORDS].map(mix), &POLICIES, WINDOW, 1)?;
     let mut figures = context.figures(SCENARIO.name, 1);
-    trial.add_times(&mut figures, "0.6 to 1, demand least");
+    for trial in [&trial, &others] {
+        trial.add_times(&mut figures, "0.6 to 1, demand least");
+    }
     for (against, paper) in [("fair", "1.20"), ("entitlement", "1.11")] {
         let gains = trial.gains(SORT.name, "demand", against, |job| *job == SORT);
         let note = "speed of the guests that sort, to that under the other policy";
