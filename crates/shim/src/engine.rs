@@ -14,14 +14,14 @@ use protocol::{Merge, Merged, Refusal, Region, State, Tracking};
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
 
-use crate::channel::{Channel, EVERYTHING, Part};
+use crate::channel::{Channel, Part};
+use crate::cuts::Cuts;
 use crate::merge::{Place, Pool, page_sum};
-use crate::ram::{GuestRam, common, end, overlap};
+use crate::ram::{GuestRam, end, overlap};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::turns::{Turns, turn};
-use crate::unshare::{Reach, Replacement};
-use crate::{merge, qemu, remapping, tracker, unshare, watchdog};
+use crate::{cuts, merge, qemu, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -30,7 +30,7 @@ pub(crate) struct Engine {
     pub(crate) tracker: Option<Tracker>,
     pub(crate) pool: Option<Pool>,
     pub(crate) holds: Holds,
-    reach: Reach,
+    pub(crate) cuts: Cuts,
     paused: Option<GiveBack>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     tracker: None,
     pool: None,
     holds: Holds { locked: false, passed_through: false, remapping: 0, registered: Vec::new() },
-    reach: Reach::new(),
+    cuts: Cuts::new(),
     paused: None,
 });
 
@@ -144,10 +144,10 @@ impl Engine {
         self.ram.regions().into_iter().map(|(_, region)| region).collect()
     }
 
-    /// QEMU discards `range`: where it is mapped from a pool, fresh memory is mapped.
-    pub(crate) fn discard_merged(&mut self, range: Range) {
-        let Some(channel) = &self.channel else { return };
+    /// QEMU discards `range`: where it is mapped from a pool, fresh memory is mapped. Answers where.
+    pub(crate) fn discard_merged(&mut self, range: Range) -> Vec<Range> {
         let mut fresh = Vec::new();
+        let Some(channel) = &self.channel else { return fresh };
         for merged in channel.merged(range) {
             // Blocks may touch each other, and then so do their pages.
             let mut rest = merged;
@@ -165,7 +165,7 @@ impl Engine {
                 }
             }
         }
-        fresh.into_iter().for_each(|part| self.join_at_ends(part));
+        fresh
     }
 
     /// QEMU has mapped something else over `range`.
@@ -207,112 +207,9 @@ impl Engine {
         Ok(merged)
     }
 
-    /// Replaces what one turn can of these merged pages, as far as nobody has written them.
-    fn unshare_turn(&mut self, page: u32, pages: u32) {
-        let Some(channel) = &self.channel else { return };
-        let parts = channel.parts(page, pages, PageState::Merged);
-        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
-        self.replace(&ranges, |replacement| {
-            for &merged in &ranges {
-                // SAFETY: so their states say, and the other thread reads while mappings are moved.
-                unsafe { replacement.replace(merged) };
-            }
-        });
-        ranges.into_iter().for_each(|range| self.join_at_ends(range));
-    }
-
-    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
-    fn break_sharing(&mut self, uffd: &'static Userfaultfd, address: u64, received: Nanos) {
-        let reach = self.reach.of_write(address, received);
-        let around =
-            self.channel.as_ref().and_then(|channel| channel.merged_around(address, reach));
-        let of_block = |range| Some(common(range, self.ram.block(address)?.range));
-        let unwritten = |range| tracker::pagemap()?.unwritten_around(range, address).ok()?;
-        let part = around.and_then(of_block).and_then(unwritten);
-        let mut is_replaced = false;
-        if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
-            self.replace(&[part], |replacement| {
-                // SAFETY: so the page tables say, and the other thread reads while mappings are moved.
-                is_replaced = unsafe { replacement.replace_unwritten(part) };
-            });
-            let _ = uffd.wake(part);
-            self.join_at_ends(part);
-        }
-        if !is_replaced {
-            unshare::let_write(uffd, page_of(address));
-        }
-    }
-
-    /// What was merged there is not any more: makes it one mapping with what is beside it, as far as that can be.
-    fn join_at_ends(&self, range: Range) {
-        let (Ok(uffd), Some(channel), Some(block)) =
-            (userfaultfd(), &self.channel, self.ram.block(range.start))
-        else {
-            return;
-        };
-        let inside = |seam: &u64| block.range.start < *seam && *seam < end(block.range);
-        for seam in [range.start, end(range)].into_iter().filter(inside) {
-            let is_plain = |piece: &Range| {
-                common(*piece, block.range) == *piece && channel.merged(*piece).next().is_none()
-            };
-            if let Some(piece) = unshare::smaller_at(seam).filter(is_plain) {
-                self.replace(&[piece], |replacement| {
-                    // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
-                    unsafe { replacement.rejoin(piece) };
-                });
-                let _ = uffd.wake(piece);
-            }
-        }
-    }
-
-    /// Whether there is room for the mappings that are left when this part is no longer merged.
-    fn has_room_without(&self, part: Range) -> bool {
-        let Some(channel) = &self.channel else { return false };
-        let is_merged = |start| channel.merged(Range { start, len: PAGE_BYTES }).next().is_some();
-        let cuts = is_merged(part.start - PAGE_BYTES) && is_merged(end(part));
-        !cuts || channel.merged_runs() < unshare::most_runs()
-    }
-
-    /// Lets writes to what is merged of `range` go on: the kernel makes the copies.
-    fn let_write(&self, range: Range) {
-        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
-            channel.merged(range).for_each(|merged| unshare::let_write(uffd, merged));
-        }
-    }
-
-    /// The same of all that is merged, for good: somebody else is about to write to all of it, or to stop writes.
-    fn let_all_write(&self) {
-        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
-        for merged in channel.merged(EVERYTHING) {
-            // SAFETY: every page is in its place.
-            let _ = unsafe { uffd.unregister(merged) };
-            let _ = uffd.wake(merged);
-        }
-    }
-
-    /// Has something done with these parts of one block, if pages can be replaced now.
-    fn replace(&self, parts: &[Range], act: impl FnOnce(&Replacement<'_>)) {
-        let (None, Ok(uffd), Some(pagemap), Some(channel)) =
-            (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
-        else {
-            return;
-        };
-        let block = parts.first().and_then(|range| self.ram.block(range.start));
-        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
-        let Ok(window) = self.open_window(uffd, channel, parts, PAGE_BYTES) else { return };
-        // SAFETY: the fault thread serves, as soon as this turn is over.
-        let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
-        if let Some(replacement) = block.and_then(new) {
-            let _moving = remapping::Turn::begin();
-            act(&replacement);
-        }
-        // SAFETY: everything is in its place.
-        unsafe { close_window(uffd, channel, window) };
-    }
-
     /// Registers what must be so that these parts of one block can be moved, and `more` bytes on both sides. Answers what
     /// to [close](close_window): nothing when a tracker has all of it registered.
-    fn open_window(
+    pub(crate) fn open_window(
         &self,
         uffd: &Userfaultfd,
         channel: &Channel,
@@ -361,6 +258,12 @@ impl Engine {
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
         if is_merged && is_protected {
             self.break_sharing(uffd, address, received);
+            // What is out of reach beside it has been touched with it.
+            if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel)
+                && tracker.is_out_of_reach(channel, address)
+            {
+                return tracker.serve(channel, address, received);
+            }
         } else if is_merged || is_protected {
             // It was touched while it was aside, and is the pool's page now; or the other way round.
             let _ = uffd.wake(page);
@@ -373,7 +276,7 @@ impl Engine {
     }
 
     /// Why no page can be moved now.
-    fn obstacle(&self) -> Option<String> {
+    pub(crate) fn obstacle(&self) -> Option<String> {
         let generation = self.ram.generation();
         let is_outdated =
             self.channel.as_ref().is_none_or(|channel| channel.generation() != generation);
@@ -405,7 +308,7 @@ impl Engine {
 ///
 /// # Safety
 /// Every page is in its place.
-unsafe fn close_window(uffd: &Userfaultfd, channel: &Channel, window: Option<Range>) {
+pub(crate) unsafe fn close_window(uffd: &Userfaultfd, channel: &Channel, window: Option<Range>) {
     for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
         // SAFETY: as the caller promises. What fails was never registered, or is no longer mapped.
         let _ = unsafe { uffd.unregister(part) };
@@ -449,6 +352,7 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
 /// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
 /// the last one's is under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
+    cuts::recount_if_due();
     let mut all: Option<Merged> = None;
     for turn in merge::turns(runs) {
         if !is_wanted() {
@@ -473,12 +377,13 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
         lock().channel.as_ref().map(of).into_iter().flatten()
     };
     let count: u64 = merged().map(|part| part.range.len / PAGE_BYTES).sum();
-    let is_possible = userfaultfd().is_ok_and(unshare::is_possible) && lock().obstacle().is_none();
+    let is_possible = userfaultfd().is_ok_and(cuts::is_possible) && lock().obstacle().is_none();
     if count > 0 && is_possible {
         merged().for_each(|part| unshare::look_up(part.range));
         let last = page.saturating_add(pages);
         for turn in (page..last).step_by(merge::AT_ONCE as usize) {
-            lock().unshare_turn(turn, merge::AT_ONCE.min(last - turn));
+            let replaced = lock().unshare_turn(turn, merge::AT_ONCE.min(last - turn));
+            replaced.into_iter().for_each(|part| lock().join_at_ends(part, HUGE_PAGE_BYTES));
         }
     }
     // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.

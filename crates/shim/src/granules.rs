@@ -153,7 +153,7 @@ impl Shadowed {
 }
 
 impl Granule {
-    /// Some of its pages are out of reach: all that are not merged.
+    /// Some of its pages are out of reach: as a rule all that are not merged.
     pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
         self.numbers().any(|page| shared.state(page) == PageState::Staged)
     }

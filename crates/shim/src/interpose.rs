@@ -20,6 +20,10 @@ use crate::{control, descriptors, next, qemu};
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
 const IOMMU_IOAS_MAP: u32 = 0x3B85;
+/// All requests of `vhost-vdpa` (0xAF70 to 0xAF7F, of whatever size and direction): what it maps for its device comes by
+/// `write`, and QEMU asks it something first.
+const VDPA: u32 = 0xAF70;
+const VDPA_MASK: u32 = 0xFFF0;
 
 /// A discard of more than this is done in pieces, between which faults are served.
 const DISCARD_PIECE: u64 = 64 << 20;
@@ -169,7 +173,7 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int
         let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
         let discarded = quietly(|| {
             let mut engine = lock_first();
-            engine.discard_merged(piece);
+            let fresh = engine.discard_merged(piece);
             let result = call(piece);
             if let (0, Some(tracker), Some(channel)) = (result, &engine.tracker, &engine.channel) {
                 keep_errno(|| {
@@ -178,6 +182,7 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int
                     })
                 });
             }
+            keep_errno(|| engine.join_after_discard(&fresh));
             result
         });
         let result = discarded.unwrap_or_else(|| call(piece));
@@ -228,7 +233,9 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
                 result
             }
         }
-        VFIO_IOMMU_MAP_DMA | IOMMU_IOAS_MAP => {
+        _ if [VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP].contains(&number)
+            || number & VDPA_MASK == VDPA =>
+        {
             let Some(_inside) = Inside::enter() else { return call() };
             quietly(engine::pass_through);
             call()

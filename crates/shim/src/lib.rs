@@ -43,8 +43,8 @@
 //! 12. A merged page is replaced only if nobody has written it, and while nobody can: then its content is known, and
 //!     whoever has it pinned only reads. What takes its place traps from the first moment
 //!     (`unshare::Replacement`).
-//! 13. A write to a merged page waits for the fault thread, which replaces it (`engine::break_sharing`). Who may not wait, or
-//!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`engine::let_all_write`): QEMU's own
+//! 13. A write to a merged page waits for the fault thread, which replaces it (`cuts::break_sharing`). Who may not wait, or
+//!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`cuts::let_all_write`): QEMU's own
 //!     userfaultfd, `mlockall`, VFIO. None of us writes to one while holding the lock.
 //!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken but by the first write
@@ -64,7 +64,8 @@
 //! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
 //! | `turns` | the lock, and who goes first |
 //! | `merge` | equal pages: aside, compared, replaced |
-//! | `unshare` | the way back: at a write, or of all |
+//! | `cuts` | merged pages that become plain again: at a write, or all; mappings that meet again |
+//! | `unshare` | how a page is replaced so that nobody notices |
 //! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
 //! | `fault_thread`, `remapping`, `watchdog`, `control` | our four threads |
 //! | `bench` | what a trap costs |
@@ -73,6 +74,7 @@
 mod bench;
 mod channel;
 mod control;
+mod cuts;
 mod descriptors;
 mod engine;
 mod fault_thread;

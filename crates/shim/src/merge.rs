@@ -32,7 +32,7 @@ use sys::userfaultfd::Userfaultfd;
 use crate::channel::Channel;
 use crate::descriptors::Guarded;
 use crate::ram::Block;
-use crate::{moves, unshare};
+use crate::{cuts, moves, unshare};
 
 /// Most pages in a turn: well below a millisecond.
 pub(crate) const AT_ONCE: u32 = 64;
@@ -58,7 +58,8 @@ impl Pool {
         let view = PoolView::open(fd, slots).map_err(|error| refused(error.to_string()))?;
         let guarded = Guarded::new(view.as_fd().as_raw_fd());
         let pages = vec![0; ROOM * PAGE_LEN].into_boxed_slice();
-        let stops_writes = crate::engine::userfaultfd().is_ok_and(unshare::is_possible);
+        unshare::prepare();
+        let stops_writes = crate::engine::userfaultfd().is_ok_and(cuts::is_possible);
         Ok(Self { view, stops_writes, pages, _guarded: guarded })
     }
 }
@@ -146,13 +147,13 @@ impl Place<'_> {
         let mapped = pool.filter(|pool| unsafe { pool.view.map_over(slot, over) }.is_ok());
         let Some(pool) = mapped else { return false };
         self.channel.set(range, PageState::Merged);
-        for advice in self.block.shared_advice() {
-            // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
-            let _ = unsafe { advise(range, advice) };
-        }
         if pool.stops_writes {
             // SAFETY: mapped from the pool, and the fault thread serves.
             unsafe { unshare::stop_writes(self.uffd, range) };
+        }
+        for advice in self.block.shared_advice() {
+            // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
+            let _ = unsafe { advise(range, advice) };
         }
         true
     }

@@ -193,6 +193,11 @@ impl Tracker {
         true
     }
 
+    /// Whether some of the granule at `address` is.
+    pub(crate) fn is_out_of_reach(&self, channel: &Channel, address: u64) -> bool {
+        self.granules.at(address).is_some_and(|granule| granule.is_staged(channel.shared()))
+    }
+
     /// Brings a granule back; nobody has touched it. `false` if it was within reach.
     pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> bool {
         let shared = channel.shared();

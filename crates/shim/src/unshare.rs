@@ -15,15 +15,12 @@
 //! shared ones is such a mapping, and would be for ever. So where what is replaced closes a gap the smaller
 //! neighbour is put aside, mapped anew, and put back ([`Replacement::rejoin`]): it is one with the other then.
 //!
-//! **A page at a time**, so that all others stay shared; but each one cuts a mapping in two. So around writes that come one
-//! after the other more and more is replaced ([`Reach`]), and when so many runs are merged that there is no room for
-//! more mappings ([`most_runs`]) the kernel makes the copy.
-//!
 //! **Invariants.** Everything here runs under the engine's lock. A copy is aside before its place is taken, so
 //! afterwards no memory is needed that the host may not have. Where anything is in doubt writes are let through
 //! ([`let_write`]), and the page stays in its mapping, which costs no more than that.
 //!
-//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page; half a millisecond in a turn of the worst layout.
+//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the worst layout; as much again
+//! for each seam.
 //!
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
@@ -32,52 +29,42 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use protocol::layout::PageState;
 use rustix::io::Errno;
 use sys::memory_map::{
-    Advice, HUGE_PAGE_BYTES, Mappings, Over, PAGE_BYTES, Pagemap, Range, Untouched, advise,
+    Advice, Mappings, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise,
 };
 use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;
 use crate::descriptors::Guarded;
 use crate::ram::{Block, end};
-use crate::time::Nanos;
-use crate::{merge, moves};
+use crate::{merge, moves, tracker};
 
-/// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
-const NEAR: Duration = Duration::from_millis(100);
-const NEAR_BYTES: u64 = merge::AT_ONCE as u64 * PAGE_BYTES;
 /// What a kernel allows that does not say (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
 
-/// Whether pages can be replaced on this host.
-pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
-    // Asked here first, for the fault thread allocates nothing.
-    let _ = (most_runs(), mappings());
-    let overcommit = std::fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
-    uffd.can_replace() && ["0", "1"].contains(&overcommit.trim())
-}
-
-/// How many runs may be merged for another one to be cut in two: each has two mappings. The worker leaves half of what the
-/// kernel allows; this takes half of that half.
-pub(crate) fn most_runs() -> u32 {
+/// How many mappings a process may have.
+pub(crate) fn most_mappings() -> u32 {
     static MOST: OnceLock<u32> = OnceLock::new();
     *MOST.get_or_init(|| {
         let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        allowed.trim().parse().unwrap_or(USUAL_MAPPINGS) / 8
+        allowed.trim().parse().unwrap_or(USUAL_MAPPINGS)
     })
 }
 
-/// The smaller one of two mappings of no file that meet at `seam`, if it is worth it: smaller than a huge page.
+/// Opens and reads what the fault thread needs, which allocates nothing.
+pub(crate) fn prepare() {
+    let _ = (most_mappings(), mappings());
+}
+
+/// The smaller one of two mappings of no file that meet at `seam`. Does not allocate.
 pub(crate) fn smaller_at(seam: u64) -> Option<Range> {
     let mapped = |at| Some(mappings()?.at(at).ok()?).filter(|mapping| mapping.is_anonymous);
     let (left, right) = (mapped(seam - 1)?.range, mapped(seam)?.range);
     let is_seam = end(left) == seam && right.start == seam;
-    let smaller = if left.len < right.len { left } else { right };
-    (is_seam && smaller.len < HUGE_PAGE_BYTES).then_some(smaller)
+    is_seam.then_some(if left.len < right.len { left } else { right })
 }
 
 /// This process's mappings; opened once.
@@ -91,29 +78,7 @@ fn mappings() -> Option<&'static Mappings> {
     MAPPINGS.get_or_init(guarded).as_ref()
 }
 
-/// How many pages are replaced at a write.
-#[derive(Debug)]
-pub(crate) struct Reach {
-    pages: u32,
-    /// Where the last write was, and when.
-    last: (u64, Nanos),
-}
-
-impl Reach {
-    pub(crate) const fn new() -> Self {
-        Self { pages: 1, last: (0, Nanos(0)) }
-    }
-
-    /// Of a write now at this address: a power of two, [`merge::AT_ONCE`] at most.
-    pub(crate) fn of_write(&mut self, address: u64, at: Nanos) -> u32 {
-        let (last, then) = std::mem::replace(&mut self.last, (address, at));
-        let is_near = address.abs_diff(last) <= NEAR_BYTES && at.since(then) < NEAR;
-        self.pages = if is_near { (2 * self.pages).min(merge::AT_ONCE) } else { 1 };
-        self.pages
-    }
-}
-
-/// Stops writes to `merged` until they are served, as far as the kernel does that ([`Pagemap::unwritten_around`] tells).
+/// Stops writes to `merged` until they are served, as far as the kernel does that ([`unwritten_around`] tells).
 ///
 /// # Safety
 /// Its pages are a pool's; the fault thread serves.
@@ -124,13 +89,34 @@ pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range) {
     }
 }
 
+/// The pages of `merged` around `address` that nobody has written, and nobody can until they are replaced or writes are
+/// [let through](let_write). Does not allocate.
+///
+/// # Safety
+/// As for [`stop_writes`].
+pub(crate) unsafe fn unwritten_around(
+    uffd: &Userfaultfd,
+    merged: Range,
+    address: u64,
+) -> Option<Range> {
+    // Again, for some of it may have been let through. What the kernel has copied since then is not the file's any more.
+    // SAFETY: as the caller promises.
+    unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }.ok()?;
+    tracker::pagemap()?.of_file_around(merged, address).ok()?
+}
+
 /// Lets writes to `merged` go on: the kernel makes the copies.
 ///
 /// To be called under the engine's lock: who replaces pages relies on nothing being written.
 pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
     // SAFETY: as said.
     if unsafe { uffd.unprotect(merged) }.is_err() {
-        // A part is not registered. It fails only for what is no longer mapped, where nobody waits.
+        // A part is not registered, and the kernel stops there.
+        for start in (merged.start..end(merged)).step_by(PAGE_LEN) {
+            // SAFETY: as said.
+            let _ = unsafe { uffd.unprotect(Range { start, len: PAGE_BYTES }) };
+        }
+        // It fails only for what is no longer mapped, where nobody waits.
         let _ = uffd.wake(merged);
     }
 }
@@ -217,6 +203,9 @@ impl<'a> Replacement<'a> {
             self.channel.set(guest, PageState::Plain);
             true
         } else {
+            if self.pagemap.of_file_around(guest, guest.start) != Ok(Some(guest)) {
+                crate::threads::end_process("guest memory has lost its place", Errno::EXIST);
+            }
             // SAFETY: it is a copy of what is still in its place.
             unsafe { merge::clear(aside) };
             false
@@ -236,6 +225,10 @@ impl<'a> Replacement<'a> {
         }
         // SAFETY: it was taken from there.
         unsafe { moves::give(self.uffd, self.pagemap, mapping, self.buffer.start) };
+        // Somebody may have mapped something where, for a moment, nothing was.
+        if self.pagemap.populated(Range { start: self.buffer.start, ..mapping }) != Ok(0) {
+            crate::threads::end_process("guest memory has lost its place", Errno::EXIST);
+        }
     }
 
     /// # Safety
@@ -247,8 +240,10 @@ impl<'a> Replacement<'a> {
         }
         // Nothing has changed, as a rule; but the kernel first unmaps what it maps over.
         let over = Over { range, reserve: self.block.reserve };
-        if over.map_fresh_into_hole().is_err() {
-            return false;
+        match over.map_fresh_into_hole() {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return false,
+            Err(errno) => crate::threads::end_process("guest memory has lost its place", errno),
         }
         for advice in self.block.own_advice() {
             // SAFETY: this advice discards nothing, and the memory is fresh.
@@ -266,24 +261,5 @@ impl<'a> Replacement<'a> {
             );
         }
         true
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn around_writes_that_come_one_after_the_other_more_and_more_is_replaced() {
-        let mut reach = Reach::new();
-        let write = |reach: &mut Reach, page: u64, ms: u64| {
-            reach.of_write(page * PAGE_BYTES, Nanos(10_000_000_000 + ms * 1_000_000))
-        };
-        assert_eq!(write(&mut reach, 1000, 0), 1);
-        let more = [1001, 1002, 990, 1006, 1020, 1040, 1090].map(|page| write(&mut reach, page, 1));
-        assert_eq!(more, [2, 4, 8, 16, 32, 64, 64]);
-        assert_eq!(write(&mut reach, 1091, 200), 1, "much later");
-        assert_eq!(write(&mut reach, 2000, 201), 1, "elsewhere");
-        assert_eq!(write(&mut reach, 2000, 202), 2);
     }
 }

@@ -185,6 +185,23 @@ fn tracking_goes_around_merged_pages() {
 }
 
 #[test]
+fn a_write_to_a_merged_page_is_a_touch_of_what_is_out_of_reach_beside_it() {
+    let Prepared { mut stand_in, mut worker, .. } = prepared(100);
+    worker.merge(&[(3, 5, Some(103)), (32, 32, Some(132))]);
+    worker.ask(&Request::Track(common::by_name()));
+    assert_eq!(worker.revoke(0..2), 1);
+    worker.traps();
+    stand_in.expect("clear 0 4 1");
+    assert_eq!((worker.traps().0, worker.count(Counter::StagedPages)), (vec![0], 0));
+    stand_in.expect("clear 0 40 1");
+    assert_eq!(worker.traps().0, [0_u32; 0], "of granule 1 nothing was out of reach");
+    assert_eq!(worker.revoke(0..2), 2, "what is plain again is tracked again");
+    stand_in.expect("zeros 0 4 1");
+    stand_in.expect("zeros 0 40 1");
+    assert_eq!(worker.traps().0, [0, 1]);
+}
+
+#[test]
 fn holes_beside_merged_pages_are_filled_and_merged_pages_are_not() {
     let Prepared { mut stand_in, worker, .. } = prepared(GRANULE);
     worker.merge(&[(8, 8, Some(108))]);

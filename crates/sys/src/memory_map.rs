@@ -31,7 +31,6 @@ pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 const SCAN: Opcode = opcode::read_write::<ScanArg>(b'f', 16);
 const QUERY: Opcode = opcode::read_write::<QueryArg>(b'f', 17);
 const COVERING_OR_NEXT: u64 = 0x10;
-const PAGE_IS_WRITTEN: u64 = 1 << 1;
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
@@ -137,6 +136,19 @@ impl Drop for Reserved {
 pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
     unsafe { rustix::mm::madvise(pointer(range), length(range), advice) }
+}
+
+/// Whether memory of this process has a place of its own on the host's nodes (`mbind`). Does not allocate.
+#[must_use]
+pub fn has_policy(address: u64) -> bool {
+    const OF_ADDRESS: libc::c_ulong = 2;
+    let mut mode: libc::c_int = 0;
+    let none = std::ptr::null_mut::<libc::c_ulong>();
+    // SAFETY: the kernel writes the mode, and no nodes, for there is no room for them.
+    let failed = unsafe {
+        libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0_usize, address, OF_ADDRESS)
+    };
+    failed == 0 && mode != libc::MPOL_DEFAULT
 }
 
 /// Unmaps a range of this process.
@@ -339,35 +351,30 @@ impl Pagemap {
     /// As for [`Self::populated`].
     pub fn of_file(&self, range: Range) -> Result<Vec<Range>, Errno> {
         let mut pages = Vec::new();
+        self.each_of_file(range, |found| pages.push(found))?;
+        Ok(pages)
+    }
+
+    /// Those of them that are side by side around `address`. Does not allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn of_file_around(&self, range: Range, address: u64) -> Result<Option<Range>, Errno> {
+        let mut around = None;
+        self.each_of_file(range, |found| {
+            let holds = (found.start..found.start + found.len).contains(&address);
+            around = around.or_else(|| holds.then_some(found));
+        })?;
+        Ok(around)
+    }
+
+    fn each_of_file(&self, range: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
         let wanted = ScanArg {
             category_mask: PAGE_IS_PRESENT | PAGE_IS_FILE,
             return_mask: PAGE_IS_FILE,
             ..ScanArg::default()
         };
-        self.scan(range, wanted, |found| pages.push(found.range()))?;
-        Ok(pages)
-    }
-
-    /// The pages of `range` around `address` that are in memory, shared with a file, and protected by a
-    /// userfaultfd since they were: nobody has written them, or can. Does not allocate.
-    ///
-    /// # Errors
-    /// As for [`Self::populated`].
-    pub fn unwritten_around(&self, range: Range, address: u64) -> Result<Option<Range>, Errno> {
-        let wanted = ScanArg {
-            category_inverted: PAGE_IS_WRITTEN,
-            category_mask: PAGE_IS_PRESENT | PAGE_IS_FILE | PAGE_IS_WRITTEN,
-            return_mask: PAGE_IS_FILE,
-            ..ScanArg::default()
-        };
-        let mut around = None;
-        self.scan(range, wanted, |found| {
-            let found = found.range();
-            if (found.start..found.start + found.len).contains(&address) {
-                around = Some(found);
-            }
-        })?;
-        Ok(around)
+        self.scan(range, wanted, |found| each(found.range()))
     }
 
     fn present(&self, range: Range, but_not: u64) -> Result<Vec<Private>, Errno> {
@@ -570,6 +577,26 @@ mod tests {
         }
         assert_eq!(pagemap.populated(memory.range()), Ok(130));
         assert_eq!(pagemap.huge(memory.range()), Ok(0));
+    }
+
+    #[test]
+    fn memory_that_is_bound_to_a_node_has_a_policy() {
+        let memory = Reserved::new(PAGE_BYTES).unwrap();
+        assert!(!has_policy(memory.range().start));
+        let (start, nodes) = (memory.range().start, 1_u64);
+        // SAFETY: memory of ours.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                start,
+                PAGE_LEN,
+                libc::MPOL_BIND,
+                &raw const nodes,
+                64,
+                0,
+            )
+        };
+        assert_eq!((failed == 0), has_policy(start), "unless there are no nodes to be bound to");
     }
 
     #[test]

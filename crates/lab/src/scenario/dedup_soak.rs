@@ -190,7 +190,8 @@ fn figures(context: &Context, toll: &Toll, left: &Left, bad_bytes: u64) -> Figur
     add("left_shared_pages", left.shared_pages as f64, "pages", note, none);
     add("left_in_pools", left.pool_bytes as f64, "B", "that the pools take then", none);
     add("left_mappings", left.mappings.into(), "count", "mappings of pools then", none);
-    let note = "mappings that QEMUs have more than before: their own, and pieces that could not be joined";
+    let note =
+        "mappings that QEMUs have more than before: their own, and pieces that could not be joined";
     add("left_pieces", left.grown.into(), "count", note, Target::AtMost(MOST_GROWN));
     figures
 }

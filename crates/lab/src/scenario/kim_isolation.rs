@@ -42,8 +42,8 @@ pub(super) const BUSY: Scenario = Scenario {
 };
 
 const WINDOW: Duration = Duration::from_secs(40);
-/// Writes random numbers to more memory than it has, gives it up, and begins anew.
-const MEMHOG: Job = Job { name: "hog", command: "memhog --mb 120 --hold 0.2 --rest 0.2" };
+/// Writes random numbers to more memory than there is to be had, gives it up, and begins anew.
+const MEMHOG: Job = Job { name: "hog", command: "memhog --mb 240 --hold 0.2 --rest 0.2" };
 /// Swaps when it begins with another part of its memory: as NPB DT at its beginning.
 const DT: Job = Job { name: "dt", command: "phases --mb 100 --parts 2 --length 10" };
 const MAPREDUCE: [Job; 3] = [SORT, WORDCOUNT, RECORDS];
@@ -51,6 +51,8 @@ const MAPREDUCE: [Job; 3] = [SORT, WORDCOUNT, RECORDS];
 const WORKERS: usize = 2;
 const FIRST: &str = "mapreduce";
 const SECOND: &str = "others";
+/// What the page tables of a group grow by.
+const PAGE_TABLES_MIB: f64 = 0.5;
 /// Guests of the other group.
 const OTHERS: usize = 2;
 
@@ -73,7 +75,7 @@ fn run_hog(context: &Context) -> Result<Figures, LabError> {
     let note = "the most that the hogs occupied beyond what they pay for";
     let (grp, nogrp) = (most(&pairs, |pair| &pair.group), most(&pairs, |pair| &pair.system));
     let figure = Figure::new(grp, "MiB", format!("{note}, in groups"));
-    figures.add("hog_taken_grp", figure.target(Target::Equals(0.0)).paper("0"));
+    figures.add("hog_taken_grp", figure.target(Target::AtMost(PAGE_TABLES_MIB)).paper("0"));
     let figure = Figure::new(nogrp, "MiB", format!("{note}, without groups"));
     figures.add(
         "hog_taken_nogrp",
@@ -107,7 +109,7 @@ fn run_busy(context: &Context) -> Result<Figures, LabError> {
     };
     let note = "the most that the first group occupied beyond what it pays for";
     let grp = Figure::new(beyond(|pair| &pair.group), "MiB", format!("{note}, in groups"));
-    figures.add("mr_taken_grp", grp.target(Target::Equals(0.0)).paper("0"));
+    figures.add("mr_taken_grp", grp.target(Target::AtMost(PAGE_TABLES_MIB)).paper("0"));
     let nogrp = Figure::new(beyond(|pair| &pair.system), "MiB", format!("{note}, without groups"));
     figures.add("mr_taken_nogrp", nogrp.paper("all of the others' surplus"));
     page(&pairs).write(&context.dir, &mut figures)?;
@@ -175,12 +177,13 @@ impl Pair {
     }
 
     /// The most that one of the two groups occupied beyond what it pays for, in MiB; not a number when that was
-    /// never known of all its guests.
+    /// never known of all its guests. What it begins with is its own: all that it pays for, and page tables.
     fn beyond_mib(&self, course: &Course, group: &str) -> f64 {
         let members = self.guests.iter().filter(|guest| guest.group == group);
         let budget = members.map(|guest| guest.memory_base).sum::<Bytes>().as_mib();
-        let used = course.ticks.iter().filter_map(|tick| self.used_mib(tick, group));
-        used.map(|used| (used - budget).max(0.0)).fold(f64::NAN, f64::max)
+        let mut used = course.ticks.iter().filter_map(|tick| self.used_mib(tick, group));
+        let own = used.next().map_or(f64::NAN, |first| first.max(budget));
+        used.map(|used| (used - own).max(0.0)).fold(f64::NAN, f64::max)
     }
 
     /// What one of the two groups occupied; `None`: it was not known of all its guests.

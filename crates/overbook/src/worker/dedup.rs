@@ -313,7 +313,7 @@ impl Dedup {
             window.pages().map(|page| link.page_state(page)).collect::<Result<Vec<_>, _>>()
         });
         vm.is_here = states.is_some();
-        let left = vm.look(&mut window, &states?);
+        let left = vm.look(&mut window, &states?, everything);
         self.looked += u64::from(window.count);
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);

@@ -140,12 +140,11 @@ fn pages_of_a_file_can_be_protected_and_who_has_written_before_is_known() {
     // SAFETY: memory of this test, which serves.
     unsafe {
         uffd.register_writes(range).unwrap();
-        assert_eq!(pagemap.unwritten_around(range, second.start), Ok(None), "it may be written");
         uffd.protect(range).unwrap();
     }
     assert_eq!(pagemap.of_file(range), Ok(vec![second]));
-    assert_eq!(pagemap.unwritten_around(range, second.start + 9), Ok(Some(second)));
-    assert_eq!(pagemap.unwritten_around(range, range.start), Ok(None), "it was written before");
+    assert_eq!(pagemap.of_file_around(range, second.start + 9), Ok(Some(second)));
+    assert_eq!(pagemap.of_file_around(range, range.start), Ok(None), "it was written before");
     std::thread::scope(|scope| {
         // SAFETY: memory of this test.
         let writer = scope.spawn(move || unsafe { at(second).write_volatile(7) });

@@ -341,9 +341,14 @@ impl Vm {
         is_soon
     }
 
-    /// Finds what is to be read in a window, and which merges are over. Answers their slots. What shares a slot of no
-    /// pool that is known here is not to.
-    pub(super) fn look(&mut self, window: &mut Window, states: &[PageState]) -> Vec<u32> {
+    /// Finds what is to be read in a window, and which merges are over, `unshares`: because that is wanted. Answers
+    /// their slots. What shares a slot of no pool that is known here is not to.
+    pub(super) fn look(
+        &mut self,
+        window: &mut Window,
+        states: &[PageState],
+        unshares: bool,
+    ) -> Vec<u32> {
         let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };
         // A process that has ended has none.
         let private = self.pagemap.private(addresses).unwrap_or_default();
@@ -358,14 +363,10 @@ impl Vm {
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
-                // Its own copy: it was written to. Where the shim cannot replace it, it is merged for good.
-                PageState::Merged | PageState::Plain
-                    if *wanted
-                        && (*state == PageState::Merged || self.book.slot(page).is_some()) =>
-                {
-                    let slot = self.book.broke(page);
-                    self.counts.broken += u64::from(slot.is_some());
-                    left.extend(slot);
+                // Its own copy: the guest has written it, or beside it. Where the shim cannot replace it, it is called
+                // merged for good.
+                PageState::Merged if *wanted => {
+                    left.extend(self.broke(page));
                     *wanted = false;
                 }
                 PageState::Merged => {
@@ -373,7 +374,11 @@ impl Vm {
                     window.ours += u32::from(is_ours);
                     window.foreign += u32::from(!is_ours);
                 }
-                // Discarded.
+                PageState::Plain if self.book.slot(page).is_some() && *wanted && !unshares => {
+                    left.extend(self.broke(page));
+                    *wanted = false;
+                }
+                // Discarded, or unshared.
                 PageState::Plain if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                 }
@@ -388,6 +393,13 @@ impl Vm {
             }
         }
         left
+    }
+
+    /// A merged page has a copy of its own. Answers the slot that it shared.
+    fn broke(&mut self, page: u32) -> Option<u32> {
+        let slot = self.book.broke(page);
+        self.counts.broken += u64::from(slot.is_some());
+        slot
     }
 
     /// Has what ought not to be shared copied: all of it, or only what is of another pool.

@@ -1,0 +1,250 @@
+//! Merged pages that become plain again: which, when, and what that costs in mappings.
+//!
+//! A page at a time is replaced, so that all others stay shared; but each one cuts a mapping in two. So around writes
+//! that come one after the other more and more is replaced, where mappings meet again they are made one, and
+//! when there is no room for more mappings ([`Cuts::has_room`]) the kernel makes the copy in place. The rules are those of
+//! [`unshare`].
+
+use std::time::Duration;
+
+use protocol::layout::PageState;
+use rustix::fs::{Mode, OFlags};
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, has_policy};
+use sys::pool_maps;
+use sys::userfaultfd::Userfaultfd;
+
+use crate::channel::{Channel, EVERYTHING};
+use crate::engine::{Engine, close_window, lock, userfaultfd};
+use crate::ram::{common, end};
+use crate::time::{Nanos, now};
+use crate::tracker::{self, page_of};
+use crate::unshare::{self, Replacement};
+use crate::{merge, remapping};
+
+/// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
+const NEAR: Duration = Duration::from_millis(100);
+const NEAR_BYTES: u64 = merge::AT_ONCE as u64 * PAGE_BYTES;
+/// Mappings are joined while somebody waits if the smaller one has no more than this.
+const SOON_JOINED: u64 = 128 * PAGE_BYTES;
+/// After a discard so many parts of it are joined with what is beside them: a balloon discards one at a time.
+const MOST_JOINED: usize = 8;
+/// How soon mappings are counted again.
+const COUNTED: Duration = Duration::from_secs(1);
+
+/// Whether pages can be replaced on this host. Does not allocate.
+pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
+    let read = || {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::open(c"/proc/sys/vm/overcommit_memory", flags, Mode::empty())?;
+        let mut first = [0];
+        rustix::io::read(&file, &mut first).map(|_| first)
+    };
+    // 2: it promises no more memory than it has.
+    uffd.can_replace() && matches!(read(), Ok([b'0' | b'1']))
+}
+
+/// What writes have cut so far.
+pub(crate) struct Cuts {
+    /// How many pages the last write had replaced, where it was, and when.
+    reach: u32,
+    last: (u64, Nanos),
+    /// Mappings of this process but those of merged runs and what is beside them: as counted, and those that could not be
+    /// made one since.
+    others: u32,
+    /// There was no room: it is worth counting.
+    is_full: bool,
+    counted: Nanos,
+}
+
+impl Cuts {
+    pub(crate) const fn new() -> Self {
+        Self { reach: 1, last: (0, Nanos(0)), others: 0, is_full: false, counted: Nanos(0) }
+    }
+
+    /// How many pages to replace for a write now at this address: a power of two, [`merge::AT_ONCE`] at most.
+    fn reach_of(&mut self, address: u64, at: Nanos) -> u32 {
+        let (last, then) = std::mem::replace(&mut self.last, (address, at));
+        let is_near = address.abs_diff(last) <= NEAR_BYTES && at.since(then) < NEAR;
+        self.reach = if is_near { (2 * self.reach).min(merge::AT_ONCE) } else { 1 };
+        self.reach
+    }
+
+    /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what the kernel allows;
+    /// this takes half of that half.
+    fn has_room(&mut self, merged_runs: u32) -> bool {
+        let has_room = 2 * u64::from(merged_runs) + u64::from(self.others)
+            < u64::from(unshare::most_mappings()) / 4;
+        self.is_full |= !has_room;
+        has_room
+    }
+}
+
+/// Counts mappings anew if there was no room for more. Not for the fault thread.
+pub(crate) fn recount_if_due() {
+    let is_due = |cuts: &Cuts| cuts.is_full && now().since(cuts.counted) > COUNTED;
+    if !is_due(&lock().cuts) {
+        return;
+    }
+    let all = pool_maps::count(std::process::id()).unwrap_or(u32::MAX);
+    let mut engine = lock();
+    let of_runs = engine.channel.as_ref().map_or(0, |channel| 2 * channel.merged_runs());
+    let others = all.saturating_sub(of_runs);
+    engine.cuts = Cuts { others, is_full: false, counted: now(), ..Cuts::new() };
+}
+
+impl Engine {
+    /// Replaces what one turn can of these merged pages, as far as nobody has written them. Answers where.
+    pub(crate) fn unshare_turn(&mut self, page: u32, pages: u32) -> Vec<Range> {
+        let Some(channel) = &self.channel else { return Vec::new() };
+        let parts = channel.parts(page, pages, PageState::Merged);
+        let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
+        self.replace(&ranges, |replacement| {
+            for &merged in &ranges {
+                // SAFETY: so their states say, and the other thread reads while mappings are moved.
+                unsafe { replacement.replace(merged) };
+            }
+        });
+        ranges
+    }
+
+    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
+    pub(crate) fn break_sharing(
+        &mut self,
+        uffd: &'static Userfaultfd,
+        address: u64,
+        received: Nanos,
+    ) {
+        let reach = self.cuts.reach_of(address, received);
+        let around = self.channel.as_ref().and_then(|it| it.merged_around(address, reach));
+        let block = self.ram.block(address).map(|block| block.range);
+        let part = around.zip(block).and_then(|(around, block)| {
+            // SAFETY: merged, and whoever writes to it is served after this.
+            unsafe { unshare::unwritten_around(uffd, common(around, block), address) }
+        });
+        let mut is_replaced = false;
+        if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
+            self.replace(&[part], |replacement| {
+                // SAFETY: so the page tables say, and the other thread reads while mappings are moved.
+                is_replaced = unsafe { replacement.replace_unwritten(part) };
+            });
+            if is_replaced {
+                let _ = uffd.wake(part);
+                self.join_at_ends(part, SOON_JOINED);
+            }
+        }
+        if !is_replaced {
+            unshare::let_write(uffd, page_of(address));
+        }
+    }
+
+    /// Whether there is room for the mappings that are left when this part is no longer merged.
+    fn has_room_without(&mut self, part: Range) -> bool {
+        let Some(channel) = &self.channel else { return false };
+        let is_merged = |start| channel.merged(Range { start, len: PAGE_BYTES }).next().is_some();
+        let cuts = is_merged(part.start - PAGE_BYTES) && is_merged(end(part));
+        !cuts || self.cuts.has_room(channel.merged_runs())
+    }
+
+    /// QEMU has discarded these parts of what was merged.
+    pub(crate) fn join_after_discard(&mut self, fresh: &[Range]) {
+        fresh.iter().take(MOST_JOINED).for_each(|part| self.join_at_ends(*part, SOON_JOINED));
+    }
+
+    /// What was merged there is not any more: makes it one mapping with what is beside it, as far as that can be, if the
+    /// smaller one has at most so many bytes.
+    pub(crate) fn join_at_ends(&mut self, range: Range, most: u64) {
+        let (Ok(uffd), Some(block)) = (userfaultfd(), self.ram.block(range.start)) else { return };
+        let block = block.range;
+        // A piece that can be a huge page is left alone, and memory that has a place on the host's nodes: what is mapped anew
+        // has none.
+        if has_policy(block.start) {
+            return;
+        }
+        let inside = |seam: &u64| block.start < *seam && *seam < end(block);
+        for seam in [range.start, end(range)].into_iter().filter(inside) {
+            let Some(piece) = unshare::smaller_at(seam) else { continue };
+            let is_plain = |channel: &Channel| {
+                channel.merged(piece).next().is_none() && common(piece, block) == piece
+            };
+            let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
+            if is_small && self.channel.as_ref().is_some_and(is_plain) {
+                self.replace(&[piece], |replacement| {
+                    // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
+                    unsafe { replacement.rejoin(piece) };
+                });
+                let _ = uffd.wake(piece);
+            }
+            if unshare::smaller_at(seam).is_some() {
+                self.cuts.others = self.cuts.others.saturating_add(1);
+            }
+        }
+    }
+
+    /// Lets writes to what is merged of `range` go on: the kernel makes the copies.
+    pub(crate) fn let_write(&self, range: Range) {
+        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
+            channel.merged(range).for_each(|merged| unshare::let_write(uffd, merged));
+        }
+    }
+
+    /// The same of all that is merged, for good: somebody else is about to write to all of it, or to stop writes.
+    pub(crate) fn let_all_write(&self) {
+        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
+        for merged in channel.merged(EVERYTHING) {
+            // SAFETY: every page is in its place.
+            let _ = unsafe { uffd.unregister(merged) };
+            let _ = uffd.wake(merged);
+        }
+    }
+
+    /// Has something done with these parts of one block, if pages can be replaced now.
+    fn replace(&self, parts: &[Range], act: impl FnOnce(&Replacement<'_>)) {
+        let (None, Ok(uffd), Some(pagemap), Some(channel)) =
+            (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
+        else {
+            return;
+        };
+        if !is_possible(uffd) {
+            return;
+        }
+        let block = parts.first().and_then(|range| self.ram.block(range.start));
+        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
+        let Ok(window) = self.open_window(uffd, channel, parts, PAGE_BYTES) else { return };
+        // SAFETY: the fault thread serves, as soon as this turn is over.
+        let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
+        if let Some(replacement) = block.and_then(new) {
+            let _moving = remapping::Turn::begin();
+            act(&replacement);
+        }
+        // SAFETY: everything is in its place.
+        unsafe { close_window(uffd, channel, window) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn around_writes_that_come_one_after_the_other_more_and_more_is_replaced() {
+        let mut cuts = Cuts::new();
+        let write = |cuts: &mut Cuts, page: u64, ms: u64| {
+            cuts.reach_of(page * PAGE_BYTES, Nanos(10_000_000_000 + ms * 1_000_000))
+        };
+        assert_eq!(write(&mut cuts, 1000, 0), 1);
+        let more = [1001, 1002, 990, 1006, 1020, 1040, 1090].map(|page| write(&mut cuts, page, 1));
+        assert_eq!(more, [2, 4, 8, 16, 32, 64, 64]);
+        assert_eq!(write(&mut cuts, 1091, 200), 1, "much later");
+        assert_eq!(write(&mut cuts, 2000, 201), 1, "elsewhere");
+        assert_eq!(write(&mut cuts, 2000, 202), 2);
+    }
+
+    #[test]
+    fn runs_and_what_could_not_be_joined_leave_a_quarter_of_the_mappings_to_others() {
+        let (mut cuts, quarter) = (Cuts::new(), unshare::most_mappings() / 4);
+        assert!(cuts.has_room((quarter - 1) / 2) && !cuts.is_full);
+        assert!(!cuts.has_room(quarter.div_ceil(2)) && cuts.is_full);
+        cuts.others = quarter;
+        assert!(!cuts.has_room(0));
+    }
+}
