@@ -108,6 +108,14 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     let _ = lab.stop();
 }
 
+/// Waits until more than so many passes went over both guests.
+fn until_seen(merger: &Merger, passes: u64) {
+    let is_seen = |reading: &Dedup| reading.passes > passes;
+    until("everything was looked at", || {
+        merger.readings().iter().filter(|reading| is_seen(reading)).count() == 2
+    });
+}
+
 /// Two guests that have the same 60 MB, and touch them no more; and their processes.
 fn two_cold_guests(dir: &Path) -> (Lab, Vec<u32>) {
     let cold = |name: &str, seed| MachineSpec {
@@ -142,8 +150,7 @@ fn what_the_kernel_has_merged_stays_so_while_it_is_looked_at() {
     ksm.stop().unwrap();
     let before = Ksm::saved_mib().unwrap();
     let merger = Merger::start(&pids, None, None).unwrap();
-    let is_seen = |reading: &Dedup| reading.passes > 2;
-    until("all was looked at", || merger.readings().iter().filter(|r| is_seen(r)).count() == 2);
+    until_seen(&merger, 2);
     drop(merger);
     let after = Ksm::saved_mib().unwrap();
     assert!(after > before * 0.95, "{after} of {before}");
@@ -157,10 +164,7 @@ fn pages_that_only_seem_to_be_the_same_are_not_merged() {
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
     let (mut lab, pids) = two_guests(dir.path());
     let merger = Merger::start_colliding(&pids).unwrap();
-    let is_seen = |reading: &Dedup| reading.passes > 3;
-    until("everything was looked at", || {
-        merger.readings().iter().filter(|r| is_seen(r)).count() == 2
-    });
+    until_seen(&merger, 3);
     drop(merger);
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);

@@ -155,28 +155,30 @@ impl Engine {
     pub(crate) fn join_at_ends(&mut self, range: Range, most: u64) {
         let (Ok(uffd), Some(block)) = (userfaultfd(), self.ram.block(range.start)) else { return };
         let block = block.range;
-        // A piece that can be a huge page is left alone, and memory that has a place on the host's nodes: what is mapped anew
-        // has none.
-        if has_policy(block.start) {
-            return;
-        }
         let inside = |seam: &u64| block.start < *seam && *seam < end(block);
         for seam in [range.start, end(range)].into_iter().filter(inside) {
-            let Some(piece) = unshare::smaller_at(seam) else { continue };
-            let is_plain = |channel: &Channel| {
-                channel.merged(piece).next().is_none() && common(piece, block) == piece
-            };
-            let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
-            if is_small && self.channel.as_ref().is_some_and(is_plain) {
-                self.replace(&[piece], |replacement| {
-                    // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
-                    unsafe { replacement.rejoin(piece) };
-                });
-                let _ = uffd.wake(piece);
+            if let Ok(Some(piece)) = unshare::smaller_at(seam) {
+                self.join(uffd, piece, block, most);
             }
-            if unshare::smaller_at(seam).is_some() {
+            // What the kernel does not tell may be one.
+            if unshare::smaller_at(seam) != Ok(None) {
                 self.cuts.others = self.cuts.others.saturating_add(1);
             }
+        }
+    }
+
+    /// Makes a mapping one with what is beside it, if it is small and of no pool. One that can have a huge page is left
+    /// alone, and memory that has a place on the host's nodes: what is mapped anew has none.
+    fn join(&self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
+        let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
+        let is_plain = |channel: &Channel| channel.merged(piece).next().is_none();
+        let is_inside = common(piece, block) == piece && !has_policy(block.start);
+        if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
+            self.replace(&[piece], |replacement| {
+                // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
+                unsafe { replacement.rejoin(piece) };
+            });
+            let _ = uffd.wake(piece);
         }
     }
 

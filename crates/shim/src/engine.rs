@@ -257,13 +257,12 @@ impl Engine {
         let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
         if is_merged && is_protected {
+            let served = match (&mut self.tracker, &mut self.channel) {
+                (Some(tracker), Some(channel)) => tracker.touched(channel, address, received),
+                _ => Served::Yes,
+            };
             self.break_sharing(uffd, address, received);
-            // What is out of reach beside it has been touched with it.
-            if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel)
-                && tracker.is_out_of_reach(channel, address)
-            {
-                return tracker.serve(channel, address, received);
-            }
+            return served;
         } else if is_merged || is_protected {
             // It was touched while it was aside, and is the pool's page now; or the other way round.
             let _ = uffd.wake(page);

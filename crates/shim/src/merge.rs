@@ -145,7 +145,11 @@ impl Place<'_> {
         let over = Over { range, reserve: self.block.reserve };
         // SAFETY: the pages there have just been taken aside, and hold what the slots do.
         let mapped = pool.filter(|pool| unsafe { pool.view.map_over(slot, over) }.is_ok());
-        let Some(pool) = mapped else { return false };
+        let Some(pool) = mapped else {
+            // SAFETY: the pages are aside, and go back when the turn ends.
+            unsafe { unshare::mend(self.uffd, self.pagemap, self.block, range) };
+            return false;
+        };
         self.channel.set(range, PageState::Merged);
         if pool.stops_writes {
             // SAFETY: mapped from the pool, and the fault thread serves.

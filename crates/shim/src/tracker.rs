@@ -193,11 +193,6 @@ impl Tracker {
         true
     }
 
-    /// Whether some of the granule at `address` is.
-    pub(crate) fn is_out_of_reach(&self, channel: &Channel, address: u64) -> bool {
-        self.granules.at(address).is_some_and(|granule| granule.is_staged(channel.shared()))
-    }
-
     /// Brings a granule back; nobody has touched it. `false` if it was within reach.
     pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> bool {
         let shared = channel.shared();
@@ -231,15 +226,45 @@ impl Tracker {
         }
         let block = if was_staged { None } else { self.fill_block(shared, granule) };
         let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
+        let is_news = was_staged || was_hole;
+        let woken = block.unwrap_or(granule.guest);
+        self.let_go_on(channel, granule, woken, [is_news, was_staged], received)
+    }
+
+    /// A merged page has been written, which is still in its place: what is out of reach beside it has been touched
+    /// with it.
+    pub(crate) fn touched(
+        &mut self,
+        channel: &mut Channel,
+        address: u64,
+        received: Nanos,
+    ) -> Served {
+        let shared = channel.shared();
+        let granule = self.granules.at(address).filter(|granule| granule.is_staged(shared));
+        let Some(granule) = granule else { return Served::Yes };
+        self.give_back(shared, granule);
+        self.let_go_on(channel, granule, granule.guest, [true, true], received)
+    }
+
+    /// Who waits for `woken` goes on, for a granule is in its place: that is news to the worker, or not, and it was out of
+    /// reach, or not.
+    fn let_go_on(
+        &mut self,
+        channel: &mut Channel,
+        granule: Granule,
+        woken: Range,
+        [is_news, was_staged]: [bool; 2],
+        received: Nanos,
+    ) -> Served {
+        let shared = channel.shared();
         // Logged before the guest goes on: who sees the touch's effect sees the trap. A second thread's
         // fault that the first one's handling has answered already is a cost, but no news.
         shared.add(Counter::Traps, 1);
-        let sampled = is_sampled(granule.number, self.tracking.sample);
-        if sampled && (was_staged || was_hole) {
+        if is_news && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
         }
         // It fails only for a range that is no longer mapped, where nobody waits.
-        let _ = self.uffd.wake(block.unwrap_or(granule.guest));
+        let _ = self.uffd.wake(woken);
         let done = now();
         shared.add(Counter::TrapNs, done.since(received).as_nanos_u64());
         if let (Some(limit), true) = (self.tracking.hot_set, was_staged) {

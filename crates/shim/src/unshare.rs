@@ -25,7 +25,7 @@
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
 //! makes the copies ([`copy`]), and the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11):
-//! there seams stay.
+//! there seams stay. A place on the host's nodes (`mbind`): what is replaced has none.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
@@ -33,7 +33,7 @@ use std::sync::OnceLock;
 use protocol::layout::PageState;
 use rustix::io::Errno;
 use sys::memory_map::{
-    Advice, Mappings, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise,
+    Advice, Mappings, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise, is_mapped,
 };
 use sys::userfaultfd::Userfaultfd;
 
@@ -59,12 +59,16 @@ pub(crate) fn prepare() {
     let _ = (most_mappings(), mappings());
 }
 
-/// The smaller one of two mappings of no file that meet at `seam`. Does not allocate.
-pub(crate) fn smaller_at(seam: u64) -> Option<Range> {
-    let mapped = |at| Some(mappings()?.at(at).ok()?).filter(|mapping| mapping.is_anonymous);
-    let (left, right) = (mapped(seam - 1)?.range, mapped(seam)?.range);
-    let is_seam = end(left) == seam && right.start == seam;
-    is_seam.then_some(if left.len < right.len { left } else { right })
+/// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not allocate.
+///
+/// # Errors
+/// A kernel that does not tell.
+pub(crate) fn smaller_at(seam: u64) -> Result<Option<Range>, Errno> {
+    let mappings = mappings().ok_or(Errno::NOENT)?;
+    let (left, right) = (mappings.at(seam - 1)?, mappings.at(seam)?);
+    let is_seam = end(left.range) == seam && right.range.start == seam;
+    let smaller = if left.range.len < right.range.len { left.range } else { right.range };
+    Ok((is_seam && left.is_anonymous && right.is_anonymous).then_some(smaller))
 }
 
 /// This process's mappings; opened once.
@@ -203,9 +207,6 @@ impl<'a> Replacement<'a> {
             self.channel.set(guest, PageState::Plain);
             true
         } else {
-            if self.pagemap.of_file_around(guest, guest.start) != Ok(Some(guest)) {
-                crate::threads::end_process("guest memory has lost its place", Errno::EXIST);
-            }
             // SAFETY: it is a copy of what is still in its place.
             unsafe { merge::clear(aside) };
             false
@@ -225,7 +226,7 @@ impl<'a> Replacement<'a> {
         }
         // SAFETY: it was taken from there.
         unsafe { moves::give(self.uffd, self.pagemap, mapping, self.buffer.start) };
-        // Somebody may have mapped something where, for a moment, nothing was.
+        // All of it is back, unless somebody has mapped something where for a moment nothing was.
         if self.pagemap.populated(Range { start: self.buffer.start, ..mapping }) != Ok(0) {
             crate::threads::end_process("guest memory has lost its place", Errno::EXIST);
         }
@@ -235,31 +236,42 @@ impl<'a> Replacement<'a> {
     /// What `range` holds is aside, and another thread reads the userfaultfd.
     unsafe fn map_over(&self, range: Range) -> bool {
         // SAFETY: as the caller promises.
-        if unsafe { self.untouched.map_over(range) }.is_ok() {
-            return true;
-        }
-        // Nothing has changed, as a rule; but the kernel first unmaps what it maps over.
-        let over = Over { range, reserve: self.block.reserve };
-        match over.map_fresh_into_hole() {
-            Ok(()) => {}
-            Err(Errno::EXIST) => return false,
-            Err(errno) => crate::threads::end_process("guest memory has lost its place", errno),
-        }
-        for advice in self.block.own_advice() {
-            // SAFETY: this advice discards nothing, and the memory is fresh.
-            let _ = unsafe { advise(range, advice) };
-        }
+        let mapped = unsafe { self.untouched.map_over(range) }.is_ok();
         // SAFETY: the fault thread serves when the turn is over.
-        if let Err(errno) = unsafe { self.uffd.register(range) } {
-            crate::threads::end_process("guest memory cannot be registered", errno);
-        }
-        // Who touched it before it was registered has seen zeros.
-        if self.pagemap.populated(range) != Ok(0) {
-            crate::threads::end_process(
-                "guest memory was touched while it was missing",
-                Errno::EXIST,
-            );
-        }
-        true
+        mapped || unsafe { mend(self.uffd, self.pagemap, self.block, range) }
     }
+}
+
+/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel may have unmapped what was
+/// there, and then fresh memory is mapped that traps. Answers whether it was so. What cannot be mended ends QEMU.
+///
+/// # Safety
+/// What `range` held is aside; the fault thread serves when the turn is over.
+pub(crate) unsafe fn mend(
+    uffd: &Userfaultfd,
+    pagemap: &Pagemap,
+    block: &Block,
+    range: Range,
+) -> bool {
+    if is_mapped(range) {
+        return false;
+    }
+    let over = Over { range, reserve: block.reserve };
+    if let Err(errno) = over.map_fresh_into_hole() {
+        crate::threads::end_process("guest memory has lost its place", errno);
+    }
+    for advice in block.own_advice() {
+        // SAFETY: this advice discards nothing, and the memory is fresh.
+        let _ = unsafe { advise(range, advice) };
+    }
+    // SAFETY: as the caller promises.
+    if let Err(errno) = unsafe { uffd.register(range) } {
+        crate::threads::end_process("guest memory cannot be registered", errno);
+    }
+    // Who touched it before it was registered has seen zeros.
+    if pagemap.populated(range) != Ok(0) {
+        let what = "guest memory was touched while it was missing";
+        crate::threads::end_process(what, Errno::EXIST);
+    }
+    true
 }

@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
-use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MremapFlags, MsyncFlags, ProtFlags};
 
 pub use crate::userfaultfd::Range;
 pub use rustix::mm::Advice;
@@ -149,6 +149,14 @@ pub fn has_policy(address: u64) -> bool {
         libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0_usize, address, OF_ADDRESS)
     };
     failed == 0 && mode != libc::MPOL_DEFAULT
+}
+
+/// Whether all of a range of this process is mapped, by whomever. Does not allocate.
+#[must_use]
+pub fn is_mapped(range: Range) -> bool {
+    // SAFETY: it writes back what a shared mapping of a file has, some time, which the kernel does anyway.
+    let told = unsafe { rustix::mm::msync(pointer(range), length(range), MsyncFlags::ASYNC) };
+    told.is_ok()
 }
 
 /// Unmaps a range of this process.
@@ -613,6 +621,13 @@ mod tests {
         );
         let of_file = Mapping { range: second, is_anonymous: false };
         assert_eq!(mappings.at(second.start + 7), Ok(of_file));
+        let whole = memory.range();
+        assert!(is_mapped(whole));
+        // SAFETY: memory of ours.
+        unsafe { unmap(second) }.unwrap();
+        assert!(!is_mapped(whole));
+        // SAFETY: it is a hole, and ours.
+        unsafe { Over { range: second, reserve: true }.map_fresh() }.unwrap();
         assert_eq!(mappings.at(u64::MAX), Err(Errno::NOENT));
         assert!(mappings.at(0).unwrap().range.start > 0);
     }

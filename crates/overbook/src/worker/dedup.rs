@@ -294,12 +294,8 @@ impl Dedup {
         self.turn = pid + 1;
         let Some(mut window) = vm.next_window() else { return Some(1) };
         let recalls =
-            tracked.with_shim(
-                |linked, _| {
-                    if everything { Ok(false) } else { vm.recalls(&window, linked) }
-                },
-            );
-        if recalls == Some(true) {
+            !everything && tracked.with_shim(|linked, _| vm.recalls(&window, linked)) == Some(true);
+        if recalls {
             if vm.look_again(&window) {
                 // Before it is out of reach again.
                 self.turn = pid;
