@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use protocol::layout::PageState;
 use rustix::fs::{Mode, OFlags};
-use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, has_policy};
+use sys::mappings::has_policy;
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::pool_maps;
 use sys::userfaultfd::Userfaultfd;
 

@@ -9,7 +9,7 @@
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{MutexGuard, OnceLock};
 
-use protocol::layout::{GiveBack, PageState};
+use protocol::layout::{Counter, GiveBack, PageState};
 use protocol::{Merge, Merged, Refusal, Region, State, Tracking};
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
@@ -82,6 +82,12 @@ pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
 }
 
 impl Engine {
+    /// Whether somebody may have to wait for the fault thread.
+    pub(crate) fn is_watched(&self) -> bool {
+        let merged = |channel: &Channel| channel.shared().get(Counter::MergedPages) > 0;
+        self.tracker.is_some() || self.channel.as_ref().is_some_and(merged)
+    }
+
     /// What the worker is told.
     pub(crate) fn state(&self) -> State {
         if let Some(why) = self.objection() {
@@ -365,7 +371,12 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
         };
         *all.get_or_insert_default() += merged;
     }
-    Ok(all.unwrap_or_default())
+    let all = all.unwrap_or_default();
+    if all.shared > 0 {
+        // It may have seen nothing to watch, and sleep.
+        watchdog::ring();
+    }
+    Ok(all)
 }
 
 /// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be

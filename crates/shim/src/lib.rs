@@ -43,7 +43,8 @@
 //! 12. A merged page is replaced only if nobody has written it, and while nobody can: then its content is known, and
 //!     whoever has it pinned only reads. What takes its place traps from the first moment
 //!     (`unshare::Replacement`).
-//! 13. A write to a merged page waits for the fault thread, which replaces it (`cuts::break_sharing`). Who may not wait, or
+//! 13. A write to a merged page waits for the fault thread, which replaces it (`cuts::break_sharing`); the watchdog serves
+//!     if that has stopped. Who may not wait, or
 //!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`cuts::let_all_write`): QEMU's own
 //!     userfaultfd, `mlockall`, VFIO. None of us writes to one while holding the lock.
 //!

@@ -32,9 +32,8 @@ use std::sync::OnceLock;
 
 use protocol::layout::PageState;
 use rustix::io::Errno;
-use sys::memory_map::{
-    Advice, Mappings, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise, is_mapped,
-};
+use sys::mappings::{Mappings, is_mapped};
+use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise};
 use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;

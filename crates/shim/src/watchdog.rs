@@ -1,7 +1,7 @@
 //! Gives everything back when something is not as it should be, without being asked.
 //!
 //! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait too long,
-//! does QEMU migrate? With tracking off it sleeps. It can serve faults itself, should the fault thread
+//! does QEMU migrate? While something is merged: does a fault wait too long? Otherwise it sleeps. It can serve faults itself, should the fault thread
 //! have stopped.
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -81,7 +81,7 @@ pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
     let mut unread_since = None;
     loop {
-        let on = engine::lock().tracker.is_some();
+        let on = engine::lock().is_watched();
         wait(bell, on.then_some(TICK));
         if !on {
             unread_since = None;

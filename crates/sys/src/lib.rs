@@ -10,6 +10,7 @@ pub mod cpu_time;
 pub mod features;
 pub mod frames;
 pub mod ksm;
+pub mod mappings;
 pub mod meminfo;
 pub mod memory_map;
 pub mod memory_of;
