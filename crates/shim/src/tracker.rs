@@ -43,6 +43,17 @@ pub(crate) enum Served {
     FuseBlown,
 }
 
+/// Where a touch found its page.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// Another touch had brought it back.
+    InPlace,
+    /// Nowhere: it was never there, or discarded.
+    Hole,
+    /// In staging.
+    OutOfReach,
+}
+
 /// Everything that exists only while tracking is on.
 pub(crate) struct Tracker {
     uffd: &'static Userfaultfd,
@@ -226,9 +237,12 @@ impl Tracker {
         }
         let block = if was_staged { None } else { self.fill_block(shared, granule) };
         let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
-        let is_news = was_staged || was_hole;
-        let woken = block.unwrap_or(granule.guest);
-        self.let_go_on(channel, granule, woken, [is_news, was_staged], received)
+        let found = match (was_staged, was_hole) {
+            (true, _) => Found::OutOfReach,
+            (false, true) => Found::Hole,
+            (false, false) => Found::InPlace,
+        };
+        self.let_go_on(channel, granule, found, block.unwrap_or(granule.guest), received)
     }
 
     /// A merged page has been written, which is still in its place: what is out of reach beside it has been touched
@@ -243,31 +257,30 @@ impl Tracker {
         let granule = self.granules.at(address).filter(|granule| granule.is_staged(shared));
         let Some(granule) = granule else { return Served::Yes };
         self.give_back(shared, granule);
-        self.let_go_on(channel, granule, granule.guest, [true, true], received)
+        self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
     }
 
-    /// Who waits for `woken` goes on, for a granule is in its place: that is news to the worker, or not, and it was out of
-    /// reach, or not.
+    /// A granule is in its place: that is logged, and who waits for `woken` goes on.
     fn let_go_on(
         &mut self,
         channel: &mut Channel,
         granule: Granule,
+        found: Found,
         woken: Range,
-        [is_news, was_staged]: [bool; 2],
         received: Nanos,
     ) -> Served {
         let shared = channel.shared();
         // Logged before the guest goes on: who sees the touch's effect sees the trap. A second thread's
         // fault that the first one's handling has answered already is a cost, but no news.
         shared.add(Counter::Traps, 1);
-        if is_news && is_sampled(granule.number, self.tracking.sample) {
+        if found != Found::InPlace && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
         }
         // It fails only for a range that is no longer mapped, where nobody waits.
         let _ = self.uffd.wake(woken);
         let done = now();
         shared.add(Counter::TrapNs, done.since(received).as_nanos_u64());
-        if let (Some(limit), true) = (self.tracking.hot_set, was_staged) {
+        if let (Some(limit), Found::OutOfReach) = (self.tracking.hot_set, found) {
             self.hot.push(granule.number);
             if let Some(oldest) = self.hot.evict_beyond(limit) {
                 self.revoke(channel, oldest);

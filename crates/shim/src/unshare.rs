@@ -34,7 +34,7 @@ use protocol::layout::PageState;
 use rustix::io::Errno;
 use sys::mappings::{Mappings, is_mapped};
 use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise};
-use sys::userfaultfd::Userfaultfd;
+use sys::userfaultfd::{Progress, Userfaultfd};
 
 use crate::channel::Channel;
 use crate::descriptors::Guarded;
@@ -43,6 +43,8 @@ use crate::{merge, moves, tracker};
 
 /// What a kernel allows that does not say (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
+/// How often a copy is tried that the kernel has no time for.
+const TRIES: u32 = 8;
 
 /// How many mappings a process may have.
 pub(crate) fn most_mappings() -> u32 {
@@ -197,8 +199,19 @@ impl<'a> Replacement<'a> {
     /// The pages are the pool's and protected, no more than a turn has; another thread reads the userfaultfd.
     pub(crate) unsafe fn replace_unwritten(&self, guest: Range) -> bool {
         let aside = Range { start: self.buffer.start, len: guest.len };
-        // SAFETY: the buffer is empty, registered and ours; the guest's pages can be read.
-        let copied = unsafe { self.uffd.copy_pages(aside.start, guest.start, guest.len) };
+        // SAFETY: the buffer is ours, registered and, but for what the last try has copied, empty; the guest's pages can be
+        // read.
+        let copy = |done: u64| unsafe {
+            self.uffd.copy_pages(aside.start + done, guest.start + done, guest.len - done)
+        };
+        let mut copied = copy(0);
+        for _ in 0..TRIES {
+            // Mappings of this process are just being changed.
+            if copied.stopped == Some(Errno::AGAIN) {
+                let more = copy(copied.bytes);
+                copied = Progress { bytes: copied.bytes + more.bytes, ..more };
+            }
+        }
         // SAFETY: a copy of it is aside.
         if copied.stopped.is_none() && unsafe { self.map_over(guest) } {
             // SAFETY: both are registered, and that is what belongs there.
