@@ -9,6 +9,7 @@ pub mod clock;
 pub mod cpu_time;
 pub mod features;
 pub mod frames;
+pub mod heap;
 pub mod ksm;
 pub mod mappings;
 pub mod meminfo;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use model::{Bytes, VmName};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::heap;
 
 use super::dedup::{Dedup, Task};
 use super::messages::{Order, Orders, Report, VmReport};
@@ -42,6 +43,8 @@ pub enum WorkerError {
 /// # Errors
 /// When the daemon cannot be talked to, or talks nonsense.
 pub fn run(group: &str) -> Result<(), WorkerError> {
+    // Indexes grow by copying themselves, and buffers shrink: what they leave is not to be kept.
+    heap::give_back_large();
     let stdin = io::stdin();
     let mut stdout = io::stdout().lock();
     let mut inbox = Inbox::default();
@@ -68,6 +71,7 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
         idle = members.dedup(Instant::now() + SLICE);
         if now >= next_report {
             next_report = now + REPORT_EVERY;
+            heap::give_back();
             let mut line = serde_json::to_vec(&members.report())?;
             line.push(b'\n');
             stdout.write_all(&line)?;
