@@ -14,7 +14,7 @@
 //! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
 //! cannot do that, it makes a copy in the same mapping.
 //!
-//! **Cost**: some 2 µs per page, 5 µs more per mapping; the kernel keeps some 400 bytes per mapping.
+//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; the kernel keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 

@@ -19,8 +19,8 @@
 //! afterwards no memory is needed that the host may not have. Where anything is in doubt writes are let through
 //! ([`let_write`]), and the page stays in its mapping, which costs no more than that.
 //!
-//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the worst layout; as much again
-//! for each seam.
+//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the worst layout; for each
+//! seam the same calls once more.
 //!
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
