@@ -118,7 +118,9 @@ impl Engine {
         let reach = self.cuts.reach_of(address, received);
         let around = self.channel.as_ref().and_then(|it| it.merged_around(address, reach));
         let block = self.ram.block(address).map(|block| block.range);
-        let part = around.zip(block).and_then(|(around, block)| {
+        // Where no page can be replaced nothing is registered either: QEMU may be about to do so itself.
+        let wanted = around.zip(block).filter(|_| self.obstacle().is_none());
+        let part = wanted.and_then(|(around, block)| {
             // SAFETY: merged, and whoever writes to it is served after this.
             unsafe { unshare::unwritten_around(uffd, common(around, block), address) }
         });
