@@ -2,8 +2,10 @@
 //!
 //! A guest reads all over memory that is in part the same as a resting guest's, and writes to what is its own. It is
 //! measured for some seconds before, while its pages are merged and scanned on, and after; each round has fresh
-//! guests, for a page is merged only once. The guest has a CPU of its own, on which QEMU's threads and the shim's
-//! run as well; the worker has the other one.
+//! guests, for a page is merged only once. What is compared takes the same time: as long as the kernel's KSM needs at this
+//! rate, twelve seconds, of which Overbook merges for two or three, and scans for the rest. Then the same under KSM.
+//!
+//! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well; the worker has the other one.
 
 use std::time::Duration;
 
@@ -13,11 +15,12 @@ use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
+use crate::ksm::{self, Ksm};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress::Lines;
-use crate::merger::Merger;
+use crate::merger::{self, Merger};
 use crate::pinning;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -26,19 +29,28 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const ROUNDS: u64 = 8;
+/// Of ours, and half as many of the kernel's.
+const ROUNDS: u64 = 12;
 const MEMORY: Bytes = Bytes::mib(256);
 const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(3);
-/// Lines of a window, one second each. At [`RATE`] half of it is merging, and half is scanning what is merged.
-const WINDOW: usize = 6;
+/// Lines of the window in which pages are merged, one second each, and of those before and after it.
+const WITH: usize = 12;
+const WITHOUT: usize = 6;
 const WINDOW_LIMIT: Duration = Duration::from_secs(30);
 /// Pages in a millisecond: the fastest that the controller has.
 const RATE: u32 = 50;
 /// Where the worker runs; the guest that works has the other CPU.
 const WORKER_CPU: usize = 1;
+
+/// Who merges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Ours,
+    Kernel,
+}
 
 /// What one guest felt.
 struct Round {
@@ -46,49 +58,56 @@ struct Round {
     /// The 99.99th percentile of what an access took, in microseconds, in the worst second of each window.
     pause_us_with: f64,
     pause_us_without: f64,
-    merged: Bytes,
+    merged_mib: f64,
+    /// Share of the guest's CPU that the shim's threads took.
+    taken: f64,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
-    let mut rounds = Vec::new();
+    let (mut ours, mut kernels) = (Vec::new(), Vec::new());
     for number in 0..ROUNDS {
-        let round = round(context, number)?;
-        context.say(&format!(
-            "round {}: {:+.2} %, pauses {:.0} us ({:.0} without), {} merged",
-            number + 1,
-            round.overhead * 100.0,
-            round.pause_us_with,
-            round.pause_us_without,
-            round.merged
-        ));
-        rounds.push(round);
+        ours.push(round(context, number, Way::Ours)?);
+        if number % 2 == 0 {
+            kernels.push(round(context, number, Way::Kernel)?);
+        }
     }
-    let slowdown = Median::of(rounds.iter().map(|round| round.overhead).collect());
+    let slowdown = |rounds: &[Round]| {
+        let slowdown = Median::of(rounds.iter().map(|round| round.overhead).collect());
+        let note = format!(
+            "time for each operation while pages are merged, to that before and after, - 1; {}",
+            slowdown.interval_percent()
+        );
+        Figure::new(slowdown.value, "ratio", note)
+    };
+    figures.add("guest_slowdown", slowdown(&ours).target(Target::AtMost(0.02)));
+    figures.add("guest_slowdown_ksm_50", slowdown(&kernels));
+    let taken = Median::of(ours.iter().map(|round| round.taken).collect());
     let note = format!(
-        "time for each operation while pages are merged, to that before and after, - 1; {}",
-        slowdown.interval_percent()
+        "of the guest's CPU, by the kernel's count: what the shim's threads took; {}",
+        taken.interval_percent()
     );
-    let figure = Figure::new(slowdown.value, "ratio", note).target(Target::AtMost(0.02));
-    figures.add("guest_slowdown", figure);
-    let of = |what: fn(&Round) -> f64| Median::of(rounds.iter().map(what).collect());
-    let (with, without) = (of(|round| round.pause_us_with), of(|round| round.pause_us_without));
-    let worst = rounds.iter().map(|round| round.pause_us_with).fold(f64::NAN, f64::max);
+    figures.add("taken", Figure::new(taken.value, "ratio", note).target(Target::AtMost(0.02)));
+    let of =
+        |what: fn(&Round) -> f64, rounds: &[Round]| Median::of(rounds.iter().map(what).collect());
+    let with = |rounds: &[Round]| of(|round| round.pause_us_with, rounds).value;
+    let without = of(|round| round.pause_us_without, &ours).value;
+    let worst = ours.iter().map(|round| round.pause_us_with).fold(f64::NAN, f64::max);
     let note = format!(
         "of what an access took, in the worst second of each round, the median; the worst round's {worst:.0}; \
-         without merging {:.0}",
-        without.value
+         without merging {without:.0}, under KSM {:.0}",
+        with(&kernels)
     );
-    let figure = Figure::new(with.value, "us", note).target(Target::AtMost(2000.0));
+    let figure = Figure::new(with(&ours), "us", note).target(Target::AtMost(2000.0));
     figures.add("pause_us_p9999", figure);
-    let least = rounds.iter().map(|round| round.merged).min().unwrap_or_default();
+    let least = ours.iter().map(|round| round.merged_mib).fold(f64::INFINITY, f64::min);
     let note = "of the guest that worked, in the round with the least: it was really merged";
-    let figure = Figure::new(least.as_mib(), "MiB", note);
+    let figure = Figure::new(least, "MiB", note);
     figures.add("merged_mib", figure.target(Target::AtLeast(f64::from(SAME_MB) * 0.9)));
     Ok(figures)
 }
 
-fn round(context: &Context, number: u64) -> Result<Round, LabError> {
+fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
     let fill = format!("copies --same-mb {SAME_MB} --own-mb {OWN_MB} --zero-mb {ZERO_MB}");
     let guest = |place: u64, name: &str, work: &str| MachineSpec {
         seed: context.seed + 2 * number + place,
@@ -100,23 +119,49 @@ fn round(context: &Context, number: u64) -> Result<Round, LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     fleet::wait_until_filled(&lab, SAME_MB + OWN_MB + ZERO_MB)?;
     interrupt::sleep(SETTLE)?;
+    let before = window(&lab, WITHOUT)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
-    let before = window(&lab)?;
-    let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
-    let with = window(&lab)?;
-    let readings = merger.stop();
-    let after = window(&lab)?;
+    let shim_before = merger::shims_cpu_s(&pids[..1]);
+    let (with, merged_mib, after);
+    match way {
+        Way::Ours => {
+            let merger = pinning::on_cpu(WORKER_CPU, || Merger::start(&pids, Some(RATE), None))?;
+            with = window(&lab, WITH)?;
+            merged_mib = merger.stop().first().map_or(0.0, |reading| reading.merged.as_mib());
+            after = window(&lab, WITHOUT)?;
+        }
+        Way::Kernel => {
+            let ksm = Ksm::start(ksm::FAST)?;
+            with = window(&lab, WITH)?;
+            merged_mib = Ksm::saved_mib()?;
+            ksm.stop()?;
+            after = window(&lab, WITHOUT)?;
+        }
+    }
+    let taken = (merger::shims_cpu_s(&pids[..1]) - shim_before) / WITH as f64;
     lab.stop()?;
     let mut pairs = Pairs::default();
     pairs.add_without(before.rate);
     pairs.add_with(with.rate);
     pairs.add_without(after.rate);
-    Ok(Round {
+    let round = Round {
         overhead: pairs.overhead().value,
         pause_us_with: with.pause_us,
         pause_us_without: before.pause_us.max(after.pause_us),
-        merged: readings.first().map_or(Bytes::ZERO, |reading| reading.merged),
-    })
+        merged_mib,
+        taken,
+    };
+    context.say(&format!(
+        "round {} of {}: {:+.2} %, taken {:.2} %, pauses {:.0} us ({:.0} without), {:.0} MiB merged",
+        number + 1,
+        if way == Way::Ours { "ours" } else { "KSM" },
+        round.overhead * 100.0,
+        round.taken * 100.0,
+        round.pause_us_with,
+        round.pause_us_without,
+        round.merged_mib
+    ));
+    Ok(round)
 }
 
 struct Window {
@@ -124,12 +169,12 @@ struct Window {
     pause_us: f64,
 }
 
-/// How the first guest gets on from now on.
-fn window(lab: &Lab) -> Result<Window, LabError> {
-    let mut lines = Lines::of(lab);
-    let is_over = |lines: &Lines| lines.guest(0).len() > WINDOW;
-    lines.look_until(lab, "a guest to report", WINDOW_LIMIT, is_over)?;
-    let lines = lines.guest(0);
+/// How the first guest gets on in its next `lines`.
+fn window(lab: &Lab, lines: usize) -> Result<Window, LabError> {
+    let mut seen = Lines::of(lab);
+    let is_over = |seen: &Lines| seen.guest(0).len() > lines;
+    seen.look_until(lab, "a guest to report", WINDOW_LIMIT, is_over)?;
+    let lines = seen.guest(0);
     let rate = match lines {
         [first, .., last] => last.rate_since(first),
         _ => f64::NAN,
