@@ -127,38 +127,48 @@ pub enum Counter {
 
 /// Why the shim gave everything back unasked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.words())]
 #[repr(u8)]
 pub enum GiveBack {
     /// The worker closed its connection.
-    #[error("the worker's connection closed")]
     WorkerGone = 1,
     /// The worker said nothing for too long.
-    #[error("the worker was silent for too long")]
     WorkerSilent = 2,
     /// More traps in a second than [`crate::Tracking::max_traps_per_s`].
-    #[error("more traps in one second than the fuse allows")]
     Fuse = 3,
     /// A fault waited too long for its handler.
-    #[error("a fault waited too long")]
     SlowFault = 4,
     /// QEMU registered its memory with userfaultfd itself.
-    #[error("QEMU watches its memory itself (snapshot or incoming migration)")]
     QemuRegisters = 5,
     /// Regions came or went.
-    #[error("guest RAM was added or removed")]
     RegionsChanged = 6,
     /// A system call failed.
-    #[error("the kernel refused a move")]
     KernelRefused = 7,
     /// QEMU locked its memory.
-    #[error("QEMU locks its memory")]
     MemoryLocked = 8,
     /// QEMU began to migrate the VM.
-    #[error("QEMU migrates the VM")]
     Migrating = 9,
 }
 
 impl GiveBack {
+    /// What a person is told.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::WorkerGone => "the worker's connection closed",
+            Self::WorkerSilent => "the worker was silent for too long",
+            Self::Fuse => "more traps in one second than the fuse allows",
+            Self::SlowFault => "a fault waited too long",
+            Self::QemuRegisters => {
+                "QEMU watches its memory itself (snapshot or incoming migration)"
+            }
+            Self::RegionsChanged => "guest RAM was added or removed",
+            Self::KernelRefused => "the kernel refused a move",
+            Self::MemoryLocked => "QEMU locks its memory",
+            Self::Migrating => "QEMU migrates the VM",
+        }
+    }
+
     fn from_number(number: u64) -> Option<Self> {
         [
             Self::WorkerGone,

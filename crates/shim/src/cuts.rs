@@ -5,6 +5,7 @@
 //! when there is no room for more mappings ([`Cuts::has_room`]) the kernel makes the copy in place. The rules are those of
 //! [`unshare`].
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use protocol::layout::PageState;
@@ -14,21 +15,25 @@ use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::pool_maps;
 use sys::userfaultfd::Userfaultfd;
 
-use crate::channel::{Channel, EVERYTHING};
+use crate::channel::Channel;
 use crate::engine::{Engine, close_window, lock, userfaultfd};
 use crate::ram::{common, end};
 use crate::time::{Nanos, now};
-use crate::tracker::{self, page_of};
+use crate::tracker::{self, Tracker, page_of};
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping};
 
 /// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
 const NEAR: Duration = Duration::from_millis(100);
-const NEAR_BYTES: u64 = merge::AT_ONCE as u64 * PAGE_BYTES;
+const NEAR_BYTES: u64 = merge::TURN_BYTES;
+/// A guest that has written to merged pages so lately will do so again.
+const LATELY: Duration = Duration::from_secs(60);
 /// Mappings are joined while somebody waits if the smaller one has no more than this.
 const SOON_JOINED: u64 = 128 * PAGE_BYTES;
 /// After a discard so many parts of it are joined with what is beside them: a balloon discards one at a time.
 const MOST_JOINED: usize = 8;
+/// What a kernel allows that does not say (`vm.max_map_count`).
+const USUAL_MAPPINGS: u32 = 65_530;
 /// How soon mappings are counted again.
 const COUNTED: Duration = Duration::from_secs(1);
 
@@ -42,6 +47,20 @@ pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
     };
     // 2: it promises no more memory than it has.
     uffd.can_replace() && matches!(read(), Ok([b'0' | b'1']))
+}
+
+/// How many mappings a process may have.
+fn most_mappings() -> u32 {
+    static MOST: OnceLock<u32> = OnceLock::new();
+    *MOST.get_or_init(|| {
+        let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        allowed.trim().parse().unwrap_or(USUAL_MAPPINGS)
+    })
+}
+
+/// Opens and reads what the fault thread needs, which allocates nothing.
+pub(crate) fn prepare() {
+    let _ = (most_mappings(), unshare::mappings());
 }
 
 /// What writes have cut so far.
@@ -70,11 +89,17 @@ impl Cuts {
         self.reach
     }
 
+    /// Whether the guest has written to merged pages lately.
+    pub(crate) fn is_written(&self) -> bool {
+        let (_, then) = self.last;
+        then != Nanos(0) && now().since(then) < LATELY
+    }
+
     /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what the kernel allows;
     /// this takes half of that half.
     fn has_room(&mut self, merged_runs: u32) -> bool {
-        let has_room = 2 * u64::from(merged_runs) + u64::from(self.others)
-            < u64::from(unshare::most_mappings()) / 4;
+        let has_room =
+            2 * u64::from(merged_runs) + u64::from(self.others) < u64::from(most_mappings()) / 4;
         self.is_full |= !has_room;
         has_room
     }
@@ -90,7 +115,8 @@ pub(crate) fn recount_if_due() {
     let mut engine = lock();
     let of_runs = engine.channel.as_ref().map_or(0, |channel| 2 * channel.merged_runs());
     let others = all.saturating_sub(of_runs);
-    engine.cuts = Cuts { others, is_full: false, counted: now(), ..Cuts::new() };
+    let last = engine.cuts.last;
+    engine.cuts = Cuts { last, others, counted: now(), ..Cuts::new() };
 }
 
 impl Engine {
@@ -136,7 +162,7 @@ impl Engine {
             }
         }
         if !is_replaced {
-            unshare::let_write(uffd, page_of(address));
+            self.let_write(uffd, page_of(address));
         }
     }
 
@@ -185,17 +211,27 @@ impl Engine {
         }
     }
 
-    /// Lets writes to what is merged of `range` go on: the kernel makes the copies.
-    pub(crate) fn let_write(&self, range: Range) {
-        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
-            channel.merged(range).for_each(|merged| unshare::let_write(uffd, merged));
+    /// Lets writes to `range` go on: the kernel makes the copies. What is QEMU's own to protect traps again, or is about to.
+    pub(crate) fn let_write(&self, uffd: &Userfaultfd, range: Range) {
+        if self.holds.are_qemus(range) {
+            let _ = uffd.wake(range);
+        } else {
+            unshare::let_write(uffd, range);
         }
     }
 
-    /// The same of all that is merged, for good: somebody else is about to write to all of it, or to stop writes.
-    pub(crate) fn let_all_write(&self) {
+    /// The same for what is merged of `range`.
+    pub(crate) fn let_merged_write(&self, range: Range) {
+        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
+            channel.merged(range).for_each(|merged| self.let_write(uffd, merged));
+        }
+    }
+
+    /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to all of it, or to stop
+    /// writes. Nothing of it is QEMU's yet.
+    pub(crate) fn let_all_write(&self, range: Range) {
         let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
-        for merged in channel.merged(EVERYTHING) {
+        for merged in channel.merged(range) {
             // SAFETY: every page is in its place.
             let _ = unsafe { uffd.unregister(merged) };
             let _ = uffd.wake(merged);
@@ -209,7 +245,9 @@ impl Engine {
         else {
             return;
         };
-        if !is_possible(uffd) {
+        // What is being released may be registered no more.
+        let is_ending = self.tracker.as_ref().is_some_and(Tracker::is_releasing);
+        if is_ending || !is_possible(uffd) {
             return;
         }
         let block = parts.first().and_then(|range| self.ram.block(range.start));
@@ -246,7 +284,7 @@ mod tests {
 
     #[test]
     fn runs_and_what_could_not_be_joined_leave_a_quarter_of_the_mappings_to_others() {
-        let (mut cuts, quarter) = (Cuts::new(), unshare::most_mappings() / 4);
+        let (mut cuts, quarter) = (Cuts::new(), most_mappings() / 4);
         assert!(cuts.has_room((quarter - 1) / 2) && !cuts.is_full);
         assert!(!cuts.has_room(quarter.div_ceil(2)) && cuts.is_full);
         cuts.others = quarter;

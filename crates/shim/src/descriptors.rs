@@ -45,6 +45,13 @@ pub(crate) fn guard_for_ever(fd: &impl AsFd) {
     }
 }
 
+/// What was opened to be kept, guarded; `None` when it could not be.
+pub(crate) fn kept<T: AsFd>(opened: std::io::Result<T>) -> Option<T> {
+    let opened = opened.ok()?;
+    std::mem::forget(Guarded::new(opened.as_fd().as_raw_fd())?);
+    Some(opened)
+}
+
 /// Whether a descriptor is one of ours.
 pub(crate) fn is_ours(fd: i32) -> bool {
     fd >= 0 && OURS.iter().any(|slot| slot.load(Ordering::Acquire) == fd)

@@ -6,22 +6,22 @@
 //! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
 //! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
 
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{MutexGuard, OnceLock};
 
 use protocol::layout::{Counter, GiveBack, PageState};
-use protocol::{Merge, Merged, Refusal, Region, State, Tracking};
-use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
+use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Untouched};
 use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
 
 use crate::channel::{Channel, Part};
 use crate::cuts::Cuts;
+use crate::holds::Holds;
 use crate::merge::{Place, Pool, page_sum};
-use crate::ram::{GuestRam, end, overlap};
+use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::turns::{Turns, turn};
-use crate::{cuts, merge, qemu, tracker, unshare, watchdog};
+use crate::{cuts, disks, merge, remapping, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -34,30 +34,15 @@ pub(crate) struct Engine {
     paused: Option<GiveBack>,
 }
 
-/// What QEMU is doing that leaves no room for tracking.
-pub(crate) struct Holds {
-    /// `mlockall` was called.
-    pub(crate) locked: bool,
-    /// A device maps guest RAM for itself.
-    pub(crate) passed_through: bool,
-    /// Mappings of guest RAM that are being changed.
-    pub(crate) remapping: u32,
-    /// Ranges that QEMU has registered with its own userfaultfd, and that descriptor.
-    pub(crate) registered: Vec<(i32, Range)>,
-}
-
 pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     ram: GuestRam::new(),
     channel: None,
     tracker: None,
     pool: None,
-    holds: Holds { locked: false, passed_through: false, remapping: 0, registered: Vec::new() },
+    holds: Holds::new(),
     cuts: Cuts::new(),
     paused: None,
 });
-
-/// The descriptor with which QEMU has registered guest RAM, or -1: it uses one at a time.
-static QEMU_REGISTERS: AtomicI32 = AtomicI32::new(-1);
 
 /// For work that can wait; see [`Turns::lock`].
 pub(crate) fn lock() -> MutexGuard<'static, Engine> {
@@ -91,7 +76,7 @@ impl Engine {
     /// What the worker is told.
     pub(crate) fn state(&self) -> State {
         if let Some(why) = self.objection() {
-            return State::Unsupported { why };
+            return State::Unsupported { why: why.into_owned() };
         }
         match &self.tracker {
             Some(tracker) if !tracker.is_releasing() => State::On(tracker.tracking()),
@@ -99,38 +84,15 @@ impl Engine {
         }
     }
 
-    fn objection(&self) -> Option<String> {
-        if let Some(why) = self.ram.objection() {
-            return Some(why.to_owned());
-        }
-        if self.holds.locked {
-            return Some("QEMU locks its memory (-overcommit mem-lock=on)".to_owned());
-        }
-        if self.holds.passed_through {
-            return Some("a device is passed through (VFIO): it pins all guest RAM".to_owned());
-        }
-        userfaultfd().err().map(|error| error.to_string())
-    }
-
-    fn hold(&self) -> Option<String> {
-        if !self.holds.registered.is_empty() {
-            return Some(GiveBack::QemuRegisters.to_string());
-        }
-        if self.holds.remapping > 0 {
-            return Some(GiveBack::RegionsChanged.to_string());
-        }
-        qemu::migration().map(str::to_owned)
-    }
-
     fn suspension(&self) -> Option<String> {
         // What ended by itself, or with the worker, is no reason to wait.
         let pause = || match self.paused? {
             reason @ (GiveBack::Fuse | GiveBack::SlowFault | GiveBack::KernelRefused) => {
-                Some(reason.to_string())
+                Some(reason.words())
             }
             _ => None,
         };
-        self.hold().or_else(pause)
+        self.hold().or_else(pause).map(str::to_owned)
     }
 
     /// The shared memory of the regions as they are now.
@@ -186,7 +148,7 @@ impl Engine {
     fn merge_turn(&mut self, turn: &[Merge]) -> Result<Merged, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         if let Some(why) = self.obstacle() {
-            return Err(refused(why));
+            return Err(refused(why.into_owned()));
         }
         let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
         let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
@@ -200,9 +162,15 @@ impl Engine {
         let mut merged = Merged::default();
         let ranges: Vec<Range> = parts.iter().map(|(range, _)| *range).collect();
         let window = self.open_window(uffd, channel, &ranges, 0)?;
+        // Only where writes are to be expected: it takes three times as long.
+        let shares = parts.iter().any(|(_, content)| *content != Content::Zeros);
+        let is_prepared = shares && self.cuts.is_written() && cuts::is_possible(uffd);
+        let room = is_prepared.then(|| Untouched::new(merge::TURN_BYTES, false).ok()).flatten();
+        let prepared_at = room.as_ref();
+        let _moving = prepared_at.map(|_| remapping::Turn::begin());
         for (guest, content) in parts {
             let Some(block) = self.ram.block(guest.start) else { continue };
-            let place = Place { uffd, pagemap, block, channel, guest };
+            let place = Place { uffd, pagemap, block, channel, guest, prepared_at };
             // SAFETY: registered, by the tracker or just now.
             merged += unsafe { place.merge(content, self.pool.as_mut()) };
         }
@@ -280,19 +248,10 @@ impl Engine {
         Served::Yes
     }
 
-    /// Why no page can be moved now.
-    pub(crate) fn obstacle(&self) -> Option<String> {
-        let generation = self.ram.generation();
-        let is_outdated =
-            self.channel.as_ref().is_none_or(|channel| channel.generation() != generation);
-        let outdated = || is_outdated.then(|| "guest RAM has changed: say Hello again".to_owned());
-        self.objection().or_else(|| self.hold()).or_else(outdated)
-    }
-
     fn begin_tracking(&mut self, tracking: Tracking) -> Result<(), Refusal> {
         let not_tracking = |why: String| Refusal::NotTracking { why };
         if let Some(why) = self.obstacle() {
-            return Err(not_tracking(why));
+            return Err(not_tracking(why.into_owned()));
         }
         let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
         let channel =
@@ -357,6 +316,9 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
 /// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
 /// the last one's is under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
+    if let Some(why) = disks::objection() {
+        return Err(Refusal::NotMerging { why });
+    }
     cuts::recount_if_due();
     let mut all: Option<Merged> = None;
     for turn in merge::turns(runs) {
@@ -380,7 +342,7 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
 }
 
 /// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be
-/// replaced is copied where it is.
+/// replaced is copied where it is; not while QEMU watches it.
 pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
     let merged = || {
         let of = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
@@ -396,9 +358,15 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
             replaced.into_iter().for_each(|part| lock().join_at_ends(part, HUGE_PAGE_BYTES));
         }
     }
-    // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
     for Part { range, .. } in merged() {
-        lock().let_write(range);
+        {
+            let engine = lock();
+            if engine.holds.are_qemus(range) {
+                return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
+            }
+            engine.let_merged_write(range);
+        }
+        // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
         unshare::copy(range).map_err(|errno| Refusal::Kernel {
             call: "madvise(MADV_POPULATE_WRITE)".to_owned(),
             errno: errno.raw_os_error(),
@@ -526,61 +494,4 @@ pub(crate) fn remapped(change: impl FnOnce(&mut Engine)) {
     let mut engine = lock();
     engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
     change(&mut engine);
-}
-
-/// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were not
-/// there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
-pub(crate) fn let_go(fd: i32, range: Range) -> bool {
-    {
-        let mut engine = lock();
-        if !engine.ram.concerns(range) {
-            return false;
-        }
-        engine.holds.registered.push((fd, range));
-        QEMU_REGISTERS.store(fd, Ordering::Release);
-    }
-    give_back(Some(GiveBack::QemuRegisters));
-    lock().let_all_write();
-    true
-}
-
-/// Whether closing `fd` may end a registration of QEMU's.
-pub(crate) fn qemu_has_registered(fd: i32) -> bool {
-    fd >= 0 && QEMU_REGISTERS.load(Ordering::Acquire) == fd
-}
-
-/// A device is passed through: it pins guest RAM, now and whenever it is mapped.
-pub(crate) fn pass_through() {
-    lock().holds.passed_through = true;
-    give_back(Some(GiveBack::MemoryLocked));
-    lock().let_all_write();
-}
-
-/// QEMU is about to lock its memory, or could not.
-pub(crate) fn lock_memory(locked: bool) {
-    lock().holds.locked = locked;
-    if locked {
-        give_back(Some(GiveBack::MemoryLocked));
-        lock().let_all_write();
-    }
-}
-
-impl Engine {
-    /// QEMU's own registration is over: of a range, or of everything that its descriptor `fd` had.
-    pub(crate) fn qemu_unregistered(&mut self, fd: i32, range: Option<Range>) {
-        self.holds.unregistered(fd, range);
-        if self.holds.registered.is_empty() {
-            QEMU_REGISTERS.store(-1, Ordering::Release);
-            // Only a migration into this process or a snapshot ends so: the guest is here.
-            qemu::guest_runs();
-        }
-    }
-}
-
-impl Holds {
-    fn unregistered(&mut self, fd: i32, range: Option<Range>) {
-        self.registered.retain(|&(holder, held)| {
-            holder != fd || range.is_some_and(|range| !overlap(range, held))
-        });
-    }
 }

@@ -12,7 +12,7 @@ use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
 use crate::engine::{self, ENGINE};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, page_of};
-use crate::{unshare, watchdog};
+use crate::watchdog;
 
 /// When the faults that are being served were read; 0: none are.
 static SINCE: AtomicU64 = AtomicU64::new(0);
@@ -44,8 +44,7 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
             Ok(Served::Yes) => {}
             Ok(Served::FuseBlown) => watchdog::blow_fuse(),
             Err(_) => {
-                let _engine = ENGINE.lock_for_fault();
-                unshare::let_write(uffd, page_of(fault.address));
+                ENGINE.lock_for_fault().let_write(uffd, page_of(fault.address));
                 watchdog::give_up();
             }
         }

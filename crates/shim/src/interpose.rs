@@ -15,7 +15,7 @@ use sys::userfaultfd::{REGISTER, UNREGISTER};
 use crate::engine::{self, Engine, lock, lock_first};
 use crate::ram::{self, Kind, SMALLEST, may_concern};
 use crate::threads::Inside;
-use crate::{control, descriptors, next, qemu};
+use crate::{control, descriptors, holds, next, qemu};
 
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
@@ -24,6 +24,9 @@ const IOMMU_IOAS_MAP: u32 = 0x3B85;
 /// `write`, and QEMU asks it something first.
 const VDPA: u32 = 0xAF70;
 const VDPA_MASK: u32 = 0xFFF0;
+/// `vhost-scsi` begins to read into guest RAM, pages of which it holds and does not pin: whatever its size and direction.
+const VHOST_SCSI: u32 = 0xAF40;
+const NUMBER_MASK: u32 = 0xFFFF;
 
 /// A discard of more than this is done in pieces, between which faults are served.
 const DISCARD_PIECE: u64 = 64 << 20;
@@ -138,7 +141,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     let Some(_inside) = Inside::enter() else { return call(advised) };
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
-            discard(advised, advice, &call)
+            discard(advised, &call)
         }
         libc::MADV_DONTFORK if quietly(|| engine::before_growing(advised)) == Some(true) => {
             let result = call(advised);
@@ -167,7 +170,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
 
 /// Guest RAM and the staged copies go together, under the lock. What is mapped from a pool would show the
 /// pool's content again: there fresh memory is mapped.
-fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int {
+fn discard(range: Range, call: &impl Fn(Range) -> c_int) -> c_int {
     let mut start = range.start;
     loop {
         let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
@@ -187,7 +190,7 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range) -> c_int) -> c_int
         });
         let result = discarded.unwrap_or_else(|| call(piece));
         start = ram::end(piece);
-        if result != 0 || start >= ram::end(range) || advice < 0 {
+        if result != 0 || start >= ram::end(range) {
             return result;
         }
     }
@@ -215,7 +218,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             let range = unsafe { argument.cast::<Range>().read_unaligned() };
             let Some(_inside) = Inside::enter() else { return call() };
             if number == REGISTER {
-                let concerned = quietly(|| engine::let_go(fd, range)) == Some(true);
+                let concerned = quietly(|| holds::let_go(fd, range)) == Some(true);
                 let result = call();
                 keep_errno(|| {
                     if result != 0 && concerned {
@@ -234,10 +237,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
             }
         }
         _ if [VFIO_IOMMU_MAP_DMA, IOMMU_IOAS_MAP].contains(&number)
-            || number & VDPA_MASK == VDPA =>
+            || number & VDPA_MASK == VDPA
+            || number & NUMBER_MASK == VHOST_SCSI =>
         {
             let Some(_inside) = Inside::enter() else { return call() };
-            quietly(engine::pass_through);
+            quietly(holds::pass_through);
             call()
         }
         _ => call(),
@@ -257,7 +261,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         };
         return bad_descriptor();
     }
-    if engine::qemu_has_registered(fd)
+    if holds::qemu_has_registered(fd)
         && let Some(_inside) = Inside::enter()
     {
         quietly(|| lock_and(|engine| engine.qemu_unregistered(fd, None)));
@@ -320,12 +324,12 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let inside = Inside::enter();
     if inside.is_some() {
-        quietly(|| engine::lock_memory(true));
+        quietly(|| holds::lock_memory(true));
     }
     // SAFETY: the caller's arguments.
     let result = unsafe { next::mlockall(flags) };
     if inside.is_some() && result != 0 {
-        keep_errno(|| engine::lock_memory(false));
+        keep_errno(|| holds::lock_memory(false));
     }
     result
 }

@@ -4,7 +4,7 @@
 //!
 //! **Problem.** What memory is worth to a VM shows in when it touches what, and neither kernel nor QEMU
 //! tells. **Idea.** A granule is moved to a staging region (`UFFDIO_MOVE`: no copy, atomic, refused for
-//! pages that I/O holds); its next touch is a fault that a thread in QEMU itself resolves at once, so no
+//! pages that I/O has pinned); its next touch is a fault that a thread in QEMU itself resolves at once, so no
 //! guest ever waits for another process. The shim stands before a few functions of the C library to see
 //! guest RAM come, change and go; everything else it is told by a worker over a socket (`protocol`).
 //!
@@ -20,7 +20,7 @@
 //!    (`engine::give_back`, called from `interpose`).
 //! 3. One lock for page states, moves, zeros and discards (`engine`). "Staged" is set before a page moves out
 //!    and cleared after it is back.
-//! 4. The handler touches no guest RAM, allocates nothing and logs nothing (`fault_thread`, `tracker::serve`).
+//! 4. The handler touches no guest RAM that could trap, allocates nothing and logs nothing (`fault_thread`, `tracker::serve`).
 //! 5. Staging has guest RAM's protection, and its advice about forks, core dumps and huge pages (`ram`).
 //! 6. A watchdog gives everything back when the worker is gone or silent for 2 s, the fuse blows, or a fault
 //!    is older than 100 ms; it serves faults itself if the handler has stopped (`watchdog`).
@@ -34,7 +34,7 @@
 //! it right without us. What remains is ours:
 //!
 //! 9. A page is compared while it is aside, where nobody can write to it; what is not equal goes back before
-//!    the lock is given up (`merge::Aside`).
+//!    the lock is given up (`merge::Aside`). Nothing is merged while a disk may read into pages without pinning them (`disks`).
 //! 10. A discard of a merged page would show the pool's content again: fresh memory is mapped there, under
 //!     the same lock (`engine::discard_merged`).
 //! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
@@ -46,7 +46,8 @@
 //! 13. A write to a merged page waits for the fault thread, which replaces it (`cuts::break_sharing`); the watchdog serves
 //!     if that has stopped. Who may not wait, or
 //!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`cuts::let_all_write`): QEMU's own
-//!     userfaultfd, `mlockall`, VFIO. None of us writes to one while holding the lock.
+//!     userfaultfd, `mlockall`, VFIO. What QEMU has registered itself is not ours to protect or let write (`holds`). None of us
+//!     writes to a merged page while holding the lock.
 //!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken but by the first write
 //! to a page that is still merged. If anything is in doubt, QEMU runs as if the shim were not there.
@@ -62,7 +63,9 @@
 //! |---|---|
 //! | `interpose`, `next` | the C functions that we stand before |
 //! | `ram` | what of QEMU's memory is guest RAM |
-//! | `engine` | what the lock guards; track, revoke, give back; what forbids tracking |
+//! | `engine` | what the lock guards; track, revoke, give back |
+//! | `holds`, `qemu` | what forbids that: what QEMU does with its memory |
+//! | `disks` | what forbids merging: disks whose reads cannot be seen |
 //! | `turns` | the lock, and who goes first |
 //! | `merge` | equal pages: aside, compared, replaced |
 //! | `cuts` | merged pages that become plain again: at a write, or all; mappings that meet again |
@@ -77,9 +80,11 @@ mod channel;
 mod control;
 mod cuts;
 mod descriptors;
+mod disks;
 mod engine;
 mod fault_thread;
 mod granules;
+mod holds;
 mod hot_set;
 pub mod interpose;
 mod merge;

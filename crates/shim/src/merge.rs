@@ -3,7 +3,8 @@
 //! **Problem.** Two pages were found to hold the same. Whether they still do can only be said while nobody
 //! can write to them: neither a vCPU, nor QEMU, nor a disk.
 //!
-//! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O holds is refused), compared there, and if it
+//! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where I/O does not pin nothing is
+//! merged: [`disks`]), compared there, and if it
 //! is equal, the pool's page is mapped where it was, copy-on-write. Whoever touches it meanwhile waits for
 //! the fault thread, which waits for our turn to end. A page of zeros is simply dropped: its place is a
 //! hole, which reads as zeros.
@@ -14,7 +15,8 @@
 //! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
 //! cannot do that, it makes a copy in the same mapping.
 //!
-//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; the kernel keeps some 400 bytes per mapping.
+//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it, 20 µs where the guest has written to
+//! merged pages lately ([`Place::prepared_at`]); the kernel keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
@@ -24,7 +26,8 @@ use std::sync::OnceLock;
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
 use sys::memory_map::{
-    Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, advise, is_zeros,
+    Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Reserved, Untouched,
+    advise, is_zeros,
 };
 use sys::pool_file::PoolView;
 use sys::userfaultfd::Userfaultfd;
@@ -37,6 +40,7 @@ use crate::{cuts, moves, unshare};
 /// Most pages in a turn: well below a millisecond.
 pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
+pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
 /// Blocks begin at such a page number, so it cuts them where huge pages begin.
 const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 
@@ -58,7 +62,7 @@ impl Pool {
         let view = PoolView::open(fd, slots).map_err(|error| refused(error.to_string()))?;
         let guarded = Guarded::new(view.as_fd().as_raw_fd());
         let pages = vec![0; ROOM * PAGE_LEN].into_boxed_slice();
-        unshare::prepare();
+        cuts::prepare();
         let stops_writes = crate::engine::userfaultfd().is_ok_and(cuts::is_possible);
         Ok(Self { view, stops_writes, pages, _guarded: guarded })
     }
@@ -103,6 +107,9 @@ pub(crate) struct Place<'a> {
     pub(crate) block: &'a Block,
     pub(crate) channel: &'a Channel,
     pub(crate) guest: Range,
+    /// Where slots are mapped and protected, to be moved to the guest then: it has room for a turn. Without it, who writes
+    /// to what is mapped and not yet protected gets a copy that stays in its mapping.
+    pub(crate) prepared_at: Option<&'a Untouched>,
 }
 
 impl Place<'_> {
@@ -142,24 +149,37 @@ impl Place<'_> {
     /// Maps slots where pages were taken from.
     fn share(&self, pool: Option<&Pool>, slot: u32, part: Part) -> bool {
         let range = part.of(self.guest);
-        let over = Over { range, reserve: self.block.reserve };
         // SAFETY: the pages there have just been taken aside, and hold what the slots do.
-        let mapped = pool.filter(|pool| unsafe { pool.view.map_over(slot, over) }.is_ok());
-        let Some(pool) = mapped else {
+        if !pool.is_some_and(|pool| unsafe { self.map(pool, slot, range) }) {
             // SAFETY: the pages are aside, and go back when the turn ends.
             unsafe { unshare::mend(self.uffd, self.pagemap, self.block, range) };
             return false;
-        };
-        self.channel.set(range, PageState::Merged);
-        if pool.stops_writes {
-            // SAFETY: mapped from the pool, and the fault thread serves.
-            unsafe { unshare::stop_writes(self.uffd, range) };
         }
+        self.channel.set(range, PageState::Merged);
         for advice in self.block.shared_advice() {
             // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
             let _ = unsafe { advise(range, advice) };
         }
         true
+    }
+
+    /// Maps slots over `range`, and has writes to it trap if the pool does that; answers whether they are mapped.
+    ///
+    /// # Safety
+    /// Nobody needs what is there.
+    unsafe fn map(&self, pool: &Pool, slot: u32, range: Range) -> bool {
+        let reserve = self.block.reserve;
+        let first = self.prepared_at.map_or(range, |at| Range { len: range.len, ..at.range() });
+        // SAFETY: as the caller promises; the other place is ours.
+        if unsafe { pool.view.map_over(slot, Over { range: first, reserve }) }.is_err() {
+            return false;
+        }
+        if pool.stops_writes {
+            // SAFETY: mapped from the pool, and the fault thread serves.
+            unsafe { unshare::stop_writes(self.uffd, first) };
+        }
+        // SAFETY: as the caller promises, and another thread reads while mappings are moved.
+        self.prepared_at.is_none_or(|at| unsafe { at.map_over(range) }.is_ok())
     }
 }
 

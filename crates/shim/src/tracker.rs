@@ -14,7 +14,6 @@
 //! own ([`Nursery`]). Any other hole gets the page of zeros for its whole granule, which costs no memory
 //! and never brings back what a balloon took beside it.
 
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -26,7 +25,7 @@ use sys::userfaultfd::Userfaultfd;
 
 use crate::bench::Bench;
 use crate::channel::Channel;
-use crate::descriptors::Guarded;
+use crate::descriptors::kept;
 use crate::granules::{Granule, Granules};
 use crate::hot_set::HotSet;
 use crate::moves;
@@ -400,12 +399,7 @@ impl Tracker {
 /// This process's page tables; opened once.
 pub(crate) fn pagemap() -> Option<&'static Pagemap> {
     static PAGEMAP: OnceLock<Option<Pagemap>> = OnceLock::new();
-    let guarded = || {
-        let pagemap = Pagemap::open().ok()?;
-        std::mem::forget(Guarded::new(pagemap.as_fd().as_raw_fd())?);
-        Some(pagemap)
-    };
-    PAGEMAP.get_or_init(guarded).as_ref()
+    PAGEMAP.get_or_init(|| kept(Pagemap::open())).as_ref()
 }
 
 /// A fault outside of all granules, or when nothing is tracked any more: a range whose registration could

@@ -5,7 +5,8 @@
 //! disk that may just be reading into it.
 //!
 //! **Idea.** A page that *nobody has written yet* holds what the pool holds, and to pin a page for writing is
-//! to write to it. So merged pages are protected (userfaultfd) from the first moment: who writes to one waits. What the
+//! to write to it. So merged pages are protected (userfaultfd) as soon as they are mapped, or before where writes are
+//! known to come: who writes to one waits. What the
 //! page tables show as protected and the file's can be replaced without asking who uses it: whoever has pinned it only
 //! reads, and what he reads does not change. The content is copied aside, memory that nobody has touched and that traps is
 //! mapped over the place in one step, and the copy is moved there. Who touches it meanwhile waits, and never
@@ -25,9 +26,9 @@
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
 //! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
 //! makes the copies ([`copy`]), and the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11):
-//! there seams stay. A place on the host's nodes (`mbind`): what is replaced has none.
+//! there seams stay; as they do on Linux 6.15 to 6.17, where what `mremap` leaves behind loses its part in the memory that the
+//! kernel has promised. A place on the host's nodes (`mbind`): what is replaced has none.
 
-use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
 use protocol::layout::PageState;
@@ -37,28 +38,12 @@ use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouc
 use sys::userfaultfd::{Progress, Userfaultfd};
 
 use crate::channel::Channel;
-use crate::descriptors::Guarded;
+use crate::descriptors::kept;
 use crate::ram::{Block, end};
 use crate::{merge, moves, tracker};
 
-/// What a kernel allows that does not say (`vm.max_map_count`).
-const USUAL_MAPPINGS: u32 = 65_530;
 /// How often a copy is tried that the kernel has no time for.
 const TRIES: u32 = 8;
-
-/// How many mappings a process may have.
-pub(crate) fn most_mappings() -> u32 {
-    static MOST: OnceLock<u32> = OnceLock::new();
-    *MOST.get_or_init(|| {
-        let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
-        allowed.trim().parse().unwrap_or(USUAL_MAPPINGS)
-    })
-}
-
-/// Opens and reads what the fault thread needs, which allocates nothing.
-pub(crate) fn prepare() {
-    let _ = (most_mappings(), mappings());
-}
 
 /// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not allocate.
 ///
@@ -73,25 +58,27 @@ pub(crate) fn smaller_at(seam: u64) -> Result<Option<Range>, Errno> {
 }
 
 /// This process's mappings; opened once.
-fn mappings() -> Option<&'static Mappings> {
+pub(crate) fn mappings() -> Option<&'static Mappings> {
     static MAPPINGS: OnceLock<Option<Mappings>> = OnceLock::new();
-    let guarded = || {
-        let mappings = Mappings::open().ok()?;
-        std::mem::forget(Guarded::new(mappings.as_fd().as_raw_fd())?);
-        Some(mappings)
-    };
-    MAPPINGS.get_or_init(guarded).as_ref()
+    MAPPINGS.get_or_init(|| kept(Mappings::open())).as_ref()
 }
 
 /// Stops writes to `merged` until they are served, as far as the kernel does that ([`unwritten_around`] tells).
 ///
 /// # Safety
-/// Its pages are a pool's; the fault thread serves.
+/// Its pages are a pool's, and have just been mapped; the fault thread serves.
 pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range) {
-    // SAFETY: as the caller promises, until something else is mapped there or writes are let through.
-    if unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }.is_ok() {
-        look_up(merged);
-    }
+    // Before: what is protected and not yet there the kernel looks up page by page, and who writes to it gets a copy.
+    look_up(merged);
+    // SAFETY: as the caller promises.
+    let _ = unsafe { protect(uffd, merged) };
+}
+
+/// # Safety
+/// As for [`stop_writes`], until something else is mapped there or writes are let through.
+unsafe fn protect(uffd: &Userfaultfd, merged: Range) -> Result<(), Errno> {
+    // SAFETY: as the caller promises.
+    unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }
 }
 
 /// The pages of `merged` around `address` that nobody has written, and nobody can until they are replaced or writes are
@@ -106,7 +93,7 @@ pub(crate) unsafe fn unwritten_around(
 ) -> Option<Range> {
     // Again, for some of it may have been let through. What the kernel has copied since then is not the file's any more.
     // SAFETY: as the caller promises.
-    unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }.ok()?;
+    unsafe { protect(uffd, merged) }.ok()?;
     tracker::pagemap()?.of_file_around(merged, address).ok()?
 }
 
@@ -178,8 +165,7 @@ impl<'a> Replacement<'a> {
     /// Its pages are merged, and another thread reads the userfaultfd.
     pub(crate) unsafe fn replace(&self, merged: Range) {
         // SAFETY: the fault thread serves what the end of this function has not let go on, and we do not write there.
-        let protected =
-            unsafe { self.uffd.register_writes(merged).and_then(|()| self.uffd.protect(merged)) };
+        let protected = unsafe { protect(self.uffd, merged) };
         let unwritten = protected.and_then(|()| self.pagemap.of_file(merged)).unwrap_or_default();
         for part in unwritten {
             // SAFETY: the file's page was there while nobody could write, and still nobody can.

@@ -1,12 +1,16 @@
 //! What QEMU does beside using its memory: locks it, watches it, passes it to the kernel, forks.
 
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Duration;
 
 use crate::block::{Block, PAGE, outcome};
 
 const UFFDIO_API: u64 = 0xC018_AA3F;
 const UFFDIO_REGISTER: u64 = 0xC020_AA00;
 const UFFDIO_UNREGISTER: u64 = 0x8010_AA01;
+const UFFDIO_WRITEPROTECT: u64 = 0xC018_AA06;
+const MISSING: u64 = 1;
+const WRITES: u64 = 2;
 
 /// The stand-in's own userfaultfd.
 static OWN: AtomicI32 = AtomicI32::new(-1);
@@ -53,17 +57,104 @@ pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
     }
 }
 
-/// As QEMU does for postcopy and for background snapshots.
+/// As QEMU does for postcopy.
 pub(crate) fn register(block: &Block) -> Result<String, String> {
+    register_for(block, MISSING)
+}
+
+/// As QEMU does for background snapshots.
+pub(crate) fn watch_writes(block: &Block) -> Result<String, String> {
+    register_for(block, WRITES)?;
+    protect(block.page(0).addr(), block.pages() * PAGE, true)
+}
+
+/// The guest writes to a page; `Err` if that was not seen.
+pub(crate) fn write_seen(block: &Block, page: usize) -> Result<String, String> {
+    let address = block.page(page).addr();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
+            // SAFETY: a byte of the block, which nobody else uses meanwhile.
+            unsafe { byte.write_volatile(byte.read_volatile()) };
+        });
+        let fd = OWN.load(Ordering::Relaxed);
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut message = [0_u64; 4];
+        // SAFETY: one descriptor; the buffer has the length of a message.
+        let read = unsafe {
+            libc::poll(&raw mut poll, 1, 1_000);
+            if poll.revents == 0 { 0 } else { libc::read(fd, message.as_mut_ptr().cast(), 32) }
+        };
+        protect(address, PAGE, false)?;
+        if read == 32 { Ok(String::new()) } else { Err("nobody saw it".to_owned()) }
+    })
+}
+
+fn protect(start: usize, len: usize, is_on: bool) -> Result<String, String> {
+    let mut protect = [start as u64, len as u64, u64::from(is_on)];
+    let fd = OWN.load(Ordering::Relaxed);
+    // SAFETY: the structure is the one of the request.
+    outcome(unsafe { libc::ioctl(fd, UFFDIO_WRITEPROTECT, protect.as_mut_ptr()) })
+}
+
+fn register_for(block: &Block, mode: u64) -> Result<String, String> {
     // SAFETY: the structures are those of the requests; nothing of the block is missing afterwards.
     unsafe {
-        let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC)).unwrap_or(-1);
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, flags)).unwrap_or(-1);
         let mut api = [0xAA_u64, 0, 0];
         outcome(libc::ioctl(fd, UFFDIO_API, api.as_mut_ptr()))?;
-        let mut register = [block.page(0).addr() as u64, (block.pages() * PAGE) as u64, 1, 0];
+        let mut register = [block.page(0).addr() as u64, (block.pages() * PAGE) as u64, mode, 0];
         OWN.store(fd, Ordering::Relaxed);
         outcome(libc::ioctl(fd, UFFDIO_REGISTER, register.as_mut_ptr()))
     }
+}
+
+/// The same while `writers` vCPUs write to its first pages, which are all there.
+pub(crate) fn register_beside_writes(
+    block: &Block,
+    writers: usize,
+    pages: usize,
+) -> Result<String, String> {
+    beside_writes(block, writers, pages, || {
+        // In the middle of it.
+        std::thread::sleep(Duration::from_micros(300));
+        register(block)
+    })
+}
+
+/// `writers` vCPUs write to its first pages what is there already.
+pub(crate) fn write(
+    block: &Block,
+    writers: usize,
+    pages: usize,
+    ms: usize,
+) -> Result<String, String> {
+    beside_writes(block, writers, pages, || {
+        std::thread::sleep(Duration::from_millis(ms as u64));
+        Ok(String::new())
+    })
+}
+
+fn beside_writes<T>(block: &Block, writers: usize, pages: usize, act: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    let write = |first: usize| {
+        let own = (first..pages).step_by(writers).cycle();
+        for page in own.take_while(|_| !is_over.load(Ordering::Relaxed)) {
+            let byte = block.page(page);
+            // SAFETY: a byte of the block, which nobody else uses meanwhile.
+            unsafe { byte.write_volatile(byte.read_volatile()) };
+        }
+    };
+    std::thread::scope(|scope| {
+        for first in 0..writers {
+            let write = &write;
+            scope.spawn(move || write(first));
+        }
+        let done = act();
+        is_over.store(true, Ordering::Relaxed);
+        done
+    })
 }
 
 pub(crate) fn unregister(block: &Block) -> Result<String, String> {

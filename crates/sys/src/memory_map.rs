@@ -191,8 +191,8 @@ impl Over {
     }
 }
 
-/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered or advised of it
-/// holds there from the first moment. (The kernel gives memory that was never touched its place among the
+/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered or advised of it, or
+/// mapped in its place, holds there from the first moment. (The kernel gives memory that was never touched its place among the
 /// process's pages anew, so that it becomes one mapping with what is like it on both sides.)
 #[derive(Debug)]
 pub struct Untouched {

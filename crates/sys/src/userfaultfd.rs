@@ -195,7 +195,10 @@ impl Userfaultfd {
             }
             agreed => agreed,
         };
-        let has_move = features.map_err(OpenError::Api)? & FEATURE_MOVE != 0;
+        let features = features.map_err(OpenError::Api)?;
+        // Kernels before 6.11 agree to what they know and have not.
+        uffd.can_replace &= features & FEATURES_TO_REPLACE == FEATURES_TO_REPLACE;
+        let has_move = features & FEATURE_MOVE != 0;
         if has_move { Ok(uffd) } else { Err(OpenError::NoMove) }
     }
 

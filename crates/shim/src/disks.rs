@@ -1,0 +1,133 @@
+//! Disks whose reads into guest RAM cannot be seen.
+//!
+//! **Problem.** A page that is moved aside while a disk reads into it, and dropped there because it is equal to another one,
+//! takes what the disk reads with it. The kernel refuses to move what I/O has *pinned* (`FOLL_PIN`); but direct I/O
+//! of some filesystems, NFS and Ceph among them, holds pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not
+//! look at.
+//!
+//! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a filesystem that is known to pin.
+//! To look again with every request is soon enough: between the opening of a disk and a guest's first read
+//! from it lies more than the few milliseconds of a request. Tracking needs none of this: what it moves
+//! aside comes back as the same page.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
+
+/// Those whose direct I/O goes by `iomap` or block I/O, which pins (since Linux 6.5), or that have none of their own (tmpfs).
+const PINNING: [(u64, &str); 6] = [
+    (0xEF53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683E, "btrfs"),
+    (0xF2F5_2010, "f2fs"),
+    (0xCA45_1A4E, "bcachefs"),
+    (0x0102_1994, "tmpfs"),
+];
+
+/// Why nothing of this VM can be merged now.
+pub(crate) fn objection() -> Option<String> {
+    // Who cannot look merges nothing.
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return Some("QEMU's open files are not to be seen in /proc".to_owned());
+    };
+    let names = entries.flatten().map(|entry| entry.file_name());
+    let numbers = names.filter_map(|name| name.to_str()?.parse::<i32>().ok());
+    numbers.filter(|&number| !does_pin(number)).map(words).next()
+}
+
+fn does_pin(number: i32) -> bool {
+    // SAFETY: of this process; if it has been closed since, or is another one's now, the answer is that one's.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    if !fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT)) {
+        return true;
+    }
+    match fstat(fd).map(|file| FileType::from_raw_mode(file.st_mode)) {
+        Ok(FileType::RegularFile) => fstatfs(fd).is_ok_and(|filesystem| {
+            let magic = filesystem.f_type.cast_unsigned();
+            PINNING.iter().any(|(known, _)| *known == magic)
+        }),
+        // Block devices pin. A pipe's "direct" means packets.
+        _ => true,
+    }
+}
+
+fn words(number: i32) -> String {
+    let file = std::fs::read_link(format!("/proc/self/fd/{number}")).unwrap_or_default();
+    let known = PINNING.map(|(_, name)| name).join(", ");
+    format!(
+        "{} is open for direct I/O (cache=none, cache=directsync) on a filesystem that is not known to pin pages ({known} are): \
+         use another cache mode for this disk",
+        file.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::ffi::CString;
+    use std::fs::{File, OpenOptions};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::path::Path;
+
+    use super::*;
+
+    fn open_direct(path: &Path) -> std::io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(path)
+    }
+
+    /// In a mount namespace of this thread's own.
+    fn mount_overlay(dir: &Path) -> std::io::Result<()> {
+        let inside = |name: &str| dir.join(name).display().to_string();
+        for name in ["lower", "upper", "work", "overlay"] {
+            std::fs::create_dir(dir.join(name))?;
+        }
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            inside("lower"),
+            inside("upper"),
+            inside("work")
+        );
+        let [target, options] =
+            [inside("overlay"), options].map(|text| CString::new(text).unwrap());
+        let (kind, root) = (c"overlay".as_ptr(), c"/".as_ptr());
+        // SAFETY: all names end with a zero byte; what is mounted is seen by this thread only, and goes with it.
+        let failed = unsafe {
+            libc::unshare(libc::CLONE_NEWNS) != 0
+                || libc::mount(kind, root, kind, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
+                    != 0
+                || libc::mount(kind, target.as_ptr(), kind, 0, options.as_ptr().cast()) != 0
+        };
+        if failed { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    #[test]
+    fn direct_io_is_looked_at_where_it_goes() {
+        let dir = Path::new("/dev/shm").join(format!("overbook-disks-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let of_tmpfs = open_direct(&dir.join("disk"));
+        if let Ok(file) = &of_tmpfs {
+            assert!(does_pin(file.as_raw_fd()));
+        }
+        assert!(does_pin(File::open("/proc/self/status").unwrap().as_raw_fd()), "not direct");
+        assert_eq!(objection(), None);
+        let look = || {
+            mount_overlay(&dir)?;
+            let file = open_direct(&dir.join("overlay/disk"))?;
+            assert!(!does_pin(file.as_raw_fd()));
+            std::io::Result::Ok(objection().unwrap())
+        };
+        match std::thread::scope(|scope| scope.spawn(look).join().unwrap()) {
+            Ok(words) => assert!(words.contains("overlay/disk is open for direct I/O"), "{words}"),
+            Err(error) => eprintln!("not tested: {error}"),
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(objection(), None);
+    }
+}
