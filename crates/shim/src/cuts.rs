@@ -202,7 +202,9 @@ impl Engine {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
         let is_plain = |channel: &Channel| channel.merged(piece).next().is_none();
         let is_inside = common(piece, block) == piece && !has_policy(block.start);
-        if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
+        // Not while tracking ends: the kernel may have refused to register a part, and who touches it then does not wait.
+        let is_ending = self.tracker.as_ref().is_some_and(Tracker::is_releasing);
+        if is_small && is_inside && !is_ending && self.channel.as_ref().is_some_and(is_plain) {
             self.replace(&[piece], |replacement| {
                 // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
                 unsafe { replacement.rejoin(piece) };
@@ -245,9 +247,7 @@ impl Engine {
         else {
             return;
         };
-        // What is being released may be registered no more.
-        let is_ending = self.tracker.as_ref().is_some_and(Tracker::is_releasing);
-        if is_ending || !is_possible(uffd) {
+        if !is_possible(uffd) {
             return;
         }
         let block = parts.first().and_then(|range| self.ram.block(range.start));

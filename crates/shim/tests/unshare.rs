@@ -283,6 +283,22 @@ fn where_the_guest_writes_no_write_slips_in_while_pages_are_merged() {
 }
 
 #[test]
+fn what_is_written_while_tracking_ends_is_the_guests_own_too() {
+    let Prepared { mut stand_in, worker, .. } = prepared(1000);
+    for _ in 0..20 {
+        assert_eq!(worker.merge(&[(0, 1000, Some(100))]).shared, 1000);
+        worker.ask(&Request::Track(common::by_name()));
+        worker.revoke(1024 / common::GRANULE..PAGES / common::GRANULE);
+        stand_in.begin("write 0 1 1000 20");
+        worker.release();
+        stand_in.finish().unwrap();
+        unshare_all(&worker);
+        assert_eq!(worker.merged(0..1000), 0, "what the kernel had copied would be left");
+    }
+    stand_in.expect("check 0 1");
+}
+
+#[test]
 fn qemu_is_not_refused_because_of_a_write_that_waits() {
     let Prepared { mut stand_in, worker, .. } = prepared(300);
     for _ in 0..60 {
