@@ -26,8 +26,6 @@ use crate::{merge, remapping};
 /// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
 const NEAR: Duration = Duration::from_millis(100);
 const NEAR_BYTES: u64 = merge::TURN_BYTES;
-/// A guest that has written to merged pages so lately will do so again.
-const LATELY: Duration = Duration::from_secs(60);
 /// Mappings are joined while somebody waits if the smaller one has no more than this.
 const SOON_JOINED: u64 = 128 * PAGE_BYTES;
 /// After a discard so many parts of it are joined with what is beside them: a balloon discards one at a time.
@@ -68,6 +66,8 @@ pub(crate) struct Cuts {
     /// How many pages the last write had replaced, where it was, and when.
     reach: u32,
     last: (u64, Nanos),
+    /// The guest has written to a merged page: it will do so again.
+    pub(crate) is_written: bool,
     /// Mappings of this process but those of merged runs and what is beside them: as counted, and those that could not be
     /// made one since.
     others: u32,
@@ -78,21 +78,17 @@ pub(crate) struct Cuts {
 
 impl Cuts {
     pub(crate) const fn new() -> Self {
-        Self { reach: 1, last: (0, Nanos(0)), others: 0, is_full: false, counted: Nanos(0) }
+        let last = (0, Nanos(0));
+        Self { reach: 1, last, is_written: false, others: 0, is_full: false, counted: Nanos(0) }
     }
 
     /// How many pages to replace for a write now at this address: a power of two, [`merge::AT_ONCE`] at most.
     fn reach_of(&mut self, address: u64, at: Nanos) -> u32 {
+        self.is_written = true;
         let (last, then) = std::mem::replace(&mut self.last, (address, at));
         let is_near = address.abs_diff(last) <= NEAR_BYTES && at.since(then) < NEAR;
         self.reach = if is_near { (2 * self.reach).min(merge::AT_ONCE) } else { 1 };
         self.reach
-    }
-
-    /// Whether the guest has written to merged pages lately.
-    pub(crate) fn is_written(&self) -> bool {
-        let (_, then) = self.last;
-        then != Nanos(0) && now().since(then) < LATELY
     }
 
     /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what the kernel allows;
@@ -115,8 +111,9 @@ pub(crate) fn recount_if_due() {
     let mut engine = lock();
     let of_runs = engine.channel.as_ref().map_or(0, |channel| 2 * channel.merged_runs());
     let others = all.saturating_sub(of_runs);
-    let last = engine.cuts.last;
-    engine.cuts = Cuts { last, others, counted: now(), ..Cuts::new() };
+    engine.cuts.others = others;
+    engine.cuts.is_full = false;
+    engine.cuts.counted = now();
 }
 
 impl Engine {

@@ -164,7 +164,7 @@ impl Engine {
         let window = self.open_window(uffd, channel, &ranges, 0)?;
         // Only where writes are to be expected: it takes three times as long.
         let shares = parts.iter().any(|(_, content)| *content != Content::Zeros);
-        let is_prepared = shares && self.cuts.is_written() && cuts::is_possible(uffd);
+        let is_prepared = shares && self.cuts.is_written && cuts::is_possible(uffd);
         let room = is_prepared.then(|| Untouched::new(merge::TURN_BYTES, false).ok()).flatten();
         let prepared_at = room.as_ref();
         let _moving = prepared_at.map(|_| remapping::Turn::begin());

@@ -15,8 +15,8 @@
 //! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
 //! cannot do that, it makes a copy in the same mapping.
 //!
-//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it, 20 µs where the guest has written to
-//! merged pages lately ([`Place::prepared_at`]); the kernel keeps some 400 bytes per mapping.
+//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per mapping once the guest has
+//! written to a merged page ([`Place::prepared_at`]); the kernel keeps some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
