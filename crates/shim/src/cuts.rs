@@ -19,7 +19,7 @@ use crate::channel::Channel;
 use crate::engine::{Engine, close_window, lock, userfaultfd};
 use crate::ram::{common, end};
 use crate::time::{Nanos, now};
-use crate::tracker::{self, Tracker, page_of};
+use crate::tracker::{self, page_of};
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping};
 
@@ -199,9 +199,7 @@ impl Engine {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
         let is_plain = |channel: &Channel| channel.merged(piece).next().is_none();
         let is_inside = common(piece, block) == piece && !has_policy(block.start);
-        // Not while tracking ends: the kernel may have refused to register a part, and who touches it then does not wait.
-        let is_ending = self.tracker.as_ref().is_some_and(Tracker::is_releasing);
-        if is_small && is_inside && !is_ending && self.channel.as_ref().is_some_and(is_plain) {
+        if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
             self.replace(&[piece], |replacement| {
                 // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
                 unsafe { replacement.rejoin(piece) };
@@ -227,10 +225,10 @@ impl Engine {
     }
 
     /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to all of it, or to stop
-    /// writes. Nothing of it is QEMU's yet.
+    /// writes. What is QEMU's own already stays so.
     pub(crate) fn let_all_write(&self, range: Range) {
         let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
-        for merged in channel.merged(range) {
+        for merged in channel.merged(range).filter(|merged| !self.holds.are_qemus(*merged)) {
             // SAFETY: every page is in its place.
             let _ = unsafe { uffd.unregister(merged) };
             let _ = uffd.wake(merged);

@@ -6,13 +6,19 @@
 //! look at.
 //!
 //! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a filesystem that is known to pin.
-//! To look again with every request is soon enough: between the opening of a disk and a guest's first read
-//! from it lies more than the few milliseconds of a request. Tracking needs none of this: what it moves
-//! aside comes back as the same page.
+//! It looks again every [`LOOK`]: QEMU must open a disk and stop using the one before it until a guest's first read comes
+//! from there. Tracking needs none of this: what it moves aside comes back as the same page.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
+use rustix::io::Errno;
+
+use crate::time::{Nanos, now};
+
+/// How long what was seen is taken to be so.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Those whose direct I/O goes by `iomap` or block I/O, which pins (since Linux 6.5), or that have none of their own (tmpfs).
 const PINNING: [(u64, &str); 6] = [
@@ -24,22 +30,48 @@ const PINNING: [(u64, &str); 6] = [
     (0x0102_1994, "tmpfs"),
 ];
 
-/// Why nothing of this VM can be merged now.
-pub(crate) fn objection() -> Option<String> {
-    // Who cannot look merges nothing.
-    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
-        return Some("QEMU's open files are not to be seen in /proc".to_owned());
-    };
-    let names = entries.flatten().map(|entry| entry.file_name());
-    let numbers = names.filter_map(|name| name.to_str()?.parse::<i32>().ok());
-    numbers.filter(|&number| !does_pin(number)).map(words).next()
+/// What was seen of QEMU's open files.
+pub(crate) struct Disks {
+    looked: Option<Nanos>,
+    objection: Option<String>,
+}
+
+impl Disks {
+    pub(crate) const fn new() -> Self {
+        Self { looked: None, objection: None }
+    }
+
+    /// Why nothing of this VM can be merged now.
+    pub(crate) fn objection(&mut self) -> Option<&str> {
+        if self.looked.is_none_or(|at| now().since(at) >= LOOK) {
+            self.looked = Some(now());
+            // Who cannot look merges nothing.
+            let unseen = |error| Some(format!("QEMU's open files are not to be seen: {error}"));
+            self.objection = first_unpinned().map_or_else(unseen, |found| found.map(words));
+        }
+        self.objection.as_deref()
+    }
+}
+
+/// A file that is open for direct I/O which may not pin.
+fn first_unpinned() -> std::io::Result<Option<i32>> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let number = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(number) = number.filter(|&number| !does_pin(number)) {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
 }
 
 fn does_pin(number: i32) -> bool {
     // SAFETY: of this process; if it has been closed since, or is another one's now, the answer is that one's.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
-    if !fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT)) {
-        return true;
+    match fcntl_getfl(fd) {
+        Ok(flags) if !flags.contains(OFlags::DIRECT) => return true,
+        // Closed since, like the directory itself.
+        Err(Errno::BADF) => return true,
+        _ => {}
     }
     match fstat(fd).map(|file| FileType::from_raw_mode(file.st_mode)) {
         Ok(FileType::RegularFile) => fstatfs(fd).is_ok_and(|filesystem| {
@@ -47,7 +79,8 @@ fn does_pin(number: i32) -> bool {
             PINNING.iter().any(|(known, _)| *known == magic)
         }),
         // Block devices pin. A pipe's "direct" means packets.
-        _ => true,
+        Ok(_) | Err(Errno::BADF) => true,
+        Err(_) => false,
     }
 }
 
@@ -116,6 +149,7 @@ mod tests {
             assert!(does_pin(file.as_raw_fd()));
         }
         assert!(does_pin(File::open("/proc/self/status").unwrap().as_raw_fd()), "not direct");
+        let objection = || Disks::new().objection().map(str::to_owned);
         assert_eq!(objection(), None);
         let look = || {
             mount_overlay(&dir)?;

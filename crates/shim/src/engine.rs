@@ -10,18 +10,20 @@ use std::sync::{MutexGuard, OnceLock};
 
 use protocol::layout::{Counter, GiveBack, PageState};
 use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
+use rustix::io::Errno;
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Untouched};
 use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
 
 use crate::channel::{Channel, Part};
 use crate::cuts::Cuts;
+use crate::disks::Disks;
 use crate::holds::Holds;
 use crate::merge::{Place, Pool, page_sum};
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::turns::{Turns, turn};
-use crate::{cuts, disks, merge, remapping, tracker, unshare, watchdog};
+use crate::{cuts, merge, remapping, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -144,60 +146,68 @@ impl Engine {
         }
     }
 
-    /// Merges what one turn can.
-    fn merge_turn(&mut self, turn: &[Merge]) -> Result<Merged, Refusal> {
+    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where others want the CPUs, the
+    /// thread that reads while mappings are moved is late each time.
+    fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         if let Some(why) = self.obstacle() {
             return Err(refused(why.into_owned()));
         }
         let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
         let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
-        let Some(channel) = &self.channel else { return Ok(Merged::default()) };
-        let mut parts = Vec::new();
-        for run in turn {
-            for part in channel.parts(run.page, run.pages, PageState::Plain) {
-                parts.push((part.range, run.content_at(part.page)));
-            }
-        }
-        let mut merged = Merged::default();
-        let ranges: Vec<Range> = parts.iter().map(|(range, _)| *range).collect();
-        let window = self.open_window(uffd, channel, &ranges, 0)?;
-        // Only where writes are to be expected: it takes three times as long.
-        let shares = parts.iter().any(|(_, content)| *content != Content::Zeros);
-        let is_prepared = shares && self.cuts.is_written && cuts::is_possible(uffd);
+        let Some(channel) = &self.channel else { return Ok((runs.len(), Merged::default())) };
+        let parts: Vec<Vec<Part>> =
+            runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
+        let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
+        let window = self.open_window(uffd, channel, &ranges, 0).map_err(|errno| {
+            Refusal::Kernel { call: "UFFDIO_REGISTER".to_owned(), errno: errno.raw_os_error() }
+        })?;
+        // Only once the guest has written to a shared page: it takes three times as long.
+        let shares = runs.iter().any(|run| run.content != Content::Zeros);
+        let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
+        let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
         let room = is_prepared.then(|| Untouched::new(merge::TURN_BYTES, false).ok()).flatten();
         let prepared_at = room.as_ref();
         let _moving = prepared_at.map(|_| remapping::Turn::begin());
-        for (guest, content) in parts {
-            let Some(block) = self.ram.block(guest.start) else { continue };
-            let place = Place { uffd, pagemap, block, channel, guest, prepared_at };
-            // SAFETY: registered, by the tracker or just now.
-            merged += unsafe { place.merge(content, self.pool.as_mut()) };
+        let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
+        for (run, parts) in runs.iter().zip(parts) {
+            for Part { page, range: guest } in parts {
+                let Some(block) = self.ram.block(guest.start) else { continue };
+                let place = Place { uffd, pagemap, block, channel, guest, prepared_at };
+                // SAFETY: registered, by the tracker or just now.
+                merged += unsafe { place.merge(run.content_at(page), self.pool.as_mut()) };
+            }
+            done += 1;
+            if now() > deadline {
+                break;
+            }
         }
         // SAFETY: everything is back, or dropped.
         unsafe { close_window(uffd, channel, window) };
-        merged.kept =
-            page_sum(turn) - merged.shared - merged.dropped - merged.different - merged.no_room;
-        Ok(merged)
+        merged.kept = page_sum(&runs[..done])
+            - merged.shared
+            - merged.dropped
+            - merged.different
+            - merged.no_room;
+        Ok((done, merged))
     }
 
     /// Registers what must be so that these parts of one block can be moved, and `more` bytes on both sides. Answers what
-    /// to [close](close_window): nothing when a tracker has all of it registered.
+    /// to [close](close_window): nothing when a tracker has all of it registered. Does not allocate.
     pub(crate) fn open_window(
         &self,
         uffd: &Userfaultfd,
         channel: &Channel,
         parts: &[Range],
         more: u64,
-    ) -> Result<Option<Range>, Refusal> {
+    ) -> Result<Option<Range>, Errno> {
         let window = if self.tracker.is_none() { self.window(channel, parts, more) } else { None };
         for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
             // SAFETY: the fault thread serves, as soon as this turn is over.
             if let Err(errno) = unsafe { uffd.register(part) } {
                 // SAFETY: nothing was moved.
                 unsafe { close_window(uffd, channel, window) };
-                let call = "UFFDIO_REGISTER".to_owned();
-                return Err(Refusal::Kernel { call, errno: errno.raw_os_error() });
+                return Err(errno);
             }
         }
         Ok(window)
@@ -242,6 +252,8 @@ impl Engine {
             let _ = uffd.wake(page);
         } else if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel) {
             return tracker.serve(channel, address, received);
+        } else if self.holds.are_qemus(page) {
+            let _ = uffd.wake(page);
         } else {
             fill_stray(uffd, address);
         }
@@ -316,22 +328,27 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
 /// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
 /// the last one's is under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
-    if let Some(why) = disks::objection() {
-        return Err(Refusal::NotMerging { why });
-    }
     cuts::recount_if_due();
+    let mut disks = Disks::new();
     let mut all: Option<Merged> = None;
     for turn in merge::turns(runs) {
-        if !is_wanted() {
-            break;
+        let mut rest = turn.as_slice();
+        while !rest.is_empty() && is_wanted() {
+            let turn = disks.objection().map_or_else(
+                || lock().merge_turn(rest),
+                |why| Err(Refusal::NotMerging { why: why.to_owned() }),
+            );
+            let (done, merged) = match (turn, &all) {
+                (Ok(done), _) => done,
+                (Err(refusal), None) => return Err(refusal),
+                // What was done is done.
+                (Err(_), Some(_)) => {
+                    (rest.len(), Merged { kept: page_sum(rest), ..Merged::default() })
+                }
+            };
+            *all.get_or_insert_default() += merged;
+            rest = &rest[done..];
         }
-        let merged = match (lock().merge_turn(&turn), &all) {
-            (Ok(merged), _) => merged,
-            (Err(refusal), None) => return Err(refusal),
-            // What was done is done.
-            (Err(_), Some(_)) => Merged { kept: page_sum(&turn), ..Merged::default() },
-        };
-        *all.get_or_insert_default() += merged;
     }
     let all = all.unwrap_or_default();
     if all.shared > 0 {
@@ -446,8 +463,7 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
         else {
             return total;
         };
-        if !tracker.is_releasing() {
-            tracker.begin_release();
+        if tracker.begin_release() {
             *paused = reason;
             if let Some(reason) = reason {
                 channel.shared().note_given_back(reason);

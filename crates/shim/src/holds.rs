@@ -14,6 +14,7 @@ use crate::channel::EVERYTHING;
 use crate::engine::{Engine, give_back, lock, userfaultfd};
 use crate::qemu;
 use crate::ram::overlap;
+use crate::tracker::Tracker;
 
 /// What QEMU is doing that leaves no room for tracking.
 pub(crate) struct Holds {
@@ -35,7 +36,7 @@ impl Holds {
         Self { locked: false, passed_through: false, remapping: 0, registered: Vec::new() }
     }
 
-    /// Whether QEMU has registered a part of `range`, or is about to.
+    /// Whether QEMU has registered a part of `range`, or is about to: writes to what is merged there are let go on before.
     pub(crate) fn are_qemus(&self, range: Range) -> bool {
         self.registered.iter().any(|(_, held)| overlap(*held, range))
     }
@@ -78,6 +79,9 @@ impl Engine {
         if self.holds.remapping > 0 {
             return Some(GiveBack::RegionsChanged.words());
         }
+        if self.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
+            return Some(GiveBack::KernelRefused.words());
+        }
         qemu::migration()
     }
 
@@ -90,33 +94,22 @@ impl Engine {
             qemu::guest_runs();
         }
     }
-
-    /// Lets all writes go on for good, but to what is QEMU's own already.
-    fn let_rest_write(&self) {
-        let merged = self.channel.iter().flat_map(|channel| channel.merged(EVERYTHING));
-        merged
-            .filter(|merged| !self.holds.are_qemus(*merged))
-            .for_each(|it| self.let_all_write(it));
-    }
 }
 
 /// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were not
 /// there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
 pub(crate) fn let_go(fd: i32, range: Range) -> bool {
-    let is_new = {
+    {
         let mut engine = lock();
         if !engine.ram.concerns(range) {
             return false;
         }
-        let is_new = !engine.holds.are_qemus(range);
+        // First: later nobody may let a write go on, and who waited would trap until everything is back.
+        engine.let_all_write(range);
         engine.holds.registered.push((fd, range));
         QEMU_REGISTERS.store(fd, Ordering::Release);
-        is_new
-    };
-    give_back(Some(GiveBack::QemuRegisters));
-    if is_new {
-        lock().let_all_write(range);
     }
+    give_back(Some(GiveBack::QemuRegisters));
     true
 }
 
@@ -129,7 +122,7 @@ pub(crate) fn qemu_has_registered(fd: i32) -> bool {
 pub(crate) fn pass_through() {
     lock().holds.passed_through = true;
     give_back(Some(GiveBack::MemoryLocked));
-    lock().let_rest_write();
+    lock().let_all_write(EVERYTHING);
 }
 
 /// QEMU is about to lock its memory, or could not.
@@ -137,6 +130,6 @@ pub(crate) fn lock_memory(locked: bool) {
     lock().holds.locked = locked;
     if locked {
         give_back(Some(GiveBack::MemoryLocked));
-        lock().let_rest_write();
+        lock().let_all_write(EVERYTHING);
     }
 }

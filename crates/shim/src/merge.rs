@@ -4,10 +4,9 @@
 //! can write to them: neither a vCPU, nor QEMU, nor a disk.
 //!
 //! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where I/O does not pin nothing is
-//! merged: [`disks`]), compared there, and if it
-//! is equal, the pool's page is mapped where it was, copy-on-write. Whoever touches it meanwhile waits for
-//! the fault thread, which waits for our turn to end. A page of zeros is simply dropped: its place is a
-//! hole, which reads as zeros.
+//! merged: [`disks`](crate::disks)), compared there, and if it is equal, the pool's page is mapped where it was,
+//! copy-on-write. Whoever touches it meanwhile waits for the fault thread, which waits for our turn to end. A page of zeros
+//! is simply dropped: its place is a hole, which reads as zeros.
 //!
 //! **Invariants.** Everything here runs under the engine's lock. What is aside when a turn ends, however it
 //! ends, goes back ([`Aside`]). A page's state is "merged" exactly while its place is mapped from a pool; what is
@@ -37,7 +36,7 @@ use crate::descriptors::Guarded;
 use crate::ram::Block;
 use crate::{cuts, moves, unshare};
 
-/// Most pages in a turn: well below a millisecond.
+/// Most pages in a turn: well below a millisecond, but where slots are prepared aside.
 pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
 pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
@@ -65,6 +64,10 @@ impl Pool {
         cuts::prepare();
         let stops_writes = crate::engine::userfaultfd().is_ok_and(cuts::is_possible);
         Ok(Self { view, stops_writes, pages, _guarded: guarded })
+    }
+
+    pub(crate) fn stops_writes(&self) -> bool {
+        self.stops_writes
     }
 }
 

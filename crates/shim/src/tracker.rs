@@ -64,6 +64,8 @@ pub(crate) struct Tracker {
     pagemap: &'static Pagemap,
     /// Set once everything is to go back: nothing is revoked any more.
     releasing: bool,
+    /// The kernel has refused to register a part: what is taken from there is not waited for.
+    is_incomplete: bool,
     /// The next granule that arming or giving back looks at.
     cursor: u32,
     second: Second,
@@ -100,6 +102,7 @@ impl Tracker {
             bench,
             pagemap,
             releasing: false,
+            is_incomplete: false,
             cursor: 0,
             second: Second { began: now(), traps: 0 },
         };
@@ -122,14 +125,23 @@ impl Tracker {
         self.tracking = tracking;
     }
 
+    /// Whether nothing is revoked any more.
     pub(crate) fn is_releasing(&self) -> bool {
-        self.releasing
+        self.releasing || self.is_incomplete
     }
 
-    /// From here on everything only goes back.
-    pub(crate) fn begin_release(&mut self) {
-        self.releasing = true;
-        self.cursor = 0;
+    /// Whether a part is not registered, and so nothing can be moved.
+    pub(crate) fn is_incomplete(&self) -> bool {
+        self.is_incomplete
+    }
+
+    /// From here on everything only goes back. Answers whether it did not already.
+    pub(crate) fn begin_release(&mut self) -> bool {
+        let begins = !std::mem::replace(&mut self.releasing, true);
+        if begins {
+            self.cursor = 0;
+        }
+        begins
     }
 
     /// Begins a pass that revokes every sampled granule, and forgets what was hot.
@@ -172,7 +184,7 @@ impl Tracker {
     fn revoke_granule(&mut self, channel: &Channel, granule: Granule) -> bool {
         let shared = channel.shared();
         let sampled = is_sampled(granule.number, self.tracking.sample);
-        if self.releasing || !sampled || granule.is_staged(shared) {
+        if self.is_releasing() || !sampled || granule.is_staged(shared) {
             return false;
         }
         let mut taken = moves::Taken::default();
@@ -291,7 +303,7 @@ impl Tracker {
     /// The fault's cost to a thread, measured on a page of our own: what to touch, and the place.
     pub(crate) fn arm_bench(&mut self) -> Option<u64> {
         let granule_pages = self.tracking.granule_pages;
-        (!self.releasing).then(|| self.bench.arm(self.uffd, granule_pages)).flatten()
+        (!self.is_releasing()).then(|| self.bench.arm(self.uffd, granule_pages)).flatten()
     }
 
     /// Gives back more granules until `deadline`; answers how many, and whether that was all.
@@ -328,7 +340,7 @@ impl Tracker {
     pub(crate) fn register_fresh(&mut self, range: Range) {
         // SAFETY: the fault thread serves.
         if unsafe { self.uffd.register(range) }.is_err() {
-            self.begin_release();
+            self.is_incomplete = true;
             crate::watchdog::give_up();
         }
     }
