@@ -132,7 +132,11 @@ impl Qmp {
 
     fn read_line(&mut self) -> io::Result<Value> {
         let mut line = String::new();
-        (&mut self.reader).take(LINE_LIMIT).read_line(&mut line)?;
+        (&mut self.reader).take(LINE_LIMIT).read_line(&mut line).map_err(|error| {
+            // What a socket's deadline is told as.
+            let is_late = error.kind() == io::ErrorKind::WouldBlock;
+            if is_late { io::Error::other("QEMU does not answer in time") } else { error }
+        })?;
         if line.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
