@@ -36,7 +36,7 @@ use crate::descriptors::Guarded;
 use crate::ram::Block;
 use crate::{cuts, moves, unshare};
 
-/// Most pages in a turn: well below a millisecond, but where slots are prepared aside.
+/// Most pages in a turn: well below a millisecond. Where slots are prepared aside it may end with fewer.
 pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
 pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;

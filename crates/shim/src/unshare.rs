@@ -5,12 +5,12 @@
 //! disk that may just be reading into it.
 //!
 //! **Idea.** A page that *nobody has written yet* holds what the pool holds, and to pin a page for writing is
-//! to write to it. So merged pages are protected (userfaultfd) as soon as they are mapped, or before where writes are
-//! known to come: who writes to one waits. What the
-//! page tables show as protected and the file's can be replaced without asking who uses it: whoever has pinned it only
-//! reads, and what he reads does not change. The content is copied aside, memory that nobody has touched and that traps is
-//! mapped over the place in one step, and the copy is moved there. Who touches it meanwhile waits, and never
-//! sees zeros. Then the page is plain: the guest's own, in the mapping of its neighbours, to be merged again.
+//! to write to it. So merged pages are protected (userfaultfd) as soon as they are mapped, and before that once the guest
+//! has written to one: who writes waits. What the page tables show as protected and the file's can be replaced without
+//! asking who uses it: whoever has pinned it only reads, and what he reads does not change. The content is copied aside,
+//! memory that nobody has touched and that traps is mapped over the place in one step, and the copy is moved there. Who
+//! touches it meanwhile waits, and never sees zeros. Then the page is plain: the guest's own, in the mapping of its
+//! neighbours, to be merged again.
 //!
 //! **Seams.** The kernel joins no two mappings whose pages were touched before they met. A page that is replaced between
 //! shared ones is such a mapping, and would be for ever. So where what is replaced closes a gap the smaller
