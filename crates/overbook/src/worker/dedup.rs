@@ -99,7 +99,10 @@ pub struct Dedup {
     turn: u32,
     seed: u64,
     hash: Hash,
+    /// Pages that were read.
     buffer: Vec<u8>,
+    /// Those of them that were found elsewhere.
+    kept: Vec<u8>,
     ahead: Ahead,
     pace: Pace,
     /// Pages, again and again.
@@ -136,6 +139,7 @@ impl Dedup {
             seed: fastrand::u64(..),
             hash: xxh3_64_with_seed,
             buffer: Vec::new(),
+            kept: Vec::new(),
             ahead: Ahead::default(),
             pace: Pace::new(),
             looked: 0,

@@ -20,10 +20,8 @@ const LEAST_IN_HUGE_PAGE: usize = 8;
 /// A page that could be merged.
 struct Candidate {
     page: u32,
-    /// Its content's; `None`: zeros.
-    hash: Option<u64>,
-    /// How many pages lie before it in the buffer.
-    at: usize,
+    /// Its content's hash, and how many candidates with content lie before it in what is kept; `None`: zeros.
+    content: Option<(u64, usize)>,
 }
 
 impl Dedup {
@@ -31,39 +29,43 @@ impl Dedup {
     pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) -> bool {
         let mut recalls = false;
         self.ahead.forget();
-        let mut buffer = std::mem::take(&mut self.buffer);
-        make_fit(&mut buffer, window.wanted() * PAGE_LEN);
-        let candidates = self.candidates(pid, window, &mut buffer);
+        let mut kept = std::mem::take(&mut self.kept);
+        let candidates = self.candidates(pid, window, &mut kept);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
-            for candidate in candidates {
-                let at = candidate.at * PAGE_LEN;
-                if let Ok(content) = buffer[at..at + PAGE_LEN].try_into() {
-                    recalls |= self.merge(pid, &candidate, content, vms);
+            let (contents, _) = kept.as_chunks();
+            for Candidate { page, content } in candidates {
+                match content {
+                    None => self.queue(pid, page, Target::Zeros),
+                    Some((hash, at)) => recalls |= self.merge(pid, page, hash, &contents[at], vms),
                 }
             }
         }
-        self.buffer = buffer;
+        give_back(&mut kept);
+        self.kept = kept;
         recalls
     }
 
-    fn candidates(&mut self, pid: u32, window: &Window, buffer: &mut [u8]) -> Vec<Candidate> {
+    /// What is found elsewhere, its content kept: of what is read, little is the same as a rule, and the rest need not leave the
+    /// CPU's cache.
+    fn candidates(&mut self, pid: u32, window: &Window, kept: &mut Vec<u8>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
-        let mut next = 0;
+        self.buffer.resize(Window::RUN as usize * PAGE_LEN, 0);
         for run in window.runs() {
-            let first = next;
-            next += run.len();
-            let bytes = &mut buffer[first * PAGE_LEN..next * PAGE_LEN];
-            let read = vm.read(run.start, bytes);
-            let pages = run.clone().zip(first..).zip(bytes[..read].chunks_exact(PAGE_LEN));
-            for ((page, at), content) in pages {
+            let read = vm.read(run.start, &mut self.buffer[..run.len() * PAGE_LEN]);
+            for (page, content) in run.zip(self.buffer[..read].chunks_exact(PAGE_LEN)) {
                 let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
                     continue;
                 }
-                let number = vm.first + page;
-                if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
-                    candidates.push(Candidate { page, hash, at });
+                let Some(hash) = hash else {
+                    candidates.push(Candidate { page, content: None });
+                    continue;
+                };
+                if self.index.meet(hash, vm.first + page).is_some() {
+                    let content_at = Some((hash, kept.len() / PAGE_LEN));
+                    candidates.push(Candidate { page, content: content_at });
+                    kept.extend_from_slice(content);
                 }
             }
         }
@@ -75,15 +77,11 @@ impl Dedup {
     fn merge(
         &mut self,
         pid: u32,
-        candidate: &Candidate,
+        page: u32,
+        hash: u64,
         content: &Page,
         vms: &mut [&mut Tracked],
     ) -> bool {
-        let Candidate { page, hash, .. } = *candidate;
-        let Some(hash) = hash else {
-            self.queue(pid, page, Target::Zeros);
-            return false;
-        };
         let Some(number) = self.vms.get(&pid).map(|vm| vm.first + page) else { return false };
         match self.index.find(hash) {
             Some(Place::Pool(slot)) => {
@@ -147,13 +145,12 @@ impl Dedup {
     }
 }
 
-/// Gives a buffer room for so many bytes, and back what it has far too much: when little changes, few pages are read.
-fn make_fit(buffer: &mut Vec<u8>, bytes: usize) {
-    if bytes > 0 && buffer.len() / 8 > bytes {
-        buffer.truncate(bytes);
-        buffer.shrink_to_fit();
-    } else if buffer.len() < bytes {
-        buffer.resize(bytes, 0);
+/// Empties it, and has it take half as much where that was far too much: when little changes, little is kept.
+fn give_back(kept: &mut Vec<u8>) {
+    let is_far_too_much = kept.len() < kept.capacity() / 8;
+    kept.clear();
+    if is_far_too_much {
+        kept.shrink_to(kept.capacity() / 2);
     }
 }
 

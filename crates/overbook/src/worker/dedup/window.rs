@@ -28,13 +28,8 @@ impl Window {
         self.first..self.first + self.count
     }
 
-    /// How many pages are to be read.
-    pub(super) fn wanted(&self) -> usize {
-        self.wanted.iter().filter(|wanted| **wanted).count()
-    }
-
     /// Most pages to be read at once: they are hashed while they are still in the CPU's cache.
-    const RUN: u32 = 32;
+    pub(super) const RUN: u32 = 32;
 
     /// The pages to be read, in runs.
     pub(super) fn runs(&self) -> impl Iterator<Item = Range<u32>> {
