@@ -308,10 +308,7 @@ impl Dedup {
             // The others of the group do not wait for it.
             vm.rest(&"what is out of reach does not come back");
         }
-        let states = tracked.with_shim(|linked, _| {
-            let link = linked.link();
-            window.pages().map(|page| link.page_state(page)).collect::<Result<Vec<_>, _>>()
-        });
+        let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?, everything);
         self.looked += u64::from(window.count);

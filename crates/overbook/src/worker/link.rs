@@ -12,6 +12,7 @@
 //! again: dropping it is the sign for the shim to give everything back.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -312,6 +313,19 @@ impl Link {
     pub(super) fn page_state(&self, page: u32) -> Result<PageState, LinkError> {
         let Some(memory) = &self.memory else { return Ok(PageState::Unknown) };
         Ok(shared(&memory.map, memory.layout)?.state(page))
+    }
+
+    /// The same of these pages.
+    pub(super) fn page_states(&self, pages: Range<u32>) -> Result<Vec<PageState>, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(vec![PageState::Unknown; pages.len()]) };
+        let shared = shared(&memory.map, memory.layout)?;
+        Ok(pages.map(|page| shared.state(page)).collect())
+    }
+
+    /// Pages that are out of the guest's reach.
+    pub(super) fn staged_pages(&self) -> Result<u64, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(0) };
+        Ok(shared(&memory.map, memory.layout)?.get(Counter::StagedPages))
     }
 
     /// Pages whose state is merged: they share a page of some pool, or did.

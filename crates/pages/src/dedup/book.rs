@@ -33,6 +33,8 @@ const TAG_BITS: u32 = 22;
 const CALM_AT: u32 = TAG_BITS + 4;
 /// How calm a page can be: due in one of 2^5 passes.
 const MOST_CALM: u32 = 5;
+/// Pages that have their turn together: what a huge page holds.
+const TOGETHER: u32 = 512;
 const UNKNOWN: Word = Word(0);
 /// Not seen, for there was nothing.
 const ABSENT: Word = Word(1);
@@ -70,6 +72,13 @@ impl Book {
     pub fn is_due(&self, page: u32, pass: u32) -> bool {
         let seen = self.words.get(page as usize).and_then(|word| word.seen());
         is_turn(page, pass, seen.map_or(0, |seen| seen.calm))
+    }
+
+    /// Whether a page was there when it was last looked at, and is not to be looked at in this pass.
+    #[must_use]
+    pub fn rests(&self, page: u32, pass: u32) -> bool {
+        let seen = self.words.get(page as usize).and_then(|word| word.seen());
+        seen.is_some_and(|seen| !is_turn(page, pass, seen.calm))
     }
 
     /// The same of a page that has to be recalled before it can be looked at, even whether it is there: where there
@@ -213,8 +222,8 @@ impl Word {
 
 /// Whether a page that is so calm has its turn in this pass.
 fn is_turn(page: u32, pass: u32, calm: u32) -> bool {
-    // Sixteen neighbours together, for they are read together; the next sixteen in another pass.
-    pass.wrapping_add(page / 16) & ((1 << calm) - 1) == 0
+    // Neighbours together, for they are read together; the next ones in another pass.
+    pass.wrapping_add(page / TOGETHER) & ((1 << calm) - 1) == 0
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are meant")]

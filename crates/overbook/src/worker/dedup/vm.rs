@@ -26,6 +26,8 @@ use super::window::Window;
 const MOST_SENT: usize = 2;
 /// How long what was recalled is waited for.
 const RECALL_PATIENCE: Duration = Duration::from_millis(100);
+/// A window in which nothing is due or has changed is looked at in one of so many passes.
+const LOOKED_AT_EVERY: u32 = 8;
 /// After the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
@@ -321,6 +323,9 @@ impl Vm {
     /// of reach for ever, and most of what is the same.
     pub(super) fn recalls(&self, window: &Window, linked: &mut Linked) -> Result<bool, LinkError> {
         let mut recalls = false;
+        if linked.link().staged_pages()? == 0 {
+            return Ok(false);
+        }
         for page in window.pages().filter(|page| self.book.is_due_for_recall(*page, self.pass())) {
             recalls |= linked.is_out_of_reach(page)?;
         }
@@ -349,6 +354,13 @@ impl Vm {
         states: &[PageState],
         unshares: bool,
     ) -> Vec<u32> {
+        let pass = self.pass();
+        if !unshares && self.is_still(window, states, pass) {
+            window.there = window.count;
+            let merged = states.iter().filter(|state| **state == PageState::Merged);
+            window.ours = u32::try_from(merged.count()).unwrap_or(0);
+            return Vec::new();
+        }
         let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };
         // A process that has ended has none.
         let private = self.pagemap.private(addresses).unwrap_or_default();
@@ -359,7 +371,6 @@ impl Vm {
             window.wanted.iter_mut().skip(first).take(pages).for_each(|wanted| *wanted = true);
         }
         let mut left = Vec::new();
-        let pass = self.pass();
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
@@ -393,6 +404,17 @@ impl Vm {
             }
         }
         left
+    }
+
+    /// Whether nothing is to be read in a window, nor has changed as far as the shim tells. Once in a while it is looked at all the
+    /// same: where the shim cannot replace a shared page, nobody tells that the guest has written it.
+    fn is_still(&self, window: &Window, states: &[PageState], pass: u32) -> bool {
+        !pass.wrapping_add(window.first / Window::PAGES).is_multiple_of(LOOKED_AT_EVERY)
+            && window.pages().zip(states).all(|(page, state)| match state {
+                PageState::Merged => self.book.slot(page).is_some(),
+                PageState::Plain => self.book.rests(page, pass),
+                _ => false,
+            })
     }
 
     /// A merged page has a copy of its own. Answers the slot that it shared.
