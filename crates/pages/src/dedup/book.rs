@@ -33,8 +33,6 @@ const TAG_BITS: u32 = 22;
 const CALM_AT: u32 = TAG_BITS + 4;
 /// How calm a page can be: due in one of 2^5 passes.
 const MOST_CALM: u32 = 5;
-/// Pages that have their turn together: what a huge page holds.
-const TOGETHER: u32 = 512;
 const UNKNOWN: Word = Word(0);
 /// Not seen, for there was nothing.
 const ABSENT: Word = Word(1);
@@ -58,6 +56,9 @@ pub struct Book {
 }
 
 impl Book {
+    /// Pages that have their turn together: what a huge page holds.
+    pub const TOGETHER: u32 = 512;
+
     /// The most slots that a pool can have: 4 TiB.
     pub const MOST_SLOTS: u32 = CONTENT;
 
@@ -223,7 +224,7 @@ impl Word {
 /// Whether a page that is so calm has its turn in this pass.
 fn is_turn(page: u32, pass: u32, calm: u32) -> bool {
     // Neighbours together, for they are read together; the next ones in another pass.
-    pass.wrapping_add(page / TOGETHER) & ((1 << calm) - 1) == 0
+    pass.wrapping_add(page / Book::TOGETHER) & ((1 << calm) - 1) == 0
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low bits are meant")]
@@ -270,10 +271,14 @@ mod tests {
         let first = looks(&mut book, 0..64, 7);
         assert!((6..=12).contains(&first), "{first}");
         assert_eq!(looks(&mut book, 64..128, 7), 2, "every thirty-second");
+        assert!((128..192).all(|pass| book.rests(0, pass) != book.is_due(0, pass)));
         assert_eq!(looks(&mut book, 128..129, 8), 1);
         let afterwards = (129..133).filter(|&pass| book.is_due(0, pass)).count();
         assert_eq!(afterwards, 4, "it has changed");
         assert!(Book::new(0).is_due(9, 3));
+        assert!((0..64).all(|pass| !Book::new(1).rests(0, pass)), "it was never seen");
+        book.absent(0);
+        assert!((0..64).all(|pass| !book.rests(0, pass)), "it may come back");
     }
 
     #[test]

@@ -20,8 +20,8 @@ const LEAST_IN_HUGE_PAGE: usize = 8;
 /// A page that could be merged.
 struct Candidate {
     page: u32,
-    /// Its content's hash, and how many candidates with content lie before it in what is kept; `None`: zeros.
-    content: Option<(u64, usize)>,
+    /// That of its content, which is kept; `None`: zeros.
+    hash: Option<u64>,
 }
 
 impl Dedup {
@@ -32,15 +32,18 @@ impl Dedup {
         let mut kept = std::mem::take(&mut self.kept);
         let candidates = self.candidates(pid, window, &mut kept);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
-            let (contents, _) = kept.as_chunks();
-            for Candidate { page, content } in candidates {
-                match content {
+            let mut contents = kept.as_chunks().0.iter();
+            for Candidate { page, hash } in candidates {
+                match hash {
                     None => self.queue(pid, page, Target::Zeros),
-                    Some((hash, at)) => recalls |= self.merge(pid, page, hash, &contents[at], vms),
+                    Some(hash) => {
+                        let Some(content) = contents.next() else { break };
+                        recalls |= self.merge(pid, page, hash, content, vms);
+                    }
                 }
             }
         }
-        give_back(&mut kept);
+        empty(&mut kept);
         self.kept = kept;
         recalls
     }
@@ -58,14 +61,10 @@ impl Dedup {
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
                     continue;
                 }
-                let Some(hash) = hash else {
-                    candidates.push(Candidate { page, content: None });
-                    continue;
-                };
-                if self.index.meet(hash, vm.first + page).is_some() {
-                    let content_at = Some((hash, kept.len() / PAGE_LEN));
-                    candidates.push(Candidate { page, content: content_at });
-                    kept.extend_from_slice(content);
+                let number = vm.first + page;
+                if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
+                    candidates.push(Candidate { page, hash });
+                    kept.extend_from_slice(if hash.is_some() { content } else { &[] });
                 }
             }
         }
@@ -146,7 +145,7 @@ impl Dedup {
 }
 
 /// Empties it, and has it take half as much where that was far too much: when little changes, little is kept.
-fn give_back(kept: &mut Vec<u8>) {
+fn empty(kept: &mut Vec<u8>) {
     let is_far_too_much = kept.len() < kept.capacity() / 8;
     kept.clear();
     if is_far_too_much {

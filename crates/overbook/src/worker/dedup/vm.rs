@@ -357,8 +357,6 @@ impl Vm {
         let pass = self.pass();
         if !unshares && self.is_still(window, states, pass) {
             window.there = window.count;
-            let merged = states.iter().filter(|state| **state == PageState::Merged);
-            window.ours = u32::try_from(merged.count()).unwrap_or(0);
             return Vec::new();
         }
         let addresses = Addresses { start: window.address, len: u64::from(window.count) * PAGE };

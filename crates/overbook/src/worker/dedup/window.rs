@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use pages::dedup::Book;
+
 /// Pages of one VM that are looked at together: what a huge page holds.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -21,8 +23,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Most pages in one.
-    pub(super) const PAGES: u32 = 512;
+    /// Most pages in one: those that have their turn together, or there would be no window without one that is due.
+    pub(super) const PAGES: u32 = Book::TOGETHER;
 
     pub(super) fn pages(&self) -> Range<u32> {
         self.first..self.first + self.count
