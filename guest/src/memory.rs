@@ -83,6 +83,11 @@ impl Memory {
     }
 }
 
+/// Maps one page by itself, when there are so many MB already.
+pub(crate) fn page(mb: usize) -> Result<MmapMut, WorkError> {
+    MmapMut::map_anon(PAGE).map_err(|source| WorkError::Memory { mb: mb + 1, source })
+}
+
 /// Fills with random words, so that no page compresses or equals another.
 pub(crate) fn fill_random(bytes: &mut [u8], rng: &mut Rng) {
     for word in bytes.as_chunks_mut::<8>().0 {

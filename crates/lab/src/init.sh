@@ -21,6 +21,9 @@ for word in $(cat /proc/cmdline); do
     case $word in
         overbook.run=*) run=${word#*=} ;;
         overbook.balloon_kb=*) balloon_kb=${word#*=} ;;
+        # By the kernel's own command line it is overwritten when the driver comes (Linux 6.1).
+        overbook.reporting_order=*)
+            echo ${word#*=} > /sys/module/page_reporting/parameters/page_reporting_order ;;
         overbook.name=*) hostname ${word#*=} ;;
     esac
 done

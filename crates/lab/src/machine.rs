@@ -22,6 +22,8 @@ use crate::qemu::Qemu;
 
 /// The least memory that a lab guest boots in.
 pub const LEAST_MEMORY: Bytes = Bytes::mib(64);
+/// Guests' kernels report free memory from this size on, 2 MiB, if nobody tells them otherwise.
+pub const USUAL_ORDER: u32 = 9;
 /// `sun_path` holds 108 bytes, the last of which is zero.
 const SOCKET_PATH_LIMIT: usize = 107;
 
@@ -115,6 +117,11 @@ pub struct MachineSpec {
     pub cpus: Vec<usize>,
     /// Whether the guest loads a driver for its balloon device; one without stays at its maximum.
     pub balloon_driver: bool,
+    /// The size from which on it reports free memory, as a power of two of pages; `None`: its balloon device does not
+    /// offer that.
+    pub reporting_order: Option<u32>,
+    /// What else its kernel is told.
+    pub kernel_options: String,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,
     /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated, and slow.
@@ -137,6 +144,8 @@ impl MachineSpec {
             data_direct: None,
             cpus: Vec::new(),
             balloon_driver: true,
+            reporting_order: Some(USUAL_ORDER),
+            kernel_options: String::new(),
             shim: false,
             traced: false,
         }
@@ -239,7 +248,8 @@ pub fn command(
     add("-m", format!("{}k", spec.memory_max.0 / 1024));
     add("-smp", spec.vcpus.to_string());
     add("-append", kernel_command_line(spec, accel));
-    add("-device", "virtio-balloon-pci,id=balloon0,free-page-reporting=on".to_owned());
+    let reporting = if spec.reporting_order.is_some() { "on" } else { "off" };
+    add("-device", format!("virtio-balloon-pci,id=balloon0,free-page-reporting={reporting}"));
     for (id, path) in [("console", &files.console), ("metrics", &files.metrics)] {
         add("-chardev", format!("file,id={id},path={}", file(path)));
         add("-serial", format!("chardev:{id}"));
@@ -293,6 +303,12 @@ fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
     }
     if !spec.balloon_driver {
         line += " overbook.no_balloon";
+    }
+    if !spec.kernel_options.is_empty() {
+        line += &format!(" {}", spec.kernel_options);
+    }
+    if let Some(order) = spec.reporting_order.filter(|order| *order != USUAL_ORDER) {
+        line += &format!(" overbook.reporting_order={order}");
     }
     if !spec.workload.is_empty() {
         line += &format!(" overbook.run={},--seed,{}", spec.workload.join(","), spec.seed);

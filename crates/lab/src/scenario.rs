@@ -11,7 +11,10 @@ mod dedup_cost;
 mod dedup_overhead;
 mod dedup_soak;
 mod dedup_vs_ksm;
+mod free_soak;
 mod group_isolation;
+mod imr_regain;
+mod imr_reuse;
 mod kim_allocations;
 mod kim_controllers;
 mod kim_fig1;
@@ -97,6 +100,10 @@ pub const SCENARIOS: &[Scenario] = &[
     dedup_cost::SCENARIO,
     dedup_overhead::SCENARIO,
     dedup_soak::SCENARIO,
+    imr_regain::TABLE_9,
+    imr_regain::TABLE_10,
+    imr_reuse::SCENARIO,
+    free_soak::SCENARIO,
     group_isolation::SCENARIO,
     kim_table1::SCENARIO,
     kim_fig1::SCENARIO,

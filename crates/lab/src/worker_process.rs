@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use model::{Bytes, PagesPerMs, TrackingBudget};
-use overbook::worker::{Order, Orders, Report};
+use overbook::worker::{FreedOrder, Order, Orders, Report};
 use sys::process::{Child, Identity, Signal, Spawn};
 
 use crate::inside;
@@ -13,6 +13,17 @@ use crate::lab::{Lab, LabError, Machine};
 
 /// How long it may take to give everything back and end.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// What it is to do with all guests.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// What tracking may take.
+    pub tracking: TrackingBudget,
+    /// How fast what is the same is looked for; `None`: it is unshared.
+    pub scan_rate: Option<PagesPerMs>,
+    /// What becomes of what they free.
+    pub freed: FreedOrder,
+}
 
 /// A worker; dropping it kills it.
 #[derive(Debug)]
@@ -50,16 +61,12 @@ impl WorkerProcess {
         self.child.identity()
     }
 
-    /// Has it track all guests of the lab with this budget, and merge at this rate, or unshare.
+    /// Tells it what to do with all guests of the lab.
     ///
     /// # Errors
     /// When it is gone.
-    pub fn order(
-        &mut self,
-        lab: &Lab,
-        budget: TrackingBudget,
-        scan_rate: Option<PagesPerMs>,
-    ) -> Result<(), LabError> {
+    pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
+        let Wanted { tracking: budget, scan_rate, freed } = wanted;
         let order = |machine: &Machine| Order {
             incarnation: 1,
             pid: machine.process().pid,
@@ -67,6 +74,7 @@ impl WorkerProcess {
             memory: machine.spec().memory_max,
             budget,
             leaves: false,
+            freed,
         };
         let name = |machine: &Machine| machine.spec().name.as_str().into();
         let vms = lab.machines().iter().map(|machine| (name(machine), order(machine))).collect();

@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod dedup;
+pub mod free_pages;
 pub mod ksm;
 pub mod names;
 pub mod plan;
@@ -21,9 +22,10 @@ pub mod units;
 pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
+pub use free_pages::{FreePages, FreePagesSpec};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal};
 pub use names::{GroupName, NamePattern, VmName};
-pub use plan::{Action, Decision, Ledger, Loan, Plan, Scan};
+pub use plan::{Action, Decision, Ledger, Loan, Plan, Scan, Take};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{Tracking, TrackingBudget, WorkerReading};

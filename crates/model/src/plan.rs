@@ -14,7 +14,7 @@ use crate::{Bytes, GroupName, Mode, PagesPerMs, Reason, Time, VmLimits, VmName};
 pub struct Plan {
     /// When it was made.
     pub at: Time,
-    /// Whether its actions are carried out; the scans are in any case.
+    /// Whether its actions are carried out; the scans and the takes are in any case.
     pub mode: Mode,
     /// Each group's memory.
     pub groups: BTreeMap<GroupName, Ledger>,
@@ -24,6 +24,9 @@ pub struct Plan {
     /// How each group's identical pages are looked for.
     #[serde(default)]
     pub scans: BTreeMap<GroupName, Scan>,
+    /// Of what VMs have freed, what is taken.
+    #[serde(default)]
+    pub takes: BTreeMap<VmName, Take>,
     /// What happens to each VM, groups together.
     pub vms: BTreeMap<VmName, Decision>,
     /// Something about the host that everybody should know, for example that it is short of memory.
@@ -100,6 +103,15 @@ pub struct Scan {
     /// The group that its worker's CPU time is charged to, if not its own: the one that borrows of it.
     #[serde(default)]
     pub payer: Option<GroupName>,
+}
+
+/// Memory that a VM has freed and that is taken until the next plan, what was freed first first (Wan 2013 §3.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Take {
+    /// So much of what it has freed stays.
+    pub keep: Bytes,
+    /// Why no more.
+    pub reason: Reason,
 }
 
 /// Idle surplus of one group that serves another until the next plan (Kim 2014 §7.1).

@@ -4,7 +4,9 @@
 //! `Sense` answers with the latest that is known (each reading has an age), `Act` only hands the deed
 //! over. So one stuck QEMU never delays the loop, and the loop is the same everywhere.
 
-use crate::{Action, GroupName, HostView, Scan, Time};
+use std::collections::BTreeMap;
+
+use crate::{Action, GroupName, HostView, Scan, Take, Time, VmName};
 
 /// Answers with what is known now.
 pub trait Sense {
@@ -20,6 +22,9 @@ pub trait Act {
     /// Hands over how a group's identical pages are looked for from now on, and at whose cost. A world that
     /// has nobody to look for them has nothing to do.
     fn scan(&mut self, _group: &GroupName, _scan: &Scan) {}
+
+    /// Hands over what is taken of what VMs have freed, from now on: from those that are not named nothing is.
+    fn take(&mut self, _takes: &BTreeMap<VmName, Take>) {}
 }
 
 /// Tells the time.

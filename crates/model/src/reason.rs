@@ -58,6 +58,30 @@ pub enum Reason {
         /// How much over.
         deficit: Bytes,
     },
+    /// What VMs of a group have freed is taken, for it occupies more than its budget.
+    #[error("its group is {deficit} over its budget: what it has freed is taken")]
+    FreedOverBudget {
+        /// How much over.
+        deficit: Bytes,
+    },
+    /// What VMs have freed is taken, for the host would be short without it.
+    #[error(
+        "without what VMs have freed the host has {left} left, less than {wanted}: as much is taken, the oldest first"
+    )]
+    FreedHostShort {
+        /// `MemAvailable` without what has been freed.
+        left: Bytes,
+        /// What there is to be.
+        wanted: Bytes,
+    },
+    /// What VMs have freed is taken, for the host's tasks wait for memory.
+    #[error(
+        "the host's tasks wait for memory for {percent} % of the time: what VMs have freed is taken"
+    )]
+    FreedHostPressed {
+        /// Share of the last 10 s, in percent.
+        percent: u32,
+    },
     /// The host is short of memory.
     #[error(
         "the host has {available} left, less than its reserve of {reserve}: every grant comes back"

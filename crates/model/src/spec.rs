@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DedupSpec, GroupName, NamePattern, TrackingBudget, VmName};
+use crate::{Bytes, DedupSpec, FreePagesSpec, GroupName, NamePattern, TrackingBudget, VmName};
 
 /// The whole configuration of one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +96,9 @@ pub struct GroupSpec {
     /// How identical pages of its VMs are looked for.
     #[serde(default)]
     pub dedup: DedupSpec,
+    /// What becomes of memory that its VMs free.
+    #[serde(default)]
+    pub free_pages: FreePagesSpec,
     /// Whether its idle surplus may serve other groups that consent too, and theirs may serve it.
     #[serde(default)]
     pub lend: bool,

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Dedup, GroupName, KsmReading, Millis, Time, Tracking, VmName, WorkerReading};
+use crate::{
+    Bytes, Dedup, FreePages, GroupName, KsmReading, Millis, Time, Tracking, VmName, WorkerReading,
+};
 
 /// Everything that is known about one host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -86,7 +88,7 @@ pub struct VmView {
     /// The guest's own statistics; hostile input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
     /// Physical memory that the guest occupies on the host, page tables and its part of the group's shared
-    /// pages included, QEMU's own excluded.
+    /// pages included, QEMU's own and what it has freed excluded.
     pub used: Option<Reading<Bytes>>,
     /// Whether a migration is under way.
     pub migration: Migration,
@@ -103,6 +105,9 @@ pub struct VmView {
     /// Its part in its group's shared pages, where they are looked for.
     #[serde(default)]
     pub dedup: Option<Reading<Dedup>>,
+    /// What it has freed, where that is handed over to the host.
+    #[serde(default)]
+    pub free_pages: Option<Reading<FreePages>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.
@@ -125,6 +130,8 @@ pub enum Mechanism {
     Tracking,
     /// Keeping pages once that are identical in VMs of its group.
     Dedup,
+    /// Handing over what the guest frees, to be taken when it is needed.
+    FreePages,
 }
 
 /// The state of the connection to a VM's QEMU.

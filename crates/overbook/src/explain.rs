@@ -9,7 +9,9 @@ mod remedy;
 
 use std::fmt::Write;
 
-use model::{Bytes, Dedup, Link, Millis, Mode, Policy, Scan, Tracking, VmName, VmView};
+use model::{
+    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Scan, Take, Tracking, VmName, VmView,
+};
 
 use crate::{
     http::wire::{LastChange, LoanStatus, ScanStatus},
@@ -128,6 +130,8 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     let scan = tick.spec.group_of(vm).and_then(|(group, _)| tick.plan.scans.get(group));
     let shared = view.dedup.iter().map(|reading| ("Shared pages", shared(&reading.value, scan)));
     lines.extend(shared);
+    let take = tick.plan.takes.get(vm);
+    lines.extend(view.free_pages.iter().map(|reading| ("Freed", freed(&reading.value, take))));
     let cannot = view.limits.iter().map(|(mechanism, why)| {
         let name = serde_json::to_value(mechanism).unwrap_or_default();
         let name = name.as_str().unwrap_or_default().replace('_', " ");
@@ -156,6 +160,13 @@ fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
     let scan = scan.map(|scan| format!("; its group is {}", ScanStatus::of(scan).words()));
     let scan = scan.unwrap_or_default();
     format!("{}, which saves {}{scan}", dedup.shared, dedup.saved)
+}
+
+/// What it has freed, and what is taken of it.
+fn freed(free: &FreePages, take: Option<&Take>) -> String {
+    let take = take.map(|take| format!("; all but {} is taken: {}", take.keep, take.reason));
+    let take = take.unwrap_or_else(|| "; it may have it back, for nobody needs it".to_owned());
+    format!("{}, of which the host can take {}{take}", free.freed, free.lazy)
 }
 
 fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {

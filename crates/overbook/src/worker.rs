@@ -14,7 +14,7 @@
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`), how they are
 //! chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for comparison), what it
-//! takes from the VM (`cost`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
+//! takes from the VM (`cost`), and what becomes of what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
 //! `process` drives many of them by orders; experiments drive one directly:
 //!
 //! ```no_run
@@ -38,6 +38,7 @@ mod cost;
 mod dedup;
 #[cfg(test)]
 mod fake_shim;
+mod freed;
 mod granules;
 mod link;
 mod linked;
@@ -56,6 +57,7 @@ mod with_shim;
 mod tests;
 
 pub use dedup::{Dedup, Hash, SLOTS, Task};
+pub use freed::FreedOrder;
 pub use granules::TooLarge;
 pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};

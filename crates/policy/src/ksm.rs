@@ -106,6 +106,7 @@ mod tests {
             cgroup_cpu_us: None,
             tracking: None,
             dedup: None,
+            free_pages: None,
             limits: BTreeMap::new(),
             last_error: None,
         };

@@ -14,6 +14,8 @@
 //! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
 //!    from those who leave it unused, if somebody is short ([`idle`]).
 //!
+//! What guests have freed is taken when it is needed ([`reclaim`]).
+//!
 //! Beside its memory each group has its scan rate: how fast its identical pages are looked for
 //! ([`scan_rate`]), and whether the kernel may do that for VMs without the shim ([`ksm`]).
 //!
@@ -33,6 +35,7 @@ mod ledger;
 mod lending;
 mod member;
 mod memory;
+mod reclaim;
 mod reprovision;
 mod revoke;
 mod rules;

@@ -30,6 +30,8 @@ pub(crate) struct Member {
     /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
+    /// What it has freed, and the host can take.
+    pub(crate) freed: Bytes,
     /// `None`: its pages are not being merged.
     pub(crate) merging: Option<Merging>,
     /// Why its memory cannot be changed at all, up or down.
@@ -85,6 +87,8 @@ impl Member {
         let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
+        let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        memory.note_freed(free.map(|reading| reading.value), now);
         Self {
             name: name.clone(),
             limits,
@@ -94,6 +98,7 @@ impl Member {
             used: counted.map_or(actual.max(target), |reading| reading.value),
             is_guessed: counted.is_none() && is_new,
             guest,
+            freed: free.map_or(Bytes::ZERO, |reading| reading.value.freed),
             merging: memory.note_merging(view.dedup),
             blocked,
             avoided: avoided(&memory, actual, now),

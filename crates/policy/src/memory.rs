@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, Dedup, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName};
+use model::{
+    Bytes, Dedup, FreePages, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{lending, tuning};
@@ -61,6 +63,11 @@ pub(crate) struct VmMemory {
     /// As of the latest of those readings.
     #[serde(default)]
     pub(crate) merging: Merging,
+    /// What it had handed over, and when that was last more, for all that is known.
+    #[serde(default)]
+    pub(crate) handed_over: Bytes,
+    #[serde(default)]
+    pub(crate) freed_at: Time,
 }
 
 /// What a guest has counted since it booted.
@@ -163,6 +170,14 @@ impl VmMemory {
             };
         }
         Some(self.merging)
+    }
+
+    /// Notes whether it has freed something since the last tick.
+    pub(crate) fn note_freed(&mut self, free: Option<FreePages>, now: Time) {
+        let handed_over = free.map_or(Bytes::ZERO, |free| free.handed_over);
+        if std::mem::replace(&mut self.handed_over, handed_over) != handed_over {
+            self.freed_at = now;
+        }
     }
 
     /// Excuses a balloon that could not be reached: only time in which it could follow counts.

@@ -14,6 +14,7 @@ use crate::{
     headroom::Headroom,
     ledger,
     member::{Intent, Member},
+    reclaim,
     scan_rate::{self, Period},
     tuning,
 };
@@ -47,6 +48,9 @@ pub fn tick_with(
     let unlendable_because = idle_because.as_ref().or(host.short.as_ref());
     plan.loans = loans(&mut groups, unlendable_because, memory, now);
     plan.scans = scans(view, &groups, &plan, memory, now);
+    if !memory.paused {
+        plan.takes = reclaim::decide(view, &groups, spec.host.reserve, now);
+    }
 
     for (name, group) in &mut groups {
         match &idle_because {
@@ -92,6 +96,7 @@ pub fn cycle_with(
     for (group, scan) in &plan.scans {
         world.scan(group, scan);
     }
+    world.take(&plan.takes);
     (view, plan)
 }
 

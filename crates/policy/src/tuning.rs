@@ -89,6 +89,16 @@ pub const LEND_AFTER: Millis = CALM;
 /// The host's reserve where none is configured, in percent of its memory.
 pub const HOST_RESERVE_PERCENT: u64 = 5;
 
+/// What VMs have freed is taken when the host has less than this without it, in percent of its reserve: before the
+/// reserve is touched, for then every grant comes back.
+pub const TAKE_FREED_PERCENT: u64 = 150;
+
+/// The host's tasks wait for memory when they do so for this share of the time, in percent (PSI `some`) …
+pub const PRESSED_PERCENT: f32 = 10.0;
+
+/// … and then so much of the host's memory is taken of what VMs have freed, in percent, in each tick.
+pub const PRESSED_STEP_PERCENT: u64 = 1;
+
 /// The slowest that identical pages are looked for by themselves (Kim 2014 §6.1) …
 pub const SCAN_RATE_MIN: PagesPerMs = PagesPerMs(5);
 

@@ -3,6 +3,7 @@
 //! ```text
 //! words   0..512        header: what this is, the ring's head, the counters   one page
 //!         512..66048    the ring, RING_CAPACITY traps                         512 KiB
+//!         from there    when something of each block of 512 pages was freed   4 KiB per GiB
 //! bytes   one per page  the page's state                                      256 KiB per GiB
 //! ```
 //!
@@ -19,13 +20,16 @@
 
 use crate::ring::Ring;
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
-use crate::{Region, VERSION};
+use crate::{REGION_ALIGN_PAGES, Region, VERSION};
 
 /// `OVERBOOK` in ASCII, as the first word.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"OVERBOOK");
 
 /// Traps that the ring holds: more than a second of the worst case (55,000 traps/s).
 pub const RING_CAPACITY: usize = 1 << 16;
+
+/// Pages in a block, of which is told when something of it was last freed: what a huge page holds. A block lies in one region.
+pub const BLOCK_PAGES: u32 = REGION_ALIGN_PAGES;
 
 const HEADER_WORDS: usize = 512;
 const WORD_MAGIC: usize = 0;
@@ -36,6 +40,8 @@ const WORD_GENERATION: usize = 4;
 const WORD_GIVEN_BACK: usize = 5;
 const WORD_HEAD: usize = 8;
 const WORD_COUNTERS: usize = 16;
+/// Where the words of the blocks begin.
+const BLOCKS: usize = HEADER_WORDS + RING_CAPACITY;
 
 /// How large the shared memory of a VM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +64,16 @@ impl Layout {
         Self::new(regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages)))
     }
 
-    /// Words of 8 bytes: header and ring.
+    /// Words of 8 bytes: header, ring, and one for each block.
     #[must_use]
     pub fn words(self) -> usize {
-        HEADER_WORDS + RING_CAPACITY
+        BLOCKS + self.blocks() as usize
+    }
+
+    /// Blocks are numbered below this.
+    #[must_use]
+    pub fn blocks(self) -> u32 {
+        self.pages.div_ceil(BLOCK_PAGES)
     }
 
     /// Bytes behind the words: the state of each page.
@@ -123,6 +135,8 @@ pub enum Counter {
     GivenBack,
     /// Gauge: pages that share a slot of a pool, or did until the guest wrote to them.
     MergedPages,
+    /// Pages that the guest freed and that were handed over to the kernel, again and again.
+    HandedOver,
 }
 
 /// Why the shim gave everything back unasked.
@@ -197,6 +211,9 @@ pub enum PageState {
     Staged = 1,
     /// Mapped from a pool, copy-on-write: shared, or the guest has written to it and has its copy.
     Merged = 2,
+    /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel drops it when memory is
+    /// short, unless the guest writes to it first, and of neither is anything heard.
+    Freed = 3,
     /// A number that this version does not know.
     Unknown = 255,
 }
@@ -207,6 +224,7 @@ impl PageState {
             0 => Self::Plain,
             1 => Self::Staged,
             2 => Self::Merged,
+            3 => Self::Freed,
             _ => Self::Unknown,
         }
     }
@@ -277,7 +295,7 @@ impl<'a> Shared<'a> {
     /// The ring of traps.
     #[must_use]
     pub fn ring(self) -> Ring<'a> {
-        Ring::new(&self.words[WORD_HEAD], &self.words[HEADER_WORDS..])
+        Ring::new(&self.words[WORD_HEAD], &self.words[HEADER_WORDS..BLOCKS])
     }
 
     /// Which set of regions this memory belongs to; compare with [`crate::Status::generation`].
@@ -330,6 +348,21 @@ impl<'a> Shared<'a> {
     pub fn set_state(self, page: u32, state: PageState) {
         if let Some(byte) = self.states.get(page as usize) {
             byte.store(state as u8, Ordering::Release);
+        }
+    }
+
+    /// When something of a block was last handed over to the kernel, in milliseconds of `CLOCK_MONOTONIC`; `None`: never,
+    /// or there is no such block.
+    #[must_use]
+    pub fn freed_at_ms(self, block: u32) -> Option<u64> {
+        let word = self.words.get(BLOCKS + block as usize)?;
+        Some(word.load(Ordering::Relaxed)).filter(|&at| at > 0)
+    }
+
+    /// Something of a block is handed over now, or, with 0, all of it is taken (shim).
+    pub fn set_freed_at_ms(self, block: u32, at: u64) {
+        if let Some(word) = self.words.get(BLOCKS + block as usize) {
+            word.store(at, Ordering::Relaxed);
         }
     }
 

@@ -23,7 +23,7 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
@@ -39,6 +39,12 @@ pub const MAX_MERGE_PAGES: u32 = 4096;
 
 /// Most pages in one [`Request::Unshare`]: what a huge page holds.
 pub const MAX_UNSHARE: u32 = 512;
+
+/// Most runs in one [`Request::Take`].
+pub const MAX_TAKE: usize = 512;
+
+/// Most pages in one [`Request::Take`].
+pub const MAX_TAKE_PAGES: u32 = 4096;
 
 /// Most slots in a pool: 4 TiB of content.
 pub const MAX_SLOTS: u32 = 1 << 30;
@@ -106,6 +112,27 @@ pub enum Request {
         /// How many; at most [`MAX_UNSHARE`].
         pages: u32,
     },
+    /// What becomes of memory that the guest reports free, until the worker is gone: it is handed over to the kernel, which
+    /// drops it when memory is short and the guest has not written to it (`MADV_FREE`), or it is discarded at once, as
+    /// QEMU does by itself. Where a discard must be one (an incoming migration, memory that is locked or passed through)
+    /// it is. Answered with [`Answer::Done`].
+    HandOver {
+        /// Whether it is handed over.
+        lazily: bool,
+    },
+    /// Has the kernel drop these pages, as far as they are [`layout::PageState::Freed`] and the guest has not written to
+    /// them since. Where there is swap, a page that was dropped and filled again would be swapped out: the worker looks
+    /// before (`kpageflags`). Answered with [`Answer::Taken`]; none of the pages counts as freed any more.
+    Take {
+        /// Which pages; at most [`MAX_TAKE`] runs of [`MAX_TAKE_PAGES`] in all.
+        runs: Vec<Pages>,
+    },
+    /// The guest has these pages in use again, whatever the page states say: none counts as freed any more. Answered with
+    /// [`Answer::Done`]: how many did.
+    Keep {
+        /// Which pages, as for [`Self::Take`].
+        runs: Vec<Pages>,
+    },
 }
 
 /// How to track.
@@ -158,6 +185,15 @@ pub enum Content {
     Slot(u32),
 }
 
+/// Pages that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pages {
+    /// The first one's number.
+    pub page: u32,
+    /// How many.
+    pub pages: u32,
+}
+
 /// What a shim answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
@@ -181,6 +217,27 @@ pub enum Answer {
     Status(Status),
     /// To [`Request::Merge`], in pages.
     Merged(Merged),
+    /// To [`Request::Take`], in pages.
+    Taken(Taken),
+}
+
+/// What a [`Request::Take`] came to, in pages that were freed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Taken {
+    /// They are the host's now.
+    pub taken: u32,
+    /// The kernel had dropped them before.
+    pub gone: u32,
+    /// The guest has taken them back in use, or I/O holds them.
+    pub kept: u32,
+}
+
+impl std::ops::AddAssign for Taken {
+    fn add_assign(&mut self, more: Self) {
+        self.taken += more.taken;
+        self.gone += more.gone;
+        self.kept += more.kept;
+    }
 }
 
 /// What a [`Request::Merge`] came to, in pages.
@@ -313,6 +370,12 @@ pub enum Refusal {
         call: String,
         /// Its error.
         errno: i32,
+    },
+    /// Not taking freed memory now.
+    #[error("not taking: {why}")]
+    NotTaking {
+        /// Why.
+        why: String,
     },
 }
 

@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     Answer, Content, MAX_MERGE, MAX_MERGE_PAGES, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, MAX_SLOTS,
-    MAX_UNSHARE, Merge, REGION_ALIGN_PAGES, Refusal, Region, Request, State, Tracking,
+    MAX_TAKE, MAX_TAKE_PAGES, MAX_UNSHARE, Merge, REGION_ALIGN_PAGES, Refusal, Region, Request,
+    State, Tracking,
 };
 
 /// Most pages in a granule: what one huge page holds.
@@ -86,7 +87,17 @@ impl Request {
             Self::Pool { slots } if *slots == 0 || *slots > MAX_SLOTS => {
                 return Err(invalid("slots", (*slots).into(), "1 to 2^30"));
             }
-            Self::Merge { runs } => check_merge(runs)?,
+            Self::Merge { runs } => {
+                check_runs(
+                    runs.iter().map(|run| (run.page, run.pages)),
+                    MAX_MERGE,
+                    MAX_MERGE_PAGES,
+                )?;
+                check_slots(runs)?;
+            }
+            Self::Take { runs } | Self::Keep { runs } => {
+                check_runs(runs.iter().map(|run| (run.page, run.pages)), MAX_TAKE, MAX_TAKE_PAGES)?;
+            }
             Self::Unshare { pages, .. } if *pages == 0 || *pages > MAX_UNSHARE => {
                 return Err(invalid("pages", (*pages).into(), "1 to 512"));
             }
@@ -98,6 +109,7 @@ impl Request {
             | Self::Recall { .. }
             | Self::Pool { .. }
             | Self::Unshare { .. }
+            | Self::HandOver { .. }
             | Self::Release
             | Self::Status => {}
         }
@@ -126,7 +138,9 @@ impl Answer {
                 state
             }
             Self::Status(status) => &status.state,
-            Self::Done { .. } | Self::Merged(_) | Self::Refused(_) => return Ok(answer),
+            Self::Done { .. } | Self::Merged(_) | Self::Taken(_) | Self::Refused(_) => {
+                return Ok(answer);
+            }
         };
         if let State::On(tracking) = state
             && let Err(fault) = tracking.fault()
@@ -207,22 +221,36 @@ fn check_regions(regions: &[Region]) -> Result<(), WireError> {
     Ok(())
 }
 
-/// Runs must be few and not empty, and end before the numbers do.
-fn check_merge(runs: &[Merge]) -> Result<(), Refusal> {
-    if runs.is_empty() || runs.len() > MAX_MERGE {
-        return Err(invalid("runs", runs.len() as u64, "1 to 512 of them"));
+/// Runs of pages must be few and not empty, and end before the numbers do.
+fn check_runs(
+    runs: impl ExactSizeIterator<Item = (u32, u32)>,
+    most: usize,
+    most_pages: u32,
+) -> Result<(), Refusal> {
+    if runs.len() == 0 || runs.len() > most {
+        return Err(invalid("runs", runs.len() as u64, &format!("1 to {most} of them")));
     }
     let mut all = 0_u32;
+    for (page, pages) in runs {
+        all = all.saturating_add(pages);
+        if pages == 0 || all > most_pages {
+            let valid = format!("at least 1, and {most_pages} in all runs");
+            return Err(invalid("pages", pages.into(), &valid));
+        }
+        if page.checked_add(pages).is_none() {
+            return Err(invalid("page", page.into(), "a run that ends before page 2^32"));
+        }
+    }
+    Ok(())
+}
+
+/// So must runs of slots.
+fn check_slots(runs: &[Merge]) -> Result<(), Refusal> {
+    let is_beyond =
+        |run: &Merge, slot: u32| slot.checked_add(run.pages).is_none_or(|end| end > MAX_SLOTS);
     for run in runs {
-        all = all.saturating_add(run.pages);
-        if run.pages == 0 || all > MAX_MERGE_PAGES {
-            return Err(invalid("pages", run.pages.into(), "at least 1, and 4096 in all runs"));
-        }
-        if run.page.checked_add(run.pages).is_none() {
-            return Err(invalid("page", run.page.into(), "a run that ends before page 2^32"));
-        }
         if let Content::Slot(slot) = run.content
-            && slot.checked_add(run.pages).is_none_or(|end| end > MAX_SLOTS)
+            && is_beyond(run, slot)
         {
             return Err(invalid("slot", slot.into(), "a run that ends before slot 2^30"));
         }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use protocol::layout::{Counter, Layout, PageState, Shared};
+use protocol::layout::{BLOCK_PAGES, Counter, Layout, PageState, Shared};
 use protocol::ring::Producer;
 use protocol::{Region, Trap};
 use sys::memory_map::{PAGE_BYTES, Range};
@@ -11,6 +11,7 @@ use sys::shared_memory::SharedMemory;
 
 use crate::descriptors::Guarded;
 use crate::ram::{end, overlap};
+use crate::time::now;
 
 pub(crate) const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
 
@@ -140,6 +141,37 @@ impl Channel {
         }
         self.shared.set(Counter::MergedPages, merged);
         self.merged_runs.set(runs);
+    }
+
+    /// What of `range` is in its place was handed over to the kernel.
+    pub(crate) fn hand_over(&self, range: Range) {
+        let now_ms = now().0 / 1_000_000;
+        let mut handed_over = 0;
+        for (_, page) in self.pages(range) {
+            if matches!(self.shared.state(page), PageState::Plain | PageState::Freed) {
+                self.shared.set_state(page, PageState::Freed);
+                self.shared.set_freed_at_ms(page / BLOCK_PAGES, now_ms);
+                handed_over += 1;
+            }
+        }
+        self.shared.add(Counter::HandedOver, handed_over);
+    }
+
+    /// What of `range` was freed is not any more.
+    pub(crate) fn count_as_plain(&self, range: Range) {
+        for (_, page) in self.pages(range) {
+            if self.shared.state(page) == PageState::Freed {
+                self.shared.set_state(page, PageState::Plain);
+            }
+        }
+    }
+
+    /// If nothing of a block is freed any more, nothing is said of when it was.
+    pub(crate) fn forget_empty_block(&self, block: u32) {
+        let pages = block * BLOCK_PAGES..(block + 1).saturating_mul(BLOCK_PAGES);
+        if !pages.into_iter().any(|page| self.shared.state(page) == PageState::Freed) {
+            self.shared.set_freed_at_ms(block, 0);
+        }
     }
 
     /// The pages of `range` that are guest RAM: address and number.

@@ -22,7 +22,7 @@ use crate::engine::{self, lock};
 use crate::merge::Pool;
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
-use crate::{bench, fault_thread, remapping, threads, watchdog};
+use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
 
 /// How often the cost of a trap is measured while tracking.
 const CALIBRATION: Duration = Duration::from_secs(3);
@@ -113,6 +113,7 @@ fn is_of_our_owner(uid: u32) -> bool {
 fn leave(worker: &mut Option<Worker>) {
     *worker = None;
     watchdog::worker_left();
+    lock().is_lazy = false;
     engine::give_back(Some(GiveBack::WorkerGone));
 }
 
@@ -186,6 +187,12 @@ impl Worker {
                 start_threads()?;
                 Answer::Done { count: engine::unshare(page, pages)? }
             }
+            Request::HandOver { lazily } => {
+                lock().is_lazy = lazily;
+                Answer::Done { count: 0 }
+            }
+            Request::Take { runs } => Answer::Taken(freed::take(&runs, || !self.hung_up())?),
+            Request::Keep { runs } => Answer::Done { count: freed::keep(&runs) },
             Request::Release => Answer::Done { count: engine::give_back(None) },
             Request::Status | Request::Hello { .. } => {
                 let engine = lock();

@@ -33,6 +33,8 @@ pub(crate) struct Engine {
     pub(crate) pool: Option<Pool>,
     pub(crate) holds: Holds,
     pub(crate) cuts: Cuts,
+    /// What the guest frees is handed over to the kernel, and not discarded.
+    pub(crate) is_lazy: bool,
     paused: Option<GiveBack>,
 }
 
@@ -43,6 +45,7 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     pool: None,
     holds: Holds::new(),
     cuts: Cuts::new(),
+    is_lazy: false,
     paused: None,
 });
 
@@ -112,30 +115,6 @@ impl Engine {
 
     pub(crate) fn regions(&self) -> Vec<Region> {
         self.ram.regions().into_iter().map(|(_, region)| region).collect()
-    }
-
-    /// QEMU discards `range`: where it is mapped from a pool, fresh memory is mapped. Answers where.
-    pub(crate) fn discard_merged(&mut self, range: Range) -> Vec<Range> {
-        let mut fresh = Vec::new();
-        let Some(channel) = &self.channel else { return fresh };
-        for merged in channel.merged(range) {
-            // Blocks may touch each other, and then so do their pages.
-            let mut rest = merged;
-            while let Some(block) = self.ram.block(rest.start).filter(|_| rest.len > 0) {
-                let len = rest.len.min(end(block.range) - rest.start);
-                let part = Range { start: rest.start, len };
-                rest = Range { start: rest.start + len, len: rest.len - len };
-                // SAFETY: merged, and discarded by QEMU.
-                if unsafe { merge::replace_by_fresh(block, part) } {
-                    channel.set(part, PageState::Plain);
-                    if let Some(tracker) = &mut self.tracker {
-                        tracker.register_fresh(part);
-                    }
-                    fresh.push(part);
-                }
-            }
-        }
-        fresh
     }
 
     /// QEMU has mapped something else over `range`.

@@ -179,7 +179,7 @@ impl Granule {
         }
     }
 
-    fn numbers(&self) -> std::ops::Range<u32> {
+    pub(crate) fn numbers(&self) -> std::ops::Range<u32> {
         self.first_page..self.first_page + self.pages
     }
 }

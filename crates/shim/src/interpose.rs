@@ -132,7 +132,9 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
     // SAFETY: the caller's arguments.
-    let call = |range: Range| unsafe { next::madvise(pointer(range), size(range), advice) };
+    let advise =
+        |range: Range, advice| unsafe { next::madvise(pointer(range), size(range), advice) };
+    let call = |range| advise(range, advice);
     let advised = range(address, length);
     if !may_concern(advised) {
         // SAFETY: as above, and unchanged: a wrong address gets the kernel's answer.
@@ -141,7 +143,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     let Some(_inside) = Inside::enter() else { return call(advised) };
     match advice {
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
-            discard(advised, &call)
+            discard(advised, advice, &advise)
         }
         libc::MADV_DONTFORK if quietly(|| engine::before_growing(advised)) == Some(true) => {
             let result = call(advised);
@@ -168,27 +170,20 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     }
 }
 
-/// Guest RAM and the staged copies go together, under the lock. What is mapped from a pool would show the
-/// pool's content again: there fresh memory is mapped.
-fn discard(range: Range, call: &impl Fn(Range) -> c_int) -> c_int {
+/// In pieces; see [`freed`](crate::freed).
+fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -> c_int {
+    let is_balloon = range.len <= PAGE_BYTES;
     let mut start = range.start;
     loop {
         let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
         let discarded = quietly(|| {
             let mut engine = lock_first();
-            let fresh = engine.discard_merged(piece);
-            let result = call(piece);
-            if let (0, Some(tracker), Some(channel)) = (result, &engine.tracker, &engine.channel) {
-                keep_errno(|| {
-                    tracker.discarded(channel, piece, |staged| {
-                        call(staged);
-                    })
-                });
-            }
-            keep_errno(|| engine.join_after_discard(&fresh));
-            result
+            let lazily = advice == libc::MADV_DONTNEED && !is_balloon && engine.hands_over();
+            engine.discard(piece, lazily, |range, lazily| {
+                call(range, if lazily { libc::MADV_FREE } else { advice })
+            })
         });
-        let result = discarded.unwrap_or_else(|| call(piece));
+        let result = discarded.unwrap_or_else(|| call(piece, advice));
         start = ram::end(piece);
         if result != 0 || start >= ram::end(range) {
             return result;
@@ -346,7 +341,7 @@ fn quietly<T>(part: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// Runs our part after the call, and leaves the `errno` of the call.
-fn keep_errno(part: impl FnOnce()) {
+pub(crate) fn keep_errno(part: impl FnOnce()) {
     // SAFETY: the C library's `errno` of this thread.
     let errno = unsafe { *libc::__errno_location() };
     quietly(part);

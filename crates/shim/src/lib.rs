@@ -26,7 +26,7 @@
 //!    is older than 100 ms; it serves faults itself if the handler has stopped (`watchdog`).
 //! 7. A page that will not move back is tried again, then copied, and after 10 s QEMU is ended: never zeros
 //!    in its place (`moves::give`). Zeros are put only where nothing came back.
-//! 8. A discard drops the staged copy too, under the same lock (`interpose::madvise`).
+//! 8. A discard drops the staged copy too, under the same lock (`freed`).
 //!
 //! # The rules that make sharing safe
 //!
@@ -36,7 +36,7 @@
 //! 9. A page is compared while it is aside, where nobody can write to it; what is not equal goes back before
 //!    the lock is given up (`merge::Aside`). Nothing is merged while a disk may read into pages without pinning them (`disks`).
 //! 10. A discard of a merged page would show the pool's content again: fresh memory is mapped there, under
-//!     the same lock (`engine::discard_merged`).
+//!     the same lock (`freed`).
 //! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
 //!     like a hole (`engine::serve`). Which pages are merged outlives trackers, workers and plugged RAM
 //!     (`channel`).
@@ -48,6 +48,13 @@
 //!     wants guest RAM for himself, has it as the kernel keeps it before he begins (`cuts::let_all_write`): QEMU's own
 //!     userfaultfd, `mlockall`, VFIO. What QEMU has registered itself is not ours to protect or let write (`holds`). None of us
 //!     writes to a merged page while holding the lock.
+//!
+//! # The rules that make it safe to hand over what the guest frees
+//!
+//! 14. Only what QEMU discards at that moment is handed over, and where its discard must be one it is: an incoming migration, memory that
+//!     QEMU watches, locks or passes through (`holds`), a balloon's page (`interpose::madvise`), a QEMU without a worker.
+//! 15. What is freed is not moved: it would count as written. It is plain again when it is taken, discarded, or found
+//!     missing at a touch (`freed`, `tracker::take_back`).
 //!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken but by the first write
 //! to a page that is still merged. If anything is in doubt, QEMU runs as if the shim were not there.
@@ -67,6 +74,7 @@
 //! | `holds`, `qemu` | what forbids that: what QEMU does with its memory |
 //! | `disks` | what forbids merging: disks whose reads cannot be seen |
 //! | `turns` | the lock, and who goes first |
+//! | `freed` | what QEMU discards: handed over to the kernel, and taken |
 //! | `merge` | equal pages: aside, compared, replaced |
 //! | `cuts` | merged pages that become plain again: at a write, or all; mappings that meet again |
 //! | `unshare` | how a page is replaced so that nobody notices |
@@ -83,6 +91,7 @@ mod descriptors;
 mod disks;
 mod engine;
 mod fault_thread;
+mod freed;
 mod granules;
 mod holds;
 mod hot_set;

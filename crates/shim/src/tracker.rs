@@ -386,6 +386,9 @@ impl Tracker {
     fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
         // SAFETY: what belongs into the granule has just been moved back, or never left; the page is not merged.
         let was_hole = unsafe { moves::fill_hole(self.uffd, page) };
+        if was_hole {
+            take_back(shared, granule.numbers());
+        }
         for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
             // SAFETY: as above.
             unsafe { moves::fill_holes(self.uffd, part.guest) };
@@ -396,15 +399,25 @@ impl Tracker {
     /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the block.
     fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
         let (block, pages) = self.granules.huge_block(granule)?;
-        let is_plain = |page| shared.state(page) == PageState::Plain;
+        let is_home = |page| matches!(shared.state(page), PageState::Plain | PageState::Freed);
         if self.tracking.hot_set.is_some()
-            || !pages.into_iter().all(is_plain)
+            || !pages.clone().all(is_home)
             || self.pagemap.populated(block) != Ok(0)
         {
             return None;
         }
         let nursery = self.nursery.as_mut()?;
-        nursery.put(self.uffd, self.pagemap, block).then_some(block)
+        nursery.put(self.uffd, self.pagemap, block).then(|| {
+            take_back(shared, pages);
+            block
+        })
+    }
+}
+
+/// The guest has these pages in use again, as far as they were freed.
+fn take_back(shared: Shared<'_>, pages: std::ops::Range<u32>) {
+    for page in pages.filter(|&page| shared.state(page) == PageState::Freed) {
+        shared.set_state(page, PageState::Plain);
     }
 }
 

@@ -93,6 +93,30 @@ impl Block {
         })
     }
 
+    /// Discards as QEMU does for free-page reports: in blocks of 2 MiB.
+    pub(crate) fn report(&self, first: usize, pages: usize) -> Result<String, String> {
+        for at in (first..first + pages).step_by(HUGE / PAGE) {
+            self.discard(at, (HUGE / PAGE).min(first + pages - at))?;
+        }
+        Ok(String::new())
+    }
+
+    /// Writes all of these pages, as a program does with memory that is new to it; answers how many microseconds that took.
+    pub(crate) fn use_anew(&self, first: usize, pages: usize) -> Result<String, String> {
+        let began = std::time::Instant::now();
+        for page in first..first + pages {
+            // SAFETY: a page of the block.
+            unsafe { self.page(page).write_bytes(0x5a, PAGE) };
+        }
+        Ok(began.elapsed().as_micros().to_string())
+    }
+
+    /// What the kernel does where memory is short.
+    pub(crate) fn drop_freed(&self, first: usize, pages: usize) -> Result<String, String> {
+        // SAFETY: it discards what was given up, and nothing else.
+        outcome(unsafe { libc::madvise(self.page(first).cast(), pages * PAGE, libc::MADV_PAGEOUT) })
+    }
+
     /// Writes zeros.
     pub(crate) fn clear(&self, first: usize, pages: usize) -> Result<String, String> {
         (first..first + pages).for_each(|page| self.write(page, 0));

@@ -153,6 +153,7 @@ impl Guest {
             pid: None,
             tracking: None,
             dedup: None,
+            free_pages: None,
             limits,
             last_error: None,
         })

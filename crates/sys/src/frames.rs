@@ -19,8 +19,17 @@ use crate::remote_memory::RemoteMemory;
 const ENTRY_BYTES: u64 = 8;
 const IS_PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
+const IS_SWAPPED: u64 = 1 << 62;
 /// `KPF_ZERO_PAGE`: the kernel's own page of zeros, small or huge.
 const IS_ZEROS: u64 = 1 << 24;
+/// `KPF_SWAPBACKED`: what the kernel has to swap out where memory is short. Lazily freed pages are not.
+const IS_SWAP_BACKED: u64 = 1 << 14;
+/// `KPF_COMPOUND_HEAD`, `KPF_COMPOUND_TAIL`: of what belongs to a larger page, older kernels tell the rest by the first only.
+const IS_HEAD: u64 = 1 << 15;
+const IS_TAIL: u64 = 1 << 16;
+/// No page is larger, and each begins at a multiple of its size.
+const MOST_FRAMES: u64 = 512;
+const MOST_PAGES: usize = 512;
 
 /// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's own) and what it maps
 /// of pools. Pages of pools are touched, for until then the process has only a promise of them.
@@ -41,8 +50,7 @@ pub fn of_guest(pid: u32) -> io::Result<BTreeSet<u64>> {
         add(&pagemap, range, &mut frames)?;
     }
     if frames.contains(&0) {
-        let what = "the kernel shows physical frames to CAP_SYS_ADMIN only";
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
+        return Err(not_shown());
     }
     Ok(frames)
 }
@@ -62,6 +70,85 @@ pub fn zeros(frames: impl IntoIterator<Item = u64>) -> io::Result<BTreeSet<u64>>
         }
     }
     Ok(zeros)
+}
+
+/// A process's pages, and what the kernel says of the frames behind them.
+#[derive(Debug)]
+pub struct Frames {
+    pagemap: File,
+    flags: File,
+}
+
+impl Frames {
+    /// Those of a process.
+    ///
+    /// # Errors
+    /// When the process is gone or may not be looked into, or the kernel does not show flags (to root only).
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+        Ok(Self { pagemap, flags: File::open("/proc/kpageflags")? })
+    }
+
+    /// For each page of `range`, at most 512 of them: whether the process has it in use, so that to page it out would be to
+    /// swap it. What is not there, or was lazily freed and has not been looked at since, is not.
+    ///
+    /// # Errors
+    /// When the process is gone, or the kernel does not show frames.
+    pub fn in_use(&self, range: Range) -> io::Result<Vec<bool>> {
+        let mut bytes = [0; MOST_PAGES * 8];
+        let pages = usize::try_from(range.len / PAGE_BYTES).unwrap_or(MOST_PAGES).min(MOST_PAGES);
+        let bytes = &mut bytes[..pages * 8];
+        self.pagemap.read_exact_at(bytes, range.start / PAGE_BYTES * ENTRY_BYTES)?;
+        let entries = bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+        let mut larger = Larger::default();
+        entries
+            .map(|entry| match entry & FRAME {
+                _ if entry & IS_SWAPPED != 0 => Ok(true),
+                _ if entry & IS_PRESENT == 0 => Ok(false),
+                0 => Err(not_shown()),
+                frame => Ok(self.flags(frame, &mut larger)? & IS_SWAP_BACKED != 0),
+            })
+            .collect()
+    }
+
+    /// A frame's flags, or those of the larger page that it belongs to.
+    fn flags(&self, frame: u64, larger: &mut Larger) -> io::Result<u64> {
+        if larger.frames.contains(&frame) {
+            return Ok(larger.of(frame));
+        }
+        let mut entry = [0; 8];
+        self.flags.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
+        let flags = u64::from_ne_bytes(entry);
+        if flags & IS_TAIL == 0 && flags & IS_HEAD == 0 {
+            return Ok(flags);
+        }
+        let first = frame / MOST_FRAMES * MOST_FRAMES;
+        let mut bytes = [0; MOST_PAGES * 8];
+        self.flags.read_exact_at(&mut bytes, first * ENTRY_BYTES)?;
+        larger.flags = bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect();
+        larger.frames = first..first + MOST_FRAMES;
+        Ok(larger.of(frame))
+    }
+}
+
+/// The flags of frames side by side, the first of which begins a larger page if there is one.
+#[derive(Default)]
+struct Larger {
+    frames: std::ops::Range<u64>,
+    flags: Vec<u64>,
+}
+
+impl Larger {
+    fn of(&self, frame: u64) -> u64 {
+        let at = usize::try_from(frame - self.frames.start).unwrap_or(0);
+        let to_head = self.flags[..=at].iter().rev().find(|flags| **flags & IS_TAIL == 0);
+        to_head.copied().unwrap_or(0)
+    }
+}
+
+fn not_shown() -> io::Error {
+    let what = "the kernel shows physical frames to CAP_SYS_ADMIN only";
+    io::Error::new(io::ErrorKind::PermissionDenied, what)
 }
 
 fn add(pagemap: &File, range: Range, frames: &mut BTreeSet<u64>) -> io::Result<()> {

@@ -154,6 +154,16 @@ pub fn staged(pid: u32) -> Result<Bytes, ProcError> {
     Ok(runs.iter().filter(|run| run.is_staging).map(|run| run.private).sum())
 }
 
+/// What of a process's memory the kernel can drop without I/O, for it was lazily freed (`MADV_FREE`) and not written to
+/// since. Walks its page tables: milliseconds for each GiB in small pages.
+///
+/// # Errors
+/// When the process is gone or may not be looked into.
+pub fn lazily_free(pid: u32) -> Result<Bytes, ProcError> {
+    let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
+    required_kib_field(&path, &read(&path)?, "LazyFree:")
+}
+
 /// What kind of memory a mapping holds: guest RAM is all of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {

@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use clap::Args;
+use memmap2::MmapMut;
 
 use crate::args::{megabytes, seconds};
 use crate::error::WorkError;
-use crate::memory::{Memory, fill_random};
+use crate::memory::{Memory, PAGE, PAGES_PER_MB, fill_random, page};
 use crate::rng::Rng;
 use crate::run::Worker;
 
@@ -24,28 +25,72 @@ pub(crate) struct Options {
     /// After freeing, wait this many seconds and start again [default: end]
     #[arg(long, value_name = "SECS", value_parser = seconds, requires = "hold")]
     rest: Option<f64>,
+    /// Fill every MB with the same
+    #[arg(long)]
+    same: bool,
+    /// Take single pages, and free every second one first, the others after the rest
+    #[arg(long, requires = "rest")]
+    scatter: bool,
+}
+
+/// What it holds.
+#[derive(Default)]
+struct Held {
+    memory: Memory,
+    pages: Vec<MmapMut>,
+}
+
+impl Held {
+    fn mb(&self) -> usize {
+        self.memory.len_mb() + self.pages.len() / PAGES_PER_MB
+    }
+
+    /// Takes one MB more.
+    fn grow(&mut self, scatter: bool, rng: &mut Rng) -> Result<(), WorkError> {
+        if !scatter {
+            fill_random(self.memory.grow()?, rng);
+            return Ok(());
+        }
+        for _ in 0..PAGES_PER_MB {
+            let mut page = page(self.mb())?;
+            fill_random(&mut page[..PAGE], rng);
+            self.pages.push(page);
+        }
+        Ok(())
+    }
+
+    /// Frees every second page of those that it has taken one by one, and all others.
+    fn scatter(&mut self) {
+        self.memory.shrink(0);
+        let pages = std::mem::take(&mut self.pages);
+        self.pages = pages.into_iter().step_by(2).collect();
+    }
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
-    let mut memory = Memory::default();
+    let mut held = Held::default();
     let mut rng = Rng::new(worker.seed);
     loop {
-        while memory.len_mb() < options.mb {
+        while held.mb() < options.mb {
             if !worker.proceed(1) {
                 return Ok(());
             }
-            fill_random(memory.grow()?, &mut rng);
-            worker.shared.mb.set(memory.len_mb());
+            if options.same {
+                rng = Rng::new(worker.seed);
+            }
+            held.grow(options.scatter, &mut rng)?;
+            worker.shared.mb.set(held.mb());
             worker.done(1);
         }
         if !sleep(options.hold, worker) {
             return Ok(());
         }
-        memory.shrink(0);
-        worker.shared.mb.set(0);
+        held.scatter();
+        worker.shared.mb.set(held.mb());
         if options.rest.is_none() || !sleep(options.rest, worker) {
             return Ok(());
         }
+        held = Held::default();
     }
 }
 
@@ -59,10 +104,24 @@ fn sleep(seconds: Option<f64>, worker: &Worker) -> bool {
 mod tests {
     use super::*;
 
+    fn options(mb: usize, hold: Option<f64>, rest: Option<f64>) -> Options {
+        Options { mb, hold, rest, same: false, scatter: false }
+    }
+
+    #[test]
+    fn of_single_pages_every_second_one_is_freed_first() {
+        let (mut held, mut rng) = (Held::default(), Rng::new(1));
+        held.grow(true, &mut rng).unwrap();
+        held.grow(true, &mut rng).unwrap();
+        assert_eq!((held.mb(), held.pages.len()), (2, 2 * PAGES_PER_MB));
+        held.scatter();
+        assert_eq!(held.mb(), 1);
+    }
+
     #[test]
     fn it_takes_all_holds_and_frees() {
         let mut worker = Worker::for_test();
-        run(&Options { mb: 5, hold: Some(0.1), rest: None }, &mut worker).unwrap();
+        run(&options(5, Some(0.1), None), &mut worker).unwrap();
         assert_eq!((worker.shared.ops(), worker.shared.mb.get()), (5, Some(0)));
         assert!(worker.shared.now() >= Duration::from_millis(100));
     }
@@ -77,7 +136,7 @@ mod tests {
             }
             shared.stop();
         });
-        run(&Options { mb: 3, hold: Some(0.01), rest: Some(0.01) }, &mut worker).unwrap();
+        run(&options(3, Some(0.01), Some(0.01)), &mut worker).unwrap();
         stopper.join().unwrap();
         assert!(worker.shared.ops() >= 7);
     }

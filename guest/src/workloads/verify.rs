@@ -11,6 +11,8 @@
 //! first few are told on standard error, and the exit status is 1. The generation table (one part
 //! in a thousand) lies in the same memory: harm to it shows as a bad page.
 //!
+//! With `--breathe` half of the memory is freed and taken anew again and again. What the kernel then hands out must be zeros.
+//!
 //! With `--disk` a second thread does the same to a disk ([`disk`]).
 
 mod disk;
@@ -18,10 +20,11 @@ mod disk;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::megabytes;
+use crate::args::{megabytes, seconds};
 use crate::error::WorkError;
 use crate::memory::{Memory, PAGE, PAGES_PER_MB};
 use crate::rng::{Rng, STEP, mix};
@@ -35,6 +38,9 @@ pub(crate) struct Options {
     /// How much memory to fill and verify; --rate is the pace in MB/s
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
+    /// Free half of it, and take it again, each after so many seconds
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    breathe: Option<f64>,
     /// Also write this much to --disk, and verify what is read back from it past the page cache
     #[arg(long, value_name = "N", value_parser = megabytes, requires = "disk")]
     disk_mb: Option<usize>,
@@ -67,10 +73,8 @@ fn verify(
 ) -> Result<(), WorkError> {
     worker.shared.bad_bytes.set(0);
     let mut pattern = Pattern::new(worker.seed);
-    while pattern.memory.len_mb() < options.mb && !worker.shared.stopping() {
-        pattern.grow()?;
-        worker.shared.mb.set(pattern.memory.len_mb());
-    }
+    grow_to(options.mb, &mut pattern, worker)?;
+    let mut breathes = Breath::of(options, worker);
     let mut rng = Rng::new(!worker.seed);
     let mut mb = 0;
     while worker.proceed(1) {
@@ -82,11 +86,49 @@ fn verify(
             pattern.check(page);
             worker.beat();
         }
-        mb = (mb + 1) % options.mb;
+        if let Some(size) = breathes.as_mut().and_then(|breath| breath.look(worker)) {
+            pattern.memory.shrink(size);
+            grow_to(size, &mut pattern, worker)?;
+        }
+        mb = (mb + 1) % pattern.memory.len_mb();
         worker.shared.bad_bytes.set(pattern.bad_bytes + bad_on_disk.load(Ordering::Relaxed));
         worker.done(1);
     }
     Ok(())
+}
+
+fn grow_to(mb: usize, pattern: &mut Pattern, worker: &Worker) -> Result<(), WorkError> {
+    while pattern.memory.len_mb() < mb && !(worker.shared.stopping() && pattern.memory.len_mb() > 0)
+    {
+        pattern.grow()?;
+    }
+    worker.shared.mb.set(pattern.memory.len_mb());
+    Ok(())
+}
+
+/// When it frees half of its memory, and takes it again.
+struct Breath {
+    sizes: [usize; 2],
+    every: Duration,
+    next: Duration,
+}
+
+impl Breath {
+    fn of(options: &Options, worker: &Worker) -> Option<Self> {
+        let every = Duration::from_secs_f64(options.breathe?);
+        let sizes = [options.mb.div_ceil(2), options.mb];
+        Some(Self { sizes, every, next: worker.shared.now().saturating_add(every) })
+    }
+
+    /// The size that is due, if it is.
+    fn look(&mut self, worker: &Worker) -> Option<usize> {
+        let now = worker.shared.now();
+        (now >= self.next).then(|| {
+            self.next = now.saturating_add(self.every);
+            self.sizes.rotate_left(1);
+            self.sizes[1]
+        })
+    }
 }
 
 struct Pattern {
@@ -102,12 +144,24 @@ impl Pattern {
         Self { memory: Memory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
     }
 
-    /// Adds one MB of generation 0.
+    /// Adds one MB of a generation that these pages have not had. What was freed before must be zeros until it is written.
     fn grow(&mut self) -> Result<(), WorkError> {
-        self.memory.grow()?;
-        let first = self.generations.len();
-        self.generations.resize(first + PAGES_PER_MB, 0);
-        (first..first + PAGES_PER_MB).for_each(|page| self.write(page));
+        let first = self.memory.pages();
+        let last = first + PAGES_PER_MB;
+        let fresh = self.memory.grow()?;
+        if last <= self.generations.len() {
+            let bad = fresh.iter().filter(|byte| **byte != 0).count();
+            if bad > 0 {
+                eprintln!("overbook-guest: verify: {bad} bytes of fresh memory are not zero");
+            }
+            self.bad_bytes += bad;
+        } else {
+            self.generations.resize(last, 0);
+        }
+        for page in first..last {
+            self.generations[page] = self.generations[page].wrapping_add(1);
+            self.write(page);
+        }
         Ok(())
     }
 
@@ -249,8 +303,29 @@ mod tests {
             }
             shared.stop();
         });
-        run(&Options { mb: 2, disk_mb: None, disk: None }, &mut worker).unwrap();
+        run(&Options { mb: 2, breathe: None, disk_mb: None, disk: None }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert_eq!(worker.shared.bad_bytes.get(), Some(0));
+    }
+
+    #[test]
+    fn memory_that_comes_and_goes_is_verified_like_other() {
+        let mut worker = Worker::for_test();
+        let shared = std::sync::Arc::clone(&worker.shared);
+        let stopper = std::thread::spawn(move || {
+            while shared.ops() < 40 {
+                std::thread::yield_now();
+            }
+            shared.stop();
+        });
+        let options = Options { mb: 4, breathe: Some(0.001), disk_mb: None, disk: None };
+        run(&options, &mut worker).unwrap();
+        stopper.join().unwrap();
+        assert_eq!(worker.shared.bad_bytes.get(), Some(0));
+        let mut pattern = filled();
+        pattern.memory.shrink(0);
+        let before = pattern.generations[5];
+        pattern.grow().unwrap();
+        assert_eq!((pattern.generations[5], bad_bytes(&mut pattern)), (before + 1, 0));
     }
 }

@@ -29,7 +29,7 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::slab::Objects;
-use crate::worker_process::WorkerProcess;
+use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-overhead",
@@ -139,7 +139,8 @@ fn layout(context: &Context, name: &str, mb: u32, work: &str) -> Result<Layout, 
         let guest = Overhead::measure(*pid, &[MEMORY]).map_err(std::io::Error::other)?.guest;
         scanned = scanned.plus(guest);
     }
-    worker.order(&lab, TrackingBudget::Off, Some(RATE))?;
+    let tracking = TrackingBudget::Off;
+    worker.order(&lab, Wanted { tracking, scan_rate: Some(RATE), ..Wanted::default() })?;
     let began = Instant::now();
     let mut last_change = (Instant::now(), 0.0);
     while last_change.0.elapsed() < if last_change.1 > 0.0 { QUIET } else { START_LIMIT } {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use model::{Bytes, Dedup, PagesPerMs, TrackingBudget};
+use model::{Bytes, Dedup, PagesPerMs};
 use overbook::worker::SLOTS;
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
@@ -21,7 +21,7 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
 use crate::random::Random;
-use crate::worker_process::WorkerProcess;
+use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-soak",
@@ -105,7 +105,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         while Instant::now() < end {
             let unshares = random.between(0, UNSHARE) == 0;
             toll.unshared += u32::from(unshares);
-            worker.order(&lab, TrackingBudget::default(), (!unshares).then_some(RATE))?;
+            let scan_rate = (!unshares).then_some(RATE);
+            worker.order(&lab, Wanted { scan_rate, ..Wanted::default() })?;
             for machine in lab.machines() {
                 if !machine.alive() {
                     return Err(machine.death());
@@ -142,7 +143,7 @@ fn count_mappings(pids: &[u32]) -> Result<u32, LabError> {
 /// Has everything unshared, and looks what the kernel still knows of it.
 fn unshare(lab: &Lab, pids: &[u32]) -> Result<Left, LabError> {
     let mut worker = WorkerProcess::start(GROUP)?;
-    worker.order(lab, TrackingBudget::default(), None)?;
+    worker.order(lab, Wanted::default())?;
     lab.wait_for("nothing to be shared any more", UNSHARE_LIMIT, |_| {
         let report = worker.report().unwrap_or_default();
         let is_unshared = |dedup: Dedup| dedup.passes > 1 && dedup.shared == Bytes::ZERO;

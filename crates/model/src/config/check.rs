@@ -297,6 +297,7 @@ impl From<GroupDraft> for GroupSpec {
             limits: draft.limits.into(),
             tracking: draft.tracking.unwrap_or_default(),
             dedup: draft.dedup.unwrap_or_default(),
+            free_pages: draft.free_pages.unwrap_or_default(),
             lend: draft.lend.unwrap_or_default(),
         }
     }

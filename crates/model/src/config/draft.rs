@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::table::{At, Place, Table};
-use crate::{Bytes, DedupSpec, Mode, Policy, TrackingBudget};
+use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget};
 
 /// All files together.
 #[derive(Default)]
@@ -33,6 +33,7 @@ pub(super) struct GroupDraft {
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
     pub(super) dedup: Option<DedupSpec>,
+    pub(super) free_pages: Option<FreePagesSpec>,
     pub(super) lend: Option<bool>,
     pub(super) limits: LimitsDraft,
 }
@@ -104,6 +105,7 @@ impl GroupDraft {
             budget: None,
             tracking: None,
             dedup: None,
+            free_pages: None,
             lend: None,
             limits: LimitsDraft::default(),
         }
@@ -120,6 +122,8 @@ impl GroupDraft {
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
         set(&mut self.dedup, table.dedup("dedup"));
+        let free_pages = [("off", FreePagesSpec::Off), ("lazy", FreePagesSpec::Lazy)];
+        set(&mut self.free_pages, table.choice("free_pages", &free_pages));
         set(&mut self.lend, table.flag("lend"));
         self.limits.apply(table);
         table.finish();

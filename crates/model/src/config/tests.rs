@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Bytes, DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
 const CONFIGURE_PAGE: &str = include_str!("../../../../docs/src/configure.md");
@@ -51,6 +51,7 @@ fn every_key_arrives_in_the_spec() {
         base = "512MiB"
         tracking = "0.25%"
         dedup = "adaptive"
+        free_pages = "lazy"
         lend = true
         [vm."web-1"]
         min = "256MiB"
@@ -66,6 +67,7 @@ fn every_key_arrives_in_the_spec() {
     assert_eq!(group.budget, Some(Bytes::mib(4096)));
     assert_eq!(group.tracking, TrackingBudget::BasisPoints(25));
     assert_eq!(group.dedup, DedupSpec::Adaptive);
+    assert_eq!(group.free_pages, FreePagesSpec::Lazy);
     assert!(group.lend);
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
@@ -94,6 +96,7 @@ vms = ["*-1", ""]
 [group.shop]
 vms = ["*-7"]
 dedup = 1001
+free_pages = "late"
 lend = "yes"
 [vm."web-1"]
 base = "0B"
@@ -105,16 +108,17 @@ overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
 overbook.toml:8: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, dedup, lend, max, min, policy, tracking, vms; did you mean `base`?
+overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
 overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:19) and \"web-*\"
 overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
 overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
 overbook.toml:17: `vms` must not be empty
 overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
-overbook.toml:21: `lend` must be true or false, not a text
-overbook.toml:23: `base` must be more than zero
-overbook.toml:24: `swap` must be true or false, not a text";
+overbook.toml:21: `free_pages` is \"late\"; valid: off, lazy; did you mean `lazy`?
+overbook.toml:22: `lend` must be true or false, not a text
+overbook.toml:24: `base` must be more than zero
+overbook.toml:25: `swap` must be true or false, not a text";
     assert_eq!(faults_of(text), expected);
 }
 

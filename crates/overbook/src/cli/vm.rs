@@ -18,7 +18,7 @@ use super::{
 use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
-    http::wire::{DedupStatus, MissRatioCurve, TrackingStatus, VmStatus},
+    http::wire::{DedupStatus, FreePagesStatus, MissRatioCurve, TrackingStatus, VmStatus},
 };
 
 #[derive(Debug, Args)]
@@ -102,6 +102,7 @@ fn in_full(vm: &VmStatus) -> String {
         ("host view: occupied", size(vm.used_bytes)),
         ("host view: working set", working_set(vm.tracking.as_ref())),
         ("host view: shared", vm.dedup.as_ref().map_or_else(|| "-".to_owned(), shared)),
+        ("host view: freed", vm.free_pages.as_ref().map_or_else(|| "-".to_owned(), freed)),
         ("guest view: total", size(vm.guest_total_bytes)),
         ("guest view: available", size(vm.guest_available_bytes)),
         ("guest view: free", size(vm.guest_free_bytes)),
@@ -112,6 +113,7 @@ fn in_full(vm: &VmStatus) -> String {
     lines.push(("guest view: age", age));
     lines.extend(vm.tracking.iter().map(|tracking| ("tracking", cost(tracking))));
     lines.extend(vm.dedup.iter().map(|dedup| ("dedup", merged(dedup))));
+    lines.extend(vm.free_pages.iter().map(|free| ("free pages", taken(free))));
     lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
     lines
         .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
@@ -159,6 +161,26 @@ fn merged(dedup: &DedupStatus) -> String {
         Bytes(dedup.dropped_bytes_total),
         dedup.passes_total,
         Millis(dedup.age_ms),
+    )
+}
+
+fn freed(free: &FreePagesStatus) -> String {
+    let taken = free
+        .take
+        .as_ref()
+        .map(|reason| format!("; all but {} is taken: {}", size(free.keep_bytes), reason.text));
+    let (freed, lazy) = (Bytes(free.freed_bytes), Bytes(free.lazy_bytes));
+    format!("{freed}, of which the host can take {lazy}{}", taken.unwrap_or_default())
+}
+
+fn taken(free: &FreePagesStatus) -> String {
+    format!(
+        "{} handed over, {} taken, {} dropped by the kernel, {} in use again; {} before the tick",
+        Bytes(free.handed_over_bytes_total),
+        Bytes(free.taken_bytes_total),
+        Bytes(free.dropped_bytes_total),
+        Bytes(free.taken_back_bytes_total),
+        Millis(free.age_ms),
     )
 }
 

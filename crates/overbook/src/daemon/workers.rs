@@ -1,8 +1,8 @@
 //! The groups' workers, as the loop sees them: in every tick they are told which VMs to work on, and what
 //! they have found out goes into the view.
 //!
-//! A group has a worker while one of its VMs can be tracked or merged: it was started with the shim, its
-//! group has tracking or dedup on, and nobody has paused Overbook. Where dedup was switched off it also has
+//! A group has a worker while one of its VMs can be tracked or merged, or can hand over what it frees: it was started with the shim, its
+//! group has tracking, dedup or free pages on, and nobody has paused Overbook. Where dedup was switched off it also has
 //! one until its VMs share nothing any more. Where that holds for no VM nothing is started. Each
 //! worker has a task that starts it, passes lines both ways and starts it again when it ends
 //! ([`keeper`]); the loop only leaves orders and copies reports, and waits for nobody.
@@ -16,12 +16,12 @@ use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, TrackingBudget, VmName,
-    VmView,
+    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, Take, TrackingBudget,
+    VmName, VmView,
 };
 use sys::clock::boot_now;
 
-use crate::worker::{Order, VmReport};
+use crate::worker::{FreedOrder, Order, VmReport};
 use keeper::Keeper;
 use shared::Shared;
 use shims::Shims;
@@ -31,7 +31,7 @@ const FRESH: model::Millis = model::Millis::secs(10);
 /// Why a VM without the shim has no part in what workers do.
 pub(super) const NO_SHIM: &str = "QEMU was started without Overbook's shim";
 /// What workers do with a VM.
-const BOTH: [Mechanism; 2] = [Mechanism::Tracking, Mechanism::Dedup];
+const ALL: [Mechanism; 3] = [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages];
 
 /// What is not done with a VM, each with the reason.
 type Limits = BTreeMap<Mechanism, String>;
@@ -44,6 +44,8 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<u32, String>,
+    /// What is taken of what VMs have freed, by the last plan.
+    takes: BTreeMap<VmName, Take>,
     is_paused: bool,
 }
 
@@ -88,6 +90,11 @@ impl Workers {
         }
     }
 
+    /// What is taken of what VMs have freed; their workers are told in the next tick.
+    pub(super) fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
+        self.takes.clone_from(takes);
+    }
+
     /// What a worker is to do with this VM, and whose; and what is not done with it, and why.
     fn order_of(
         &self,
@@ -101,12 +108,12 @@ impl Workers {
             // The pages of two groups never meet, also while a VM goes from one to the other.
             (_, Some(former)) if own.is_none_or(|(group, _)| group != former) => {
                 let why = format!("what it shares with VMs of group {former} is unshared first");
-                (former, TrackingBudget::Off, both(&why))
+                (former, TrackingBudget::Off, all_of(&why))
             }
-            (None, _) => return (None, both("it belongs to no group")),
+            (None, _) => return (None, all_of("it belongs to no group")),
             (Some((group, of_group)), _) => {
                 let limits = switched_off(group, of_group);
-                if limits.len() == BOTH.len() && sharer != Some(group) {
+                if limits.len() == ALL.len() && sharer != Some(group) {
                     return (None, limits);
                 }
                 (group, of_group.tracking, limits)
@@ -122,14 +129,23 @@ impl Workers {
                     memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
                     budget,
                     leaves,
+                    freed: self.freed_order(own, name),
                 };
                 (Some((group.clone(), order)), limits)
             }
             Err(why) => {
-                let mut all = both(why);
-                all.extend(limits);
-                (None, all)
+                let mut none = all_of(why);
+                none.extend(limits);
+                (None, none)
             }
+        }
+    }
+
+    /// What is to become of what the VM frees.
+    fn freed_order(&self, own: Option<(&GroupName, &GroupSpec)>, name: &VmName) -> FreedOrder {
+        FreedOrder {
+            is_lazy: own.is_some_and(|(_, group)| group.free_pages.is_lazy()),
+            keep: self.takes.get(name).map(|take| take.keep),
         }
     }
 
@@ -165,7 +181,7 @@ impl Workers {
                         self.shared.note(&name, vm.incarnation, group, dedup);
                         show_report(vm, report);
                     }
-                    Err(why) => limit(vm, both(&why)),
+                    Err(why) => limit(vm, all_of(&why)),
                 }
             }
         }
@@ -194,8 +210,8 @@ impl Workers {
     }
 }
 
-fn both(why: &str) -> Limits {
-    BOTH.map(|mechanism| (mechanism, why.to_owned())).into()
+fn all_of(why: &str) -> Limits {
+    ALL.map(|mechanism| (mechanism, why.to_owned())).into()
 }
 
 /// What the configuration leaves out for a group's VMs.
@@ -204,6 +220,7 @@ fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
     let keys = [
         (Mechanism::Tracking, is_tracked, "tracking"),
         (Mechanism::Dedup, spec.dedup.is_on(), "dedup"),
+        (Mechanism::FreePages, spec.free_pages.is_lazy(), "free_pages"),
     ];
     let off = keys.into_iter().filter(|(_, is_on, _)| !is_on);
     off.map(|(mechanism, _, key)| {
@@ -233,12 +250,20 @@ fn fresh(
 
 /// Puts into the view what a report says of its VM.
 fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
-    let VmReport { tracking, why_not, dedup, why_not_merged, .. } = report.value.clone();
+    let VmReport { tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken, .. } =
+        report.value.clone();
     vm.tracking = tracking.map(|value| Reading::new(value, report.at));
     vm.dedup = dedup.map(|value| Reading::new(value, report.at));
-    let why_not = why_not.map(|why| (Mechanism::Tracking, why));
-    let why_not_merged = why_not_merged.map(|why| (Mechanism::Dedup, why));
-    limit(vm, why_not.into_iter().chain(why_not_merged).collect());
+    vm.free_pages = free_pages.map(|value| Reading::new(value, report.at));
+    if let (Some(used), Some(free)) = (&mut vm.used, free_pages) {
+        used.value = used.value.minus(free.lazy);
+    }
+    let whys = [
+        (Mechanism::Tracking, why_not),
+        (Mechanism::Dedup, why_not_merged),
+        (Mechanism::FreePages, why_not_taken),
+    ];
+    limit(vm, whys.into_iter().filter_map(|(mechanism, why)| Some((mechanism, why?))).collect());
 }
 
 /// How much of the guest lies in its swap: written there and not read back. Pages of ended processes

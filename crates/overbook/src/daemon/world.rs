@@ -1,7 +1,9 @@
 //! The world that the policy sees: drivers, workers and the kernel's KSM together.
 
+use std::collections::BTreeMap;
+
 use model::{
-    Action, GroupName, HostView, Scan, Spec,
+    Action, GroupName, HostView, Scan, Spec, Take, VmName,
     ports::{Act, Sense},
 };
 
@@ -33,5 +35,9 @@ impl Act for World<'_> {
     fn scan(&mut self, group: &GroupName, scan: &Scan) {
         self.workers.scan(group, scan);
         self.ksm.scan(group, scan.rate);
+    }
+
+    fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
+        self.workers.take(takes);
     }
 }

@@ -156,6 +156,7 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         pid: None,
         tracking: None,
         dedup: None,
+        free_pages: None,
         limits: BTreeMap::new(),
         last_error: None,
     }

@@ -32,6 +32,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::ScanProductive { .. }
         | Reason::ScanSlow { .. }
         | Reason::ScanUnproductive { .. }
+        | Reason::FreedOverBudget { .. }
+        | Reason::FreedHostShort { .. }
+        | Reason::FreedHostPressed { .. }
         | Reason::Lend { .. }
         | Reason::LoanUsed
         | Reason::LoanUnneeded

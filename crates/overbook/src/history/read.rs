@@ -58,6 +58,12 @@ pub enum Entry {
         /// How fast identical pages of its group were looked for.
         #[serde(default)]
         scan_rate: Option<PagesPerMs>,
+        /// What it had freed and the host had not taken.
+        #[serde(default)]
+        freed: Option<Bytes>,
+        /// What had been taken of what it freed since its worker met it.
+        #[serde(default)]
+        freed_taken: Option<Bytes>,
     },
     /// What was decided.
     Change {
@@ -217,7 +223,7 @@ fn readings(
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
             "SELECT wall_ms, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate FROM reading \
+             shared, saved, merged, scan_rate, freed, freed_taken FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -235,6 +241,8 @@ fn readings(
                     saved: size(row, 7)?,
                     merged: size(row, 8)?,
                     scan_rate: row.get::<_, Option<u32>>(9)?.map(PagesPerMs),
+                    freed: size(row, 10)?,
+                    freed_taken: size(row, 11)?,
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
             },

@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use model::{Action, Bytes, Dedup, GroupName, Loan, Mode, PagesPerMs, Reason, VmName, VmView};
+use model::{
+    Action, Bytes, Dedup, FreePages, GroupName, Loan, Mode, PagesPerMs, Reason, VmName, VmView,
+};
 
 use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
 
@@ -27,6 +29,7 @@ pub(super) struct Sample {
     pub(super) swap_per_s: Option<Bytes>,
     pub(super) working_set: Option<Bytes>,
     pub(super) dedup: Option<Dedup>,
+    pub(super) free_pages: Option<FreePages>,
     /// Of its group.
     pub(super) scan_rate: Option<PagesPerMs>,
 }
@@ -128,6 +131,7 @@ impl Track {
             swap_per_s: self.meter.rate(view),
             working_set: view.tracking.as_ref().and_then(|r| r.value.working_set),
             dedup: view.dedup.map(|r| r.value),
+            free_pages: view.free_pages.map(|r| r.value),
             scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
         let wall_ms = tick.wall_ms;

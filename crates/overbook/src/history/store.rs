@@ -17,13 +17,13 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 3;
+pub(super) const VERSION: i64 = 4;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
     step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
     used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
-    shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER,
+    shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER, freed INTEGER, freed_taken INTEGER,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -51,6 +51,11 @@ ALTER TABLE reading ADD COLUMN shared INTEGER;
 ALTER TABLE reading ADD COLUMN saved INTEGER;
 ALTER TABLE reading ADD COLUMN merged INTEGER;
 ALTER TABLE reading ADD COLUMN scan_rate INTEGER;
+";
+/// From version 3, which knew nothing of freed memory.
+const FROM_3: &str = "
+ALTER TABLE reading ADD COLUMN freed INTEGER;
+ALTER TABLE reading ADD COLUMN freed_taken INTEGER;
 ";
 
 const HOUR_MS: u64 = 3_600_000;
@@ -131,8 +136,9 @@ impl Store {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
         match version {
-            1 => shape(&mut connection, &[FROM_1, FROM_2, LOANS].concat()).map_err(fail)?,
-            2 => shape(&mut connection, &[FROM_2, LOANS].concat()).map_err(fail)?,
+            1 => shape(&mut connection, &[FROM_1, FROM_2, LOANS, FROM_3].concat()).map_err(fail)?,
+            2 => shape(&mut connection, &[FROM_2, LOANS, FROM_3].concat()).map_err(fail)?,
+            3 => shape(&mut connection, FROM_3).map_err(fail)?,
             _ => {}
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
@@ -207,8 +213,8 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
         let mut reading = transaction.prepare_cached(
             "INSERT OR REPLACE INTO reading \
              (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+             shared, saved, merged, scan_rate, freed, freed_taken) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
         )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
         for row in &rows.readings {
@@ -225,7 +231,9 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 size(s.dedup.map(|dedup| dedup.shared)),
                 size(s.dedup.map(|dedup| dedup.saved)),
                 size(s.dedup.map(|dedup| dedup.merged)),
-                s.scan_rate.map(|PagesPerMs(rate)| rate)
+                s.scan_rate.map(|PagesPerMs(rate)| rate),
+                size(s.free_pages.map(|free| free.freed)),
+                size(s.free_pages.map(|free| free.taken))
             ])?;
         }
         let mut change = transaction.prepare_cached(

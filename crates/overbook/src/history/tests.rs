@@ -50,6 +50,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         pid: None,
         tracking: None,
         dedup: None,
+        free_pages: None,
     };
     Published {
         at,
@@ -274,7 +275,8 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["working_set", "shared", "saved", "merged", "scan_rate"] {
+    for column in ["working_set", "shared", "saved", "merged", "scan_rate", "freed", "freed_taken"]
+    {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
@@ -337,7 +339,7 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["shared", "saved", "merged", "scan_rate"] {
+    for column in ["shared", "saved", "merged", "scan_rate", "freed", "freed_taken"] {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
@@ -370,6 +372,37 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
         .collect();
     let known = (Some(mib(40)), Some(mib(30)), Some(mib(90)), Some(50));
     assert_eq!(rows, [(None, None, None, None), known]);
+}
+
+#[test]
+fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in ["freed", "freed_taken"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.pragma_update(None, "user_version", 3).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let free =
+        model::FreePages { freed: Bytes::mib(40), taken: Bytes::mib(9), ..Default::default() };
+    later.view.vms.get_mut(&vm()).unwrap().free_pages = Some(Reading::new(free, Time(1_000)));
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { freed, freed_taken, .. } => (freed, freed_taken),
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(rows, [(None, None), (Some(Bytes::mib(40)), Some(Bytes::mib(9)))]);
 }
 
 #[test]

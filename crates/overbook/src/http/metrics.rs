@@ -208,6 +208,7 @@ impl Snapshot {
         page.gauges("vm_used", "What the guest occupies on the host.", bytes(), used)?;
         self.tracking(page)?;
         self.dedup(page)?;
+        self.free_pages(page)?;
         let available = column(&|vm| vm.view.stats?.value.available.map(number));
         let help = "What the guest calls available.";
         page.gauges("vm_guest_available", help, bytes(), available)?;
@@ -256,6 +257,25 @@ impl Snapshot {
         let rate = column(|t| Some(t.references_per_s));
         let help = "Pieces of memory touched per second, each counted once in 0.1 s.";
         page.gauges("vm_references_per_second", help, None, rate)
+    }
+
+    fn free_pages(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::FreePages) -> Bytes| {
+            self.column(&|vm| Some(number(of(&vm.view.free_pages.as_ref()?.value))))
+        };
+        let bytes = || Some(Unit::Bytes);
+        let help = "Memory that the guest has freed and that was not taken, what it has back in use included.";
+        page.gauges("vm_free_pages_freed", help, bytes(), column(|f| f.freed))?;
+        let help = "What the host can take of it at once.";
+        page.gauges("vm_free_pages_lazy", help, bytes(), column(|f| f.lazy))?;
+        let help = "Memory that the guest has freed and that was handed over, again and again.";
+        page.counters("vm_free_pages_handed_over", help, bytes(), column(|f| f.handed_over))?;
+        let help = "Freed memory that was taken for the host.";
+        page.counters("vm_free_pages_taken", help, bytes(), column(|f| f.taken))?;
+        let help = "Freed memory that the kernel had dropped itself.";
+        page.counters("vm_free_pages_dropped", help, bytes(), column(|f| f.dropped))?;
+        let help = "Freed memory that was found in use again when it was to be taken.";
+        page.counters("vm_free_pages_taken_back", help, bytes(), column(|f| f.taken_back))
     }
 
     fn dedup(&self, page: &mut Page<'_>) -> fmt::Result {
@@ -367,6 +387,8 @@ mod tests {
             "overbook_vm_dedup_shared_bytes{vm=\"web-1\",group=\"web\"} 41943040",
             "overbook_vm_dedup_saved_bytes{vm=\"web-1\",group=\"web\"} 31457280",
             "overbook_vm_dedup_broken_bytes_total{vm=\"web-1\",group=\"web\"} 5242880",
+            "overbook_vm_free_pages_lazy_bytes{vm=\"web-1\",group=\"web\"} 52428800",
+            "overbook_vm_free_pages_taken_bytes_total{vm=\"web-1\",group=\"web\"} 209715200",
             "overbook_group_pool_bytes{group=\"web\"} 10485760",
             "overbook_group_scan_rate_pages_per_ms{group=\"web\"} 25",
             "overbook_group_worker_cpu_seconds_total{group=\"web\"} 1.5",

@@ -6,6 +6,7 @@
 //! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
 
 mod dedup;
+mod free_pages;
 mod group;
 mod history;
 mod host;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
+pub use free_pages::FreePagesStatus;
 pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;

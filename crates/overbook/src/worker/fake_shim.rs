@@ -3,9 +3,11 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use protocol::layout::{Counter, GiveBack, Layout, PageState, Shared};
+use protocol::layout::{BLOCK_PAGES, Counter, GiveBack, Layout, PageState, Shared};
 use protocol::ring::Producer;
-use protocol::{Answer, MAX_PACKET, Region, Request, State, Status, Tracking, Trap, VERSION};
+use protocol::{
+    Answer, MAX_PACKET, Pages, Region, Request, State, Status, Taken, Tracking, Trap, VERSION,
+};
 use sys::seqpacket::{Connection, Listener};
 use sys::shared_memory::SharedMemory;
 
@@ -30,6 +32,8 @@ pub(super) struct FakeShim {
     pub(super) tracking: Option<Tracking>,
     /// How often.
     pub(super) tracks: u32,
+    /// Whether it was told to hand over what the guest frees.
+    pub(super) hands_over: bool,
     /// How it lies.
     pub(super) lie: Lie,
     _turn: MutexGuard<'static, ()>,
@@ -54,6 +58,7 @@ impl FakeShim {
             producer: Producer::new(),
             tracking: None,
             tracks: 0,
+            hands_over: false,
             lie: Box::new(|_| None),
             _turn: turn,
         };
@@ -124,6 +129,14 @@ impl FakeShim {
             }
             Request::Pool { .. } | Request::Unshare { .. } => Answer::Done { count: 0 },
             Request::Merge { .. } => Answer::Merged(protocol::Merged::default()),
+            Request::HandOver { lazily } => {
+                self.hands_over = *lazily;
+                Answer::Done { count: 0 }
+            }
+            Request::Take { runs } => {
+                Answer::Taken(Taken { taken: self.end_free(runs), ..Taken::default() })
+            }
+            Request::Keep { runs } => Answer::Done { count: self.end_free(runs) },
             Request::Release => {
                 self.give_back(None);
                 Answer::Done { count: 0 }
@@ -133,6 +146,33 @@ impl FakeShim {
                 Answer::Status(Status { state, generation: self.shared().generation() })
             }
         }
+    }
+
+    /// The guest has freed these pages of a block at that moment.
+    pub(super) fn free(&self, block: u32, pages: std::ops::Range<u32>, at_ms: u64) {
+        let shared = self.shared();
+        pages.for_each(|page| shared.set_state(block * BLOCK_PAGES + page, PageState::Freed));
+        shared.set_freed_at_ms(block, at_ms);
+    }
+
+    /// Pages that are freed.
+    pub(super) fn freed(&self) -> Vec<u32> {
+        let pages = u32::try_from(self.layout.bytes()).unwrap();
+        (0..pages).filter(|page| self.shared().state(*page) == PageState::Freed).collect()
+    }
+
+    fn end_free(&self, runs: &[Pages]) -> u32 {
+        let shared = self.shared();
+        let mut count = 0;
+        for page in runs.iter().flat_map(|run| run.page..run.page + run.pages) {
+            count += u32::from(shared.state(page) == PageState::Freed);
+            shared.set_state(page, PageState::Plain);
+            let block = page / BLOCK_PAGES;
+            if !self.freed().iter().any(|page| page / BLOCK_PAGES == block) {
+                shared.set_freed_at_ms(block, 0);
+            }
+        }
+        count
     }
 
     fn set(&self, granule: u32, state: PageState) {

@@ -16,11 +16,11 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use protocol::layout::{Counter, GiveBack, Layout, LayoutError, PageState, Shared};
+use protocol::layout::{BLOCK_PAGES, Counter, GiveBack, Layout, LayoutError, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
-    Answer, MAX_PACKET, Merge, Merged, Refusal, Region, Request, State, Status, Tracking, Trap,
-    VERSION, WireError,
+    Answer, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Status, Taken,
+    Tracking, Trap, VERSION, WireError,
 };
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
 /// Requests that may wait for their answers.
-const MOST_AWAITED: usize = 8;
+const MOST_AWAITED: usize = 16;
 
 /// Why there is no connection, or no more.
 #[derive(Debug, thiserror::Error)]
@@ -92,6 +92,9 @@ enum Awaited {
     Pool,
     Merged,
     Unshared,
+    HandingOver,
+    Taken,
+    Kept,
 }
 
 /// What has come from the shim.
@@ -119,6 +122,14 @@ pub(super) enum News {
     Unshared,
     /// It takes no pool, or merges or copies nothing now.
     NotMerged(Refusal),
+    /// What the guest frees is handed over from now on, or discarded.
+    HandingOver,
+    /// What became of pages that were to be taken.
+    Taken(Taken),
+    /// The pages named do not count as freed any more.
+    Kept,
+    /// It takes nothing now.
+    NotTaken(Refusal),
 }
 
 /// What the shim shares.
@@ -207,6 +218,21 @@ impl Link {
         self.ask(&Request::Unshare { page, pages }, Awaited::Unshared)
     }
 
+    /// Has what the guest frees handed over from now on, or discarded.
+    pub(super) fn hand_over(&mut self, lazily: bool) -> Result<(), LinkError> {
+        self.ask(&Request::HandOver { lazily }, Awaited::HandingOver)
+    }
+
+    /// Asks to take what is freed of these pages: at most `MAX_TAKE` runs.
+    pub(super) fn take(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
+        self.ask(&Request::Take { runs }, Awaited::Taken)
+    }
+
+    /// Says that the guest has these pages in use: at most `MAX_TAKE` runs.
+    pub(super) fn keep(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
+        self.ask(&Request::Keep { runs }, Awaited::Kept)
+    }
+
     /// Whether it still has something to answer.
     pub(super) fn is_busy(&self) -> bool {
         !self.awaited.is_empty()
@@ -254,6 +280,9 @@ impl Link {
             (Awaited::Pool | Awaited::Merged | Awaited::Unshared, Answer::Refused(refusal)) => {
                 Ok(News::NotMerged(refusal))
             }
+            (Awaited::Taken | Awaited::Kept, Answer::Refused(refusal)) => {
+                Ok(News::NotTaken(refusal))
+            }
             (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
             (Awaited::Welcome, Answer::Welcome { version, regions, state }) => {
                 if version != VERSION {
@@ -272,6 +301,9 @@ impl Link {
             (Awaited::Pool, Answer::Done { .. }) => Ok(News::PoolTaken),
             (Awaited::Merged, Answer::Merged(merged)) => Ok(News::Merged(merged)),
             (Awaited::Unshared, Answer::Done { .. }) => Ok(News::Unshared),
+            (Awaited::HandingOver, Answer::Done { .. }) => Ok(News::HandingOver),
+            (Awaited::Taken, Answer::Taken(taken)) => Ok(News::Taken(taken)),
+            (Awaited::Kept, Answer::Done { .. }) => Ok(News::Kept),
             (Awaited::Status, Answer::Status(Status { state, generation })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
@@ -332,6 +364,39 @@ impl Link {
     pub(super) fn merged_pages(&self) -> Result<u64, LinkError> {
         let Some(memory) = &self.memory else { return Ok(0) };
         Ok(shared(&memory.map, memory.layout)?.get(Counter::MergedPages))
+    }
+
+    /// The blocks of which something was handed over, the oldest first, with the moment in milliseconds.
+    pub(super) fn freed_blocks(&self) -> Result<Vec<(u64, u32)>, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(Vec::new()) };
+        let shared = shared(&memory.map, memory.layout)?;
+        let blocks = 0..memory.layout.blocks();
+        let mut freed: Vec<_> =
+            blocks.filter_map(|block| Some((shared.freed_at_ms(block)?, block))).collect();
+        freed.sort_unstable();
+        Ok(freed)
+    }
+
+    /// The runs of pages of a block that are freed.
+    pub(super) fn freed_in(&self, block: u32) -> Result<Vec<Pages>, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(Vec::new()) };
+        let shared = shared(&memory.map, memory.layout)?;
+        let mut runs: Vec<Pages> = Vec::new();
+        let first = block.saturating_mul(BLOCK_PAGES);
+        let is_freed = |page: &u32| shared.state(*page) == PageState::Freed;
+        for page in (first..first.saturating_add(BLOCK_PAGES)).filter(is_freed) {
+            match runs.last_mut() {
+                Some(last) if last.page + last.pages == page => last.pages += 1,
+                _ => runs.push(Pages { page, pages: 1 }),
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Pages that were handed over, again and again.
+    pub(super) fn handed_over(&self) -> Result<u64, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(0) };
+        Ok(shared(&memory.map, memory.layout)?.get(Counter::HandedOver))
     }
 
     /// The shim's counters.

@@ -24,6 +24,7 @@ use sys::meminfo::MemInfo;
 
 use super::clock::{moment, now_us, time};
 use super::cost::CostMeter;
+use super::freed::{Freed, FreedOrder};
 use super::granules::Granules;
 use super::link::{Link, LinkError, News};
 use super::mode::Settings;
@@ -63,11 +64,12 @@ pub(super) struct Linked {
     recalled: BTreeMap<u32, Instant>,
     /// Granules to be recalled, by number.
     to_recall: Vec<u32>,
+    freed: Freed,
 }
 
 impl Linked {
     /// Tracks what the shim has told of.
-    pub(super) fn new(link: Link, settings: &Settings) -> Result<Self, LinkError> {
+    pub(super) fn new(link: Link, pid: u32, settings: &Settings) -> Result<Self, LinkError> {
         // Without a word of the kernel's there is the larger bound.
         let host = MemInfo::read().map_or(Bytes(u64::MAX), |host| host.total);
         let granules = Granules::new(link.regions(), settings.granule_pages, host)?;
@@ -88,6 +90,7 @@ impl Linked {
             merged: VecDeque::new(),
             recalled: BTreeMap::new(),
             to_recall: Vec::new(),
+            freed: Freed::of(pid),
             link,
         })
     }
@@ -106,6 +109,16 @@ impl Linked {
     /// Traps that came too late.
     pub(super) fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// What is to become of what the guest frees.
+    pub(super) fn set_freed(&mut self, order: FreedOrder) {
+        self.freed.set_order(order);
+    }
+
+    /// What the guest has freed, and why nothing of it is taken.
+    pub(super) fn freed(&self) -> &Freed {
+        &self.freed
     }
 
     /// Whether everything is followed now.
@@ -148,6 +161,7 @@ impl Linked {
             self.strategy.observe(time(now), self.cost.trap_ns(), spent_ns);
         }
         self.keep_in_touch()?;
+        self.freed.step(&mut self.link)?;
         if self.is_on { self.revoke(time(now)) } else { Ok(()) }
     }
 
@@ -216,6 +230,9 @@ impl Linked {
             News::PoolTaken | News::Unshared => self.merged.push_back(Ok(Merged::default())),
             News::Merged(merged) => self.merged.push_back(Ok(merged)),
             News::NotMerged(refusal) => self.merged.push_back(Err(refusal)),
+            News::Taken(taken) => self.freed.taken(taken),
+            News::NotTaken(refusal) => self.freed.refused(&refusal),
+            News::HandingOver | News::Kept => {}
             News::Status(ShimState::On(_)) | News::Released => {}
             News::Status(ShimState::Off) if self.asked.is_none() => {}
             News::Status(ShimState::Off) => self.pause("the shim is off", state),

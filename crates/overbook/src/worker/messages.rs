@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, Dedup, PagesPerMs, Tracking, TrackingBudget, VmName};
+use model::{Bytes, Dedup, FreePages, PagesPerMs, Tracking, TrackingBudget, VmName};
 use serde::{Deserialize, Serialize};
+
+use super::freed::FreedOrder;
 
 /// From the daemon: what is to be done with the group's VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,6 +36,9 @@ pub struct Order {
     /// It leaves the group: what it shares is unshared.
     #[serde(default)]
     pub leaves: bool,
+    /// What is to become of what it frees.
+    #[serde(default)]
+    pub freed: FreedOrder,
 }
 
 /// From the worker, once in a second: what it knows.
@@ -61,4 +66,10 @@ pub struct VmReport {
     /// Why its pages are not being merged just now.
     #[serde(default)]
     pub why_not_merged: Option<String>,
+    /// What it has freed; absent: that is not handed over, or nothing is known yet.
+    #[serde(default)]
+    pub free_pages: Option<FreePages>,
+    /// Why nothing of it is taken just now, although it is to be.
+    #[serde(default)]
+    pub why_not_taken: Option<String>,
 }

@@ -21,6 +21,8 @@ use super::tracked::{STEP, State, Tracked};
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// How long identical pages are looked for before anything else has its turn.
 const SLICE: Duration = Duration::from_millis(5);
+/// How often a step is due while freed memory is taken: each asks for a few milliseconds' work.
+const TAKING_STEP: Duration = Duration::from_millis(2);
 /// No line of orders is longer: thousands of VMs.
 const MOST_LINE: usize = 4 << 20;
 
@@ -65,8 +67,8 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
         }
         let now = Instant::now();
         if now >= next_step {
-            next_step = now + STEP;
             members.step();
+            next_step = now + if members.are_taking() { TAKING_STEP } else { STEP };
         }
         idle = members.dedup(Instant::now() + SLICE);
         if now >= next_report {
@@ -164,6 +166,7 @@ impl Members {
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
             member.tracked.set_memory(order.memory);
+            member.tracked.set_freed(order.freed);
         }
         let merge = |rate| Task::Merge(Some(rate));
         self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
@@ -181,6 +184,11 @@ impl Members {
         for member in self.vms.values_mut() {
             member.tracked.step();
         }
+    }
+
+    /// Whether freed memory is being taken from one.
+    fn are_taking(&self) -> bool {
+        self.vms.values().any(|member| member.tracked.is_taking())
     }
 
     fn report(&self) -> Report {
@@ -201,6 +209,8 @@ impl Members {
                 },
                 why_not,
                 dedup,
+                free_pages: tracked.freed(),
+                why_not_taken: tracked.why_not_taken().map(str::to_owned),
             }
         };
         let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
@@ -210,12 +220,14 @@ impl Members {
 
 #[cfg(test)]
 mod tests {
+    use super::super::freed::FreedOrder;
     use super::*;
 
     fn order(pid: u32) -> Order {
         let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
         let budget = model::TrackingBudget::default();
-        Order { incarnation: 1, pid, swapped, memory, budget, leaves: false }
+        let freed = FreedOrder::default();
+        Order { incarnation: 1, pid, swapped, memory, budget, leaves: false, freed }
     }
 
     fn orders(names: &[&str]) -> Orders {

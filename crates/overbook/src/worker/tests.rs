@@ -202,3 +202,55 @@ fn an_address_that_belongs_to_somebody_else_is_not_talked_to() {
     let error = Tracked::connect(u32::MAX - 1, PROBES).unwrap_err();
     assert!(error.to_string().contains("without Overbook's shim"), "{error}");
 }
+
+#[test]
+fn of_what_is_freed_the_oldest_goes_until_as_much_is_left_as_is_to_be_kept() {
+    let mut shim = FakeShim::new(PAGES);
+    let now_ms = super::clock::now_us() / 1_000;
+    for (block, age_ms) in [(0, 10), (1, 3_000), (2, 2_000)] {
+        shim.free(block, 0..64, now_ms - age_ms);
+    }
+    // Its pages are not freed any more.
+    shim.free(3, 0..0, now_ms - 5_000);
+    let mut tracked = connect();
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: None });
+    until(&mut shim, &mut tracked, |_| {}, |shim, t| shim.hands_over && t.freed().is_some());
+    let freed = |tracked: &Tracked| tracked.freed().map(|free| free.freed);
+    until(&mut shim, &mut tracked, |_| {}, |_, t| freed(t) == Some(Bytes::kib(3 * 256)));
+    assert_eq!(shim.freed().len(), 3 * 64, "nothing is taken unasked");
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::kib(256)) });
+    until(&mut shim, &mut tracked, |_| {}, |_, t| freed(t) == Some(Bytes::kib(256)));
+    assert_eq!(shim.freed(), (0..64).collect::<Vec<_>>());
+    assert_eq!(tracked.freed().map(|free| free.taken), Some(Bytes::kib(512)));
+    assert_eq!(shim.shared().freed_at_ms(3), None);
+    tracked.set_freed(FreedOrder::default());
+    until(&mut shim, &mut tracked, |_| {}, |shim, _| !shim.hands_over);
+}
+
+#[test]
+fn what_was_freed_long_ago_is_taken_although_nobody_needs_it() {
+    let mut shim = FakeShim::new(PAGES);
+    let now_ms = super::clock::now_us() / 1_000;
+    shim.free(0, 0..64, 1);
+    shim.free(1, 0..64, now_ms);
+    let mut tracked = connect();
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: None });
+    until(&mut shim, &mut tracked, |_| {}, |shim, _| shim.freed().len() == 64);
+    assert_eq!(shim.freed()[0], 512);
+}
+
+#[test]
+fn a_shim_that_takes_nothing_now_is_left_alone_for_a_while() {
+    let mut shim = FakeShim::new(PAGES);
+    shim.lie = Box::new(|request| {
+        let refusal = Refusal::NotTaking { why: "QEMU migrates the VM".to_owned() };
+        let is_take = matches!(request, Request::Take { .. });
+        is_take.then(|| Answer::Refused(refusal).encode().unwrap())
+    });
+    shim.free(0, 0..64, 1);
+    let mut tracked = connect();
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::ZERO) });
+    until(&mut shim, &mut tracked, |_| {}, |_, t| t.why_not_taken().is_some());
+    assert_eq!(tracked.why_not_taken(), Some("not taking: QEMU migrates the VM"));
+    assert_eq!(*tracked.state(), State::Tracking, "the connection holds");
+}

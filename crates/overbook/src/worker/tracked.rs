@@ -12,12 +12,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{Bytes, Tracking};
+use model::{Bytes, FreePages, Tracking};
 use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
 
 use super::clock::own_cpu_ns;
+use super::freed::FreedOrder;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
@@ -58,6 +59,7 @@ pub struct Tracked {
     swapped: Bytes,
     /// What the guest may use, where that is not all its RAM.
     memory: Option<Bytes>,
+    freed: FreedOrder,
     state: State,
     phase: Phase,
     retry: Duration,
@@ -83,6 +85,7 @@ impl Tracked {
             settings,
             swapped: Bytes::ZERO,
             memory: None,
+            freed: FreedOrder::default(),
             state: State::Connecting,
             phase: Phase::Apart { next: Instant::now() },
             retry: FIRST_RETRY,
@@ -193,6 +196,31 @@ impl Tracked {
         self.memory = Some(memory);
     }
 
+    /// What is to become of what the guest frees.
+    pub fn set_freed(&mut self, order: FreedOrder) {
+        self.freed = order;
+        if let Phase::Linked(linked) = &mut self.phase {
+            linked.set_freed(order);
+        }
+    }
+
+    /// What the guest has freed; `None`: nothing is known of it.
+    #[must_use]
+    pub fn freed(&self) -> Option<FreePages> {
+        self.linked()?.freed().reading()
+    }
+
+    /// Whether the shim is just taking what is freed.
+    pub(super) fn is_taking(&self) -> bool {
+        self.linked().is_some_and(|linked| linked.freed().is_waiting())
+    }
+
+    /// Why nothing that is freed is taken just now, although it is to be.
+    #[must_use]
+    pub fn why_not_taken(&self) -> Option<&str> {
+        self.linked()?.freed().why_not()
+    }
+
     /// Has everything given back, and ends. The closing of the connection would do, too.
     pub fn release(mut self) {
         if let Phase::Linked(linked) = &mut self.phase {
@@ -236,7 +264,8 @@ impl Tracked {
         let Phase::Greeting(link) = std::mem::replace(&mut self.phase, apart) else {
             return Err(LinkError::Unexpected("it was not greeted"));
         };
-        self.phase = Phase::Linked(Box::new(Linked::new(*link, &self.settings)?));
+        self.phase = Phase::Linked(Box::new(Linked::new(*link, self.pid, &self.settings)?));
+        self.set_freed(self.freed);
         self.session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

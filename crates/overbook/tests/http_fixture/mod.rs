@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
-    Action, Bytes, Decision, Dedup, DedupSpec, GroupSpec, GuestStats, HostReading, HostView,
-    KsmReading, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs, Plan, Policy,
-    Reading, Reason, Scan, Spec, Time, Tracking, VmLimits, VmView, WorkerReading,
+    Action, Bytes, Decision, Dedup, DedupSpec, FreePages, GroupSpec, GuestStats, HostReading,
+    HostView, KsmReading, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs, Plan,
+    Policy, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits, VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -69,6 +69,7 @@ fn view() -> HostView {
     let tracked = VmView {
         tracking: Some(Reading::new(tracking(), NOW)),
         dedup: Some(Reading::new(dedup(), NOW)),
+        free_pages: Some(Reading::new(free_pages(), NOW)),
         ..vm(384, 192, 180)
     };
     let worker = WorkerReading {
@@ -129,6 +130,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         pid: None,
         tracking: None,
         dedup: None,
+        free_pages: None,
     }
 }
 
@@ -153,6 +155,18 @@ fn dedup() -> Dedup {
         broken: Bytes::mib(5),
         dropped: Bytes::mib(2),
         passes: 3,
+    }
+}
+
+/// 60 MiB that were freed and not taken, 10 of which it has back in use.
+fn free_pages() -> FreePages {
+    FreePages {
+        freed: Bytes::mib(60),
+        lazy: Bytes::mib(50),
+        handed_over: Bytes::mib(300),
+        taken: Bytes::mib(200),
+        dropped: Bytes::mib(15),
+        taken_back: Bytes::mib(25),
     }
 }
 
@@ -202,6 +216,8 @@ fn plan() -> Plan {
     };
     let reason = Reason::CpuIdle { busy_percent: 40 };
     let scan = Scan { rate: Some(PagesPerMs(25)), reason, payer: None };
+    let reason = Reason::FreedHostShort { left: mib(2_000), wanted: mib(3_072) };
+    let take = Take { keep: mib(20), reason };
     let loan = Loan { borrower: "web".into(), amount: mib(60), reason: lend };
     Plan {
         at: NOW,
@@ -209,6 +225,7 @@ fn plan() -> Plan {
         groups: BTreeMap::from([("web".into(), ledger)]),
         loans: BTreeMap::from([("shop".into(), loan)]),
         scans: BTreeMap::from([("web".into(), scan)]),
+        takes: BTreeMap::from([("web-1".into(), take)]),
         vms: BTreeMap::from([
             ("web-1".into(), member(mib(202), Some(change), vec![pressed])),
             ("web-2".into(), member(mib(128), None, vec![stuck])),

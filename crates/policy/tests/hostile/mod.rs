@@ -143,6 +143,7 @@ impl World {
             pid: None,
             tracking: None,
             dedup: None,
+            free_pages: None,
             limits: BTreeMap::new(),
             last_error: None,
         }

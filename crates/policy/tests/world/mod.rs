@@ -25,6 +25,10 @@ pub(crate) struct World {
     pub(crate) silent: Option<&'static str>,
     /// How busy the host's CPUs are.
     pub(crate) cpu_busy: Option<f32>,
+    /// What the host has available, of 1 TiB.
+    pub(crate) available: Bytes,
+    /// For how long its tasks wait for memory, in percent.
+    pub(crate) pressure: Option<f32>,
 }
 
 impl World {
@@ -46,7 +50,8 @@ impl World {
             vms: BTreeMap::new(),
         };
         let (view, memory) = (HostView::default(), Memory::default());
-        Self { now: Time(1_000_000), spec, view, memory, silent: None, cpu_busy: None }
+        let (silent, cpu_busy, available, pressure) = (None, None, Bytes(1 << 39), None);
+        Self { now: Time(1_000_000), spec, view, memory, silent, cpu_busy, available, pressure }
     }
 
     /// A calm guest with swap whose balloon stands at `actual` MiB, which it has all touched.
@@ -73,6 +78,7 @@ impl World {
             pid: None,
             tracking: None,
             dedup: None,
+            free_pages: None,
             limits: BTreeMap::new(),
             last_error: None,
         };
@@ -119,14 +125,16 @@ impl World {
         self.now = Time(self.now.0 + 1000);
         let host = HostReading {
             total: Bytes(1 << 40),
-            available: Bytes(1 << 39),
+            available: self.available,
             cpu_busy: self.cpu_busy,
+            psi_some_avg10: self.pressure,
             ..HostReading::default()
         };
         self.view.host = Some(Reading::new(host, self.now));
         for (name, vm) in self.view.vms.iter_mut().filter(|(_, vm)| vm.link == Link::Up) {
             vm.balloon.iter_mut().for_each(|reading| reading.at = self.now);
             vm.used.iter_mut().for_each(|reading| reading.at = self.now);
+            vm.free_pages.iter_mut().for_each(|reading| reading.at = self.now);
             let is_silent = self.silent == Some(name.as_str());
             vm.stats.iter_mut().filter(|_| !is_silent).for_each(|reading| reading.at = self.now);
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Merged, Status, VERSION};
+use crate::{Merged, Pages, Status, Taken, VERSION};
 
 const TRACKING: Tracking =
     Tracking { granule_pages: 32, hot_set: Some(64), sample: u32::MAX, max_traps_per_s: 500 };
@@ -21,6 +21,9 @@ fn requests() -> Vec<Request> {
         Request::Merge { runs: vec![LAST_RUN; MAX_MERGE] },
         Request::Merge { runs: vec![Merge { page: 0, pages: MAX_MERGE_PAGES, ..ZEROS }] },
         Request::Unshare { page: u32::MAX - MAX_UNSHARE, pages: MAX_UNSHARE },
+        Request::HandOver { lazily: true },
+        Request::Take { runs: vec![Pages { page: u32::MAX - 8, pages: 8 }; MAX_TAKE] },
+        Request::Keep { runs: vec![Pages { page: 0, pages: MAX_TAKE_PAGES }] },
     ]
 }
 
@@ -44,6 +47,7 @@ fn answers() -> Vec<Answer> {
         Answer::Status(Status { state: State::Suspended { why: "fuse".into() }, generation: 1 }),
         welcome(vec![]),
         Answer::Merged(Merged { shared: u32::MAX, no_room: 1, ..Merged::default() }),
+        Answer::Taken(Taken { taken: 1, gone: 2, kept: u32::MAX }),
     ]
 }
 
@@ -115,7 +119,7 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             }
             packet
         } else {
-            let first = random.u8(0..8);
+            let first = random.u8(0..12);
             std::iter::once(first).chain((0..random.usize(0..40)).map(|_| random.u8(..))).collect()
         };
         match Request::decode(&packet) {
@@ -123,7 +127,14 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             Ok(Request::Revoke { granules } | Request::Recall { granules }) => {
                 assert!((1..=MAX_REVOKE).contains(&granules.len()));
             }
-            Ok(Request::Merge { runs }) => assert_eq!(check_merge(&runs), Ok(())),
+            Ok(Request::Merge { runs }) => {
+                assert!(runs.iter().map(|run| run.pages).sum::<u32>() <= MAX_MERGE_PAGES);
+                assert!(runs.iter().all(|run| run.pages > 0));
+            }
+            Ok(Request::Take { runs } | Request::Keep { runs }) => {
+                assert!(runs.iter().map(|run| run.pages).sum::<u32>() <= MAX_TAKE_PAGES);
+                assert!(runs.iter().all(|run| run.pages > 0));
+            }
             _ => {}
         }
         if let Ok(Answer::Welcome { regions, .. }) = Answer::decode(&packet) {
@@ -226,4 +237,18 @@ fn a_pool_without_slots_or_with_too_many_is_refused() {
         let error = Request::decode(&packet).unwrap_err().to_string();
         assert_eq!(error, format!("slots: {slots}: 1 to 2^30"));
     }
+}
+
+#[test]
+fn pages_to_be_taken_are_few_and_end_before_the_numbers_do() {
+    let refused = |runs: Vec<(u32, u32)>| {
+        let runs = runs.into_iter().map(|(page, pages)| Pages { page, pages }).collect();
+        let packet = Request::Take { runs }.encode().unwrap();
+        Request::decode(&packet).unwrap_err().to_string()
+    };
+    assert_eq!(refused(vec![]), "runs: 0: 1 to 512 of them");
+    assert_eq!(refused(vec![(0, 1); MAX_TAKE + 1]), "runs: 513: 1 to 512 of them");
+    assert_eq!(refused(vec![(7, 0)]), "pages: 0: at least 1, and 4096 in all runs");
+    assert!(refused(vec![(0, 4096), (9, 1)]).starts_with("pages: 1: "));
+    assert!(refused(vec![(u32::MAX, 1)]).starts_with("page: 4294967295"));
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use protocol::layout::{Counter, Layout, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
-    Answer, Content, MAX_PACKET, Merge, Merged, Refusal, Region, Request, State, Tracking, Trap,
-    VERSION, address,
+    Answer, Content, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Taken,
+    Tracking, Trap, VERSION, address,
 };
 use sys::pool_file::{Page, PoolFile};
 use sys::remote_memory::RemoteMemory;
@@ -226,10 +226,32 @@ impl Worker {
         }
     }
 
+    /// Has what the guest frees handed over from now on, or discarded.
+    pub(crate) fn hand_over(&self, lazily: bool) {
+        assert_eq!(self.ask(&Request::HandOver { lazily }), Answer::Done { count: 0 });
+    }
+
+    /// Takes what is freed of these pages.
+    pub(crate) fn take(&self, page: u32, pages: u32) -> Taken {
+        match self.ask(&Request::Take { runs: vec![Pages { page, pages }] }) {
+            Answer::Taken(taken) => taken,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// How many of these pages are merged.
     pub(crate) fn merged(&self, pages: std::ops::Range<u32>) -> usize {
+        self.of_state(pages, PageState::Merged)
+    }
+
+    /// How many of these pages were freed, and neither discarded nor taken since.
+    pub(crate) fn freed(&self, pages: std::ops::Range<u32>) -> usize {
+        self.of_state(pages, PageState::Freed)
+    }
+
+    fn of_state(&self, pages: std::ops::Range<u32>, state: PageState) -> usize {
         let shared = self.shared();
-        pages.into_iter().filter(|&page| shared.state(page) == PageState::Merged).count()
+        pages.into_iter().filter(|&page| shared.state(page) == state).count()
     }
 
     /// Revokes granules; answers how many.

@@ -1,6 +1,6 @@
 //! What a VM's worker is told, what of it is shown, and what its guest may claim.
 
-use model::{Dedup, DedupSpec, GuestStats, Tracking};
+use model::{Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tracking};
 
 use super::*;
 use crate::fixture;
@@ -33,7 +33,8 @@ fn why(workers: &Workers, spec: &Spec, name: &str, vm: &VmView) -> String {
 
 fn report(dedup: Option<Dedup>) -> VmReport {
     let tracking = Some(Tracking::default());
-    VmReport { incarnation: 7, tracking, why_not: None, dedup, why_not_merged: None }
+    let (why_not, why_not_merged, free_pages, why_not_taken) = (None, None, None, None);
+    VmReport { incarnation: 7, tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken }
 }
 
 fn sharing() -> Dedup {
@@ -77,7 +78,35 @@ fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
     web(&mut spec).tracking = TrackingBudget::Off;
     let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
     assert_eq!(order.unwrap().1.budget, TrackingBudget::Off);
-    assert_eq!(limits.keys().collect::<Vec<_>>(), [&Mechanism::Tracking]);
+    let off = [&Mechanism::Tracking, &Mechanism::FreePages];
+    assert_eq!(limits.keys().collect::<Vec<_>>(), off);
+}
+
+#[test]
+fn a_vm_that_only_frees_is_told_what_becomes_of_that() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
+    web(&mut spec).free_pages = FreePagesSpec::Lazy;
+    let freed = |workers: &Workers| order(workers, &spec, &vm).unwrap().1.freed;
+    assert_eq!(freed(&workers), FreedOrder { is_lazy: true, keep: None });
+    let reason = model::Reason::FreedOverBudget { deficit: Bytes::mib(9) };
+    let take = Take { keep: Bytes::mib(7), reason };
+    workers.take(&[("web-1".into(), take)].into());
+    assert_eq!(freed(&workers), FreedOrder { is_lazy: true, keep: Some(Bytes::mib(7)) });
+    workers.take(&BTreeMap::new());
+    assert_eq!(freed(&workers).keep, None);
+}
+
+#[test]
+fn what_a_vm_has_freed_is_shown_and_does_not_count_as_used() {
+    let mut vm = world(|_| {}).2;
+    vm.used = Some(Reading::new(Bytes::mib(180), model::Time(0)));
+    let free = FreePages { freed: Bytes::mib(60), lazy: Bytes::mib(50), ..FreePages::default() };
+    let report = VmReport { free_pages: Some(free), ..report(None) };
+    show_report(&mut vm, &Reading::new(report, model::Time(0)));
+    assert_eq!(vm.used.unwrap().value, Bytes::mib(130));
+    assert_eq!(vm.free_pages.unwrap().value, free);
 }
 
 #[test]

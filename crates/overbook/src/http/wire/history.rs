@@ -33,6 +33,12 @@ pub struct HistoryRow {
     pub merged_bytes: Option<u64>,
     /// How fast identical pages of its group were looked for.
     pub scan_rate_pages_per_ms: Option<u32>,
+    /// What it had freed and the host had not taken.
+    #[serde(default)]
+    pub freed_bytes: Option<u64>,
+    /// What had been taken of what it freed since its group's worker met it.
+    #[serde(default)]
+    pub freed_taken_bytes: Option<u64>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
     /// For a decision: the mode at the time; only in `enforce` was it carried out.
@@ -56,6 +62,8 @@ impl From<history::HistoryRow> for HistoryRow {
                 saved,
                 merged,
                 scan_rate,
+                freed,
+                freed_taken,
             } => Self {
                 step_seconds: Some(step_s),
                 balloon_bytes: raw(balloon),
@@ -66,6 +74,8 @@ impl From<history::HistoryRow> for HistoryRow {
                 saved_bytes: raw(saved),
                 merged_bytes: raw(merged),
                 scan_rate_pages_per_ms: scan_rate.map(|PagesPerMs(rate)| rate),
+                freed_bytes: raw(freed),
+                freed_taken_bytes: raw(freed_taken),
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment
             },

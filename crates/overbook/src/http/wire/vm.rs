@@ -10,7 +10,9 @@ use model::{Decision, Link, Migration, Reason, VmName, VmView, plan::Change};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{DedupStatus, LastChange, TrackingStatus, Words, host::is_uncooperative, raw};
+use super::{
+    DedupStatus, FreePagesStatus, LastChange, TrackingStatus, Words, host::is_uncooperative, raw,
+};
 use crate::{explain, http::follow::Shown};
 
 /// What is known of a VM, and what was decided about it.
@@ -44,6 +46,9 @@ pub struct VmStatus {
     pub tracking: Option<TrackingStatus>,
     /// Host view: its part in its group's shared pages, where they are looked for.
     pub dedup: Option<DedupStatus>,
+    /// Host view: what it has freed, where that is handed over.
+    #[serde(default)]
+    pub free_pages: Option<FreePagesStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
     /// Guest view: not used for anything.
@@ -147,7 +152,7 @@ impl VmStatus {
     }
 
     fn build(shown: &Shown, name: &VmName, view: &VmView) -> Self {
-        let seen = Self::seen(shown, view);
+        let seen = Self::seen(shown, name, view);
         let decided = shown.published.plan.vms.get(name).map(Self::decided).unwrap_or_default();
         Self {
             name: name.to_string(),
@@ -165,7 +170,7 @@ impl VmStatus {
         }
     }
 
-    fn seen(shown: &Shown, view: &VmView) -> Self {
+    fn seen(shown: &Shown, name: &VmName, view: &VmView) -> Self {
         let stats = view.stats.map(|reading| reading.value).unwrap_or_default();
         let link_error = match &view.link {
             Link::Up => None,
@@ -184,6 +189,7 @@ impl VmStatus {
             used_bytes: raw(view.used.map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
+            free_pages: view.free_pages.as_ref().map(|r| FreePagesStatus::of(shown, name, r)),
             guest_total_bytes: raw(stats.total),
             guest_free_bytes: raw(stats.free),
             guest_available_bytes: raw(stats.available),

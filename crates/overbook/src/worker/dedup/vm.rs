@@ -398,6 +398,14 @@ impl Vm {
                     left.extend(self.book.gone(page));
                     *wanted = false;
                 }
+                // The guest has given it up, and may have taken it back: nobody knows until it is taken.
+                PageState::Freed => {
+                    if self.book.slot(page).is_some() {
+                        left.extend(self.book.gone(page));
+                    }
+                    self.book.absent(page);
+                    *wanted = false;
+                }
                 PageState::Staged | PageState::Unknown => *wanted = false,
             }
         }

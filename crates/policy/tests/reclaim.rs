@@ -1,0 +1,105 @@
+//! What is taken of what guests have freed: nothing while there is plenty, and never more than is needed.
+
+mod world;
+
+use model::{Bytes, FreePages, Plan, Policy, Reading, Reason};
+
+use world::World;
+
+/// Three VMs, each of which has freed 10 GiB.
+fn world() -> World {
+    let mut world = World::new(Policy::Demand, None);
+    for name in ["a", "b", "c"] {
+        world = world.vm(name, 128, 40);
+        free(&mut world, name, 10, 10);
+    }
+    world
+}
+
+/// `name` has freed so much, of which the kernel still has that much, in GiB.
+fn free(world: &mut World, name: &str, freed: u64, lazy: u64) {
+    let gib = |gib| Bytes::mib(gib << 10);
+    let before = world.see(name).free_pages.map_or(Bytes::ZERO, |free| free.value.handed_over);
+    let handed_over = before.plus(gib(freed));
+    let free =
+        FreePages { freed: gib(freed), lazy: gib(lazy), handed_over, ..FreePages::default() };
+    let now = world.now;
+    world.see(name).free_pages = Some(Reading::new(free, now));
+}
+
+/// What is taken from whom, in MiB.
+fn taken(plan: &Plan) -> Vec<(&str, u64)> {
+    let taken = |keep: Bytes| (10 << 10) - (keep.0 >> 20);
+    plan.takes.iter().map(|(name, take)| (name.as_str(), taken(take.keep))).collect()
+}
+
+#[test]
+fn nothing_is_taken_while_the_host_has_plenty_without_it() {
+    let mut world = world();
+    assert_eq!(taken(&world.seconds(5)), []);
+    // The reserve is 51.2 GiB, and half of it more is to be there.
+    world.available = Bytes::mib(107 << 10);
+    assert_eq!(taken(&world.second()), []);
+}
+
+#[test]
+fn as_much_is_taken_as_the_host_would_lack_from_whom_has_freed_nothing_for_the_longest_time() {
+    let mut world = world();
+    world.seconds(3);
+    free(&mut world, "a", 10, 10);
+    world.second();
+    free(&mut world, "b", 10, 10);
+    // Without the 30 GiB that are freed there are 60, and 76.8 are to be there.
+    world.available = Bytes::mib(90 << 10);
+    let plan = world.second();
+    assert_eq!(taken(&plan), [("a", 16 * 1024 + 820 - 10 * 1024), ("c", 10 << 10)]);
+    let words = plan.takes[&"c".into()].reason.to_string();
+    assert_eq!(
+        words,
+        "without what VMs have freed the host has 60 GiB left, less than 76.7 GiB: as much is taken, the oldest first"
+    );
+}
+
+#[test]
+fn who_has_taken_it_back_already_counts_as_what_the_kernel_says() {
+    let mut world = world();
+    for name in ["a", "b", "c"] {
+        free(&mut world, name, 10, 0);
+    }
+    world.available = Bytes::mib(78 << 10);
+    assert_eq!(taken(&world.second()), []);
+}
+
+#[test]
+fn a_group_over_its_budget_gives_all_that_it_has_freed() {
+    let mut world = world();
+    world.spec.groups.get_mut(&"g".into()).expect("the group").budget = Some(Bytes::mib(256));
+    let plan = world.second();
+    assert_eq!(taken(&plan), ["a", "b", "c"].map(|name| (name, 10 << 10)));
+    let deficit = Bytes::mib(128);
+    assert_eq!(plan.takes[&"a".into()].reason, Reason::FreedOverBudget { deficit });
+}
+
+#[test]
+fn a_host_whose_tasks_wait_for_memory_takes_a_part_each_second() {
+    let mut world = world();
+    world.pressure = Some(9.9);
+    assert_eq!(taken(&world.second()), []);
+    world.pressure = Some(25.0);
+    let plan = world.second();
+    // One percent of 1 TiB.
+    assert_eq!(taken(&plan).iter().map(|(_, mib)| mib).sum::<u64>(), 10486);
+    assert_eq!(plan.takes[&"a".into()].reason, Reason::FreedHostPressed { percent: 25 });
+}
+
+#[test]
+fn nothing_is_taken_on_stale_readings_nor_while_paused() {
+    let mut world = world();
+    world.available = Bytes::mib(60 << 10);
+    world.memory = policy::Memory::fresh(true);
+    assert_eq!(taken(&world.second()), []);
+    world.memory = policy::Memory::fresh(false);
+    world.see("a").link = model::Link::Down { since: world.now, why: "gone".into() };
+    let plan = world.seconds(15);
+    assert_eq!(taken(&plan).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["b", "c"]);
+}
