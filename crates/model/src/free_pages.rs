@@ -50,4 +50,7 @@ pub struct FreePages {
     pub dropped: Bytes,
     /// Found in use again when it was to be taken.
     pub taken_back: Bytes,
+    /// Taken, and touched by the guest since, as far as that was seen.
+    #[serde(default)]
+    pub refaulted: Bytes,
 }

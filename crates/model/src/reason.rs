@@ -58,8 +58,10 @@ pub enum Reason {
         /// How much over.
         deficit: Bytes,
     },
-    /// What VMs of a group have freed is taken, for it occupies more than its budget.
-    #[error("its group is {deficit} over its budget: what it has freed is taken")]
+    /// The host is short, and what VMs have freed is taken from this group first, for it occupies more than its budget.
+    #[error(
+        "the host needs memory, and its group is {deficit} over its budget: what it has freed is taken first"
+    )]
     FreedOverBudget {
         /// How much over.
         deficit: Bytes,

@@ -165,7 +165,9 @@ fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
 /// What it has freed, and what is taken of it.
 fn freed(free: &FreePages, take: Option<&Take>) -> String {
     let take = take.map(|take| format!("; all but {} is taken: {}", take.keep, take.reason));
-    let take = take.unwrap_or_else(|| "; it may have it back, for nobody needs it".to_owned());
+    let nobody =
+        || if free.lazy.is_zero() { "" } else { "; it may have it back, for nobody needs it" };
+    let take = take.unwrap_or_else(|| nobody().to_owned());
     format!("{}, of which the host can take {}{take}", free.freed, free.lazy)
 }
 

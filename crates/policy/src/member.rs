@@ -4,8 +4,8 @@
 //! leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
 
 use model::{
-    Bytes, Link, Migration, Reason, Time, VmLimits, VmName, VmView, reason::Pressure,
-    view::Mechanism,
+    Bytes, FreePages, Link, Migration, Reading, Reason, Time, VmLimits, VmName, VmView,
+    reason::Pressure, view::Mechanism,
 };
 
 use crate::{
@@ -30,8 +30,8 @@ pub(crate) struct Member {
     /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
-    /// What it has freed, and the host can take.
-    pub(crate) freed: Bytes,
+    /// What it has freed, as far as that can be taken from it.
+    pub(crate) free_pages: FreePages,
     /// `None`: its pages are not being merged.
     pub(crate) merging: Option<Merging>,
     /// Why its memory cannot be changed at all, up or down.
@@ -89,6 +89,9 @@ impl Member {
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         memory.note_freed(free.map(|reading| reading.value), now);
+        let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);
+        let mut free_pages = free.filter(can_give).map(|free| free.value).unwrap_or_default();
+        free_pages.lazy = free_pages.lazy.min(free_pages.freed);
         Self {
             name: name.clone(),
             limits,
@@ -98,7 +101,7 @@ impl Member {
             used: counted.map_or(actual.max(target), |reading| reading.value),
             is_guessed: counted.is_none() && is_new,
             guest,
-            freed: free.map_or(Bytes::ZERO, |reading| reading.value.freed),
+            free_pages,
             merging: memory.note_merging(view.dedup),
             blocked,
             avoided: avoided(&memory, actual, now),

@@ -174,8 +174,9 @@ impl VmMemory {
 
     /// Notes whether it has freed something since the last tick.
     pub(crate) fn note_freed(&mut self, free: Option<FreePages>, now: Time) {
-        let handed_over = free.map_or(Bytes::ZERO, |free| free.handed_over);
-        if std::mem::replace(&mut self.handed_over, handed_over) != handed_over {
+        let Some(free) = free else { return };
+        // It begins anew with each worker.
+        if std::mem::replace(&mut self.handed_over, free.handed_over) < free.handed_over {
             self.freed_at = now;
         }
     }

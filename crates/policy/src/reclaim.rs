@@ -1,11 +1,12 @@
 //! Freed memory: how much of it is taken, and from whom.
 //!
 //! **Problem.** What guests free stays with them as long as nobody needs it. When memory is short the kernel drops it, but it knows
-//! of no groups, and it begins to swap at the same time. **Rule** (Wan 2013 §3.3): while there is plenty nothing is taken. What the VMs
-//! of a group that is over its budget have freed goes first. When the host would be short without what has been freed, as much is
-//! taken as it would lack, from those first who have freed nothing for the longest time: they will be the last to want it back.
+//! of no groups, and it begins to swap at the same time. **Rule** (Wan 2013 §3.3): while there is plenty nothing is taken. When the host
+//! would be short without what has been freed, as much is taken as it would lack: from groups over their budget first, then from
+//! those first who have freed nothing for the longest time, for they will be the last to want it back.
 //!
-//! The grants of all groups come back when the host's reserve is touched ([`crate::headroom`]); this begins before.
+//! The grants of all groups come back when the host's reserve is touched ([`crate::headroom`]); this begins before. What has been
+//! freed is in no group's way: it does not count as used.
 
 use std::collections::BTreeMap;
 
@@ -20,35 +21,32 @@ pub(crate) fn decide(
     reserve: Option<Bytes>,
     now: Time,
 ) -> BTreeMap<VmName, Take> {
-    let mut takes = BTreeMap::new();
-    let mut others: Vec<&Member> = Vec::new();
-    let mut taken = Bytes::ZERO;
-    for group in groups.values() {
-        let deficit = group.ledger.deficit;
-        for member in group.members.iter().filter(|member| !member.freed.is_zero()) {
-            if deficit.is_zero() {
-                others.push(member);
-            } else {
-                let reason = Reason::FreedOverBudget { deficit };
-                takes.insert(member.name.clone(), Take { keep: Bytes::ZERO, reason });
-                taken = taken.plus(member.freed);
-            }
-        }
-    }
     let host = view.host.filter(|host| host.age(now) <= tuning::STALE_AFTER);
-    let Some(short) = host.and_then(|host| shortage(&host.value, view, reserve)) else {
-        return takes;
+    let Some(short) = host.and_then(|host| shortage(&host.value, groups, reserve)) else {
+        return BTreeMap::new();
     };
-    let mut needed = short.needed.minus(taken);
-    others.sort_by_key(|member| member.memory.freed_at);
-    for member in others {
-        let part = member.freed.min(needed);
-        if part.is_zero() {
+    let mut members: Vec<(Bytes, &Member)> = groups
+        .values()
+        .flat_map(|group| group.members.iter().map(|member| (group.ledger.deficit, member)))
+        .filter(|(_, member)| !member.free_pages.lazy.is_zero())
+        .collect();
+    members.sort_by_key(|(deficit, member)| (deficit.is_zero(), member.memory.freed_at));
+    let mut needed = short.needed;
+    let mut takes = BTreeMap::new();
+    for (deficit, member) in members {
+        if needed.is_zero() {
             break;
         }
-        needed = needed.minus(part);
-        let take = Take { keep: member.freed.minus(part), reason: short.reason.clone() };
-        takes.insert(member.name.clone(), take);
+        let lazy = member.free_pages.lazy;
+        // The rest of what it has freed it has back in use, or the kernel has dropped it.
+        let keep = if lazy <= needed { Bytes::ZERO } else { member.free_pages.freed.minus(needed) };
+        needed = needed.minus(lazy);
+        let reason = if deficit.is_zero() {
+            short.reason.clone()
+        } else {
+            Reason::FreedOverBudget { deficit }
+        };
+        takes.insert(member.name.clone(), Take { keep, reason });
     }
     takes
 }
@@ -59,9 +57,13 @@ struct Shortage {
     reason: Reason,
 }
 
-fn shortage(host: &HostReading, view: &HostView, reserve: Option<Bytes>) -> Option<Shortage> {
-    let lazy = |vm: &model::VmView| vm.free_pages.map_or(Bytes::ZERO, |free| free.value.lazy);
-    let freed: Bytes = view.vms.values().map(lazy).sum();
+fn shortage(
+    host: &HostReading,
+    groups: &BTreeMap<GroupName, Group<'_>>,
+    reserve: Option<Bytes>,
+) -> Option<Shortage> {
+    let members = groups.values().flat_map(|group| &group.members);
+    let freed: Bytes = members.map(|member| member.free_pages.lazy).sum();
     let left = host.available.minus(freed);
     let reserve = reserve.unwrap_or(host.total.percent(tuning::HOST_RESERVE_PERCENT));
     let wanted = reserve.percent(tuning::TAKE_FREED_PERCENT);

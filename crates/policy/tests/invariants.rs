@@ -219,6 +219,16 @@ fn loans_are_consented_and_covered(
 }
 
 /// Whether a guest that is believed has almost nothing available.
+/// Freed memory is taken only from those that have some, and only while the host is known to need it.
+fn takes_are_needed(view: &HostView, plan: &Plan, now: Time) -> TestCaseResult {
+    prop_assert!(plan.takes.is_empty() || !is_unknown(view, now), "unknown host");
+    for (name, take) in &plan.takes {
+        let free = view.vms[name].free_pages.map(|free| free.value).unwrap_or_default();
+        prop_assert!(take.keep < free.freed && !free.lazy.is_zero(), "{name}: {take:?}");
+    }
+    Ok(())
+}
+
 fn says_it_has_nothing_left(plan: &Plan, name: &VmName, vm: &VmView) -> bool {
     use Reason::{CountersWentBack, ImplausibleStats, NoStats, StaleStats};
     let is_doubt = |reason: &Reason| {
@@ -275,6 +285,7 @@ proptest! {
             let plan = tick(&view, &spec, &mut memory, world.now);
             prop_assert!(plan.vms.keys().eq(view.vms.keys()), "a VM without a decision");
             holds(&view, &spec, &plan, &onlooker, world.now)?;
+            takes_are_needed(&view, &plan, world.now)?;
             onlooker.note(&plan);
             if frame.is_applied {
                 world.apply(&plan);

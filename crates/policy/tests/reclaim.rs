@@ -71,13 +71,26 @@ fn who_has_taken_it_back_already_counts_as_what_the_kernel_says() {
 }
 
 #[test]
-fn a_group_over_its_budget_gives_all_that_it_has_freed() {
+fn when_the_host_is_short_a_group_over_its_budget_gives_first() {
     let mut world = world();
     world.spec.groups.get_mut(&"g".into()).expect("the group").budget = Some(Bytes::mib(256));
+    assert_eq!(taken(&world.second()), [], "nobody needs it");
+    // 16.8 of the 76.8 GiB that are to be there are lacking.
+    world.available = Bytes::mib(90 << 10);
     let plan = world.second();
-    assert_eq!(taken(&plan), ["a", "b", "c"].map(|name| (name, 10 << 10)));
+    assert_eq!(taken(&plan), [("a", 10 << 10), ("b", 16 * 1024 + 820 - 10 * 1024)]);
     let deficit = Bytes::mib(128);
     assert_eq!(plan.takes[&"a".into()].reason, Reason::FreedOverBudget { deficit });
+}
+
+#[test]
+fn who_cannot_give_does_not_stand_in_for_those_who_can() {
+    let mut world = world();
+    let why = "Overbook is not to take it".to_owned();
+    world.see("a").limits.insert(model::view::Mechanism::FreePages, why);
+    world.available = Bytes::mib(80 << 10);
+    // What it has freed is not counted upon either: without the rest there are 60 GiB.
+    assert_eq!(taken(&world.second()), [("b", 10 << 10), ("c", 6 * 1024 + 820)]);
 }
 
 #[test]

@@ -157,6 +157,11 @@ impl Channel {
         self.shared.add(Counter::HandedOver, handed_over);
     }
 
+    /// Whether a page of `range` has this state.
+    pub(crate) fn has(&self, range: Range, state: PageState) -> bool {
+        self.pages(range).any(|(_, page)| self.shared.state(page) == state)
+    }
+
     /// What of `range` was freed is not any more.
     pub(crate) fn count_as_plain(&self, range: Range) {
         for (_, page) in self.pages(range) {

@@ -22,12 +22,14 @@ use std::ffi::c_int;
 
 use protocol::layout::{BLOCK_PAGES, PageState};
 use protocol::{Pages, Refusal, Taken};
-use sys::memory_map::{Advice, PAGE_BYTES, Pagemap, Range, advise};
+use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, advise};
 
-use crate::engine::{Engine, lock};
+use crate::channel::Channel;
+use crate::engine::{Engine, close_window, lock, userfaultfd};
 use crate::interpose::keep_errno;
+use crate::merge;
 use crate::ram::end;
-use crate::{merge, tracker};
+use crate::tracker::{self, Tracker};
 
 impl Engine {
     /// Whether memory that the guest frees can be handed over now, and is to be.
@@ -44,6 +46,8 @@ impl Engine {
         call: impl Fn(Range, bool) -> c_int,
     ) -> c_int {
         let fresh = self.discard_merged(range);
+        // Before anything is handed over: what is moved counts as written.
+        keep_errno(|| self.join_after_discard(&fresh));
         let is_handed_over = lazily && call(range, true) == 0;
         let result = if is_handed_over { 0 } else { call(range, false) };
         keep_errno(|| {
@@ -59,7 +63,6 @@ impl Engine {
                     channel.count_as_plain(range);
                 }
             }
-            self.join_after_discard(&fresh);
         });
         result
     }
@@ -97,24 +100,50 @@ impl Engine {
         let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables"))?;
         let mut taken = Taken::default();
         for part in channel.parts(of.page, of.pages, PageState::Freed) {
-            taken += take_part(pagemap, part.range)?;
+            let of_part = take_part(pagemap, part.range)?;
+            taken += of_part;
             channel.count_as_plain(part.range);
+            if of_part.kept == 0 && is_huge(part.range) {
+                self.drop_page_table(channel, pagemap, part.range);
+            }
         }
         channel.forget_empty_block(of.page / BLOCK_PAGES);
         Ok(taken)
+    }
+
+    /// The kernel splits a huge page before it drops it, and where a page table is left there will be small pages for good. A
+    /// discard drops it (Linux 6.14). Nobody can fill the block meanwhile: who touches it is served after this turn.
+    fn drop_page_table(&self, channel: &Channel, pagemap: &Pagemap, block: Range) {
+        let Ok(uffd) = userfaultfd() else { return };
+        if self.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
+            return;
+        }
+        let Ok(window) = self.open_window(uffd, channel, &[block], 0) else { return };
+        if pagemap.populated(block) == Ok(0) {
+            // SAFETY: nothing is there, and nothing can come.
+            let _ = unsafe { advise(block, Advice::LinuxDontNeed) };
+        }
+        // SAFETY: nothing was moved.
+        unsafe { close_window(uffd, channel, window) };
     }
 }
 
 /// Has the kernel drop what is freed of these runs, as long as that is wanted; answers what became of it.
 pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken, Refusal> {
-    let mut all = Taken::default();
+    let mut all = None;
     for turn in runs.iter().flat_map(|run| blocks(*run)) {
         if !is_wanted() {
             break;
         }
-        all += lock().take_turn(turn)?;
+        let taken = lock().take_turn(turn);
+        match (taken, &mut all) {
+            (Ok(taken), all) => *all.get_or_insert_default() += taken,
+            (Err(refusal), None) => return Err(refusal),
+            // What was taken is taken.
+            (Err(_), Some(_)) => break,
+        }
     }
-    Ok(all)
+    Ok(all.unwrap_or_default())
 }
 
 /// What is freed of these runs is plain again; answers how many pages.
@@ -140,6 +169,10 @@ fn blocks(run: Pages) -> impl Iterator<Item = Pages> {
         page = border;
         (part.pages > 0).then_some(part)
     })
+}
+
+fn is_huge(range: Range) -> bool {
+    range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES)
 }
 
 fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {

@@ -197,6 +197,10 @@ impl Tracker {
             taken.kept += of_part.kept;
             pages += u64::from(part.pages);
         }
+        if pages == 0 {
+            // All of it is merged or freed: to see it again is not to be had, nor to be tried for ever.
+            return false;
+        }
         shared.add(Counter::MovedOut, taken.moved);
         shared.add(Counter::Pinned, taken.kept);
         // The page tables have the last word: what was thought to be at home and is not would be lost.
@@ -386,14 +390,25 @@ impl Tracker {
     fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
         // SAFETY: what belongs into the granule has just been moved back, or never left; the page is not merged.
         let was_hole = unsafe { moves::fill_hole(self.uffd, page) };
-        if was_hole {
-            take_back(shared, granule.numbers());
-        }
         for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
             // SAFETY: as above.
             unsafe { moves::fill_holes(self.uffd, part.guest) };
         }
+        for part in granule.parts(shared, PageState::Freed).filter(|_| was_hole) {
+            self.take_back_holes(shared, part, page);
+        }
         was_hole
+    }
+
+    /// What the kernel has dropped of these freed pages is filled, and freed no more, like the one just `filled`.
+    fn take_back_holes(&self, shared: Shared<'_>, freed: Granule, filled: Range) {
+        for (i, number) in (0..).zip(freed.numbers()) {
+            let page = Range { start: freed.guest.start + i * PAGE_BYTES, len: PAGE_BYTES };
+            // SAFETY: what was there the guest has given up, or it is there still.
+            if page == filled || unsafe { moves::fill_hole(self.uffd, page) } {
+                shared.set_state(number, PageState::Plain);
+            }
+        }
     }
 
     /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the block.
@@ -408,16 +423,10 @@ impl Tracker {
         }
         let nursery = self.nursery.as_mut()?;
         nursery.put(self.uffd, self.pagemap, block).then(|| {
-            take_back(shared, pages);
+            // What was freed of it the guest has in use again.
+            pages.for_each(|page| shared.set_state(page, PageState::Plain));
             block
         })
-    }
-}
-
-/// The guest has these pages in use again, as far as they were freed.
-fn take_back(shared: Shared<'_>, pages: std::ops::Range<u32>) {
-    for page in pages.filter(|&page| shared.state(page) == PageState::Freed) {
-        shared.set_state(page, PageState::Plain);
     }
 }
 

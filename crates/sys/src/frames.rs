@@ -76,32 +76,39 @@ pub fn zeros(frames: impl IntoIterator<Item = u64>) -> io::Result<BTreeSet<u64>>
 #[derive(Debug)]
 pub struct Frames {
     pagemap: File,
-    flags: File,
+    /// Not before something is there to be asked about: the kernel shows it to root only.
+    flags: Option<File>,
 }
 
 impl Frames {
     /// Those of a process.
     ///
     /// # Errors
-    /// When the process is gone or may not be looked into, or the kernel does not show flags (to root only).
+    /// When the process is gone or may not be looked into.
     pub fn of(pid: u32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Self { pagemap, flags: File::open("/proc/kpageflags")? })
+        Ok(Self { pagemap, flags: None })
+    }
+
+    /// For each page of `range`, at most 512 of them: whether it is there, in memory or swapped out.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn present(&self, range: Range) -> io::Result<Vec<bool>> {
+        let mut bytes = [0; MOST_PAGES * 8];
+        let is_there = |entry: u64| entry & (IS_PRESENT | IS_SWAPPED) != 0;
+        Ok(self.entries(range, &mut bytes)?.map(is_there).collect())
     }
 
     /// For each page of `range`, at most 512 of them: whether the process has it in use, so that to page it out would be to
     /// swap it. What is not there, or was lazily freed and has not been looked at since, is not.
     ///
     /// # Errors
-    /// When the process is gone, or the kernel does not show frames.
-    pub fn in_use(&self, range: Range) -> io::Result<Vec<bool>> {
+    /// When the process is gone, or the kernel does not show frames, or their flags.
+    pub fn in_use(&mut self, range: Range) -> io::Result<Vec<bool>> {
         let mut bytes = [0; MOST_PAGES * 8];
-        let pages = usize::try_from(range.len / PAGE_BYTES).unwrap_or(MOST_PAGES).min(MOST_PAGES);
-        let bytes = &mut bytes[..pages * 8];
-        self.pagemap.read_exact_at(bytes, range.start / PAGE_BYTES * ENTRY_BYTES)?;
-        let entries = bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry));
         let mut larger = Larger::default();
-        entries
+        self.entries(range, &mut bytes)?
             .map(|entry| match entry & FRAME {
                 _ if entry & IS_SWAPPED != 0 => Ok(true),
                 _ if entry & IS_PRESENT == 0 => Ok(false),
@@ -111,20 +118,36 @@ impl Frames {
             .collect()
     }
 
+    fn entries<'a>(
+        &self,
+        range: Range,
+        bytes: &'a mut [u8; MOST_PAGES * 8],
+    ) -> io::Result<impl Iterator<Item = u64> + use<'a>> {
+        let pages = usize::try_from(range.len / PAGE_BYTES).unwrap_or(MOST_PAGES).min(MOST_PAGES);
+        let bytes = &mut bytes[..pages * 8];
+        self.pagemap.read_exact_at(bytes, range.start / PAGE_BYTES * ENTRY_BYTES)?;
+        Ok(bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)))
+    }
+
     /// A frame's flags, or those of the larger page that it belongs to.
-    fn flags(&self, frame: u64, larger: &mut Larger) -> io::Result<u64> {
+    fn flags(&mut self, frame: u64, larger: &mut Larger) -> io::Result<u64> {
         if larger.frames.contains(&frame) {
             return Ok(larger.of(frame));
         }
+        let file = match self.flags.take() {
+            Some(file) => file,
+            None => File::open("/proc/kpageflags")?,
+        };
+        let file = self.flags.insert(file);
         let mut entry = [0; 8];
-        self.flags.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
+        file.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
         let flags = u64::from_ne_bytes(entry);
         if flags & IS_TAIL == 0 && flags & IS_HEAD == 0 {
             return Ok(flags);
         }
         let first = frame / MOST_FRAMES * MOST_FRAMES;
         let mut bytes = [0; MOST_PAGES * 8];
-        self.flags.read_exact_at(&mut bytes, first * ENTRY_BYTES)?;
+        file.read_exact_at(&mut bytes, first * ENTRY_BYTES)?;
         larger.flags = bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect();
         larger.frames = first..first + MOST_FRAMES;
         Ok(larger.of(frame))

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     client::path_of,
-    http::wire::{GroupDedup, GroupStatus, WorkerStatus},
+    http::wire::{GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
 };
 
 const COLUMNS: [Column; 9] = [
@@ -62,7 +62,8 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
         .iter()
         .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
     let dedup = groups.iter().map(|group| dedup(&group.name, &group.dedup));
-    let below: String = loans(groups).chain(workers).chain(dedup).collect();
+    let freed = groups.iter().filter_map(|group| freed(&group.name, group.free_pages));
+    let below: String = loans(groups).chain(workers).chain(dedup).chain(freed).collect();
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
 }
 
@@ -81,6 +82,22 @@ fn dedup(group: &str, dedup: &GroupDedup) -> String {
     let ksm = dedup.ksm.as_ref();
     let ksm = ksm.map(|ksm| format!("VMs of {group} without the shim: {}\n", ksm.words()));
     pool(group, dedup).into_iter().chain(ksm).collect()
+}
+
+/// What its VMs have freed; nothing where that was never handed over.
+fn freed(group: &str, free: GroupFreePages) -> Option<String> {
+    let [lazy, handed_over, taken, refaulted] = [
+        free.lazy_bytes,
+        free.handed_over_bytes_total,
+        free.taken_bytes_total,
+        free.refaulted_bytes_total,
+    ]
+    .map(Bytes);
+    (!handed_over.is_zero()).then(|| {
+        format!(
+            "freed memory of {group}: the host can take {lazy}; {handed_over} was freed, {taken} taken, of which VMs touched {refaulted} again\n"
+        )
+    })
 }
 
 /// The pool; nothing where no pages are shared nor are to be.

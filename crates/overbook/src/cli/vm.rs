@@ -175,10 +175,11 @@ fn freed(free: &FreePagesStatus) -> String {
 
 fn taken(free: &FreePagesStatus) -> String {
     format!(
-        "{} handed over, {} taken, {} dropped by the kernel, {} in use again; {} before the tick",
+        "{} handed over, {} taken, {} dropped by the kernel, {} touched since, {} in use again; {} before the tick",
         Bytes(free.handed_over_bytes_total),
         Bytes(free.taken_bytes_total),
         Bytes(free.dropped_bytes_total),
+        Bytes(free.refaulted_bytes_total),
         Bytes(free.taken_back_bytes_total),
         Millis(free.age_ms),
     )

@@ -275,7 +275,9 @@ impl Snapshot {
         let help = "Freed memory that the kernel had dropped itself.";
         page.counters("vm_free_pages_dropped", help, bytes(), column(|f| f.dropped))?;
         let help = "Freed memory that was found in use again when it was to be taken.";
-        page.counters("vm_free_pages_taken_back", help, bytes(), column(|f| f.taken_back))
+        page.counters("vm_free_pages_taken_back", help, bytes(), column(|f| f.taken_back))?;
+        let help = "Freed memory that was taken and that the guest has touched since.";
+        page.counters("vm_free_pages_refaulted", help, bytes(), column(|f| f.refaulted))
     }
 
     fn dedup(&self, page: &mut Page<'_>) -> fmt::Result {

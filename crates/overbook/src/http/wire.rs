@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
-pub use free_pages::FreePagesStatus;
+pub use free_pages::{FreePagesStatus, GroupFreePages};
 pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;

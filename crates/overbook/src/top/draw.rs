@@ -88,6 +88,9 @@ fn group(group: &GroupStatus) -> Line<'_> {
     if group.dedup.saved_bytes > 0 {
         spans.push(format!(", sharing saves {}", Bytes(group.dedup.saved_bytes)).into());
     }
+    if group.free_pages.lazy_bytes > 0 {
+        spans.push(format!(", freed {}", Bytes(group.free_pages.lazy_bytes)).into());
+    }
     if group.deficit_bytes > 0 {
         spans.push(format!(", OVER by {}", Bytes(group.deficit_bytes)).red());
     }

@@ -8,10 +8,14 @@
 //! than the orders say.
 //!
 //! **Settling.** Nobody hears of it when a guest takes a page back, and until it is looked at it is neither tracked nor merged. So
-//! what was handed over long ago is taken in any case, slowly: whoever has not wanted it back for that long does not miss it.
+//! what was handed over long ago is taken in any case, slowly (16 MB a second): whoever has not wanted it back for that long does not miss it.
 //!
 //! Source: Wan 2013 (IMR) §3.3, §4.
 
+mod refaults;
+
+use std::collections::VecDeque;
+use std::io;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, FreePages};
@@ -26,13 +30,16 @@ use sys::memory_of;
 use super::clock::now_us;
 use super::granules::PAGE;
 use super::link::{Link, LinkError};
+use refaults::Refaults;
 
 /// What is freed this long ago is taken in any case.
 const SETTLED: Duration = Duration::from_secs(600);
-/// How often it is counted what is freed, and some of what is that old is taken: 16 MB at most.
+/// How often it is looked at what is freed, at most …
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// Counting takes this part of a CPU at most: one in 1000.
-const COUNTING_SHARE: u32 = 1000;
+/// … and neither the page states nor the kernel's page tables are walked for more than this part of a CPU: one in 200.
+const COUNTING_SHARE: u32 = 200;
+/// What the kernel counted longer ago is not believed any more: the guest may have all of it in use.
+const LAZY_STALE: Duration = Duration::from_secs(30);
 /// So many blocks fit into a request.
 const BLOCKS_AT_ONCE: usize = (MAX_TAKE_PAGES / BLOCK_PAGES) as usize;
 /// After the shim has refused.
@@ -55,22 +62,44 @@ pub(super) struct Freed {
     /// What the shim was last told.
     told: bool,
     frames: Option<Frames>,
-    is_waiting: bool,
+    /// Each request that has still to be answered.
+    awaited: VecDeque<Awaited>,
+    refaults: Refaults,
     rests: Option<Instant>,
+    /// When the page states are walked next.
     count_due: Instant,
-    /// Pages that were freed when they were last counted, less what has been looked at since.
+    /// The blocks of which something was freed, the oldest first, but those that were looked at since.
+    blocks: VecDeque<(u64, u32)>,
+    /// Pages that were freed when they were last counted, less what was taken since.
     pages: u64,
     handed_over: u64,
     /// What had been when the shim was first asked.
     handed_over_before: Option<u64>,
-    /// What the kernel counts, and when it is asked again.
-    lazy: (Bytes, Instant),
-    counts: Taken64,
+    lazy: Lazy,
+    counts: Counts,
     why_not: Option<String>,
 }
 
+/// What the host can take, by the kernel's count less what was taken since.
+#[derive(Clone, Copy, Debug)]
+struct Lazy {
+    bytes: Bytes,
+    counted: Instant,
+    due: Instant,
+}
+
+/// A request that the shim has still to answer.
+#[derive(Debug)]
+struct Awaited {
+    /// Of how many pages.
+    pages: u64,
+    /// What is to be taken.
+    runs: Vec<Pages>,
+}
+
+/// What became of pages that were asked for.
 #[derive(Clone, Copy, Debug, Default)]
-struct Taken64 {
+struct Counts {
     taken: u64,
     gone: u64,
     kept: u64,
@@ -78,19 +107,22 @@ struct Taken64 {
 
 impl Freed {
     pub(super) fn of(pid: u32) -> Self {
+        let now = Instant::now();
         Self {
             pid,
             order: FreedOrder::default(),
             told: false,
             frames: None,
-            is_waiting: false,
+            awaited: VecDeque::new(),
+            refaults: Refaults::default(),
             rests: None,
-            count_due: Instant::now(),
+            count_due: now,
+            blocks: VecDeque::new(),
             pages: 0,
             handed_over: 0,
             handed_over_before: None,
-            lazy: (Bytes::ZERO, Instant::now()),
-            counts: Taken64::default(),
+            lazy: Lazy { bytes: Bytes::ZERO, counted: now, due: now },
+            counts: Counts::default(),
             why_not: None,
         }
     }
@@ -101,14 +133,17 @@ impl Freed {
 
     /// What is known; `None`: it is not to be handed over, and never was.
     pub(super) fn reading(&self) -> Option<FreePages> {
-        let bytes = |pages: u64| Bytes(pages * PAGE);
+        let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE));
+        let is_known = self.lazy.counted.elapsed() <= LAZY_STALE;
+        let lazy = if is_known { self.lazy.bytes } else { Bytes::ZERO };
         (self.order.is_lazy || self.handed_over > 0).then(|| FreePages {
             freed: bytes(self.pages),
-            lazy: self.lazy.0.min(bytes(self.pages)),
+            lazy: lazy.min(bytes(self.pages)),
             handed_over: bytes(self.handed_over),
             taken: bytes(self.counts.taken),
             dropped: bytes(self.counts.gone),
             taken_back: bytes(self.counts.kept),
+            refaulted: bytes(self.refaults.pages),
         })
     }
 
@@ -119,7 +154,7 @@ impl Freed {
 
     /// Whether the shim has still to answer.
     pub(super) fn is_waiting(&self) -> bool {
-        self.is_waiting
+        !self.awaited.is_empty()
     }
 
     /// Asks for what is due.
@@ -129,62 +164,86 @@ impl Freed {
             link.hand_over(self.told)?;
         }
         let now = Instant::now();
-        let is_counted = now >= self.count_due;
-        if is_counted {
-            self.count_due = now + COUNT_EVERY;
-            self.count(link)?;
-        }
-        let beyond =
-            self.pages.saturating_sub(self.order.keep.map_or(u64::MAX, |keep| keep.0 / PAGE));
-        let is_due = is_counted || beyond > 0;
-        if self.is_waiting || !is_due || self.rests.is_some_and(|until| now < until) {
+        if self.is_waiting() {
             return Ok(());
         }
-        let (runs, back) = self.choose(link, beyond)?;
+        let is_counted = now >= self.count_due;
+        if is_counted {
+            self.count(link)?;
+            self.count_lazy();
+            // What cannot be seen is not counted.
+            let at = |block| block_range(link, block * BLOCK_PAGES);
+            let _ = self.frames().and_then(|(frames, refaults)| refaults.look(frames, at));
+        }
+        if self.rests.is_some_and(|until| now < until) {
+            return Ok(());
+        }
+        let keep = self.order.keep.map_or(u64::MAX, |keep| keep.0 / PAGE);
+        let beyond = self.pages.saturating_sub(keep);
+        let settled_by_ms = if is_counted { settled_by_ms(now_us() / 1_000) } else { 0 };
+        let (runs, back) = self.choose(link, beyond, settled_by_ms)?;
         if !back.is_empty() {
+            self.awaited.push_back(Awaited { pages: page_count(&back), runs: Vec::new() });
             link.keep(back)?;
         }
         if !runs.is_empty() {
-            self.is_waiting = true;
+            self.awaited.push_back(Awaited { pages: page_count(&runs), runs: runs.clone() });
             link.take(runs)?;
         }
         Ok(())
     }
 
     fn count(&mut self, link: &Link) -> Result<(), LinkError> {
+        let began = Instant::now();
         let handed_over = link.handed_over()?;
         self.handed_over =
             handed_over.saturating_sub(*self.handed_over_before.get_or_insert(handed_over));
+        self.blocks = link.freed_blocks()?.into();
         self.pages = 0;
-        for (_, block) in link.freed_blocks()? {
-            self.pages += page_count(&link.freed_in(block)?);
+        for (_, block) in &self.blocks {
+            self.pages += page_count(&link.freed_in(*block)?);
         }
-        let now = Instant::now();
-        if self.pages == 0 {
-            self.lazy = (Bytes::ZERO, now);
-        } else if now >= self.lazy.1 {
-            // Of a process that has ended nothing can be taken.
-            let lazy = memory_of::lazily_free(self.pid).unwrap_or_default();
-            self.lazy = (lazy, Instant::now() + now.elapsed() * COUNTING_SHARE);
-        }
+        self.count_due = Instant::now() + COUNT_EVERY.max(began.elapsed() * COUNTING_SHARE);
         Ok(())
     }
 
-    /// The runs to be taken next, and those that are in use again, when so many pages are to be taken.
-    fn choose(&mut self, link: &Link, beyond: u64) -> Result<(Vec<Pages>, Vec<Pages>), LinkError> {
-        let now_ms = now_us() / 1_000;
-        let settled_ms = u64::try_from(SETTLED.as_millis()).unwrap_or(u64::MAX);
+    fn count_lazy(&mut self) {
+        let began = Instant::now();
+        if self.pages > 0 && began < self.lazy.due {
+            return;
+        }
+        // Of a process that has ended nothing can be taken.
+        let is_any = self.pages > 0;
+        let count = || memory_of::lazily_free(self.pid).unwrap_or_default();
+        let bytes = if is_any { count() } else { Bytes::ZERO };
+        let counted = Instant::now();
+        let pause = (counted - began) * COUNTING_SHARE;
+        self.lazy = Lazy { bytes, counted, due: counted + pause };
+    }
+
+    /// The runs to be taken next, and those that are in use again, when so many pages are to be taken, and what was freed
+    /// before this moment in any case.
+    fn choose(
+        &mut self,
+        link: &Link,
+        beyond: u64,
+        settled_by_ms: u64,
+    ) -> Result<(Vec<Pages>, Vec<Pages>), LinkError> {
         let (mut seen, mut runs, mut back) = (0, Vec::new(), Vec::new());
-        for (at_ms, block) in link.freed_blocks()?.into_iter().take(BLOCKS_AT_ONCE) {
-            if seen >= beyond && now_ms.saturating_sub(at_ms) <= settled_ms {
+        self.why_not = None;
+        for _ in 0..BLOCKS_AT_ONCE {
+            let Some(&(at_ms, block)) = self.blocks.front() else { break };
+            if seen >= beyond && at_ms >= settled_by_ms {
                 break;
             }
             let of_block = link.freed_in(block)?;
-            seen += page_count(&of_block);
+            let pages = page_count(&of_block);
             let Some((free, used)) = self.split(link, block, of_block) else { break };
             if runs.len() + free.len() > MAX_TAKE || back.len() + used.len() >= MAX_TAKE {
                 break;
             }
+            self.blocks.pop_front();
+            seen += pages;
             if free.is_empty() && used.is_empty() {
                 // All of it was discarded, or found missing: the shim forgets when it was freed.
                 back.push(Pages { page: block * BLOCK_PAGES, pages: 1 });
@@ -204,7 +263,7 @@ impl Freed {
     ) -> Option<(Vec<Pages>, Vec<Pages>)> {
         let first = block * BLOCK_PAGES;
         let Some(range) = block_range(link, first) else { return Some((Vec::new(), runs)) };
-        let in_use = self.in_use(range);
+        let in_use = self.frames().and_then(|(frames, _)| frames.in_use(range));
         self.why_not = in_use.as_ref().err().map(ToString::to_string);
         let in_use = match in_use {
             Ok(in_use) => in_use,
@@ -223,26 +282,44 @@ impl Freed {
         Some((free, used))
     }
 
-    fn in_use(&mut self, range: Range) -> std::io::Result<Vec<bool>> {
-        if self.frames.is_none() {
-            self.frames = Some(Frames::of(self.pid)?);
-        }
-        self.frames.as_ref().map_or_else(|| Ok(Vec::new()), |frames| frames.in_use(range))
+    /// The guest's page tables, and what is known by them.
+    fn frames(&mut self) -> io::Result<(&mut Frames, &mut Refaults)> {
+        let frames = match self.frames.take() {
+            Some(frames) => frames,
+            None => Frames::of(self.pid)?,
+        };
+        Ok((self.frames.insert(frames), &mut self.refaults))
     }
 
-    /// What became of the pages asked for.
-    pub(super) fn taken(&mut self, taken: Taken) {
-        self.is_waiting = false;
-        let all = [taken.taken, taken.gone, taken.kept].map(u64::from);
-        self.counts.taken += all[0];
-        self.counts.gone += all[1];
-        self.counts.kept += all[2];
-        self.pages = self.pages.saturating_sub(all.iter().sum());
+    /// What became of the pages asked for: not of more than those, whoever answers.
+    pub(super) fn taken(&mut self, answer: Taken, link: &Link) {
+        let Some(Awaited { pages: mut asked, runs }) = self.awaited.pop_front() else { return };
+        let mut part = |pages: u32| {
+            let pages = u64::from(pages).min(asked);
+            asked -= pages;
+            pages
+        };
+        let (taken, gone, kept) = (part(answer.taken), part(answer.gone), part(answer.kept));
+        self.counts.taken += taken;
+        self.counts.gone += gone;
+        self.counts.kept += kept;
+        self.pages = self.pages.saturating_sub(taken + gone + kept);
+        self.lazy.bytes = self.lazy.bytes.minus(Bytes(taken * PAGE));
+        // What cannot be seen is not counted.
+        let at = |block| block_range(link, block * BLOCK_PAGES);
+        let _ = self.frames().and_then(|(frames, refaults)| refaults.note(&runs, frames, at));
+    }
+
+    /// So many pages that are in use again do not count as freed any more.
+    pub(super) fn kept(&mut self, pages: u32, link: &Link) {
+        self.taken(Taken { kept: pages, ..Taken::default() }, link);
     }
 
     /// Nothing is taken now.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        self.is_waiting = false;
+        self.awaited.pop_front();
+        // What was asked for has its turn again.
+        self.count_due = Instant::now();
         self.rests = Some(Instant::now() + REST);
         self.why_not = Some(refusal.to_string());
     }
@@ -258,6 +335,11 @@ fn block_range(link: &Link, first: u32) -> Option<Range> {
     let pages = BLOCK_PAGES.min(region.pages - at);
     let start = region.address + u64::from(at) * PAGE;
     Some(Range { start, len: u64::from(pages) * PAGE })
+}
+
+/// What was freed before this moment is taken in any case.
+fn settled_by_ms(now_ms: u64) -> u64 {
+    now_ms.saturating_sub(u64::try_from(SETTLED.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn page_count(runs: &[Pages]) -> u64 {

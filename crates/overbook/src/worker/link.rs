@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
 /// Requests that may wait for their answers.
-const MOST_AWAITED: usize = 16;
+const MOST_AWAITED: usize = 8;
 
 /// Why there is no connection, or no more.
 #[derive(Debug, thiserror::Error)]
@@ -126,8 +126,8 @@ pub(super) enum News {
     HandingOver,
     /// What became of pages that were to be taken.
     Taken(Taken),
-    /// The pages named do not count as freed any more.
-    Kept,
+    /// So many of the pages named do not count as freed any more.
+    Kept(u32),
     /// It takes nothing now.
     NotTaken(Refusal),
 }
@@ -303,7 +303,7 @@ impl Link {
             (Awaited::Unshared, Answer::Done { .. }) => Ok(News::Unshared),
             (Awaited::HandingOver, Answer::Done { .. }) => Ok(News::HandingOver),
             (Awaited::Taken, Answer::Taken(taken)) => Ok(News::Taken(taken)),
-            (Awaited::Kept, Answer::Done { .. }) => Ok(News::Kept),
+            (Awaited::Kept, Answer::Done { count }) => Ok(News::Kept(count)),
             (Awaited::Status, Answer::Status(Status { state, generation })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);

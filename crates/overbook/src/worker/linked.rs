@@ -230,9 +230,10 @@ impl Linked {
             News::PoolTaken | News::Unshared => self.merged.push_back(Ok(Merged::default())),
             News::Merged(merged) => self.merged.push_back(Ok(merged)),
             News::NotMerged(refusal) => self.merged.push_back(Err(refusal)),
-            News::Taken(taken) => self.freed.taken(taken),
+            News::Taken(taken) => self.freed.taken(taken, &self.link),
             News::NotTaken(refusal) => self.freed.refused(&refusal),
-            News::HandingOver | News::Kept => {}
+            News::Kept(pages) => self.freed.kept(pages, &self.link),
+            News::HandingOver => {}
             News::Status(ShimState::On(_)) | News::Released => {}
             News::Status(ShimState::Off) if self.asked.is_none() => {}
             News::Status(ShimState::Off) => self.pause("the shim is off", state),

@@ -167,6 +167,7 @@ fn free_pages() -> FreePages {
         taken: Bytes::mib(200),
         dropped: Bytes::mib(15),
         taken_back: Bytes::mib(25),
+        refaulted: Bytes::mib(40),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
+    Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
     NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, VmSpec},
 };
@@ -41,6 +41,8 @@ pub(crate) struct Shown {
     pub(crate) used: Option<(Option<Bytes>, u64)>,
     /// Migration.
     pub(crate) migration: Migration,
+    /// What it is said to have freed, and how old that is.
+    pub(crate) freed: Option<(FreePages, u64)>,
 }
 
 impl Shown {
@@ -54,6 +56,7 @@ impl Shown {
             stats: None,
             used: None,
             migration: Migration::None,
+            freed: None,
         }
     }
 }
@@ -143,7 +146,7 @@ impl World {
             pid: None,
             tracking: None,
             dedup: None,
-            free_pages: None,
+            free_pages: shown.freed.map(|(freed, age)| Reading::new(freed, Time(self.now.0 - age))),
             limits: BTreeMap::new(),
             last_error: None,
         }
@@ -195,6 +198,15 @@ fn stats() -> impl Strategy<Value = GuestStats> {
     prop_oneof![6 => sane, 1 => absurd]
 }
 
+fn freed() -> impl Strategy<Value = FreePages> {
+    (any_bytes(), any_bytes(), any_bytes()).prop_map(|(freed, lazy, handed_over)| FreePages {
+        freed,
+        lazy,
+        handed_over,
+        ..FreePages::default()
+    })
+}
+
 fn shown() -> impl Strategy<Value = Shown> {
     let incarnation = prop_oneof![30 => Just(Some(1)), 1 => Just(Some(2)), 2 => Just(None)];
     let balloon = prop_oneof![
@@ -213,16 +225,17 @@ fn shown() -> impl Strategy<Value = Shown> {
         age(),
         prop::option::weighted(0.95, (stats(), stats_age)),
         prop::option::weighted(0.95, (prop::option::weighted(0.1, any_bytes()), age())),
-        migration,
+        (migration, prop::option::weighted(0.3, (freed(), age()))),
     )
-        .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, migration)| Shown {
+        .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, others)| Shown {
             incarnation,
             is_up,
             balloon,
             balloon_age,
             stats,
             used,
-            migration,
+            migration: others.0,
+            freed: others.1,
         })
 }
 

@@ -1,6 +1,6 @@
 //! What VMs have freed, and what is taken of it.
 
-use model::{FreePages, Reading, VmName};
+use model::{Bytes, FreePages, GroupName, Reading, VmName};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -22,6 +22,9 @@ pub struct FreePagesStatus {
     pub dropped_bytes_total: u64,
     /// Found in use again when it was to be taken.
     pub taken_back_bytes_total: u64,
+    /// Taken, and touched by the guest since, as far as that was seen.
+    #[serde(default)]
+    pub refaulted_bytes_total: u64,
     /// What is left to it of what it has freed while more is taken; absent: nothing is taken.
     pub keep_bytes: Option<u64>,
     /// Why it is taken.
@@ -42,9 +45,43 @@ impl FreePagesStatus {
             taken_bytes_total: free.taken.0,
             dropped_bytes_total: free.dropped.0,
             taken_back_bytes_total: free.taken_back.0,
+            refaulted_bytes_total: free.refaulted.0,
             keep_bytes: take.map(|take| take.keep.0),
             take: take.map(|take| Words::of(&take.reason)),
             age_ms: reading.age(shown.published.at).0,
+        }
+    }
+}
+
+/// What the VMs of a group have freed. Totals go back when a VM leaves or the group's worker is another one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GroupFreePages {
+    /// What the host can take at once.
+    pub lazy_bytes: u64,
+    /// Handed over, again and again.
+    pub handed_over_bytes_total: u64,
+    /// Taken for the host, or dropped by the kernel itself.
+    pub taken_bytes_total: u64,
+    /// Found in use again when it was to be taken.
+    pub taken_back_bytes_total: u64,
+    /// Taken, and touched by a guest since.
+    pub refaulted_bytes_total: u64,
+}
+
+impl GroupFreePages {
+    /// The group as the last tick saw it.
+    pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
+        let (view, plan) = (&shown.published.view, &shown.published.plan);
+        let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
+        let free: Vec<FreePages> =
+            members.filter_map(|(vm, _)| Some(view.vms.get(vm)?.free_pages?.value)).collect();
+        let sum = |of: fn(&FreePages) -> Bytes| free.iter().map(of).sum::<Bytes>().0;
+        Self {
+            lazy_bytes: sum(|free| free.lazy),
+            handed_over_bytes_total: sum(|free| free.handed_over),
+            taken_bytes_total: sum(|free| free.taken.plus(free.dropped)),
+            taken_back_bytes_total: sum(|free| free.taken_back),
+            refaulted_bytes_total: sum(|free| free.refaulted),
         }
     }
 }

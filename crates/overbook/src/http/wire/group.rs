@@ -4,7 +4,7 @@ use model::{GroupName, Loan, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{GroupDedup, LoanStatus, WorkerStatus};
+use super::{GroupDedup, GroupFreePages, LoanStatus, WorkerStatus};
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
@@ -44,6 +44,9 @@ pub struct GroupStatus {
     pub tracking: String,
     /// Identical pages of its VMs.
     pub dedup: GroupDedup,
+    /// What its VMs have freed.
+    #[serde(default)]
+    pub free_pages: GroupFreePages,
     /// The process that works on its VMs' memory; absent: none is needed.
     pub worker: Option<WorkerStatus>,
 }
@@ -84,6 +87,7 @@ impl GroupStatus {
             vms: members.map(|(vm, _)| vm.to_string()).collect(),
             tracking: spec.map(|group| group.tracking.to_string()).unwrap_or_default(),
             dedup: GroupDedup::of(shown, name),
+            free_pages: GroupFreePages::of(shown, name),
             worker: worker.map(|reading| WorkerStatus::from(&reading.value)),
         }
     }
