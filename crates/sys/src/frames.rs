@@ -12,7 +12,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-use crate::memory_map::{PAGE_BYTES, Range};
+use crate::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range};
 use crate::pool_maps;
 use crate::remote_memory::RemoteMemory;
 
@@ -76,6 +76,7 @@ pub fn zeros(frames: impl IntoIterator<Item = u64>) -> io::Result<BTreeSet<u64>>
 #[derive(Debug)]
 pub struct Frames {
     pagemap: File,
+    scan: Pagemap,
     /// Not before something is there to be asked about: the kernel shows it to root only.
     flags: Option<File>,
 }
@@ -87,7 +88,7 @@ impl Frames {
     /// When the process is gone or may not be looked into.
     pub fn of(pid: u32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Self { pagemap, flags: None })
+        Ok(Self { pagemap, scan: Pagemap::of(pid)?, flags: None })
     }
 
     /// For each page of `range`, at most 512 of them: whether it is there, in memory or swapped out.
@@ -107,6 +108,13 @@ impl Frames {
     /// When the process is gone, or the kernel does not show frames, or their flags.
     pub fn in_use(&mut self, range: Range) -> io::Result<Vec<bool>> {
         let mut bytes = [0; MOST_PAGES * 8];
+        if range.len == HUGE_PAGE_BYTES && self.scan.huge(range) == Ok(MOST_FRAMES) {
+            // One page, and one answer: what the page tables say of each part is long in coming.
+            let first = Range { len: PAGE_BYTES, ..range };
+            let frame = self.entries(first, &mut bytes)?.next().unwrap_or(0) & FRAME;
+            let flags = if frame == 0 { Err(not_shown()) } else { self.flags_of(frame) };
+            return Ok(vec![flags? & IS_SWAP_BACKED != 0; MOST_PAGES]);
+        }
         let mut larger = Larger::default();
         self.entries(range, &mut bytes)?
             .map(|entry| match entry & FRAME {
@@ -134,23 +142,30 @@ impl Frames {
         if larger.frames.contains(&frame) {
             return Ok(larger.of(frame));
         }
-        let file = match self.flags.take() {
-            Some(file) => file,
-            None => File::open("/proc/kpageflags")?,
-        };
-        let file = self.flags.insert(file);
-        let mut entry = [0; 8];
-        file.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
-        let flags = u64::from_ne_bytes(entry);
+        let flags = self.flags_of(frame)?;
         if flags & IS_TAIL == 0 && flags & IS_HEAD == 0 {
             return Ok(flags);
         }
         let first = frame / MOST_FRAMES * MOST_FRAMES;
         let mut bytes = [0; MOST_PAGES * 8];
-        file.read_exact_at(&mut bytes, first * ENTRY_BYTES)?;
+        self.flags_file()?.read_exact_at(&mut bytes, first * ENTRY_BYTES)?;
         larger.flags = bytes.as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry)).collect();
         larger.frames = first..first + MOST_FRAMES;
         Ok(larger.of(frame))
+    }
+
+    fn flags_of(&mut self, frame: u64) -> io::Result<u64> {
+        let mut entry = [0; 8];
+        self.flags_file()?.read_exact_at(&mut entry, frame * ENTRY_BYTES)?;
+        Ok(u64::from_ne_bytes(entry))
+    }
+
+    fn flags_file(&mut self) -> io::Result<&File> {
+        let file = match self.flags.take() {
+            Some(file) => file,
+            None => File::open("/proc/kpageflags")?,
+        };
+        Ok(self.flags.insert(file))
     }
 }
 
@@ -219,7 +234,7 @@ fn parse(line: &str) -> Option<Range> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory_map::{Over, PAGE_LEN, Reserved};
+    use crate::memory_map::{Advice, Over, PAGE_LEN, Reserved};
     use crate::pool_file::{PoolFile, PoolView};
 
     #[test]
@@ -284,5 +299,36 @@ mod tests {
             return;
         };
         assert_eq!((frames.len(), zeros.len()), (2, 1));
+    }
+
+    #[test]
+    fn what_is_lazily_free_or_not_there_is_not_in_use() {
+        let memory = Reserved::new(2 * HUGE_PAGE_BYTES).unwrap();
+        let start = memory.range().start.next_multiple_of(HUGE_PAGE_BYTES);
+        let block = Range { start, len: HUGE_PAGE_BYTES };
+        // SAFETY: memory of ours, which nobody reads.
+        let advise = |advice| unsafe { memory.advise(advice) }.unwrap();
+        let mut frames = Frames::of(std::process::id()).unwrap();
+        assert!(frames.in_use(block).unwrap().iter().all(|is_used| !is_used));
+        for advice in [Advice::LinuxHugepage, Advice::LinuxNoHugepage] {
+            advise(advice);
+            for page in 0..MOST_FRAMES {
+                let at = usize::try_from(start + page * PAGE_BYTES).unwrap();
+                // SAFETY: memory of ours.
+                unsafe { std::ptr::with_exposed_provenance_mut::<u8>(at).write_volatile(1) };
+            }
+            let Ok(in_use) = frames.in_use(block) else {
+                eprintln!("SKIPPED: the kernel does not show frames to this user");
+                return;
+            };
+            assert_eq!((in_use.len(), in_use.iter().filter(|used| **used).count()), (512, 512));
+            assert!(frames.present(block).unwrap().iter().all(|there| *there));
+            advise(Advice::LinuxFree);
+            // Of small pages the kernel keeps a few that are on their way from list to list.
+            let in_use = frames.in_use(block).unwrap();
+            assert!(in_use.iter().filter(|used| **used).count() < 64, "{advice:?}");
+            advise(Advice::LinuxDontNeed);
+            assert!(frames.present(block).unwrap().iter().all(|there| !there));
+        }
     }
 }

@@ -27,7 +27,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const MIB: u32 = 512;
 const PAGES: u32 = MIB * 256;
-const ROUNDS: usize = 21;
+const ROUNDS: usize = 61;
 /// In which the shim has heard what to do.
 const HEARD: Duration = Duration::from_millis(300);
 
