@@ -16,6 +16,7 @@ mod probe;
 mod random_array;
 mod scan;
 mod sort;
+mod steps;
 mod verify;
 mod web;
 mod wordcount;
@@ -64,6 +65,8 @@ pub(crate) enum Workload {
     Graph(graph::Options),
     /// Work in one part of the memory after the other; ops = accesses
     Phases(phases::Options),
+    /// Take, sort and free memory step by step, as the host says; ops = MB
+    Steps(steps::Options),
 }
 
 impl Workload {
@@ -87,6 +90,7 @@ impl Workload {
             Self::Matrix(_) => "matrix",
             Self::Graph(_) => "graph",
             Self::Phases(_) => "phases",
+            Self::Steps(_) => "steps",
         }
     }
 
@@ -109,6 +113,7 @@ impl Workload {
             Self::Matrix(options) => matrix::run(options, worker),
             Self::Graph(options) => graph::run(options, worker),
             Self::Phases(options) => phases::run(options, worker),
+            Self::Steps(options) => steps::run(options, worker),
         }
     }
 }

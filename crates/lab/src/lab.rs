@@ -276,6 +276,34 @@ pub struct Lab {
 impl Lab {
     /// Starts these guests with their state in `dir` and returns when all are up at base memory.
     pub fn start(dir: &Path, with: &Provisions, specs: &[MachineSpec]) -> Result<Self, LabError> {
+        let mut lab = Self::begin(dir, with, specs)?;
+        for spec in specs {
+            lab.start_machine(spec, with)?;
+        }
+        lab.follow()?;
+        lab.wait_until_up()?;
+        Ok(lab)
+    }
+
+    /// The same one by one; each has been `met` before it is waited for.
+    pub fn start_in_turn(
+        dir: &Path,
+        with: &Provisions,
+        specs: &[MachineSpec],
+        mut met: impl FnMut(&Self) -> Result<(), LabError>,
+    ) -> Result<Self, LabError> {
+        let mut lab = Self::begin(dir, with, specs)?;
+        for spec in specs {
+            lab.start_machine(spec, with)?;
+            met(&lab)?;
+            lab.wait_until_up()?;
+        }
+        lab.follow()?;
+        Ok(lab)
+    }
+
+    /// A lab without guests.
+    fn begin(dir: &Path, with: &Provisions, specs: &[MachineSpec]) -> Result<Self, LabError> {
         let state = StateDir::hold(dir)?;
         machine::check_all(specs, state.path())?;
         let own = Identity::own().ok_or_else(|| std::io::Error::other("/proc is not mounted"))?;
@@ -288,21 +316,20 @@ impl Lab {
         };
         state.begin(&record)?;
         // From here on every way out goes through `stop`.
-        let mut lab = Self {
+        Ok(Self {
             state,
             record,
             machines: Vec::new(),
             helpers: Vec::new(),
             follower: None,
             stopped: false,
-        };
-        for spec in specs {
-            lab.start_machine(spec, with)?;
-        }
-        let files = lab.machines.iter().map(|m| (m.files.metrics.clone(), m.newest.clone()));
-        lab.follower = Some(Follower::start(files.collect())?);
-        lab.wait_until_up()?;
-        Ok(lab)
+        })
+    }
+
+    fn follow(&mut self) -> Result<(), LabError> {
+        let files = self.machines.iter().map(|m| (m.files.metrics.clone(), m.newest.clone()));
+        self.follower = Some(Follower::start(files.collect())?);
+        Ok(())
     }
 
     /// The machine of this name.
@@ -401,6 +428,11 @@ impl Lab {
         let log = std::fs::File::create(&files.qemu_log)?;
         let started = Instant::now();
         let child = command.output_to(log)?.spawn()?;
+        if let Some(cgroup) = &spec.cgroup {
+            // It has hardly any memory yet.
+            let procs = cgroup.join("cgroup.procs");
+            std::fs::write(procs, child.identity().pid.to_string())?;
+        }
         self.remember(&spec.name, Some(&spec.group), child.identity())?;
         self.machines.push(Machine {
             spec: spec.clone(),

@@ -45,6 +45,7 @@ pub mod ksm;
 pub mod lab;
 pub mod machine;
 pub mod meb;
+pub mod memory_group;
 pub mod merger;
 pub mod metrics;
 pub mod packages;
@@ -59,7 +60,9 @@ pub mod slab;
 pub mod sources;
 pub mod state;
 pub mod status;
+pub mod steps;
 pub mod stress;
+pub mod swap_file;
 pub mod truth;
 pub mod worker_process;
 

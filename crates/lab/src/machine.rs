@@ -124,6 +124,8 @@ pub struct MachineSpec {
     pub kernel_options: String,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,
+    /// The cgroup that its QEMU runs in: a directory that exists; `None`: the lab's own.
+    pub cgroup: Option<PathBuf>,
     /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated, and slow.
     pub traced: bool,
 }
@@ -147,6 +149,7 @@ impl MachineSpec {
             reporting_order: Some(USUAL_ORDER),
             kernel_options: String::new(),
             shim: false,
+            cgroup: None,
             traced: false,
         }
     }

@@ -13,8 +13,11 @@ mod dedup_soak;
 mod dedup_vs_ksm;
 mod free_soak;
 mod group_isolation;
+mod imr_fleet;
 mod imr_regain;
 mod imr_reuse;
+mod imr_table8;
+mod imr_vs_ksm_swap;
 mod kim_allocations;
 mod kim_controllers;
 mod kim_fig1;
@@ -103,6 +106,11 @@ pub const SCENARIOS: &[Scenario] = &[
     imr_regain::TABLE_9,
     imr_regain::TABLE_10,
     imr_reuse::SCENARIO,
+    imr_fleet::FIG_7,
+    imr_fleet::FIG_8,
+    imr_fleet::FIG_9,
+    imr_table8::SCENARIO,
+    imr_vs_ksm_swap::SCENARIO,
     free_soak::SCENARIO,
     group_isolation::SCENARIO,
     kim_table1::SCENARIO,

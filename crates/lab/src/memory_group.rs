@@ -1,0 +1,150 @@
+//! A memory cgroup of the lab's own: a limit on what several QEMU processes have together.
+//!
+//! Works with cgroup v1 and v2, whichever holds the memory controller. Dropping it removes it, and puts back what was
+//! switched on for it; whoever is in it must have ended by then.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+
+use crate::lab::LabError;
+
+/// How long the kernel may take to let go of a group whose processes have ended.
+const REMOVAL: Duration = Duration::from_secs(5);
+
+/// A cgroup below the root of its tree.
+#[derive(Debug)]
+pub struct MemoryGroup {
+    dir: PathBuf,
+    version: Version,
+    /// Where the controller was switched on for it.
+    switched: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl MemoryGroup {
+    /// Makes one without a limit.
+    ///
+    /// # Errors
+    /// When this is not root, or the host has no memory controller.
+    pub fn new(name: &str) -> Result<Self, LabError> {
+        let (root, version) = tree(&fs::read_to_string("/proc/mounts")?)
+            .ok_or_else(|| io::Error::other("no memory cgroups are mounted"))?;
+        let dir = root.join(format!("overbook-lab-{name}-{}", std::process::id()));
+        let mut group = Self { dir, version, switched: None };
+        let control = root.join("cgroup.subtree_control");
+        if version == Version::V2 && !names_memory(&fs::read_to_string(&control)?) {
+            fs::write(&control, "+memory")?;
+            group.switched = Some(control);
+        }
+        fs::create_dir(&group.dir)?;
+        Ok(group)
+    }
+
+    /// Its directory, for [`MachineSpec::cgroup`](crate::MachineSpec).
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Lets it have no more than this; what it has above is reclaimed before this returns, as far as that goes.
+    ///
+    /// # Errors
+    /// When the kernel cannot reclaim so much.
+    pub fn set_limit(&self, limit: Bytes) -> Result<(), LabError> {
+        Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
+    }
+
+    /// Lifts the limit.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_unlimited(&self) -> Result<(), LabError> {
+        let word = if self.version == Version::V1 { "-1" } else { "max" };
+        Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), word)?)
+    }
+
+    /// What it has, page cache and kernel memory among it.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn usage(&self) -> Result<Bytes, LabError> {
+        let text = fs::read_to_string(self.file("memory.usage_in_bytes", "memory.current"))?;
+        let bytes = text.trim().parse().map_err(io::Error::other)?;
+        Ok(Bytes(bytes))
+    }
+
+    fn file(&self, v1: &str, v2: &str) -> PathBuf {
+        self.dir.join(if self.version == Version::V1 { v1 } else { v2 })
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let until = Instant::now() + REMOVAL;
+        while fs::remove_dir(&self.dir).is_err() && self.dir.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if let Some(control) = &self.switched {
+            let _ = fs::write(control, "-memory");
+        }
+    }
+}
+
+/// Where the tree with the memory controller is mounted.
+fn tree(mounts: &str) -> Option<(PathBuf, Version)> {
+    let lines = || mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let of_kind = |kind| lines().filter(move |words| words.get(2) == Some(&kind));
+    let has_memory = |words: &Vec<&str>| {
+        words.get(3).is_some_and(|options| options.split(',').any(|option| option == "memory"))
+    };
+    let v1 = of_kind("cgroup").find(has_memory);
+    if let Some(words) = v1 {
+        return Some((PathBuf::from(words[1]), Version::V1));
+    }
+    let v2 = of_kind("cgroup2").map(|words| PathBuf::from(words[1])).find(|root| {
+        fs::read_to_string(root.join("cgroup.controllers")).is_ok_and(|text| names_memory(&text))
+    });
+    v2.map(|root| (root, Version::V2))
+}
+
+fn names_memory(controllers: &str) -> bool {
+    controllers.split_whitespace().any(|name| name == "memory")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_that_of_the_memory_controller() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+            cgroup /sys/fs/cgroup/cpu cgroup rw,relatime,cpu 0 0\n\
+            cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n";
+        let (root, version) = tree(mounts).unwrap();
+        assert_eq!((root.as_path(), version), (Path::new("/sys/fs/cgroup/memory"), Version::V1));
+        assert!(tree("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n").is_none());
+    }
+
+    #[test]
+    fn a_group_has_a_limit_and_is_gone_when_dropped() {
+        let group = match MemoryGroup::new("test") {
+            Ok(group) => group,
+            Err(error) => return eprintln!("SKIPPED: no memory cgroup can be made here: {error}"),
+        };
+        let dir = group.dir().to_owned();
+        group.set_limit(Bytes::mib(64)).unwrap();
+        assert!(group.usage().unwrap() < Bytes::mib(64));
+        group.set_unlimited().unwrap();
+        drop(group);
+        assert!(!dir.exists());
+    }
+}

@@ -1,0 +1,354 @@
+//! `imr-fig7`, `imr-fig8`, `imr-fig9`: fifteen guests that boot, then take much memory and free it, one after the other.
+//!
+//! Three courses: guests report nothing, as where the paper begins (`plain`); they report what is free, and QEMU discards it
+//! at once (`discard`); it is handed over, and taken when it is needed (`lazy`). All QEMU processes of a course have less memory
+//! together (a cgroup's limit) than they would need if nothing came back; the host has a swap file. For `lazy` what is freed is taken at the two
+//! points that are measured, after the boots and at the end, and when there would be no room for the next guest's turn: as the policy does, which
+//! begins before a host is short. In between the guests have it.
+//!
+//! A guest's memory is what is resident of its RAM, what the kernel could drop of it included; QEMU's own (65 to 90 MiB each under
+//! emulation) is left out of that, but not of the limit. The three scenarios run the same course and differ in what they show.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, FreePages, TrackingBudget};
+use overbook::worker::FreedOrder;
+use sys::memory_of::Overhead;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::memory_group::MemoryGroup;
+use crate::steps;
+use crate::swap_file::{SwapFile, Swapped, swapped_mib};
+use crate::worker_process::{Wanted, WorkerProcess};
+
+pub(super) const FIG_7: Scenario = Scenario {
+    name: "imr-fig7",
+    summary: "fifteen guests boot, then take and free memory in turn: what they have after the boot, and get back",
+    run: fig_7,
+};
+
+pub(super) const FIG_8: Scenario = Scenario {
+    name: "imr-fig8",
+    summary: "the same course: memory of all guests after each has taken and freed some",
+    run: fig_8,
+};
+
+pub(super) const FIG_9: Scenario = Scenario {
+    name: "imr-fig9",
+    summary: "the same course: how much the host swaps where their memory is limited, and who survives",
+    run: fig_9,
+};
+
+const GUESTS: usize = 15;
+const MEMORY: Bytes = Bytes::mib(704);
+/// What each takes and frees. Some 20 MiB of it stay in the guest's kernel, free but on a list for its CPU, of which
+/// it reports nothing.
+const TAKEN_MB: u32 = 512;
+/// Guests report blocks of 2^5 pages, 128 KiB: what they free when they boot is rarely as large as the usual 2 MiB.
+const ORDER: u32 = 5;
+const REPORTED: &str = "128 KiB";
+/// Of all QEMU processes together. They would need some 10,800 MiB if nothing came back, and need 3,500 if all does.
+const LIMIT: Bytes = Bytes::mib(8192);
+const SWAP: Bytes = Bytes::mib(6144);
+/// How long a guest may take for its turn, swapping.
+const TURN: Duration = Duration::from_secs(90);
+/// What is free is reported every two seconds, a part at a time: all of it is when nothing has come for so long.
+const QUIET: Duration = Duration::from_secs(7);
+const QUIET_LIMIT: Duration = Duration::from_secs(40);
+const LITTLE_MIB: f64 = 2.0;
+/// What there is to be beside a guest's turn.
+const MARGIN: Bytes = Bytes::mib(256);
+/// In which taking has ended, and the worker has reported.
+const TAKE: Duration = Duration::from_secs(5);
+/// A guest that is alive reports every second.
+const SILENCE: Duration = Duration::from_secs(15);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Plain,
+    Discard,
+    Lazy,
+}
+
+/// What all guests have.
+#[derive(Clone, Copy, Debug, Default)]
+struct Memory {
+    resident_mib: f64,
+    swapped_mib: f64,
+}
+
+/// How one went.
+#[derive(Debug, Default)]
+struct Course {
+    /// After the boots.
+    login: Memory,
+    /// After each guest's turn.
+    turns: Vec<Memory>,
+    /// When what was freed has come back.
+    end: Memory,
+    swapped: Swapped,
+    dead: usize,
+}
+
+/// All three.
+struct Courses {
+    plain: Course,
+    discard: Course,
+    lazy: Course,
+}
+
+fn fig_7(context: &Context) -> Result<Figures, LabError> {
+    let Courses { plain, discard, lazy } = Courses::run(context)?;
+    let mut figures = context.figures(FIG_7.name, 1);
+    let each = |course: &Course| course.login.sum() / GUESTS as f64;
+    let saving = |course: &Course| 1.0 - each(course) / each(&plain);
+    let note =
+        format!("of what guests have after the boot without reports; reports from {REPORTED} on");
+    let figure = Figure::new(saving(&lazy), "ratio", note).paper("0.25: 90 of 120 MB");
+    figures.add("boot_saving", figure.target(Target::AtLeast(0.25)));
+    let note = "the same where QEMU discards at once";
+    figures.add("boot_saving_discard", Figure::new(saving(&discard), "ratio", note));
+    for (name, course) in [("boot_mb_plain", &plain), ("boot_mb_lazy", &lazy)] {
+        let note = format!("of each of {GUESTS} guests of {} MiB", MEMORY.as_mib());
+        let paper = if name == "boot_mb_plain" { "120 MB" } else { "90 MB" };
+        figures.add(name, Figure::new(each(course), "MiB", note).paper(paper));
+    }
+    let taken_mib = f64::from(TAKEN_MB) * GUESTS as f64;
+    let back = |course: &Course| 1.0 - (course.end.sum() - course.login.sum()) / taken_mib;
+    let note = format!(
+        "of {taken_mib} MiB taken and freed in turn: what guests have more than after the boot is {:.0} MiB; discarded at once {:.3}",
+        lazy.end.sum() - lazy.login.sum(),
+        back(&discard)
+    );
+    let figure = Figure::new(back(&lazy), "ratio", note).paper("almost all");
+    figures.add("freed_back", figure.target(Target::AtLeast(0.95)));
+    swap_figures(&mut figures, "lazy", &lazy, true);
+    Ok(figures)
+}
+
+fn fig_8(context: &Context) -> Result<Figures, LabError> {
+    let courses = Courses::run(context)?;
+    let mut figures = context.figures(FIG_8.name, 1);
+    for (name, course) in courses.named() {
+        let after = |turn: usize| course.turns.get(turn - 1).map_or(f64::NAN, |m| m.resident_mib);
+        let note = format!(
+            "resident; {:.0} after the boot, {:.0} after five turns, {:.0} after ten, {:.0} after fifteen, beside {:.0} in swap",
+            course.login.resident_mib,
+            after(5),
+            after(10),
+            after(GUESTS),
+            course.end.swapped_mib
+        );
+        let figure = Figure::new(course.end.resident_mib, "MiB", note);
+        figures.add(&format!("resident_mib_{name}"), figure);
+    }
+    let Courses { plain, lazy, .. } = &courses;
+    let grown = |course: &Course| course.end.sum() - course.login.sum();
+    let note = "how much more guests have at the end than after the boot, to that without reports";
+    let figure = Figure::new(grown(lazy) / grown(plain), "ratio", note);
+    figures.add("growth_lazy_to_plain", figure.target(Target::AtMost(0.05)));
+    Ok(figures)
+}
+
+fn fig_9(context: &Context) -> Result<Figures, LabError> {
+    let courses = Courses::run(context)?;
+    let mut figures = context.figures(FIG_9.name, 1);
+    for (name, course) in courses.named() {
+        swap_figures(&mut figures, name, course, name == "lazy");
+    }
+    Ok(figures)
+}
+
+fn swap_figures(figures: &mut Figures, name: &str, course: &Course, is_ours: bool) {
+    let paper = |ours: &str, theirs: &str| if is_ours { ours } else { theirs }.to_owned();
+    let mut add = |what: &str, value, unit, most: f64, note: &str, paper: Option<String>| {
+        let figure = Figure { paper, ..Figure::new(value, unit, note) };
+        let figure = if is_ours { figure.target(Target::AtMost(most)) } else { figure };
+        figures.add(&format!("{what}_{name}"), figure);
+    };
+    let note = format!(
+        "in use at the end, of all QEMUs within {:.0} MiB; most after a turn: {:.0}",
+        LIMIT.as_mib(),
+        course.turns.iter().map(|memory| memory.swapped_mib).fold(0.0, f64::max)
+    );
+    let (swap, dead) = (paper("0", "487 MB"), paper("0", "2 of 15"));
+    add("host_swap_mb", course.end.swapped_mib, "MiB", 0.0, &note, Some(swap));
+    let (out, back) = (course.swapped.out_mib, course.swapped.in_mib);
+    let note = "written to swap in the course, by all of the host";
+    add("swapped_out_mb", out, "MiB", 0.0, note, None);
+    add("swapped_in_mb", back, "MiB", 0.0, "read back from swap in the course", None);
+    let note = "ended, or silent at the end";
+    add("dead_guests", course.dead as f64, "count", 0.0, note, Some(dead));
+}
+
+impl Memory {
+    fn of(lab: &Lab) -> Self {
+        let mut all = Self::default();
+        for machine in lab.machines().iter().filter(|machine| machine.alive()) {
+            let pid = machine.process().pid;
+            let of_ram = Overhead::measure(pid, &[MEMORY]);
+            all.resident_mib += of_ram.map_or(0.0, |measured| measured.guest.as_mib());
+            all.swapped_mib += swapped_mib(pid);
+        }
+        all
+    }
+
+    fn sum(&self) -> f64 {
+        self.resident_mib + self.swapped_mib
+    }
+}
+
+impl Courses {
+    fn run(context: &Context) -> Result<Self, LabError> {
+        let _swap = SwapFile::new(&context.dir, SWAP)?;
+        let run = |name: &str, way| {
+            context.say(&format!("{name} ..."));
+            course(context, way)
+        };
+        Ok(Self {
+            plain: run("plain", Way::Plain)?,
+            discard: run("discard", Way::Discard)?,
+            lazy: run("lazy", Way::Lazy)?,
+        })
+    }
+
+    fn named(&self) -> [(&'static str, &Course); 3] {
+        [("plain", &self.plain), ("discard", &self.discard), ("lazy", &self.lazy)]
+    }
+}
+
+fn course(context: &Context, way: Way) -> Result<Course, LabError> {
+    let group = MemoryGroup::new("fleet")?;
+    group.set_limit(LIMIT)?;
+    let guest = |number: usize| MachineSpec {
+        seed: context.seed + number as u64,
+        shim: way == Way::Lazy,
+        reporting_order: (way != Way::Plain).then_some(ORDER),
+        cgroup: Some(group.dir().to_owned()),
+        ..steps::guest(&format!("guest-{number}"), "fleet", MEMORY, TAKEN_MB)
+    };
+    let specs: Vec<_> = (0..GUESTS).map(guest).collect();
+    let before = Swapped::read()?;
+    let mut worker = (way == Way::Lazy).then(|| WorkerProcess::start("fleet")).transpose()?;
+    let met = |lab: &Lab| command(&mut worker, lab, None);
+    let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, met)?;
+    let mut course = Course { login: rest(context, &lab, &mut worker)?, ..Course::default() };
+    for machine in lab.machines() {
+        make_room(&group, &lab, &mut worker)?;
+        // One that dies or hangs is counted at the end.
+        match steps::order(machine, "write+free", TURN) {
+            Ok(_) => {}
+            Err(error @ LabError::Interrupted(_)) => return Err(error),
+            Err(error) => context.say(&format!("  {error}")),
+        }
+        course.turns.push(Memory::of(&lab));
+    }
+    context.say(&format!(
+        "  cgroup {:.0} MiB, {}",
+        group.usage()?.as_mib(),
+        in_words(course.turns.last().copied().unwrap_or_default())
+    ));
+    course.end = rest(context, &lab, &mut worker)?;
+    course.swapped = Swapped::read()?.since(before);
+    course.dead = lab.machines().iter().filter(|machine| is_dead(machine)).count();
+    if let Some(worker) = worker {
+        worker.end()?;
+    }
+    lab.stop()?;
+    Ok(course)
+}
+
+/// Has what is freed taken if the next turn would reach the limit.
+fn make_room(
+    group: &MemoryGroup,
+    lab: &Lab,
+    worker: &mut Option<WorkerProcess>,
+) -> Result<(), LabError> {
+    let room = LIMIT.minus(group.usage()?);
+    if worker.is_some() && room < Bytes::mib(u64::from(TAKEN_MB)).plus(MARGIN) {
+        command(worker, lab, Some(Bytes::ZERO))?;
+        interrupt::sleep(TAKE)?;
+        command(worker, lab, None)?;
+    }
+    Ok(())
+}
+
+fn is_dead(machine: &Machine) -> bool {
+    let heard = machine.last_metric().map(|sample| sample.arrived.elapsed());
+    !machine.alive() || heard.is_none_or(|ago| ago > SILENCE)
+}
+
+/// Waits until everything has been reported and taken; what guests have then.
+fn rest(
+    context: &Context,
+    lab: &Lab,
+    worker: &mut Option<WorkerProcess>,
+) -> Result<Memory, LabError> {
+    let began = Instant::now();
+    let look = |worker: &Option<WorkerProcess>| {
+        (Memory::of(lab).sum(), known(worker.as_ref()).handed_over.as_mib())
+    };
+    let (mut last, mut changed) = (look(worker), began);
+    while changed.elapsed() < QUIET && began.elapsed() < QUIET_LIMIT {
+        interrupt::sleep(Duration::from_secs(1))?;
+        let now = look(worker);
+        if (now.0 - last.0).abs() > LITTLE_MIB || (now.1 - last.1).abs() > LITTLE_MIB {
+            (last, changed) = (now, Instant::now());
+        }
+    }
+    if worker.is_some() {
+        let before = Memory::of(lab);
+        command(worker, lab, Some(Bytes::ZERO))?;
+        interrupt::sleep(TAKE)?;
+        let known = known(worker.as_ref());
+        context.say(&format!(
+            "  before the take: {}; freed {:.0} MiB, lazy {:.0}, handed over {:.0}, taken {:.0}, dropped {:.0}, in use again {:.0}",
+            in_words(before),
+            known.freed.as_mib(),
+            known.lazy.as_mib(),
+            known.handed_over.as_mib(),
+            known.taken.as_mib(),
+            known.dropped.as_mib(),
+            known.taken_back.as_mib()
+        ));
+    }
+    let memory = Memory::of(lab);
+    if worker.is_some() {
+        command(worker, lab, None)?;
+    }
+    context.say(&format!("  {}, {:.0} s waited", in_words(memory), began.elapsed().as_secs_f64()));
+    Ok(memory)
+}
+
+fn in_words(memory: Memory) -> String {
+    format!("{:.0} MiB resident, {:.0} in swap", memory.resident_mib, memory.swapped_mib)
+}
+
+fn command(
+    worker: &mut Option<WorkerProcess>,
+    lab: &Lab,
+    keep: Option<Bytes>,
+) -> Result<(), LabError> {
+    let freed = FreedOrder { is_lazy: true, keep };
+    let wanted = Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed };
+    worker.as_mut().map_or(Ok(()), |worker| worker.order(lab, wanted))
+}
+
+/// Of all guests together.
+fn known(worker: Option<&WorkerProcess>) -> FreePages {
+    let report = worker.and_then(WorkerProcess::report).unwrap_or_default();
+    let mut all = FreePages::default();
+    for free in report.vms.values().filter_map(|vm| vm.free_pages) {
+        all.freed = all.freed.plus(free.freed);
+        all.lazy = all.lazy.plus(free.lazy);
+        all.handed_over = all.handed_over.plus(free.handed_over);
+        all.taken = all.taken.plus(free.taken);
+        all.dropped = all.dropped.plus(free.dropped);
+        all.taken_back = all.taken_back.plus(free.taken_back);
+    }
+    all
+}

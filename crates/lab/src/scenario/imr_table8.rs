@@ -1,0 +1,126 @@
+//! `imr-table8`: what a guest pays when memory that it has freed was taken meanwhile: to write to it again, and to sort in it.
+//!
+//! A guest writes a word to each page of its memory and then random numbers to all of it, sorts them, frees the memory and waits until
+//! that is reported; again and again. After every second round all that is freed is taken, after the others nothing is: each writing that finds its memory
+//! taken is compared with those before and after it that find it kept.
+
+use std::time::Duration;
+
+use model::{Bytes, FreePages, TrackingBudget};
+use overbook::worker::FreedOrder;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::meb::pairs::Median;
+use crate::steps;
+use crate::worker_process::{Wanted, WorkerProcess};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "imr-table8",
+    summary: "writing and sorting in memory that was freed before, and taken meanwhile or not",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(512);
+const WRITTEN_MB: u32 = 256;
+const PAGES: f64 = WRITTEN_MB as f64 * 256.0;
+/// Rounds in which it was taken.
+const PAIRS: usize = 7;
+/// How long the guest's kernel takes to report what is free.
+const REPORT: Duration = Duration::from_secs(8);
+/// In which taking has ended, and the worker has reported.
+const TAKE: Duration = Duration::from_secs(3);
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let spec = MachineSpec {
+        seed: context.seed,
+        shim: true,
+        ..steps::guest("guest", "imr", MEMORY, WRITTEN_MB)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let mut worker = WorkerProcess::start("imr")?;
+    keep(&mut worker, &lab, None)?;
+    // What memory is written to for the first time counts neither with nor without.
+    round(&lab.machines()[0])?;
+    let (mut touching, mut writing, mut sorting) = (Vec::new(), Vec::new(), Vec::new());
+    let mut taken_mib = Vec::new();
+    for number in 0..=2 * PAIRS {
+        let is_taken = number % 2 == 1;
+        interrupt::sleep(REPORT)?;
+        let before = known(&worker);
+        keep(&mut worker, &lab, is_taken.then_some(Bytes::ZERO))?;
+        interrupt::sleep(TAKE)?;
+        let taken = known(&worker).taken.minus(before.taken).as_mib();
+        keep(&mut worker, &lab, None)?;
+        let [touch_s, write_s, sort_s] = round(&lab.machines()[0])?;
+        context.say(&format!(
+            "  {taken:.0} MiB taken: touched in {touch_s:.3} s, written in {write_s:.3}, sorted in {sort_s:.3}"
+        ));
+        touching.push(touch_s);
+        writing.push(touch_s + write_s);
+        sorting.push(sort_s);
+        if is_taken {
+            taken_mib.push(taken);
+        }
+    }
+    worker.end()?;
+    lab.stop()?;
+    Ok(figures(context, [&touching, &writing, &sorting], taken_mib))
+}
+
+/// Touches, writes, sorts, frees; how long the first three took.
+fn round(machine: &Machine) -> Result<[f64; 3], LabError> {
+    let touch_s = steps::order(machine, "touch", LIMIT)?;
+    let write_s = steps::order(machine, "write", LIMIT)?;
+    let sort_s = steps::order(machine, "sort+free", LIMIT)?;
+    Ok([touch_s, write_s, sort_s])
+}
+
+fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figures {
+    let [touching, writing, sorting] = times;
+    let mut figures = context.figures(SCENARIO.name, u32::try_from(PAIRS).unwrap_or(u32::MAX));
+    let taken = Median::of(taken_mib).value;
+    let extra = |times, what: &str| {
+        let us = |(with, without): (f64, f64)| (with - without) * 1e6 / PAGES;
+        let Median { value, low, high, .. } =
+            Median::of(compared(times).into_iter().map(us).collect());
+        let note = format!("{what}, of {taken:.0} MiB taken, {low:.2} to {high:.2}");
+        Figure::new(value, "us", note).target(Target::AtMost(1.6))
+    };
+    let figure = extra(writing, "longer to write a page of 4 KiB for the first time");
+    figures.add("write_extra_us_per_page", figure.paper("1.6 with EPT, 6.1 without"));
+    let figure = extra(touching, "the same for one word of each page");
+    figures.add("touch_extra_us_per_page", figure);
+    let ratio = |times| {
+        let ratios = compared(times).into_iter().map(|(with, without)| with / without);
+        Median::of(ratios.collect())
+    };
+    let of = |ratio: Median| {
+        let note = "time where it was taken, to that where it was kept";
+        Figure::new(ratio.value, "ratio", format!("{note}, {:.3} to {:.3}", ratio.low, ratio.high))
+    };
+    figures.add("write_ratio", of(ratio(writing)).paper("1.11 with EPT"));
+    let sorted = of(ratio(sorting)).paper("1.00").target(Target::AtMost(1.03));
+    figures.add("sort_ratio", sorted);
+    figures
+}
+
+/// Each round in which memory was taken, and the mean of its neighbours in which it was not.
+fn compared(times: &[f64]) -> Vec<(f64, f64)> {
+    let rounds = times.windows(3).step_by(2);
+    rounds.map(|round| (round[1], f64::midpoint(round[0], round[2]))).collect()
+}
+
+fn keep(worker: &mut WorkerProcess, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
+    let freed = FreedOrder { is_lazy: true, keep };
+    worker.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
+}
+
+fn known(worker: &WorkerProcess) -> FreePages {
+    let report = worker.report().unwrap_or_default();
+    report.vms.values().find_map(|vm| vm.free_pages).unwrap_or_default()
+}

@@ -1,0 +1,265 @@
+//! `imr-vs-ksm-swap`: what it costs to regain memory that a guest has used and needs no more, in three ways.
+//!
+//! * **Swap**: the guest reports nothing, and its QEMU's cgroup gets a lower limit. What the kernel does within the call that lowers it
+//!   is measured; writing to disk goes on beside.
+//! * **KSM**: the guest's memory is the same in every MB and still in use; the kernel merges it, without a pause.
+//! * **Ours**: the guest has freed it, its kernel has told, and the worker has it taken.
+//!
+//! For each: CPU time for each page regained, the wall time until all is (so it was also measured in the paper), and how much longer it takes
+//! the guest afterwards to write a word to each page than it takes where nothing was regained.
+//!
+//! **What to know.** Swap and KSM leave the guest's content, and ours leaves nothing, for nothing is needed: they are compared
+//! for memory that is free in the guest. What is swapped out is the kernel's choice, QEMU's own memory among it.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, TrackingBudget};
+use overbook::worker::FreedOrder;
+use sys::memory_of::Counters;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::lab::{Lab, LabError};
+use crate::machine::{MachineSpec, USUAL_ORDER};
+use crate::meb::pairs::Median;
+use crate::meb::watch::own_cpu;
+use crate::memory_group::MemoryGroup;
+use crate::merger;
+use crate::steps;
+use crate::swap_file::{SwapFile, swapped_mib};
+use crate::worker_process::{Wanted, WorkerProcess};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "imr-vs-ksm-swap",
+    summary: "regaining a guest's memory by host swap, by kernel KSM, and by taking what it has freed",
+    run,
+};
+
+/// Little more than its kernel and what it uses, so that it is the same memory each time.
+const MEMORY: Bytes = Bytes::mib(384);
+const USED_MB: u32 = 256;
+/// What is regained by swap: what the guest has freed, less what may still be in use of it.
+const SWAPPED: Bytes = Bytes::mib(160);
+const SWAP: Bytes = Bytes::mib(1024);
+const ROUNDS: usize = 5;
+/// How long the guest's kernel takes to report what is free.
+const REPORT: Duration = Duration::from_secs(8);
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// It is over when so long nothing more than [`LITTLE_MIB`] was regained.
+const QUIET: Duration = Duration::from_secs(3);
+const LITTLE_MIB: f64 = 1.0;
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// One way: for each page of 4 KiB, in microseconds.
+#[derive(Debug, Default)]
+struct Costs {
+    cpu: Vec<f64>,
+    wall: Vec<f64>,
+    /// Longer to write to it.
+    reuse: Vec<f64>,
+    pages: Vec<f64>,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let told = |name: &str, way: fn(&Context) -> Result<Costs, LabError>| {
+        context.say(&format!("{name} ..."));
+        way(context)
+    };
+    let swap = told("swap", by_swap)?;
+    let ksm = told("ksm", by_ksm)?;
+    let ours = told("ours", by_taking)?;
+    let mut figures = context.figures(SCENARIO.name, u32::try_from(ROUNDS).unwrap_or(u32::MAX));
+    let ways = [
+        ("swap", &swap, "the call that lowers the limit", "6 or 2 ms to read one back"),
+        ("ksm", &ksm, "ksmd without a pause, all that it looks at", "8.6 ms at its default rate"),
+        ("ours", &ours, "the shim's and the worker's threads", "0.56 us"),
+    ];
+    for (name, costs, what, paper) in ways {
+        let note = format!(
+            "CPU time to regain a page, {what}; wall {:.2} us; {:.0} MiB",
+            median(&costs.wall),
+            median(&costs.pages) / 256.0
+        );
+        let figure = Figure::new(median(&costs.cpu), "us", note).paper(paper);
+        figures.add(&format!("{name}_us_per_page"), figure);
+        let note = "longer for the guest to write to a page again that was regained";
+        let figure = Figure::new(median(&costs.reuse), "us", note);
+        figures.add(&format!("{name}_reuse_us_per_page"), figure);
+    }
+    let ratio = |costs: &Costs, of: fn(&Costs) -> &Vec<f64>| median(of(costs)) / median(of(&ours));
+    for (name, costs) in [("swap_to_ours", &swap), ("ksm_to_ours", &ksm)] {
+        let note = format!("CPU time to regain a page; wall {:.1}", ratio(costs, |c| &c.wall));
+        let figure = Figure::new(ratio(costs, |c| &c.cpu), "ratio", note);
+        figures.add(name, figure.target(Target::AtLeast(3.0)));
+    }
+    let there_and_back = |costs: &Costs| median(&costs.wall) + median(&costs.reuse);
+    for (name, costs) in [("swap_to_ours_in_all", &swap), ("ksm_to_ours_in_all", &ksm)] {
+        let note = "wall time to regain a page, and what the guest waits for it afterwards";
+        let figure = Figure::new(there_and_back(costs) / there_and_back(&ours), "ratio", note);
+        figures.add(name, figure);
+    }
+    Ok(figures)
+}
+
+fn median(values: &[f64]) -> f64 {
+    Median::of(values.to_vec()).value
+}
+
+/// What was regained, and what that took.
+#[derive(Debug, Clone, Copy, Default)]
+struct Regained {
+    mib: f64,
+    cpu_s: f64,
+    wall_s: f64,
+}
+
+/// What of it the guest has used again, and how long that took, with it regained and without.
+#[derive(Debug, Clone, Copy)]
+struct Reused {
+    mib: f64,
+    kept_s: f64,
+    again_s: f64,
+}
+
+impl Costs {
+    fn add(&mut self, context: &Context, regained: Regained, reused: Reused) {
+        let Regained { mib, cpu_s, wall_s } = regained;
+        context.say(&format!(
+            "  {mib:.0} MiB regained in {wall_s:.3} s, {cpu_s:.3} of CPU; {:.0} used again in {:.3} s instead of {:.3}",
+            reused.mib, reused.again_s, reused.kept_s
+        ));
+        let us = |seconds: f64, mib: f64| seconds * 1e6 / (mib * 256.0);
+        self.cpu.push(us(cpu_s, mib));
+        self.wall.push(us(wall_s, mib));
+        self.reuse.push(us(reused.again_s - reused.kept_s, reused.mib));
+        self.pages.push(mib * 256.0);
+    }
+}
+
+fn spec(context: &Context, reporting_order: Option<u32>) -> MachineSpec {
+    let guest = steps::guest("guest", "imr", MEMORY, USED_MB);
+    MachineSpec { seed: context.seed, reporting_order, ..guest }
+}
+
+fn by_swap(context: &Context) -> Result<Costs, LabError> {
+    let _swap = SwapFile::new(&context.dir, SWAP)?;
+    let group = MemoryGroup::new("imr")?;
+    let spec = MachineSpec { cgroup: Some(group.dir().to_owned()), ..spec(context, None) };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let machine = &lab.machines()[0];
+    let pid = machine.process().pid;
+    steps::order(machine, "write+free", LIMIT)?;
+    let mut costs = Costs::default();
+    for _ in 0..ROUNDS {
+        let kept_s = steps::order(machine, "touch+free", LIMIT)?;
+        let (cpu, began, before) = (own_cpu(), Instant::now(), swapped_mib(pid));
+        shrink(&group)?;
+        let (cpu, wall) = (own_cpu().saturating_sub(cpu), began.elapsed());
+        let swapped = swapped_mib(pid);
+        let (cpu_s, wall_s) = (cpu.as_secs_f64(), wall.as_secs_f64());
+        group.set_unlimited()?;
+        let again_s = steps::order(machine, "touch+free", LIMIT)?;
+        let reused = Reused { mib: swapped - swapped_mib(pid), kept_s, again_s };
+        costs.add(context, Regained { mib: swapped - before, cpu_s, wall_s }, reused);
+        // All is in memory again.
+        steps::order(machine, "write+free", LIMIT)?;
+    }
+    lab.stop()?;
+    Ok(costs)
+}
+
+/// Takes memory from it, as far as that goes: cgroup v1 says so when that was not all.
+fn shrink(group: &MemoryGroup) -> Result<(), LabError> {
+    match group.set_limit(group.usage()?.minus(SWAPPED)) {
+        Err(LabError::Io(error)) if error.kind() == std::io::ErrorKind::ResourceBusy => Ok(()),
+        result => result,
+    }
+}
+
+fn by_ksm(context: &Context) -> Result<Costs, LabError> {
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec(context, None)])?;
+    let machine = &lab.machines()[0];
+    steps::order(machine, "same", LIMIT)?;
+    let mut costs = Costs::default();
+    for _ in 0..ROUNDS {
+        let kept_s = steps::order(machine, "touch", LIMIT)?;
+        let ksm = Ksm::start(ksm::FLAT_OUT)?;
+        let regained = watch(Ksm::saved_mib, Ksm::cpu_s)?;
+        // The counter of what is merged would only know at its next turn.
+        ksm.stop()?;
+        let again_s = steps::order(machine, "touch", LIMIT)?;
+        let reused = Reused { mib: f64::from(USED_MB), kept_s, again_s };
+        costs.add(context, regained, reused);
+    }
+    lab.stop()?;
+    Ok(costs)
+}
+
+fn by_taking(context: &Context) -> Result<Costs, LabError> {
+    let spec = MachineSpec { shim: true, ..spec(context, Some(USUAL_ORDER)) };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    let machine = &lab.machines()[0];
+    let pid = machine.process().pid;
+    let mut worker = WorkerProcess::start("imr")?;
+    keep(&mut worker, &lab, None)?;
+    steps::order(machine, "write+free", LIMIT)?;
+    let mut costs = Costs::default();
+    for _ in 0..ROUNDS {
+        interrupt::sleep(REPORT)?;
+        let kept_s = steps::order(machine, "touch+free", LIMIT)?;
+        interrupt::sleep(REPORT)?;
+        let before = anonymous_mib(pid)?;
+        let worker_pid = worker.identity().pid;
+        let cpu_s = || Ok(merger::shims_cpu_s(&[pid]) + threads_cpu_s(worker_pid));
+        keep(&mut worker, &lab, Some(Bytes::ZERO))?;
+        let regained = watch(|| Ok(before - anonymous_mib(pid)?), cpu_s)?;
+        keep(&mut worker, &lab, None)?;
+        let taken = anonymous_mib(pid)?;
+        let again_s = steps::order(machine, "touch+free", LIMIT)?;
+        let reused = Reused { mib: anonymous_mib(pid)? - taken, kept_s, again_s };
+        costs.add(context, regained, reused);
+    }
+    worker.end()?;
+    lab.stop()?;
+    Ok(costs)
+}
+
+/// Watches how much is regained until nothing more is; what that took until then.
+fn watch(
+    mib: impl Fn() -> Result<f64, LabError>,
+    cpu_s: impl Fn() -> Result<f64, LabError>,
+) -> Result<Regained, LabError> {
+    let (began, cpu_before) = (Instant::now(), cpu_s()?);
+    let (mut regained, mut changed) = (Regained::default(), began);
+    while changed.elapsed() < QUIET {
+        interrupt::sleep(LOOK_EVERY)?;
+        let mib = mib()?;
+        if mib > regained.mib + LITTLE_MIB {
+            changed = Instant::now();
+            let wall_s = (changed - began).as_secs_f64();
+            regained = Regained { mib, cpu_s: cpu_s()? - cpu_before, wall_s };
+        }
+    }
+    Ok(regained)
+}
+
+fn anonymous_mib(pid: u32) -> Result<f64, LabError> {
+    Ok(Counters::of(pid).map_err(std::io::Error::other)?.anonymous.as_mib())
+}
+
+/// CPU time of all threads of a process, in seconds.
+fn threads_cpu_s(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let ns = tasks.filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    ns.sum::<f64>() / 1e9
+}
+
+fn keep(worker: &mut WorkerProcess, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
+    let freed = FreedOrder { is_lazy: true, keep };
+    worker.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
+}
