@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, PipeWriter, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use model::{Bytes, PagesPerMs, TrackingBudget};
+use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
 use overbook::worker::{FreedOrder, Order, Orders, Report};
 use sys::process::{Child, Identity, Signal, Spawn};
 
@@ -81,6 +81,32 @@ impl WorkerProcess {
         let mut line = serde_json::to_vec(&Orders { vms, scan_rate }).map_err(io::Error::from)?;
         line.push(b'\n');
         Ok(self.orders.write_all(&line)?)
+    }
+
+    /// Has it do nothing but hand over what all guests free, and take all but so much of it from each; `None`: nothing.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn take(&mut self, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
+        let freed = FreedOrder { is_lazy: true, keep };
+        self.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
+    }
+
+    /// What all guests together have freed, as it said last.
+    #[must_use]
+    pub fn freed(&self) -> FreePages {
+        let report = self.report().unwrap_or_default();
+        let mut all = FreePages::default();
+        for free in report.vms.values().filter_map(|vm| vm.free_pages) {
+            all.freed = all.freed.plus(free.freed);
+            all.lazy = all.lazy.plus(free.lazy);
+            all.handed_over = all.handed_over.plus(free.handed_over);
+            all.taken = all.taken.plus(free.taken);
+            all.dropped = all.dropped.plus(free.dropped);
+            all.taken_back = all.taken_back.plus(free.taken_back);
+            all.refaulted = all.refaulted.plus(free.refaulted);
+        }
+        all
     }
 
     /// What it said last; `None`: nothing yet.

@@ -48,7 +48,10 @@ impl Engine {
         let fresh = self.discard_merged(range);
         // Before anything is handed over: what is moved counts as written.
         keep_errno(|| self.join_after_discard(&fresh));
-        let is_handed_over = lazily && call(range, true) == 0;
+        // Where nothing is there is nothing to hand over: what the guest has never touched it reports as well.
+        let is_there =
+            || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
+        let is_handed_over = lazily && is_there() && call(range, true) == 0;
         let result = if is_handed_over { 0 } else { call(range, false) };
         keep_errno(|| {
             if let (0, Some(channel)) = (result, &self.channel) {

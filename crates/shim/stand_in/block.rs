@@ -101,12 +101,18 @@ impl Block {
         Ok(String::new())
     }
 
-    /// Writes all of these pages, as a program does with memory that is new to it; answers how many microseconds that took.
-    pub(crate) fn use_anew(&self, first: usize, pages: usize) -> Result<String, String> {
+    /// Writes so many bytes to each of these pages, as a program does with memory that is new to it; answers how many
+    /// microseconds that took.
+    pub(crate) fn use_anew(
+        &self,
+        first: usize,
+        pages: usize,
+        bytes: usize,
+    ) -> Result<String, String> {
         let began = std::time::Instant::now();
         for page in first..first + pages {
             // SAFETY: a page of the block.
-            unsafe { self.page(page).write_bytes(0x5a, PAGE) };
+            unsafe { self.page(page).write_bytes(0x5a, bytes.min(PAGE)) };
         }
         Ok(began.elapsed().as_micros().to_string())
     }

@@ -52,7 +52,7 @@ fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
         "touch" => block.touch(number(1)?),
         "discard" => block.discard(number(1)?, number(2)?),
         "report" => block.report(number(1)?, number(2)?),
-        "use" => block.use_anew(number(1)?, number(2)?),
+        "use" => block.use_anew(number(1)?, number(2)?, number(3)?),
         "drop" => block.drop_freed(number(1)?, number(2)?),
         "clear" => block.clear(number(1)?, number(2)?),
         "write" => calls::write(block, number(1)?, number(2)?, number(3)?),

@@ -11,8 +11,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::{Bytes, FreePages, TrackingBudget};
-use overbook::worker::FreedOrder;
+use model::{Bytes, FreePages};
 use sys::memory_of::Overhead;
 
 use super::{Context, Scenario};
@@ -23,7 +22,7 @@ use crate::machine::MachineSpec;
 use crate::memory_group::MemoryGroup;
 use crate::steps;
 use crate::swap_file::{SwapFile, Swapped, swapped_mib};
-use crate::worker_process::{Wanted, WorkerProcess};
+use crate::worker_process::WorkerProcess;
 
 pub(super) const FIG_7: Scenario = Scenario {
     name: "imr-fig7",
@@ -234,7 +233,7 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
     let specs: Vec<_> = (0..GUESTS).map(guest).collect();
     let before = Swapped::read()?;
     let mut worker = (way == Way::Lazy).then(|| WorkerProcess::start("fleet")).transpose()?;
-    let met = |lab: &Lab| command(&mut worker, lab, None);
+    let met = |lab: &Lab| take(&mut worker, lab, None);
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, met)?;
     let mut course = Course { login: rest(context, &lab, &mut worker)?, ..Course::default() };
     for machine in lab.machines() {
@@ -270,9 +269,9 @@ fn make_room(
 ) -> Result<(), LabError> {
     let room = LIMIT.minus(group.usage()?);
     if worker.is_some() && room < Bytes::mib(u64::from(TAKEN_MB)).plus(MARGIN) {
-        command(worker, lab, Some(Bytes::ZERO))?;
+        take(worker, lab, Some(Bytes::ZERO))?;
         interrupt::sleep(TAKE)?;
-        command(worker, lab, None)?;
+        take(worker, lab, None)?;
     }
     Ok(())
 }
@@ -290,7 +289,7 @@ fn rest(
 ) -> Result<Memory, LabError> {
     let began = Instant::now();
     let look = |worker: &Option<WorkerProcess>| {
-        (Memory::of(lab).sum(), known(worker.as_ref()).handed_over.as_mib())
+        (Memory::of(lab).sum(), known(worker).handed_over.as_mib())
     };
     let (mut last, mut changed) = (look(worker), began);
     while changed.elapsed() < QUIET && began.elapsed() < QUIET_LIMIT {
@@ -302,9 +301,9 @@ fn rest(
     }
     if worker.is_some() {
         let before = Memory::of(lab);
-        command(worker, lab, Some(Bytes::ZERO))?;
+        take(worker, lab, Some(Bytes::ZERO))?;
         interrupt::sleep(TAKE)?;
-        let known = known(worker.as_ref());
+        let known = known(worker);
         context.say(&format!(
             "  before the take: {}; freed {:.0} MiB, lazy {:.0}, handed over {:.0}, taken {:.0}, dropped {:.0}, in use again {:.0}",
             in_words(before),
@@ -318,7 +317,7 @@ fn rest(
     }
     let memory = Memory::of(lab);
     if worker.is_some() {
-        command(worker, lab, None)?;
+        take(worker, lab, None)?;
     }
     context.say(&format!("  {}, {:.0} s waited", in_words(memory), began.elapsed().as_secs_f64()));
     Ok(memory)
@@ -328,27 +327,15 @@ fn in_words(memory: Memory) -> String {
     format!("{:.0} MiB resident, {:.0} in swap", memory.resident_mib, memory.swapped_mib)
 }
 
-fn command(
+/// Has so much of what is freed left to each guest.
+fn take(
     worker: &mut Option<WorkerProcess>,
     lab: &Lab,
     keep: Option<Bytes>,
 ) -> Result<(), LabError> {
-    let freed = FreedOrder { is_lazy: true, keep };
-    let wanted = Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed };
-    worker.as_mut().map_or(Ok(()), |worker| worker.order(lab, wanted))
+    worker.as_mut().map_or(Ok(()), |worker| worker.take(lab, keep))
 }
 
-/// Of all guests together.
-fn known(worker: Option<&WorkerProcess>) -> FreePages {
-    let report = worker.and_then(WorkerProcess::report).unwrap_or_default();
-    let mut all = FreePages::default();
-    for free in report.vms.values().filter_map(|vm| vm.free_pages) {
-        all.freed = all.freed.plus(free.freed);
-        all.lazy = all.lazy.plus(free.lazy);
-        all.handed_over = all.handed_over.plus(free.handed_over);
-        all.taken = all.taken.plus(free.taken);
-        all.dropped = all.dropped.plus(free.dropped);
-        all.taken_back = all.taken_back.plus(free.taken_back);
-    }
-    all
+fn known(worker: &Option<WorkerProcess>) -> FreePages {
+    worker.as_ref().map(WorkerProcess::freed).unwrap_or_default()
 }

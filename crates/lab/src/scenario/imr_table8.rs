@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use model::{Bytes, FreePages, TrackingBudget};
-use overbook::worker::FreedOrder;
+use model::Bytes;
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
@@ -16,7 +15,7 @@ use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
 use crate::meb::pairs::Median;
 use crate::steps;
-use crate::worker_process::{Wanted, WorkerProcess};
+use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-table8",
@@ -43,7 +42,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     };
     let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
     let mut worker = WorkerProcess::start("imr")?;
-    keep(&mut worker, &lab, None)?;
+    worker.take(&lab, None)?;
     // What memory is written to for the first time counts neither with nor without.
     round(&lab.machines()[0])?;
     let (mut touching, mut writing, mut sorting) = (Vec::new(), Vec::new(), Vec::new());
@@ -51,11 +50,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for number in 0..=2 * PAIRS {
         let is_taken = number % 2 == 1;
         interrupt::sleep(REPORT)?;
-        let before = known(&worker);
-        keep(&mut worker, &lab, is_taken.then_some(Bytes::ZERO))?;
+        let before = worker.freed();
+        worker.take(&lab, is_taken.then_some(Bytes::ZERO))?;
         interrupt::sleep(TAKE)?;
-        let taken = known(&worker).taken.minus(before.taken).as_mib();
-        keep(&mut worker, &lab, None)?;
+        let taken = worker.freed().taken.minus(before.taken).as_mib();
+        worker.take(&lab, None)?;
         let [touch_s, write_s, sort_s] = round(&lab.machines()[0])?;
         context.say(&format!(
             "  {taken:.0} MiB taken: touched in {touch_s:.3} s, written in {write_s:.3}, sorted in {sort_s:.3}"
@@ -113,14 +112,4 @@ fn figures(context: &Context, times: [&[f64]; 3], taken_mib: Vec<f64>) -> Figure
 fn compared(times: &[f64]) -> Vec<(f64, f64)> {
     let rounds = times.windows(3).step_by(2);
     rounds.map(|round| (round[1], f64::midpoint(round[0], round[2]))).collect()
-}
-
-fn keep(worker: &mut WorkerProcess, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
-    let freed = FreedOrder { is_lazy: true, keep };
-    worker.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
-}
-
-fn known(worker: &WorkerProcess) -> FreePages {
-    let report = worker.report().unwrap_or_default();
-    report.vms.values().find_map(|vm| vm.free_pages).unwrap_or_default()
 }

@@ -13,8 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use model::{Bytes, TrackingBudget};
-use overbook::worker::FreedOrder;
+use model::Bytes;
 use sys::memory_of::Counters;
 
 use super::{Context, Scenario};
@@ -29,7 +28,7 @@ use crate::memory_group::MemoryGroup;
 use crate::merger;
 use crate::steps;
 use crate::swap_file::{SwapFile, swapped_mib};
-use crate::worker_process::{Wanted, WorkerProcess};
+use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-vs-ksm-swap",
@@ -203,7 +202,7 @@ fn by_taking(context: &Context) -> Result<Costs, LabError> {
     let machine = &lab.machines()[0];
     let pid = machine.process().pid;
     let mut worker = WorkerProcess::start("imr")?;
-    keep(&mut worker, &lab, None)?;
+    worker.take(&lab, None)?;
     steps::order(machine, "write+free", LIMIT)?;
     let mut costs = Costs::default();
     for _ in 0..ROUNDS {
@@ -212,10 +211,10 @@ fn by_taking(context: &Context) -> Result<Costs, LabError> {
         interrupt::sleep(REPORT)?;
         let before = anonymous_mib(pid)?;
         let worker_pid = worker.identity().pid;
-        let cpu_s = || Ok(merger::shims_cpu_s(&[pid]) + threads_cpu_s(worker_pid));
-        keep(&mut worker, &lab, Some(Bytes::ZERO))?;
+        let cpu_s = || Ok(merger::shims_cpu_s(&[pid]) + merger::threads_cpu_s(&[worker_pid], ""));
+        worker.take(&lab, Some(Bytes::ZERO))?;
         let regained = watch(|| Ok(before - anonymous_mib(pid)?), cpu_s)?;
-        keep(&mut worker, &lab, None)?;
+        worker.take(&lab, None)?;
         let taken = anonymous_mib(pid)?;
         let again_s = steps::order(machine, "touch+free", LIMIT)?;
         let reused = Reused { mib: anonymous_mib(pid)? - taken, kept_s, again_s };
@@ -247,19 +246,4 @@ fn watch(
 
 fn anonymous_mib(pid: u32) -> Result<f64, LabError> {
     Ok(Counters::of(pid).map_err(std::io::Error::other)?.anonymous.as_mib())
-}
-
-/// CPU time of all threads of a process, in seconds.
-fn threads_cpu_s(pid: u32) -> f64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let ns = tasks.filter_map(|task| {
-        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-        text.split_whitespace().next()?.parse::<f64>().ok()
-    });
-    ns.sum::<f64>() / 1e9
-}
-
-fn keep(worker: &mut WorkerProcess, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
-    let freed = FreedOrder { is_lazy: true, keep };
-    worker.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
 }
