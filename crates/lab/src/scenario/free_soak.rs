@@ -1,7 +1,7 @@
 //! `free-soak`: guests free and take memory, and verify every byte of it, while what they free is taken at random.
 //!
-//! Each guest frees half of its memory and takes it again, every few seconds; what is new to it must be zeros. One
-//! kernel clears pages when they are freed and relies on their staying so (`init_on_free`), one reports the smallest
+//! Each guest frees half of its memory and takes it again, every few seconds; what is new to it must be zeros. Two
+//! kernels clear pages when they are freed and rely on their staying so (`init_on_free`), one of them reports the smallest
 //! blocks. Orders change at random: hand over or not, take all or a part or nothing, merge or unshare, track or not; balloons
 //! move; the worker is killed at random moments.
 
@@ -47,14 +47,15 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             "soak",
             MEMORY,
             MEMORY,
-            &format!("verify --mb 128 --breathe {every}"),
+            // Not all of its CPU: its kernel is to report what is free.
+            &format!("verify --mb 128 --rate 40 --breathe {every}"),
         )
     };
     let specs = [
-        guest(0, "5", 9, ""),
+        guest(0, "6", 9, ""),
         guest(1, "8", 9, "init_on_free=1"),
-        guest(2, "11", 5, ""),
-        guest(3, "20", 0, "init_on_free=1"),
+        guest(2, "10", 5, ""),
+        guest(3, "14", 0, "init_on_free=1"),
     ];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
@@ -104,7 +105,8 @@ fn any_orders(random: &mut Random) -> Wanted {
     let freed = FreedOrder { is_lazy: !is_once_in(8, random), keep };
     let tracking =
         if is_once_in(3, random) { TrackingBudget::Off } else { TrackingBudget::default() };
-    Wanted { tracking, scan_rate: (!is_once_in(8, random)).then_some(RATE), freed }
+    // What is merged is not handed over.
+    Wanted { tracking, scan_rate: is_once_in(2, random).then_some(RATE), freed }
 }
 
 fn figures(context: &Context, bad_bytes: u64, kills: u32, all: &FreePages) -> Figures {
@@ -117,6 +119,6 @@ fn figures(context: &Context, bad_bytes: u64, kills: u32, all: &FreePages) -> Fi
     figures.add("bad_bytes", figure);
     let note = "it was really taken";
     let figure = Figure::new(all.taken.as_mib(), "MiB", note);
-    figures.add("taken_mib", figure.target(Target::AtLeast(1_000.0)));
+    figures.add("taken_mib", figure.target(Target::AtLeast(500.0)));
     figures
 }

@@ -176,7 +176,7 @@ fn round(
     let (before, full_mib) = (worker.freed(), anonymous_mib(&pids)?);
     lab.wait_for("the guest to free it", LIMIT, |lab| is_full(lab).map(|is_full| !is_full))?;
     let most = Duration::from_secs(rest_s.into()) - 2 * TAKE;
-    until_reported(worker, most)?;
+    until_reported(worker, &before, most)?;
     let shim_before = merger::shims_cpu_s(&pids);
     let worker_before = merger::threads_cpu_s(&[worker.identity().pid], "");
     worker.take(lab, Some(Bytes::ZERO))?;
@@ -195,10 +195,15 @@ fn round(
     })
 }
 
-/// Waits until the guest reports nothing more, for so long at most.
-fn until_reported(worker: &WorkerProcess, most: Duration) -> Result<(), LabError> {
-    let (deadline, mut told, mut since) = (Instant::now() + most, Bytes::ZERO, Instant::now());
-    while Instant::now() < deadline && since.elapsed() < QUIET {
+/// Waits until the guest has begun to report and reports nothing more, for so long at most.
+fn until_reported(
+    worker: &WorkerProcess,
+    before: &FreePages,
+    most: Duration,
+) -> Result<(), LabError> {
+    let (deadline, mut told) = (Instant::now() + most, before.handed_over);
+    let mut since = Instant::now();
+    while Instant::now() < deadline && (told == before.handed_over || since.elapsed() < QUIET) {
         let handed_over = worker.freed().handed_over;
         if std::mem::replace(&mut told, handed_over) != handed_over {
             since = Instant::now();
