@@ -102,7 +102,7 @@ fn views_of_another_size_are_refused() {
     let memory = Memory::new(LAYOUT);
     memory.initialise();
     let few = Shared::open(LAYOUT, &memory.words[1..], &memory.states).err().unwrap();
-    assert_eq!(few.to_string(), "shared memory: words: 66047; the layout asks for 66048");
+    assert_eq!(few.to_string(), "shared memory: words: 66049; the layout asks for 66050");
     assert!(Shared::open(Layout::new(1001), &memory.words, &memory.states).is_err());
 }
 
