@@ -191,7 +191,10 @@ impl Worker {
                 lock().is_lazy = lazily;
                 Answer::Done { count: 0 }
             }
-            Request::Take { runs } => Answer::Taken(freed::take(&runs, || !self.hung_up())?),
+            Request::Take { runs } => {
+                start_threads()?;
+                Answer::Taken(freed::take(&runs, || !self.hung_up())?)
+            }
             Request::Keep { runs } => Answer::Done { count: freed::keep(&runs) },
             Request::Release => Answer::Done { count: engine::give_back(None) },
             Request::Status | Request::Hello { .. } => {

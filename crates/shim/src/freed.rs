@@ -106,7 +106,8 @@ impl Engine {
             let of_part = take_part(pagemap, part.range)?;
             taken += of_part;
             channel.count_as_plain(part.range);
-            if of_part.kept == 0 && is_huge(part.range) {
+            let has_huge_pages = self.ram.block(part.range.start).is_some_and(|block| block.huge);
+            if of_part.kept == 0 && has_huge_pages && is_huge(part.range) {
                 self.drop_page_table(channel, pagemap, part.range);
             }
         }

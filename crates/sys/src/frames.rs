@@ -108,12 +108,15 @@ impl Frames {
     /// When the process is gone, or the kernel does not show frames, or their flags.
     pub fn in_use(&mut self, range: Range) -> io::Result<Vec<bool>> {
         let mut bytes = [0; MOST_PAGES * 8];
-        if range.len == HUGE_PAGE_BYTES && self.scan.huge(range) == Ok(MOST_FRAMES) {
-            // One page, and one answer: what the page tables say of each part is long in coming.
+        let is_block = range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES);
+        if is_block && self.scan.huge(range) == Ok(MOST_FRAMES) {
+            // One page, and one answer: to have one for each part takes long. Unless it has just changed.
             let first = Range { len: PAGE_BYTES, ..range };
-            let frame = self.entries(first, &mut bytes)?.next().unwrap_or(0) & FRAME;
-            let flags = if frame == 0 { Err(not_shown()) } else { self.flags_of(frame) };
-            return Ok(vec![flags? & IS_SWAP_BACKED != 0; MOST_PAGES]);
+            let entry = self.entries(first, &mut bytes)?.next().unwrap_or(0);
+            if entry & (IS_PRESENT | IS_SWAPPED) == IS_PRESENT && entry & FRAME != 0 {
+                let is_used = self.flags_of(entry & FRAME)? & IS_SWAP_BACKED != 0;
+                return Ok(vec![is_used; MOST_PAGES]);
+            }
         }
         let mut larger = Larger::default();
         self.entries(range, &mut bytes)?

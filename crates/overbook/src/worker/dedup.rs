@@ -24,6 +24,7 @@ mod mappings;
 mod members;
 mod pace;
 mod propose;
+mod regions;
 mod store;
 mod vm;
 mod window;

@@ -38,8 +38,10 @@ const SETTLED: Duration = Duration::from_secs(600);
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// … and neither the page states nor the kernel's page tables are walked for more than this part of a CPU: one in 200.
 const COUNTING_SHARE: u32 = 200;
-/// What the kernel counted longer ago is not believed any more: the guest may have all of it in use.
+/// What the kernel should have counted anew so long ago is not believed any more: the guest may have all of it in use.
 const LAZY_STALE: Duration = Duration::from_secs(30);
+/// How often some of what was freed long ago is taken: 16 MB at most.
+const SETTLE_EVERY: Duration = Duration::from_secs(1);
 /// So many blocks fit into a request.
 const BLOCKS_AT_ONCE: usize = (MAX_TAKE_PAGES / BLOCK_PAGES) as usize;
 /// After the shim has refused.
@@ -72,6 +74,7 @@ pub(super) struct Freed {
     blocks: VecDeque<(u64, u32)>,
     /// Pages that were freed when they were last counted, less what was taken since.
     pages: u64,
+    settle_due: Instant,
     handed_over: u64,
     /// What had been when the shim was first asked.
     handed_over_before: Option<u64>,
@@ -84,7 +87,7 @@ pub(super) struct Freed {
 #[derive(Clone, Copy, Debug)]
 struct Lazy {
     bytes: Bytes,
-    counted: Instant,
+    /// When it is counted anew.
     due: Instant,
 }
 
@@ -121,7 +124,8 @@ impl Freed {
             pages: 0,
             handed_over: 0,
             handed_over_before: None,
-            lazy: Lazy { bytes: Bytes::ZERO, counted: now, due: now },
+            lazy: Lazy { bytes: Bytes::ZERO, due: now },
+            settle_due: now,
             counts: Counts::default(),
             why_not: None,
         }
@@ -134,7 +138,7 @@ impl Freed {
     /// What is known; `None`: it is not to be handed over, and never was.
     pub(super) fn reading(&self) -> Option<FreePages> {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE));
-        let is_known = self.lazy.counted.elapsed() <= LAZY_STALE;
+        let is_known = self.lazy.due.elapsed() <= LAZY_STALE;
         let lazy = if is_known { self.lazy.bytes } else { Bytes::ZERO };
         (self.order.is_lazy || self.handed_over > 0).then(|| FreePages {
             freed: bytes(self.pages),
@@ -167,8 +171,7 @@ impl Freed {
         if self.is_waiting() {
             return Ok(());
         }
-        let is_counted = now >= self.count_due;
-        if is_counted {
+        if now >= self.count_due {
             self.count(link)?;
             self.count_lazy();
             // What cannot be seen is not counted.
@@ -180,7 +183,11 @@ impl Freed {
         }
         let keep = self.order.keep.map_or(u64::MAX, |keep| keep.0 / PAGE);
         let beyond = self.pages.saturating_sub(keep);
-        let settled_by_ms = if is_counted { settled_by_ms(now_us() / 1_000) } else { 0 };
+        let mut settled_by_ms = 0;
+        if now >= self.settle_due {
+            self.settle_due = now + SETTLE_EVERY;
+            settled_by_ms = before_settled_ms(now_us() / 1_000);
+        }
         let (runs, back) = self.choose(link, beyond, settled_by_ms)?;
         if !back.is_empty() {
             self.awaited.push_back(Awaited { pages: page_count(&back), runs: Vec::new() });
@@ -216,9 +223,8 @@ impl Freed {
         let is_any = self.pages > 0;
         let count = || memory_of::lazily_free(self.pid).unwrap_or_default();
         let bytes = if is_any { count() } else { Bytes::ZERO };
-        let counted = Instant::now();
-        let pause = (counted - began) * COUNTING_SHARE;
-        self.lazy = Lazy { bytes, counted, due: counted + pause };
+        let pause = began.elapsed() * COUNTING_SHARE;
+        self.lazy = Lazy { bytes, due: Instant::now() + pause };
     }
 
     /// The runs to be taken next, and those that are in use again, when so many pages are to be taken, and what was freed
@@ -235,6 +241,11 @@ impl Freed {
             let Some(&(at_ms, block)) = self.blocks.front() else { break };
             if seen >= beyond && at_ms >= settled_by_ms {
                 break;
+            }
+            if link.freed_at_ms(block)? != Some(at_ms) {
+                // It has been freed again since: it has its turn after it is counted again.
+                self.blocks.pop_front();
+                continue;
             }
             let of_block = link.freed_in(block)?;
             let pages = page_count(&of_block);
@@ -338,7 +349,7 @@ fn block_range(link: &Link, first: u32) -> Option<Range> {
 }
 
 /// What was freed before this moment is taken in any case.
-fn settled_by_ms(now_ms: u64) -> u64 {
+fn before_settled_ms(now_ms: u64) -> u64 {
     now_ms.saturating_sub(u64::try_from(SETTLED.as_millis()).unwrap_or(u64::MAX))
 }
 

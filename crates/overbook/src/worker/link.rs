@@ -377,6 +377,12 @@ impl Link {
         Ok(freed)
     }
 
+    /// When something of a block was last handed over, if something of it is still freed.
+    pub(super) fn freed_at_ms(&self, block: u32) -> Result<Option<u64>, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(None) };
+        Ok(shared(&memory.map, memory.layout)?.freed_at_ms(block))
+    }
+
     /// The runs of pages of a block that are freed.
     pub(super) fn freed_in(&self, block: u32) -> Result<Vec<Pages>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(Vec::new()) };

@@ -8,8 +8,9 @@ use sys::pool_maps;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
+use super::regions::page_count;
 use super::store::{SLOTS, Store};
-use super::vm::{Vm, page_count};
+use super::vm::Vm;
 
 impl Dedup {
     /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new connections.

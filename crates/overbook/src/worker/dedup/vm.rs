@@ -19,6 +19,7 @@ use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
 use super::mappings::Mappings;
+use super::regions::{address_of, page_at, page_count, rest_of_region};
 use super::window::Window;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
@@ -577,29 +578,4 @@ fn slot_of((_, target): &Wish) -> Option<u32> {
 /// How many pages are to be dropped: more cannot have been, whatever a shim says.
 fn zeros(wishes: &[Wish]) -> u64 {
     wishes.iter().filter(|(_, target)| *target == Target::Zeros).count() as u64
-}
-
-pub(super) fn page_count(regions: &[Region]) -> u32 {
-    regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages))
-}
-
-fn address_of(regions: &[Region], page: u32) -> Option<u64> {
-    rest_of_region(regions, page).map(|(address, _)| address)
-}
-
-/// Where a page is, and how many pages its region has from there on.
-fn rest_of_region(regions: &[Region], page: u32) -> Option<(u64, u32)> {
-    let rest = |region: &Region| {
-        let at = page.checked_sub(region.first_page).filter(|&at| at < region.pages)?;
-        Some((region.address + u64::from(at) * PAGE, region.pages - at))
-    };
-    regions.iter().find_map(rest)
-}
-
-fn page_at(regions: &[Region], address: u64) -> Option<u32> {
-    let number = |region: &Region| {
-        let at = address.checked_sub(region.address)? / PAGE;
-        (at < region.pages.into()).then(|| region.first_page + u32::try_from(at).unwrap_or(0))
-    };
-    regions.iter().find_map(number)
 }

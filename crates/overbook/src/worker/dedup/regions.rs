@@ -1,0 +1,33 @@
+//! Page numbers and addresses of a VM's regions, as its shim tells them.
+
+use protocol::Region;
+
+use super::super::granules::PAGE;
+
+/// Numbers of pages are below this.
+pub(super) fn page_count(regions: &[Region]) -> u32 {
+    regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages))
+}
+
+/// Where a page is.
+pub(super) fn address_of(regions: &[Region], page: u32) -> Option<u64> {
+    rest_of_region(regions, page).map(|(address, _)| address)
+}
+
+/// Where a page is, and how many pages its region has from there on.
+pub(super) fn rest_of_region(regions: &[Region], page: u32) -> Option<(u64, u32)> {
+    let rest = |region: &Region| {
+        let at = page.checked_sub(region.first_page).filter(|&at| at < region.pages)?;
+        Some((region.address + u64::from(at) * PAGE, region.pages - at))
+    };
+    regions.iter().find_map(rest)
+}
+
+/// Which page is there.
+pub(super) fn page_at(regions: &[Region], address: u64) -> Option<u32> {
+    let number = |region: &Region| {
+        let at = address.checked_sub(region.address)? / PAGE;
+        (at < region.pages.into()).then(|| region.first_page + u32::try_from(at).unwrap_or(0))
+    };
+    regions.iter().find_map(number)
+}
