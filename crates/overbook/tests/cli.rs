@@ -240,7 +240,7 @@ fn completions_and_man_pages_know_every_command() {
 fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("overbook");
-    fs::copy(env!("CARGO_BIN_EXE_overbook"), &program).unwrap();
+    install(Path::new(env!("CARGO_BIN_EXE_overbook")), &program);
     let run = || {
         let mut command = Command::new(&program);
         command.args(["lab", "run", "--json", "x y"]).env("PATH", "").output().unwrap()
@@ -248,16 +248,19 @@ fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
     let missing = run();
     assert_eq!(missing.status.code(), Some(1));
     assert!(error(&missing).contains("`overbook-lab` was found neither beside"));
-    script(&dir.path().join("overbook-lab"), "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n");
+    let script = dir.path().join("script");
+    fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n").unwrap();
+    install(&script, &dir.path().join("overbook-lab"));
     let output = run();
     assert_eq!(output.stdout, b"<run><--json><x y>");
     assert_eq!(output.status.code(), Some(7));
 }
 
-fn script(path: &Path, text: &str) {
-    use std::os::unix::fs::PermissionsExt;
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+/// Copies a program by a process of its own: what this one has open for writing, processes started at the
+/// same time by other tests have too for a moment, and then it cannot be run (`ETXTBSY`).
+fn install(from: &Path, to: &Path) {
+    let status = Command::new("install").args([from, to]).status().unwrap();
+    assert!(status.success());
 }
 
 #[test]
