@@ -164,9 +164,9 @@ fn fig_9(context: &Context) -> Result<Figures, LabError> {
 
 fn swap_figures(figures: &mut Figures, name: &str, course: &Course, is_ours: bool) {
     let paper = |ours: &str, theirs: &str| if is_ours { ours } else { theirs }.to_owned();
-    let mut add = |what: &str, value, unit, most: f64, note: &str, paper: Option<String>| {
-        let figure = Figure { paper, ..Figure::new(value, unit, note) };
-        let figure = if is_ours { figure.target(Target::AtMost(most)) } else { figure };
+    let none = is_ours.then_some(Target::AtMost(0.0));
+    let mut add = |what: &str, value, unit, target, note: &str, paper: Option<String>| {
+        let figure = Figure { paper, target, ..Figure::new(value, unit, note) };
         figures.add(&format!("{what}_{name}"), figure);
     };
     let note = format!(
@@ -175,13 +175,13 @@ fn swap_figures(figures: &mut Figures, name: &str, course: &Course, is_ours: boo
         course.turns.iter().map(|memory| memory.swapped_mib).fold(0.0, f64::max)
     );
     let (swap, dead) = (paper("0", "487 MB"), paper("0", "2 of 15"));
-    add("host_swap_mb", course.end.swapped_mib, "MiB", 0.0, &note, Some(swap));
+    add("host_swap_mb", course.end.swapped_mib, "MiB", none, &note, Some(swap));
     let (out, back) = (course.swapped.out_mib, course.swapped.in_mib);
-    let note = "written to swap in the course, by all of the host";
-    add("swapped_out_mb", out, "MiB", 0.0, note, None);
-    add("swapped_in_mb", back, "MiB", 0.0, "read back from swap in the course", None);
+    let note = "written to swap in the course, by all of the host: what a guest takes back in the moment of a take is, but stays";
+    add("swapped_out_mb", out, "MiB", None, note, None);
+    add("swapped_in_mb", back, "MiB", none, "read back from swap in the course", None);
     let note = "ended, or silent at the end";
-    add("dead_guests", course.dead as f64, "count", 0.0, note, Some(dead));
+    add("dead_guests", course.dead as f64, "count", none, note, Some(dead));
 }
 
 impl Memory {
