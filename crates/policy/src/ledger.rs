@@ -49,8 +49,21 @@ pub(crate) fn lend(ledger: &mut Ledger, amount: Bytes) {
 
 /// The group of `ledger` may use `amount` of another group's budget.
 pub(crate) fn borrow(ledger: &mut Ledger, amount: Bytes) {
-    let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve);
+    let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve).plus(ledger.lent);
     ledger.borrowed = ledger.borrowed.plus(amount);
     ledger.surplus = ledger.budget.plus(ledger.borrowed).minus(spoken_for);
     ledger.deficit = ledger.deficit.minus(amount);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_that_just_ended_does_not_make_free_what_the_group_lends_itself() {
+        let mut ledger = draw_up(Some(Bytes::mib(100)), &[]);
+        lend(&mut ledger, Bytes::mib(30));
+        borrow(&mut ledger, Bytes::ZERO);
+        assert_eq!((ledger.surplus, ledger.lent), (Bytes::mib(66), Bytes::mib(30)));
+    }
 }

@@ -179,7 +179,10 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
             let spoken_for = ledger.used.plus(ledger.promised).plus(ledger.reserve);
             let entitled = ledger.budget.plus(ledger.borrowed);
             prop_assert!(ledger.deficit.is_zero());
-            prop_assert!(spoken_for.plus(ledger.surplus).plus(ledger.lent) <= entitled);
+            prop_assert!(
+                spoken_for.plus(ledger.surplus).plus(ledger.lent) <= entitled,
+                "{name}: {ledger:?}"
+            );
         }
     }
     loans_are_consented_and_covered(view, spec, plan, now)?;
