@@ -188,6 +188,7 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Fair => "fair",
         Policy::Entitlement => "entitlement",
         Policy::Demand => "demand",
+        Policy::Balance => "balance",
     };
     let (tracking, lend) = (settings.tracking, settings.lend);
     for (group, vms) in groups {

@@ -66,7 +66,7 @@ pub enum Action {
 }
 
 /// What one tick decided about one VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Its group; `None`: not managed.
     pub group: Option<GroupName>,
@@ -78,6 +78,24 @@ pub struct Decision {
     pub change: Option<Change>,
     /// Why nothing, or not more, was taken or given.
     pub refusals: Vec<Reason>,
+    /// What the latest move by `balance` has saved, of those that show it.
+    #[serde(default)]
+    pub outcome: Option<Outcome>,
+}
+
+/// What a move by `balance` was expected to save, and what it did save.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// When it was decided.
+    pub at: Time,
+    /// What the VM was meant to have before …
+    pub from: Bytes,
+    /// … and with it.
+    pub to: Bytes,
+    /// Misses per minute that it was expected to save the VM; negative: to cost.
+    pub expected: i64,
+    /// Major faults per minute that the VM has had less since; negative: more.
+    pub saved: i64,
 }
 
 /// A change of one VM's memory, with its reason.

@@ -20,6 +20,15 @@ pub enum Reason {
         /// The group's surplus before this grant.
         surplus: Bytes,
     },
+    /// `balance` moves memory to where it saves most.
+    #[error("with it, it is expected to miss its memory {saves} times a minute less")]
+    Balance {
+        /// Misses per minute.
+        saves: u64,
+    },
+    /// `balance` hands out what nobody needs.
+    #[error("everybody's needs fit, and this is its share of the rest")]
+    Bonus,
     /// `fair` or `entitlement` move a VM towards its share.
     #[error("its share of the group's surplus is {share}")]
     Share {
@@ -101,6 +110,16 @@ pub enum Reason {
         free: Bytes,
         /// Who needs it.
         needed_by: VmName,
+    },
+    /// `balance` moves memory to where it saves more.
+    #[error(
+        "losing it is expected to cost {costs} misses a minute, and the whole plan saves its group {saves}"
+    )]
+    WorthLess {
+        /// Misses per minute of this VM.
+        costs: u64,
+        /// Misses per minute that the group's round saves in all.
+        saves: u64,
     },
     /// Its balloon is above its maximum.
     #[error("it holds more than its maximum of {max}")]
@@ -326,6 +345,9 @@ pub enum Reason {
         /// What shows the demand.
         sign: Pressure,
     },
+    /// `balance` has better use for the group's memory.
+    #[error("it is short of memory, but what others have of the group's saves more misses there")]
+    BestElsewhere,
     /// The group takes part in lending, but nobody lends.
     #[error("no group that lends has anything idle for it")]
     NoLender,

@@ -77,6 +77,8 @@ pub enum Policy {
     /// To the VMs that swap.
     #[default]
     Demand,
+    /// All of the group's memory to where it saves the most misses (Wang 2016 §4).
+    Balance,
 }
 
 /// One tenant.
@@ -122,6 +124,31 @@ pub struct VmSpec {
     pub limits: LimitsSpec,
     /// Whether the guest has swap. Not written: taken to have none until it is seen swapping.
     pub swap: Option<bool>,
+    /// How much its misses count where memory is balanced.
+    #[serde(default)]
+    pub share: ShareSpec,
+}
+
+/// How much one VM's misses count against others' where memory is balanced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareSpec {
+    /// Its misses count so many times.
+    pub weight: u32,
+    /// VMs of a higher priority have what saves them misses before those of a lower one get anything.
+    pub priority: u8,
+}
+
+impl ShareSpec {
+    /// The weights that can be written.
+    pub const WEIGHTS: core::ops::RangeInclusive<u32> = 1..=1000;
+    /// The priorities that can be written.
+    pub const PRIORITIES: core::ops::RangeInclusive<u8> = 0..=9;
+}
+
+impl Default for ShareSpec {
+    fn default() -> Self {
+        Self { weight: 1, priority: 0 }
+    }
 }
 
 /// A VM's limits as they apply: `min ≤ base ≤ max ≤ ram`.

@@ -10,7 +10,8 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Scan, Take, Tracking, VmName, VmView,
+    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Scan, Take, Time, Tracking, VmName,
+    VmView, plan::Outcome,
 };
 
 use crate::{
@@ -58,6 +59,7 @@ const fn policy(policy: Policy) -> &'static str {
         Policy::Fair => "fair",
         Policy::Entitlement => "entitlement",
         Policy::Demand => "demand",
+        Policy::Balance => "balance",
     }
 }
 
@@ -155,6 +157,21 @@ fn tracked(tracking: &Tracking) -> String {
     format!("{set}; knowing it takes {:.2} % of one vCPU", tracking.cost.vcpu_share * 100.0)
 }
 
+/// What the last move by `balance` was expected to save, and what it saved.
+fn judged(outcome: Outcome, now: Time) -> String {
+    let Outcome { at, from, to, expected, saved } = outcome;
+    let words = |misses: i64| {
+        let of = if misses < 0 { "more" } else { "less" };
+        format!("{} misses a minute {of}", misses.unsigned_abs())
+    };
+    format!(
+        "{} before this tick, from {from} to {to}: expected {}, seen {}",
+        now.since(at),
+        words(expected),
+        words(saved)
+    )
+}
+
 /// What it shares with its group, and how more is looked for.
 fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
     let scan = scan.map(|scan| format!("; its group is {}", ScanStatus::of(scan).words()));
@@ -184,6 +201,7 @@ fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
     }
     let label = if decision.change.is_some() { "Not more" } else { "Unchanged" };
     lines.extend(decision.refusals.iter().map(|reason| (label, reason.to_string())));
+    lines.extend(decision.outcome.map(|outcome| ("Last balance", judged(outcome, tick.at))));
     lines.extend(loans(tick, vm).map(|loan| ("Lending", loan.words())));
     lines.extend(tick.plan.host.iter().map(|reason| ("Host", reason.to_string())));
     lines

@@ -9,6 +9,7 @@ use crate::{
     idle, ledger,
     lending::{Lacking, Party},
     member::Member,
+    memory::GroupBalance,
     reprovision::{self, Shares, Standing},
     revoke, tuning,
 };
@@ -21,12 +22,13 @@ pub(crate) struct Group<'a> {
     pub(crate) ledger: Ledger,
     /// When somebody was last short of memory that the group did not have, for all that is known.
     pub(crate) unmet_at: Time,
+    pub(crate) balance: GroupBalance,
 }
 
 impl<'a> Group<'a> {
     pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
-        Self { spec, members, ledger, unmet_at }
+        Self { spec, members, ledger, unmet_at, balance: GroupBalance::default() }
     }
 
     /// How it stands towards lending, as long as it has neither lent nor borrowed.
@@ -116,7 +118,6 @@ impl<'a> Group<'a> {
     /// deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle memory can
     /// end it.
     fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
-        let mut shares = self.shares(self.ledger.surplus);
         // What is borrowed does not spare the group its own idle memory.
         if let Some((shortest, lacking)) = self.unmet() {
             self.unmet_at = now;
@@ -128,10 +129,12 @@ impl<'a> Group<'a> {
                 let taken = idle::collect(&mut self.members, lacking, &needed_by, rules, now);
                 if !rules.has(Rule::TakeFirst) {
                     self.ledger.surplus = self.ledger.surplus.plus(taken);
-                    shares = self.shares(self.ledger.surplus);
                 }
             }
         }
+        let Some(shares) = self.shares(self.ledger.surplus) else {
+            return self.move_memory(host, rules, now);
+        };
         let before = self.ledger.surplus;
         let mut surplus = before;
         for (member, share) in self.members.iter_mut().zip(shares.grants) {
@@ -161,15 +164,17 @@ impl<'a> Group<'a> {
 
     /// The member that is shortest, and what those that are short lack beyond what is the group's own.
     fn unmet(&self) -> Option<(usize, Bytes)> {
-        self.shares(self.ledger.surplus.minus(self.ledger.borrowed)).unmet
+        let own = self.ledger.surplus.minus(self.ledger.borrowed);
+        self.shares(own).map_or_else(|| self.lacking(own), |shares| shares.unmet)
     }
 
-    /// What the group's policy wants each member to hold above its base while there is this `surplus`.
-    fn shares(&self, surplus: Bytes) -> Shares {
+    /// What the group's policy wants each member to hold above its base while there is this `surplus`;
+    /// `None`: it does not share out a surplus but all memory.
+    fn shares(&self, surplus: Bytes) -> Option<Shares> {
+        let policy = reprovision::policy(self.spec.policy)?;
         let standings: Vec<Standing> = self.members.iter().map(standing).collect();
         let grants: Bytes = self.members.iter().map(Member::grant).sum();
-        let pool = grants.plus(surplus);
-        reprovision::policy(self.spec.policy).share(&standings, pool)
+        Some(policy.share(&standings, grants.plus(surplus)))
     }
 
     /// Gives base back to members that were shrunk, once nobody is short any more. Base is guaranteed:

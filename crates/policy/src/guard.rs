@@ -22,6 +22,8 @@ pub(crate) enum Purpose {
     Idle,
     /// Towards the VM's share.
     Share,
+    /// Where it saves more misses.
+    Balance,
     /// The VM holds more than its maximum.
     Maximum,
     /// The group is over its budget.
@@ -38,6 +40,7 @@ impl Purpose {
     const fn step_percent(self) -> u64 {
         match self {
             Self::Idle | Self::Share => tuning::STEP_PERCENT,
+            Self::Balance => tuning::SHRINK_PERCENT,
             Self::Deficit | Self::Maximum => tuning::DEFICIT_STEP_PERCENT,
             Self::Emergency => tuning::EMERGENCY_STEP_PERCENT,
         }
@@ -66,15 +69,22 @@ pub(crate) fn lowest_target(
         return Err(Reason::InFlight { target: member.target });
     }
     let guest = member.guest.as_ref().map_err(Clone::clone)?;
-    if !purpose.bends_comfort() {
+    let is_above_base = member.target > member.limits.base;
+    if purpose == Purpose::Balance && is_above_base {
+        // What it misses then was weighed against what others miss.
+        is_not_backing_off(member, rules, now)?;
+    } else if !purpose.bends_comfort() {
         is_comfortable(member, rules, now)?;
     }
 
     let floor = match purpose {
         // A guest that wakes without swap dies before its memory is back: it keeps its base.
-        Purpose::Idle if !member.has_swap && rules.has(Rule::Swapless) => member.limits.base,
-        Purpose::Idle if rules.has(Rule::Minimum) => member.limits.min,
-        Purpose::Idle => Bytes::ZERO,
+        Purpose::Idle | Purpose::Balance if !member.has_swap && rules.has(Rule::Swapless) => {
+            member.limits.base
+        }
+        Purpose::Balance if is_above_base => member.limits.base,
+        Purpose::Idle | Purpose::Balance if rules.has(Rule::Minimum) => member.limits.min,
+        Purpose::Idle | Purpose::Balance => Bytes::ZERO,
         Purpose::Maximum => member.limits.max,
         Purpose::Share | Purpose::Deficit | Purpose::Emergency => member.limits.base,
     };
@@ -110,13 +120,18 @@ fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason
     if let Some(pressure) = pressure.filter(|_| rules.has(Rule::Pressure)) {
         return Err(Reason::UnderPressure { pressure });
     }
-    if rules.has(Rule::BackOff) && now < member.memory.back_off_until {
-        let wait = member.memory.back_off_until.since(now);
-        return Err(Reason::BackOff { failures: member.memory.failures, wait });
-    }
+    is_not_backing_off(member, rules, now)?;
     let ago = now.since(member.memory.calm_since);
     if rules.has(Rule::Calm) && ago < tuning::CALM {
         return Err(Reason::NotCalm { ago, needed: tuning::CALM });
+    }
+    Ok(())
+}
+
+fn is_not_backing_off(member: &Member, rules: Rules, now: Time) -> Result<(), Reason> {
+    if rules.has(Rule::BackOff) && now < member.memory.back_off_until {
+        let wait = member.memory.back_off_until.since(now);
+        return Err(Reason::BackOff { failures: member.memory.failures, wait });
     }
     Ok(())
 }

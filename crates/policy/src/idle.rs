@@ -26,6 +26,7 @@ pub(crate) fn collect(
 ) -> Bytes {
     let mut order: Vec<usize> = (0..members.len())
         .filter(|i| members[*i].name != *needed_by && members[*i].change.is_none())
+        .filter(|i| !members[*i].is_balanced())
         .collect();
     order.sort_by_key(|i| (members[*i].grant().is_zero(), Reverse(members[*i].spare())));
     let mut taken = Bytes::ZERO;

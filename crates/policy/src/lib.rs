@@ -12,7 +12,8 @@
 //! 4. Safety first: a guest under pressure below its base gets all of it back at once.
 //! 5. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
 //! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
-//!    from those who leave it unused, if somebody is short ([`idle`]).
+//!    from those who leave it unused, if somebody is short ([`idle`]); or memory goes where it saves the
+//!    most misses ([`balancing`], by the [`optimum`]).
 //!
 //! What guests have freed is taken when it is needed ([`reclaim`]).
 //!
@@ -25,6 +26,7 @@
 //! Architecture invariant: no clock, file, socket, thread or random number here; groups that do not both
 //! consent to lending meet only in the host's headroom, never in each other's ledgers.
 
+mod balancing;
 mod case;
 mod group;
 mod guard;
@@ -35,6 +37,7 @@ mod ledger;
 mod lending;
 mod member;
 mod memory;
+pub mod optimum;
 mod reclaim;
 mod reprovision;
 mod revoke;

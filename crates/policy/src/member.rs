@@ -4,8 +4,10 @@
 //! leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
 
 use model::{
-    Bytes, FreePages, Link, Migration, Reading, Reason, Time, VmLimits, VmName, VmView,
-    reason::Pressure, view::Mechanism,
+    Bytes, FreePages, Link, Migration, Reading, Reason, Time, Tracking, VmLimits, VmName, VmView,
+    reason::Pressure,
+    spec::{ShareSpec, VmSpec},
+    view::Mechanism,
 };
 
 use crate::{
@@ -32,6 +34,10 @@ pub(crate) struct Member {
     pub(crate) guest: Result<Guest, Reason>,
     /// What it has freed, as far as that can be taken from it.
     pub(crate) free_pages: FreePages,
+    /// Its working set and curve, where they are known as of now.
+    pub(crate) tracking: Option<Tracking>,
+    /// How much its misses count.
+    pub(crate) share: ShareSpec,
     /// `None`: its pages are not being merged.
     pub(crate) merging: Option<Merging>,
     /// Why its memory cannot be changed at all, up or down.
@@ -58,7 +64,7 @@ impl Member {
         name: &VmName,
         view: &VmView,
         limits: VmLimits,
-        swap: Option<bool>,
+        spec: VmSpec,
         memory: Option<VmMemory>,
         rules: Rules,
         now: Time,
@@ -89,19 +95,22 @@ impl Member {
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         memory.note_freed(free.map(|reading| reading.value), now);
+        let tracked = view.tracking.as_ref().filter(|t| t.age(now) <= tuning::USED_STALE_AFTER);
         let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);
         let mut free_pages = free.filter(can_give).map(|free| free.value).unwrap_or_default();
         free_pages.lazy = free_pages.lazy.min(free_pages.freed);
         Self {
             name: name.clone(),
             limits,
-            has_swap: swap.unwrap_or(memory.has_swapped()),
+            has_swap: spec.swap.unwrap_or(memory.has_swapped()),
             actual,
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value),
             is_guessed: counted.is_none() && is_new,
             guest,
             free_pages,
+            tracking: tracked.map(|tracking| tracking.value.clone()),
+            share: spec.share,
             merging: memory.note_merging(view.dedup),
             blocked,
             avoided: avoided(&memory, actual, now),
@@ -134,6 +143,11 @@ impl Member {
     /// What its guest has free beyond the margin that it keeps in any case.
     pub(crate) fn spare(&self) -> Bytes {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
+    }
+
+    /// Whether its group's balance decides over all of its memory.
+    pub(crate) fn is_balanced(&self) -> bool {
+        self.memory.balanced.is_some_and(|balanced| balanced.is_tracked)
     }
 
     /// Whether it may be given more now. What could not be taken back again is not given: a guest that

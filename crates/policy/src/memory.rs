@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Bytes, Dedup, FreePages, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName,
+    plan::Outcome,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,8 @@ pub struct Memory {
     /// When somebody in the group was last short of memory that it could not get, or when the group was
     /// first seen.
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
+    #[serde(default)]
+    pub(crate) balances: BTreeMap<GroupName, GroupBalance>,
     /// How fast identical pages were looked for, where they were.
     #[serde(default)]
     pub(crate) scan_rates: BTreeMap<GroupName, PagesPerMs>,
@@ -68,6 +71,65 @@ pub(crate) struct VmMemory {
     pub(crate) handed_over: Bytes,
     #[serde(default)]
     pub(crate) freed_at: Time,
+    /// Major faults per second, over some seconds.
+    #[serde(default)]
+    pub(crate) faults_per_s: f64,
+    /// As of the group's last balance.
+    #[serde(default)]
+    pub(crate) balanced: Option<Balanced>,
+    /// The balance's last move, until it is judged.
+    #[serde(default)]
+    pub(crate) moved: Option<Moved>,
+    /// What the last one judged has saved.
+    #[serde(default)]
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// How the balance of a group goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GroupBalance {
+    /// When its last round was held.
+    pub(crate) held_at: Option<Time>,
+    /// How often memory that seemed to be there turned out to be needed, of late.
+    pub(crate) deficits: u32,
+    /// When that was last so.
+    pub(crate) deficit_at: Time,
+    /// All that its members could have then.
+    pub(crate) pool: Bytes,
+}
+
+/// What a group's balance made of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Balanced {
+    /// What it could use.
+    pub(crate) need: Bytes,
+    /// Whether a curve says so.
+    pub(crate) is_tracked: bool,
+    /// Where it should be, if not where it is.
+    pub(crate) goal: Option<Goal>,
+}
+
+/// Where a VM should be at the end of a round of balancing, and what for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Goal {
+    pub(crate) size: Bytes,
+    /// Misses per minute that it saves the VM; negative: that it costs.
+    pub(crate) saves: i64,
+    /// The same for the whole group.
+    pub(crate) saved_in_all: u64,
+    /// Whether the needs of all fit.
+    pub(crate) fits: bool,
+}
+
+/// A move of the balance whose effect does not show yet.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Moved {
+    pub(crate) at: Time,
+    pub(crate) from: Bytes,
+    pub(crate) to: Bytes,
+    /// As of [`Goal::saves`].
+    pub(crate) saves: i64,
+    pub(crate) faults_before: f64,
 }
 
 /// What a guest has counted since it booted.
@@ -76,6 +138,8 @@ pub(crate) struct Counters {
     pub(crate) swap_in: Bytes,
     pub(crate) swap_out: Bytes,
     pub(crate) minor_faults: u64,
+    #[serde(default)]
+    pub(crate) major_faults: u64,
 }
 
 /// What is merged of a VM per second, and of what was merged, written again.
@@ -249,7 +313,7 @@ impl VmMemory {
 }
 
 /// `first`, doubled with each failure after the first, at most `max`.
-fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
+pub(crate) fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
     let factor = 1u64 << failures.saturating_sub(1).min(16);
     first.times(factor).min(max)
 }

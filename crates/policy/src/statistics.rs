@@ -24,6 +24,7 @@ pub(crate) struct Guest {
     pub(crate) at: Time,
     pub(crate) total: Bytes,
     pub(crate) free: Bytes,
+    pub(crate) available: Bytes,
     /// It wants more.
     pub(crate) demand: Option<Pressure>,
     /// It suffers.
@@ -66,20 +67,26 @@ pub(crate) fn believe(
     let suffering = (memory.swap_in >= tuning::SUFFERING_PER_SECOND)
         .then_some(Pressure::SwapIn { per_second: memory.swap_in });
     let (demand, pressure) = (swapping.or(low), suffering.or(low));
-    Ok(Guest { at: reading.at, total, free, demand, pressure })
+    Ok(Guest { at: reading.at, total, free, available, demand, pressure })
 }
 
 fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> {
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
+/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): so much is one major fault, where a guest
+/// does not count those.
+const READ_AHEAD: Bytes = Bytes::kib(32);
+
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
 /// that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
+    let swap_in = reading.value.swap_in.unwrap_or_default();
     let counters = Counters {
-        swap_in: reading.value.swap_in.unwrap_or_default(),
+        swap_in,
         swap_out: reading.value.swap_out.unwrap_or_default(),
         minor_faults: reading.value.minor_faults.unwrap_or_default(),
+        major_faults: reading.value.major_faults.unwrap_or(swap_in.0 / READ_AHEAD.0),
     };
     let latest = Reading::new(counters, reading.at);
     let Some(Reading { value: before, at }) = memory.counters else {
@@ -93,12 +100,17 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
     if went_back {
         memory.settling_until = Some(now.after(tuning::CALM));
         (memory.swap_in, memory.swap) = (Bytes::ZERO, Bytes::ZERO);
+        memory.faults_per_s = 0.0;
         memory.counters = Some(latest);
     } else if elapsed.0 > 0 {
         let swapped_in = counters.swap_in.minus(before.swap_in);
         let swapped_out = counters.swap_out.minus(before.swap_out);
         memory.swap_in = swapped_in.share(1000, elapsed.0);
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
+        let faults = counters.major_faults.saturating_sub(before.major_faults) as f64;
+        let share = tuning::FAULTS_SHARE;
+        memory.faults_per_s *= 1.0 - share;
+        memory.faults_per_s += share * faults * 1e3 / elapsed.0 as f64;
         memory.counters = Some(latest);
     }
 }

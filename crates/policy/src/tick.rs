@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Decision, GroupName, HostView, Loan, Mode, Plan, Reason, Scan, Spec, Time,
+    Action, Bytes, Decision, GroupName, HostView, Loan, Mode, Plan, Policy, Reason, Scan, Spec,
+    Time,
     plan::Change,
     ports::{Act, Clock, Sense},
 };
@@ -61,6 +62,9 @@ pub fn tick_with(
     }
     for (name, group) in groups {
         memory.unmet_at.insert(name.clone(), group.unmet_at);
+        if group.spec.policy == Policy::Balance {
+            memory.balances.insert(name.clone(), group.balance);
+        }
         for member in group.members {
             conclude(member, &name, mode, memory, &mut plan, now);
         }
@@ -115,20 +119,24 @@ fn assemble<'a>(
         let Some((group, group_spec)) = spec.group_of(name) else {
             let refusals = vec![Reason::NoGroup];
             let target = vm.balloon.map(|reading| reading.value);
-            let decision = Decision { group: None, limits: None, target, change: None, refusals };
+            let decision = Decision { target, refusals, ..Decision::default() };
             plan.vms.insert(name.clone(), decision);
             continue;
         };
         let limits = spec.limits_of(name, group_spec, vm.ram);
         let known = remembered.remove(name);
-        let member = Member::assess(name, vm, limits, spec.swap_of(name), known, rules, now);
+        let own = spec.vms.get(name).copied().unwrap_or_default();
+        let member = Member::assess(name, vm, limits, own, known, rules, now);
         members.entry(group).or_default().push(member);
     }
+    let balances = std::mem::take(&mut memory.balances);
     spec.groups
         .iter()
         .map(|(name, group_spec)| {
             let unmet_at = memory.unmet_at.get(name).copied().unwrap_or(now);
-            let group = Group::new(group_spec, members.remove(name).unwrap_or_default(), unmet_at);
+            let mut group =
+                Group::new(group_spec, members.remove(name).unwrap_or_default(), unmet_at);
+            group.balance = balances.get(name).copied().unwrap_or_default();
             (name.clone(), group)
         })
         .collect()
@@ -206,7 +214,10 @@ fn conclude(
     match &member.change {
         // While nothing is carried out, balloons are others' business, and what was asked is history.
         _ if mode != Mode::Enforce || memory.paused => member.memory.asked = None,
-        Some(intent) => remember(&mut member.memory, intent, member.actual, now),
+        Some(intent) => {
+            let is_calm = !member.is_pressured();
+            remember(&mut member.memory, intent, member.actual, is_calm, now);
+        }
         None => {}
     }
     let target = member.change.as_ref().map_or(member.target, |intent| intent.target);
@@ -223,18 +234,30 @@ fn conclude(
         target: Some(target),
         change,
         refusals: member.refusals,
+        outcome: member.memory.outcome,
     };
     plan.vms.insert(member.name.clone(), decision);
     memory.vms.insert(member.name, member.memory);
 }
 
-fn remember(memory: &mut crate::memory::VmMemory, intent: &Intent, actual: Bytes, now: Time) {
+fn remember(
+    memory: &mut crate::memory::VmMemory,
+    intent: &Intent,
+    actual: Bytes,
+    is_calm: bool,
+    now: Time,
+) {
     match &intent.reason {
         // The request is taken back, so there is nothing to follow.
         Reason::Uncooperative { .. } => memory.asked = None,
         reason => memory.ask(intent.target, intent.is_take, reason.clone(), actual, now),
     }
-    if matches!(intent.reason, Reason::Idle { .. } | Reason::Share { .. }) && intent.is_take {
+    // Where a VM was to miss more for others' sake, or was short already, that is no mistake.
+    let is_not_missed = matches!(
+        intent.reason,
+        Reason::Idle { .. } | Reason::Share { .. } | Reason::WorthLess { costs: 0, .. }
+    );
+    if is_not_missed && is_calm && intent.is_take {
         memory.taken_at = Some(now);
     }
 }

@@ -77,6 +77,57 @@ pub const DEFICIT_STEP_PERCENT: u64 = 15;
 /// The same when the host is short of memory.
 pub const EMERGENCY_STEP_PERCENT: u64 = 25;
 
+/// How often `balance` makes a plan (Wang 2016 §4).
+pub const BALANCE_PERIOD: Millis = Millis::secs(5);
+
+/// How much `balance` takes from a VM in a period at most, in percent (Wang 2016 §4) …
+pub const SHRINK_PERCENT: u64 = 10;
+
+/// … and how much it gives, for being short is more urgent.
+pub const GROW_PERCENT: u64 = 30;
+
+/// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
+pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
+
+/// What `balance` takes must save more than it may cost within this time: it is under way for some of its periods.
+pub const PAYS_WITHIN: Millis = Millis::secs(60);
+
+/// What is taken may be missed once, in pieces of this: a granule of tracking.
+pub const PIECE: Bytes = Bytes::kib(128);
+
+/// … and what a VM has less than it needs is missed once within this time at least.
+pub const MISSED_WITHIN: Millis = Millis::secs(3600);
+
+/// The part of what a VM has from which is read how its misses go on beyond it, in percent: the last quarter.
+pub const LAST_PART_PERCENT: u64 = 25;
+
+/// `balance` tries sizes in steps of this (Wang 2016 §4: eight granules) …
+pub const SMALL_STEP: Bytes = Bytes::mib(1);
+
+/// … and where a VM is larger than this, whose granules are huge pages, …
+pub const LARGE_VM: Bytes = Bytes::mib(2048);
+
+/// … in steps of this.
+pub const LARGE_STEP: Bytes = Bytes::mib(16);
+
+/// A VM that occupies next to nothing of what it may use is counted with this share of it.
+pub const LEAST_CHARGE: f64 = 0.01;
+
+/// How much the latest second counts in a VM's rate of major faults: about a period is remembered.
+pub const FAULTS_SHARE: f64 = 0.2;
+
+/// … but so many sizes of a VM at most.
+pub const MOST_SIZES: u64 = 1024;
+
+/// What a group had to take back is not handed out again for this long at first; it doubles each time …
+pub const DEFICIT_FIRST: Millis = Millis::secs(30);
+
+/// … up to this.
+pub const DEFICIT_MAX: Millis = Millis::secs(600);
+
+/// How long after a move it shows what it has saved: three periods.
+pub const JUDGED_AFTER: Millis = Millis::secs(15);
+
 /// The group's reserve, in percent of its budget: covers copy-on-write bursts and fast refaults, and
 /// keeps surplus and deficit apart so that neither chases the other.
 pub const RESERVE_PERCENT: u64 = 4;

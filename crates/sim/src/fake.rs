@@ -104,7 +104,7 @@ impl Load {
 }
 
 /// One guest of a scenario.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Fake {
     /// Its name within its group.
     pub name: String,
@@ -120,8 +120,46 @@ pub struct Fake {
     pub reports_free: bool,
     /// Whether all of its memory was touched when it booted.
     pub preallocated: bool,
+    /// How its programs go through their memory, if that is tracked.
+    pub access: Option<Access>,
     /// Its misbehaviour.
     pub natures: Vec<Nature>,
+}
+
+/// How programs go through what they want: how often, and how much of it they miss with less.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Access {
+    /// References per second.
+    pub references_per_s: f64,
+    /// A miss-ratio curve: by shares of what the programs want, from 0 to 1, the share of references that miss.
+    pub curve: Vec<(f64, f64)>,
+}
+
+impl Access {
+    /// All of it evenly, by chance.
+    #[must_use]
+    pub fn even(references_per_s: f64) -> Self {
+        Self { references_per_s, curve: vec![(0.0, 1.0), (1.0, 0.0)] }
+    }
+
+    /// One after the other, again and again: with less than all of it, LRU finds nothing.
+    #[must_use]
+    pub fn cyclic(references_per_s: f64) -> Self {
+        Self { references_per_s, curve: vec![(0.0, 1.0), (0.97, 1.0), (1.0, 0.0)] }
+    }
+
+    /// The share of references that miss with this share of what the programs want.
+    #[must_use]
+    pub fn miss_ratio(&self, share: f64) -> f64 {
+        let after = self.curve.partition_point(|point| point.0 <= share);
+        match (self.curve.get(after.wrapping_sub(1)), self.curve.get(after)) {
+            (Some(before), Some(after)) => {
+                before.1 + (after.1 - before.1) * (share - before.0) / (after.0 - before.0)
+            }
+            (Some((_, ratio)), None) | (None, Some((_, ratio))) => *ratio,
+            (None, None) => 0.0,
+        }
+    }
 }
 
 impl Fake {
@@ -138,6 +176,7 @@ impl Fake {
             balloon: None,
             reports_free: true,
             preallocated: false,
+            access: None,
             natures: Vec::new(),
         }
     }
@@ -165,6 +204,13 @@ impl Fake {
     #[must_use]
     pub fn that(mut self, nature: Nature) -> Self {
         self.natures.push(nature);
+        self
+    }
+
+    /// It is tracked, and goes through its memory like this.
+    #[must_use]
+    pub fn accessing(mut self, access: Access) -> Self {
+        self.access = Some(access);
         self
     }
 

@@ -12,7 +12,10 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use model::{Bytes, GuestStats, Link, Migration, Reading, Time, VmName, VmView, view::Mechanism};
+use model::{
+    Bytes, GuestStats, Link, Migration, Reading, Time, Tracking, VmName, VmView,
+    tracking::CurvePoint, view::Mechanism,
+};
 
 use crate::fake::{Fake, Lie, Nature};
 
@@ -53,6 +56,8 @@ pub struct Guest {
     pub cache: Bytes,
     /// What the guest occupies on the host.
     pub used: Bytes,
+    /// References that missed so far, where it is known how the programs go through their memory.
+    pub misses: f64,
     /// Programs killed for want of memory so far.
     pub kills: u64,
     /// Whether a migration is under way.
@@ -81,6 +86,7 @@ impl Guest {
             resident: Bytes::ZERO,
             swapped: Bytes::ZERO,
             cache: Bytes::ZERO,
+            misses: 0.0,
             used,
             kills: 0,
             is_migrating: false,
@@ -151,7 +157,7 @@ impl Guest {
             block: None,
             cgroup_cpu_us: None,
             pid: None,
-            tracking: None,
+            tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),
             dedup: None,
             free_pages: None,
             limits,
@@ -228,11 +234,45 @@ impl Guest {
         self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
         self.swapped = self.swapped.max(lacking);
         let back = self.swapped.minus(lacking).min(DISK_PER_SECOND);
-        let thrashed = lacking.min(DISK_PER_SECOND);
+        let thrashed = match &self.fake.access {
+            Some(access) => {
+                let misses = access.references_per_s * access.miss_ratio(self.share(self.actual));
+                self.misses += misses;
+                bytes(misses * 4096.0).min(DISK_PER_SECOND)
+            }
+            None => lacking.min(DISK_PER_SECOND),
+        };
         self.swapped = self.swapped.minus(back);
         self.swap_in_now = back.plus(thrashed);
         self.swap_in = self.swap_in.plus(self.swap_in_now);
         self.swap_out = self.swap_out.plus(thrashed);
+    }
+
+    /// The share of what its programs want that fits into `memory`.
+    fn share(&self, memory: Bytes) -> f64 {
+        let programs = self.wanted.minus(Fake::KERNEL);
+        memory.minus(Fake::KERNEL).0 as f64 / programs.0.max(1) as f64
+    }
+
+    /// What tracking would tell: the curve as far as its memory reaches.
+    fn tracking(&self) -> Option<Tracking> {
+        let access = self.fake.access.as_ref()?;
+        let programs = self.wanted.minus(Fake::KERNEL).0 as f64;
+        let end = self.share(self.actual).min(1.0);
+        let inside = access.curve.iter().copied().take_while(|(share, _)| *share < end);
+        let last = (end, access.miss_ratio(end));
+        let kernel = CurvePoint { memory: Bytes::ZERO, miss_ratio: 1.0 };
+        let point = |(share, miss_ratio)| CurvePoint {
+            memory: Fake::KERNEL.plus(bytes(share * programs)),
+            miss_ratio,
+        };
+        Some(Tracking {
+            working_set: Some(self.wanted),
+            swapped: self.swapped,
+            curve: std::iter::once(kernel).chain(inside.chain([last]).map(point)).collect(),
+            references_per_s: access.references_per_s,
+            ..Tracking::default()
+        })
     }
 
     /// Answers for its statistics, unless it is late this time.
@@ -259,6 +299,11 @@ impl Guest {
         }
         self.stats = Some(Reading::new(stats, now));
     }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+fn bytes(size: f64) -> Bytes {
+    Bytes(size as u64)
 }
 
 fn falsify(stats: &mut GuestStats, lie: Lie, actual: Bytes, second: u64) {

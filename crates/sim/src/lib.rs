@@ -15,13 +15,14 @@
 //! **Leaves out.** How fast pages really move. Rates are round figures of the right size (a balloon:
 //! 200 MiB/s, a swap disk: 20 MiB/s); the scenarios on real guests measure.
 
+pub mod dynamic_programming;
 mod fake;
 mod guest;
 mod harm;
 mod host;
 mod scenario;
 
-pub use fake::{Fake, Lie, Load, Nature};
+pub use fake::{Access, Fake, Lie, Load, Nature};
 pub use guest::Guest;
 pub use harm::{Harm, Judge};
 pub use host::{Host, SimClock};

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use model::{
     Bytes, GroupName, GroupSpec, HostView, Mode, NamePattern, Plan, Policy, Spec, VmLimits, VmName,
     ports::Clock as _,
-    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, VmSpec},
+    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 use policy::{Memory, Rules};
 
@@ -87,6 +87,20 @@ impl Scenario {
             self.spec.vms.insert(vm.clone(), VmSpec { swap, ..VmSpec::default() });
             self.guests.push(Guest::boot(vm, fake));
         }
+        self
+    }
+
+    /// This tenant pays for `mib` MiB.
+    #[must_use]
+    pub fn paying(mut self, name: &str, mib: u64) -> Self {
+        self.spec.groups.entry(name.into()).or_default().budget = Some(Bytes::mib(mib));
+        self
+    }
+
+    /// The misses of this VM count `weight` times, and it belongs to this class.
+    #[must_use]
+    pub fn weighing(mut self, vm: &str, weight: u32, priority: u8) -> Self {
+        self.spec.vms.entry(vm.into()).or_default().share = ShareSpec { weight, priority };
         self
     }
 

@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 use model::{Bytes, Policy, VmName};
-use sim::{Fake, Harm, Lie, Load, Nature, Scenario, limits};
+use sim::{Access, Fake, Harm, Lie, Load, Nature, Scenario, limits};
 
 const FLEETS: u64 = 150;
 const SECONDS: u64 = 300;
@@ -20,6 +20,12 @@ fn any_guest(name: usize, most: u64, rng: &mut Rng) -> Fake {
     let fake = Fake::new(format!("{name}"), load).standing_at(rng.u64(128..384));
     let fake = fake.caching(rng.choice([0, 0, 50, 200]).unwrap_or(0));
     let fake = if rng.bool() { fake.preallocated() } else { fake };
+    let references = 10f64.powf(rng.f64() * 4.0);
+    let fake = match rng.u8(0..3) {
+        0 => fake.accessing(Access::even(references)),
+        1 => fake.accessing(Access::cyclic(references)),
+        _ => fake,
+    };
     let from = rng.u64(0..SECONDS);
     match rng.u8(0..16) {
         0 => fake.that(Nature::StuckBalloon { from }),
@@ -47,7 +53,9 @@ fn is_to_blame(second: usize, harm: &Harm, policy: Policy, fleet: &[(String, Fak
         Harm::TakenFromSuffering { vm, instead } => {
             second > START_S && is_plain(vm) && is_plain(instead)
         }
-        Harm::Oscillation { vm } => policy == Policy::Demand && is_plain(vm),
+        Harm::Oscillation { vm } => {
+            matches!(policy, Policy::Demand | Policy::Balance) && is_plain(vm)
+        }
         Harm::OverBudget { .. } => fleet.iter().all(|(_, fake)| fake.natures.is_empty()),
         harm => harm.victim().is_none_or(is_plain),
     }
@@ -60,8 +68,8 @@ fn no_fleet_is_harmed_whatever_its_members_do() {
         let mut rng = Rng::with_seed(seed);
         let mut scenario = Scenario::new(seed);
         let mut fleet = Vec::new();
-        let policies = [Policy::Fair, Policy::Entitlement, Policy::Demand];
-        let policy = policies[rng.usize(0..3)];
+        let policies = [Policy::Fair, Policy::Entitlement, Policy::Demand, Policy::Balance];
+        let policy = policies[rng.usize(0..4)];
         let lends = rng.bool();
         for group in ["shop", "lab"] {
             // Who needs all that it has, or has handed it out, lends nothing.

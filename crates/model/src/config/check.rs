@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Bytes, GroupSpec, NamePattern, Spec, VmName,
-    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, VmSpec},
+    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
 const DEFAULT_QMP: &str = "/run/overbook/qmp/*.sock";
@@ -305,7 +305,12 @@ impl From<GroupDraft> for GroupSpec {
 
 impl From<VmDraft> for VmSpec {
     fn from(draft: VmDraft) -> Self {
-        Self { limits: draft.limits.into(), swap: draft.swap }
+        let usual = ShareSpec::default();
+        let share = ShareSpec {
+            weight: draft.weight.unwrap_or(usual.weight),
+            priority: draft.priority.unwrap_or(usual.priority),
+        };
+        Self { limits: draft.limits.into(), swap: draft.swap, share }
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::table::{At, Place, Table};
-use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget};
+use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget, spec::ShareSpec};
 
 /// All files together.
 #[derive(Default)]
@@ -43,6 +43,8 @@ pub(super) struct VmDraft {
     pub(super) place: Place,
     pub(super) limits: LimitsDraft,
     pub(super) swap: Option<bool>,
+    pub(super) weight: Option<u32>,
+    pub(super) priority: Option<u8>,
 }
 
 /// `min`, `base` and `max`.
@@ -116,6 +118,7 @@ impl GroupDraft {
             ("fair", Policy::Fair),
             ("entitlement", Policy::Entitlement),
             ("demand", Policy::Demand),
+            ("balance", Policy::Balance),
         ];
         set(&mut self.policy, table.choice("policy", &policies));
         set(&mut self.vms, table.texts("vms"));
@@ -132,12 +135,20 @@ impl GroupDraft {
 
 impl VmDraft {
     fn new(table: &Table<'_>) -> Self {
-        Self { place: table.place(), limits: LimitsDraft::default(), swap: None }
+        Self {
+            place: table.place(),
+            limits: LimitsDraft::default(),
+            swap: None,
+            weight: None,
+            priority: None,
+        }
     }
 
     fn apply(&mut self, table: &Table<'_>) {
         self.limits.apply(table);
         set(&mut self.swap, table.flag("swap"));
+        set(&mut self.weight, table.count("weight", &ShareSpec::WEIGHTS));
+        set(&mut self.priority, table.count("priority", &ShareSpec::PRIORITIES));
         table.finish();
     }
 }

@@ -4,7 +4,13 @@
 //! an "unknown key" message is the list of keys that the code really reads, and cannot fall behind
 //! it.
 
-use std::{cell::RefCell, collections::BTreeSet, ops::Range, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    fmt::Display,
+    ops::{Range, RangeInclusive},
+    sync::Arc,
+};
 
 use toml::{
     Spanned,
@@ -201,16 +207,33 @@ impl<'a> Table<'a> {
         };
         let found = choices.iter().find(|(word, _)| word == text);
         if found.is_none() {
-            let hint = if key == "policy" && text == "balance" {
-                " (`balance` does not exist yet)".to_owned()
-            } else {
-                did_you_mean(text, &words)
-            };
+            let hint = did_you_mean(text, &words);
             let text = printable(text);
             let message = format!("`{key}` is \"{text}\"; valid: {}{hint}", words.join(", "));
             self.source.fault(&value.span(), message);
         }
         found.map(|(_, choice)| *choice)
+    }
+
+    /// A whole number within a range.
+    pub(super) fn count<T>(&self, key: &'static str, range: &RangeInclusive<T>) -> Option<T>
+    where
+        T: TryFrom<u64> + PartialOrd + Display,
+    {
+        let value = self.get(key)?;
+        let wanted = format!("a whole number from {} to {}", range.start(), range.end());
+        let DeValue::Integer(number) = value.get_ref() else {
+            self.wrong_type(key, value, &wanted);
+            return None;
+        };
+        let count = u64::from_str_radix(number.as_str(), number.radix()).ok();
+        let count = count.and_then(|count| T::try_from(count).ok());
+        let count = count.filter(|count| range.contains(count));
+        if count.is_none() {
+            let shown = printable(number.as_str());
+            self.source.fault(&value.span(), format!("`{key}` is {shown}; valid: {wanted}"));
+        }
+        count
     }
 
     /// What tracking may cost: a percentage of one vCPU, or "off".

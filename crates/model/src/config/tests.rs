@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use crate::{
+    Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget, spec::ShareSpec,
+};
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
 const CONFIGURE_PAGE: &str = include_str!("../../../../docs/src/configure.md");
@@ -57,6 +59,8 @@ fn every_key_arrives_in_the_spec() {
         min = "256MiB"
         max = "1GiB"
         swap = true
+        weight = 3
+        priority = 9
         "#,
     )
     .unwrap();
@@ -72,6 +76,7 @@ fn every_key_arrives_in_the_spec() {
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
     assert_eq!((limits.max, spec.swap_of(&"web-1".into())), (Bytes::mib(1024), Some(true)));
+    assert_eq!(spec.vms[&"web-1".into()].share, ShareSpec { weight: 3, priority: 9 });
 }
 
 #[test]
@@ -90,7 +95,7 @@ vms = ["web-*"]
 min = "1GiB"
 max = "512MiB"
 [group.db]
-policy = "balance"
+policy = "balanced"
 tracking = "20%"
 vms = ["*-1", ""]
 [group.shop]
@@ -101,6 +106,8 @@ lend = "yes"
 [vm."web-1"]
 base = "0B"
 swap = "yes"
+weight = 0
+priority = "high"
 "#;
     let expected = "\
 overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
@@ -111,14 +118,16 @@ overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to thos
 overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
 overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:19) and \"web-*\"
 overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
-overbook.toml:15: `policy` is \"balance\"; valid: fair, entitlement, demand (`balance` does not exist yet)
+overbook.toml:15: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
 overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
 overbook.toml:17: `vms` must not be empty
 overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
 overbook.toml:21: `free_pages` is \"late\"; valid: off, lazy; did you mean `lazy`?
 overbook.toml:22: `lend` must be true or false, not a text
 overbook.toml:24: `base` must be more than zero
-overbook.toml:25: `swap` must be true or false, not a text";
+overbook.toml:25: `swap` must be true or false, not a text
+overbook.toml:26: `weight` is 0; valid: a whole number from 1 to 1000
+overbook.toml:27: `priority` must be a whole number from 0 to 9, not a text";
     assert_eq!(faults_of(text), expected);
 }
 

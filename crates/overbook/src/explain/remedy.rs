@@ -44,6 +44,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::NoLender
         | Reason::Demand { .. }
         | Reason::Share { .. }
+        | Reason::Balance { .. }
+        | Reason::Bonus
+        | Reason::WorthLess { .. }
         | Reason::GiveBack { .. }
         | Reason::Restore { .. }
         | Reason::Idle { .. }
@@ -53,7 +56,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::BlindGiveBack { .. } | Reason::NoStats => {
             "check the guest's virtio_balloon driver: without statistics nothing is taken from it"
         }
-        Reason::Deficit { .. } | Reason::NoSurplus { .. } => {
+        Reason::Deficit { .. } | Reason::NoSurplus { .. } | Reason::BestElsewhere => {
             "a larger `budget` of the group, or other VMs of the group that need less"
         }
         Reason::HostShort { .. } | Reason::HostReserve { .. } => {

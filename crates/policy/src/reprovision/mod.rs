@@ -1,9 +1,11 @@
 //! Who gets the surplus: one trait, one file per policy (Kim 2014 §4.2.2).
 //!
-//! A policy only says what each member should hold above its base; it is given the *pool* (all grants of
+//! [`balance`] decides over all of a group's memory. The other policies share out the surplus: such a
+//! policy only says what each member should hold above its base; it is given the *pool* (all grants of
 //! the group and its surplus) and cannot hand out more. Whether a member may be shrunk, how fast, and
 //! whether the host has the memory is decided elsewhere, the same for all policies.
 
+pub(crate) mod balance;
 mod demand;
 mod entitlement;
 mod fair;
@@ -40,12 +42,13 @@ pub(crate) trait Reprovision {
     fn share(&self, members: &[Standing], pool: Bytes) -> Shares;
 }
 
-/// The implementation of `policy`.
-pub(crate) fn policy(policy: Policy) -> &'static dyn Reprovision {
+/// The implementation of `policy`; `None`: [`balance`], which decides over all memory.
+pub(crate) fn policy(policy: Policy) -> Option<&'static dyn Reprovision> {
     match policy {
-        Policy::Fair => &fair::Fair,
-        Policy::Entitlement => &entitlement::Entitlement,
-        Policy::Demand => &demand::Demand,
+        Policy::Fair => Some(&fair::Fair),
+        Policy::Entitlement => Some(&entitlement::Entitlement),
+        Policy::Demand => Some(&demand::Demand),
+        Policy::Balance => None,
     }
 }
 

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use model::{
     Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
     NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
-    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, VmSpec},
+    spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
+    tracking::{CurvePoint, Tracking, TrackingCost},
 };
 use proptest::prelude::*;
 
@@ -43,6 +44,8 @@ pub(crate) struct Shown {
     pub(crate) migration: Migration,
     /// What it is said to have freed, and how old that is.
     pub(crate) freed: Option<(FreePages, u64)>,
+    /// What tracking says, and how old that is.
+    pub(crate) tracking: Option<(Tracking, u64)>,
 }
 
 impl Shown {
@@ -57,6 +60,7 @@ impl Shown {
             used: None,
             migration: Migration::None,
             freed: None,
+            tracking: None,
         }
     }
 }
@@ -144,7 +148,10 @@ impl World {
             block: None,
             cgroup_cpu_us: None,
             pid: None,
-            tracking: None,
+            tracking: shown
+                .tracking
+                .clone()
+                .map(|(tracking, age)| Reading::new(tracking, Time(self.now.0 - age))),
             dedup: None,
             free_pages: shown.freed.map(|(freed, age)| Reading::new(freed, Time(self.now.0 - age))),
             limits: BTreeMap::new(),
@@ -207,6 +214,30 @@ fn freed() -> impl Strategy<Value = FreePages> {
     })
 }
 
+/// Mostly curves that fall; also ones that rise, or whose numbers cannot be true.
+fn tracking() -> impl Strategy<Value = Tracking> {
+    let absurd = prop::sample::select(vec![-1.0, 1e300, 0.0]);
+    let references = prop_oneof![8 => 0.0..1e5f64, 1 => absurd.clone()];
+    let ratio = prop_oneof![40 => 0.0..1.0f64, 1 => absurd];
+    let point =
+        (any_bytes(), ratio).prop_map(|(memory, miss_ratio)| CurvePoint { memory, miss_ratio });
+    let curve = (prop::collection::vec(point, 0..6), prop::bool::weighted(0.9));
+    let working_set = prop::option::weighted(0.9, any_bytes());
+    (working_set, any_bytes(), curve, references).prop_map(
+        |(working_set, swapped, (mut curve, is_falling), references_per_s)| {
+            if is_falling {
+                curve.sort_by_key(|point| point.memory);
+                curve.dedup_by_key(|point| point.memory);
+                let mut ratios: Vec<f64> = curve.iter().map(|point| point.miss_ratio).collect();
+                ratios.sort_by(|a, b| b.total_cmp(a));
+                curve.iter_mut().zip(ratios).for_each(|(point, ratio)| point.miss_ratio = ratio);
+            }
+            let cost = TrackingCost::default();
+            Tracking { working_set, swapped, curve, references_per_s, cost }
+        },
+    )
+}
+
 fn shown() -> impl Strategy<Value = Shown> {
     let incarnation = prop_oneof![30 => Just(Some(1)), 1 => Just(Some(2)), 2 => Just(None)];
     let balloon = prop_oneof![
@@ -225,7 +256,11 @@ fn shown() -> impl Strategy<Value = Shown> {
         age(),
         prop::option::weighted(0.95, (stats(), stats_age)),
         prop::option::weighted(0.95, (prop::option::weighted(0.1, any_bytes()), age())),
-        (migration, prop::option::weighted(0.3, (freed(), age()))),
+        (
+            migration,
+            prop::option::weighted(0.3, (freed(), age())),
+            prop::option::weighted(0.7, (tracking(), age())),
+        ),
     )
         .prop_map(|(incarnation, is_up, balloon, balloon_age, stats, used, others)| Shown {
             incarnation,
@@ -236,6 +271,7 @@ fn shown() -> impl Strategy<Value = Shown> {
             used,
             migration: others.0,
             freed: others.1,
+            tracking: others.2,
         })
 }
 
@@ -297,11 +333,14 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         Policy::Entitlement,
         Policy::Demand,
         Policy::Demand,
+        Policy::Balance,
+        Policy::Balance,
     ]);
     let lend = prop::bool::weighted(0.7);
     let group = (policy, prop::option::weighted(0.3, mib(0..3_000)), limits(), lend);
     let groups = prop::collection::vec(group, 1..=3);
-    let swaps = prop::collection::vec(prop::option::of(prop::bool::weighted(0.8)), VMS);
+    let swap = prop::option::of(prop::bool::weighted(0.8));
+    let swaps = prop::collection::vec((swap, 1..100u32, 0..3u8), VMS);
     let reserve = prop::option::of(mib(0..1_000));
     (groups, swaps, reserve, mode).prop_map(|(groups, swaps, reserve, balloon)| Spec {
         host: HostSpec { reserve, qmp: vec![], state: "state".into() },
@@ -320,7 +359,10 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         vms: swaps
             .into_iter()
             .enumerate()
-            .map(|(i, swap)| (name(i), VmSpec { swap, ..VmSpec::default() }))
+            .map(|(i, (swap, weight, priority))| {
+                let share = ShareSpec { weight, priority };
+                (name(i), VmSpec { swap, share, ..VmSpec::default() })
+            })
             .collect(),
     })
 }

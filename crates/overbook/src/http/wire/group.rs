@@ -99,5 +99,6 @@ const fn policy_name(policy: Policy) -> &'static str {
         Policy::Fair => "fair",
         Policy::Entitlement => "entitlement",
         Policy::Demand => "demand",
+        Policy::Balance => "balance",
     }
 }

@@ -1,0 +1,241 @@
+//! One group's balance in a tick: from members to what [`balance`] needs, and from its rounds to moves.
+//!
+//! A round is held every [`tuning::BALANCE_PERIOD`] and says where everybody should be at its end; in between, memory moves: what is
+//! taken passes [`guard`] in steps, what is given has to be there first. After a while each move shows what it has saved.
+
+use model::{Bytes, Ledger, Reason, Time, plan::Outcome, reason::Pressure};
+
+use crate::{
+    Rules,
+    group::Group,
+    guard::{self, Purpose},
+    headroom::Headroom,
+    member::{Member, margin},
+    memory::{Balanced, Goal, GroupBalance, Moved, doubled},
+    reprovision::balance::{
+        self, Seat,
+        worth::{Condition, Worth, growth},
+    },
+    tuning,
+};
+
+impl Group<'_> {
+    /// Moves memory to where it saves the most misses.
+    pub(crate) fn move_memory(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
+        let surplus = self.lasting_surplus(now);
+        self.members.iter_mut().for_each(|member| judge(member, now));
+        if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
+            self.balance.held_at = Some(now);
+            self.hold_round(surplus, rules, now);
+        }
+        for member in &mut self.members {
+            take(member, rules, now);
+        }
+        self.give(surplus, host, now);
+    }
+
+    /// The surplus that can be counted on. What members use goes up and down; what was handed out and had to be taken back is not
+    /// handed out again for a while, which grows each time.
+    fn lasting_surplus(&mut self, now: Time) -> Bytes {
+        let GroupBalance { deficits, deficit_at, pool, .. } = &mut self.balance;
+        let held: Bytes = self.members.iter().map(|member| member.target).sum();
+        let Ledger { surplus, deficit, .. } = self.ledger;
+        let since = now.since(*deficit_at);
+        if !deficit.is_zero() {
+            if *deficits == 0 || since > tuning::DEFICIT_FIRST {
+                *deficits = if since > tuning::DEFICIT_MAX { 1 } else { *deficits + 1 };
+            }
+            (*deficit_at, *pool) = (now, held.minus(deficit));
+            return Bytes::ZERO;
+        }
+        let wait = doubled(tuning::DEFICIT_FIRST, *deficits, tuning::DEFICIT_MAX);
+        if *deficits > 0 && since < wait { surplus.min(pool.minus(held)) } else { surplus }
+    }
+
+    fn hold_round(&mut self, surplus: Bytes, rules: Rules, now: Time) {
+        let seats: Vec<Seat> =
+            self.members.iter().map(|member| seat(member, surplus, rules, now)).collect();
+        let balance::Round { sizes, fits } = balance::round(&seats, surplus);
+        let per_minute = |seat: &Seat, size: Bytes| {
+            let saved =
+                (seat.misses(seat.held) - seat.misses(size)) / f64::from(seat.weight.max(1));
+            rounded(saved * 60.0)
+        };
+        let saves: Vec<i64> =
+            seats.iter().zip(&sizes).map(|(s, size)| per_minute(s, *size)).collect();
+        let saved_in_all = saves.iter().sum::<i64>().max(0).unsigned_abs();
+        for (((member, seat), size), saves) in
+            self.members.iter_mut().zip(&seats).zip(sizes).zip(saves)
+        {
+            // What is taken back and forth in small change only wakes who is taken from.
+            let least = if size < seat.held { tuning::UNIT } else { tuning::STEP_MIN };
+            let is_worth_it = size.0.abs_diff(seat.held.0) >= least.0;
+            let goal = Goal { size: size.floor_mib(), saves, saved_in_all, fits };
+            member.memory.balanced = Some(Balanced {
+                need: seat.worth.need.min(seat.most),
+                is_tracked: seat.worth.is_tracked,
+                goal: is_worth_it.then_some(goal),
+            });
+        }
+    }
+
+    /// Gives what is there, most where it saves most.
+    fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
+        let mut order: Vec<usize> = (0..self.members.len()).collect();
+        let saves = |member: &Member| goal(member).map_or(0, |goal| goal.saves);
+        order.sort_by_key(|i| std::cmp::Reverse(saves(&self.members[*i])));
+        for i in order {
+            let member = &mut self.members[i];
+            let Some(goal) = goal(member).filter(|goal| goal.size > member.target) else {
+                if member.change.is_none() && member.demand().is_some() {
+                    member.refuse(why_no_more(member));
+                }
+                continue;
+            };
+            let wanted = goal.size.minus(member.target).min(surplus);
+            if !member.can_take_more() || wanted < tuning::STEP_MIN {
+                continue;
+            }
+            match host.claim(wanted) {
+                Ok(granted) => {
+                    surplus = surplus.minus(granted);
+                    let saves = goal.saves.max(0).unsigned_abs();
+                    let reason = if goal.fits && saves == 0 {
+                        Reason::Bonus
+                    } else {
+                        Reason::Balance { saves }
+                    };
+                    note_move(member, &goal, now);
+                    member.give(member.target.plus(granted).floor_mib(), reason);
+                }
+                Err(refusal) => member.refuse(refusal),
+            }
+        }
+    }
+
+    /// The member that is shortest, and what those that are short need beyond `surplus`.
+    pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
+        let lacks = |member: &Member| {
+            let need = member.memory.balanced.as_ref().map_or(Bytes::ZERO, |b| b.need);
+            member.demand().map_or(Bytes::ZERO, |_| need.minus(member.target))
+        };
+        let lacking = self.members.iter().map(lacks).sum::<Bytes>().minus(surplus);
+        let shortest = (0..self.members.len()).max_by_key(|i| lacks(&self.members[*i]))?;
+        (!lacking.is_zero()).then_some((shortest, lacking))
+    }
+}
+
+fn goal(member: &Member) -> Option<Goal> {
+    member.memory.balanced.as_ref().and_then(|balanced| balanced.goal)
+}
+
+/// What balancing needs to know of a member.
+fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
+    let (held, limits) = (member.target, member.limits);
+    let is_short = member.is_pressured() || member.demand().is_some();
+    let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
+    let worth = Worth::of(member.tracking.as_ref(), Condition { held, faults });
+    let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
+    let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
+    let can_shrink_soon =
+        member.blocked.is_none() && !matches!(lowest, Err(Reason::BackOff { .. }));
+    // Below its base a member is only taken what it does not need: it would get it back at once.
+    let floor = if member.has_swap { limits.min } else { limits.base };
+    let least = limits.base.min(worth.need.max(floor)).min(held);
+    let least = if worth.is_tracked && can_shrink_soon { least } else { held };
+    let unneeded = match &member.guest {
+        Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
+            member.grant().min(guest.available.minus(margin(guest)))
+        }
+        Ok(_) if member.blocked.is_none() => held.minus(worth.need.max(floor)),
+        _ => Bytes::ZERO,
+    };
+    let lowest = lowest.map_or(held, |lowest| lowest.clamp(least, held));
+    let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();
+    let most = if can_grow { limits.max.max(limits.base).max(held) } else { held };
+    let grown = held.plus(growth(held));
+    let lacks = worth.need.minus(held);
+    let grown = match member.guest.as_ref().ok().and_then(|guest| guest.pressure) {
+        Some(Pressure::SwapIn { per_second })
+            if per_second >= tuning::HEAVY_SWAP_IN && lacks <= surplus =>
+        {
+            grown.max(worth.need)
+        }
+        _ => grown,
+    };
+    let highest = if member.can_take_more() { grown.min(most) } else { held };
+    let charged = member.used.plus(member.promised()).min(member.limit());
+    let charge = charged.0 as f64 / member.limit().0.max(1) as f64;
+    Seat {
+        held,
+        least,
+        most,
+        lowest,
+        highest,
+        unneeded,
+        charge: charge.max(tuning::LEAST_CHARGE),
+        suffers: member.is_pressured(),
+        worth,
+        weight: member.share.weight,
+        priority: member.share.priority,
+    }
+}
+
+fn take(member: &mut Member, rules: Rules, now: Time) {
+    let Some(goal) = goal(member).filter(|goal| goal.size < member.target) else { return };
+    let wanted = member.target.minus(goal.size);
+    match guard::lowest_target(member, wanted, Purpose::Balance, rules, now) {
+        Ok(target) if member.change.is_none() => {
+            let costs = goal.saves.min(0).unsigned_abs();
+            note_move(member, &goal, now);
+            member.take(target, Reason::WorthLess { costs, saves: goal.saved_in_all });
+        }
+        Ok(_) => {}
+        Err(refusal) => member.refuse(refusal),
+    }
+}
+
+/// Remembers what a move is for, unless it goes on with the one before.
+fn note_move(member: &mut Member, goal: &Goal, now: Time) {
+    let is_take = goal.size < member.target;
+    let goes_on = |moved: &Moved| {
+        (moved.to < moved.from) == is_take && now.since(moved.at) < tuning::JUDGED_AFTER
+    };
+    if member.memory.moved.as_ref().is_some_and(goes_on) {
+        if let Some(moved) = &mut member.memory.moved {
+            moved.to = goal.size;
+            moved.saves = goal.saves;
+        }
+    } else {
+        let before = member.memory.faults_per_s;
+        let (from, to, saves) = (member.target, goal.size, goal.saves);
+        member.memory.moved = Some(Moved { at: now, from, to, saves, faults_before: before });
+    }
+}
+
+/// Sees what the last move has saved, once that can be seen.
+fn judge(member: &mut Member, now: Time) {
+    let memory = &mut member.memory;
+    let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
+    if let Some(moved) = memory.moved.take_if(is_due) {
+        let saved = rounded((moved.faults_before - memory.faults_per_s) * 60.0);
+        let Moved { at, from, to, saves: expected, .. } = moved;
+        memory.outcome = Some(Outcome { at, from, to, expected, saved });
+    }
+}
+
+/// Why a member that is short is given nothing.
+fn why_no_more(member: &Member) -> Reason {
+    if let Some(reason) = member.blocked.as_ref().or(member.avoided.as_ref()) {
+        reason.clone()
+    } else if member.has_max() {
+        Reason::AtMax { max: member.limits.max }
+    } else {
+        Reason::BestElsewhere
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "saturates, and is a count")]
+fn rounded(count: f64) -> i64 {
+    count.round() as i64
+}

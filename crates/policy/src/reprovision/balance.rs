@@ -1,0 +1,244 @@
+//! `balance`: memory goes where it saves the most misses (Wang 2016 §4).
+//!
+//! ```text
+//! every 5 s:  need = max(min, working set, what lies in swap included)
+//!     all needs fit:  everybody its need, and the rest in proportion to it
+//!     else:           the sizes with the least misses in all that fit
+//!     each VM goes there by at most 10 % down or 30 % up
+//! ```
+//!
+//! The paper looks for the best sizes within those 10 and 30 %. A program that goes through all of its data again and again misses
+//! the same until all of it fits (a cliff), so that no step of 30 % seems worth taking; and where two such programs cannot both fit,
+//! memory would go to and fro between them. So the best sizes of all are looked for, and the steps lead there.
+//!
+//! Sizes are counted by what they occupy: a VM of whose pages half are shared gets two for the price of one. What shares out is
+//! [`crate::optimum`]; what a VM's memory is worth to it says [`worth`].
+//!
+//! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at all. So a plan that takes must save
+//! more misses within [`tuning::PAYS_WITHIN`] than it may cost; otherwise only what is nobody's is given. Who has what it needs
+//! gives nothing up for a bonus, and who suffers gives nothing up as long as somebody else has more than it needs. [`crate::guard`] adds the rest: who was short after a take is left alone, longer each time.
+//!
+//! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
+
+pub(crate) mod worth;
+
+use std::collections::BTreeMap;
+
+use model::Bytes;
+
+use self::worth::Worth;
+use crate::{
+    optimum::{self, Choice},
+    tuning,
+};
+
+/// What balancing needs to know of a member.
+#[derive(Clone, Debug)]
+pub(crate) struct Seat {
+    /// What it may use now.
+    pub(crate) held: Bytes,
+    /// It can have from this …
+    pub(crate) least: Bytes,
+    /// … to this.
+    pub(crate) most: Bytes,
+    /// What it holds can change in this round to this at least …
+    pub(crate) lowest: Bytes,
+    /// … and this at most.
+    pub(crate) highest: Bytes,
+    /// What a byte that it may use occupies, above 0 and at most 1.
+    pub(crate) charge: f64,
+    pub(crate) worth: Worth,
+    /// What it holds beyond its need, and will give up sooner or later.
+    pub(crate) unneeded: Bytes,
+    /// It is short of memory now.
+    pub(crate) suffers: bool,
+    /// Times its misses.
+    pub(crate) weight: u32,
+    /// Higher ones are served first.
+    pub(crate) priority: u8,
+}
+
+/// What a round is to bring about.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Round {
+    /// What each member should have, in their order.
+    pub(crate) sizes: Vec<Bytes>,
+    /// Whether all needs fit.
+    pub(crate) fits: bool,
+}
+
+impl Seat {
+    fn need(&self) -> Bytes {
+        self.worth.need.clamp(self.least, self.most)
+    }
+
+    /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be used.
+    fn occupied(&self, memory: Bytes) -> f64 {
+        let kept = memory.min(self.held);
+        kept.0 as f64 * self.charge + memory.minus(self.held).0 as f64
+    }
+
+    /// The memory with which it occupies so much.
+    fn memory_for(&self, occupied: f64) -> f64 {
+        let (held, all) = (self.held.0 as f64, self.held.0 as f64 * self.charge);
+        if occupied > all { held + (occupied - all) } else { occupied / self.charge }
+    }
+
+    /// Its weighted misses per second with `memory`.
+    pub(crate) fn misses(&self, memory: Bytes) -> f64 {
+        self.worth.misses(memory) * f64::from(self.weight)
+    }
+}
+
+/// What each member should have, where `surplus` is nobody's.
+pub(crate) fn round(seats: &[Seat], surplus: Bytes) -> Round {
+    let mut round = share_out(seats, surplus);
+    if !pays(seats, &round.sizes) {
+        let keeping = |seat: &Seat| Seat { least: seat.held, ..seat.clone() };
+        round = share_out(&seats.iter().map(keeping).collect::<Vec<_>>(), surplus);
+    }
+    let has_cheaper = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
+    let is_cheaper_left = seats.iter().any(has_cheaper);
+    for (seat, size) in seats.iter().zip(&mut round.sizes) {
+        let is_spared = seat.suffers && is_cheaper_left;
+        let lowest = if is_spared { seat.held } else { seat.lowest };
+        *size = (*size).clamp(lowest, seat.highest);
+    }
+    round
+}
+
+/// What a plan saves, all members together, in misses per second.
+fn saved(seats: &[Seat], sizes: &[Bytes]) -> f64 {
+    let of_one = |(seat, size): (&Seat, &Bytes)| seat.misses(seat.held) - seat.misses(*size);
+    seats.iter().zip(sizes).map(of_one).sum()
+}
+
+/// Whether a plan saves more than its takes may cost.
+fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
+    let taken: Bytes = seats.iter().zip(sizes).map(|(seat, size)| seat.held.minus(*size)).sum();
+    let missed_once = taken.0 as f64 / tuning::PIECE.0 as f64;
+    taken.is_zero() || saved(seats, sizes) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once
+}
+
+fn share_out(seats: &[Seat], surplus: Bytes) -> Round {
+    let occupied: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum();
+    let pool = occupied + surplus.0 as f64;
+    let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
+    if needed <= pool {
+        Round { sizes: with_bonus(seats, pool, surplus), fits: true }
+    } else {
+        Round { sizes: least_misses(seats, pool), fits: false }
+    }
+}
+
+/// Everybody its need and a bonus in proportion to it. Nobody gives up anything unless somebody lacks what it needs, and then only
+/// as much as those lack.
+fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes) -> Vec<Bytes> {
+    let shares = in_proportion(seats, pool);
+    let wants = |seat: &Seat| seat.need().minus(seat.held);
+    let wanted: Bytes = seats.iter().map(wants).sum();
+    let lacking = wanted.minus(surplus);
+    let to_spare = |(seat, share): (&Seat, &Bytes)| seat.held.minus(*share);
+    let spare: Bytes = seats.iter().zip(&shares).map(to_spare).sum();
+    let mut left = surplus.minus(wanted);
+    let one = |(seat, share): (&Seat, &Bytes)| {
+        let given = to_spare((seat, share)).share(lacking.min(spare).0, spare.0);
+        let needed = wants(seat);
+        let bonus = share.minus(seat.held.plus(needed)).min(left);
+        // Needs move all the time, and a bonus need not follow each of their moves.
+        let is_worth_it = bonus >= tuning::UNIT.max(seat.held.percent(tuning::STEP_PERCENT));
+        let bonus = if is_worth_it { bonus } else { Bytes::ZERO };
+        left = left.minus(bonus);
+        seat.held.plus(needed).plus(bonus).minus(given)
+    };
+    seats.iter().zip(&shares).map(one).collect()
+}
+
+/// `pool` in proportion to needs; what is beyond a member's maximum goes to the others.
+fn in_proportion(seats: &[Seat], pool: f64) -> Vec<Bytes> {
+    let mut sizes: Vec<Bytes> = seats.iter().map(|seat| seat.most).collect();
+    let mut is_full = vec![false; seats.len()];
+    // Each round fills at least one member up, or ends.
+    loop {
+        let (mut full, mut needed) = (0.0, 0.0);
+        for (seat, is_full) in seats.iter().zip(&is_full) {
+            if *is_full {
+                full += seat.occupied(seat.most);
+            } else {
+                needed += seat.occupied(seat.need());
+            }
+        }
+        let factor = ((pool - full) / needed.max(1.0)).max(1.0);
+        let mut has_ended = true;
+        for ((seat, is_full), size) in seats.iter().zip(&mut is_full).zip(&mut sizes) {
+            if *is_full {
+                continue;
+            }
+            *size = bytes(seat.memory_for(seat.occupied(seat.need()) * factor)).min(seat.most);
+            *is_full = *size == seat.most;
+            has_ended &= !*is_full;
+        }
+        if has_ended {
+            return sizes;
+        }
+    }
+}
+
+/// The sizes with the least misses that fit, the higher priorities first.
+fn least_misses(seats: &[Seat], pool: f64) -> Vec<Bytes> {
+    let unit = unit(seats).0 as f64;
+    let least: f64 = seats.iter().map(|seat| seat.occupied(seat.least)).sum();
+    let mut units = units((pool - least) / unit);
+    let mut classes: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
+    for (index, seat) in seats.iter().enumerate() {
+        classes.entry(seat.priority).or_default().push(index);
+    }
+    let mut sizes = vec![Bytes::ZERO; seats.len()];
+    for class in classes.values().rev() {
+        let grid = |seat: &Seat, at: u32| {
+            let occupied = seat.occupied(seat.least) + f64::from(at) * unit;
+            bytes(seat.memory_for(occupied)).clamp(seat.least, seat.most)
+        };
+        let choice = |index: &usize| {
+            let seat = &seats[*index];
+            let steps = (seat.occupied(seat.most) - seat.occupied(seat.least)) / unit;
+            let most = u32::try_from(self::units(steps.ceil())).unwrap_or(u32::MAX);
+            let misses = (0..=most).map(|at| seat.misses(grid(seat, at))).collect();
+            Choice { least: 0, misses }
+        };
+        let choices: Vec<Choice> = class.iter().map(choice).collect();
+        let placed = optimum::place(&choices, units);
+        for (index, at) in class.iter().zip(placed.units) {
+            units -= u64::from(at);
+            sizes[*index] = grid(&seats[*index], at);
+        }
+    }
+    sizes
+}
+
+/// Sizes are tried in steps of this: eight granules, which are huge pages in large VMs (Wang 2016 §4), and more where that makes
+/// too many.
+fn unit(seats: &[Seat]) -> Bytes {
+    let is_large = |seat: &Seat| seat.held > tuning::LARGE_VM;
+    let step = if seats.iter().any(is_large) { tuning::LARGE_STEP } else { tuning::SMALL_STEP };
+    let widest = seats.iter().map(|seat| seat.most.minus(seat.least)).max().unwrap_or_default();
+    step.max(widest.share(1, tuning::MOST_SIZES))
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates, and is a size"
+)]
+fn bytes(size: f64) -> Bytes {
+    Bytes(size as u64)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates, and is a count"
+)]
+fn units(count: f64) -> u64 {
+    count as u64
+}

@@ -1,0 +1,189 @@
+//! What memory is worth to one VM: the misses that it would have with this much of it.
+//!
+//! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
+//! order; the guest's kernel keeps some memory free and evicts less cleverly, so that a little more is needed than the curve says.
+//!
+//! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
+//! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
+//! where it ends: not at all for a program that goes through all of its data in turn.
+//!
+//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its faults would end with as much more as
+//! a round may give.
+
+use model::{Bytes, Tracking};
+
+use crate::tuning;
+
+/// Misses per second by memory: falling, piece by piece straight.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Worth {
+    /// Memory in bytes, ascending strictly, and the misses with it.
+    points: Vec<(f64, f64)>,
+    /// What it could use: its working set, what lies in swap included, and what the guest needs beside.
+    pub(crate) need: Bytes,
+    /// Whether a curve says so.
+    pub(crate) is_tracked: bool,
+}
+
+/// No VM touches more pieces of memory in a second.
+const MOST_REFERENCES: f64 = 1e12;
+
+/// How a VM stands while it is judged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Condition {
+    /// What it may use now.
+    pub(crate) held: Bytes,
+    /// Major faults per second, where it is short of memory; else 0.
+    pub(crate) faults: f64,
+}
+
+impl Worth {
+    /// As its curve and its faults say; without a curve, or with one that cannot be true, as its faults alone say.
+    pub(crate) fn of(tracking: Option<&Tracking>, now: Condition) -> Self {
+        tracking
+            .and_then(|tracking| Self::tracked(tracking, now))
+            .unwrap_or_else(|| Self::untracked(now))
+    }
+
+    fn tracked(tracking: &Tracking, now: Condition) -> Option<Self> {
+        let references = tracking.references_per_s;
+        let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
+        let working_set = tracking.working_set.filter(|_| is_sound)?;
+        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 3);
+        for point in &tracking.curve {
+            let (memory, misses) =
+                (with_room(point.memory).0 as f64, point.miss_ratio * references);
+            let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
+            if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
+                return None;
+            }
+            points.push((memory, misses));
+        }
+        let missing = if now.faults > 0.0 { tracking.swapped } else { Bytes::ZERO };
+        let worth = Self { points, need: with_room(working_set), is_tracked: true };
+        let part = now.held.percent(tuning::LAST_PART_PERCENT);
+        let fall =
+            worth.misses_at(now.held.minus(part).0 as f64) - worth.misses_at(now.held.0 as f64);
+        Some(worth.with_faults(now, missing, fall / part.0.max(1) as f64))
+    }
+
+    fn untracked(now: Condition) -> Self {
+        let missing = if now.faults > 0.0 { growth(now.held) } else { Bytes::ZERO };
+        let worth = Self { points: Vec::new(), need: now.held.plus(missing), is_tracked: false };
+        worth.with_faults(now, missing, now.faults / missing.0.max(1) as f64)
+    }
+
+    /// With the faults of now, which fall by so many per byte and end when it has what is `missing`.
+    fn with_faults(mut self, now: Condition, missing: Bytes, fall: f64) -> Self {
+        let (held, end) = (now.held.0 as f64, now.held.plus(missing).0 as f64);
+        let faults = |memory: f64| {
+            let left = now.faults - fall * (memory - held).max(0.0);
+            if memory < end { left.clamp(0.0, now.faults) } else { 0.0 }
+        };
+        // A cliff is as steep as a piece of memory is large.
+        let edge = (end - tuning::PIECE.0 as f64).max(held);
+        let empty = held + now.faults / fall.max(f64::MIN_POSITIVE);
+        let ends = [held, edge, empty.clamp(held, end), end];
+        let mut at: Vec<f64> = self.points.iter().map(|point| point.0).chain(ends).collect();
+        at.sort_by(f64::total_cmp);
+        at.dedup();
+        self.points = at.iter().map(|at| (*at, self.misses_at(*at) + faults(*at))).collect();
+        self
+    }
+
+    /// Misses per second with `memory`. What it has less than it needs is missed once in a while even where its curve is flat:
+    /// memory that a cliff ends is not worthless.
+    pub(crate) fn misses(&self, memory: Bytes) -> f64 {
+        let lacking = self.need.minus(memory).0 as f64 / tuning::PIECE.0 as f64;
+        self.misses_at(memory.0 as f64) + lacking * 1e3 / tuning::MISSED_WITHIN.0 as f64
+    }
+
+    fn misses_at(&self, memory: f64) -> f64 {
+        let after = self.points.partition_point(|point| point.0 <= memory);
+        match (after.checked_sub(1).map(|at| self.points[at]), self.points.get(after)) {
+            (Some(before), Some(after)) => {
+                before.1 + (after.1 - before.1) * (memory - before.0) / (after.0 - before.0)
+            }
+            (Some((_, misses)), None) | (None, Some(&(_, misses))) => misses,
+            (None, None) => 0.0,
+        }
+    }
+}
+
+/// By how much a VM may grow in a round.
+pub(crate) fn growth(held: Bytes) -> Bytes {
+    held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
+}
+
+/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
+fn with_room(used: Bytes) -> Bytes {
+    used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::tracking::CurvePoint;
+
+    use super::*;
+
+    fn tracking(points: &[(u64, f64)], swapped: u64) -> Tracking {
+        let point =
+            |&(mib, miss_ratio): &(u64, f64)| CurvePoint { memory: Bytes::mib(mib), miss_ratio };
+        Tracking {
+            working_set: Some(Bytes::mib(190 + swapped)),
+            swapped: Bytes::mib(swapped),
+            curve: points.iter().map(point).collect(),
+            references_per_s: 1_000.0,
+            ..Tracking::default()
+        }
+    }
+
+    fn now(held: u64, faults: f64) -> Condition {
+        Condition { held: Bytes::mib(held), faults }
+    }
+
+    #[test]
+    fn inside_its_memory_the_curve_counts() {
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.1)], 0)), now(400, 0.0));
+        assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
+        assert!((worth.misses(Bytes::mib(106)) - 550.0).abs() < 0.3);
+        assert!((worth.misses(Bytes::mib(400)) - 100.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn beyond_its_memory_the_faults_of_now_fall_until_its_swap_is_empty() {
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 100)), now(200, 80.0));
+        let misses = |mib| worth.misses(Bytes::mib(mib));
+        // The last 50 MiB of what it has save 266 misses; 80 are left.
+        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(207) - 42.8).abs() < 0.3);
+        assert!(misses(300).abs() < 0.1 && misses(1_000).abs() < 1e-6);
+        assert!(misses(190) > 80.0);
+        assert_eq!(worth.need, Bytes(Bytes::mib(290).0 * 20 / 19));
+    }
+
+    #[test]
+    fn where_the_curve_is_flat_nothing_is_saved_before_all_fits() {
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 1.0)], 100)), now(200, 80.0));
+        let misses = |mib| worth.misses(Bytes::mib(mib));
+        assert!((misses(100) - misses(299)).abs() < 0.5, "{} {}", misses(100), misses(299));
+        assert!(misses(299) - misses(300) > 79.0, "{} {}", misses(299), misses(300));
+    }
+
+    #[test]
+    fn without_a_curve_its_faults_would_end_with_what_a_round_may_give() {
+        let worth = Worth::of(None, now(100, 60.0));
+        assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(130), false));
+        assert!((worth.misses(Bytes::mib(115)) - 30.0).abs() < 0.1);
+        assert_eq!(Worth::of(None, now(100, 0.0)).need, Bytes::mib(100));
+    }
+
+    #[test]
+    fn a_curve_that_cannot_be_true_is_none() {
+        for points in [&[(0, 0.5), (100, 0.9)][..], &[(10, 0.5), (5, 0.4)], &[(0, f64::NAN)], &[]] {
+            assert!(!Worth::of(Some(&tracking(points, 0)), now(100, 0.0)).is_tracked, "{points:?}");
+        }
+        let mut endless = tracking(&[(0, 1.0)], 0);
+        endless.references_per_s = f64::INFINITY;
+        assert!(!Worth::of(Some(&endless), now(100, 0.0)).is_tracked);
+    }
+}
