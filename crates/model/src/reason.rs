@@ -121,6 +121,14 @@ pub enum Reason {
         /// Misses per minute that the group's round saves in all.
         saves: u64,
     },
+    /// What a move by `balance` has saved.
+    #[error("expected to save it {expected} misses a minute, this saved {saved}")]
+    Saved {
+        /// Misses per minute; negative: it was to cost so many.
+        expected: i64,
+        /// Major faults per minute that it had less afterwards; negative: more.
+        saved: i64,
+    },
     /// Its balloon is above its maximum.
     #[error("it holds more than its maximum of {max}")]
     AboveMax {

@@ -10,8 +10,8 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Scan, Take, Time, Tracking, VmName,
-    VmView, plan::Outcome,
+    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Reason, Scan, Take, Time, Tracking,
+    VmName, VmView, plan::Outcome,
 };
 
 use crate::{
@@ -160,16 +160,8 @@ fn tracked(tracking: &Tracking) -> String {
 /// What the last move by `balance` was expected to save, and what it saved.
 fn judged(outcome: Outcome, now: Time) -> String {
     let Outcome { at, from, to, expected, saved } = outcome;
-    let words = |misses: i64| {
-        let of = if misses < 0 { "more" } else { "less" };
-        format!("{} misses a minute {of}", misses.unsigned_abs())
-    };
-    format!(
-        "{} before this tick, from {from} to {to}: expected {}, seen {}",
-        now.since(at),
-        words(expected),
-        words(saved)
-    )
+    let words = Reason::Saved { expected, saved };
+    format!("{} before this tick, from {from} to {to}: {words}", now.since(at))
 }
 
 /// What it shares with its group, and how more is looked for.

@@ -117,7 +117,7 @@ pub const LEAST_CHARGE: f64 = 0.01;
 pub const FAULTS_SHARE: f64 = 0.2;
 
 /// … but so many sizes of a VM at most.
-pub const MOST_SIZES: u64 = 1024;
+pub const MOST_SIZES: u64 = 256;
 
 /// What a group had to take back is not handed out again for this long at first; it doubles each time …
 pub const DEFICIT_FIRST: Millis = Millis::secs(30);

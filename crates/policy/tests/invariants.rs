@@ -117,6 +117,7 @@ impl Deed<'_> {
     fn is_a_bounded_step(&self) -> TestCaseResult {
         let percent = match self.change.reason {
             Reason::Idle { .. } | Reason::Share { .. } => 5,
+            Reason::WorthLess { .. } => 10,
             Reason::Deficit { .. } | Reason::AboveMax { .. } => 15,
             _ => 25,
         };

@@ -47,6 +47,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::Balance { .. }
         | Reason::Bonus
         | Reason::WorthLess { .. }
+        | Reason::Saved { .. }
         | Reason::GiveBack { .. }
         | Reason::Restore { .. }
         | Reason::Idle { .. }

@@ -71,6 +71,19 @@ fn a_plan_that_is_not_carried_out_says_so() {
 }
 
 #[test]
+fn what_the_last_balance_saved_is_said() {
+    let mut tick = fixture::published();
+    let (from, to) = (Bytes::mib(192), Bytes::mib(202));
+    let at = Time(tick.at.0 - 20_000);
+    let outcome = Outcome { at, from, to, expected: 120, saved: 90 };
+    tick.plan.vms.get_mut(&"web-1".into()).unwrap().outcome = Some(outcome);
+    let text = explain(&tick, &"web-1".into(), None);
+    let line = "\nLast balance 20 s before this tick, from 192 MiB to 202 MiB: expected to save it 120 misses a \
+                minute, this saved 90\n";
+    assert!(text.contains(line), "{text}");
+}
+
+#[test]
 fn an_unknown_vm_is_no_riddle() {
     let text = explain(&fixture::published(), &"nobody".into(), None);
     assert_eq!(text, "nobody is not on this host.\n");

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Action, Bytes, Dedup, FreePages, GroupName, Loan, Mode, PagesPerMs, Reason, VmName, VmView,
+    plan::Outcome,
 };
 
 use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
@@ -83,6 +84,7 @@ struct Track {
     meter: SwapMeter,
     steps: [Step; COARSE_S.len()],
     last_change: Option<(u64, Bytes)>,
+    last_outcome: Option<Outcome>,
 }
 
 impl Sampler {
@@ -100,6 +102,7 @@ impl Sampler {
             let track = self.vms.entry(vm.clone()).or_default();
             track.readings(vm, view, tick, &mut rows.readings);
             rows.changes.extend(track.change(vm, tick));
+            rows.changes.extend(track.outcome(vm, tick));
         }
         let (wall_ms, mode) = (tick.wall_ms, tick.plan.mode);
         let loans = self.loans.of(&tick.plan, wall_ms).into_iter();
@@ -163,6 +166,25 @@ impl Track {
             is_take: change.is_take,
             target,
             reason: change.reason.clone(),
+        })
+    }
+}
+
+impl Track {
+    /// What a move that was written down before has saved, once.
+    fn outcome(&mut self, vm: &VmName, tick: &Published) -> Option<ChangeRow> {
+        let outcome = tick.plan.vms.get(vm)?.outcome?;
+        if self.last_outcome.replace(outcome) == Some(outcome) {
+            return None;
+        }
+        let Outcome { from, to, expected, saved, .. } = outcome;
+        Some(ChangeRow {
+            wall_ms: tick.wall_ms,
+            vm: vm.clone(),
+            mode: tick.plan.mode,
+            is_take: to < from,
+            target: to,
+            reason: Reason::Saved { expected, saved },
         })
     }
 }

@@ -11,7 +11,8 @@ use std::{
 
 use model::{
     Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Migration, Mode, Plan, Reading,
-    Reason, Time, VmName, VmView, config, plan::Change,
+    Reason, Time, VmName, VmView, config,
+    plan::{Change, Outcome},
 };
 use rusqlite::Connection;
 
@@ -74,13 +75,7 @@ fn with_change(mut tick: Published, target_mib: u64, is_repeat: bool) -> Publish
     let action = Action::SetBalloon { vm: vm(), incarnation: 7, target };
     let change =
         Change { action, is_take: true, is_repeat, reason: Reason::AboveMax { max: target } };
-    let decision = Decision {
-        group: None,
-        limits: None,
-        target: Some(target),
-        change: Some(change),
-        refusals: Vec::new(),
-    };
+    let decision = Decision { target: Some(target), change: Some(change), ..Decision::default() };
     tick.plan.vms.insert(vm(), decision);
     tick
 }
@@ -159,6 +154,30 @@ fn a_decision_that_is_said_again_is_written_once() {
     assert_eq!(changes(with_change(tick(2, 0), 310, true)), 0, "a repeat");
     assert_eq!(changes(with_change(tick(3, 0), 310, false)), 1);
     assert_eq!(changes(with_change(tick(70, 0), 310, false)), 1, "a minute later it is news again");
+}
+
+#[test]
+fn what_a_move_has_saved_is_written_once() {
+    let mut sampler = sample::Sampler::default();
+    let mut changes = |s, judged: Option<u64>| {
+        let mut tick = with_change(tick(s, 0), 300, true);
+        let outcome = judged.map(|at| Outcome {
+            at: Time(at),
+            from: Bytes::mib(400),
+            to: Bytes::mib(300),
+            expected: -20,
+            saved: -35,
+        });
+        tick.plan.vms.entry(vm()).or_default().outcome = outcome;
+        sampler.rows(&tick).changes
+    };
+    assert!(changes(0, None).is_empty());
+    let rows = changes(1, Some(7));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0].reason, Reason::Saved { expected: -20, saved: -35 });
+    assert!(rows[0].is_take && rows[0].target == Bytes::mib(300));
+    assert!(changes(2, Some(7)).is_empty(), "it is known");
+    assert_eq!(changes(3, Some(9)).len(), 1, "another move");
 }
 
 #[test]

@@ -183,6 +183,7 @@ fn plan() -> Plan {
         target: Some(target),
         change,
         refusals,
+        outcome: None,
     };
     let stuck = Reason::Uncooperative {
         actual: mib(384),
@@ -192,13 +193,7 @@ fn plan() -> Plan {
     };
     let pressed =
         Reason::UnderPressure { pressure: Pressure::SwapIn { per_second: Bytes::kib(3_200) } };
-    let alone = Decision {
-        group: None,
-        limits: None,
-        target: None,
-        change: None,
-        refusals: vec![Reason::NoGroup],
-    };
+    let alone = Decision { refusals: vec![Reason::NoGroup], ..Decision::default() };
     let change = Change { action, is_take: false, is_repeat: false, reason };
     let ledger = Ledger {
         budget: mib(580),
