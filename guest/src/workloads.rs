@@ -4,6 +4,7 @@
 //! WorkError>`, which works until it is done or [`Worker::proceed`] says stop.
 
 mod copies;
+mod data;
 mod fileio;
 mod graph;
 mod idle;
@@ -17,6 +18,7 @@ mod random_array;
 mod scan;
 mod sort;
 mod steps;
+mod suite;
 mod verify;
 mod web;
 mod wordcount;
@@ -63,8 +65,12 @@ pub(crate) enum Workload {
     Matrix(matrix::Options),
     /// PageRank and breadth-first searches on a random graph; ops = edges
     Graph(graph::Options),
+    /// k-means over a table; ops = rows assigned
+    Data(data::Options),
     /// Work in one part of the memory after the other; ops = accesses
     Phases(phases::Options),
+    /// One program of a suite after the other, each a fixed amount of work; ops = parts
+    Suite(suite::Options),
     /// Take, sort and free memory step by step, as the host says; ops = MB
     Steps(steps::Options),
 }
@@ -89,6 +95,8 @@ impl Workload {
             Self::Kv(_) => "kv",
             Self::Matrix(_) => "matrix",
             Self::Graph(_) => "graph",
+            Self::Suite(_) => "suite",
+            Self::Data(_) => "data",
             Self::Phases(_) => "phases",
             Self::Steps(_) => "steps",
         }
@@ -112,6 +120,8 @@ impl Workload {
             Self::Kv(options) => kv::run(options, worker),
             Self::Matrix(options) => matrix::run(options, worker),
             Self::Graph(options) => graph::run(options, worker),
+            Self::Suite(options) => suite::run(options, worker),
+            Self::Data(options) => data::run(options, worker),
             Self::Phases(options) => phases::run(options, worker),
             Self::Steps(options) => steps::run(options, worker),
         }

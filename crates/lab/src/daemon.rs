@@ -35,13 +35,16 @@ pub struct Settings {
     pub policy: Policy,
     /// Whether groups lend each other what they leave idle.
     pub lend: bool,
+    /// What each VM is guaranteed, and its least; `None`: what it was provisioned with, and half of that. A group pays for
+    /// what its VMs were provisioned with in any case.
+    pub guaranteed: Option<Bytes>,
 }
 
 impl From<Mode> for Settings {
     /// A mode alone: nothing is merged, and who is short gets the surplus.
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
-        Self { mode, dedup, tracking, policy: Policy::Demand, lend: false }
+        Self { mode, dedup, tracking, policy: Policy::Demand, lend: false, guaranteed: None }
     }
 }
 
@@ -154,7 +157,7 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("run").join("overbook.sock")
 }
 
-/// One group per group of the guests; every guest may fall to half of its base.
+/// One group per group of the guests.
 fn configuration(lab: &Lab, settings: Settings) -> String {
     let dir = lab.dir().display();
     let mode = match settings.mode {
@@ -171,13 +174,17 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
          [mode]\nballoon = \"{mode}\"\n\n\
          [api]\nsocket = \"{dir}/run/overbook.sock\"\n"
     );
-    let mut groups: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, (Vec<String>, Bytes)> = BTreeMap::new();
+    let size = |size: Bytes| format!("\"{}KiB\"", size.0 / 1024);
     for machine in lab.machines() {
         let spec = machine.spec();
-        groups.entry(&spec.group).or_default().push(format!("{:?}", spec.name));
-        let size = |size: Bytes| format!("\"{}KiB\"", size.0 / 1024);
-        let (base, max) = (size(spec.memory_base), size(spec.memory_max));
-        let (min, swap) = (size(spec.memory_base.share(1, 2)), spec.swap.is_some());
+        let (vms, budget) = groups.entry(&spec.group).or_default();
+        vms.push(format!("{:?}", spec.name));
+        *budget = budget.plus(spec.memory_base);
+        let half = spec.memory_base.share(1, 2);
+        let (min, base) = settings.guaranteed.map_or((half, spec.memory_base), |all| (all, all));
+        let (min, base, max) = (size(min), size(base), size(spec.memory_max));
+        let swap = spec.swap.is_some();
         let name = &spec.name;
         let _ = write!(
             text,
@@ -191,11 +198,11 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Balance => "balance",
     };
     let (tracking, lend) = (settings.tracking, settings.lend);
-    for (group, vms) in groups {
-        let vms = vms.join(", ");
+    for (group, (vms, budget)) in groups {
+        let (vms, budget) = (vms.join(", "), size(budget));
         let _ = write!(
             text,
-            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
+            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\nbudget = {budget}\ndedup = {dedup}\n\
              tracking = \"{tracking}\"\nlend = {lend}\n"
         );
     }

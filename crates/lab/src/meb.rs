@@ -12,8 +12,10 @@
 //! modes              the paper's ways to track, one by one, as the worker's settings
 //! sampler  peek      the estimator of ESX, and the pages that it looks at
 //! page               plots, for people
+//! balancing          guests with fixed memory, under each policy, and with enough memory
 //! ```
 
+pub mod balancing;
 pub mod modes;
 pub mod page;
 pub mod pairs;

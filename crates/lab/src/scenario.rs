@@ -27,6 +27,7 @@ mod kim_policies;
 mod kim_scan_rates;
 mod kim_table1;
 mod meb_accuracy;
+mod meb_balance;
 mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
@@ -99,6 +100,10 @@ pub const SCENARIOS: &[Scenario] = &[
     meb_random_array::SCENARIO,
     meb_overhead::SCENARIO,
     meb_imt::SCENARIO,
+    meb_balance::TABLE_3,
+    meb_balance::TABLE_4,
+    meb_balance::TABLE_5,
+    meb_balance::TABLE_7,
     dedup_vs_ksm::SCENARIO,
     dedup_cost::SCENARIO,
     dedup_overhead::SCENARIO,

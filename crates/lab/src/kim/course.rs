@@ -33,7 +33,7 @@ pub struct Course {
 /// One of the daemon's ticks.
 #[derive(Debug)]
 pub struct Tick {
-    /// When, in seconds since the window began.
+    /// When, in seconds since the daemon was started.
     pub at_s: f64,
     /// What it was decided from.
     pub case: Case,
@@ -41,7 +41,7 @@ pub struct Tick {
     pub plan: Plan,
 }
 
-/// Runs fresh guests under `setting` for `window`.
+/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up` under it.
 ///
 /// # Errors
 /// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
@@ -49,6 +49,7 @@ pub fn run(
     context: &Context,
     mix: &[MachineSpec],
     setting: &Setting,
+    warm_up: Duration,
     window: Duration,
 ) -> Result<Course, LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, mix)?;
@@ -57,7 +58,11 @@ pub fn run(
     let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
     let mut ticks: Vec<Tick> = Vec::new();
-    while began.elapsed() < window {
+    let (mut is_warm, end) = (warm_up.is_zero(), warm_up + window);
+    while began.elapsed() < end {
+        if !is_warm && began.elapsed() >= warm_up {
+            (first, is_warm) = (lines(&lab), true);
+        }
         let next = Instant::now() + TICK;
         if let Some(dead) = lab.machines().iter().find(|machine| !machine.alive()) {
             return Err(dead.death());
@@ -72,7 +77,7 @@ pub fn run(
             let plan = case.decide();
             Tick { at_s: began.elapsed().as_secs_f64(), case, plan }
         }));
-        let left = window.saturating_sub(began.elapsed());
+        let left = end.saturating_sub(began.elapsed());
         interrupt::sleep(next.saturating_duration_since(Instant::now()).min(left))?;
     }
     let now = CpuTime::read().map_err(std::io::Error::other)?;
@@ -97,6 +102,35 @@ fn phase(line: Option<&Line>) -> Option<f64> {
 }
 
 impl Course {
+    /// Major faults of all guests while the daemon ran, by its readings.
+    #[must_use]
+    pub fn major_faults(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.ticks.first(), self.ticks.last()) else {
+            return f64::NAN;
+        };
+        let of = |tick: &Tick| {
+            let stats = tick.case.view.vms.values().filter_map(|vm| vm.stats?.value.major_faults);
+            stats.sum::<u64>() as f64
+        };
+        of(last) - of(first)
+    }
+
+    /// How often a balloon got a new target, in an hour at the pace of the course.
+    #[must_use]
+    pub fn moves_per_hour(&self) -> f64 {
+        let (Some(first), Some(last)) = (self.ticks.first(), self.ticks.last()) else {
+            return f64::NAN;
+        };
+        let of = |tick: &Tick| {
+            let changes = tick.plan.vms.values().filter_map(|decision| decision.change.as_ref());
+            changes.filter(|change| !change.is_repeat).count()
+        };
+        let mut ticks: Vec<&Tick> = self.ticks.iter().collect();
+        ticks.dedup_by_key(|tick| tick.plan.at);
+        let moves: usize = ticks.into_iter().map(of).sum();
+        moves as f64 * 3600.0 / (last.at_s - first.at_s)
+    }
+
     /// For whoever watches.
     #[must_use]
     pub fn in_words(&self) -> String {

@@ -43,5 +43,6 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 /// As in the paper, which tracked nothing.
 #[must_use]
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
-    Settings { mode: Mode::Enforce, dedup, tracking: TrackingBudget::Off, policy, lend }
+    let tracking = TrackingBudget::Off;
+    Settings { mode: Mode::Enforce, dedup, tracking, policy, lend, guaranteed: None }
 }

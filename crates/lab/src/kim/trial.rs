@@ -56,7 +56,7 @@ impl Trial {
                 let mut courses = Vec::new();
                 for setting in &trial.settings {
                     context.say(&format!("round {round}: {} under {} ...", mix.name, setting.name));
-                    let course = course::run(context, &guests, setting, window)?;
+                    let course = course::run(context, &guests, setting, Duration::ZERO, window)?;
                     context.say(&course.in_words());
                     courses.push(course);
                 }

@@ -49,7 +49,7 @@ fn course(
     setting: &Setting,
 ) -> Result<Course, LabError> {
     context.say(&format!("a sorting job under {} ...", setting.name));
-    let course = course::run(context, guests, setting, WINDOW)?;
+    let course = course::run(context, guests, setting, Duration::ZERO, WINDOW)?;
     context.say(&course.in_words());
     Ok(course)
 }

@@ -148,7 +148,7 @@ fn pairs(context: &Context, other: Job) -> Result<Vec<Pair>, LabError> {
         let guests = jobs::side_by_side([first, second]);
         let run = |name: &str, guests: &[MachineSpec]| {
             context.say(&format!("{} beside {}, {name} ...", job.name, other.name));
-            let course = course::run(context, guests, &ADAPTIVE_CSD, WINDOW)?;
+            let course = course::run(context, guests, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
             context.say(&course.in_words());
             Ok::<_, LabError>(course)
         };

@@ -63,7 +63,8 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
     let daemon = Some(settings(DedupSpec::Adaptive, Policy::Demand, way.lend));
     let setting = Setting { name: way.name, daemon };
     context.say(&format!("{} ...", way.name));
-    let course = course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, WINDOW)?;
+    let course =
+        course::run(context, &jobs::side_by_side([of_a, of_b]), &setting, Duration::ZERO, WINDOW)?;
     context.say(&course.in_words());
     Ok(Outcome { course, guests })
 }

@@ -33,7 +33,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut courses = Vec::new();
     for setting in CONTROLLERS.iter().filter(|setting| ADAPTIVE.contains(&setting.name)) {
         context.say(&format!("sort under {} ...", setting.name));
-        let course = course::run(context, &mix, setting, WINDOW)?;
+        let course = course::run(context, &mix, setting, Duration::ZERO, WINDOW)?;
         context.say(&course.in_words());
         courses.push((setting.name, course));
     }
