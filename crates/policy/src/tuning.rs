@@ -86,6 +86,9 @@ pub const SHRINK_PERCENT: u64 = 10;
 /// … and how much it gives, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
+/// What a VM that swaps lacks at least, in percent of what it has.
+pub const LACKING_PERCENT: u64 = 10;
+
 /// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
 

@@ -59,8 +59,10 @@ impl Worth {
             }
             points.push((memory, misses));
         }
-        let missing = if now.faults > 0.0 { tracking.swapped } else { Bytes::ZERO };
-        let worth = Self { points, need: with_room(working_set), is_tracked: true };
+        let missing = if now.faults > 0.0 { lacking(tracking, now.held) } else { Bytes::ZERO };
+        let need = with_room(working_set);
+        let need = if missing.is_zero() { need } else { need.max(now.held.plus(missing)) };
+        let worth = Self { points, need, is_tracked: true };
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
         let fall =
             worth.misses_at(now.held.minus(part).0 as f64) - worth.misses_at(now.held.0 as f64);
@@ -113,6 +115,12 @@ impl Worth {
 /// By how much a VM may grow in a round.
 pub(crate) fn growth(held: Bytes) -> Bytes {
     held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
+}
+
+/// What a guest that swaps lacks: what it has in swap, as far as that is known. Pages that are read back and stay clean lie in swap
+/// and in memory, which nobody tells apart; such a guest is given some at a time until it does not swap any more.
+fn lacking(tracking: &Tracking, held: Bytes) -> Bytes {
+    tracking.swapped.max(held.percent(tuning::LACKING_PERCENT)).max(tuning::UNIT)
 }
 
 /// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
