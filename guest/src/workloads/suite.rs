@@ -67,7 +67,13 @@ fn in_order(reversed: bool) -> impl Iterator<Item = (Order, usize)> {
 }
 
 /// Fills `mb` and counts in them for so many parts; false if it was stopped.
-fn program(order: Order, mb: usize, rng: &mut Rng, worker: &mut Worker) -> Result<bool, WorkError> {
+fn program(
+    order: Order,
+    mb: usize,
+    parts: usize,
+    rng: &mut Rng,
+    worker: &mut Worker,
+) -> Result<bool, WorkError> {
     let mut memory = Memory::filled(mb, rng, &worker.shared)?;
     let words = memory.words();
     let mut at = 0;
