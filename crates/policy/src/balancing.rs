@@ -11,7 +11,7 @@ use crate::{
     guard::{self, Purpose},
     headroom::Headroom,
     member::{Member, margin},
-    memory::{Balanced, Goal, GroupBalance, Moved, doubled},
+    memory::{Balanced, Goal, GroupBalance, Moved, Short, doubled},
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth, growth},
@@ -23,7 +23,10 @@ impl Group<'_> {
     /// Moves memory to where it saves the most misses.
     pub(crate) fn move_memory(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
         let surplus = self.lasting_surplus(now);
-        self.members.iter_mut().for_each(|member| judge(member, now));
+        for member in &mut self.members {
+            judge(member, now);
+            learn_when_short(member, now);
+        }
         if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
             self.balance.held_at = Some(now);
             self.hold_round(surplus, rules, now);
@@ -134,7 +137,8 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_pressured() || member.demand().is_some();
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
-    let worth = Worth::of(member.tracking.as_ref(), Condition { held, faults });
+    let short_with = member.memory.short.map(|short| short.with);
+    let worth = Worth::of(member.tracking.as_ref(), Condition { held, faults, short_with });
     let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
     let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
     let can_shrink_soon =
@@ -147,7 +151,7 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
             member.grant().min(guest.available.minus(margin(guest)))
         }
-        Ok(_) if member.blocked.is_none() => held.minus(worth.need.max(floor)),
+        Ok(_) if member.blocked.is_none() => held.minus(worth.seen.max(floor)),
         _ => Bytes::ZERO,
     };
     let lowest = lowest.map_or(held, |lowest| lowest.clamp(least, held));
@@ -221,6 +225,25 @@ fn judge(member: &mut Member, now: Time) {
         let saved = rounded((moved.faults_before - memory.faults_per_s) * 60.0);
         let Moved { at, from, to, saves: expected, .. } = moved;
         memory.outcome = Some(Outcome { at, from, to, expected, saved });
+    }
+}
+
+/// Remembers with how much memory it was short, as long as it works on as much as it did when it was not any more.
+fn learn_when_short(member: &mut Member, now: Time) {
+    let held = member.target;
+    let is_pressured = member.is_pressured();
+    let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
+    let memory = &mut member.memory;
+    if is_pressured {
+        let before = memory.short.map_or(Bytes::ZERO, |short| short.with);
+        let until = now.after(tuning::SHORT_FOR);
+        memory.short = Some(Short { with: before.max(held), working_set: Bytes::ZERO, until });
+    } else if let Some(short) = &mut memory.short {
+        let working_set = working_set.unwrap_or_default();
+        short.working_set = short.working_set.max(working_set);
+        if now >= short.until || working_set < short.working_set.percent(tuning::SAME_SET_PERCENT) {
+            memory.short = None;
+        }
     }
 }
 

@@ -61,6 +61,9 @@ pub(crate) struct VmMemory {
     pub(crate) taken_at: Option<Time>,
     pub(crate) failures: u32,
     pub(crate) back_off_until: Time,
+    /// When balance last took memory from it.
+    #[serde(default)]
+    pub(crate) moved_away_at: Option<Time>,
     #[serde(default)]
     pub(crate) dedup: Option<Reading<Dedup>>,
     /// As of the latest of those readings.
@@ -74,6 +77,9 @@ pub(crate) struct VmMemory {
     /// Major faults per second, over some seconds.
     #[serde(default)]
     pub(crate) faults_per_s: f64,
+    /// When it was short of memory last, while that says something of now.
+    #[serde(default)]
+    pub(crate) short: Option<Short>,
     /// As of the group's last balance.
     #[serde(default)]
     pub(crate) balanced: Option<Balanced>,
@@ -107,6 +113,17 @@ pub(crate) struct Balanced {
     pub(crate) is_tracked: bool,
     /// Where it should be, if not where it is.
     pub(crate) goal: Option<Goal>,
+}
+
+/// A VM was short of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Short {
+    /// With so much.
+    pub(crate) with: Bytes,
+    /// What it worked on at most since, when it was not short any more.
+    pub(crate) working_set: Bytes,
+    /// For so long that counts.
+    pub(crate) until: Time,
 }
 
 /// Where a VM should be at the end of a round of balancing, and what for.
@@ -272,10 +289,21 @@ impl VmMemory {
     pub(crate) fn note_trouble(&mut self, now: Time) {
         self.calm_since = now;
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
-            self.failures += 1;
-            let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
-            self.back_off_until = now.after(pause);
+            self.back_off(now);
         }
+    }
+
+    /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.
+    pub(crate) fn note_gift(&mut self, now: Time) {
+        if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
+            self.back_off(now);
+        }
+    }
+
+    fn back_off(&mut self, now: Time) {
+        self.failures += 1;
+        let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
+        self.back_off_until = now.after(pause);
     }
 
     /// Notes calm; memory that was taken long enough ago was rightly taken.

@@ -252,6 +252,11 @@ fn remember(
         Reason::Uncooperative { .. } => memory.asked = None,
         reason => memory.ask(intent.target, intent.is_take, reason.clone(), actual, now),
     }
+    match intent.reason {
+        Reason::WorthLess { .. } => memory.moved_away_at = Some(now),
+        Reason::Balance { .. } => memory.note_gift(now),
+        _ => {}
+    }
     // Where a VM was to miss more for others' sake, or was short already, that is no mistake.
     let is_not_missed = matches!(
         intent.reason,

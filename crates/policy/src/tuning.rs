@@ -86,6 +86,12 @@ pub const SHRINK_PERCENT: u64 = 10;
 /// … and how much it gives, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
+/// With how much memory a VM was short is remembered for this long, …
+pub const SHORT_FOR: Millis = Millis::secs(600);
+
+/// … or until its working set is less than this share of what it was since, in percent.
+pub const SAME_SET_PERCENT: u64 = 75;
+
 /// What a VM that swaps lacks at least, in percent of what it has.
 pub const LACKING_PERCENT: u64 = 10;
 

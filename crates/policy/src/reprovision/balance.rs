@@ -48,7 +48,7 @@ pub(crate) struct Seat {
     /// What a byte that it may use occupies, above 0 and at most 1.
     pub(crate) charge: f64,
     pub(crate) worth: Worth,
-    /// What it holds beyond its need, and will give up sooner or later.
+    /// What it holds beyond what it was seen to need.
     pub(crate) unneeded: Bytes,
     /// It is short of memory now.
     pub(crate) suffers: bool,

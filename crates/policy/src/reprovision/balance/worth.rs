@@ -21,6 +21,8 @@ pub(crate) struct Worth {
     points: Vec<(f64, f64)>,
     /// What it could use: its working set, what lies in swap included, and what the guest needs beside.
     pub(crate) need: Bytes,
+    /// The same, as far as it was seen to touch it.
+    pub(crate) seen: Bytes,
     /// Whether a curve says so.
     pub(crate) is_tracked: bool,
 }
@@ -35,6 +37,8 @@ pub(crate) struct Condition {
     pub(crate) held: Bytes,
     /// Major faults per second, where it is short of memory; else 0.
     pub(crate) faults: f64,
+    /// With so much it was short of late.
+    pub(crate) short_with: Option<Bytes>,
 }
 
 impl Worth {
@@ -49,20 +53,30 @@ impl Worth {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 3);
+        let missing = if now.faults > 0.0 { lacking(tracking, now.held) } else { Bytes::ZERO };
+        let seen = with_room(working_set);
+        // Who is not short has what it needs but for a little, however much it has just touched.
+        let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
+        let known = now.short_with.map_or(Bytes::ZERO, |size| size.plus(tuning::UNIT));
+        let need = if missing.is_zero() {
+            seen.max(known).min(at_most)
+        } else {
+            seen.max(now.held.plus(missing))
+        };
+        // A guest that waits for its disk touches little, and its kernel takes part of its memory: where it is known to need more
+        // than its working set, so much more is needed for every share of its references.
+        let stretch = (need.0 as f64 / seen.0.max(1) as f64).max(1.0);
+        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 4);
         for point in &tracking.curve {
-            let (memory, misses) =
-                (with_room(point.memory).0 as f64, point.miss_ratio * references);
+            let memory = with_room(point.memory).0 as f64 * stretch;
+            let misses = point.miss_ratio * references;
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
                 return None;
             }
             points.push((memory, misses));
         }
-        let missing = if now.faults > 0.0 { lacking(tracking, now.held) } else { Bytes::ZERO };
-        let need = with_room(working_set);
-        let need = if missing.is_zero() { need } else { need.max(now.held.plus(missing)) };
-        let worth = Self { points, need, is_tracked: true };
+        let worth = Self { points, need, seen, is_tracked: true };
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
         let fall =
             worth.misses_at(now.held.minus(part).0 as f64) - worth.misses_at(now.held.0 as f64);
@@ -71,7 +85,8 @@ impl Worth {
 
     fn untracked(now: Condition) -> Self {
         let missing = if now.faults > 0.0 { growth(now.held) } else { Bytes::ZERO };
-        let worth = Self { points: Vec::new(), need: now.held.plus(missing), is_tracked: false };
+        let need = now.held.plus(missing);
+        let worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
         worth.with_faults(now, missing, now.faults / missing.0.max(1) as f64)
     }
 
@@ -147,7 +162,7 @@ mod tests {
     }
 
     fn now(held: u64, faults: f64) -> Condition {
-        Condition { held: Bytes::mib(held), faults }
+        Condition { held: Bytes::mib(held), faults, short_with: None }
     }
 
     #[test]
