@@ -23,13 +23,16 @@ impl Group<'_> {
     /// Moves memory to where it saves the most misses.
     pub(crate) fn move_memory(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
         let surplus = self.lasting_surplus(now);
+        let Ledger { budget, borrowed, used, promised, reserve, lent, .. } = self.ledger;
+        let spoken_for = used.plus(promised).plus(reserve).plus(lent);
+        let overdrawn = spoken_for.minus(budget.plus(borrowed));
         for member in &mut self.members {
             judge(member, now);
             learn_when_short(member, now);
         }
         if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
             self.balance.held_at = Some(now);
-            self.hold_round(surplus, rules, now);
+            self.hold_round(surplus, overdrawn, rules, now);
         }
         for member in &mut self.members {
             take(member, rules, now);
@@ -55,18 +58,16 @@ impl Group<'_> {
         if *deficits > 0 && since < wait { surplus.min(pool.minus(held)) } else { surplus }
     }
 
-    fn hold_round(&mut self, surplus: Bytes, rules: Rules, now: Time) {
+    fn hold_round(&mut self, surplus: Bytes, overdrawn: Bytes, rules: Rules, now: Time) {
         let seats: Vec<Seat> =
             self.members.iter().map(|member| seat(member, surplus, rules, now)).collect();
-        let balance::Round { sizes, fits } = balance::round(&seats, surplus);
-        let per_minute = |seat: &Seat, size: Bytes| {
-            let saved =
-                (seat.misses(seat.held) - seat.misses(size)) / f64::from(seat.weight.max(1));
-            rounded(saved * 60.0)
+        let balance::Round { wanted, sizes, fits } = balance::round(&seats, surplus, overdrawn);
+        let per_minute = |(seat, size): (&Seat, &Bytes)| {
+            rounded((seat.worth.misses(seat.held) - seat.worth.misses(*size)) * 60.0)
         };
-        let saves: Vec<i64> =
-            seats.iter().zip(&sizes).map(|(s, size)| per_minute(s, *size)).collect();
-        let saved_in_all = saves.iter().sum::<i64>().max(0).unsigned_abs();
+        let saves: Vec<i64> = seats.iter().zip(&wanted).map(per_minute).collect();
+        let saved_in_all = saves.iter().fold(0i64, |sum, saves| sum.saturating_add(*saves));
+        let saved_in_all = saved_in_all.max(0).unsigned_abs();
         for (((member, seat), size), saves) in
             self.members.iter_mut().zip(&seats).zip(sizes).zip(saves)
         {
@@ -85,8 +86,11 @@ impl Group<'_> {
     /// Gives what is there, most where it saves most.
     fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
         let mut order: Vec<usize> = (0..self.members.len()).collect();
-        let saves = |member: &Member| goal(member).map_or(0, |goal| goal.saves);
-        order.sort_by_key(|i| std::cmp::Reverse(saves(&self.members[*i])));
+        let urgency = |member: &Member| {
+            let saves = goal(member).map_or(0, |goal| goal.saves);
+            (member.share.priority, saves.saturating_mul(member.share.weight.into()))
+        };
+        order.sort_by_key(|i| std::cmp::Reverse(urgency(&self.members[*i])));
         for i in order {
             let member = &mut self.members[i];
             let Some(goal) = goal(member).filter(|goal| goal.size > member.target) else {
@@ -97,6 +101,9 @@ impl Group<'_> {
             };
             let wanted = goal.size.minus(member.target).min(surplus);
             if !member.can_take_more() || wanted < tuning::STEP_MIN {
+                if let Some(sign) = member.demand().filter(|_| member.change.is_none()) {
+                    member.refuse(Reason::NoSurplus { sign });
+                }
                 continue;
             }
             match host.claim(wanted) {
@@ -137,12 +144,16 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_pressured() || member.demand().is_some();
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
-    let short_with = member.memory.short.map(|short| short.with);
-    let worth = Worth::of(member.tracking.as_ref(), Condition { held, faults, short_with });
+    let short_with = member.memory.short.map(|short| (short.with, short.faults));
+    let condition = Condition { held, is_short, faults, short_with };
+    let worth = Worth::of(member.tracking.as_ref(), condition);
     let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
     let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
-    let can_shrink_soon =
-        member.blocked.is_none() && !matches!(lowest, Err(Reason::BackOff { .. }));
+    let can_shrink_soon = matches!(
+        lowest,
+        Ok(_)
+            | Err(Reason::InFlight { .. } | Reason::NotCalm { .. } | Reason::UnderPressure { .. })
+    );
     // Below its base a member is only taken what it does not need: it would get it back at once.
     let floor = if member.has_swap { limits.min } else { limits.base };
     let least = limits.base.min(worth.need.max(floor)).min(held);
@@ -151,7 +162,7 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
             member.grant().min(guest.available.minus(margin(guest)))
         }
-        Ok(_) if member.blocked.is_none() => held.minus(worth.seen.max(floor)),
+        Ok(_) if can_shrink_soon => held.minus(worth.seen.max(floor)),
         _ => Bytes::ZERO,
     };
     let lowest = lowest.map_or(held, |lowest| lowest.clamp(least, held));
@@ -169,7 +180,9 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     };
     let highest = if member.can_take_more() { grown.min(most) } else { held };
     let charged = member.used.plus(member.promised()).min(member.limit());
-    let charge = charged.0 as f64 / member.limit().0.max(1) as f64;
+    let share = charged.0 as f64 / member.limit().0.max(1) as f64;
+    // Merged pages are spread over all of it; what is not touched yet is what a balloon takes first.
+    let charge = if member.merging.is_some() { share.max(tuning::LEAST_CHARGE) } else { 1.0 };
     Seat {
         held,
         least,
@@ -177,7 +190,8 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
         lowest,
         highest,
         unneeded,
-        charge: charge.max(tuning::LEAST_CHARGE),
+        charged: charged.min(held),
+        charge,
         suffers: member.is_pressured(),
         worth,
         weight: member.share.weight,
@@ -202,19 +216,17 @@ fn take(member: &mut Member, rules: Rules, now: Time) {
 /// Remembers what a move is for, unless it goes on with the one before.
 fn note_move(member: &mut Member, goal: &Goal, now: Time) {
     let is_take = goal.size < member.target;
-    let goes_on = |moved: &Moved| {
-        (moved.to < moved.from) == is_take && now.since(moved.at) < tuning::JUDGED_AFTER
-    };
+    let goes_on =
+        |moved: &Moved| moved.is_take == is_take && now.since(moved.at) < tuning::JUDGED_AFTER;
     if member.memory.moved.as_ref().is_some_and(goes_on) {
-        if let Some(moved) = &mut member.memory.moved {
-            moved.to = goal.size;
-            moved.saves = goal.saves;
-        }
-    } else {
-        let before = member.memory.faults_per_s;
-        let (from, to, saves) = (member.target, goal.size, goal.saves);
-        member.memory.moved = Some(Moved { at: now, from, to, saves, faults_before: before });
+        return;
     }
+    // A rate that is not known yet can show nothing.
+    let is_settled = now.since(member.memory.seen_at) >= tuning::JUDGED_AFTER;
+    let Goal { saves, .. } = *goal;
+    let (from, faults_before) = (member.target, member.memory.faults_per_s);
+    let moved = Moved { at: now, from, is_take, saves, faults_before };
+    member.memory.moved = is_settled.then_some(moved);
 }
 
 /// Sees what the last move has saved, once that can be seen.
@@ -223,8 +235,8 @@ fn judge(member: &mut Member, now: Time) {
     let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
     if let Some(moved) = memory.moved.take_if(is_due) {
         let saved = rounded((moved.faults_before - memory.faults_per_s) * 60.0);
-        let Moved { at, from, to, saves: expected, .. } = moved;
-        memory.outcome = Some(Outcome { at, from, to, expected, saved });
+        let Moved { at, from, saves: expected, .. } = moved;
+        memory.outcome = Some(Outcome { at, from, to: member.target, expected, saved });
     }
 }
 
@@ -235,9 +247,13 @@ fn learn_when_short(member: &mut Member, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
     if is_pressured {
-        let before = memory.short.map_or(Bytes::ZERO, |short| short.with);
-        let until = now.after(tuning::SHORT_FOR);
-        memory.short = Some(Short { with: before.max(held), working_set: Bytes::ZERO, until });
+        let before = memory.short.unwrap_or_default();
+        memory.short = Some(Short {
+            with: before.with.max(held),
+            faults: before.faults.max(memory.faults_per_s),
+            working_set: Bytes::ZERO,
+            until: now.after(tuning::SHORT_FOR),
+        });
     } else if let Some(short) = &mut memory.short {
         let working_set = working_set.unwrap_or_default();
         short.working_set = short.working_set.max(working_set);

@@ -71,6 +71,10 @@ pub(crate) fn lowest_target(
     let guest = member.guest.as_ref().map_err(Clone::clone)?;
     let is_above_base = member.target > member.limits.base;
     if purpose == Purpose::Balance && is_above_base {
+        let ago = now.since(member.memory.seen_at);
+        if rules.has(Rule::Calm) && ago < tuning::CALM {
+            return Err(Reason::NotCalm { ago, needed: tuning::CALM });
+        }
         // What it misses then was weighed against what others miss.
         is_not_backing_off(member, rules, now)?;
     } else if !purpose.bends_comfort() {

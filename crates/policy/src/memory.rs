@@ -116,10 +116,12 @@ pub(crate) struct Balanced {
 }
 
 /// A VM was short of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Short {
     /// With so much.
     pub(crate) with: Bytes,
+    /// Major faults per second then.
+    pub(crate) faults: f64,
     /// What it worked on at most since, when it was not short any more.
     pub(crate) working_set: Bytes,
     /// For so long that counts.
@@ -143,7 +145,7 @@ pub(crate) struct Goal {
 pub(crate) struct Moved {
     pub(crate) at: Time,
     pub(crate) from: Bytes,
-    pub(crate) to: Bytes,
+    pub(crate) is_take: bool,
     /// As of [`Goal::saves`].
     pub(crate) saves: i64,
     pub(crate) faults_before: f64,
@@ -291,6 +293,11 @@ impl VmMemory {
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.back_off(now);
         }
+    }
+
+    /// Its group's memory is not balanced any more.
+    pub(crate) fn forget_balance(&mut self) {
+        (self.balanced, self.moved, self.outcome, self.short) = (None, None, None, None);
     }
 
     /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.

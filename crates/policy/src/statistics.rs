@@ -4,7 +4,8 @@
 //! it leaves unused. So its word is checked against what is physically possible (no more memory than
 //! QEMU gave it, no swap traffic faster than memory) and against its age. What fails is doubted, and
 //! nobody is shrunk on doubt. What a guest can gain by lying within the possible is bounded by its
-//! group's surplus and its own `max`; what it can lose is its own.
+//! group's surplus and its own `max`, under `balance` also by what others of its group have above their
+//! base; what it can lose is its own.
 
 use model::{
     Bytes, GuestStats, Reading, Reason, Time,
@@ -78,6 +79,8 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
 /// does not count those.
 const READ_AHEAD: Bytes = Bytes::kib(32);
 
+const PAGE: Bytes = Bytes::kib(4);
+
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
 /// that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
@@ -107,10 +110,12 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         let swapped_out = counters.swap_out.minus(before.swap_out);
         memory.swap_in = swapped_in.share(1000, elapsed.0);
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
-        let faults = counters.major_faults.saturating_sub(before.major_faults) as f64;
+        // No guest reads more pages back than it has swapped in: to lie costs it real reads.
+        let faults = counters.major_faults.saturating_sub(before.major_faults);
+        let faults = faults.min(swapped_in.0 / PAGE.0) as f64 * 1e3 / elapsed.0 as f64;
         let share = tuning::FAULTS_SHARE;
-        memory.faults_per_s *= 1.0 - share;
-        memory.faults_per_s += share * faults * 1e3 / elapsed.0 as f64;
+        let rate = (1.0 - share) * memory.faults_per_s + share * faults.min(tuning::FAULTS_MAX);
+        memory.faults_per_s = if rate < tuning::FAULTS_LEAST { 0.0 } else { rate };
         memory.counters = Some(latest);
     }
 }

@@ -126,7 +126,10 @@ fn assemble<'a>(
         let limits = spec.limits_of(name, group_spec, vm.ram);
         let known = remembered.remove(name);
         let own = spec.vms.get(name).copied().unwrap_or_default();
-        let member = Member::assess(name, vm, limits, own, known, rules, now);
+        let mut member = Member::assess(name, vm, limits, own, known, rules, now);
+        if group_spec.policy != Policy::Balance {
+            member.memory.forget_balance();
+        }
         members.entry(group).or_default().push(member);
     }
     let balances = std::mem::take(&mut memory.balances);
@@ -213,7 +216,9 @@ fn conclude(
     }
     match &member.change {
         // While nothing is carried out, balloons are others' business, and what was asked is history.
-        _ if mode != Mode::Enforce || memory.paused => member.memory.asked = None,
+        _ if mode != Mode::Enforce || memory.paused => {
+            (member.memory.asked, member.memory.moved) = (None, None);
+        }
         Some(intent) => {
             let is_calm = !member.is_pressured();
             remember(&mut member.memory, intent, member.actual, is_calm, now);

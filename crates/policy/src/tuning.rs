@@ -116,8 +116,11 @@ pub const SMALL_STEP: Bytes = Bytes::mib(1);
 /// … and where a VM is larger than this, whose granules are huge pages, …
 pub const LARGE_VM: Bytes = Bytes::mib(2048);
 
-/// … in steps of this.
+/// … in steps of this; …
 pub const LARGE_STEP: Bytes = Bytes::mib(16);
+
+/// … but so many sizes of a VM at most.
+pub const MOST_SIZES: u64 = 256;
 
 /// A VM that occupies next to nothing of what it may use is counted with this share of it.
 pub const LEAST_CHARGE: f64 = 0.01;
@@ -125,14 +128,17 @@ pub const LEAST_CHARGE: f64 = 0.01;
 /// How much the latest second counts in a VM's rate of major faults: about a period is remembered.
 pub const FAULTS_SHARE: f64 = 0.2;
 
-/// … but so many sizes of a VM at most.
-pub const MOST_SIZES: u64 = 256;
-
 /// What a group had to take back is not handed out again for this long at first; it doubles each time …
 pub const DEFICIT_FIRST: Millis = Millis::secs(30);
 
 /// … up to this.
 pub const DEFICIT_MAX: Millis = Millis::secs(600);
+
+/// No disk answers more major faults per second: what is said beyond is a lie …
+pub const FAULTS_MAX: f64 = 100_000.0;
+
+/// … and fewer than this are none.
+pub const FAULTS_LEAST: f64 = 0.1;
 
 /// How long after a move it shows what it has saved: three periods.
 pub const JUDGED_AFTER: Millis = Millis::secs(15);

@@ -1,7 +1,7 @@
 //! `balance`: memory goes where it saves the most misses, and stays there.
 
 use model::{Bytes, Policy, Reason};
-use sim::{Access, Fake, Load, Run, Scenario, limits};
+use sim::{Access, Fake, Load, Nature, Run, Scenario, limits};
 
 /// A budget of two bases of 256 MiB; each VM may have from 64 to 512 MiB.
 fn pair(policy: Policy, fakes: [Fake; 2]) -> Scenario {
@@ -81,6 +81,39 @@ fn in_mixed_fleets_balance_misses_least() {
 }
 
 #[test]
+fn between_two_that_both_lack_memory_balance_is_not_worse_than_leaving_it_where_it_is() {
+    let (even, cyclic) = (Access::even as fn(f64) -> Access, Access::cyclic as fn(f64) -> Access);
+    let pairs = [
+        ((even, 300, 3e3), (even, 300, 2e3)),
+        ((even, 300, 2e3), (even, 300, 2e3)),
+        ((even, 250, 2e3), (cyclic, 330, 3e3)),
+        ((cyclic, 300, 3e3), (cyclic, 300, 2e3)),
+        ((cyclic, 220, 1e3), (cyclic, 350, 1.5e3)),
+    ];
+    for (index, (one, other)) in pairs.into_iter().enumerate() {
+        let fake = |name: &str, (access, mib, rate): (fn(f64) -> Access, u64, f64)| {
+            Fake::busy(name, mib).accessing(access(rate))
+        };
+        let run = |policy| pair(policy, [fake("one", one), fake("other", other)]).run(600);
+        let (balance, demand) = (run(Policy::Balance), run(Policy::Demand));
+        assert_eq!(balance.harm_report(), "", "pair {index}");
+        let reversals = ["shop-one", "shop-other"].map(|vm| balance.reversals(vm));
+        let missed = [&balance, &demand].map(misses);
+        println!("pair {index}: {missed:.0?}, reversals {reversals:?}");
+        assert!(missed[0] <= 1.15 * missed[1], "pair {index}: {missed:.0?}");
+    }
+}
+
+#[test]
+fn a_higher_priority_has_what_saves_it_misses_though_others_lose_more() {
+    let low = Fake::busy("low", 220).accessing(Access::even(8e3));
+    let high = Fake::busy("high", 400).accessing(Access::even(500.0));
+    let run = pair(Policy::Balance, [low, high]).weighing("shop-high", 1, 1).run(200);
+    assert_eq!(run.harm_report(), "");
+    assert!(at_end(&run, "shop-high") >= 340, "{}", at_end(&run, "shop-high"));
+}
+
+#[test]
 fn moves_do_not_chase_oscillating_demand() {
     for period in [10, 20, 30, 60, 120, 240] {
         let load = |low, high| {
@@ -142,4 +175,30 @@ fn who_is_not_tracked_keeps_its_memory_and_is_given_more_while_it_swaps() {
     let run = pair(Policy::Balance, [hungry, idle]).run(120);
     assert_eq!(run.harm_report(), "");
     assert!(at_end(&run, "shop-other") >= 100, "it was taken more than it leaves free");
+}
+
+#[test]
+fn who_has_neither_swap_nor_curve_is_served_as_under_demand() {
+    let kills = [Policy::Balance, Policy::Demand].map(|policy| {
+        let growing = Fake::busy("growing", 150).then(60, 200).then(90, 250).then(120, 290);
+        let growing = growing.that(Nature::Swapless).with_ram(512).standing_at(256);
+        let idle = Fake::idle("idle").with_ram(512).standing_at(256).preallocated();
+        let limits = limits(64, 256, 512);
+        let run = Scenario::new(3).group("shop", policy, limits, [growing, idle]).run(200);
+        run.guest("shop-growing", 199).map_or(0, |guest| guest.kills)
+    });
+    assert!(kills[0] <= kills[1], "{kills:?}");
+}
+
+#[test]
+fn a_guest_that_lies_about_its_faults_takes_nobodys_base() {
+    let honest = |name| Fake::busy(name, 200).accessing(Access::even(2e3));
+    let liar = Fake::busy("liar", 60).that(Nature::LyingStats(sim::Lie::Hungry));
+    let fakes = [honest("one"), honest("other"), liar];
+    let fakes = fakes.map(|fake| fake.with_ram(512).standing_at(256).hoarding());
+    let run = Scenario::new(3).group("shop", Policy::Balance, limits(64, 256, 512), fakes).run(300);
+    for vm in ["shop-one", "shop-other"] {
+        assert!((0..300).all(|second| run.actual_mib(vm, second) >= 240), "{vm}");
+        assert!(!run.guest(vm, 299).unwrap().suffers(), "{vm}");
+    }
 }

@@ -73,7 +73,7 @@ fn table_4(context: &Context) -> Result<Figures, LabError> {
 
 fn table_5(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 2] =
-        [member("graph", "graph --mb 320", 360, 500), member("data", "data --mb 210", 360, 500)];
+        [member("graph", "graph --mb 300", 360, 500), member("data", "data --mb 200", 360, 500)];
     let paper = [
         ("speedup_graph", "9.3", None),
         ("speedup_data", "0.96", Some(0.96)),
@@ -85,9 +85,9 @@ fn table_5(context: &Context) -> Result<Figures, LabError> {
 
 fn table_7(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 4] = [
-        member("graph", "graph --mb 340", 256, 512),
-        member("suite", "suite --mb 90", 256, 512),
-        member("random", "random-array --mb 270", 256, 512),
+        member("graph", "graph --mb 320", 256, 512),
+        member("suite", "suite --mb 80", 256, 512),
+        member("random", "random-array --mb 240", 256, 512),
         member("pi", "pi", 256, 512),
     ];
     let paper = [

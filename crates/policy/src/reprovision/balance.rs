@@ -45,7 +45,9 @@ pub(crate) struct Seat {
     pub(crate) lowest: Bytes,
     /// … and this at most.
     pub(crate) highest: Bytes,
-    /// What a byte that it may use occupies, above 0 and at most 1.
+    /// What it is charged with, untouched grants included.
+    pub(crate) charged: Bytes,
+    /// What a byte that it has occupies, above 0 and at most 1: less where pages are shared.
     pub(crate) charge: f64,
     pub(crate) worth: Worth,
     /// What it holds beyond what it was seen to need.
@@ -61,7 +63,9 @@ pub(crate) struct Seat {
 /// What a round is to bring about.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Round {
-    /// What each member should have, in their order.
+    /// What each member should have in the end, in their order.
+    pub(crate) wanted: Vec<Bytes>,
+    /// What it should have at the end of the round.
     pub(crate) sizes: Vec<Bytes>,
     /// Whether all needs fit.
     pub(crate) fits: bool,
@@ -74,13 +78,13 @@ impl Seat {
 
     /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be used.
     fn occupied(&self, memory: Bytes) -> f64 {
-        let kept = memory.min(self.held);
-        kept.0 as f64 * self.charge + memory.minus(self.held).0 as f64
+        let kept = (memory.min(self.held).0 as f64 * self.charge).min(self.charged.0 as f64);
+        kept + memory.minus(self.held).0 as f64
     }
 
     /// The memory with which it occupies so much.
     fn memory_for(&self, occupied: f64) -> f64 {
-        let (held, all) = (self.held.0 as f64, self.held.0 as f64 * self.charge);
+        let (held, all) = (self.held.0 as f64, self.occupied(self.held));
         if occupied > all { held + (occupied - all) } else { occupied / self.charge }
     }
 
@@ -90,12 +94,13 @@ impl Seat {
     }
 }
 
-/// What each member should have, where `surplus` is nobody's.
-pub(crate) fn round(seats: &[Seat], surplus: Bytes) -> Round {
-    let mut round = share_out(seats, surplus);
+/// What each member should have, where `surplus` is nobody's, or they have so much more than there is (`overdrawn`).
+pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
+    let mut round = share_out(seats, surplus, overdrawn);
     if !pays(seats, &round.sizes) {
         let keeping = |seat: &Seat| Seat { least: seat.held, ..seat.clone() };
-        round = share_out(&seats.iter().map(keeping).collect::<Vec<_>>(), surplus);
+        let kept: Vec<Seat> = seats.iter().map(keeping).collect();
+        round = share_out(&kept, surplus, overdrawn);
     }
     let has_cheaper = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
     let is_cheaper_left = seats.iter().any(has_cheaper);
@@ -107,10 +112,14 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes) -> Round {
     round
 }
 
-/// What a plan saves, all members together, in misses per second.
+/// What a plan saves the highest class of members to which it makes a difference, in misses per second.
 fn saved(seats: &[Seat], sizes: &[Bytes]) -> f64 {
-    let of_one = |(seat, size): (&Seat, &Bytes)| seat.misses(seat.held) - seat.misses(*size);
-    seats.iter().zip(sizes).map(of_one).sum()
+    let mut classes: BTreeMap<u8, f64> = BTreeMap::new();
+    for (seat, size) in seats.iter().zip(sizes) {
+        *classes.entry(seat.priority).or_default() += seat.misses(seat.held) - seat.misses(*size);
+    }
+    let makes_a_difference = |saved: &f64| saved.abs() >= 1.0;
+    classes.into_values().rev().find(makes_a_difference).unwrap_or_default()
 }
 
 /// Whether a plan saves more than its takes may cost.
@@ -120,24 +129,24 @@ fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     taken.is_zero() || saved(seats, sizes) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once
 }
 
-fn share_out(seats: &[Seat], surplus: Bytes) -> Round {
+fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     let occupied: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum();
-    let pool = occupied + surplus.0 as f64;
+    let pool = occupied + surplus.0 as f64 - overdrawn.0 as f64;
     let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
-    if needed <= pool {
-        Round { sizes: with_bonus(seats, pool, surplus), fits: true }
-    } else {
-        Round { sizes: least_misses(seats, pool), fits: false }
-    }
+    let fits = needed <= pool;
+    let wanted =
+        if fits { with_bonus(seats, pool, surplus, overdrawn) } else { least_misses(seats, pool) };
+    Round { sizes: wanted.clone(), wanted, fits }
 }
 
 /// Everybody its need and a bonus in proportion to it. Nobody gives up anything unless somebody lacks what it needs, and then only
 /// as much as those lack.
-fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes) -> Vec<Bytes> {
+fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Vec<Bytes> {
     let shares = in_proportion(seats, pool);
     let wants = |seat: &Seat| seat.need().minus(seat.held);
     let wanted: Bytes = seats.iter().map(wants).sum();
-    let lacking = wanted.minus(surplus);
+    // What is overdrawn is missing only to those that want something.
+    let lacking = if wanted.is_zero() { wanted } else { wanted.plus(overdrawn).minus(surplus) };
     let to_spare = |(seat, share): (&Seat, &Bytes)| seat.held.minus(*share);
     let spare: Bytes = seats.iter().zip(&shares).map(to_spare).sum();
     let mut left = surplus.minus(wanted);

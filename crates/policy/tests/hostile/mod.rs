@@ -180,9 +180,11 @@ fn age() -> impl Strategy<Value = u64> {
 }
 
 fn stats() -> impl Strategy<Value = GuestStats> {
+    let faults = || prop::option::of(any::<u64>());
     let quiet = prop_oneof![7 => Just(Bytes::ZERO), 1 => mib(0..50)];
-    let sane = (mib(64..400), 0..100u64, 0..100u64, quiet.clone(), quiet).prop_map(
-        |(total, free, more, swap_in, swap_out)| GuestStats {
+    let sane = (mib(64..400), 0..100u64, 0..100u64, quiet.clone(), quiet, faults()).prop_map(
+        |(total, free, more, swap_in, swap_out, major_faults)| GuestStats {
+            major_faults,
             total: Some(total),
             free: Some(total.percent(free)),
             available: Some(total.percent(free.max(more))),
@@ -192,13 +194,14 @@ fn stats() -> impl Strategy<Value = GuestStats> {
         },
     );
     let field = || prop::option::of(any_bytes());
-    let absurd = (field(), field(), field(), field(), field()).prop_map(
-        |(total, free, available, swap_in, swap_out)| GuestStats {
+    let absurd = (field(), field(), field(), field(), field(), faults()).prop_map(
+        |(total, free, available, swap_in, swap_out, major_faults)| GuestStats {
             total,
             free,
             available,
             swap_in,
             swap_out,
+            major_faults,
             ..GuestStats::default()
         },
     );

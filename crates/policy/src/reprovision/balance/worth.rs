@@ -1,7 +1,8 @@
 //! What memory is worth to one VM: the misses that it would have with this much of it.
 //!
 //! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
-//! order; the guest's kernel keeps some memory free and evicts less cleverly, so that a little more is needed than the curve says.
+//! order. The guest's kernel keeps some memory for itself, so that more is *needed* than the working set: a little in any case, and
+//! where the VM was short of late, more than it had then.
 //!
 //! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
 //! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
@@ -35,10 +36,12 @@ const MOST_REFERENCES: f64 = 1e12;
 pub(crate) struct Condition {
     /// What it may use now.
     pub(crate) held: Bytes,
-    /// Major faults per second, where it is short of memory; else 0.
+    /// Whether it is short of memory.
+    pub(crate) is_short: bool,
+    /// Major faults per second, where it is; else 0.
     pub(crate) faults: f64,
-    /// With so much it was short of late.
-    pub(crate) short_with: Option<Bytes>,
+    /// With so much it was short of late, and had so many.
+    pub(crate) short_with: Option<(Bytes, f64)>,
 }
 
 impl Worth {
@@ -53,59 +56,63 @@ impl Worth {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let missing = if now.faults > 0.0 { lacking(tracking, now.held) } else { Bytes::ZERO };
+        let missing = if now.is_short { lacking(tracking, now.held) } else { Bytes::ZERO };
         let seen = with_room(working_set);
+        let known = now.short_with.map_or(Bytes::ZERO, |(size, _)| size.plus(tuning::UNIT));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
-        let known = now.short_with.map_or(Bytes::ZERO, |size| size.plus(tuning::UNIT));
         let need = if missing.is_zero() {
             seen.max(known).min(at_most)
         } else {
             seen.max(now.held.plus(missing))
         };
-        // A guest that waits for its disk touches little, and its kernel takes part of its memory: where it is known to need more
-        // than its working set, so much more is needed for every share of its references.
-        let stretch = (need.0 as f64 / seen.0.max(1) as f64).max(1.0);
-        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 4);
+        let held = now.held.0 as f64;
+        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
         for point in &tracking.curve {
-            let memory = with_room(point.memory).0 as f64 * stretch;
-            let misses = point.miss_ratio * references;
+            let (memory, misses) = (point.memory.0 as f64, point.miss_ratio * references);
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
                 return None;
             }
             points.push((memory, misses));
         }
-        let worth = Self { points, need, seen, is_tracked: true };
+        let mut worth = Self { points, need, seen, is_tracked: true };
+        // What is seen beyond what it has was seen when it had more.
+        let here = worth.misses_at(held);
+        worth.points.retain(|point| point.0 < held);
+        worth.points.push((held, here));
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
-        let fall =
-            worth.misses_at(now.held.minus(part).0 as f64) - worth.misses_at(now.held.0 as f64);
-        Some(worth.with_faults(now, missing, fall / part.0.max(1) as f64))
+        let fall = worth.misses_at(now.held.minus(part).0 as f64) - here;
+        if let Some((with, faults)) = now.short_with.filter(|(with, _)| *with < now.held) {
+            worth.add(faults, with, tuning::UNIT, faults / tuning::UNIT.0 as f64);
+        }
+        worth.add(now.faults, now.held, missing, fall / part.0.max(1) as f64);
+        Some(worth)
     }
 
     fn untracked(now: Condition) -> Self {
-        let missing = if now.faults > 0.0 { growth(now.held) } else { Bytes::ZERO };
+        let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
-        let worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
-        worth.with_faults(now, missing, now.faults / missing.0.max(1) as f64)
+        let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
+        worth.add(now.faults, now.held, missing, now.faults / missing.0.max(1) as f64);
+        worth
     }
 
-    /// With the faults of now, which fall by so many per byte and end when it has what is `missing`.
-    fn with_faults(mut self, now: Condition, missing: Bytes, fall: f64) -> Self {
-        let (held, end) = (now.held.0 as f64, now.held.plus(missing).0 as f64);
-        let faults = |memory: f64| {
-            let left = now.faults - fall * (memory - held).max(0.0);
-            if memory < end { left.clamp(0.0, now.faults) } else { 0.0 }
+    /// Adds what it misses as long as it has `with`, which falls by so much per byte from there on and ends with what is `missing`.
+    fn add(&mut self, faults: f64, with: Bytes, missing: Bytes, fall: f64) {
+        let (with, end) = (with.0 as f64, with.plus(missing).0 as f64);
+        let left = |memory: f64| {
+            let left = faults - fall * (memory - with).max(0.0);
+            if memory < end { left.clamp(0.0, faults) } else { 0.0 }
         };
         // A cliff is as steep as a piece of memory is large.
-        let edge = (end - tuning::PIECE.0 as f64).max(held);
-        let empty = held + now.faults / fall.max(f64::MIN_POSITIVE);
-        let ends = [held, edge, empty.clamp(held, end), end];
+        let edge = (end - tuning::PIECE.0 as f64).max(with);
+        let empty = with + faults / fall.max(f64::MIN_POSITIVE);
+        let ends = [with, edge, empty.clamp(with, end), end];
         let mut at: Vec<f64> = self.points.iter().map(|point| point.0).chain(ends).collect();
         at.sort_by(f64::total_cmp);
         at.dedup();
-        self.points = at.iter().map(|at| (*at, self.misses_at(*at) + faults(*at))).collect();
-        self
+        self.points = at.iter().map(|at| (*at, self.misses_at(*at) + left(*at))).collect();
     }
 
     /// Misses per second with `memory`. What it has less than it needs is missed once in a while even where its curve is flat:
@@ -162,14 +169,14 @@ mod tests {
     }
 
     fn now(held: u64, faults: f64) -> Condition {
-        Condition { held: Bytes::mib(held), faults, short_with: None }
+        Condition { held: Bytes::mib(held), is_short: faults > 0.0, faults, short_with: None }
     }
 
     #[test]
     fn inside_its_memory_the_curve_counts() {
         let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.1)], 0)), now(400, 0.0));
         assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
-        assert!((worth.misses(Bytes::mib(106)) - 550.0).abs() < 0.3);
+        assert!((worth.misses(Bytes::mib(94)) - 550.0).abs() < 0.3);
         assert!((worth.misses(Bytes::mib(400)) - 100.0).abs() < 1e-6);
     }
 
@@ -177,8 +184,8 @@ mod tests {
     fn beyond_its_memory_the_faults_of_now_fall_until_its_swap_is_empty() {
         let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 100)), now(200, 80.0));
         let misses = |mib| worth.misses(Bytes::mib(mib));
-        // The last 50 MiB of what it has save 266 misses; 80 are left.
-        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(207) - 42.8).abs() < 0.3);
+        // The last 50 MiB of what it has save 202 misses; 80 are left.
+        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(210) - 39.6).abs() < 0.3);
         assert!(misses(300).abs() < 0.1 && misses(1_000).abs() < 1e-6);
         assert!(misses(190) > 80.0);
         assert_eq!(worth.need, Bytes(Bytes::mib(290).0 * 20 / 19));
