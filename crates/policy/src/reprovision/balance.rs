@@ -85,7 +85,12 @@ impl Seat {
     /// The memory with which it occupies so much.
     fn memory_for(&self, occupied: f64) -> f64 {
         let (held, all) = (self.held.0 as f64, self.occupied(self.held));
-        if occupied > all { held + (occupied - all) } else { occupied / self.charge }
+        if occupied >= all { held + (occupied - all) } else { occupied / self.charge }
+    }
+
+    /// What it frees by going down to `memory`.
+    fn freed(&self, memory: Bytes) -> Bytes {
+        bytes(self.occupied(self.held) - self.occupied(memory.min(self.held)))
     }
 
     /// Its weighted misses per second with `memory`.
@@ -147,18 +152,20 @@ fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Ve
     let wanted: Bytes = seats.iter().map(wants).sum();
     // What is overdrawn is missing only to those that want something.
     let lacking = if wanted.is_zero() { wanted } else { wanted.plus(overdrawn).minus(surplus) };
-    let to_spare = |(seat, share): (&Seat, &Bytes)| seat.held.minus(*share);
-    let spare: Bytes = seats.iter().zip(&shares).map(to_spare).sum();
+    let spare: Bytes = seats.iter().zip(&shares).map(|(seat, share)| seat.freed(*share)).sum();
     let mut left = surplus.minus(wanted);
     let one = |(seat, share): (&Seat, &Bytes)| {
-        let given = to_spare((seat, share)).share(lacking.min(spare).0, spare.0);
+        let given = seat.freed(*share).share(lacking.min(spare).0, spare.0);
+        if !given.is_zero() {
+            return bytes(seat.memory_for(seat.occupied(seat.held) - given.0 as f64));
+        }
         let needed = wants(seat);
         let bonus = share.minus(seat.held.plus(needed)).min(left);
         // Needs move all the time, and a bonus need not follow each of their moves.
         let is_worth_it = bonus >= tuning::UNIT.max(seat.held.percent(tuning::STEP_PERCENT));
         let bonus = if is_worth_it { bonus } else { Bytes::ZERO };
         left = left.minus(bonus);
-        seat.held.plus(needed).plus(bonus).minus(given)
+        seat.held.plus(needed).plus(bonus)
     };
     seats.iter().zip(&shares).map(one).collect()
 }
@@ -250,4 +257,62 @@ fn bytes(size: f64) -> Bytes {
 )]
 fn units(count: f64) -> u64 {
     count as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{worth::Condition, *};
+
+    fn seat(held: u64, need: u64, charged: u64) -> Seat {
+        let condition =
+            Condition { held: Bytes::mib(held), is_short: false, faults: 0.0, short_with: None };
+        let mut worth = Worth::of(None, condition);
+        worth.need = Bytes::mib(need);
+        let (least, most) = (Bytes::mib(64), Bytes::mib(512));
+        Seat {
+            held: Bytes::mib(held),
+            least,
+            most,
+            lowest: least,
+            highest: most,
+            unneeded: Bytes::ZERO,
+            suffers: false,
+            charged: Bytes::mib(charged),
+            charge: 1.0,
+            worth,
+            weight: 1,
+            priority: 0,
+        }
+    }
+
+    fn mib(sizes: &[Bytes]) -> Vec<u64> {
+        sizes.iter().map(|size| size.0 >> 20).collect()
+    }
+
+    #[test]
+    fn what_is_not_touched_is_not_taken_for_its_own_sake() {
+        let seats = [seat(256, 100, 90), seat(256, 300, 256)];
+        let round = round(&seats, Bytes::ZERO, Bytes::ZERO);
+        assert!(round.sizes[0] == seats[0].held || round.sizes[0] < seats[0].charged, "{round:?}");
+        assert!(
+            (seats[0].memory_for(seats[0].occupied(seats[0].held)) - 256.0 * 1048576.0).abs() < 1.0
+        );
+    }
+
+    #[test]
+    fn shared_pages_cost_their_share() {
+        let shared = Seat { charge: 0.5, charged: Bytes::mib(128), ..seat(256, 100, 128) };
+        assert_eq!(shared.freed(Bytes::mib(156)), Bytes::mib(50));
+        assert!((shared.occupied(Bytes::mib(300)) - 172.0 * 1048576.0).abs() < 1.0);
+        assert!((shared.memory_for(64.0 * 1048576.0) - 128.0 * 1048576.0).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_bonus_is_in_proportion_to_needs_and_takes_from_nobody() {
+        let seats = [seat(100, 100, 100), seat(200, 200, 200)];
+        let round = round(&seats, Bytes::mib(90), Bytes::ZERO);
+        assert_eq!((mib(&round.sizes), round.fits), (vec![130, 260], true));
+        let rich = [seat(300, 100, 300), seat(100, 100, 100)];
+        assert_eq!(mib(&super::round(&rich, Bytes::ZERO, Bytes::ZERO).sizes), [300, 100]);
+    }
 }
