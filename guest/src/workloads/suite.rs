@@ -1,4 +1,5 @@
-//! `suite`: one program after the other, each a fixed amount of work in memory of its own size; a suite of benchmarks as DaCapo.
+//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own size; it stands for a suite of
+//! benchmarks as DaCapo.
 //!
 //! A part is the same number of accesses in every program, so that parts take much the same time where memory suffices, and what is
 //! done can be compared wherever the suite stands. A program's memory is gone when it ends.
@@ -78,8 +79,11 @@ fn program(
     let words = memory.words();
     let mut at = 0;
     for _ in 0..parts {
+        if !worker.proceed(1) {
+            return Ok(false);
+        }
         for _ in 0..ACCESSES_PER_PART / ACCESSES_PER_STEP {
-            if !worker.proceed(1) {
+            if worker.shared.stopping() {
                 return Ok(false);
             }
             for _ in 0..ACCESSES_PER_STEP {
