@@ -38,6 +38,9 @@ pub(crate) struct Common {
     /// Target operations per second (memhog, verify: MB/s) [default: unpaced; idle: 10]
     #[arg(long, global = true, value_name = "OPS", value_parser = rate)]
     pub(crate) rate: Option<f64>,
+    /// Begin the work so many seconds late
+    #[arg(long, global = true, value_name = "S", default_value = "0", value_parser = seconds)]
+    after: f64,
     /// First fill so much memory with what every guest has, and hold it
     #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
     pub(crate) common_mb: Option<usize>,
@@ -47,6 +50,11 @@ impl Common {
     /// How long to run; `None` = no limit.
     pub(crate) fn time_limit(&self) -> Option<Duration> {
         (self.seconds > 0.0).then(|| Duration::from_secs_f64(self.seconds))
+    }
+
+    /// When the work begins, counted from the start.
+    pub(crate) fn beginning(&self) -> Duration {
+        Duration::from_secs_f64(self.after)
     }
 }
 
@@ -110,6 +118,7 @@ mod tests {
             ("pi --rate 0", "--rate", "'0'", "0.001 to 1000000000"),
             ("pi --rate inf", "--rate", "'inf'", "0.001 to 1000000000"),
             ("pi --seconds=-1", "--seconds", "'-1'", "0 to 10000000"),
+            ("pi --after nan", "--after", "'nan'", "0 to 10000000"),
             ("web --mb 1 --rate 5 --burst 2:1", "--burst", "'2:1'", "factor:on_s:off_s"),
             ("web --mb 1 --rate 5 --burst 0:1:1", "--burst", "'0:1:1'", "0.01 to 1000"),
             ("verify --mb 18446744073709551616", "--mb", "'18446744073709551616'", "1 to 65536"),

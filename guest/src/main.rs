@@ -86,6 +86,9 @@ fn spawn_worker(cli: Cli, shared: Arc<Shared>, done: Sender<Event>) -> Result<()
         let common_mb = cli.common.common_mb.unwrap_or(0);
         let mut worker = Worker::new(shared, cli.common.seed, cli.common.rate);
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            if !worker.shared.wait_until(cli.common.beginning()) {
+                return Ok(());
+            }
             let _held = content::held(common_mb, &worker.shared)?;
             cli.workload.run(&mut worker)
         }));

@@ -52,6 +52,9 @@ struct Line {
     ops_per_s: f64,
     #[serde(rename = "final")]
     last: bool,
+    /// Its work is to begin later.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    waiting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     mb: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +174,7 @@ impl<W: Write> Reporter<W> {
             ops,
             ops_per_s: rounded(done as f64 / span.as_secs_f64().max(1e-9)),
             last,
+            waiting: shared.waiting(),
             mb: shared.mb.get(),
             phase: shared.phase.get(),
             step_us: shared.step_us.get(),

@@ -44,6 +44,7 @@ pub(crate) struct Shared {
     pub(crate) bad_bytes: Gauge,
     pub(crate) checksum: OnceLock<u64>,
     pub(crate) timing: OnceLock<Timing>,
+    waiting: AtomicBool,
     stopping: AtomicBool,
     sleepers: Mutex<()>,
     wake: Condvar,
@@ -64,6 +65,7 @@ impl Shared {
             bad_bytes: absent(),
             checksum: OnceLock::new(),
             timing: OnceLock::new(),
+            waiting: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             sleepers: Mutex::new(()),
             wake: Condvar::new(),
@@ -89,6 +91,19 @@ impl Shared {
 
     pub(crate) fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Whether the work has not begun because it is to begin later.
+    pub(crate) fn waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the moment at which the work is to begin; false if the program is to stop.
+    pub(crate) fn wait_until(&self, beginning: Duration) -> bool {
+        self.waiting.store(!beginning.is_zero(), Ordering::Relaxed);
+        let goes_on = self.sleep_until(beginning);
+        self.waiting.store(false, Ordering::Relaxed);
+        goes_on
     }
 
     /// Sleeps until `when` (time since the start); false if the program is to stop.
@@ -188,6 +203,19 @@ mod tests {
         shared.stop();
         assert!(!thread.join().unwrap());
         assert!(shared.now() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn work_that_is_to_begin_later_waits_and_says_so() {
+        let shared = Arc::new(Shared::new());
+        let waiting = Arc::clone(&shared);
+        let thread = std::thread::spawn(move || waiting.wait_until(Duration::from_secs(60)));
+        while !shared.waiting() {
+            std::thread::yield_now();
+        }
+        shared.stop();
+        assert!(!thread.join().unwrap() && !shared.waiting());
+        assert!(Shared::new().wait_until(Duration::ZERO));
     }
 
     #[test]

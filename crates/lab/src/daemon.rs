@@ -199,12 +199,15 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
     };
     let (tracking, lend) = (settings.tracking, settings.lend);
     for (group, (vms, budget)) in groups {
-        let (vms, budget) = (vms.join(", "), size(budget));
+        let vms = vms.join(", ");
         let _ = write!(
             text,
-            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\nbudget = {budget}\ndedup = {dedup}\n\
+            "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
              tracking = \"{tracking}\"\nlend = {lend}\n"
         );
+        if settings.guaranteed.is_some() {
+            let _ = writeln!(text, "budget = {}", size(budget));
+        }
     }
     text
 }

@@ -3,6 +3,8 @@
 //! A [`Fake`] is a description; [`crate::Guest`] brings it to life. Natures add up: a guest may have a
 //! slow balloon *and* migrate.
 
+use std::sync::Arc;
+
 use model::Bytes;
 
 /// How a guest differs from a well-behaved one. Times are seconds of the run.
@@ -74,7 +76,12 @@ pub enum Load {
         /// Seconds that a burst lasts.
         busy: u64,
     },
+    /// One after the other, each for [`TURN`] seconds, again and again: as it was recorded.
+    InTurn(Arc<[Bytes]>),
 }
+
+/// How long each part of a recording lasts, in seconds.
+pub const TURN: u64 = 5;
 
 impl Load {
     /// Always `size`.
@@ -99,8 +106,15 @@ impl Load {
                     *low
                 }
             }
+            Self::InTurn(sizes) => in_turn(sizes, second).copied().unwrap_or_default(),
         }
     }
+}
+
+/// What it is in `second`, of what is it in turn.
+fn in_turn<T>(all: &[T], second: u64) -> Option<&T> {
+    let turn = (second / TURN).checked_rem(all.len() as u64)?;
+    all.get(usize::try_from(turn).ok()?)
 }
 
 /// One guest of a scenario.
@@ -120,8 +134,8 @@ pub struct Fake {
     pub reports_free: bool,
     /// Whether all of its memory was touched when it booted.
     pub preallocated: bool,
-    /// How its programs go through their memory, if that is tracked.
-    pub access: Option<Access>,
+    /// How its programs go through their memory, in turn as [`Load::InTurn`]; empty: that is not tracked.
+    pub accesses: Arc<[Access]>,
     /// Its misbehaviour.
     pub natures: Vec<Nature>,
 }
@@ -176,7 +190,7 @@ impl Fake {
             balloon: None,
             reports_free: true,
             preallocated: false,
-            access: None,
+            accesses: Arc::new([]),
             natures: Vec::new(),
         }
     }
@@ -209,9 +223,14 @@ impl Fake {
 
     /// It is tracked, and goes through its memory like this.
     #[must_use]
-    pub fn accessing(mut self, access: Access) -> Self {
-        self.access = Some(access);
-        self
+    pub fn accessing(self, access: Access) -> Self {
+        Self { accesses: Arc::new([access]), ..self }
+    }
+
+    /// How its programs go through their memory in `second`.
+    #[must_use]
+    pub fn access(&self, second: u64) -> Option<&Access> {
+        in_turn(&self.accesses, second)
     }
 
     /// It was started with `mib` MiB of RAM.
@@ -261,5 +280,7 @@ mod tests {
         let (low, high) = (Bytes::mib(1), Bytes::mib(9));
         let load = Load::Oscillating { low, high, period: 10, busy: 3 };
         assert_eq!([0, 2, 3, 9, 10].map(|s| load.at(s)), [high, high, low, low, high]);
+        let load = Load::InTurn([low, high].into());
+        assert_eq!([0, 4, 5, 9, 10].map(|s| load.at(s)), [low, low, high, high, low]);
     }
 }

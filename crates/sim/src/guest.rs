@@ -62,6 +62,7 @@ pub struct Guest {
     pub kills: u64,
     /// Whether a migration is under way.
     pub is_migrating: bool,
+    second: u64,
     wanted: Bytes,
     dead_until: u64,
     swap_in: Bytes,
@@ -90,6 +91,7 @@ impl Guest {
             used,
             kills: 0,
             is_migrating: false,
+            second: 0,
             wanted: Bytes::ZERO,
             dead_until: 0,
             swap_in: Bytes::ZERO,
@@ -103,6 +105,7 @@ impl Guest {
     /// Lives through `second`, at whose end it is `now`.
     pub(crate) fn live(&mut self, second: u64, now: Time, rng: &mut Rng) {
         self.come_and_go(second);
+        self.second = second;
         if !self.is_alive {
             return;
         }
@@ -234,9 +237,8 @@ impl Guest {
         self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
         self.swapped = self.swapped.max(lacking);
         let back = self.swapped.minus(lacking).min(DISK_PER_SECOND);
-        let thrashed = match &self.fake.access {
-            Some(access) => {
-                let misses = access.references_per_s * access.miss_ratio(self.share(self.actual));
+        let thrashed = match self.misses_with(self.actual) {
+            Some(misses) => {
                 self.misses += misses;
                 bytes(misses * 4096.0).min(DISK_PER_SECOND)
             }
@@ -248,6 +250,13 @@ impl Guest {
         self.swap_out = self.swap_out.plus(thrashed);
     }
 
+    /// What its programs miss per second with so much memory, where it is known how they go through it.
+    #[must_use]
+    pub fn misses_with(&self, memory: Bytes) -> Option<f64> {
+        let access = self.fake.access(self.second)?;
+        Some(access.references_per_s * access.miss_ratio(self.share(memory)))
+    }
+
     /// The share of what its programs want that fits into `memory`.
     fn share(&self, memory: Bytes) -> f64 {
         let programs = self.wanted.minus(Fake::KERNEL);
@@ -256,7 +265,7 @@ impl Guest {
 
     /// What tracking would tell: the curve as far as its memory reaches.
     fn tracking(&self) -> Option<Tracking> {
-        let access = self.fake.access.as_ref()?;
+        let access = self.fake.access(self.second)?;
         let programs = self.wanted.minus(Fake::KERNEL).0 as f64;
         let end = self.share(self.actual).min(1.0);
         let inside = access.curve.iter().copied().take_while(|(share, _)| *share < end);

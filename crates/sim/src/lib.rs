@@ -22,7 +22,7 @@ mod harm;
 mod host;
 mod scenario;
 
-pub use fake::{Access, Fake, Lie, Load, Nature};
+pub use fake::{Access, Fake, Lie, Load, Nature, TURN};
 pub use guest::Guest;
 pub use harm::{Harm, Judge};
 pub use host::{Host, SimClock};

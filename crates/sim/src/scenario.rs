@@ -133,6 +133,15 @@ impl Scenario {
         &self.spec
     }
 
+    /// The host before its first second.
+    #[must_use]
+    pub fn begin(&self) -> Host {
+        let mut host = Host::new(self.total, self.guests.clone(), self.seed);
+        host.others = self.others.clone();
+        host.lost_percent = self.lost_percent;
+        host
+    }
+
     /// Runs it with every safety rule on.
     #[must_use]
     pub fn run(&self, seconds: u64) -> Run {
@@ -142,9 +151,7 @@ impl Scenario {
     /// Runs it for `seconds` with the given safety rules.
     #[must_use]
     pub fn run_with(&self, rules: Rules, seconds: u64) -> Run {
-        let mut host = Host::new(self.total, self.guests.clone(), self.seed);
-        host.others = self.others.clone();
-        host.lost_percent = self.lost_percent;
+        let mut host = self.begin();
         let mut run = Run::default();
         for second in 0..seconds {
             if self.restarts.contains(&second) {

@@ -1,5 +1,6 @@
 //! One mix under one setting: what each guest got done, and the daemon's ticks meanwhile.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, GroupName, Plan, VmName};
@@ -118,17 +119,33 @@ impl Course {
     /// How often a balloon got a new target, in an hour at the pace of the course.
     #[must_use]
     pub fn moves_per_hour(&self) -> f64 {
-        let (Some(first), Some(last)) = (self.ticks.first(), self.ticks.last()) else {
-            return f64::NAN;
-        };
-        let of = |tick: &Tick| {
-            let changes = tick.plan.vms.values().filter_map(|decision| decision.change.as_ref());
-            changes.filter(|change| !change.is_repeat).count()
-        };
+        self.per_hour(self.directions().map(|takes| takes.len()).sum())
+    }
+
+    /// How often the same guest was taken from and given to in turn, of the guest that had it most often, in an hour at the pace
+    /// of the course.
+    #[must_use]
+    pub fn reversals_per_hour(&self) -> f64 {
+        let reversals =
+            |takes: Vec<bool>| takes.windows(2).filter(|pair| pair[0] != pair[1]).count();
+        self.per_hour(self.directions().map(reversals).max().unwrap_or_default())
+    }
+
+    /// Of each guest, whether it was taken from or given to, time after time.
+    fn directions(&self) -> impl Iterator<Item = Vec<bool>> {
         let mut ticks: Vec<&Tick> = self.ticks.iter().collect();
         ticks.dedup_by_key(|tick| tick.plan.at);
-        let moves: usize = ticks.into_iter().map(of).sum();
-        moves as f64 * 3600.0 / (last.at_s - first.at_s)
+        let mut guests: BTreeMap<&VmName, Vec<bool>> = BTreeMap::new();
+        for (vm, decision) in ticks.into_iter().flat_map(|tick| &tick.plan.vms) {
+            let change = decision.change.as_ref().filter(|change| !change.is_repeat);
+            guests.entry(vm).or_default().extend(change.map(|change| change.is_take));
+        }
+        guests.into_values()
+    }
+
+    fn per_hour(&self, count: usize) -> f64 {
+        let lasted = self.ticks.last().zip(self.ticks.first());
+        lasted.map_or(f64::NAN, |(last, first)| count as f64 * 3600.0 / (last.at_s - first.at_s))
     }
 
     /// For whoever watches.

@@ -16,8 +16,6 @@ use crate::lab::LabError;
 use crate::machine::MachineSpec;
 use crate::scenario::Context;
 
-/// Operations per second of the guests' swap disks: a volume of a cloud, not a hard disk of one's own.
-pub const SWAP_IOPS: u32 = 1_000;
 const GROUP: &str = "meb";
 const SWAP: Bytes = Bytes::mib(1024);
 
@@ -41,6 +39,8 @@ pub struct Table {
     pub members: &'static [Member],
     /// What each is left at least.
     pub low: Bytes,
+    /// Operations per second of each guest's swap disk.
+    pub swap_iops: u32,
     /// How long memory moves before it counts what guests get done …
     pub warm_up: Duration,
     /// … for so long.
@@ -60,14 +60,12 @@ enum Way {
     Best,
 }
 
-const WAYS: [Way; 6] = [
-    Way::Baseline,
-    Way::Under(Policy::Balance),
-    Way::Best,
-    Way::Under(Policy::Demand),
-    Way::Under(Policy::Entitlement),
-    Way::Under(Policy::Fair),
-];
+const BALANCE: Way = Way::Under(Policy::Balance);
+/// In every round.
+const WAYS: [Way; 3] = [Way::Baseline, BALANCE, Way::Best];
+/// Beside the first round's.
+const OTHERS: [Way; 3] =
+    [Way::Under(Policy::Demand), Way::Under(Policy::Entitlement), Way::Under(Policy::Fair)];
 
 impl Way {
     fn name(self) -> &'static str {
@@ -89,8 +87,10 @@ pub type Paper = (&'static str, &'static str, Option<f64>);
 #[derive(Debug)]
 pub struct Outcome {
     table: Table,
-    /// By round and way.
+    /// By round, and by [`WAYS`].
     rounds: Vec<Vec<Course>>,
+    /// By [`OTHERS`].
+    others: Vec<Course>,
 }
 
 impl Table {
@@ -99,19 +99,21 @@ impl Table {
     /// # Errors
     /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<Outcome, LabError> {
-        let mut rounds = Vec::new();
-        for round in 1..=self.rounds {
-            let mut courses = Vec::new();
-            for way in WAYS {
-                context.say(&format!("round {round}: {} ...", way.name()));
-                let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
-                let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
-                context.say(&course.in_words());
-                courses.push(course);
-            }
-            rounds.push(courses);
+        let course = |way: Way| {
+            context.say(&format!("{} ...", way.name()));
+            let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
+            let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
+            context.say(&course.in_words());
+            Ok(course)
+        };
+        let courses =
+            |ways: [Way; 3]| ways.into_iter().map(course).collect::<Result<_, LabError>>();
+        let mut rounds = vec![courses(WAYS)?];
+        let others = courses(OTHERS)?;
+        for _ in 1..self.rounds {
+            rounds.push(courses(WAYS)?);
         }
-        Ok(Outcome { table: self, rounds })
+        Ok(Outcome { table: self, rounds, others })
     }
 
     fn guests(&self, way: Way, seed: u64) -> Vec<MachineSpec> {
@@ -121,7 +123,7 @@ impl Table {
                 seed: seed + place,
                 shim: true,
                 ..MachineSpec::new(member.name, GROUP, base, member.high, member.command)
-                    .with_swap(SWAP, Some(SWAP_IOPS))
+                    .with_swap(SWAP, Some(self.swap_iops))
             }
         };
         (0..).zip(self.members).map(guest).collect()
@@ -163,14 +165,13 @@ impl Outcome {
             let paper = known.map(|(_, paper, _)| (*paper).to_owned());
             figures.add(name, Figure { paper, target, ..Figure::new(value, "ratio", note) });
         };
-        let balance = Way::Under(Policy::Balance);
         let kinds = [
             ("speedup", Way::Baseline, "with fixed memory"),
             ("qos", Way::Best, "with enough memory"),
         ];
         for (kind, other, words) in kinds {
             let mut all = Vec::new();
-            for (member, ratios) in self.table.members.iter().zip(self.ratios(balance, other)) {
+            for (member, ratios) in self.table.members.iter().zip(self.ratios(BALANCE, other)) {
                 let (ratio, rounds) = middle(ratios);
                 all.push(ratio);
                 let name = format!("{kind}_{}", member.name);
@@ -187,20 +188,38 @@ impl Outcome {
         }
     }
 
-    /// What all guests miss under each policy: major faults.
-    pub fn add_misses(&self, figures: &mut Figures) {
-        for (index, way) in WAYS.iter().enumerate().filter(|(_, way)| matches!(way, Way::Under(_)))
-        {
-            let faults = |round: &Vec<Course>| round[index].major_faults();
-            let (middle, rounds) = middle(self.rounds.iter().map(faults).collect());
-            let note = format!("major faults of all guests, from the beginning; rounds {rounds}");
-            figures.add(&format!("misses_{}", way.name()), Figure::new(middle, "count", note));
+    /// What all guests miss under each policy, major faults, and how often memory moves.
+    pub fn add_misses(&self, figures: &mut Figures, most_reversals: Option<f64>) {
+        let of = |measure: fn(&Course) -> f64| {
+            middle(self.rounds.iter().map(|round| measure(&round[1])).collect())
+        };
+        let (misses, rounds) = of(Course::major_faults);
+        let note = format!("major faults of all guests, from the beginning; rounds {rounds}");
+        figures.add("misses_balance", Figure::new(misses, "count", note));
+        let mut least = f64::INFINITY;
+        for (way, course) in OTHERS.iter().zip(&self.others) {
+            let (misses, note) = (course.major_faults(), "beside the first round");
+            least = least.min(misses);
+            figures.add(&format!("misses_{}", way.name()), Figure::new(misses, "count", note));
         }
-        let moves = |round: &Vec<Course>| round[1].moves_per_hour();
-        let (moves, rounds) = middle(self.rounds.iter().map(moves).collect());
+        let ratio = least / self.rounds[0][1].major_faults();
+        let note = "of the policy that comes next to what balance misses in the same round";
+        figures
+            .add("misses_to_next", Figure::new(ratio, "ratio", note).target(Target::AtLeast(1.0)));
+        let (moves, rounds) = of(Course::moves_per_hour);
         let note = format!(
             "balloon targets that balance changed, in an hour at this pace; rounds {rounds}"
         );
         figures.add("moves_per_hour", Figure::new(moves, "count", note));
+        let (reversals, rounds) = of(Course::reversals_per_hour);
+        let note =
+            format!("of a guest that balance took from and gave to in turn; rounds {rounds}");
+        figures.add(
+            "reversals_per_hour",
+            Figure {
+                target: most_reversals.map(Target::AtMost),
+                ..Figure::new(reversals, "count", note)
+            },
+        );
     }
 }

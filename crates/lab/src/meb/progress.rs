@@ -44,6 +44,11 @@ impl Line {
         if seconds > 0.0 { (self.ops - earlier.ops) / seconds } else { f64::NAN }
     }
 
+    /// Whether it has done something, or is to do nothing yet.
+    fn has_begun(&self) -> bool {
+        self.ops > 0.0 || self.value["waiting"] == true
+    }
+
     /// A number that the line holds under this name.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
@@ -158,7 +163,7 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
 /// What a guest's init says when its workload has ended.
 const END_MARK: &str = "workload ended";
 
-/// Waits until every guest has done its first operation: its memory is filled.
+/// Waits until every guest has done its first operation: its memory is filled. One that is to begin later has time.
 ///
 /// # Errors
 /// When that takes longer than `limit`, a guest dies, or its workload has ended (it did not like its command
@@ -171,6 +176,6 @@ pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
                 return Err(machine.death());
             }
         }
-        Ok(lab.machines().iter().all(|m| Line::newest(m).is_some_and(|line| line.ops > 0.0)))
+        Ok(lab.machines().iter().all(|m| Line::newest(m).is_some_and(|line| line.has_begun())))
     })
 }

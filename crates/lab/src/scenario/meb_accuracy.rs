@@ -10,13 +10,17 @@
 //! A second figure compares single moments: there, a change that is seen a second late counts as one that is
 //! not seen.
 //!
+//! The true curves are written beside the page, one for each interval: the balancer is simulated with them
+//! (`crates/sim/benches/fleet.rs`).
+//!
 //! Left out: how well a guest is tracked at full speed. The tracer slows memory accesses down several times, so
 //! the patterns are the workloads' own but sparser in time.
 
 use std::time::Duration;
 
 use model::Bytes;
-use pages::curve::MissRatioCurve;
+use pages::curve::{MissRatioCurve, Point};
+use serde_json::{Value, json};
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
@@ -24,7 +28,7 @@ use crate::figures::{Figure, Figures, Target};
 use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
-use crate::meb::page::Page;
+use crate::meb::page::{Page, save};
 use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, MEMORY, SIDE_BY_SIDE, Workload};
 use crate::meb::{modes, progress};
@@ -47,6 +51,8 @@ const EVERY: Duration = Duration::from_millis(200);
 const INTERVAL: usize = 25;
 /// Moments in a second.
 const SECOND: usize = 5;
+/// Points of a curve that is written.
+const POINTS: usize = 32;
 /// Sizes at which the mean curves of an interval are compared.
 const SIZES: u32 = 512;
 
@@ -63,6 +69,7 @@ struct Moment {
     /// An estimate of nothing, when nothing was known.
     size: Pair<f64>,
     curve: Pair<MissRatioCurve>,
+    references_per_s: f64,
 }
 
 /// Both over one interval.
@@ -98,6 +105,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     }
     let mut figures = figures(context, &rows);
     page(&rows).write(&context.dir, &mut figures)?;
+    let curves: Vec<Value> = rows.iter().map(Row::curves).collect();
+    save(&context.dir.join("log").join("curves.json"), Value::from(curves).to_string().as_bytes())?;
     Ok(figures)
 }
 
@@ -147,6 +156,7 @@ fn moments(machine: &Machine, record: &Record, from_us: u64) -> Result<Vec<Momen
             at_s: (seen.at_us - from_us) as f64 / 1e6,
             size: Pair { exact: exact.working_set_size().0 as f64, estimated: estimated.0 as f64 },
             curve: Pair { exact: exact.curve(), estimated: seen.curve.clone() },
+            references_per_s: exact.references_per_s(),
         });
     }
     Ok(moments)
@@ -194,6 +204,19 @@ impl Row {
             mib(|size| size.estimated),
             self.vcpu_share * 100.0
         )
+    }
+
+    /// The true curves at the intervals' ends, sizes in MiB.
+    fn curves(&self) -> Value {
+        let curve = |moment: &Moment| {
+            let curve = moment.curve.exact.resampled(POINTS);
+            let point = |point: &Point| [point.size / Bytes::mib(1).0 as f64, point.ratio];
+            let points: Vec<[f64; 2]> = curve.points().iter().map(point).collect();
+            json!({ "references_per_s": moment.references_per_s, "points": points })
+        };
+        let ends = self.moments.iter().skip(INTERVAL - 1).step_by(INTERVAL);
+        let curves: Vec<Value> = ends.map(curve).collect();
+        json!({ "name": self.name, "every_s": INTERVAL / SECOND, "curves": curves })
     }
 
     fn curve_error(&self) -> f64 {
@@ -288,7 +311,7 @@ mod tests {
 
     fn moment(exact: f64, estimated: f64) -> Moment {
         let curve = Pair { exact: MissRatioCurve::unknown(), estimated: MissRatioCurve::unknown() };
-        Moment { at_s: 0.0, size: Pair { exact, estimated }, curve }
+        Moment { at_s: 0.0, size: Pair { exact, estimated }, curve, references_per_s: 0.0 }
     }
 
     #[test]
