@@ -11,7 +11,7 @@ use crate::{
     guard::{self, Purpose},
     headroom::Headroom,
     member::{Member, margin},
-    memory::{Balanced, Goal, GroupBalance, Moved, Short, doubled},
+    memory::{Asked, Balanced, Goal, GroupBalance, Moved, Short, doubled},
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth, growth},
@@ -27,6 +27,7 @@ impl Group<'_> {
         let spoken_for = used.plus(promised).plus(reserve).plus(lent);
         let overdrawn = spoken_for.minus(budget.plus(borrowed));
         for member in &mut self.members {
+            member.tracking = member.memory.note_tracking(member.tracking.take(), now);
             judge(member, now);
             learn_when_short(member, now);
         }
@@ -165,6 +166,8 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
         Ok(_) if can_shrink_soon => held.minus(worth.seen.max(floor)),
         _ => Bytes::ZERO,
     };
+    let is_seen_well = !worth.is_tracked || member.memory.is_well_tracked();
+    let lowest = lowest.ok().filter(|_| is_seen_well);
     let lowest = lowest.map_or(held, |lowest| lowest.clamp(least, held));
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();
     let most = if can_grow { limits.max.max(limits.base).max(held) } else { held };
@@ -246,7 +249,11 @@ fn learn_when_short(member: &mut Member, now: Time) {
     let is_pressured = member.is_pressured();
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
-    if is_pressured {
+    let is_new =
+        |asked: &Asked| !asked.is_take && now.since(asked.said_at) < tuning::READ_BACK_WITHIN;
+    if is_pressured && memory.asked.as_ref().is_some_and(is_new) {
+        // It may be short because of what it had before.
+    } else if is_pressured {
         let before = memory.short.unwrap_or_default();
         memory.short = Some(Short {
             with: before.with.max(held),

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, Dedup, FreePages, GroupName, Millis, PagesPerMs, Reading, Reason, Time, VmName,
-    plan::Outcome,
+    Bytes, Dedup, FreePages, GroupName, Millis, PagesPerMs, Reading, Reason, Time, Tracking,
+    VmName, plan::Outcome,
 };
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +77,9 @@ pub(crate) struct VmMemory {
     /// Major faults per second, over some seconds.
     #[serde(default)]
     pub(crate) faults_per_s: f64,
+    /// What it worked on of late.
+    #[serde(default)]
+    pub(crate) tracked: Option<Tracked>,
     /// When it was short of memory last, while that says something of now.
     #[serde(default)]
     pub(crate) short: Option<Short>,
@@ -113,6 +116,35 @@ pub(crate) struct Balanced {
     pub(crate) is_tracked: bool,
     /// Where it should be, if not where it is.
     pub(crate) goal: Option<Goal>,
+}
+
+/// What a VM worked on of late: of each of two spans of [`tuning::BUSIEST_OF`] the reading with the largest working set. A single
+/// reading rests on a second: it varies by a tenth and more, and a guest that waits for its disk touches little.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Tracked {
+    /// When the newer span began.
+    since: Time,
+    before: Option<Tracking>,
+    newer: Tracking,
+}
+
+impl Tracked {
+    /// As it stands with one more reading.
+    fn with(known: Option<Self>, latest: Tracking, now: Time) -> Self {
+        match known {
+            Some(known) if now.since(known.since) >= tuning::BUSIEST_OF => {
+                Self { since: now, before: Some(known.newer), newer: latest }
+            }
+            Some(known) => Self { newer: busier(known.newer, latest), ..known },
+            None => Self { since: now, before: None, newer: latest },
+        }
+    }
+}
+
+fn busier(one: Tracking, other: Tracking) -> Tracking {
+    let works_on =
+        |tracking: &Tracking| tracking.working_set.map(|set| set.minus(tracking.swapped));
+    if works_on(&other) >= works_on(&one) { other } else { one }
 }
 
 /// A VM was short of memory.
@@ -295,9 +327,35 @@ impl VmMemory {
         }
     }
 
+    /// Takes in what tracking says now; answers what it said when the VM was busiest of late. What lies in its swap is as of
+    /// now.
+    pub(crate) fn note_tracking(
+        &mut self,
+        latest: Option<Tracking>,
+        now: Time,
+    ) -> Option<Tracking> {
+        let Some(latest) = latest.filter(|latest| latest.working_set.is_some()) else {
+            self.tracked = None;
+            return None;
+        };
+        let swapped = latest.swapped;
+        let tracked = Tracked::with(self.tracked.take(), latest, now);
+        let newer = tracked.newer.clone();
+        let busiest = tracked.before.clone().into_iter().fold(newer, busier);
+        self.tracked = Some(tracked);
+        let inside = busiest.working_set.map(|set| set.minus(busiest.swapped));
+        Some(Tracking { working_set: inside.map(|set| set.plus(swapped)), swapped, ..busiest })
+    }
+
+    /// Whether it was tracked for long enough to take memory by that.
+    pub(crate) fn is_well_tracked(&self) -> bool {
+        self.tracked.as_ref().is_some_and(|tracked| tracked.before.is_some())
+    }
+
     /// Its group's memory is not balanced any more.
     pub(crate) fn forget_balance(&mut self) {
-        (self.balanced, self.moved, self.outcome, self.short) = (None, None, None, None);
+        (self.balanced, self.moved, self.outcome) = (None, None, None);
+        (self.tracked, self.short) = (None, None);
     }
 
     /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.

@@ -86,6 +86,12 @@ pub const SHRINK_PERCENT: u64 = 10;
 /// … and how much it gives, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
+/// `balance` goes by what a VM worked on when it was busiest in the last one to two of these.
+pub const BUSIEST_OF: Millis = Millis::secs(10);
+
+/// Who was given memory reads back what lies in swap for about so long, and is not short any more.
+pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
+
 /// With how much memory a VM was short is remembered for this long, …
 pub const SHORT_FOR: Millis = Millis::secs(600);
 
