@@ -146,7 +146,9 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let is_short = member.is_pressured() || member.demand().is_some();
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
     let short_with = member.memory.short.map(|short| (short.with, short.faults));
-    let condition = Condition { held, is_short, faults, short_with };
+    let enough = member.memory.short.map_or(Bytes::ZERO, |short| short.enough);
+    let set_apart = member.memory.set_apart;
+    let condition = Condition { held, is_short, faults, short_with, enough, set_apart };
     let worth = Worth::of(member.tracking.as_ref(), condition);
     let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
     let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
@@ -257,6 +259,7 @@ fn learn_when_short(member: &mut Member, now: Time) {
         let before = memory.short.unwrap_or_default();
         memory.short = Some(Short {
             with: before.with.max(held),
+            enough: memory.moved.filter(|moved| moved.is_take).map_or(before.enough, |m| m.from),
             faults: before.faults.max(memory.faults_per_s),
             working_set: Bytes::ZERO,
             until: now.after(tuning::SHORT_FOR),

@@ -90,6 +90,9 @@ impl Member {
         } else {
             memory.excuse(now);
         }
+        if let Ok(guest) = &guest {
+            memory.note_set_apart(actual, guest.total, now);
+        }
         let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;

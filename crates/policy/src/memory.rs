@@ -77,6 +77,9 @@ pub(crate) struct VmMemory {
     /// Major faults per second, over some seconds.
     #[serde(default)]
     pub(crate) faults_per_s: f64,
+    /// What its kernel set apart at boot: what it may use and does not count.
+    #[serde(default)]
+    pub(crate) set_apart: Bytes,
     /// What it worked on of late.
     #[serde(default)]
     pub(crate) tracked: Option<Tracked>,
@@ -152,6 +155,9 @@ fn busier(one: Tracking, other: Tracking) -> Tracking {
 pub(crate) struct Short {
     /// With so much.
     pub(crate) with: Bytes,
+    /// Before some of it was taken it was not short, with so much; 0: that is not known.
+    #[serde(default)]
+    pub(crate) enough: Bytes,
     /// Major faults per second then.
     pub(crate) faults: f64,
     /// What it worked on at most since, when it was not short any more.
@@ -267,6 +273,16 @@ impl VmMemory {
                 asked.moved_at = now;
                 asked.stood_at = actual;
             }
+        }
+    }
+
+    /// Notes what the guest does not count of what it may use, while its balloon stands still. It is the guest's word, and believed up to
+    /// a part.
+    pub(crate) fn note_set_apart(&mut self, actual: Bytes, total: Bytes, now: Time) {
+        let stands =
+            |asked: &Asked| asked.reached && now.since(asked.said_at) > tuning::STALE_AFTER;
+        if self.asked.as_ref().is_none_or(stands) {
+            self.set_apart = actual.minus(total).min(actual.percent(tuning::SET_APART_PERCENT));
         }
     }
 

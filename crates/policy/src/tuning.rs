@@ -86,6 +86,9 @@ pub const SHRINK_PERCENT: u64 = 10;
 /// … and how much it gives, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
+/// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
+pub const SET_APART_PERCENT: u64 = 20;
+
 /// `balance` goes by what a VM worked on when it was busiest in the last one to two of these.
 pub const BUSIEST_OF: Millis = Millis::secs(10);
 

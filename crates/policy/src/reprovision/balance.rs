@@ -264,8 +264,7 @@ mod tests {
     use super::{worth::Condition, *};
 
     fn seat(held: u64, need: u64, charged: u64) -> Seat {
-        let condition =
-            Condition { held: Bytes::mib(held), is_short: false, faults: 0.0, short_with: None };
+        let condition = Condition { held: Bytes::mib(held), ..Condition::default() };
         let mut worth = Worth::of(None, condition);
         worth.need = Bytes::mib(need);
         let (least, most) = (Bytes::mib(64), Bytes::mib(512));

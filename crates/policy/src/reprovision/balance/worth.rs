@@ -1,8 +1,9 @@
 //! What memory is worth to one VM: the misses that it would have with this much of it.
 //!
 //! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
-//! order. The guest's kernel keeps some memory for itself, so that more is *needed* than the working set: a little in any case, and
-//! where the VM was short of late, more than it had then.
+//! order. The guest's kernel sets some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond
+//! what it counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set: a little in
+//! any case, and where the VM was short of late, more than it had then.
 //!
 //! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
 //! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
@@ -32,7 +33,7 @@ pub(crate) struct Worth {
 const MOST_REFERENCES: f64 = 1e12;
 
 /// How a VM stands while it is judged.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Condition {
     /// What it may use now.
     pub(crate) held: Bytes,
@@ -42,6 +43,10 @@ pub(crate) struct Condition {
     pub(crate) faults: f64,
     /// With so much it was short of late, and had so many.
     pub(crate) short_with: Option<(Bytes, f64)>,
+    /// With so much it was not short of late; 0: that is not known.
+    pub(crate) enough: Bytes,
+    /// What its kernel has set apart.
+    pub(crate) set_apart: Bytes,
 }
 
 impl Worth {
@@ -56,8 +61,8 @@ impl Worth {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let missing = if now.is_short { lacking(tracking, now.held) } else { Bytes::ZERO };
-        let seen = with_room(working_set);
+        let missing = if now.is_short { lacking(tracking, now) } else { Bytes::ZERO };
+        let seen = with_room(working_set.plus(now.set_apart));
         let known = now.short_with.map_or(Bytes::ZERO, |(size, _)| size.plus(tuning::UNIT));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
@@ -69,7 +74,8 @@ impl Worth {
         let held = now.held.0 as f64;
         let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
         for point in &tracking.curve {
-            let (memory, misses) = (point.memory.0 as f64, point.miss_ratio * references);
+            let memory = point.memory.plus(now.set_apart).0 as f64;
+            let misses = point.miss_ratio * references;
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
                 return None;
@@ -140,9 +146,12 @@ pub(crate) fn growth(held: Bytes) -> Bytes {
 }
 
 /// What a guest that swaps lacks: what it has in swap, as far as that is known. Pages that are read back and stay clean lie in swap
-/// and in memory, which nobody tells apart; such a guest is given some at a time until it does not swap any more.
-fn lacking(tracking: &Tracking, held: Bytes) -> Bytes {
-    tracking.swapped.max(held.percent(tuning::LACKING_PERCENT)).max(tuning::UNIT)
+/// and in memory, which nobody tells apart; such a guest is given some at a time until it does not swap any more, or what was taken from it.
+fn lacking(tracking: &Tracking, now: Condition) -> Bytes {
+    let some = now.held.percent(tuning::LACKING_PERCENT);
+    let taken = now.enough.minus(now.held);
+    let some = if taken.is_zero() { some } else { some.min(taken) };
+    tracking.swapped.max(some).max(tuning::UNIT)
 }
 
 /// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
@@ -169,7 +178,8 @@ mod tests {
     }
 
     fn now(held: u64, faults: f64) -> Condition {
-        Condition { held: Bytes::mib(held), is_short: faults > 0.0, faults, short_with: None }
+        let held = Bytes::mib(held);
+        Condition { held, is_short: faults > 0.0, faults, ..Condition::default() }
     }
 
     #[test]
@@ -178,6 +188,16 @@ mod tests {
         assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
         assert!((worth.misses(Bytes::mib(94)) - 550.0).abs() < 0.3);
         assert!((worth.misses(Bytes::mib(400)) - 100.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_the_kernel_sets_apart_is_needed_beside() {
+        let tracking = tracking(&[(0, 1.0), (188, 0.1)], 0);
+        let worth =
+            Worth::of(Some(&tracking), Condition { set_apart: Bytes::mib(38), ..now(400, 0.0) });
+        assert_eq!(worth.need, Bytes::mib(240));
+        assert!((worth.misses(Bytes::mib(132)) - 550.0).abs() < 0.3);
+        assert!(worth.misses(Bytes::mib(38)) >= 1_000.0);
     }
 
     #[test]
