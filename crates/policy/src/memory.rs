@@ -121,33 +121,68 @@ pub(crate) struct Balanced {
     pub(crate) goal: Option<Goal>,
 }
 
-/// What a VM worked on of late: of each of two spans of [`tuning::BUSIEST_OF`] the reading with the largest working set. A single
-/// reading rests on a second: it varies by a tenth and more, and a guest that waits for its disk touches little.
+/// What a VM worked on of late, in two spans of [`tuning::TYPICAL_OF`]. A single reading rests on a second: it varies by a tenth and more,
+/// and a guest that waits for its disk touches little.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tracked {
-    /// When the newer span began.
+    before: Option<Span>,
+    newer: Span,
+}
+
+/// The readings of some seconds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Span {
     since: Time,
-    before: Option<Tracking>,
-    newer: Tracking,
+    count: u32,
+    /// The mean working set in bytes, without what lies in swap.
+    mean: f64,
+    /// The reading that is nearest to it.
+    typical: Tracking,
 }
 
 impl Tracked {
     /// As it stands with one more reading.
     fn with(known: Option<Self>, latest: Tracking, now: Time) -> Self {
         match known {
-            Some(known) if now.since(known.since) >= tuning::BUSIEST_OF => {
-                Self { since: now, before: Some(known.newer), newer: latest }
+            Some(Self { newer, .. }) if now.since(newer.since) >= tuning::TYPICAL_OF => {
+                Self { before: Some(newer), newer: Span::new(latest, now) }
             }
-            Some(known) => Self { newer: busier(known.newer, latest), ..known },
-            None => Self { since: now, before: None, newer: latest },
+            Some(Self { before, newer }) => Self { before, newer: newer.with(latest) },
+            None => Self { before: None, newer: Span::new(latest, now) },
+        }
+    }
+
+    /// The busier span, of those that are whole where one is.
+    fn typical(&self) -> &Tracking {
+        match &self.before {
+            Some(before) if self.newer.count < Span::ENOUGH || self.newer.mean < before.mean => {
+                &before.typical
+            }
+            _ => &self.newer.typical,
         }
     }
 }
 
-fn busier(one: Tracking, other: Tracking) -> Tracking {
-    let works_on =
-        |tracking: &Tracking| tracking.working_set.map(|set| set.minus(tracking.swapped));
-    if works_on(&other) >= works_on(&one) { other } else { one }
+impl Span {
+    /// So many readings have a mean.
+    const ENOUGH: u32 = 5;
+
+    fn new(typical: Tracking, since: Time) -> Self {
+        Self { since, count: 1, mean: inside(&typical), typical }
+    }
+
+    fn with(self, latest: Tracking) -> Self {
+        let count = self.count.saturating_add(1);
+        let mean = self.mean + (inside(&latest) - self.mean) / f64::from(count);
+        let off = |tracking: &Tracking| (inside(tracking) - mean).abs();
+        let typical = if off(&latest) < off(&self.typical) { latest } else { self.typical };
+        Self { count, mean, typical, ..self }
+    }
+}
+
+/// The working set without what lies in swap.
+fn inside(tracking: &Tracking) -> f64 {
+    tracking.working_set.unwrap_or_default().minus(tracking.swapped).0 as f64
 }
 
 /// A VM was short of memory.
@@ -155,6 +190,9 @@ fn busier(one: Tracking, other: Tracking) -> Tracking {
 pub(crate) struct Short {
     /// With so much.
     pub(crate) with: Bytes,
+    /// When it began to be short it had so much; 0: it is not short now.
+    #[serde(default)]
+    pub(crate) began_with: Bytes,
     /// Before some of it was taken it was not short, with so much; 0: that is not known.
     #[serde(default)]
     pub(crate) enough: Bytes,
@@ -343,8 +381,7 @@ impl VmMemory {
         }
     }
 
-    /// Takes in what tracking says now; answers what it said when the VM was busiest of late. What lies in its swap is as of
-    /// now.
+    /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is as of now.
     pub(crate) fn note_tracking(
         &mut self,
         latest: Option<Tracking>,
@@ -356,11 +393,10 @@ impl VmMemory {
         };
         let swapped = latest.swapped;
         let tracked = Tracked::with(self.tracked.take(), latest, now);
-        let newer = tracked.newer.clone();
-        let busiest = tracked.before.clone().into_iter().fold(newer, busier);
+        let typical = tracked.typical().clone();
         self.tracked = Some(tracked);
-        let inside = busiest.working_set.map(|set| set.minus(busiest.swapped));
-        Some(Tracking { working_set: inside.map(|set| set.plus(swapped)), swapped, ..busiest })
+        let inside = typical.working_set.map(|set| set.minus(typical.swapped));
+        Some(Tracking { working_set: inside.map(|set| set.plus(swapped)), swapped, ..typical })
     }
 
     /// Whether it was tracked for long enough to take memory by that.

@@ -89,8 +89,8 @@ pub const GROW_PERCENT: u64 = 30;
 /// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
 pub const SET_APART_PERCENT: u64 = 20;
 
-/// `balance` goes by what a VM worked on when it was busiest in the last one to two of these.
-pub const BUSIEST_OF: Millis = Millis::secs(10);
+/// `balance` goes by what is typical of a VM in the last one to two of these.
+pub const TYPICAL_OF: Millis = Millis::secs(10);
 
 /// Who was given memory reads back what lies in swap for about so long, and is not short any more.
 pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
@@ -101,8 +101,8 @@ pub const SHORT_FOR: Millis = Millis::secs(600);
 /// … or until its working set is less than this share of what it was since, in percent.
 pub const SAME_SET_PERCENT: u64 = 75;
 
-/// What a VM that swaps lacks at least, in percent of what it has.
-pub const LACKING_PERCENT: u64 = 10;
+/// A VM that was given memory and misses less than this share of what it missed before is not short with that, in percent.
+pub const STILL_SHORT_PERCENT: u64 = 25;
 
 /// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);

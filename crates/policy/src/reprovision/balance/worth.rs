@@ -43,8 +43,8 @@ pub(crate) struct Condition {
     pub(crate) faults: f64,
     /// With so much it was short of late, and had so many.
     pub(crate) short_with: Option<(Bytes, f64)>,
-    /// With so much it was not short of late; 0: that is not known.
-    pub(crate) enough: Bytes,
+    /// What it lacks at least, if it is short.
+    pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
 }
@@ -61,7 +61,7 @@ impl Worth {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let missing = if now.is_short { lacking(tracking, now) } else { Bytes::ZERO };
+        let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
         let seen = with_room(working_set.plus(now.set_apart));
         let known = now.short_with.map_or(Bytes::ZERO, |(size, _)| size.plus(tuning::UNIT));
         // Who is not short has what it needs but for a little, however much it has just touched.
@@ -143,15 +143,6 @@ impl Worth {
 /// By how much a VM may grow in a round.
 pub(crate) fn growth(held: Bytes) -> Bytes {
     held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
-}
-
-/// What a guest that swaps lacks: what it has in swap, as far as that is known. Pages that are read back and stay clean lie in swap
-/// and in memory, which nobody tells apart; such a guest is given some at a time until it does not swap any more, or what was taken from it.
-fn lacking(tracking: &Tracking, now: Condition) -> Bytes {
-    let some = now.held.percent(tuning::LACKING_PERCENT);
-    let taken = now.enough.minus(now.held);
-    let some = if taken.is_zero() { some } else { some.min(taken) };
-    tracking.swapped.max(some).max(tuning::UNIT)
 }
 
 /// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
