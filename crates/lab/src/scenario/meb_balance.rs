@@ -97,7 +97,7 @@ fn table_4(context: &Context) -> Result<Figures, LabError> {
 
 fn table_5(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 2] =
-        [member("graph", "graph --mb 305", 360, 500), member("data", "data --mb 220", 360, 500)];
+        [member("graph", "graph --mb 295", 360, 500), member("data", "data --mb 220", 360, 500)];
     let paper = [
         ("speedup_graph", "9.3", None),
         ("speedup_data", "0.96", Some(0.96)),
@@ -109,8 +109,8 @@ fn table_5(context: &Context) -> Result<Figures, LabError> {
 
 fn table_6(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 2] = [
-        member("first", "graph --mb 320", 360, 500),
-        member("second", "graph --mb 320 --after 30", 360, 500),
+        member("first", "graph --mb 310", 360, 500),
+        member("second", "graph --mb 310 --after 30", 360, 500),
     ];
     let paper = [
         ("speedup_first", "9.4", None),
