@@ -151,7 +151,9 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let set_apart = member.memory.set_apart;
     let condition = Condition { held, is_short, faults, short_with, lacking, set_apart };
     let worth = Worth::of(member.tracking.as_ref(), condition);
-    let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
+    // What the guest has free it gives up without a loss.
+    let freely = member.spare().share(1, 2);
+    let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT).max(freely);
     let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
     let can_shrink_soon = matches!(
         lowest,

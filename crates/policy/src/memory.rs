@@ -134,8 +134,11 @@ pub(crate) struct Tracked {
 struct Span {
     since: Time,
     count: u32,
-    /// The mean working set in bytes, without what lies in swap.
+    /// The mean working set in bytes, without what lies in swap. A reading counts as much as it saw references: some that rest on a few
+    /// are far off.
     mean: f64,
+    /// Of all its readings.
+    references: f64,
     /// The reading that is nearest to it.
     typical: Tracking,
 }
@@ -168,16 +171,23 @@ impl Span {
     const ENOUGH: u32 = 5;
 
     fn new(typical: Tracking, since: Time) -> Self {
-        Self { since, count: 1, mean: inside(&typical), typical }
+        let (mean, references) = (inside(&typical), weight(&typical));
+        Self { since, count: 1, mean, references, typical }
     }
 
     fn with(self, latest: Tracking) -> Self {
         let count = self.count.saturating_add(1);
-        let mean = self.mean + (inside(&latest) - self.mean) / f64::from(count);
+        let references = self.references + weight(&latest);
+        let mean = self.mean + (inside(&latest) - self.mean) * weight(&latest) / references;
         let off = |tracking: &Tracking| (inside(tracking) - mean).abs();
         let typical = if off(&latest) < off(&self.typical) { latest } else { self.typical };
-        Self { count, mean, typical, ..self }
+        Self { count, mean, references, typical, ..self }
     }
+}
+
+/// How much a reading counts.
+fn weight(tracking: &Tracking) -> f64 {
+    tracking.references_per_s.clamp(1.0, 1e12)
 }
 
 /// The working set without what lies in swap.
@@ -387,7 +397,9 @@ impl VmMemory {
         latest: Option<Tracking>,
         now: Time,
     ) -> Option<Tracking> {
-        let Some(latest) = latest.filter(|latest| latest.working_set.is_some()) else {
+        let is_sound =
+            |latest: &Tracking| latest.working_set.is_some() && latest.references_per_s.is_finite();
+        let Some(latest) = latest.filter(is_sound) else {
             self.tracked = None;
             return None;
         };

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use model::Bytes;
 
-use self::worth::Worth;
+use self::worth::{Worth, growth};
 use crate::{
     optimum::{self, Choice},
     tuning,
@@ -144,22 +144,23 @@ fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     Round { sizes: wanted.clone(), wanted, fits }
 }
 
-/// Everybody its need and a bonus in proportion to it. Nobody gives up anything unless somebody lacks what it needs, and then only
-/// as much as those lack.
+/// Everybody its need, who is short as much more as it hopes for, and all a bonus in proportion to that. Nobody gives up anything unless
+/// somebody lacks what it claims so, and then only as much as those lack.
 fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Vec<Bytes> {
-    let shares = in_proportion(seats, pool);
-    let wants = |seat: &Seat| seat.need().minus(seat.held);
-    let wanted: Bytes = seats.iter().map(wants).sum();
+    let claims = claims(seats, pool);
+    let shares = in_proportion(seats, &claims, pool);
+    let wants: Vec<Bytes> =
+        seats.iter().zip(&claims).map(|(seat, claim)| claim.minus(seat.held)).collect();
+    let wanted: Bytes = wants.iter().copied().sum();
     // What is overdrawn is missing only to those that want something.
     let lacking = if wanted.is_zero() { wanted } else { wanted.plus(overdrawn).minus(surplus) };
     let spare: Bytes = seats.iter().zip(&shares).map(|(seat, share)| seat.freed(*share)).sum();
     let mut left = surplus.minus(wanted);
-    let one = |(seat, share): (&Seat, &Bytes)| {
+    let one = |((seat, share), needed): ((&Seat, &Bytes), Bytes)| {
         let given = seat.freed(*share).share(lacking.min(spare).0, spare.0);
         if !given.is_zero() {
             return bytes(seat.memory_for(seat.occupied(seat.held) - given.0 as f64));
         }
-        let needed = wants(seat);
         let bonus = share.minus(seat.held.plus(needed)).min(left);
         // Needs move all the time, and a bonus need not follow each of their moves.
         let is_worth_it = bonus >= tuning::UNIT.max(seat.held.percent(tuning::STEP_PERCENT));
@@ -167,30 +168,40 @@ fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Ve
         left = left.minus(bonus);
         seat.held.plus(needed).plus(bonus)
     };
-    seats.iter().zip(&shares).map(one).collect()
+    seats.iter().zip(&shares).zip(wants).map(one).collect()
 }
 
-/// `pool` in proportion to needs; what is beyond a member's maximum goes to the others.
-fn in_proportion(seats: &[Seat], pool: f64) -> Vec<Bytes> {
+/// What each needs, and of what else those that are short hope for as much as nobody needs.
+fn claims(seats: &[Seat], pool: f64) -> Vec<Bytes> {
+    let hoped = |seat: &Seat| {
+        let hope = seat.held.plus(growth(seat.held)).min(seat.most);
+        if seat.suffers { hope.minus(seat.need()) } else { Bytes::ZERO }
+    };
+    let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
+    let all: Bytes = seats.iter().map(hoped).sum();
+    let part = ((pool - needed) / all.0.max(1) as f64).clamp(0.0, 1.0);
+    seats.iter().map(|seat| seat.need().plus(bytes(hoped(seat).0 as f64 * part))).collect()
+}
+
+/// `pool` in proportion to claims; what is beyond a member's maximum goes to the others.
+fn in_proportion(seats: &[Seat], claims: &[Bytes], pool: f64) -> Vec<Bytes> {
     let mut sizes: Vec<Bytes> = seats.iter().map(|seat| seat.most).collect();
     let mut is_full = vec![false; seats.len()];
     // Each round fills at least one member up, or ends.
     loop {
-        let (mut full, mut needed) = (0.0, 0.0);
-        for (seat, is_full) in seats.iter().zip(&is_full) {
+        let (mut full, mut claimed) = (0.0, 0.0);
+        for ((seat, claim), is_full) in seats.iter().zip(claims).zip(&is_full) {
             if *is_full {
                 full += seat.occupied(seat.most);
             } else {
-                needed += seat.occupied(seat.need());
+                claimed += seat.occupied(*claim);
             }
         }
-        let factor = ((pool - full) / needed.max(1.0)).max(1.0);
+        let factor = ((pool - full) / claimed.max(1.0)).max(1.0);
         let mut has_ended = true;
-        for ((seat, is_full), size) in seats.iter().zip(&mut is_full).zip(&mut sizes) {
-            if *is_full {
-                continue;
-            }
-            *size = bytes(seat.memory_for(seat.occupied(seat.need()) * factor)).min(seat.most);
+        let open = seats.iter().zip(claims).zip(is_full.iter_mut().zip(&mut sizes));
+        for ((seat, claim), (is_full, size)) in open.filter(|(_, (is_full, _))| !**is_full) {
+            *size = bytes(seat.memory_for(seat.occupied(*claim) * factor)).min(seat.most);
             *is_full = *size == seat.most;
             has_ended &= !*is_full;
         }
