@@ -46,6 +46,7 @@ pub mod scan_rate;
 mod statistics;
 mod tick;
 pub mod tuning;
+mod typical;
 
 pub use case::Case;
 pub use memory::Memory;

@@ -11,7 +11,7 @@ use model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{lending, tuning};
+use crate::{lending, tuning, typical::Tracked};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -119,80 +119,6 @@ pub(crate) struct Balanced {
     pub(crate) is_tracked: bool,
     /// Where it should be, if not where it is.
     pub(crate) goal: Option<Goal>,
-}
-
-/// What a VM worked on of late, in two spans of [`tuning::TYPICAL_OF`]. A single reading rests on a second: it varies by a tenth and more,
-/// and a guest that waits for its disk touches little.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Tracked {
-    before: Option<Span>,
-    newer: Span,
-}
-
-/// The readings of some seconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Span {
-    since: Time,
-    count: u32,
-    /// The mean working set in bytes, without what lies in swap. A reading counts as much as it saw references: some that rest on a few
-    /// are far off.
-    mean: f64,
-    /// Of all its readings.
-    references: f64,
-    /// The reading that is nearest to it.
-    typical: Tracking,
-}
-
-impl Tracked {
-    /// As it stands with one more reading.
-    fn with(known: Option<Self>, latest: Tracking, now: Time) -> Self {
-        match known {
-            Some(Self { newer, .. }) if now.since(newer.since) >= tuning::TYPICAL_OF => {
-                Self { before: Some(newer), newer: Span::new(latest, now) }
-            }
-            Some(Self { before, newer }) => Self { before, newer: newer.with(latest) },
-            None => Self { before: None, newer: Span::new(latest, now) },
-        }
-    }
-
-    /// The busier span, of those that are whole where one is.
-    fn typical(&self) -> &Tracking {
-        match &self.before {
-            Some(before) if self.newer.count < Span::ENOUGH || self.newer.mean < before.mean => {
-                &before.typical
-            }
-            _ => &self.newer.typical,
-        }
-    }
-}
-
-impl Span {
-    /// So many readings have a mean.
-    const ENOUGH: u32 = 5;
-
-    fn new(typical: Tracking, since: Time) -> Self {
-        let (mean, references) = (inside(&typical), weight(&typical));
-        Self { since, count: 1, mean, references, typical }
-    }
-
-    fn with(self, latest: Tracking) -> Self {
-        let count = self.count.saturating_add(1);
-        let references = self.references + weight(&latest);
-        let mean = self.mean + (inside(&latest) - self.mean) * weight(&latest) / references;
-        let off = |tracking: &Tracking| (inside(tracking) - mean).abs();
-        let typical = if off(&latest) < off(&self.typical) { latest } else { self.typical };
-        Self { count, mean, references, typical, ..self }
-    }
-}
-
-/// How much a reading counts.
-fn weight(tracking: &Tracking) -> f64 {
-    tracking.references_per_s.clamp(1.0, 1e12)
-}
-
-/// The working set without what lies in swap.
-fn inside(tracking: &Tracking) -> f64 {
-    tracking.working_set.unwrap_or_default().minus(tracking.swapped).0 as f64
 }
 
 /// A VM was short of memory.
@@ -397,23 +323,13 @@ impl VmMemory {
         latest: Option<Tracking>,
         now: Time,
     ) -> Option<Tracking> {
-        let is_sound =
-            |latest: &Tracking| latest.working_set.is_some() && latest.references_per_s.is_finite();
-        let Some(latest) = latest.filter(is_sound) else {
-            self.tracked = None;
-            return None;
-        };
-        let swapped = latest.swapped;
-        let tracked = Tracked::with(self.tracked.take(), latest, now);
-        let typical = tracked.typical().clone();
-        self.tracked = Some(tracked);
-        let inside = typical.working_set.map(|set| set.minus(typical.swapped));
-        Some(Tracking { working_set: inside.map(|set| set.plus(swapped)), swapped, ..typical })
+        self.tracked = latest.and_then(|latest| Tracked::with(self.tracked.take(), latest, now));
+        self.tracked.as_ref().map(Tracked::typical)
     }
 
     /// Whether it was tracked for long enough to take memory by that.
     pub(crate) fn is_well_tracked(&self) -> bool {
-        self.tracked.as_ref().is_some_and(|tracked| tracked.before.is_some())
+        self.tracked.as_ref().is_some_and(Tracked::is_settled)
     }
 
     /// Its group's memory is not balanced any more.
