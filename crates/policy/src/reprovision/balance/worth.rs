@@ -92,7 +92,10 @@ impl Worth {
         if let Some((with, faults)) = now.short_with.filter(|(with, _)| *with < now.held) {
             worth.add(faults, with, tuning::UNIT, faults / tuning::UNIT.0 as f64);
         }
-        worth.add(now.faults, now.held, missing, fall / part.0.max(1) as f64);
+        // Where it is not known what would help, nothing that others need is taken for less than a round may give.
+        let is_known = missing.is_zero() || tracking.swapped >= now.lacking;
+        let end = if is_known { missing } else { missing.max(growth(now.held)) };
+        worth.add(now.faults, now.held, end, fall / part.0.max(1) as f64);
         Some(worth)
     }
 
