@@ -89,7 +89,10 @@ impl Worth {
         worth.points.push((held, here));
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - here;
-        if let Some((with, faults)) = now.short_with.filter(|(with, _)| *with < now.held) {
+        // Who is not short with what he was short with is just above it.
+        let least = if now.is_short { now.held } else { now.held.minus(tuning::UNIT) };
+        let known = now.short_with.map(|(with, faults)| (with.min(least), faults));
+        if let Some((with, faults)) = known.filter(|(with, _)| *with < now.held) {
             worth.add(faults, with, tuning::UNIT, faults / tuning::UNIT.0 as f64);
         }
         // Where it is not known what would help, nothing that others need is taken for less than a round may give.
@@ -211,6 +214,17 @@ mod tests {
         let misses = |mib| worth.misses(Bytes::mib(mib));
         assert!((misses(100) - misses(299)).abs() < 0.5, "{} {}", misses(100), misses(299));
         assert!(misses(299) - misses(300) > 79.0, "{} {}", misses(299), misses(300));
+    }
+
+    #[test]
+    fn who_was_short_of_late_would_be_again_with_less() {
+        let calm = tracking(&[(0, 1.0), (188, 0.0)], 0);
+        for short_with in [250, 300, 320] {
+            let short_with = Some((Bytes::mib(short_with), 700.0));
+            let worth = Worth::of(Some(&calm), Condition { short_with, ..now(300, 0.0) });
+            assert!(worth.misses(Bytes::mib(300)) < 1.0);
+            assert!(worth.misses(Bytes::mib(240)) > 699.0);
+        }
     }
 
     #[test]
