@@ -26,6 +26,9 @@ pub struct Tracking {
     pub curve: Vec<CurvePoint>,
     /// References per second: times a miss ratio, the misses per second.
     pub references_per_s: f64,
+    /// The piece of memory that is referenced at once; 0: a page.
+    #[serde(default)]
+    pub granule: Bytes,
     /// What tracking has taken from the VM.
     pub cost: TrackingCost,
 }

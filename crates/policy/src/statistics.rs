@@ -75,10 +75,6 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
-/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): so much is one major fault, where a guest
-/// does not count those.
-const READ_AHEAD: Bytes = Bytes::kib(32);
-
 const PAGE: Bytes = Bytes::kib(4);
 
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
@@ -89,7 +85,7 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         swap_in,
         swap_out: reading.value.swap_out.unwrap_or_default(),
         minor_faults: reading.value.minor_faults.unwrap_or_default(),
-        major_faults: reading.value.major_faults.unwrap_or(swap_in.0 / READ_AHEAD.0),
+        major_faults: reading.value.major_faults.unwrap_or(swap_in.0 / tuning::READ_AHEAD.0),
     };
     let latest = Reading::new(counters, reading.at);
     let Some(Reading { value: before, at }) = memory.counters else {

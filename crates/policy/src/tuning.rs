@@ -110,7 +110,13 @@ pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
 /// What `balance` takes must save more than it may cost within this time: it is under way for some of its periods.
 pub const PAYS_WITHIN: Millis = Millis::secs(60);
 
-/// What is taken may be missed once, in pieces of this: a granule of tracking.
+/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major fault.
+pub const READ_AHEAD: Bytes = Bytes::kib(32);
+
+/// The largest piece of memory that a reference may stand for: a huge page.
+pub const GRANULE_MAX: Bytes = Bytes::mib(2);
+
+/// The pieces that curves are made of, as a rule: a granule of tracking.
 pub const PIECE: Bytes = Bytes::kib(128);
 
 /// … and what a VM has less than it needs is missed once within this time at least.

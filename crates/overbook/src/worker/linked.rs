@@ -361,6 +361,7 @@ impl Linked {
             swapped: Bytes::ZERO,
             curve: curve.points().iter().map(point).collect(),
             references_per_s,
+            granule: Bytes(self.granules.granule_bytes()),
             cost: self.cost.cost(),
         })
     }

@@ -142,6 +142,7 @@ fn tracking() -> Tracking {
         swapped: Bytes::mib(20),
         curve: vec![point(10, 1.0), point(100, 0.25), point(130, 0.05)],
         references_per_s: 12_000.0,
+        granule: Bytes::kib(128),
         cost: TrackingCost { traps_per_s: 210.0, traps: 42_000, vcpu_share: 0.0095 },
     }
 }

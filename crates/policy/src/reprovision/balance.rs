@@ -130,7 +130,7 @@ fn saved(seats: &[Seat], sizes: &[Bytes]) -> f64 {
 /// Whether a plan saves more than its takes may cost.
 fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     let taken: Bytes = seats.iter().zip(sizes).map(|(seat, size)| seat.held.minus(*size)).sum();
-    let missed_once = taken.0 as f64 / tuning::PIECE.0 as f64;
+    let missed_once = taken.0 as f64 / tuning::READ_AHEAD.0 as f64;
     taken.is_zero() || saved(seats, sizes) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once
 }
 

@@ -1,7 +1,7 @@
 //! What memory is worth to one VM: the misses that it would have with this much of it.
 //!
 //! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
-//! order. The guest's kernel sets some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond
+//! order; to have one back takes a read for each [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's kernel sets some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond
 //! what it counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set: a little in
 //! any case, and where the VM was short of late, more than it had then.
 //!
@@ -72,10 +72,12 @@ impl Worth {
             seen.max(now.held.plus(missing))
         };
         let held = now.held.0 as f64;
+        let granule = tracking.granule.clamp(tuning::READ_AHEAD, tuning::GRANULE_MAX);
+        let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
         let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
         for point in &tracking.curve {
             let memory = point.memory.plus(now.set_apart).0 as f64;
-            let misses = point.miss_ratio * references;
+            let misses = point.miss_ratio * references * reads;
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
                 return None;
@@ -185,6 +187,16 @@ mod tests {
         assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
         assert!((worth.misses(Bytes::mib(94)) - 550.0).abs() < 0.3);
         assert!((worth.misses(Bytes::mib(400)) - 100.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_large_piece_takes_several_reads() {
+        let misses = |granule| {
+            let tracking = Tracking { granule, ..tracking(&[(0, 1.0), (188, 0.1)], 0) };
+            Worth::of(Some(&tracking), now(400, 0.0)).misses(Bytes::mib(400)).round()
+        };
+        let granules = [Bytes::ZERO, Bytes::kib(128), Bytes::mib(2), Bytes(u64::MAX)];
+        assert_eq!(granules.map(misses), [100.0, 400.0, 6_400.0, 6_400.0]);
     }
 
     #[test]
