@@ -110,6 +110,9 @@ pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
 /// What `balance` takes must save more than it may cost within this time: it is under way for some of its periods.
 pub const PAYS_WITHIN: Millis = Millis::secs(60);
 
+/// … and so much of what it costs others, in percent: curves are estimates.
+pub const CLEAR_GAIN_PERCENT: u64 = 150;
+
 /// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major fault.
 pub const READ_AHEAD: Bytes = Bytes::kib(32);
 

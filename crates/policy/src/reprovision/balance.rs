@@ -117,21 +117,27 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     round
 }
 
-/// What a plan saves the highest class of members to which it makes a difference, in misses per second.
-fn saved(seats: &[Seat], sizes: &[Bytes]) -> f64 {
-    let mut classes: BTreeMap<u8, f64> = BTreeMap::new();
+/// What a plan saves some of the highest class of members to which it makes a difference, and what it costs others of that class, in
+/// misses per second.
+fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
+    let mut classes: BTreeMap<u8, (f64, f64)> = BTreeMap::new();
     for (seat, size) in seats.iter().zip(sizes) {
-        *classes.entry(seat.priority).or_default() += seat.misses(seat.held) - seat.misses(*size);
+        let saved = seat.misses(seat.held) - seat.misses(*size);
+        let (gains, losses) = classes.entry(seat.priority).or_default();
+        *(if saved > 0.0 { gains } else { losses }) += saved.abs();
     }
-    let makes_a_difference = |saved: &f64| saved.abs() >= 1.0;
+    let makes_a_difference = |(gains, losses): &(f64, f64)| (gains - losses).abs() >= 1.0;
     classes.into_values().rev().find(makes_a_difference).unwrap_or_default()
 }
 
-/// Whether a plan saves more than its takes may cost.
+/// Whether a plan saves more than its takes may cost, and so much more than others lose that it is not for the curves' noise.
 fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     let taken: Bytes = seats.iter().zip(sizes).map(|(seat, size)| seat.held.minus(*size)).sum();
     let missed_once = taken.0 as f64 / tuning::READ_AHEAD.0 as f64;
-    taken.is_zero() || saved(seats, sizes) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once
+    let (gains, losses) = saved(seats, sizes);
+    let is_clear = gains * 100.0 >= losses * tuning::CLEAR_GAIN_PERCENT as f64;
+    let pays = (gains - losses) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once;
+    taken.is_zero() || pays && is_clear
 }
 
 fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {

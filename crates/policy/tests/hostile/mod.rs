@@ -226,8 +226,8 @@ fn tracking() -> impl Strategy<Value = Tracking> {
         (any_bytes(), ratio).prop_map(|(memory, miss_ratio)| CurvePoint { memory, miss_ratio });
     let curve = (prop::collection::vec(point, 0..6), prop::bool::weighted(0.9));
     let working_set = prop::option::weighted(0.9, any_bytes());
-    (working_set, any_bytes(), curve, references).prop_map(
-        |(working_set, swapped, (mut curve, is_falling), references_per_s)| {
+    (working_set, any_bytes(), curve, references, any_bytes()).prop_map(
+        |(working_set, swapped, (mut curve, is_falling), references_per_s, granule)| {
             if is_falling {
                 curve.sort_by_key(|point| point.memory);
                 curve.dedup_by_key(|point| point.memory);
@@ -236,7 +236,7 @@ fn tracking() -> impl Strategy<Value = Tracking> {
                 curve.iter_mut().zip(ratios).for_each(|(point, ratio)| point.miss_ratio = ratio);
             }
             let cost = TrackingCost::default();
-            Tracking { working_set, swapped, curve, references_per_s, cost }
+            Tracking { working_set, swapped, curve, references_per_s, granule, cost }
         },
     )
 }
