@@ -11,12 +11,12 @@ use crate::{
     guard::{self, Purpose},
     headroom::Headroom,
     member::{Member, margin},
-    memory::{Asked, Balanced, Goal, GroupBalance, Moved, Short, doubled},
+    memory::{Balanced, Goal, GroupBalance, Moved, doubled},
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth, growth},
     },
-    tuning,
+    shortage, tuning,
 };
 
 impl Group<'_> {
@@ -29,7 +29,7 @@ impl Group<'_> {
         for member in &mut self.members {
             member.tracking = member.memory.note_tracking(member.tracking.take(), now);
             judge(member, now);
-            learn_when_short(member, now);
+            shortage::learn(member, now);
         }
         if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
             self.balance.held_at = Some(now);
@@ -147,7 +147,7 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
     let short_with = member.memory.short.filter(|short| !short.with.is_zero());
     let short_with = short_with.map(|short| (short.with, short.faults));
-    let lacking = if is_short { lacking(member, now) } else { Bytes::ZERO };
+    let lacking = if is_short { shortage::lacking(member, now) } else { Bytes::ZERO };
     let set_apart = member.memory.set_apart;
     let condition = Condition { held, is_short, faults, short_with, lacking, set_apart };
     let worth = Worth::of(member.tracking.as_ref(), condition);
@@ -248,61 +248,6 @@ fn judge(member: &mut Member, now: Time) {
         let Moved { at, from, saves: expected, .. } = moved;
         memory.outcome = Some(Outcome { at, from, to: member.target, expected, saved });
     }
-}
-
-/// Remembers with how much memory it was short, as long as it works on as much as it did when it was not any more.
-fn learn_when_short(member: &mut Member, now: Time) {
-    let held = member.target;
-    let is_pressured = member.is_pressured();
-    let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
-    let reads_back = reads_back(member, now);
-    let memory = &mut member.memory;
-    if is_pressured {
-        let before = memory.short.unwrap_or_default();
-        let is_better =
-            memory.faults_per_s * 100.0 < before.faults * tuning::STILL_SHORT_PERCENT as f64;
-        let with = if reads_back || is_better { before.with } else { before.with.max(held) };
-        memory.short = Some(Short {
-            with,
-            began_with: if before.began_with.is_zero() {
-                held
-            } else {
-                before.began_with.min(held)
-            },
-            enough: memory.moved.filter(|moved| moved.is_take).map_or(before.enough, |m| m.from),
-            faults: before.faults.max(memory.faults_per_s),
-            working_set: Bytes::ZERO,
-            until: now.after(tuning::SHORT_FOR),
-        });
-    } else if let Some(short) = &mut memory.short {
-        let working_set = working_set.unwrap_or_default();
-        short.began_with = Bytes::ZERO;
-        short.working_set = short.working_set.max(working_set);
-        if now >= short.until || working_set < short.working_set.percent(tuning::SAME_SET_PERCENT) {
-            memory.short = None;
-        }
-    }
-}
-
-/// Whether it was given memory a moment ago, and may be short because of what it had before.
-fn reads_back(member: &Member, now: Time) -> bool {
-    let is_new =
-        |asked: &Asked| !asked.is_take && now.since(asked.said_at) < tuning::READ_BACK_WITHIN;
-    member.memory.asked.as_ref().is_some_and(is_new)
-}
-
-/// What a guest that swaps lacks beside what is known to lie in its swap. Pages that are read back and stay clean lie in swap and in memory,
-/// which nobody tells apart: little at first, twice as much each time that did not help, but not more than was taken from it.
-fn lacking(member: &Member, now: Time) -> Bytes {
-    let short = member.memory.short.unwrap_or_default();
-    if reads_back(member, now) {
-        return Bytes::ZERO;
-    }
-    let given = member.target.minus(short.began_with);
-    let given = if short.began_with.is_zero() { Bytes::ZERO } else { given };
-    let taken = short.enough.minus(member.target);
-    let most = if taken.is_zero() { growth(member.target) } else { taken };
-    given.max(tuning::UNIT).min(most.max(tuning::UNIT))
 }
 
 /// Why a member that is short is given nothing.

@@ -43,6 +43,7 @@ mod reprovision;
 mod revoke;
 mod rules;
 pub mod scan_rate;
+mod shortage;
 mod statistics;
 mod tick;
 pub mod tuning;

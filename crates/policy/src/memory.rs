@@ -11,7 +11,7 @@ use model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{lending, tuning, typical::Tracked};
+use crate::{lending, shortage::Short, tuning, typical::Tracked};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -119,25 +119,6 @@ pub(crate) struct Balanced {
     pub(crate) is_tracked: bool,
     /// Where it should be, if not where it is.
     pub(crate) goal: Option<Goal>,
-}
-
-/// A VM was short of memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Short {
-    /// With so much.
-    pub(crate) with: Bytes,
-    /// When it began to be short it had so much; 0: it is not short now.
-    #[serde(default)]
-    pub(crate) began_with: Bytes,
-    /// Before some of it was taken it was not short, with so much; 0: that is not known.
-    #[serde(default)]
-    pub(crate) enough: Bytes,
-    /// Major faults per second then.
-    pub(crate) faults: f64,
-    /// What it worked on at most since, when it was not short any more.
-    pub(crate) working_set: Bytes,
-    /// For so long that counts.
-    pub(crate) until: Time,
 }
 
 /// Where a VM should be at the end of a round of balancing, and what for.

@@ -1,9 +1,10 @@
 //! What memory is worth to one VM: the misses that it would have with this much of it.
 //!
 //! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
-//! order; to have one back takes a read for each [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's kernel sets some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond
-//! what it counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set: a little in
-//! any case, and where the VM was short of late, more than it had then.
+//! order; to have one back takes a read for each [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's
+//! kernel has set some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond what it
+//! counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set: a little in any
+//! case, and where the VM was short of late, more than it had then ([`crate::shortage`]).
 //!
 //! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
 //! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does

@@ -1,0 +1,109 @@
+//! What is learned of a VM while it is short of memory.
+//!
+//! **Problem.** No curve shows what a guest's kernel keeps free, and of a guest that thrashes nobody knows what lies in its swap: pages that are
+//! read back and stay clean lie in swap and in memory. **Idea.** With how much memory it was short is remembered, and with how much it was
+//! not before some was taken; and what it lacks is found by giving: little at first, twice as much each time that did not help.
+//!
+//! Who was given memory reads back for a while what lies in swap. That says nothing of what it has now.
+
+use model::{Bytes, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::{member::Member, memory::Asked, reprovision::balance::worth::growth, tuning};
+
+/// A VM was short of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Short {
+    /// With so much.
+    pub(crate) with: Bytes,
+    /// When it began to be short it had so much; 0: it is not short now.
+    #[serde(default)]
+    pub(crate) began_with: Bytes,
+    /// Before some of it was taken it was not short, with so much; 0: that is not known.
+    #[serde(default)]
+    pub(crate) enough: Bytes,
+    /// Major faults per second then.
+    pub(crate) faults: f64,
+    /// What it worked on at most since, when it was not short any more.
+    pub(crate) working_set: Bytes,
+    /// For so long that counts.
+    pub(crate) until: Time,
+}
+
+/// Remembers with how much memory it was short, as long as it works on as much as it did when it was not any more.
+pub(crate) fn learn(member: &mut Member, now: Time) {
+    let held = member.target;
+    let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
+    let (is_pressured, reads_back) = (member.is_pressured(), reads_back(member, now));
+    let memory = &mut member.memory;
+    if is_pressured {
+        let before = memory.short.unwrap_or_default();
+        let fewer = before.faults * tuning::STILL_SHORT_PERCENT as f64 / 100.0;
+        let says_nothing = reads_back || memory.faults_per_s < fewer;
+        let is_first = before.began_with.is_zero();
+        memory.short = Some(Short {
+            with: if says_nothing { before.with } else { before.with.max(held) },
+            began_with: if is_first { held } else { before.began_with.min(held) },
+            enough: memory.moved.filter(|moved| moved.is_take).map_or(before.enough, |m| m.from),
+            faults: before.faults.max(memory.faults_per_s),
+            working_set: Bytes::ZERO,
+            until: now.after(tuning::SHORT_FOR),
+        });
+    } else if let Some(short) = &mut memory.short {
+        let working_set = working_set.unwrap_or_default();
+        short.began_with = Bytes::ZERO;
+        short.working_set = short.working_set.max(working_set);
+        if now >= short.until || working_set < short.working_set.percent(tuning::SAME_SET_PERCENT) {
+            memory.short = None;
+        }
+    }
+}
+
+/// What a member that is short lacks, as far as it is not known to lie in its swap.
+pub(crate) fn lacking(member: &Member, now: Time) -> Bytes {
+    let short = member.memory.short.unwrap_or_default();
+    if reads_back(member, now) { Bytes::ZERO } else { short.lacking(member.target) }
+}
+
+/// Whether it was given memory a moment ago, and may be short because of what it had before.
+fn reads_back(member: &Member, now: Time) -> bool {
+    let is_new =
+        |asked: &Asked| !asked.is_take && now.since(asked.said_at) < tuning::READ_BACK_WITHIN;
+    member.memory.asked.as_ref().is_some_and(is_new)
+}
+
+impl Short {
+    /// As much again as it was given in vain, but not more than was taken from it.
+    fn lacking(self, held: Bytes) -> Bytes {
+        let in_vain = if self.began_with.is_zero() { held } else { self.began_with };
+        let taken = self.enough.minus(held);
+        let most = if taken.is_zero() { growth(held) } else { taken };
+        held.minus(in_vain).min(most).max(tuning::UNIT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_looked_for_in_steps_that_double() {
+        let short = Short { began_with: Bytes::mib(300), ..Short::default() };
+        let mut held = Bytes::mib(300);
+        let mut sizes = Vec::new();
+        for _ in 0..6 {
+            held = held.plus(short.lacking(held));
+            sizes.push(held.0 >> 20);
+        }
+        assert_eq!(sizes, [310, 320, 340, 380, 460, 598], "at last by no more than 30 %");
+    }
+
+    #[test]
+    fn what_was_taken_is_given_back_and_no_more() {
+        let short =
+            Short { began_with: Bytes::mib(200), enough: Bytes::mib(256), ..Short::default() };
+        let lacking = |mib| short.lacking(Bytes::mib(mib)).0 >> 20;
+        assert_eq!([200, 225, 240, 256].map(lacking), [10, 25, 16, 56]);
+        assert_eq!(Short::default().lacking(Bytes::mib(300)), tuning::UNIT);
+    }
+}
