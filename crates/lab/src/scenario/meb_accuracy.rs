@@ -210,9 +210,11 @@ impl Row {
     fn curves(&self) -> Value {
         let curve = |moment: &Moment| {
             let curve = moment.curve.exact.resampled(POINTS);
-            let point = |point: &Point| [point.size / Bytes::mib(1).0 as f64, point.ratio];
+            let rounded = |value: f64| (value * 1e3).round() / 1e3;
+            let point =
+                |point: &Point| [point.size / Bytes::mib(1).0 as f64, point.ratio].map(rounded);
             let points: Vec<[f64; 2]> = curve.points().iter().map(point).collect();
-            json!({ "references_per_s": moment.references_per_s, "points": points })
+            json!({ "references_per_s": rounded(moment.references_per_s), "points": points })
         };
         let ends = self.moments.iter().skip(INTERVAL - 1).step_by(INTERVAL);
         let curves: Vec<Value> = ends.map(curve).collect();
