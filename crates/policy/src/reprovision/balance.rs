@@ -107,8 +107,14 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
         let kept: Vec<Seat> = seats.iter().map(keeping).collect();
         round = share_out(&kept, surplus, overdrawn);
     }
-    let has_cheaper = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
-    let is_cheaper_left = seats.iter().any(has_cheaper);
+    // Somebody gives up what it does not need: until it has, nobody who suffers gives up anything.
+    let is_cheaper = |(seat, size): (&Seat, &Bytes)| {
+        !seat.suffers
+            && seat.unneeded >= tuning::UNIT
+            && *size < seat.held
+            && seat.lowest < seat.held
+    };
+    let is_cheaper_left = seats.iter().zip(&round.sizes).any(is_cheaper);
     for (seat, size) in seats.iter().zip(&mut round.sizes) {
         let is_spared = seat.suffers && is_cheaper_left;
         let lowest = if is_spared { seat.held } else { seat.lowest };
