@@ -107,15 +107,14 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
         let kept: Vec<Seat> = seats.iter().map(keeping).collect();
         round = share_out(&kept, surplus, overdrawn);
     }
-    // Somebody gives up what it does not need: until it has, nobody who suffers gives up anything.
-    let is_cheaper = |(seat, size): (&Seat, &Bytes)| {
-        !seat.suffers
-            && seat.unneeded >= tuning::UNIT
-            && *size < seat.held
-            && seat.lowest < seat.held
-    };
-    let is_cheaper_left = seats.iter().zip(&round.sizes).any(is_cheaper);
+    // What is not needed goes first: until it is gone, nobody who suffers gives up anything.
+    let is_cheap = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
+    let gives = |(seat, size): (&Seat, &Bytes)| seat.suffers && *size < seat.held;
+    let is_cheaper_left = seats.iter().any(is_cheap) && seats.iter().zip(&round.sizes).any(gives);
     for (seat, size) in seats.iter().zip(&mut round.sizes) {
+        if is_cheaper_left && is_cheap(seat) {
+            *size = (*size).min(seat.held.minus(seat.unneeded));
+        }
         let is_spared = seat.suffers && is_cheaper_left;
         let lowest = if is_spared { seat.held } else { seat.lowest };
         *size = (*size).clamp(lowest, seat.highest);
