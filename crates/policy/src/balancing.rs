@@ -31,6 +31,9 @@ impl Group<'_> {
             judge(member, now);
             shortage::learn(member, now);
         }
+        let faults = self.members.iter().map(|member| member.memory.faults_per_s);
+        let disk = self.balance.disk * tuning::DISK_FORGOTTEN;
+        self.balance.disk = faults.fold(disk.max(tuning::DISK_LEAST), f64::max);
         if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
             self.balance.held_at = Some(now);
             self.hold_round(surplus, overdrawn, rules, now);
@@ -60,8 +63,11 @@ impl Group<'_> {
     }
 
     fn hold_round(&mut self, surplus: Bytes, overdrawn: Bytes, rules: Rules, now: Time) {
-        let seats: Vec<Seat> =
-            self.members.iter().map(|member| seat(member, surplus, rules, now)).collect();
+        let seats: Vec<Seat> = self
+            .members
+            .iter()
+            .map(|member| seat(member, surplus, self.balance.disk, rules, now))
+            .collect();
         let balance::Round { wanted, sizes, fits } = balance::round(&seats, surplus, overdrawn);
         let per_minute = |(seat, size): (&Seat, &Bytes)| {
             rounded((seat.worth.misses(seat.held) - seat.worth.misses(*size)) * 60.0)
@@ -141,7 +147,7 @@ fn goal(member: &Member) -> Option<Goal> {
 }
 
 /// What balancing needs to know of a member.
-fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
+fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_pressured() || member.demand().is_some();
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
@@ -149,7 +155,7 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     let short_with = short_with.map(|short| (short.with, short.faults));
     let lacking = if is_short { shortage::lacking(member, now) } else { Bytes::ZERO };
     let set_apart = member.memory.set_apart;
-    let condition = Condition { held, is_short, faults, short_with, lacking, set_apart };
+    let condition = Condition { held, is_short, faults, short_with, lacking, set_apart, disk };
     let worth = Worth::of(member.tracking.as_ref(), condition);
     // What the guest has free it gives up without a loss.
     let freely = member.spare().share(1, 2);
@@ -163,7 +169,10 @@ fn seat(member: &Member, surplus: Bytes, rules: Rules, now: Time) -> Seat {
     // Below its base a member is only taken what it does not need: it would get it back at once.
     let floor = if member.has_swap { limits.min } else { limits.base };
     let least = limits.base.min(worth.need.max(floor)).min(held);
-    let least = if worth.is_tracked && can_shrink_soon { least } else { held };
+    // What it lacks is being looked for: to give up now what it got so far would help nobody.
+    let is_tried =
+        is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::WATCH);
+    let least = if worth.is_tracked && can_shrink_soon && !is_tried { least } else { held };
     let unneeded = match &member.guest {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
             member.grant().min(guest.available.minus(margin(guest)))

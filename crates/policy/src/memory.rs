@@ -69,6 +69,9 @@ pub(crate) struct VmMemory {
     /// As of the latest of those readings.
     #[serde(default)]
     pub(crate) merging: Merging,
+    /// When balance last gave it memory.
+    #[serde(default)]
+    pub(crate) given_at: Option<Time>,
     /// What it had handed over, and when that was last more, for all that is known.
     #[serde(default)]
     pub(crate) handed_over: Bytes,
@@ -98,7 +101,7 @@ pub(crate) struct VmMemory {
 }
 
 /// How the balance of a group goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GroupBalance {
     /// When its last round was held.
     pub(crate) held_at: Option<Time>,
@@ -108,6 +111,9 @@ pub(crate) struct GroupBalance {
     pub(crate) deficit_at: Time,
     /// All that its members could have then.
     pub(crate) pool: Bytes,
+    /// The most major faults per second that one of them had of late: what a swap disk can answer.
+    #[serde(default)]
+    pub(crate) disk: f64,
 }
 
 /// What a group's balance made of a VM.
@@ -321,6 +327,7 @@ impl VmMemory {
 
     /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.
     pub(crate) fn note_gift(&mut self, now: Time) {
+        self.given_at = Some(now);
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.back_off(now);
         }

@@ -158,6 +158,12 @@ pub const FAULTS_MAX: f64 = 100_000.0;
 /// … and fewer than this are none.
 pub const FAULTS_LEAST: f64 = 0.1;
 
+/// A disk answers at least so many major faults per second …
+pub const DISK_LEAST: f64 = 100.0;
+
+/// … and what more it was seen to answer is forgotten by so much in a second: half of it in six minutes.
+pub const DISK_FORGOTTEN: f64 = 0.998;
+
 /// How long after a move it shows what it has saved: three periods.
 pub const JUDGED_AFTER: Millis = Millis::secs(15);
 

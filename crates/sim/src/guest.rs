@@ -25,6 +25,9 @@ const BALLOON_PER_SECOND: Bytes = Bytes::mib(200);
 /// What an ordinary swap disk moves in a second, each way.
 const DISK_PER_SECOND: Bytes = Bytes::mib(20);
 
+/// The same in pages, each of which a program waits for.
+const DISK_READS: f64 = (DISK_PER_SECOND.0 / 4096) as f64;
+
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
 
@@ -250,11 +253,18 @@ impl Guest {
         self.swap_out = self.swap_out.plus(thrashed);
     }
 
-    /// What its programs miss per second with so much memory, where it is known how they go through it.
+    /// What its programs miss per second with so much memory, where it is known how they go through it. Each miss waits for the disk, and
+    /// while they wait they refer to nothing else.
     #[must_use]
     pub fn misses_with(&self, memory: Bytes) -> Option<f64> {
         let access = self.fake.access(self.second)?;
-        Some(access.references_per_s * access.miss_ratio(self.share(memory)))
+        let misses = access.references_per_s * access.miss_ratio(self.share(memory));
+        Some(misses / (1.0 + misses / DISK_READS))
+    }
+
+    /// The share of their time in which its programs do not wait for the disk.
+    fn awake(&self) -> f64 {
+        1.0 - self.misses_with(self.actual).unwrap_or_default() / DISK_READS
     }
 
     /// The share of what its programs want that fits into `memory`.
@@ -279,7 +289,7 @@ impl Guest {
             working_set: Some(self.wanted),
             swapped: self.swapped,
             curve: std::iter::once(kernel).chain(inside.chain([last]).map(point)).collect(),
-            references_per_s: access.references_per_s,
+            references_per_s: access.references_per_s * self.awake(),
             ..Tracking::default()
         })
     }

@@ -141,21 +141,21 @@ fn table_7(context: &Context) -> Result<Figures, LabError> {
 
 fn table_8(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 16] = [
-        member("graph-1250", "graph --mb 156 --rate 300000", 184, 280),
-        member("graph-1500", "graph --mb 188 --rate 300000", 184, 280),
-        member("graph-1750", "graph --mb 219 --rate 300000", 248, 344),
-        member("graph-2000", "graph --mb 250 --rate 300000", 248, 408),
-        member("graph-2250", "graph --mb 281 --rate 300000", 312, 408),
-        member("graph-2500", "graph --mb 313 --rate 300000", 312, 472),
+        member("graph-1250", "graph --mb 156 --rate 400000", 184, 280),
+        member("graph-1500", "graph --mb 188 --rate 400000", 184, 280),
+        member("graph-1750", "graph --mb 219 --rate 400000", 248, 344),
+        member("graph-2000", "graph --mb 250 --rate 400000", 248, 408),
+        member("graph-2250", "graph --mb 281 --rate 400000", 312, 408),
+        member("graph-2500", "graph --mb 313 --rate 400000", 312, 472),
         member("web", "web --mb 29 --rate 500", 120, 152),
-        member("data", "data --mb 200 --rate 300000", 184, 344),
+        member("data", "data --mb 200 --rate 400000", 184, 344),
         member("suite", "suite --mb 61 --rate 1", 120, 216),
         member("pi", "pi --rate 1", 120, 152),
-        member("mcf", "random-array --mb 210 --rate 1000000", 248, 344),
-        member("bwaves", "matrix --mb 84", 120, 216),
-        member("milc", "random-array --mb 82 --record-kb 64 --rate 100000", 120, 216),
-        member("zeusmp", "scan --mb 91 --rate 100000", 120, 216),
-        member("cactus", "kv --mb 87 --rate 20000", 120, 216),
+        member("mcf", "random-array --mb 210 --rate 100000", 248, 344),
+        member("bwaves", "matrix --mb 84 --rate 4", 120, 216),
+        member("milc", "random-array --mb 82 --record-kb 64 --rate 300", 120, 216),
+        member("zeusmp", "scan --mb 91 --rate 20000", 120, 216),
+        member("cactus", "kv --mb 87 --rate 3000", 120, 216),
         member("gems", "phases --mb 103 --parts 4 --length 20 --rate 100000", 184, 216),
     ];
     let paper = [("speedup_mean", "4.54", None), ("qos_mean", "0.92", Some(0.92))];

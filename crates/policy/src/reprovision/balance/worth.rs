@@ -10,6 +10,10 @@
 //! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
 //! where it ends: not at all for a program that goes through all of its data in turn.
 //!
+//! **Below what it has**, if it is short already, the curve says too much: who waits for the disk cannot miss more often than the disk
+//! answers, and makes the fewer references the more it waits. How often that is shows the VM of the group that missed most of late.
+//! Where two VMs thrash, one of them loses little by giving the other what that lacks.
+//!
 //! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its faults would end with as much more as
 //! a round may give.
 
@@ -48,6 +52,8 @@ pub(crate) struct Condition {
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
+    /// So many major faults per second its disk can answer.
+    pub(crate) disk: f64,
 }
 
 impl Worth {
@@ -98,10 +104,8 @@ impl Worth {
         if let Some((with, faults)) = known.filter(|(with, _)| *with < now.held) {
             worth.add(faults, with, tuning::UNIT, faults / tuning::UNIT.0 as f64);
         }
-        // Where it is not known what would help, nothing that others need is taken for less than a round may give.
-        let is_known = missing.is_zero() || tracking.swapped >= now.lacking;
-        let end = if is_known { missing } else { missing.max(growth(now.held)) };
-        worth.add(now.faults, now.held, end, fall / part.0.max(1) as f64);
+        worth.add(now.faults, now.held, missing, fall / part.0.max(1) as f64);
+        worth.bound(now);
         Some(worth)
     }
 
@@ -128,6 +132,20 @@ impl Worth {
         at.sort_by(f64::total_cmp);
         at.dedup();
         self.points = at.iter().map(|at| (*at, self.misses_at(*at) + left(*at))).collect();
+    }
+
+    /// With less than it has it misses no more than its disk can answer; how near to that it is, is known only of who misses much.
+    fn bound(&mut self, now: Condition) {
+        if now.faults <= 0.0 {
+            return;
+        }
+        let room = (now.disk - now.faults).max(0.0) * now.disk / now.faults;
+        let held = now.held.0 as f64;
+        let here = self.misses_at(held);
+        for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
+            let more = (*misses - here).max(0.0);
+            *misses = here + more * room / (more + room).max(f64::MIN_POSITIVE);
+        }
     }
 
     /// Misses per second with `memory`. What it has less than it needs is missed once in a while even where its curve is flat:
@@ -179,7 +197,7 @@ mod tests {
 
     fn now(held: u64, faults: f64) -> Condition {
         let held = Bytes::mib(held);
-        Condition { held, is_short: faults > 0.0, faults, ..Condition::default() }
+        Condition { held, is_short: faults > 0.0, faults, disk: 1e6, ..Condition::default() }
     }
 
     #[test]
@@ -227,6 +245,16 @@ mod tests {
         let misses = |mib| worth.misses(Bytes::mib(mib));
         assert!((misses(100) - misses(299)).abs() < 0.5, "{} {}", misses(100), misses(299));
         assert!(misses(299) - misses(300) > 79.0, "{} {}", misses(299), misses(300));
+    }
+
+    #[test]
+    fn who_misses_as_often_as_a_disk_answers_loses_nothing_more() {
+        let of = |faults| {
+            let now = Condition { disk: 1_000.0, ..now(200, faults) };
+            let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), now);
+            (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
+        };
+        assert_eq!([1_000.0, 500.0, 10.0].map(of), [0.0, 234.0, 464.0]);
     }
 
     #[test]
