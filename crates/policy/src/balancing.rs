@@ -11,7 +11,7 @@ use crate::{
     guard::{self, Purpose},
     headroom::Headroom,
     member::{Member, margin},
-    memory::{Balanced, Goal, GroupBalance, Moved, doubled},
+    memory::{Balanced, Goal, GroupBalance, Moved, VmMemory, doubled},
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth, growth},
@@ -154,8 +154,9 @@ fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> 
     let short_with = member.memory.short.filter(|short| !short.with.is_zero());
     let short_with = short_with.map(|short| (short.with, short.faults));
     let lacking = if is_short { shortage::lacking(member, now) } else { Bytes::ZERO };
-    let set_apart = member.memory.set_apart;
-    let condition = Condition { held, is_short, faults, short_with, lacking, set_apart, disk };
+    let VmMemory { set_apart, kept_free, .. } = member.memory;
+    let condition =
+        Condition { held, is_short, faults, short_with, lacking, set_apart, kept_free, disk };
     let worth = Worth::of(member.tracking.as_ref(), condition);
     // What the guest has free it gives up without a loss.
     let freely = member.spare().share(1, 2);

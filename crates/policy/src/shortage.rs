@@ -36,6 +36,12 @@ pub(crate) fn learn(member: &mut Member, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let (is_pressured, reads_back) = (member.is_pressured(), reads_back(member, now));
     let memory = &mut member.memory;
+    if let Ok(guest) = &member.guest
+        && is_pressured
+        && !reads_back
+    {
+        memory.note_kept_free(guest.free, guest.total);
+    }
     if is_pressured {
         let before = memory.short.unwrap_or_default();
         let fewer = before.faults * tuning::STILL_SHORT_PERCENT as f64 / 100.0;
@@ -51,6 +57,7 @@ pub(crate) fn learn(member: &mut Member, now: Time) {
         });
     } else if let Some(short) = &mut memory.short {
         let working_set = working_set.unwrap_or_default();
+        memory.given_at = None;
         short.began_with = Bytes::ZERO;
         short.working_set = short.working_set.max(working_set);
         if now >= short.until || working_set < short.working_set.percent(tuning::SAME_SET_PERCENT) {

@@ -89,6 +89,9 @@ pub const GROW_PERCENT: u64 = 30;
 /// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
 pub const SET_APART_PERCENT: u64 = 20;
 
+/// How much a second in which a VM is short counts in what its kernel keeps free, in percent.
+pub const KEPT_FREE_SHARE_PERCENT: u64 = 20;
+
 /// `balance` goes by what is typical of a VM in the last one to two of these.
 pub const TYPICAL_OF: Millis = Millis::secs(10);
 
