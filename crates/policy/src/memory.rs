@@ -83,9 +83,9 @@ pub(crate) struct VmMemory {
     /// What its kernel set apart at boot: what it may use and does not count.
     #[serde(default)]
     pub(crate) set_apart: Bytes,
-    /// What its kernel keeps free while its programs are short of memory.
+    /// What it needs beside what it is seen to touch, as far as a shortage has shown.
     #[serde(default)]
-    pub(crate) kept_free: Bytes,
+    pub(crate) unseen: Bytes,
     /// What it worked on of late.
     #[serde(default)]
     pub(crate) tracked: Option<Tracked>,
@@ -248,17 +248,6 @@ impl VmMemory {
         if self.asked.as_ref().is_none_or(stands) {
             self.set_apart = actual.minus(total).min(actual.percent(tuning::SET_APART_PERCENT));
         }
-    }
-
-    /// Notes what the guest has free, while it is short. It is the guest's word, and believed up to a part.
-    pub(crate) fn note_kept_free(&mut self, free: Bytes, total: Bytes) {
-        let free = free.min(total.percent(tuning::SET_APART_PERCENT));
-        let latest = free.percent(tuning::KEPT_FREE_SHARE_PERCENT);
-        self.kept_free = if self.kept_free.is_zero() {
-            free
-        } else {
-            self.kept_free.percent(100 - tuning::KEPT_FREE_SHARE_PERCENT).plus(latest)
-        };
     }
 
     /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters that ran

@@ -36,12 +36,6 @@ pub(crate) fn learn(member: &mut Member, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let (is_pressured, reads_back) = (member.is_pressured(), reads_back(member, now));
     let memory = &mut member.memory;
-    if let Ok(guest) = &member.guest
-        && is_pressured
-        && !reads_back
-    {
-        memory.note_kept_free(guest.free, guest.total);
-    }
     if is_pressured {
         let before = memory.short.unwrap_or_default();
         let fewer = before.faults * tuning::STILL_SHORT_PERCENT as f64 / 100.0;
@@ -60,6 +54,11 @@ pub(crate) fn learn(member: &mut Member, now: Time) {
         memory.given_at = None;
         short.began_with = Bytes::ZERO;
         short.working_set = short.working_set.max(working_set);
+        let seen = short.working_set.plus(memory.set_apart);
+        let most = held.percent(tuning::UNSEEN_PERCENT);
+        if !(seen.is_zero() || short.with.is_zero()) {
+            memory.unseen = short.with.plus(tuning::UNIT).minus(seen).min(most);
+        }
         if now >= short.until || working_set < short.working_set.percent(tuning::SAME_SET_PERCENT) {
             memory.short = None;
         }
@@ -69,7 +68,9 @@ pub(crate) fn learn(member: &mut Member, now: Time) {
 /// What a member that is short lacks, as far as it is not known to lie in its swap.
 pub(crate) fn lacking(member: &Member, now: Time) -> Bytes {
     let short = member.memory.short.unwrap_or_default();
-    if reads_back(member, now) { Bytes::ZERO } else { short.lacking(member.target) }
+    let references = member.tracking.as_ref().map_or(0.0, |tracking| tracking.references_per_s);
+    let miss_ratio = member.memory.faults_per_s / references;
+    if reads_back(member, now) { Bytes::ZERO } else { short.lacking(member.target, miss_ratio) }
 }
 
 /// Whether it was given memory a moment ago, and may be short because of what it had before.
@@ -80,12 +81,16 @@ fn reads_back(member: &Member, now: Time) -> bool {
 }
 
 impl Short {
-    /// As much again as it was given in vain, but not more than was taken from it.
-    fn lacking(self, held: Bytes) -> Bytes {
+    /// As much again as it was given in vain, but not more than was taken from it. Where all of its memory is referred to alike, it lacks the
+    /// share of it that it misses; so it lacks that at least.
+    fn lacking(self, held: Bytes, miss_ratio: f64) -> Bytes {
+        let is_telling = (0.0..=tuning::MISS_RATIO_MAX).contains(&miss_ratio);
+        let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
+        let missing = Bytes((held.0 as f64 * missing) as u64);
         let in_vain = if self.began_with.is_zero() { held } else { self.began_with };
         let taken = self.enough.minus(held);
         let most = if taken.is_zero() { growth(held) } else { taken };
-        held.minus(in_vain).min(most).max(tuning::UNIT)
+        held.minus(in_vain).max(missing).min(most).max(tuning::UNIT)
     }
 }
 
@@ -99,7 +104,7 @@ mod tests {
         let mut held = Bytes::mib(300);
         let mut sizes = Vec::new();
         for _ in 0..6 {
-            held = held.plus(short.lacking(held));
+            held = held.plus(short.lacking(held, f64::NAN));
             sizes.push(held.0 >> 20);
         }
         assert_eq!(sizes, [310, 320, 340, 380, 460, 598], "at last by no more than 30 %");
@@ -109,8 +114,9 @@ mod tests {
     fn what_was_taken_is_given_back_and_no_more() {
         let short =
             Short { began_with: Bytes::mib(200), enough: Bytes::mib(256), ..Short::default() };
-        let lacking = |mib| short.lacking(Bytes::mib(mib)).0 >> 20;
+        let lacking = |mib| short.lacking(Bytes::mib(mib), f64::NAN).0 >> 20;
         assert_eq!([200, 225, 240, 256].map(lacking), [10, 25, 16, 56]);
-        assert_eq!(Short::default().lacking(Bytes::mib(300)), tuning::UNIT);
+        let lacking = |miss_ratio| Short::default().lacking(Bytes::mib(300), miss_ratio).0 >> 20;
+        assert_eq!([0.0, 0.1, 0.5, 0.6, f64::INFINITY].map(lacking), [10, 33, 90, 10, 10]);
     }
 }

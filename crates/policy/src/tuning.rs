@@ -89,8 +89,8 @@ pub const GROW_PERCENT: u64 = 30;
 /// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
 pub const SET_APART_PERCENT: u64 = 20;
 
-/// How much a second in which a VM is short counts in what its kernel keeps free, in percent.
-pub const KEPT_FREE_SHARE_PERCENT: u64 = 20;
+/// … and none needs more that is never touched, in percent (its code, the tables of its programs' pages, what it keeps free).
+pub const UNSEEN_PERCENT: u64 = 20;
 
 /// `balance` goes by what is typical of a VM in the last one to two of these.
 pub const TYPICAL_OF: Millis = Millis::secs(10);
@@ -160,6 +160,12 @@ pub const FAULTS_MAX: f64 = 100_000.0;
 
 /// … and fewer than this are none.
 pub const FAULTS_LEAST: f64 = 0.1;
+
+/// Who has so much of the major faults that a disk answers, as a share, waits for it all the time.
+pub const DISK_FULL: f64 = 0.9;
+
+/// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
+pub const MISS_RATIO_MAX: f64 = 0.5;
 
 /// A disk answers at least so many major faults per second …
 pub const DISK_LEAST: f64 = 100.0;

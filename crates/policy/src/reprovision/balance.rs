@@ -93,9 +93,11 @@ impl Seat {
         bytes(self.occupied(self.held) - self.occupied(memory.min(self.held)))
     }
 
-    /// Its weighted misses per second with `memory`.
+    /// Its weighted misses per second with `memory`, and with less than it has, the reads that missing that once may cost.
     pub(crate) fn misses(&self, memory: Bytes) -> f64 {
-        self.worth.misses(memory) * f64::from(self.weight)
+        let missed_once = self.held.minus(memory).0 as f64 / tuning::READ_AHEAD.0 as f64;
+        let per_second = missed_once * 1e3 / tuning::PAYS_WITHIN.0 as f64;
+        (self.worth.misses(memory) + per_second) * f64::from(self.weight)
     }
 }
 
@@ -138,11 +140,9 @@ fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
 /// Whether a plan saves more than its takes may cost, and so much more than others lose that it is not for the curves' noise.
 fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     let taken: Bytes = seats.iter().zip(sizes).map(|(seat, size)| seat.held.minus(*size)).sum();
-    let missed_once = taken.0 as f64 / tuning::READ_AHEAD.0 as f64;
     let (gains, losses) = saved(seats, sizes);
     let is_clear = gains * 100.0 >= losses * tuning::CLEAR_GAIN_PERCENT as f64;
-    let pays = (gains - losses) * tuning::PAYS_WITHIN.0 as f64 / 1e3 > missed_once;
-    taken.is_zero() || pays && is_clear
+    taken.is_zero() || is_clear && gains > losses
 }
 
 fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {

@@ -52,8 +52,8 @@ pub(crate) struct Condition {
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart …
     pub(crate) set_apart: Bytes,
-    /// … and what it keeps free where its programs are short.
-    pub(crate) kept_free: Bytes,
+    /// … and what it needs beside without touching it.
+    pub(crate) unseen: Bytes,
     /// So many major faults per second its disk can answer.
     pub(crate) disk: f64,
 }
@@ -72,7 +72,7 @@ impl Worth {
         let working_set = tracking.working_set.filter(|_| is_sound)?;
         let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
         let used = working_set.plus(now.set_apart);
-        let seen = with_room(used).max(used.plus(now.kept_free));
+        let seen = with_room(used).max(used.plus(now.unseen));
         let known = now.short_with.map_or(Bytes::ZERO, |(size, _)| size.plus(tuning::UNIT));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
@@ -86,7 +86,7 @@ impl Worth {
         let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
         let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
         for point in &tracking.curve {
-            let memory = point.memory.plus(now.set_apart).plus(now.kept_free).0 as f64;
+            let memory = point.memory.plus(now.set_apart).plus(now.unseen).0 as f64;
             let misses = point.miss_ratio * references * reads;
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
