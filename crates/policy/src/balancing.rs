@@ -152,12 +152,10 @@ fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> 
     let is_short = member.is_pressured() || member.demand().is_some();
     let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
     let faults = if faults >= disk * tuning::DISK_FULL { disk } else { faults };
-    let short_with = member.memory.short.filter(|short| !short.with.is_zero());
-    let short_with = short_with.map(|short| (short.with, short.faults));
+    let short = member.memory.short.filter(|short| !short.with.is_zero());
     let lacking = if is_short { shortage::lacking(member, now) } else { Bytes::ZERO };
     let VmMemory { set_apart, unseen, .. } = member.memory;
-    let condition =
-        Condition { held, is_short, faults, short_with, lacking, set_apart, unseen, disk };
+    let condition = Condition { held, is_short, faults, short, lacking, set_apart, unseen, disk };
     let worth = Worth::of(member.tracking.as_ref(), condition);
     // What the guest has free it gives up without a loss.
     let freely = member.spare().share(1, 2);

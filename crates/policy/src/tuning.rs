@@ -102,7 +102,7 @@ pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 pub const SHORT_FOR: Millis = Millis::secs(600);
 
 /// … or until its working set is less than this share of what it was since, in percent.
-pub const SAME_SET_PERCENT: u64 = 75;
+pub const SAME_SET_PERCENT: u64 = 50;
 
 /// A VM that was given memory and misses less than this share of what it missed before is not short with that, in percent.
 pub const STILL_SHORT_PERCENT: u64 = 25;

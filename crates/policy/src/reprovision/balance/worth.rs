@@ -19,7 +19,7 @@
 
 use model::{Bytes, Tracking};
 
-use crate::tuning;
+use crate::{shortage::Short, tuning};
 
 /// Misses per second by memory: falling, piece by piece straight.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,8 +46,8 @@ pub(crate) struct Condition {
     pub(crate) is_short: bool,
     /// Major faults per second, where it is; else 0.
     pub(crate) faults: f64,
-    /// With so much it was short of late, and had so many.
-    pub(crate) short_with: Option<(Bytes, f64)>,
+    /// How it was short of late.
+    pub(crate) short: Option<Short>,
     /// What it lacks at least, if it is short.
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart …
@@ -73,7 +73,8 @@ impl Worth {
         let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
         let used = working_set.plus(now.set_apart);
         let seen = with_room(used).max(used.plus(now.unseen));
-        let known = now.short_with.map_or(Bytes::ZERO, |(size, _)| size.plus(tuning::UNIT));
+        let known =
+            now.short.map_or(Bytes::ZERO, |short| short.with.plus(tuning::UNIT).max(short.enough));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
         let need = if missing.is_zero() {
@@ -103,11 +104,23 @@ impl Worth {
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - here;
         // Who is not short with what he was short with is just above it.
         let least = if now.is_short { now.held } else { now.held.minus(tuning::UNIT) };
-        let known = now.short_with.map(|(with, faults)| (with.min(least), faults));
-        if let Some((with, faults)) = known.filter(|(with, _)| *with < now.held) {
-            worth.add(faults, with, tuning::UNIT, faults / tuning::UNIT.0 as f64);
+        if let Some(short) = now.short.filter(|short| short.with.min(least) < now.held) {
+            // Somewhere between the two it begins to miss.
+            let with = short.with.min(least);
+            let enough = if short.enough.is_zero() { now.held } else { short.enough.min(now.held) };
+            let between = enough.minus(with).max(tuning::UNIT);
+            worth.add(short.faults, with, between, short.faults / between.0 as f64);
         }
-        worth.add(now.faults, now.held, missing, fall / part.0.max(1) as f64);
+        let is_known = tracking.swapped >= now.lacking;
+        let is_remembered = now.short.is_some_and(|short| short.known_to_lack(now.held).is_some());
+        let (end, fall) = if is_known || missing.is_zero() {
+            (missing, fall / part.0.max(1) as f64)
+        } else {
+            // What is only looked for may as well be twice as much, or half.
+            let end = if is_remembered { missing } else { missing.plus(missing) };
+            (end, now.faults / end.0 as f64)
+        };
+        worth.add(now.faults, now.held, end, fall);
         worth.bound(now);
         Some(worth)
     }
@@ -264,8 +277,9 @@ mod tests {
     fn who_was_short_of_late_would_be_again_with_less() {
         let calm = tracking(&[(0, 1.0), (188, 0.0)], 0);
         for short_with in [250, 300, 320] {
-            let short_with = Some((Bytes::mib(short_with), 700.0));
-            let worth = Worth::of(Some(&calm), Condition { short_with, ..now(300, 0.0) });
+            let with = Bytes::mib(short_with);
+            let short = Some(Short { with, faults: 700.0, ..Short::default() });
+            let worth = Worth::of(Some(&calm), Condition { short, ..now(300, 0.0) });
             assert!(worth.misses(Bytes::mib(300)) < 1.0);
             assert!(worth.misses(Bytes::mib(240)) > 699.0);
         }
