@@ -86,6 +86,9 @@ pub(crate) struct VmMemory {
     /// What it needs beside what it is seen to touch, as far as a shortage has shown.
     #[serde(default)]
     pub(crate) unseen: Bytes,
+    /// What lies in its swap and is not missed.
+    #[serde(default)]
+    pub(crate) idle_swap: Bytes,
     /// What it worked on of late.
     #[serde(default)]
     pub(crate) tracked: Option<Tracked>,
@@ -313,8 +316,18 @@ impl VmMemory {
         latest: Option<Tracking>,
         now: Time,
     ) -> Option<Tracking> {
+        let latest = latest.map(|latest| self.without_idle_swap(latest, now));
         self.tracked = latest.and_then(|latest| Tracked::with(self.tracked.take(), latest, now));
         self.tracked.as_ref().map(Tracked::typical)
+    }
+
+    /// What lay in its swap while it was calm, it does without; and what programs leave there when they end, nobody sees go.
+    fn without_idle_swap(&mut self, mut latest: Tracking, now: Time) -> Tracking {
+        let is_calm = now.since(self.calm_since) >= tuning::CALM;
+        self.idle_swap = if is_calm { latest.swapped } else { self.idle_swap.min(latest.swapped) };
+        latest.swapped = latest.swapped.minus(self.idle_swap);
+        latest.working_set = latest.working_set.map(|size| size.minus(self.idle_swap));
+        latest
     }
 
     /// Whether it was tracked for long enough to take memory by that.

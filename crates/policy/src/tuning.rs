@@ -161,8 +161,9 @@ pub const FAULTS_MAX: f64 = 100_000.0;
 /// … and fewer than this are none.
 pub const FAULTS_LEAST: f64 = 0.1;
 
-/// Who has so much of the major faults that a disk answers, as a share, waits for it all the time.
-pub const DISK_FULL: f64 = 0.9;
+/// Who has this share of the major faults that a disk answers waits for it all the time: for each page that is read back, another one may
+/// have to be written.
+pub const DISK_FULL: f64 = 0.5;
 
 /// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
 pub const MISS_RATIO_MAX: f64 = 0.5;

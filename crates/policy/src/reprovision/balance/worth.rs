@@ -155,7 +155,8 @@ impl Worth {
         if now.faults <= 0.0 {
             return;
         }
-        let room = (now.disk - now.faults).max(0.0) * now.disk / now.faults;
+        let full = now.disk * tuning::DISK_FULL;
+        let room = (full - now.faults).max(0.0) * now.disk / now.faults;
         let held = now.held.0 as f64;
         let here = self.misses_at(held);
         for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
@@ -270,7 +271,7 @@ mod tests {
             let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), now);
             (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
         };
-        assert_eq!([1_000.0, 500.0, 10.0].map(of), [0.0, 234.0, 464.0]);
+        assert_eq!([1_000.0, 500.0, 250.0, 10.0].map(of), [0.0, 0.0, 234.0, 459.0]);
     }
 
     #[test]
