@@ -6,17 +6,17 @@
 use model::{Bytes, Ledger, Reason, Time, plan::Outcome, reason::Pressure};
 
 use crate::{
-    Rules,
+    Rules, experience,
     group::Group,
     guard::{self, Purpose},
     headroom::Headroom,
     member::{Member, margin},
-    memory::{Balanced, Goal, GroupBalance, Moved, VmMemory, doubled},
+    memory::{Balanced, Goal, GroupBalance, Moved, doubled},
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth, growth},
     },
-    shortage, tuning,
+    tuning,
 };
 
 impl Group<'_> {
@@ -29,12 +29,15 @@ impl Group<'_> {
         for member in &mut self.members {
             member.tracking = member.memory.note_tracking(member.tracking.take(), now);
             judge(member, now);
-            shortage::learn(member, now);
         }
         let faults = self.members.iter().map(|member| member.memory.faults_per_s);
         let disk = self.balance.disk * tuning::DISK_FORGOTTEN;
         self.balance.disk = faults.fold(disk.max(tuning::DISK_LEAST), f64::max);
-        if self.balance.held_at.is_none_or(|at| now.since(at) >= tuning::BALANCE_PERIOD) {
+        for member in &mut self.members {
+            experience::learn(member, self.balance.disk, now);
+        }
+        // The first waits for rates to be known.
+        if now.since(*self.balance.held_at.get_or_insert(now)) >= tuning::BALANCE_PERIOD {
             self.balance.held_at = Some(now);
             self.hold_round(surplus, overdrawn, rules, now);
         }
@@ -90,12 +93,15 @@ impl Group<'_> {
         }
     }
 
-    /// Gives what is there, most where it saves most.
+    /// Gives what is there, first where a byte saves most.
     fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
         let mut order: Vec<usize> = (0..self.members.len()).collect();
         let urgency = |member: &Member| {
+            let need = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.need);
+            let lacks = need.minus(member.target).max(tuning::STEP_MIN).0 >> 20;
             let saves = goal(member).map_or(0, |goal| goal.saves);
-            (member.share.priority, saves.saturating_mul(member.share.weight.into()))
+            let saves = saves.saturating_mul(member.share.weight.into());
+            (member.share.priority, saves / lacks.cast_signed())
         };
         order.sort_by_key(|i| std::cmp::Reverse(urgency(&self.members[*i])));
         for i in order {
@@ -150,13 +156,17 @@ fn goal(member: &Member) -> Option<Goal> {
 fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_pressured() || member.demand().is_some();
-    let faults = if is_short { member.memory.faults_per_s } else { 0.0 };
-    let faults = if faults >= disk * tuning::DISK_FULL { disk } else { faults };
-    let short = member.memory.short.filter(|short| !short.with.is_zero());
-    let lacking = if is_short { shortage::lacking(member, now) } else { Bytes::ZERO };
-    let VmMemory { set_apart, unseen, .. } = member.memory;
-    let condition = Condition { held, is_short, faults, short, lacking, set_apart, unseen, disk };
-    let worth = Worth::of(member.tracking.as_ref(), condition);
+    let waits = if is_short { experience::waits(member.memory.faults_per_s, disk) } else { 0.0 };
+    let condition = Condition {
+        held,
+        is_short,
+        waits,
+        experience: member.memory.experience.clone(),
+        lacking: if is_short { experience::lacking(member, now) } else { Bytes::ZERO },
+        set_apart: member.memory.set_apart,
+        disk,
+    };
+    let worth = Worth::of(member.tracking.as_ref(), &condition);
     // What the guest has free it gives up without a loss.
     let freely = member.spare().share(1, 2);
     let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT).max(freely);

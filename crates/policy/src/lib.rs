@@ -28,6 +28,7 @@
 
 mod balancing;
 mod case;
+mod experience;
 mod group;
 mod guard;
 mod headroom;
@@ -43,7 +44,6 @@ mod reprovision;
 mod revoke;
 mod rules;
 pub mod scan_rate;
-mod shortage;
 mod statistics;
 mod tick;
 pub mod tuning;

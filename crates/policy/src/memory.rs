@@ -11,7 +11,7 @@ use model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{lending, shortage::Short, tuning, typical::Tracked};
+use crate::{experience::Experience, lending, tuning, typical::Tracked};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,18 +83,15 @@ pub(crate) struct VmMemory {
     /// What its kernel set apart at boot: what it may use and does not count.
     #[serde(default)]
     pub(crate) set_apart: Bytes,
-    /// What it needs beside what it is seen to touch, as far as a shortage has shown.
-    #[serde(default)]
-    pub(crate) unseen: Bytes,
     /// What lies in its swap and is not missed.
     #[serde(default)]
     pub(crate) idle_swap: Bytes,
     /// What it worked on of late.
     #[serde(default)]
     pub(crate) tracked: Option<Tracked>,
-    /// When it was short of memory last, while that says something of now.
+    /// With how much memory it missed how much.
     #[serde(default)]
-    pub(crate) short: Option<Short>,
+    pub(crate) experience: Experience,
     /// As of the group's last balance.
     #[serde(default)]
     pub(crate) balanced: Option<Balanced>,
@@ -338,7 +335,7 @@ impl VmMemory {
     /// Its group's memory is not balanced any more.
     pub(crate) fn forget_balance(&mut self) {
         (self.balanced, self.moved, self.outcome) = (None, None, None);
-        (self.tracked, self.short) = (None, None);
+        (self.tracked, self.experience) = (None, Experience::default());
     }
 
     /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.

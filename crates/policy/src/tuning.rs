@@ -89,23 +89,23 @@ pub const GROW_PERCENT: u64 = 30;
 /// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
 pub const SET_APART_PERCENT: u64 = 20;
 
-/// … and none needs more that is never touched, in percent (its code, the tables of its programs' pages, what it keeps free).
-pub const UNSEEN_PERCENT: u64 = 20;
-
 /// `balance` goes by what is typical of a VM in the last one to two of these.
 pub const TYPICAL_OF: Millis = Millis::secs(10);
 
 /// Who was given memory reads back what lies in swap for about so long, and is not short any more.
 pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 
-/// With how much memory a VM was short is remembered for this long, …
-pub const SHORT_FOR: Millis = Millis::secs(600);
+/// How much a VM missed with how much memory is remembered for this long, …
+pub const REMEMBERED: Millis = Millis::secs(600);
+
+/// … for so many sizes, …
+pub const SIZES_REMEMBERED: usize = 16;
 
 /// … or until its working set is less than this share of what it was since, in percent.
 pub const SAME_SET_PERCENT: u64 = 50;
 
-/// A VM that was given memory and misses less than this share of what it missed before is not short with that, in percent.
-pub const STILL_SHORT_PERCENT: u64 = 25;
+/// Who waits for the disk for this share of its time is short of memory.
+pub const SHORT_WAITS: f64 = 0.05;
 
 /// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);

@@ -71,6 +71,7 @@ pub struct Guest {
     swap_in: Bytes,
     swap_out: Bytes,
     swap_in_now: Bytes,
+    major_faults: u64,
     stats: Option<Reading<GuestStats>>,
 }
 
@@ -100,6 +101,7 @@ impl Guest {
             swap_in: Bytes::ZERO,
             swap_out: Bytes::ZERO,
             swap_in_now: Bytes::ZERO,
+            major_faults: 0,
             stats: None,
             fake,
         }
@@ -235,7 +237,7 @@ impl Guest {
         self.used = self.used.min(self.actual);
     }
 
-    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash.
+    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash; what is read back otherwise is read in large pieces.
     fn swap(&mut self, lacking: Bytes) {
         self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
         self.swapped = self.swapped.max(lacking);
@@ -249,6 +251,7 @@ impl Guest {
         };
         self.swapped = self.swapped.minus(back);
         self.swap_in_now = back.plus(thrashed);
+        self.major_faults += back.0 / policy::tuning::READ_AHEAD.0 + thrashed.0 / 4096;
         self.swap_in = self.swap_in.plus(self.swap_in_now);
         self.swap_out = self.swap_out.plus(thrashed);
     }
@@ -308,7 +311,7 @@ impl Guest {
             disk_caches: Some(self.cache),
             swap_in: Some(self.swap_in),
             swap_out: Some(self.swap_out),
-            major_faults: Some(self.swap_in.0 / 4096),
+            major_faults: Some(self.major_faults),
             minor_faults: Some(second * 100),
         };
         for nature in &self.fake.natures {

@@ -287,7 +287,7 @@ mod tests {
 
     fn seat(held: u64, need: u64, charged: u64) -> Seat {
         let condition = Condition { held: Bytes::mib(held), ..Condition::default() };
-        let mut worth = Worth::of(None, condition);
+        let mut worth = Worth::of(None, &condition);
         worth.need = Bytes::mib(need);
         let (least, most) = (Bytes::mib(64), Bytes::mib(512));
         Seat {

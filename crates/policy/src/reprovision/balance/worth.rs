@@ -3,12 +3,12 @@
 //! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
 //! order; to have one back takes a read for each [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's
 //! kernel has set some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond what it
-//! counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set: a little in any
-//! case, and where the VM was short of late, more than it had then ([`crate::shortage`]).
+//! counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set. Where the VM was
+//! seen to miss more than its curve says, that counts ([`crate::experience`]).
 //!
 //! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
 //! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
-//! where it ends: not at all for a program that goes through all of its data in turn.
+//! where it ends, at most evenly: not at all for a program that goes through all of its data in turn.
 //!
 //! **Below what it has**, if it is short already, the curve says too much: who waits for the disk cannot miss more often than the disk
 //! answers, and makes the fewer references the more it waits. How often that is shows the VM of the group that missed most of late.
@@ -19,7 +19,7 @@
 
 use model::{Bytes, Tracking};
 
-use crate::{shortage::Short, tuning};
+use crate::{experience::Experience, tuning};
 
 /// Misses per second by memory: falling, piece by piece straight.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,47 +38,49 @@ pub(crate) struct Worth {
 const MOST_REFERENCES: f64 = 1e12;
 
 /// How a VM stands while it is judged.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Condition {
     /// What it may use now.
     pub(crate) held: Bytes,
     /// Whether it is short of memory.
     pub(crate) is_short: bool,
-    /// Major faults per second, where it is; else 0.
-    pub(crate) faults: f64,
-    /// How it was short of late.
-    pub(crate) short: Option<Short>,
+    /// The share of its time in which it waits for the disk, where it is; else 0.
+    pub(crate) waits: f64,
+    /// What was seen of it before.
+    pub(crate) experience: Experience,
     /// What it lacks at least, if it is short.
     pub(crate) lacking: Bytes,
-    /// What its kernel has set apart …
+    /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
-    /// … and what it needs beside without touching it.
-    pub(crate) unseen: Bytes,
     /// So many major faults per second its disk can answer.
     pub(crate) disk: f64,
 }
 
+impl Condition {
+    /// Its major faults per second.
+    fn faults(&self) -> f64 {
+        self.waits * self.disk
+    }
+}
+
 impl Worth {
     /// As its curve and its faults say; without a curve, or with one that cannot be true, as its faults alone say.
-    pub(crate) fn of(tracking: Option<&Tracking>, now: Condition) -> Self {
+    pub(crate) fn of(tracking: Option<&Tracking>, now: &Condition) -> Self {
         tracking
             .and_then(|tracking| Self::tracked(tracking, now))
             .unwrap_or_else(|| Self::untracked(now))
     }
 
-    fn tracked(tracking: &Tracking, now: Condition) -> Option<Self> {
+    fn tracked(tracking: &Tracking, now: &Condition) -> Option<Self> {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
         let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
-        let used = working_set.plus(now.set_apart);
-        let seen = with_room(used).max(used.plus(now.unseen));
-        let known =
-            now.short.map_or(Bytes::ZERO, |short| short.with.plus(tuning::UNIT).max(short.enough));
+        let seen = with_room(working_set.plus(now.set_apart));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
         let need = if missing.is_zero() {
-            seen.max(known).min(at_most)
+            seen.max(now.experience.needed()).min(at_most)
         } else {
             seen.max(now.held.plus(missing))
         };
@@ -87,7 +89,7 @@ impl Worth {
         let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
         let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
         for point in &tracking.curve {
-            let memory = point.memory.plus(now.set_apart).plus(now.unseen).0 as f64;
+            let memory = point.memory.plus(now.set_apart).0 as f64;
             let misses = point.miss_ratio * references * reads;
             let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
             if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
@@ -96,67 +98,69 @@ impl Worth {
             points.push((memory, misses));
         }
         let mut worth = Self { points, need, seen, is_tracked: true };
-        // What is seen beyond what it has was seen when it had more.
+        // What it misses now, it is known to miss; what is seen beyond what it has was seen when it had more.
         let here = worth.misses_at(held);
         worth.points.retain(|point| point.0 < held);
-        worth.points.push((held, here));
+        worth.points.iter_mut().for_each(|point| point.1 = point.1 - here + now.faults());
+        worth.points.push((held, now.faults()));
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
-        let fall = worth.misses_at(now.held.minus(part).0 as f64) - here;
-        // Who is not short with what he was short with is just above it.
-        let least = if now.is_short { now.held } else { now.held.minus(tuning::UNIT) };
-        if let Some(short) = now.short.filter(|short| short.with.min(least) < now.held) {
-            // Somewhere between the two it begins to miss.
-            let with = short.with.min(least);
-            let enough = if short.enough.is_zero() { now.held } else { short.enough.min(now.held) };
-            let between = enough.minus(with).max(tuning::UNIT);
-            worth.add(short.faults, with, between, short.faults / between.0 as f64);
-        }
-        let is_known = tracking.swapped >= now.lacking;
-        let is_remembered = now.short.is_some_and(|short| short.known_to_lack(now.held).is_some());
-        let (end, fall) = if is_known || missing.is_zero() {
-            (missing, fall / part.0.max(1) as f64)
+        let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
+        worth.learn(now);
+        let evenly = now.faults() / missing.0.max(1) as f64;
+        let is_remembered = now.experience.enough(now.held).is_some();
+        if tracking.swapped >= now.lacking {
+            worth.go_on(now, missing, evenly.min(fall / part.0.max(1) as f64));
+        } else if is_remembered {
+            worth.go_on(now, missing, evenly);
         } else {
             // What is only looked for may as well be twice as much, or half.
-            let end = if is_remembered { missing } else { missing.plus(missing) };
-            (end, now.faults / end.0 as f64)
-        };
-        worth.add(now.faults, now.held, end, fall);
+            worth.go_on(now, missing.plus(missing), evenly / 2.0);
+        }
         worth.bound(now);
         Some(worth)
     }
 
-    fn untracked(now: Condition) -> Self {
+    fn untracked(now: &Condition) -> Self {
         let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
-        worth.add(now.faults, now.held, missing, now.faults / missing.0.max(1) as f64);
+        worth.go_on(now, missing, now.faults() / missing.0.max(1) as f64);
         worth
     }
 
-    /// Adds what it misses as long as it has `with`, which falls by so much per byte from there on and ends with what is `missing`.
-    fn add(&mut self, faults: f64, with: Bytes, missing: Bytes, fall: f64) {
-        let (with, end) = (with.0 as f64, with.plus(missing).0 as f64);
-        let left = |memory: f64| {
-            let left = faults - fall * (memory - with).max(0.0);
-            if memory < end { left.clamp(0.0, faults) } else { 0.0 }
-        };
+    /// With less than it has it misses at least what it was seen to miss.
+    fn learn(&mut self, now: &Condition) {
+        let below = now.experience.below(now.held).map(|(size, waits)| (size.0 as f64, waits));
+        let seen: Vec<(f64, f64)> = below.chain([(now.held.0 as f64, now.waits)]).collect();
+        let sizes = self.points.iter().chain(&seen).map(|point| point.0);
+        let mut sizes: Vec<f64> = sizes.collect();
+        sizes.sort_by(f64::total_cmp);
+        sizes.dedup();
+        let misses = |size: f64| self.misses_at(size).max(at(&seen, size) * now.disk);
+        self.points = sizes.iter().map(|size| (*size, misses(*size))).collect();
+    }
+
+    /// Beyond what it has, its faults of now fall by so much per byte and end with what is `missing`.
+    fn go_on(&mut self, now: &Condition, missing: Bytes, fall: f64) {
+        let (faults, held) = (now.faults(), now.held.0 as f64);
+        let end = held + missing.0 as f64;
         // A cliff is as steep as a piece of memory is large.
-        let edge = (end - tuning::PIECE.0 as f64).max(with);
-        let empty = with + faults / fall.max(f64::MIN_POSITIVE);
-        let ends = [with, edge, empty.clamp(with, end), end];
-        let mut at: Vec<f64> = self.points.iter().map(|point| point.0).chain(ends).collect();
-        at.sort_by(f64::total_cmp);
-        at.dedup();
-        self.points = at.iter().map(|at| (*at, self.misses_at(*at) + left(*at))).collect();
+        let edge = (end - tuning::PIECE.0 as f64).max(held);
+        let empty = held + faults / fall.max(f64::MIN_POSITIVE);
+        for size in [held, empty.min(edge), edge, end] {
+            let left = if size < end { faults - fall * (size - held) } else { 0.0 };
+            if self.points.last().is_none_or(|last| last.0 < size) {
+                self.points.push((size, left.max(0.0)));
+            }
+        }
     }
 
     /// With less than it has it misses no more than its disk can answer; how near to that it is, is known only of who misses much.
-    fn bound(&mut self, now: Condition) {
-        if now.faults <= 0.0 {
+    fn bound(&mut self, now: &Condition) {
+        if now.waits <= 0.0 {
             return;
         }
-        let full = now.disk * tuning::DISK_FULL;
-        let room = (full - now.faults).max(0.0) * now.disk / now.faults;
+        let room = (tuning::DISK_FULL - now.waits).max(0.0) / now.waits * now.disk;
         let held = now.held.0 as f64;
         let here = self.misses_at(held);
         for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
@@ -173,14 +177,19 @@ impl Worth {
     }
 
     fn misses_at(&self, memory: f64) -> f64 {
-        let after = self.points.partition_point(|point| point.0 <= memory);
-        match (after.checked_sub(1).map(|at| self.points[at]), self.points.get(after)) {
-            (Some(before), Some(after)) => {
-                before.1 + (after.1 - before.1) * (memory - before.0) / (after.0 - before.0)
-            }
-            (Some((_, misses)), None) | (None, Some(&(_, misses))) => misses,
-            (None, None) => 0.0,
+        at(&self.points, memory)
+    }
+}
+
+/// On the straight lines through `points`, and level beyond them.
+fn at(points: &[(f64, f64)], memory: f64) -> f64 {
+    let after = points.partition_point(|point| point.0 <= memory);
+    match (after.checked_sub(1).map(|at| points[at]), points.get(after)) {
+        (Some(before), Some(after)) => {
+            before.1 + (after.1 - before.1) * (memory - before.0) / (after.0 - before.0)
         }
+        (Some((_, misses)), None) | (None, Some(&(_, misses))) => misses,
+        (None, None) => 0.0,
     }
 }
 
@@ -196,7 +205,7 @@ fn with_room(used: Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use model::tracking::CurvePoint;
+    use model::{Time, tracking::CurvePoint};
 
     use super::*;
 
@@ -212,45 +221,53 @@ mod tests {
         }
     }
 
+    const DISK: f64 = 1e6;
+
     fn now(held: u64, faults: f64) -> Condition {
         let held = Bytes::mib(held);
-        Condition { held, is_short: faults > 0.0, faults, disk: 1e6, ..Condition::default() }
+        Condition {
+            held,
+            is_short: faults > 0.0,
+            waits: faults / DISK,
+            disk: DISK,
+            ..Condition::default()
+        }
     }
 
     #[test]
     fn inside_its_memory_the_curve_counts() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.1)], 0)), now(400, 0.0));
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.1)], 0)), &now(400, 0.0));
         assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
-        assert!((worth.misses(Bytes::mib(94)) - 550.0).abs() < 0.3);
-        assert!((worth.misses(Bytes::mib(400)) - 100.0).abs() < 1e-6);
+        assert!((worth.misses(Bytes::mib(94)) - 450.0).abs() < 0.3);
+        assert!(worth.misses(Bytes::mib(400)).abs() < 1e-6, "it misses nothing now");
     }
 
     #[test]
     fn a_large_piece_takes_several_reads() {
         let misses = |granule| {
             let tracking = Tracking { granule, ..tracking(&[(0, 1.0), (188, 0.1)], 0) };
-            Worth::of(Some(&tracking), now(400, 0.0)).misses(Bytes::mib(400)).round()
+            Worth::of(Some(&tracking), &now(400, 0.0)).misses(Bytes::mib(94)).round()
         };
         let granules = [Bytes::ZERO, Bytes::kib(128), Bytes::mib(2), Bytes(u64::MAX)];
-        assert_eq!(granules.map(misses), [100.0, 400.0, 6_400.0, 6_400.0]);
+        assert_eq!(granules.map(misses), [450.0, 1_800.0, 28_800.0, 28_800.0]);
     }
 
     #[test]
     fn what_the_kernel_sets_apart_is_needed_beside() {
         let tracking = tracking(&[(0, 1.0), (188, 0.1)], 0);
         let worth =
-            Worth::of(Some(&tracking), Condition { set_apart: Bytes::mib(38), ..now(400, 0.0) });
+            Worth::of(Some(&tracking), &Condition { set_apart: Bytes::mib(38), ..now(400, 0.0) });
         assert_eq!(worth.need, Bytes::mib(240));
-        assert!((worth.misses(Bytes::mib(132)) - 550.0).abs() < 0.3);
-        assert!(worth.misses(Bytes::mib(38)) >= 1_000.0);
+        assert!((worth.misses(Bytes::mib(132)) - 450.0).abs() < 0.3);
+        assert!(worth.misses(Bytes::mib(38)) >= 900.0);
     }
 
     #[test]
     fn beyond_its_memory_the_faults_of_now_fall_until_its_swap_is_empty() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 100)), now(200, 80.0));
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 100)), &now(200, 80.0));
         let misses = |mib| worth.misses(Bytes::mib(mib));
-        // The last 50 MiB of what it has save 202 misses; 80 are left.
-        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(210) - 39.6).abs() < 0.3);
+        // The last 50 MiB of what it has save 202 misses, and so would the next 20, at most.
+        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(210) - 72.0).abs() < 0.3);
         assert!(misses(300).abs() < 0.1 && misses(1_000).abs() < 1e-6);
         assert!(misses(190) > 80.0);
         assert_eq!(worth.need, Bytes(Bytes::mib(290).0 * 20 / 19));
@@ -258,7 +275,7 @@ mod tests {
 
     #[test]
     fn where_the_curve_is_flat_nothing_is_saved_before_all_fits() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 1.0)], 100)), now(200, 80.0));
+        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 1.0)], 100)), &now(200, 80.0));
         let misses = |mib| worth.misses(Bytes::mib(mib));
         assert!((misses(100) - misses(299)).abs() < 0.5, "{} {}", misses(100), misses(299));
         assert!(misses(299) - misses(300) > 79.0, "{} {}", misses(299), misses(300));
@@ -267,8 +284,8 @@ mod tests {
     #[test]
     fn who_misses_as_often_as_a_disk_answers_loses_nothing_more() {
         let of = |faults| {
-            let now = Condition { disk: 1_000.0, ..now(200, faults) };
-            let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), now);
+            let now = Condition { disk: 1_000.0, waits: faults / 1_000.0, ..now(200, faults) };
+            let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), &now);
             (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
         };
         assert_eq!([1_000.0, 500.0, 250.0, 10.0].map(of), [0.0, 0.0, 234.0, 459.0]);
@@ -277,30 +294,31 @@ mod tests {
     #[test]
     fn who_was_short_of_late_would_be_again_with_less() {
         let calm = tracking(&[(0, 1.0), (188, 0.0)], 0);
-        for short_with in [250, 300, 320] {
-            let with = Bytes::mib(short_with);
-            let short = Some(Short { with, faults: 700.0, ..Short::default() });
-            let worth = Worth::of(Some(&calm), Condition { short, ..now(300, 0.0) });
-            assert!(worth.misses(Bytes::mib(300)) < 1.0);
-            assert!(worth.misses(Bytes::mib(240)) > 699.0);
-        }
+        let mut short = Condition { experience: Experience::default(), ..now(300, 0.0) };
+        short.experience.note(Bytes::mib(250), 0.5, Time(0));
+        let worth = Worth::of(Some(&calm), &short);
+        let misses = |mib| (worth.misses(Bytes::mib(mib)) / DISK * 100.0).round();
+        assert_eq!([100, 250, 275, 300].map(misses), [50.0, 50.0, 25.0, 0.0]);
     }
 
     #[test]
     fn without_a_curve_its_faults_would_end_with_what_a_round_may_give() {
-        let worth = Worth::of(None, now(100, 60.0));
+        let worth = Worth::of(None, &now(100, 60.0));
         assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(130), false));
         assert!((worth.misses(Bytes::mib(115)) - 30.0).abs() < 0.1);
-        assert_eq!(Worth::of(None, now(100, 0.0)).need, Bytes::mib(100));
+        assert_eq!(Worth::of(None, &now(100, 0.0)).need, Bytes::mib(100));
     }
 
     #[test]
     fn a_curve_that_cannot_be_true_is_none() {
         for points in [&[(0, 0.5), (100, 0.9)][..], &[(10, 0.5), (5, 0.4)], &[(0, f64::NAN)], &[]] {
-            assert!(!Worth::of(Some(&tracking(points, 0)), now(100, 0.0)).is_tracked, "{points:?}");
+            assert!(
+                !Worth::of(Some(&tracking(points, 0)), &now(100, 0.0)).is_tracked,
+                "{points:?}"
+            );
         }
         let mut endless = tracking(&[(0, 1.0)], 0);
         endless.references_per_s = f64::INFINITY;
-        assert!(!Worth::of(Some(&endless), now(100, 0.0)).is_tracked);
+        assert!(!Worth::of(Some(&endless), &now(100, 0.0)).is_tracked);
     }
 }
