@@ -20,6 +20,10 @@ pub(crate) struct Experience {
     seen: Vec<Seen>,
     /// What it worked on at most since.
     working_set: Bytes,
+    /// What it has in use …
+    level: Bytes,
+    /// … since.
+    level_at: Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,10 +56,17 @@ pub(crate) fn learn(member: &mut Member, disk: f64, now: Time) {
             *known = Experience::default();
         }
     }
-    let is_calm = now.since(memory.calm_since) >= tuning::CALM;
+    let size = held.minus(unused);
+    // Whose programs grow is not short yet.
+    if size >= known.level.plus(tuning::UNIT) {
+        (known.level, known.level_at) = (size, now);
+    }
+    known.level = known.level.min(size);
+    let calm_since = memory.calm_since.max(known.level_at);
+    let is_calm = now.since(calm_since) >= tuning::CALM;
     let stands = memory.asked.as_ref().is_none_or(|asked| asked.reached);
     if stands && !reads_back && (is_short || is_calm) {
-        known.note(held.minus(unused), waits(memory.faults_per_s, disk), now);
+        known.note(size, waits(memory.faults_per_s, disk), now);
     }
 }
 
@@ -98,6 +109,11 @@ impl Experience {
         self.seen.iter().filter(move |seen| seen.size < size).map(|seen| (seen.size, seen.waits))
     }
 
+    /// The sizes above `size`, and how much it waited with each.
+    pub(crate) fn above(&self, size: Bytes) -> impl Iterator<Item = (Bytes, f64)> {
+        self.seen.iter().filter(move |seen| seen.size > size).map(|seen| (seen.size, seen.waits))
+    }
+
     /// What it needs at least, by all that is known.
     pub(crate) fn needed(&self) -> Bytes {
         let short = self.seen.iter().rfind(|seen| seen.is_short());
@@ -112,7 +128,7 @@ impl Experience {
         seen.map(|seen| seen.size)
     }
 
-    /// What it had more when it was not short; or as much again as it was given in vain. Where all of its memory is referred to alike, it
+    /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its memory is referred to alike, it
     /// lacks the share of it that it misses; so it lacks that at least.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
     fn lacking(&self, held: Bytes, miss_ratio: f64) -> Bytes {
@@ -121,8 +137,9 @@ impl Experience {
         let missing = Bytes((held.0 as f64 * missing) as u64);
         let least = self.seen.iter().find(|seen| seen.is_short()).map_or(held, |seen| seen.size);
         let looked_for = held.minus(least).max(missing).min(growth(held));
-        let known = self.enough(held).map(|enough| enough.minus(held));
-        known.unwrap_or(looked_for).max(tuning::UNIT)
+        let best = self.seen.last().map(|seen| seen.size.plus(tuning::UNIT));
+        let known = self.enough(held).or(best.filter(|_| self.above(held).next().is_some()));
+        known.map_or(looked_for, |known| known.minus(held)).max(tuning::UNIT)
     }
 }
 

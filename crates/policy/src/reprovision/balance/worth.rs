@@ -106,15 +106,14 @@ impl Worth {
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
         worth.learn(now);
-        let evenly = now.faults() / missing.0.max(1) as f64;
-        let is_remembered = now.experience.enough(now.held).is_some();
+        let slope = fall / part.0.max(1) as f64;
         if tracking.swapped >= now.lacking {
-            worth.go_on(now, missing, evenly.min(fall / part.0.max(1) as f64));
-        } else if is_remembered {
-            worth.go_on(now, missing, evenly);
+            worth.go_on(now, missing, slope);
+        } else if now.experience.above(now.held).next().is_some() {
+            worth.go_on(now, missing, f64::INFINITY);
         } else {
-            // What is only looked for may as well be twice as much, or half.
-            worth.go_on(now, missing.plus(missing), evenly / 2.0);
+            // What is only looked for may as well be twice as much.
+            worth.go_on(now, missing.plus(missing), f64::INFINITY);
         }
         worth.bound(now);
         Some(worth)
@@ -124,7 +123,7 @@ impl Worth {
         let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
-        worth.go_on(now, missing, now.faults() / missing.0.max(1) as f64);
+        worth.go_on(now, missing, f64::INFINITY);
         worth
     }
 
@@ -140,17 +139,27 @@ impl Worth {
         self.points = sizes.iter().map(|size| (*size, misses(*size))).collect();
     }
 
-    /// Beyond what it has, its faults of now fall by so much per byte and end with what is `missing`.
-    fn go_on(&mut self, now: &Condition, missing: Bytes, fall: f64) {
-        let (faults, held) = (now.faults(), now.held.0 as f64);
-        let end = held + missing.0 as f64;
-        // A cliff is as steep as a piece of memory is large.
-        let edge = (end - tuning::PIECE.0 as f64).max(held);
-        let empty = held + faults / fall.max(f64::MIN_POSITIVE);
-        for size in [held, empty.min(edge), edge, end] {
-            let left = if size < end { faults - fall * (size - held) } else { 0.0 };
-            if self.points.last().is_none_or(|last| last.0 < size) {
-                self.points.push((size, left.max(0.0)));
+    /// Beyond what it has it misses what it was seen to miss there, and nothing when it has what is `missing`. To there its faults fall
+    /// evenly, or more slowly where the curve falls by less per byte.
+    fn go_on(&mut self, now: &Condition, missing: Bytes, slope: f64) {
+        let mut last = (now.held.0 as f64, now.faults());
+        let mut points = vec![last];
+        let above = now.experience.above(now.held).map(|(size, waits)| (size.0 as f64, waits));
+        for (size, waits) in above.filter(|(_, waits)| *waits < now.waits) {
+            last = (size, waits * now.disk);
+            points.push(last);
+        }
+        let (from, faults) = last;
+        let end = now.held.plus(missing).0 as f64;
+        if end > from {
+            let fall = slope.min(faults / (end - from));
+            // A cliff is as steep as a piece of memory is large.
+            let edge = (end - tuning::PIECE.0 as f64).max(from);
+            points.extend([(edge, faults - fall * (edge - from)), (end, 0.0)]);
+        }
+        for point in points {
+            if self.points.last().is_none_or(|last| last.0 < point.0) {
+                self.points.push(point);
             }
         }
     }
