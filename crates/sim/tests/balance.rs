@@ -72,31 +72,6 @@ fn in_mixed_fleets_balance_misses_least() {
                     .group("shop", policy, limits(64, 128, 512), fakes)
                     .paying("shop", 1024)
                     .run(300);
-                if index == 0 && policy == Policy::Balance {
-                    for t in (0..200).step_by(3) {
-                        println!(
-                            "DBG {t} {:?}",
-                            ["a", "b", "c", "d"].map(|n| {
-                                let vm = format!("shop-{n}");
-                                let g = run.guest(&vm, t).unwrap();
-                                (
-                                    run.actual_mib(&vm, t),
-                                    g.misses as u64,
-                                    run.seconds[t].plan.vms[&vm.as_str().into()]
-                                        .change
-                                        .as_ref()
-                                        .map(|c| {
-                                            c.reason
-                                                .to_string()
-                                                .chars()
-                                                .take(40)
-                                                .collect::<String>()
-                                        }),
-                                )
-                            })
-                        );
-                    }
-                }
                 assert_eq!(run.harm_report(), "", "fleet {index}, {policy:?}");
                 misses(&run)
             });
