@@ -10,11 +10,11 @@ use crate::{
     group::Group,
     guard::{self, Purpose},
     headroom::Headroom,
-    member::{Member, margin},
+    member::{Member, growth, margin},
     memory::{Balanced, Goal, GroupBalance, Moved, doubled},
     reprovision::balance::{
         self, Seat,
-        worth::{Condition, Worth, growth},
+        worth::{Condition, Worth},
     },
     tuning,
 };
@@ -30,9 +30,7 @@ impl Group<'_> {
             member.tracking = member.memory.note_tracking(member.tracking.take(), now);
             judge(member, now);
         }
-        let faults = self.members.iter().map(|member| member.memory.faults_per_s);
-        let disk = self.balance.disk * tuning::DISK_FORGOTTEN;
-        self.balance.disk = faults.fold(disk.max(tuning::DISK_LEAST), f64::max);
+        self.note_disk();
         for member in &mut self.members {
             experience::learn(member, self.balance.disk, now);
         }
@@ -45,6 +43,15 @@ impl Group<'_> {
             take(member, rules, now);
         }
         self.give(surplus, host, now);
+    }
+
+    /// Notes how much a disk answers: the most that anybody had of it of late.
+    fn note_disk(&mut self) {
+        let known = || self.members.iter().filter(|member| member.guest.is_ok());
+        let is_asked = known().any(Member::is_short);
+        let kept = if is_asked { tuning::DISK_FORGOTTEN } else { 1.0 };
+        let disk = (self.balance.disk * kept).max(tuning::DISK_LEAST);
+        self.balance.disk = known().map(|member| member.memory.faults_per_s).fold(disk, f64::max);
     }
 
     /// The surplus that can be counted on. What members use goes up and down; what was handed out and had to be taken back is not
@@ -78,13 +85,14 @@ impl Group<'_> {
         let saves: Vec<i64> = seats.iter().zip(&wanted).map(per_minute).collect();
         let saved_in_all = saves.iter().fold(0i64, |sum, saves| sum.saturating_add(*saves));
         let saved_in_all = saved_in_all.max(0).unsigned_abs();
-        for (((member, seat), size), saves) in
-            self.members.iter_mut().zip(&seats).zip(sizes).zip(saves)
+        let plan = wanted.into_iter().zip(sizes).zip(saves);
+        for ((member, seat), ((wanted, size), saves)) in
+            self.members.iter_mut().zip(&seats).zip(plan)
         {
             // What is taken back and forth in small change only wakes who is taken from.
             let least = if size < seat.held { tuning::UNIT } else { tuning::STEP_MIN };
             let is_worth_it = size.0.abs_diff(seat.held.0) >= least.0;
-            let goal = Goal { size: size.floor_mib(), saves, saved_in_all, fits };
+            let goal = Goal { size: size.floor_mib(), wanted, saves, saved_in_all, fits };
             member.memory.balanced = Some(Balanced {
                 need: seat.worth.need.min(seat.most),
                 is_tracked: seat.worth.is_tracked,
@@ -97,11 +105,11 @@ impl Group<'_> {
     fn give(&mut self, mut surplus: Bytes, host: &mut Headroom, now: Time) {
         let mut order: Vec<usize> = (0..self.members.len()).collect();
         let urgency = |member: &Member| {
-            let need = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.need);
-            let lacks = need.minus(member.target).max(tuning::STEP_MIN).0 >> 20;
-            let saves = goal(member).map_or(0, |goal| goal.saves);
-            let saves = saves.saturating_mul(member.share.weight.into());
-            (member.share.priority, saves / lacks.cast_signed())
+            let per_mib = goal(member).map_or(0, |goal| {
+                let lacks = goal.wanted.minus(member.target).max(tuning::STEP_MIN).0 >> 20;
+                goal.saves / lacks.cast_signed()
+            });
+            (member.share.priority, per_mib.saturating_mul(member.share.weight.into()))
         };
         order.sort_by_key(|i| std::cmp::Reverse(urgency(&self.members[*i])));
         for i in order {
@@ -155,14 +163,14 @@ fn goal(member: &Member) -> Option<Goal> {
 /// What balancing needs to know of a member.
 fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
-    let is_short = member.is_pressured() || member.demand().is_some();
+    let is_short = member.is_short();
     let waits = if is_short { experience::waits(member.memory.faults_per_s, disk) } else { 0.0 };
     let condition = Condition {
         held,
         is_short,
         waits,
         experience: member.memory.experience.clone(),
-        lacking: if is_short { experience::lacking(member, now) } else { Bytes::ZERO },
+        lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
         set_apart: member.memory.set_apart,
         disk,
     };

@@ -143,6 +143,11 @@ impl Member {
         self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
     }
 
+    /// Whether it suffers or wants more, as far as it can be believed.
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_pressured() || self.demand().is_some()
+    }
+
     /// What its guest has free beyond the margin that it keeps in any case.
     pub(crate) fn spare(&self) -> Bytes {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
@@ -247,6 +252,11 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
         target: moved.target,
         wait: moved.until.since(now),
     })
+}
+
+/// By how much a VM may grow in a round of balancing.
+pub(crate) fn growth(held: Bytes) -> Bytes {
+    held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
 }
 
 /// What a guest keeps free in any case.

@@ -134,6 +134,9 @@ pub(crate) struct Balanced {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) size: Bytes,
+    /// Where it should be in the end.
+    #[serde(default)]
+    pub(crate) wanted: Bytes,
     /// Misses per minute that it saves the VM; negative: that it costs.
     pub(crate) saves: i64,
     /// The same for the whole group.
@@ -336,6 +339,7 @@ impl VmMemory {
     pub(crate) fn forget_balance(&mut self) {
         (self.balanced, self.moved, self.outcome) = (None, None, None);
         (self.tracked, self.experience) = (None, Experience::default());
+        (self.given_at, self.idle_swap) = (None, Bytes::ZERO);
     }
 
     /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.

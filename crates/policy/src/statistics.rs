@@ -75,7 +75,8 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
-const PAGE: Bytes = Bytes::kib(4);
+/// Of a guest's memory.
+pub(crate) const PAGE: Bytes = Bytes::kib(4);
 
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
 /// that never swapped.
@@ -100,13 +101,14 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         memory.settling_until = Some(now.after(tuning::CALM));
         (memory.swap_in, memory.swap) = (Bytes::ZERO, Bytes::ZERO);
         memory.faults_per_s = 0.0;
+        memory.forget_balance();
         memory.counters = Some(latest);
     } else if elapsed.0 > 0 {
         let swapped_in = counters.swap_in.minus(before.swap_in);
         let swapped_out = counters.swap_out.minus(before.swap_out);
         memory.swap_in = swapped_in.share(1000, elapsed.0);
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
-        // No guest reads more pages back than it has swapped in: to lie costs it real reads.
+        // No guest reads more pages back than it swaps in.
         let faults = counters.major_faults.saturating_sub(before.major_faults);
         let faults = faults.min(swapped_in.0 / PAGE.0) as f64 * 1e3 / elapsed.0 as f64;
         let share = tuning::FAULTS_SHARE;

@@ -161,17 +161,13 @@ pub const FAULTS_MAX: f64 = 100_000.0;
 /// … and fewer than this are none.
 pub const FAULTS_LEAST: f64 = 0.1;
 
-/// Who has this share of the major faults that a disk answers waits for it all the time: for each page that is read back, another one may
-/// have to be written.
-pub const DISK_FULL: f64 = 0.5;
-
 /// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
 pub const MISS_RATIO_MAX: f64 = 0.5;
 
 /// A disk answers at least so many major faults per second …
-pub const DISK_LEAST: f64 = 100.0;
+pub const DISK_LEAST: f64 = 200.0;
 
-/// … and what more it was seen to answer is forgotten by so much in a second: half of it in six minutes.
+/// … and what more it was seen to answer is forgotten by so much in a second in which somebody is short: half of it in six minutes.
 pub const DISK_FORGOTTEN: f64 = 0.998;
 
 /// How long after a move it shows what it has saved: three periods.

@@ -114,6 +114,24 @@ fn a_higher_priority_has_what_saves_it_misses_though_others_lose_more() {
 }
 
 #[test]
+fn what_a_higher_priority_does_not_need_goes_to_who_suffers() {
+    let low = Fake::busy("low", 330).accessing(Access::even(2e3));
+    let high = Fake::busy("high", 60).accessing(Access::even(2e3));
+    let run = pair(Policy::Balance, [low, high]).weighing("shop-high", 1, 1).run(100);
+    assert_eq!(run.harm_report(), "");
+    assert!(at_end(&run, "shop-low") >= 360, "{}", at_end(&run, "shop-low"));
+}
+
+#[test]
+fn where_neither_fits_memory_is_not_shuttled() {
+    let fakes = ["one", "other"].map(|name| Fake::busy(name, 480).accessing(Access::cyclic(2e3)));
+    let run = pair(Policy::Balance, fakes).run(1_800);
+    assert_eq!(run.harm_report(), "");
+    let reversals = ["shop-one", "shop-other"].map(|vm| run.reversals(vm));
+    assert!(reversals.iter().all(|count| *count <= 6), "in half an hour: {reversals:?}");
+}
+
+#[test]
 fn moves_do_not_chase_oscillating_demand() {
     for period in [10, 20, 30, 60, 120, 240] {
         let load = |low, high| {

@@ -26,8 +26,9 @@ use std::collections::BTreeMap;
 
 use model::Bytes;
 
-use self::worth::{Worth, growth};
+use self::worth::Worth;
 use crate::{
+    member::growth,
     optimum::{self, Choice},
     tuning,
 };
@@ -93,11 +94,16 @@ impl Seat {
         bytes(self.occupied(self.held) - self.occupied(memory.min(self.held)))
     }
 
-    /// Its weighted misses per second with `memory`, and with less than it has, the reads that missing that once may cost.
+    /// Its weighted misses per second with `memory`.
     pub(crate) fn misses(&self, memory: Bytes) -> f64 {
-        let missed_once = self.held.minus(memory).0 as f64 / tuning::READ_AHEAD.0 as f64;
-        let per_second = missed_once * 1e3 / tuning::PAYS_WITHIN.0 as f64;
-        (self.worth.misses(memory) + per_second) * f64::from(self.weight)
+        self.worth.misses(memory) * f64::from(self.weight)
+    }
+
+    /// What going down to `memory` may cost beside: what was needed of it is missed once, in reads per second.
+    fn cost(&self, memory: Bytes) -> f64 {
+        let needed = self.held.minus(self.unneeded).minus(memory);
+        let missed_once = needed.0 as f64 / tuning::READ_AHEAD.0 as f64;
+        missed_once * 1e3 / tuning::PAYS_WITHIN.0 as f64
     }
 }
 
@@ -139,10 +145,11 @@ fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
 
 /// Whether a plan saves more than its takes may cost, and so much more than others lose that it is not for the curves' noise.
 fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
-    let taken: Bytes = seats.iter().zip(sizes).map(|(seat, size)| seat.held.minus(*size)).sum();
+    let takes_none = seats.iter().zip(sizes).all(|(seat, size)| *size >= seat.held);
+    let costs: f64 = seats.iter().zip(sizes).map(|(seat, size)| seat.cost(*size)).sum();
     let (gains, losses) = saved(seats, sizes);
     let is_clear = gains * 100.0 >= losses * tuning::CLEAR_GAIN_PERCENT as f64;
-    taken.is_zero() || is_clear && gains > losses
+    takes_none || is_clear && gains > losses + costs
 }
 
 fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
@@ -241,7 +248,8 @@ fn least_misses(seats: &[Seat], pool: f64) -> Vec<Bytes> {
             let seat = &seats[*index];
             let steps = (seat.occupied(seat.most) - seat.occupied(seat.least)) / unit;
             let most = u32::try_from(self::units(steps.ceil())).unwrap_or(u32::MAX);
-            let misses = (0..=most).map(|at| seat.misses(grid(seat, at))).collect();
+            let misses = |size| seat.misses(size) + seat.cost(size);
+            let misses = (0..=most).map(|at| misses(grid(seat, at))).collect();
             Choice { least: 0, misses }
         };
         let choices: Vec<Choice> = class.iter().map(choice).collect();

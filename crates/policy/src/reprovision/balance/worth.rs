@@ -19,7 +19,7 @@
 
 use model::{Bytes, Tracking};
 
-use crate::{experience::Experience, tuning};
+use crate::{experience::Experience, member::growth, tuning};
 
 /// Misses per second by memory: falling, piece by piece straight.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,7 +80,7 @@ impl Worth {
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
         let need = if missing.is_zero() {
-            seen.max(now.experience.needed()).min(at_most)
+            seen.max(now.experience.needed(now.disk)).min(at_most)
         } else {
             seen.max(now.held.plus(missing))
         };
@@ -109,7 +109,7 @@ impl Worth {
         let slope = fall / part.0.max(1) as f64;
         if tracking.swapped >= now.lacking {
             worth.go_on(now, missing, slope);
-        } else if now.experience.above(now.held).next().is_some() {
+        } else if now.experience.waits(now.disk).any(|(size, _)| size > now.held) {
             worth.go_on(now, missing, f64::INFINITY);
         } else {
             // What is only looked for may as well be twice as much.
@@ -129,8 +129,9 @@ impl Worth {
 
     /// With less than it has it misses at least what it was seen to miss.
     fn learn(&mut self, now: &Condition) {
-        let below = now.experience.below(now.held).map(|(size, waits)| (size.0 as f64, waits));
-        let seen: Vec<(f64, f64)> = below.chain([(now.held.0 as f64, now.waits)]).collect();
+        let below = now.experience.waits(now.disk).filter(|(size, _)| *size < now.held);
+        let all = below.chain([(now.held, now.waits)]);
+        let seen: Vec<(f64, f64)> = all.map(|(size, waits)| (size.0 as f64, waits)).collect();
         let sizes = self.points.iter().chain(&seen).map(|point| point.0);
         let mut sizes: Vec<f64> = sizes.collect();
         sizes.sort_by(f64::total_cmp);
@@ -144,10 +145,11 @@ impl Worth {
     fn go_on(&mut self, now: &Condition, missing: Bytes, slope: f64) {
         let mut last = (now.held.0 as f64, now.faults());
         let mut points = vec![last];
-        let above = now.experience.above(now.held).map(|(size, waits)| (size.0 as f64, waits));
-        for (size, waits) in above.filter(|(_, waits)| *waits < now.waits) {
-            last = (size, waits * now.disk);
-            points.push(last);
+        for (size, waits) in now.experience.waits(now.disk) {
+            if size > now.held && waits < now.waits {
+                last = (size.0 as f64, waits * now.disk);
+                points.push(last);
+            }
         }
         let (from, faults) = last;
         let end = now.held.plus(missing).0 as f64;
@@ -164,12 +166,13 @@ impl Worth {
         }
     }
 
-    /// With less than it has it misses no more than its disk can answer; how near to that it is, is known only of who misses much.
+    /// The nearer it is to missing as often as its disk can answer, the less more it can miss with less than it has. Who misses nothing is
+    /// protected by all that its curve says.
     fn bound(&mut self, now: &Condition) {
         if now.waits <= 0.0 {
             return;
         }
-        let room = (tuning::DISK_FULL - now.waits).max(0.0) / now.waits * now.disk;
+        let room = (1.0 - now.waits).max(0.0) / now.waits * now.disk;
         let held = now.held.0 as f64;
         let here = self.misses_at(held);
         for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
@@ -202,11 +205,6 @@ fn at(points: &[(f64, f64)], memory: f64) -> f64 {
     }
 }
 
-/// By how much a VM may grow in a round.
-pub(crate) fn growth(held: Bytes) -> Bytes {
-    held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
-}
-
 /// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
 fn with_room(used: Bytes) -> Bytes {
     used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
@@ -214,7 +212,7 @@ fn with_room(used: Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use model::{Time, tracking::CurvePoint};
+    use model::tracking::CurvePoint;
 
     use super::*;
 
@@ -297,17 +295,17 @@ mod tests {
             let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), &now);
             (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
         };
-        assert_eq!([1_000.0, 500.0, 250.0, 10.0].map(of), [0.0, 0.0, 234.0, 459.0]);
+        assert_eq!([1_000.0, 500.0, 250.0, 10.0].map(of), [0.0, 234.0, 351.0, 464.0]);
     }
 
     #[test]
     fn who_was_short_of_late_would_be_again_with_less() {
         let calm = tracking(&[(0, 1.0), (188, 0.0)], 0);
         let mut short = Condition { experience: Experience::default(), ..now(300, 0.0) };
-        short.experience.note(Bytes::mib(250), 0.5, Time(0));
+        short.experience = Experience::seen(Bytes::mib(250), 0.25 * DISK);
         let worth = Worth::of(Some(&calm), &short);
         let misses = |mib| (worth.misses(Bytes::mib(mib)) / DISK * 100.0).round();
-        assert_eq!([100, 250, 275, 300].map(misses), [50.0, 50.0, 25.0, 0.0]);
+        assert_eq!([100, 250, 270, 300].map(misses), [25.0, 25.0, 15.0, 0.0]);
     }
 
     #[test]
