@@ -188,9 +188,9 @@ fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> 
     let floor = if member.has_swap { limits.min } else { limits.base };
     let least = limits.base.min(worth.need.max(floor)).min(held);
     // What it lacks is being looked for: to give up now what it got so far would help nobody.
-    let is_tried =
+    let is_being_helped =
         is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::WATCH);
-    let least = if worth.is_tracked && can_shrink_soon && !is_tried { least } else { held };
+    let least = if worth.is_tracked && can_shrink_soon && !is_being_helped { least } else { held };
     let unneeded = match &member.guest {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
             member.grant().min(guest.available.minus(margin(guest)))

@@ -39,11 +39,13 @@ struct Seen {
     at: Time,
 }
 
-/// The share of its time in which a VM with so many major faults per second waits for a disk that answers `disk` of them. From a quarter
-/// on it rises faster, and with half of them a VM waits all the time: for each page that is read back, another one may have to be written.
+/// The share of its time in which a VM with so many major faults per second waits for a disk that answers `disk` of them. Above
+/// [`tuning::DISK_SHARED`] it rises faster, up to all of its time at [`tuning::DISK_FULL`].
 pub(crate) fn waits(faults: f64, disk: f64) -> f64 {
+    const SHARED: f64 = tuning::DISK_SHARED;
+    const STEEPER: f64 = (1.0 - SHARED) / (tuning::DISK_FULL - SHARED);
     let share = faults / disk.max(tuning::DISK_LEAST);
-    share.max(0.25 + (share - 0.25) * 3.0).min(1.0)
+    share.max(SHARED + (share - SHARED) * STEEPER).min(1.0)
 }
 
 /// Takes in how a member does with what it has.
@@ -73,7 +75,7 @@ pub(crate) fn learn(member: &mut Member, disk: f64, now: Time) {
     known.level = size;
     let calm_since = memory.calm_since.max(known.level_at);
     let is_calm = now.since(calm_since) >= tuning::CALM;
-    // Its rate is that of some seconds.
+    // The rate still knows of the seconds before it was calm.
     let faults = memory.faults_per_s.min((memory.swap_in.0 / PAGE.0) as f64);
     let says_something = if is_short { faults > 0.0 } else { is_calm };
     if !is_settling && says_something {
@@ -103,7 +105,7 @@ fn is_settling(member: &Member, now: Time) -> bool {
 /// Whether it was given memory a moment ago or has not filled it yet, and may be short because of what it had before.
 fn reads_back(member: &Member, now: Time) -> bool {
     let has_free = member.guest.as_ref().is_ok_and(|guest| guest.free > tuning::MARGIN_MIN);
-    let within = tuning::READ_BACK_WITHIN.times(if has_free { 3 } else { 1 });
+    let within = if has_free { tuning::FILLED_WITHIN } else { tuning::READ_BACK_WITHIN };
     let asked = member.memory.asked.as_ref();
     asked.is_some_and(|asked| !asked.is_take && age(asked, now) < within)
 }
@@ -118,7 +120,7 @@ impl Experience {
         let of = |seen: &Seen| waits(seen.faults, disk);
         let is_better_with_less = |seen: &Seen| seen.size < new.size && of(seen) < of(&new);
         if let Some(last) = self.seen.iter().rposition(is_better_with_less) {
-            // It does something else now.
+            // It does something else now, to which smaller sizes say nothing either.
             self.seen.drain(..=last);
         }
         let is_worse_with_more = |seen: &Seen| seen.size > new.size && of(seen) > of(&new);
@@ -139,7 +141,7 @@ impl Experience {
 
     /// What it needs at least, by all that is known.
     pub(crate) fn needed(&self, disk: f64) -> Bytes {
-        let short = self.waits(disk).filter(|(_, waits)| is_short(*waits)).last();
+        let short = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
         short.map_or(Bytes::ZERO, |(short, _)| {
             self.enough(short, disk).unwrap_or(short.plus(tuning::UNIT))
         })
@@ -147,7 +149,7 @@ impl Experience {
 
     /// The least above `size` with which it was not short.
     fn enough(&self, size: Bytes, disk: f64) -> Option<Bytes> {
-        let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !is_short(*waits);
+        let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         self.waits(disk).find(is_enough).map(|(with, _)| with)
     }
 
@@ -158,7 +160,7 @@ impl Experience {
         let is_telling = (0.0..=tuning::MISS_RATIO_MAX).contains(&miss_ratio);
         let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
         let missing = Bytes((held.0 as f64 * missing) as u64);
-        let least = self.waits(disk).find(|(_, waits)| is_short(*waits));
+        let least = self.waits(disk).find(|(_, waits)| shows_shortage(*waits));
         let in_vain = held.minus(least.map_or(held, |(least, _)| least));
         let looked_for = in_vain.max(missing).min(growth(held));
         let largest = self.seen.last().map(|seen| seen.size).filter(|size| *size > held);
@@ -168,7 +170,7 @@ impl Experience {
     }
 }
 
-fn is_short(waits: f64) -> bool {
+fn shows_shortage(waits: f64) -> bool {
     waits >= tuning::SHORT_WAITS
 }
 

@@ -395,3 +395,26 @@ pub(crate) fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
     let factor = 1u64 << failures.saturating_sub(1).min(16);
     first.times(factor).min(max)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lay_in_swap_while_it_was_calm_is_not_lacking() {
+        let mut memory = VmMemory::new(1, Time(0));
+        let mut lacks = |second: u64, mib: u64| {
+            let swapped = Bytes::mib(mib);
+            let latest = Tracking { swapped, working_set: Some(swapped), ..Tracking::default() };
+            let now = Time(0).after(Millis::secs(second));
+            memory.without_idle_swap(latest, now).swapped.0 >> 20
+        };
+        assert_eq!([lacks(1, 30), lacks(10, 100), lacks(11, 90)], [30, 0, 0]);
+        let mut memory = VmMemory { idle_swap: Bytes::mib(90), ..VmMemory::new(1, Time(0)) };
+        let mut lacks = |mib: u64| {
+            let latest = Tracking { swapped: Bytes::mib(mib), ..Tracking::default() };
+            memory.without_idle_swap(latest, Time(1)).swapped.0 >> 20
+        };
+        assert_eq!([lacks(120), lacks(60), lacks(120)], [30, 0, 60], "what is read back is in use");
+    }
+}

@@ -95,6 +95,9 @@ pub const TYPICAL_OF: Millis = Millis::secs(10);
 /// Who was given memory reads back what lies in swap for about so long, and is not short any more.
 pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 
+/// … or for this long at most, while it still has some of it free. Large guests keep more free than [`MARGIN_MIN`] even when they are short.
+pub const FILLED_WITHIN: Millis = Millis::secs(30);
+
 /// How much a VM missed with how much memory is remembered for this long, …
 pub const REMEMBERED: Millis = Millis::secs(600);
 
@@ -106,6 +109,9 @@ pub const SAME_SET_PERCENT: u64 = 50;
 
 /// Who waits for the disk for this share of its time is short of memory.
 pub const SHORT_WAITS: f64 = 0.05;
+
+/// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
+pub const MISS_RATIO_MAX: f64 = 0.5;
 
 /// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
@@ -161,14 +167,17 @@ pub const FAULTS_MAX: f64 = 100_000.0;
 /// … and fewer than this are none.
 pub const FAULTS_LEAST: f64 = 0.1;
 
-/// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
-pub const MISS_RATIO_MAX: f64 = 0.5;
-
 /// A disk answers at least so many major faults per second …
 pub const DISK_LEAST: f64 = 200.0;
 
 /// … and what more it was seen to answer is forgotten by so much in a second in which somebody is short: half of it in six minutes.
 pub const DISK_FORGOTTEN: f64 = 0.998;
+
+/// With this share of them a VM waits for the disk all the time: for each page that is read back, another one may have to be written, …
+pub const DISK_FULL: f64 = 0.5;
+
+/// … and up to this one, only for what it reads.
+pub const DISK_SHARED: f64 = 0.25;
 
 /// How long after a move it shows what it has saved: three periods.
 pub const JUDGED_AFTER: Millis = Millis::secs(15);

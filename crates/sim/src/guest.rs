@@ -25,8 +25,11 @@ const BALLOON_PER_SECOND: Bytes = Bytes::mib(200);
 /// What an ordinary swap disk moves in a second, each way.
 const DISK_PER_SECOND: Bytes = Bytes::mib(20);
 
+/// Bytes.
+const PAGE: u64 = 4096;
+
 /// The same in pages, each of which a program waits for.
-const DISK_READS: f64 = (DISK_PER_SECOND.0 / 4096) as f64;
+const DISK_READS: f64 = (DISK_PER_SECOND.0 / PAGE) as f64;
 
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
@@ -245,13 +248,13 @@ impl Guest {
         let thrashed = match self.misses_with(self.actual) {
             Some(misses) => {
                 self.misses += misses;
-                bytes(misses * 4096.0).min(DISK_PER_SECOND)
+                bytes(misses * PAGE as f64).min(DISK_PER_SECOND)
             }
             None => lacking.min(DISK_PER_SECOND),
         };
         self.swapped = self.swapped.minus(back);
         self.swap_in_now = back.plus(thrashed);
-        self.major_faults += back.0 / policy::tuning::READ_AHEAD.0 + thrashed.0 / 4096;
+        self.major_faults += back.0 / policy::tuning::READ_AHEAD.0 + thrashed.0 / PAGE;
         self.swap_in = self.swap_in.plus(self.swap_in_now);
         self.swap_out = self.swap_out.plus(thrashed);
     }

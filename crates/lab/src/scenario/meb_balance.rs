@@ -97,7 +97,7 @@ fn table_4(context: &Context) -> Result<Figures, LabError> {
 
 fn table_5(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 2] =
-        [member("graph", "graph --mb 335", 360, 500), member("data", "data --mb 160", 360, 500)];
+        [member("graph", "graph --mb 295", 360, 500), member("data", "data --mb 220", 360, 500)];
     let paper = [
         ("speedup_graph", "9.3", None),
         ("speedup_data", "0.96", Some(0.96)),

@@ -87,7 +87,7 @@ impl Worth {
         let held = now.held.0 as f64;
         let granule = tracking.granule.clamp(tuning::READ_AHEAD, tuning::GRANULE_MAX);
         let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
-        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len() + 6);
+        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len());
         for point in &tracking.curve {
             let memory = point.memory.plus(now.set_apart).0 as f64;
             let misses = point.miss_ratio * references * reads;
@@ -107,14 +107,16 @@ impl Worth {
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
         worth.learn(now);
         let slope = fall / part.0.max(1) as f64;
-        if tracking.swapped >= now.lacking {
-            worth.go_on(now, missing, slope);
-        } else if now.experience.waits(now.disk).any(|(size, _)| size > now.held) {
-            worth.go_on(now, missing, f64::INFINITY);
+        let has_had_more = now.experience.waits(now.disk).any(|(size, _)| size > now.held);
+        let (missing, slope) = if tracking.swapped >= now.lacking {
+            (missing, slope)
+        } else if has_had_more {
+            (missing, f64::INFINITY)
         } else {
             // What is only looked for may as well be twice as much.
-            worth.go_on(now, missing.plus(missing), f64::INFINITY);
-        }
+            (missing.plus(missing), f64::INFINITY)
+        };
+        worth.go_on(now, missing, slope);
         worth.bound(now);
         Some(worth)
     }
