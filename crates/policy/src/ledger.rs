@@ -8,7 +8,8 @@
 //! ballooned memory all show up in one place: `used` falls. `promised` is what was granted above base
 //! and not touched yet: it will be, so it is not granted twice. Untouched memory *below* base is lent
 //! softly: its owner may touch it at any moment without asking, which may turn into a deficit, and then
-//! grants come back. The reserve covers that moment.
+//! grants come back. The reserve covers that moment, and merged pages that are written to, and freed ones
+//! that are used again: it is a part of the budget, but never more than all that could come back so.
 //!
 //! What is lent to another group goes off the surplus, and what is borrowed comes on top of the budget
 //! ([`crate::lending`]): the sum over all groups stays what it was.
@@ -26,7 +27,8 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
     let budget = budget.unwrap_or_else(|| members.iter().map(|m| m.limits.base).sum());
     let used: Bytes = members.iter().map(|m| m.used).sum();
     let promised: Bytes = members.iter().map(Member::promised).sum();
-    let reserve = budget.percent(tuning::RESERVE_PERCENT);
+    let could_come_back: Bytes = members.iter().map(could_come_back).sum();
+    let reserve = budget.percent(tuning::RESERVE_PERCENT).min(could_come_back);
     let spoken_for = used.plus(promised);
     let is_guess = members.iter().any(|member| member.is_guessed);
     Ledger {
@@ -39,6 +41,11 @@ pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
         surplus: budget.minus(spoken_for.plus(reserve)),
         deficit: if is_guess { Bytes::ZERO } else { spoken_for.minus(budget) },
     }
+}
+
+/// What a member may occupy beyond what is counted, without being given anything.
+fn could_come_back(member: &Member) -> Bytes {
+    member.limit().minus(member.used.plus(member.promised()))
 }
 
 /// Another group may use `amount` of what `ledger` leaves idle: at most its surplus.
@@ -64,6 +71,6 @@ mod tests {
         let mut ledger = draw_up(Some(Bytes::mib(100)), &[]);
         lend(&mut ledger, Bytes::mib(30));
         borrow(&mut ledger, Bytes::ZERO);
-        assert_eq!((ledger.surplus, ledger.lent), (Bytes::mib(66), Bytes::mib(30)));
+        assert_eq!((ledger.surplus, ledger.lent), (Bytes::mib(70), Bytes::mib(30)));
     }
 }

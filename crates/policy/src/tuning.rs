@@ -182,7 +182,7 @@ pub const DISK_SHARED: f64 = 0.25;
 /// How long after a move it shows what it has saved: three periods.
 pub const JUDGED_AFTER: Millis = Millis::secs(15);
 
-/// The group's reserve, in percent of its budget: covers copy-on-write bursts and fast refaults, and
+/// The group's reserve at most, in percent of its budget: covers copy-on-write bursts and fast refaults, and
 /// keeps surplus and deficit apart so that neither chases the other.
 pub const RESERVE_PERCENT: u64 = 4;
 
