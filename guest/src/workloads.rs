@@ -69,7 +69,7 @@ pub(crate) enum Workload {
     Data(data::Options),
     /// Work in one part of the memory after the other; ops = accesses
     Phases(phases::Options),
-    /// One program of a suite after the other, each a fixed amount of work; ops = parts
+    /// One program of a suite after the other, each a fixed amount of work; ops = accesses
     Suite(suite::Options),
     /// Take, sort and free memory step by step, as the host says; ops = MB
     Steps(steps::Options),

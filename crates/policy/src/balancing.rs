@@ -12,6 +12,7 @@ use crate::{
     headroom::Headroom,
     member::{Member, growth, margin},
     memory::{Balanced, Goal, GroupBalance, Moved, doubled},
+    reads::Reads,
     reprovision::balance::{
         self, Seat,
         worth::{Condition, Worth},
@@ -50,8 +51,8 @@ impl Group<'_> {
         let known = || self.members.iter().filter(|member| member.guest.is_ok());
         let is_asked = known().any(Member::is_short);
         let kept = if is_asked { tuning::DISK_FORGOTTEN } else { 1.0 };
-        let disk = (self.balance.disk * kept).max(tuning::DISK_LEAST);
-        self.balance.disk = known().map(|member| member.memory.faults_per_s).fold(disk, f64::max);
+        let disk = self.balance.disk.scaled(kept).max(Reads::LEAST);
+        self.balance.disk = known().map(|member| member.memory.reads).fold(disk, Reads::max);
     }
 
     /// The surplus that can be counted on. What members use goes up and down; what was handed out and had to be taken back is not
@@ -161,10 +162,10 @@ fn goal(member: &Member) -> Option<Goal> {
 }
 
 /// What balancing needs to know of a member.
-fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> Seat {
+fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_short();
-    let waits = if is_short { experience::waits(member.memory.faults_per_s, disk) } else { 0.0 };
+    let waits = if is_short { member.memory.reads.wait_for(disk) } else { 0.0 };
     let condition = Condition {
         held,
         is_short,
@@ -189,7 +190,7 @@ fn seat(member: &Member, surplus: Bytes, disk: f64, rules: Rules, now: Time) -> 
     let least = limits.base.min(worth.need.max(floor)).min(held);
     // What it lacks is being looked for: to give up now what it got so far would help nobody.
     let is_being_helped =
-        is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::WATCH);
+        is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::FILLED_WITHIN);
     let least = if worth.is_tracked && can_shrink_soon && !is_being_helped { least } else { held };
     let unneeded = match &member.guest {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
@@ -261,7 +262,7 @@ fn note_move(member: &mut Member, goal: &Goal, now: Time) {
     // A rate that is not known yet can show nothing.
     let is_settled = now.since(member.memory.seen_at) >= tuning::JUDGED_AFTER;
     let Goal { saves, .. } = *goal;
-    let (from, faults_before) = (member.target, member.memory.faults_per_s);
+    let (from, faults_before) = (member.target, member.memory.reads.faults);
     let moved = Moved { at: now, from, is_take, saves, faults_before };
     member.memory.moved = is_settled.then_some(moved);
 }
@@ -271,7 +272,7 @@ fn judge(member: &mut Member, now: Time) {
     let memory = &mut member.memory;
     let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
     if let Some(moved) = memory.moved.take_if(is_due) {
-        let saved = rounded((moved.faults_before - memory.faults_per_s) * 60.0);
+        let saved = rounded((moved.faults_before - memory.reads.faults) * 60.0);
         let Moved { at, from, saves: expected, .. } = moved;
         memory.outcome = Some(Outcome { at, from, to: member.target, expected, saved });
     }

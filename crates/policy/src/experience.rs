@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     member::{Member, growth},
     memory::Asked,
-    statistics::PAGE,
+    reads::Reads,
     tuning,
 };
 
@@ -34,22 +34,12 @@ pub(crate) struct Experience {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Seen {
     size: Bytes,
-    /// Major faults per second.
-    faults: f64,
+    reads: Reads,
     at: Time,
 }
 
-/// The share of its time in which a VM with so many major faults per second waits for a disk that answers `disk` of them. Above
-/// [`tuning::DISK_SHARED`] it rises faster, up to all of its time at [`tuning::DISK_FULL`].
-pub(crate) fn waits(faults: f64, disk: f64) -> f64 {
-    const SHARED: f64 = tuning::DISK_SHARED;
-    const STEEPER: f64 = (1.0 - SHARED) / (tuning::DISK_FULL - SHARED);
-    let share = faults / disk.max(tuning::DISK_LEAST);
-    share.max(SHARED + (share - SHARED) * STEEPER).min(1.0)
-}
-
 /// Takes in how a member does with what it has.
-pub(crate) fn learn(member: &mut Member, disk: f64, now: Time) {
+pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let is_short = member.is_short();
     let (held, is_settling) = (member.target, is_settling(member, now));
     let Ok(guest) = &member.guest else { return };
@@ -76,17 +66,17 @@ pub(crate) fn learn(member: &mut Member, disk: f64, now: Time) {
     let calm_since = memory.calm_since.max(known.level_at);
     let is_calm = now.since(calm_since) >= tuning::CALM;
     // The rate still knows of the seconds before it was calm.
-    let faults = memory.faults_per_s.min((memory.swap_in.0 / PAGE.0) as f64);
-    let says_something = if is_short { faults > 0.0 } else { is_calm };
+    let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
+    let says_something = if is_short { reads != Reads::default() } else { is_calm };
     if !is_settling && says_something {
-        known.note(Seen { size, faults, at: now }, disk);
+        known.note(Seen { size, reads, at: now }, disk);
     }
 }
 
 /// What a member that is short lacks, as far as it is not known to lie in its swap.
-pub(crate) fn lacking(member: &Member, disk: f64, now: Time) -> Bytes {
+pub(crate) fn lacking(member: &Member, disk: Reads, now: Time) -> Bytes {
     let references = member.tracking.as_ref().map_or(0.0, |tracking| tracking.references_per_s);
-    let miss_ratio = member.memory.faults_per_s / references;
+    let miss_ratio = member.memory.reads.faults / references;
     let known = &member.memory.experience;
     if reads_back(member, now) {
         Bytes::ZERO
@@ -116,8 +106,8 @@ fn age(asked: &Asked, now: Time) -> Millis {
 
 impl Experience {
     /// The latest counts: what contradicts it is forgotten.
-    fn note(&mut self, new: Seen, disk: f64) {
-        let of = |seen: &Seen| waits(seen.faults, disk);
+    fn note(&mut self, new: Seen, disk: Reads) {
+        let of = |seen: &Seen| seen.reads.wait_for(disk);
         let is_better_with_less = |seen: &Seen| seen.size < new.size && of(seen) < of(&new);
         if let Some(last) = self.seen.iter().rposition(is_better_with_less) {
             // It does something else now, to which smaller sizes say nothing either.
@@ -135,12 +125,12 @@ impl Experience {
     }
 
     /// All sizes, and how much it waited with each.
-    pub(crate) fn waits(&self, disk: f64) -> impl Iterator<Item = (Bytes, f64)> {
-        self.seen.iter().map(move |seen| (seen.size, waits(seen.faults, disk)))
+    pub(crate) fn waits(&self, disk: Reads) -> impl Iterator<Item = (Bytes, f64)> {
+        self.seen.iter().map(move |seen| (seen.size, seen.reads.wait_for(disk)))
     }
 
     /// What it needs at least, by all that is known.
-    pub(crate) fn needed(&self, disk: f64) -> Bytes {
+    pub(crate) fn needed(&self, disk: Reads) -> Bytes {
         let short = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
         short.map_or(Bytes::ZERO, |(short, _)| {
             self.enough(short, disk).unwrap_or(short.plus(tuning::UNIT))
@@ -148,7 +138,7 @@ impl Experience {
     }
 
     /// The least above `size` with which it was not short.
-    fn enough(&self, size: Bytes, disk: f64) -> Option<Bytes> {
+    fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         self.waits(disk).find(is_enough).map(|(with, _)| with)
     }
@@ -156,7 +146,7 @@ impl Experience {
     /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its
     /// memory is referred to alike, it lacks the share of it that it misses; so it lacks that at least.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
-    fn lacking(&self, held: Bytes, miss_ratio: f64, disk: f64) -> Bytes {
+    fn lacking(&self, held: Bytes, miss_ratio: f64, disk: Reads) -> Bytes {
         let is_telling = (0.0..=tuning::MISS_RATIO_MAX).contains(&miss_ratio);
         let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
         let missing = Bytes((held.0 as f64 * missing) as u64);
@@ -178,7 +168,8 @@ fn shows_shortage(waits: f64) -> bool {
 impl Experience {
     /// With `size` it had so many faults per second.
     pub(crate) fn seen(size: Bytes, faults: f64) -> Self {
-        Self { seen: vec![Seen { size, faults, at: Time::default() }], ..Self::default() }
+        let reads = Reads { faults, bytes: 0.0 };
+        Self { seen: vec![Seen { size, reads, at: Time::default() }], ..Self::default() }
     }
 }
 
@@ -186,13 +177,14 @@ impl Experience {
 mod tests {
     use super::*;
 
-    const DISK: f64 = 1_000.0;
+    const DISK: Reads = Reads { faults: 1_000.0, bytes: 32e6 };
 
     /// Sizes in MiB and faults per second, one after the other.
     fn seen(sizes: &[(u64, f64)]) -> Experience {
         let mut known = Experience::default();
         for (at, (mib, faults)) in (0..).zip(sizes) {
-            known.note(Seen { size: Bytes::mib(*mib), faults: *faults, at: Time(at) }, DISK);
+            let reads = Reads { faults: *faults, bytes: 0.0 };
+            known.note(Seen { size: Bytes::mib(*mib), reads, at: Time(at) }, DISK);
         }
         known
     }
@@ -203,13 +195,6 @@ mod tests {
 
     fn lacking(known: &Experience, held: u64) -> u64 {
         known.lacking(Bytes::mib(held), f64::NAN, DISK).0 >> 20
-    }
-
-    #[test]
-    fn who_has_half_of_what_a_disk_answers_waits_all_the_time() {
-        let of = [0.0, 100.0, 250.0, 375.0, 500.0, 5_000.0].map(|faults| waits(faults, DISK));
-        assert_eq!(of, [0.0, 0.1, 0.25, 0.625, 1.0, 1.0]);
-        assert!(waits(tuning::DISK_LEAST / 10.0, 0.0) < 0.11);
     }
 
     #[test]

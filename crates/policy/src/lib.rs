@@ -39,6 +39,7 @@ mod lending;
 mod member;
 mod memory;
 pub mod optimum;
+mod reads;
 mod reclaim;
 mod reprovision;
 mod revoke;

@@ -11,7 +11,7 @@ use model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{experience::Experience, lending, tuning, typical::Tracked};
+use crate::{experience::Experience, lending, reads::Reads, tuning, typical::Tracked};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -77,9 +77,9 @@ pub(crate) struct VmMemory {
     pub(crate) handed_over: Bytes,
     #[serde(default)]
     pub(crate) freed_at: Time,
-    /// Major faults per second, over some seconds.
+    /// What it reads from its swap, over some seconds.
     #[serde(default)]
-    pub(crate) faults_per_s: f64,
+    pub(crate) reads: Reads,
     /// What its kernel set apart at boot: what it may use and does not count.
     #[serde(default)]
     pub(crate) set_apart: Bytes,
@@ -114,9 +114,9 @@ pub(crate) struct GroupBalance {
     pub(crate) deficit_at: Time,
     /// All that its members could have then.
     pub(crate) pool: Bytes,
-    /// The most major faults per second that one of them had of late: what a swap disk can answer.
+    /// The most that one of them read of late: what a swap disk can answer.
     #[serde(default)]
-    pub(crate) disk: f64,
+    pub(crate) disk: Reads,
 }
 
 /// What a group's balance made of a VM.

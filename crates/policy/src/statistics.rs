@@ -15,6 +15,7 @@ use model::{
 use crate::{
     Rule, Rules,
     memory::{Counters, VmMemory},
+    reads::Reads,
     tuning,
 };
 
@@ -76,7 +77,7 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
 }
 
 /// Of a guest's memory.
-pub(crate) const PAGE: Bytes = Bytes::kib(4);
+const PAGE: Bytes = Bytes::kib(4);
 
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
 /// that never swapped.
@@ -100,7 +101,7 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
     if went_back {
         memory.settling_until = Some(now.after(tuning::CALM));
         (memory.swap_in, memory.swap) = (Bytes::ZERO, Bytes::ZERO);
-        memory.faults_per_s = 0.0;
+        memory.reads = Reads::default();
         memory.forget_balance();
         memory.counters = Some(latest);
     } else if elapsed.0 > 0 {
@@ -111,9 +112,7 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         // No guest reads more pages back than it swaps in.
         let faults = counters.major_faults.saturating_sub(before.major_faults);
         let faults = faults.min(swapped_in.0 / PAGE.0) as f64 * 1e3 / elapsed.0 as f64;
-        let share = tuning::FAULTS_SHARE;
-        let rate = (1.0 - share) * memory.faults_per_s + share * faults.min(tuning::FAULTS_MAX);
-        memory.faults_per_s = if rate < tuning::FAULTS_LEAST { 0.0 } else { rate };
+        memory.reads.note(faults, memory.swap_in);
         memory.counters = Some(latest);
     }
 }

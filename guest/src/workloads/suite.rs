@@ -1,8 +1,7 @@
-//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own size; it stands for a suite of
-//! benchmarks as DaCapo.
+//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own size; it stands for the DaCapo
+//! suite as Wang 2016 (§5.3.2) describes it: two of eleven programs need almost all of the memory, and one of these takes half of the time.
 //!
-//! A part is the same number of accesses in every program, so that parts take much the same time where memory suffices, and what is
-//! done can be compared wherever the suite stands. A program's memory is gone when it ends.
+//! What is done is counted in accesses, so that it can be compared wherever the suite stands. A program's memory is gone when it ends.
 
 use clap::Args;
 
@@ -12,10 +11,7 @@ use crate::memory::Memory;
 use crate::rng::Rng;
 use crate::run::Worker;
 
-/// Parts of each program.
-const PARTS: usize = 64;
-const ACCESSES_PER_PART: usize = 1 << 21;
-const ACCESSES_PER_STEP: usize = 1 << 12;
+const ACCESSES_PER_STEP: usize = 1 << 16;
 /// Words from one access of a sweep to the next.
 const STRIDE: usize = 8;
 /// Of eight accesses that prefer popular words, so many go to the first eighth of the memory.
@@ -42,61 +38,79 @@ enum Order {
     Popular,
 }
 
-/// A program, and how much of the largest one's memory it needs, in percent.
-const PROGRAMS: [(Order, usize); 5] = [
-    (Order::Random, 25),
-    (Order::Popular, 60),
-    (Order::Random, 100),
-    (Order::Sweep, 10),
-    (Order::Sweep, 80),
+struct Program {
+    order: Order,
+    /// How much of the largest one's memory it needs.
+    percent: usize,
+    /// How much of the suite's work it is, in percent.
+    work: usize,
+}
+
+const fn program(order: Order, percent: usize, work: usize) -> Program {
+    Program { order, percent, work }
+}
+
+/// In alphabetical order, as the paper runs them.
+const PROGRAMS: [Program; 11] = [
+    program(Order::Sweep, 10, 4),    // antlr
+    program(Order::Random, 15, 5),   // bloat
+    program(Order::Popular, 15, 4),  // chart
+    program(Order::Random, 100, 50), // eclipse
+    program(Order::Sweep, 10, 4),    // fop
+    program(Order::Popular, 35, 5),  // hsqldb
+    program(Order::Random, 15, 5),   // jython
+    program(Order::Sweep, 10, 4),    // luindex
+    program(Order::Popular, 15, 5),  // lusearch
+    program(Order::Random, 20, 5),   // pmd
+    program(Order::Popular, 100, 9), // xalan
 ];
+
+/// Steps for each percent of the work.
+const STEPS_PER_PERCENT: usize = 128;
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
     loop {
-        for (order, percent) in in_order(options.reversed) {
-            if !program(order, (options.mb * percent / 100).max(1), PARTS, &mut rng, worker)? {
+        for program in in_order(options.reversed) {
+            let (mb, steps) =
+                (options.mb * program.percent / 100, program.work * STEPS_PER_PERCENT);
+            if !work(program.order, mb.max(1), steps, &mut rng, worker)? {
                 return Ok(());
             }
         }
     }
 }
 
-fn in_order(reversed: bool) -> impl Iterator<Item = (Order, usize)> {
+fn in_order(reversed: bool) -> impl Iterator<Item = &'static Program> {
     let last = PROGRAMS.len() - 1;
-    (0..PROGRAMS.len()).map(move |at| PROGRAMS[if reversed { last - at } else { at }])
+    (0..PROGRAMS.len()).map(move |at| &PROGRAMS[if reversed { last - at } else { at }])
 }
 
-/// Fills `mb` and counts in them for so many parts; false if it was stopped.
-fn program(
+/// Fills `mb` and counts in them for so many steps; false if it was stopped.
+fn work(
     order: Order,
     mb: usize,
-    parts: usize,
+    steps: usize,
     rng: &mut Rng,
     worker: &mut Worker,
 ) -> Result<bool, WorkError> {
     let mut memory = Memory::filled(mb, rng, &worker.shared)?;
     let words = memory.words();
     let mut at = 0;
-    for _ in 0..parts {
-        if !worker.proceed(1) {
+    for _ in 0..steps {
+        if !worker.proceed(ACCESSES_PER_STEP) {
             return Ok(false);
         }
-        for _ in 0..ACCESSES_PER_PART / ACCESSES_PER_STEP {
-            if worker.shared.stopping() {
-                return Ok(false);
-            }
-            for _ in 0..ACCESSES_PER_STEP {
-                at = match order {
-                    Order::Sweep => (at + STRIDE) % words,
-                    Order::Random => rng.below(words),
-                    Order::Popular if rng.below(8) < POPULAR => rng.below(words / 8),
-                    Order::Popular => rng.below(words),
-                };
-                memory.set(at, memory.get(at).wrapping_add(1));
-            }
+        for _ in 0..ACCESSES_PER_STEP {
+            at = match order {
+                Order::Sweep => (at + STRIDE) % words,
+                Order::Random => rng.below(words),
+                Order::Popular if rng.below(8) < POPULAR => rng.below(words / 8),
+                Order::Popular => rng.below(words),
+            };
+            memory.set(at, memory.get(at).wrapping_add(1));
         }
-        worker.done(1);
+        worker.done(ACCESSES_PER_STEP);
     }
     Ok(true)
 }
@@ -107,16 +121,23 @@ mod tests {
 
     #[test]
     fn the_order_can_be_reversed() {
-        let mut reversed: Vec<_> = in_order(true).collect();
+        let sizes = |reversed| in_order(reversed).map(|program| program.percent);
+        let (forward, mut reversed): (Vec<_>, Vec<_>) =
+            (sizes(false).collect(), sizes(true).collect());
         reversed.reverse();
-        assert_eq!(in_order(false).collect::<Vec<_>>(), reversed);
-        assert_ne!(in_order(false).next(), in_order(true).next());
+        assert_eq!(forward, reversed);
+        assert_ne!(sizes(false).next(), sizes(true).next());
     }
 
     #[test]
-    fn a_program_does_all_its_parts() {
+    fn its_parts_are_all_of_the_work() {
+        assert_eq!(PROGRAMS.iter().map(|program| program.work).sum::<usize>(), 100);
+    }
+
+    #[test]
+    fn a_program_does_all_its_steps() {
         let mut worker = Worker::for_test();
-        assert!(program(Order::Popular, 1, 2, &mut Rng::new(1), &mut worker).unwrap());
-        assert_eq!(worker.shared.ops(), 2);
+        assert!(work(Order::Popular, 1, 2, &mut Rng::new(1), &mut worker).unwrap());
+        assert_eq!(worker.shared.ops(), 2 * ACCESSES_PER_STEP as u64);
     }
 }

@@ -41,7 +41,9 @@ pub struct Table {
     pub low: Bytes,
     /// Operations per second of each guest's swap disk.
     pub swap_iops: u32,
-    /// How long memory moves before it counts what guests get done …
+    /// How long guests with fixed memory run before it counts what they get done, …
+    pub settling: Duration,
+    /// … how long memory moves before that, …
     pub warm_up: Duration,
     /// … for so long.
     pub window: Duration,
@@ -102,7 +104,8 @@ impl Table {
         let course = |way: Way| {
             context.say(&format!("{} ...", way.name()));
             let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
-            let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
+            let before = if setting.daemon.is_some() { self.warm_up } else { self.settling };
+            let course = course::run(context, &guests, &setting, before, self.window)?;
             context.say(&course.in_words());
             Ok(course)
         };

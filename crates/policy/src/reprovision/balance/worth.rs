@@ -19,7 +19,7 @@
 
 use model::{Bytes, Tracking};
 
-use crate::{experience::Experience, member::growth, tuning};
+use crate::{experience::Experience, member::growth, reads::Reads, tuning};
 
 /// Misses per second by memory: falling, piece by piece straight.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,14 +52,14 @@ pub(crate) struct Condition {
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
-    /// So many major faults per second its disk can answer.
-    pub(crate) disk: f64,
+    /// What its disk can answer.
+    pub(crate) disk: Reads,
 }
 
 impl Condition {
     /// Its major faults per second.
     fn faults(&self) -> f64 {
-        self.waits * self.disk
+        self.waits * self.disk.faults
     }
 }
 
@@ -138,7 +138,7 @@ impl Worth {
         let mut sizes: Vec<f64> = sizes.collect();
         sizes.sort_by(f64::total_cmp);
         sizes.dedup();
-        let misses = |size: f64| self.misses_at(size).max(at(&seen, size) * now.disk);
+        let misses = |size: f64| self.misses_at(size).max(at(&seen, size) * now.disk.faults);
         self.points = sizes.iter().map(|size| (*size, misses(*size))).collect();
     }
 
@@ -149,7 +149,7 @@ impl Worth {
         let mut points = vec![last];
         for (size, waits) in now.experience.waits(now.disk) {
             if size > now.held && waits < now.waits {
-                last = (size.0 as f64, waits * now.disk);
+                last = (size.0 as f64, waits * now.disk.faults);
                 points.push(last);
             }
         }
@@ -174,7 +174,7 @@ impl Worth {
         if now.waits <= 0.0 {
             return;
         }
-        let room = (1.0 - now.waits).max(0.0) / now.waits * now.disk;
+        let room = (1.0 - now.waits).max(0.0) / now.waits * now.disk.faults;
         let held = now.held.0 as f64;
         let here = self.misses_at(held);
         for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
@@ -232,13 +232,17 @@ mod tests {
 
     const DISK: f64 = 1e6;
 
+    fn disk(faults: f64) -> Reads {
+        Reads { faults, bytes: 0.0 }
+    }
+
     fn now(held: u64, faults: f64) -> Condition {
         let held = Bytes::mib(held);
         Condition {
             held,
             is_short: faults > 0.0,
             waits: faults / DISK,
-            disk: DISK,
+            disk: disk(DISK),
             ..Condition::default()
         }
     }
@@ -293,7 +297,8 @@ mod tests {
     #[test]
     fn who_misses_as_often_as_a_disk_answers_loses_nothing_more() {
         let of = |faults| {
-            let now = Condition { disk: 1_000.0, waits: faults / 1_000.0, ..now(200, faults) };
+            let now =
+                Condition { disk: disk(1_000.0), waits: faults / 1_000.0, ..now(200, faults) };
             let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), &now);
             (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
         };
