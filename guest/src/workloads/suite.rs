@@ -66,7 +66,7 @@ const PROGRAMS: [Program; 11] = [
 ];
 
 /// Steps for each percent of the work.
-const STEPS_PER_PERCENT: usize = 128;
+const STEPS_PER_PERCENT: usize = 48;
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
