@@ -14,8 +14,9 @@ use crate::run::Worker;
 const ACCESSES_PER_STEP: usize = 1 << 16;
 /// Words from one access of a sweep to the next.
 const STRIDE: usize = 8;
-/// Of eight accesses that prefer popular words, so many go to the first eighth of the memory.
-const POPULAR: usize = 7;
+/// Where words of the first eighth are popular, one of so many accesses goes elsewhere. With 300 MB the paper's suite missed 390,000 times
+/// in what are 114 s of work (Table IV), 3,400 times in a second; so does `--mb 380` under emulation.
+const ELSEWHERE: usize = 256;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
@@ -52,17 +53,17 @@ const fn program(order: Order, percent: usize, work: usize) -> Program {
 
 /// In alphabetical order, as the paper runs them.
 const PROGRAMS: [Program; 11] = [
-    program(Order::Sweep, 10, 4),    // antlr
-    program(Order::Random, 15, 5),   // bloat
-    program(Order::Popular, 15, 4),  // chart
-    program(Order::Random, 100, 50), // eclipse
-    program(Order::Sweep, 10, 4),    // fop
-    program(Order::Popular, 35, 5),  // hsqldb
-    program(Order::Random, 15, 5),   // jython
-    program(Order::Sweep, 10, 4),    // luindex
-    program(Order::Popular, 15, 5),  // lusearch
-    program(Order::Random, 20, 5),   // pmd
-    program(Order::Popular, 100, 9), // xalan
+    program(Order::Sweep, 10, 4),     // antlr
+    program(Order::Random, 15, 5),    // bloat
+    program(Order::Popular, 15, 4),   // chart
+    program(Order::Popular, 100, 50), // eclipse
+    program(Order::Sweep, 10, 4),     // fop
+    program(Order::Popular, 35, 5),   // hsqldb
+    program(Order::Random, 15, 5),    // jython
+    program(Order::Sweep, 10, 4),     // luindex
+    program(Order::Popular, 15, 5),   // lusearch
+    program(Order::Random, 20, 5),    // pmd
+    program(Order::Popular, 100, 9),  // xalan
 ];
 
 /// Steps for each percent of the work.
@@ -105,7 +106,7 @@ fn work(
             at = match order {
                 Order::Sweep => (at + STRIDE) % words,
                 Order::Random => rng.below(words),
-                Order::Popular if rng.below(8) < POPULAR => rng.below(words / 8),
+                Order::Popular if rng.below(ELSEWHERE) > 0 => rng.below(words / 8),
                 Order::Popular => rng.below(words),
             };
             memory.set(at, memory.get(at).wrapping_add(1));
