@@ -29,6 +29,7 @@ impl Group<'_> {
         let overdrawn = spoken_for.minus(budget.plus(borrowed));
         for member in &mut self.members {
             member.tracking = member.memory.note_tracking(member.tracking.take(), now);
+            member.note_spare();
             judge(member, now);
         }
         self.note_disk();
@@ -93,7 +94,8 @@ impl Group<'_> {
             // What is taken back and forth in small change only wakes who is taken from.
             let least = if size < seat.held { tuning::UNIT } else { tuning::STEP_MIN };
             let is_worth_it = size.0.abs_diff(seat.held.0) >= least.0;
-            let goal = Goal { size: size.floor_mib(), wanted, saves, saved_in_all, fits };
+            let lowest = seat.held.minus(shrinks_by(seat.held));
+            let goal = Goal { size: size.floor_mib(), lowest, wanted, saves, saved_in_all, fits };
             member.memory.balanced = Some(Balanced {
                 need: seat.worth.need.min(seat.most),
                 is_tracked: seat.worth.is_tracked,
@@ -173,13 +175,11 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         experience: member.memory.experience.clone(),
         lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
         set_apart: member.memory.set_apart,
+        idle: if is_short { Bytes::ZERO } else { member.memory.idle },
         disk,
     };
     let worth = Worth::of(member.tracking.as_ref(), &condition);
-    // What the guest has free it gives up without a loss.
-    let freely = member.spare().share(1, 2);
-    let shrunk = held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT).max(freely);
-    let lowest = guard::lowest_target(member, shrunk, Purpose::Balance, rules, now);
+    let lowest = guard::lowest_target(member, shrinks_by(held), Purpose::Balance, rules, now);
     let can_shrink_soon = matches!(
         lowest,
         Ok(_)
@@ -197,13 +197,16 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
             member.grant().min(guest.available.minus(margin(guest)))
         }
         Ok(_) if can_shrink_soon => {
-            held.minus(worth.seen.max(floor)).max(member.spare().min(held.minus(floor)))
+            held.minus(worth.seen.max(floor)).max(member.memory.idle.min(held.minus(floor)))
         }
         _ => Bytes::ZERO,
     };
     let is_seen_well = !worth.is_tracked || member.memory.is_well_tracked();
-    let lowest = lowest.ok().filter(|_| is_seen_well);
-    let lowest = lowest.map_or(held, |lowest| lowest.clamp(least, held));
+    let freely = member.freely();
+    // Of whom little is known yet, only what it does not use can be taken.
+    let least_now = if is_seen_well { least } else { least.max(held.minus(freely)) };
+    let lowest = lowest.map(|lowest| lowest.min(held.minus(freely)));
+    let lowest = lowest.map_or(held, |lowest| lowest.clamp(least_now, held));
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();
     let most = if can_grow { limits.max.max(limits.base).max(held) } else { held };
     let grown = held.plus(growth(held));
@@ -237,9 +240,20 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
     }
 }
 
+/// By how much a VM that uses all of its memory may shrink in a round.
+fn shrinks_by(held: Bytes) -> Bytes {
+    held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT)
+}
+
 fn take(member: &mut Member, rules: Rules, now: Time) {
     let Some(goal) = goal(member).filter(|goal| goal.size < member.target) else { return };
-    let wanted = member.target.minus(goal.size);
+    let wanted = member.target.minus(goal.size.max(goal.lowest.min(member.target)));
+    // Below that, what has come into use meanwhile is left.
+    let wanted = if wanted.is_zero() {
+        member.memory.idle.min(member.target.minus(goal.size))
+    } else {
+        wanted
+    };
     match guard::lowest_target(member, wanted, Purpose::Balance, rules, now) {
         Ok(target) if member.change.is_none() => {
             let costs = goal.saves.min(0).unsigned_abs();

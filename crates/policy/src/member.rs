@@ -12,7 +12,7 @@ use model::{
 
 use crate::{
     Rule, Rules,
-    memory::{Merging, VmMemory},
+    memory::{Asked, Merging, VmMemory},
     statistics::{self, Guest},
     tuning,
 };
@@ -151,6 +151,19 @@ impl Member {
     /// What its guest has free beyond the margin that it keeps in any case.
     pub(crate) fn spare(&self) -> Bytes {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
+    }
+
+    /// Takes in what it has free.
+    pub(crate) fn note_spare(&mut self) {
+        let Ok(guest) = &self.guest else { return self.memory.note_spare(Bytes::ZERO, false) };
+        let is_news = |asked: &Asked| !asked.is_take || guest.at > asked.said_at;
+        let is_news = self.memory.asked.as_ref().is_none_or(is_news);
+        self.memory.note_spare(self.spare(), is_news);
+    }
+
+    /// What of that can be taken at once when others miss it: half, for its next program may come.
+    pub(crate) fn freely(&self) -> Bytes {
+        self.memory.idle.share(1, 2)
     }
 
     /// Whether its group's balance decides over all of its memory.

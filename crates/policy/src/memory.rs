@@ -77,6 +77,9 @@ pub(crate) struct VmMemory {
     pub(crate) handed_over: Bytes,
     #[serde(default)]
     pub(crate) freed_at: Time,
+    /// What it has had free for some seconds beyond what it keeps free in any case.
+    #[serde(default)]
+    pub(crate) idle: Bytes,
     /// What it reads from its swap, over some seconds.
     #[serde(default)]
     pub(crate) reads: Reads,
@@ -134,6 +137,9 @@ pub(crate) struct Balanced {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) size: Bytes,
+    /// Below this only what it has free is taken.
+    #[serde(default)]
+    pub(crate) lowest: Bytes,
     /// Where it should be in the end.
     #[serde(default)]
     pub(crate) wanted: Bytes,
@@ -308,6 +314,13 @@ impl VmMemory {
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.back_off(now);
         }
+    }
+
+    /// Takes in what it has free beyond its margin: when that is less, at once; when it is more, by a fifth of it in each second. `is_news`:
+    /// the guest has said so since memory was last taken from it.
+    pub(crate) fn note_spare(&mut self, spare: Bytes, is_news: bool) {
+        let more = if is_news { spare.share(1, tuning::IDLE_WITHIN.0 / 1000) } else { Bytes::ZERO };
+        self.idle = spare.min(self.idle.plus(more));
     }
 
     /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is as of now.

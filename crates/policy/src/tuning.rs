@@ -98,6 +98,9 @@ pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 /// … or for this long at most, while it still has some of it free. Large guests keep more free than [`MARGIN_MIN`] even when they are short.
 pub const FILLED_WITHIN: Millis = Millis::secs(30);
 
+/// What was free for so long is not about to be used.
+pub const IDLE_WITHIN: Millis = Millis::secs(5);
+
 /// How much a VM missed with how much memory is remembered for this long, …
 pub const REMEMBERED: Millis = Millis::secs(600);
 

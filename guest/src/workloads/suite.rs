@@ -67,7 +67,7 @@ const PROGRAMS: [Program; 11] = [
 ];
 
 /// Steps for each percent of the work.
-const STEPS_PER_PERCENT: usize = 48;
+const STEPS_PER_PERCENT: usize = 72;
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);

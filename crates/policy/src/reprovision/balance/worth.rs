@@ -52,6 +52,8 @@ pub(crate) struct Condition {
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
+    /// What it has had free for a while.
+    pub(crate) idle: Bytes,
     /// What its disk can answer.
     pub(crate) disk: Reads,
 }
@@ -80,7 +82,7 @@ impl Worth {
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
         let need = if missing.is_zero() {
-            seen.max(now.experience.needed(now.disk)).min(at_most)
+            seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
         } else {
             seen.max(now.held.plus(missing))
         };
@@ -98,11 +100,13 @@ impl Worth {
             points.push((memory, misses));
         }
         let mut worth = Self { points, need, seen, is_tracked: true };
-        // What it misses now, it is known to miss; what is seen beyond what it has was seen when it had more.
-        let here = worth.misses_at(held);
-        worth.points.retain(|point| point.0 < held);
+        // What it misses now, it is known to miss with what it uses now; what is seen beyond that was seen when it used more.
+        let used = now.held.minus(now.idle).0 as f64;
+        let here = worth.misses_at(used);
+        worth.points.retain(|point| point.0 < used);
         worth.points.iter_mut().for_each(|point| point.1 = point.1 - here + now.faults());
-        worth.points.push((held, now.faults()));
+        worth.points.extend([used, held].map(|memory| (memory, now.faults())));
+        worth.points.dedup_by_key(|point| point.0);
         let part = now.held.percent(tuning::LAST_PART_PERCENT);
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
         worth.learn(now);
