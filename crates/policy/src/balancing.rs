@@ -247,13 +247,9 @@ fn shrinks_by(held: Bytes) -> Bytes {
 
 fn take(member: &mut Member, rules: Rules, now: Time) {
     let Some(goal) = goal(member).filter(|goal| goal.size < member.target) else { return };
-    let wanted = member.target.minus(goal.size.max(goal.lowest.min(member.target)));
+    let surely = member.target.minus(goal.size.max(goal.lowest));
     // Below that, what has come into use meanwhile is left.
-    let wanted = if wanted.is_zero() {
-        member.memory.idle.min(member.target.minus(goal.size))
-    } else {
-        wanted
-    };
+    let wanted = surely.max(member.memory.idle.min(member.target.minus(goal.size)));
     match guard::lowest_target(member, wanted, Purpose::Balance, rules, now) {
         Ok(target) if member.change.is_none() => {
             let costs = goal.saves.min(0).unsigned_abs();

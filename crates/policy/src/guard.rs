@@ -75,8 +75,11 @@ pub(crate) fn lowest_target(
         if rules.has(Rule::Calm) && ago < tuning::CALM {
             return Err(Reason::NotCalm { ago, needed: tuning::CALM });
         }
-        // What it misses then was weighed against what others miss.
-        is_not_backing_off(member, rules, now)?;
+        // What it misses then was weighed against what others miss. Who suffers from what was taken may have lost all that can be lost.
+        let goes_on = member.memory.asked.as_ref().is_some_and(|asked| asked.is_take);
+        if !(goes_on && member.is_pressured()) {
+            is_not_backing_off(member, rules, now)?;
+        }
     } else if !purpose.bends_comfort() {
         is_comfortable(member, rules, now)?;
     }
