@@ -233,6 +233,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         unneeded,
         charged: charged.min(held),
         charge,
+        idle: if is_short { Bytes::ZERO } else { member.memory.idle },
         suffers: member.is_pressured(),
         worth,
         weight: member.share.weight,

@@ -355,7 +355,7 @@ impl VmMemory {
         (self.given_at, self.idle_swap) = (None, Bytes::ZERO);
     }
 
-    /// Notes that balance gives it memory; if it took some a moment ago, one of the two was a mistake.
+    /// Notes that it is given memory; if balance took some a moment ago, one of the two was a mistake.
     pub(crate) fn note_gift(&mut self, now: Time) {
         self.given_at = Some(now);
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {

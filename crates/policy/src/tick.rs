@@ -259,7 +259,9 @@ fn remember(
     }
     match intent.reason {
         Reason::WorthLess { .. } => memory.moved_away_at = Some(now),
-        Reason::Balance { .. } if !intent.is_repeat => memory.note_gift(now),
+        Reason::Balance { .. } | Reason::GiveBack { .. } if !intent.is_repeat => {
+            memory.note_gift(now);
+        }
         _ => {}
     }
     // Where a VM was to miss more for others' sake, or was short already, that is no mistake.

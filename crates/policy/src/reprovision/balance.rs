@@ -54,6 +54,8 @@ pub(crate) struct Seat {
     pub(crate) worth: Worth,
     /// What it holds beyond what it was seen to need.
     pub(crate) unneeded: Bytes,
+    /// What it has had free for a while.
+    pub(crate) idle: Bytes,
     /// It is short of memory now.
     pub(crate) suffers: bool,
     /// Times its misses.
@@ -128,7 +130,39 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
         let lowest = if is_spared { seat.held } else { seat.lowest };
         *size = (*size).clamp(lowest, seat.highest);
     }
+    spread_idle(seats, &mut round.sizes);
     round
+}
+
+/// Gives what has long been free to those who lack more than the plan gives them, though nothing shows how much that helps: first to
+/// whom the most misses would end per byte that it lacks.
+fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
+    let lacks = |i: usize, size: Bytes| {
+        let seat = &seats[i];
+        if seat.suffers { seat.need().min(seat.highest).minus(size) } else { Bytes::ZERO }
+    };
+    let mut lacking: Vec<usize> =
+        (0..seats.len()).filter(|i| lacks(*i, sizes[*i]) >= tuning::UNIT).collect();
+    let urgency = |i: &usize| {
+        let (seat, size) = (&seats[*i], sizes[*i]);
+        (seat.priority, seat.misses(size) / seat.need().minus(size).0.max(1) as f64)
+    };
+    lacking.sort_by(|one, other| {
+        let (one, other) = (urgency(one), urgency(other));
+        other.0.cmp(&one.0).then(other.1.total_cmp(&one.1))
+    });
+    for i in lacking {
+        for (giver, seat) in seats.iter().enumerate().filter(|(_, seat)| !seat.suffers) {
+            let lack = lacks(i, sizes[i]);
+            let kept = seat.held.minus(seat.idle).max(seat.lowest);
+            let given = sizes[giver].minus(kept).min(lack);
+            if sizes[giver] <= seat.held && given >= tuning::UNIT {
+                let before = seat.freed(sizes[giver]);
+                sizes[giver] = sizes[giver].minus(given);
+                sizes[i] = sizes[i].plus(seat.freed(sizes[giver]).minus(before));
+            }
+        }
+    }
 }
 
 /// What a plan saves some of the highest class of members to which it makes a difference, and what it costs others of that class, in
@@ -307,6 +341,7 @@ mod tests {
             highest: most,
             unneeded: Bytes::ZERO,
             suffers: false,
+            idle: Bytes::ZERO,
             charged: Bytes::mib(charged),
             charge: 1.0,
             worth,
