@@ -168,6 +168,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_short();
     let waits = if is_short { member.memory.reads.wait_for(disk) } else { 0.0 };
+    let idle = if is_short { Bytes::ZERO } else { member.memory.idle };
     let condition = Condition {
         held,
         is_short,
@@ -175,7 +176,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         experience: member.memory.experience.clone(),
         lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
         set_apart: member.memory.set_apart,
-        idle: if is_short { Bytes::ZERO } else { member.memory.idle },
+        idle,
         disk,
     };
     let worth = Worth::of(member.tracking.as_ref(), &condition);
@@ -233,7 +234,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         unneeded,
         charged: charged.min(held),
         charge,
-        idle: if is_short { Bytes::ZERO } else { member.memory.idle },
+        idle,
         suffers: member.is_pressured(),
         worth,
         weight: member.share.weight,

@@ -29,6 +29,19 @@ fn memory_goes_to_who_misses_most_within_half_a_minute() {
 }
 
 #[test]
+fn two_that_just_fit_have_all_that_there_is() {
+    // Their kernels and programs use what they have: nothing of it could come back.
+    let fakes = [250, 200].map(|mib| {
+        let fake = Fake::busy(if mib == 250 { "large" } else { "small" }, mib);
+        fake.accessing(Access::even(2_000.0)).preallocated()
+    });
+    let run = pair(Policy::Balance, fakes).run(120);
+    assert_eq!(run.harm_report(), "");
+    let ledger = run.seconds[119].plan.groups[&"shop".into()];
+    assert!(ledger.reserve < Bytes::mib(2), "{ledger:?}");
+}
+
+#[test]
 fn where_not_all_fits_one_that_fits_is_better_than_two_that_thrash() {
     let fakes = ["one", "other"].map(|name| {
         Fake::busy(name, 300).accessing(Access::cyclic(if name == "one" { 3e3 } else { 2e3 }))

@@ -41,9 +41,7 @@ pub struct Table {
     pub low: Bytes,
     /// Operations per second of each guest's swap disk.
     pub swap_iops: u32,
-    /// How long guests with fixed memory run before it counts what they get done, …
-    pub settling: Duration,
-    /// … how long memory moves before that, …
+    /// How long guests run, and memory moves, before it counts what they get done …
     pub warm_up: Duration,
     /// … for so long.
     pub window: Duration,
@@ -104,8 +102,7 @@ impl Table {
         let course = |way: Way| {
             context.say(&format!("{} ...", way.name()));
             let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
-            let before = if setting.daemon.is_some() { self.warm_up } else { self.settling };
-            let course = course::run(context, &guests, &setting, before, self.window)?;
+            let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
             context.say(&course.in_words());
             Ok(course)
         };

@@ -62,21 +62,12 @@ const fn member(name: &'static str, command: &'static str, initial: u64, high: u
 }
 
 const fn table(members: &'static [Member]) -> Table {
-    Table {
-        members,
-        low: LOW,
-        swap_iops: 3_000,
-        settling: Duration::from_secs(15),
-        warm_up: MINUTE,
-        window: MINUTE,
-        rounds: 3,
-    }
+    Table { members, low: LOW, swap_iops: 3_000, warm_up: MINUTE, window: MINUTE, rounds: 3 }
 }
 
 /// For programs that are several, one after the other: all of them count, from the first.
 const fn long_table(members: &'static [Member]) -> Table {
-    let [settling, warm_up] = [Duration::ZERO; 2];
-    Table { settling, warm_up, window: Duration::from_secs(120), ..table(members) }
+    Table { warm_up: Duration::ZERO, window: Duration::from_secs(120), ..table(members) }
 }
 
 fn table_3(context: &Context) -> Result<Figures, LabError> {
@@ -127,8 +118,7 @@ fn table_6(context: &Context) -> Result<Figures, LabError> {
         ("qos_first", "0.98", None),
         ("qos_second", "0.85", None),
     ];
-    let table = Table { settling: MINUTE, ..table(&GUESTS) };
-    measure(context, TABLE_6.name, &table, &paper)
+    measure(context, TABLE_6.name, &table(&GUESTS), &paper)
 }
 
 fn table_7(context: &Context) -> Result<Figures, LabError> {
@@ -169,7 +159,8 @@ fn table_8(context: &Context) -> Result<Figures, LabError> {
         member("gems", "phases --mb 103 --parts 4 --length 20 --rate 100000", 184, 216),
     ];
     let paper = [("speedup_mean", "4.54", None), ("qos_mean", "0.92", Some(0.92))];
-    let table = Table { swap_iops: 375, low: Bytes::mib(80), ..long_table(&GUESTS) };
+    let low = Bytes::mib(80);
+    let table = Table { swap_iops: 375, low, warm_up: MINUTE, ..long_table(&GUESTS) };
     measure(context, TABLE_8.name, &table, &paper)
 }
 

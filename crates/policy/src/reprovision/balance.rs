@@ -151,14 +151,16 @@ fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
         let (one, other) = (urgency(one), urgency(other));
         other.0.cmp(&one.0).then(other.1.total_cmp(&one.1))
     });
+    let has_idle = |i: &usize| !seats[*i].suffers && seats[*i].idle >= tuning::UNIT;
+    let givers: Vec<usize> = (0..seats.len()).filter(has_idle).collect();
     for i in lacking {
-        for (giver, seat) in seats.iter().enumerate().filter(|(_, seat)| !seat.suffers) {
-            let lack = lacks(i, sizes[i]);
+        for &giver in &givers {
+            let seat = &seats[giver];
             let kept = seat.held.minus(seat.idle).max(seat.lowest);
-            let given = sizes[giver].minus(kept).min(lack);
-            if sizes[giver] <= seat.held && given >= tuning::UNIT {
+            let given = sizes[giver].min(seat.held).minus(kept).min(lacks(i, sizes[i]));
+            if given >= tuning::UNIT {
                 let before = seat.freed(sizes[giver]);
-                sizes[giver] = sizes[giver].minus(given);
+                sizes[giver] = sizes[giver].min(seat.held).minus(given);
                 sizes[i] = sizes[i].plus(seat.freed(sizes[giver]).minus(before));
             }
         }
@@ -362,6 +364,20 @@ mod tests {
         assert!(
             (seats[0].memory_for(seats[0].occupied(seats[0].held)) - 256.0 * 1048576.0).abs() < 1.0
         );
+    }
+
+    #[test]
+    fn what_lies_idle_goes_to_who_suffers_though_no_curve_says_that_it_helps() {
+        let idle = Seat { idle: Bytes::mib(150), lowest: Bytes::mib(225), ..seat(300, 290, 300) };
+        let lacking = |need| Seat { suffers: true, ..seat(100, need, 100) };
+        let spread = |need| {
+            let mut sizes = [Bytes::mib(300), Bytes::mib(100)];
+            spread_idle(&[idle.clone(), lacking(need)], &mut sizes);
+            mib(&sizes)
+        };
+        assert_eq!(spread(500), [225, 175], "as much as can go in a round");
+        assert_eq!(spread(140), [260, 140], "as much as it lacks");
+        assert_eq!(spread(105), [300, 100], "no small change");
     }
 
     #[test]
