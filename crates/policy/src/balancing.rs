@@ -47,13 +47,12 @@ impl Group<'_> {
         self.give(surplus, host, now);
     }
 
-    /// Notes how much a disk answers: the most that anybody had of it of late.
+    /// Notes how much a disk answers.
     fn note_disk(&mut self) {
         let known = || self.members.iter().filter(|member| member.guest.is_ok());
         let is_asked = known().any(Member::is_short);
-        let kept = if is_asked { tuning::DISK_FORGOTTEN } else { 1.0 };
-        let disk = self.balance.disk.scaled(kept).max(Reads::LEAST);
-        self.balance.disk = known().map(|member| member.memory.reads).fold(disk, Reads::max);
+        let reads = known().map(|member| member.memory.reads);
+        self.balance.disk = self.balance.disk.of_a_disk(reads, is_asked);
     }
 
     /// The surplus that can be counted on. What members use goes up and down; what was handed out and had to be taken back is not

@@ -47,22 +47,11 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
     let known = &mut memory.experience;
-    known.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
     if !is_short {
         memory.given_at = None;
     }
-    if let Some(working_set) = working_set.filter(|_| !is_short) {
-        known.working_set = known.working_set.max(working_set);
-        if working_set < known.working_set.percent(tuning::SAME_SET_PERCENT) {
-            *known = Experience::default();
-        }
-    }
     let size = held.minus(unused);
-    // Whose programs grow is not short yet.
-    if size >= known.level.plus(tuning::UNIT) {
-        known.level_at = now;
-    }
-    known.level = size;
+    known.follow(size, working_set.filter(|_| !is_short), now);
     let calm_since = memory.calm_since.max(known.level_at);
     let is_calm = now.since(calm_since) >= tuning::CALM;
     // The rate still knows of the seconds before it was calm.
@@ -105,6 +94,23 @@ fn age(asked: &Asked, now: Time) -> Millis {
 }
 
 impl Experience {
+    /// Takes in what it has in use and works on now; of that, nothing is known while it is short. What is old, or was seen of programs
+    /// that have ended, is forgotten.
+    fn follow(&mut self, size: Bytes, working_set: Option<Bytes>, now: Time) {
+        self.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
+        if let Some(working_set) = working_set {
+            self.working_set = self.working_set.max(working_set);
+            if working_set < self.working_set.percent(tuning::SAME_SET_PERCENT) {
+                *self = Self::default();
+            }
+        }
+        // Whose programs grow is not short yet.
+        if size >= self.level.plus(tuning::UNIT) {
+            self.level_at = now;
+        }
+        self.level = size;
+    }
+
     /// The latest counts: what contradicts it is forgotten.
     fn note(&mut self, new: Seen, disk: Reads) {
         let of = |seen: &Seen| seen.reads.wait_for(disk);
@@ -237,6 +243,33 @@ mod tests {
             [300, 320],
             "both wait all the time"
         );
+    }
+
+    #[test]
+    fn whose_programs_grow_is_not_level() {
+        let mut known = Experience::default();
+        let mut level_at = |second, mib| {
+            known.follow(Bytes::mib(mib), None, Time(0).after(Millis::secs(second)));
+            known.level_at.since(Time(0)).0 / 1000
+        };
+        assert_eq!([level_at(1, 200), level_at(2, 205), level_at(3, 230)], [1, 1, 3]);
+        assert_eq!([level_at(4, 150), level_at(5, 155)], [3, 3], "who shrinks is");
+    }
+
+    #[test]
+    fn what_was_seen_of_other_programs_or_long_ago_is_forgotten() {
+        let after = |working_set: &[Option<u64>], now| {
+            let mut known = seen(&[(256, 0.0), (200, 900.0)]);
+            for mib in working_set {
+                known.follow(Bytes::mib(256), mib.map(Bytes::mib), now);
+            }
+            known.seen.len()
+        };
+        let soon = Time(2);
+        assert_eq!(after(&[Some(200), Some(190)], soon), 2);
+        assert_eq!(after(&[Some(200), None], soon), 2);
+        assert_eq!(after(&[Some(200), Some(50)], soon), 0);
+        assert_eq!(after(&[None], Time(2).after(tuning::REMEMBERED)), 0);
     }
 
     #[test]

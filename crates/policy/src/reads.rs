@@ -47,6 +47,13 @@ impl Reads {
         Self { faults: self.faults.max(other.faults), bytes: self.bytes.max(other.bytes) }
     }
 
+    /// What a disk answers that was known for this: the most that anybody had of it of late. While nobody asks for all that it
+    /// has, nothing shows that it became slower.
+    pub(crate) fn of_a_disk(self, reads: impl Iterator<Item = Self>, is_asked: bool) -> Self {
+        let kept = if is_asked { tuning::DISK_FORGOTTEN } else { 1.0 };
+        reads.fold(self.scaled(kept).max(Self::LEAST), Self::max)
+    }
+
     /// The share of its time in which a VM with these reads waits for a disk that answers `disk`. Above [`tuning::DISK_SHARED`] it
     /// rises faster, up to all of its time at [`tuning::DISK_FULL`].
     pub(crate) fn wait_for(self, disk: Self) -> f64 {
@@ -81,6 +88,16 @@ mod tests {
     fn a_disk_of_which_nothing_is_known_answers_some() {
         let few = Reads { faults: tuning::DISK_LEAST / 10.0, bytes: 0.0 };
         assert!((few.wait_for(Reads::default()) - 0.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_disk_that_became_slower_is_found_out_while_somebody_asks_for_all_of_it() {
+        let of = |is_asked, faults| {
+            let reads = [Reads { faults, bytes: 0.0 }];
+            (0..1_000).fold(DISK, |disk, _| disk.of_a_disk(reads.into_iter(), is_asked)).faults
+        };
+        assert_eq!([of(false, 300.0), of(false, 2_000.0)], [1_000.0, 2_000.0]);
+        assert_eq!([of(true, 300.0), of(true, 0.0)], [300.0, Reads::LEAST.faults]);
     }
 
     #[test]
