@@ -2,6 +2,9 @@
 //!
 //! Fresh guests each time. What they get done is counted when Overbook has had some time to move memory; a paper's run takes minutes
 //! to hours, of which that is a small part.
+//!
+//! Guests have no huge pages: swap and a balloon take them apart, so that a guest with enough memory would have others than the rest, and
+//! how much that matters under emulation says nothing of a CPU.
 
 use std::time::Duration;
 
@@ -18,6 +21,7 @@ use crate::scenario::Context;
 
 const GROUP: &str = "meb";
 const SWAP: Bytes = Bytes::mib(1024);
+const SMALL_PAGES: &str = "transparent_hugepage=never";
 
 /// One guest.
 #[derive(Debug, Clone, Copy)]
@@ -122,6 +126,7 @@ impl Table {
             MachineSpec {
                 seed: seed + place,
                 shim: true,
+                kernel_options: SMALL_PAGES.to_owned(),
                 ..MachineSpec::new(member.name, GROUP, base, member.high, member.command)
                     .with_swap(SWAP, Some(self.swap_iops))
             }

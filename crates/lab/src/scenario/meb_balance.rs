@@ -160,7 +160,8 @@ fn table_8(context: &Context) -> Result<Figures, LabError> {
     ];
     let paper = [("speedup_mean", "4.54", None), ("qos_mean", "0.92", Some(0.92))];
     let low = Bytes::mib(80);
-    let table = Table { swap_iops: 375, low, window: Duration::from_secs(120), ..table(&GUESTS) };
+    let window = Duration::from_secs(120);
+    let table = Table { swap_iops: 375, low, window, rounds: 1, ..table(&GUESTS) };
     measure(context, TABLE_8.name, &table, &paper)
 }
 
@@ -169,7 +170,7 @@ fn oscillation(context: &Context) -> Result<Figures, LabError> {
         member("up", "random-array --phases 60:20,300:20", 256, 500),
         member("down", "random-array --phases 300:20,60:20", 256, 500),
     ];
-    let table = Table { rounds: 1, window: Duration::from_secs(240), ..long_table(&GUESTS) };
+    let table = Table { rounds: 1, window: Duration::from_secs(160), ..long_table(&GUESTS) };
     measure_with(context, OSCILLATION.name, &table, &[], Some(MOST_REVERSALS))
 }
 
