@@ -29,7 +29,7 @@ impl Group<'_> {
         let overdrawn = spoken_for.minus(budget.plus(borrowed));
         for member in &mut self.members {
             member.tracking = member.memory.note_tracking(member.tracking.take(), now);
-            member.note_spare();
+            member.note_spare(now);
             judge(member, now);
         }
         self.note_disk();
@@ -176,6 +176,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
         set_apart: member.memory.set_apart,
         idle,
+        unfilled: if is_short { member.spare() } else { Bytes::ZERO },
         disk,
     };
     let worth = Worth::of(member.tracking.as_ref(), &condition);
@@ -197,7 +198,9 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
             member.grant().min(guest.available.minus(margin(guest)))
         }
         Ok(_) if can_shrink_soon => {
-            held.minus(worth.seen.max(floor)).max(member.memory.idle.min(held.minus(floor)))
+            // Who is short needs more than it has; what of that it was not seen to touch, it loses nothing more by.
+            let needed = if is_short { worth.seen } else { worth.need };
+            held.minus(needed.max(floor)).max(member.memory.idle.min(held.minus(floor)))
         }
         _ => Bytes::ZERO,
     };

@@ -70,6 +70,7 @@ pub(crate) fn lowest_target(
     }
     let guest = member.guest.as_ref().map_err(Clone::clone)?;
     let is_above_base = member.target > member.limits.base;
+    let mut wanted = wanted;
     if purpose == Purpose::Balance && is_above_base {
         let ago = now.since(member.memory.seen_at);
         if rules.has(Rule::Calm) && ago < tuning::CALM {
@@ -77,8 +78,14 @@ pub(crate) fn lowest_target(
         }
         // What it misses then was weighed against what others miss. Who suffers from what was taken may have lost all that can be lost.
         let goes_on = member.memory.asked.as_ref().is_some_and(|asked| asked.is_take);
-        if !(goes_on && member.is_pressured()) {
-            is_not_backing_off(member, rules, now)?;
+        if !(goes_on && member.is_pressured())
+            && let Err(reason) = is_not_backing_off(member, rules, now)
+        {
+            // Which mistakes those were says little of what lies idle since.
+            wanted = wanted.min(member.memory.idle_for_long(now));
+            if wanted < tuning::STEP_MIN {
+                return Err(reason);
+            }
         }
     } else if !purpose.bends_comfort() {
         is_comfortable(member, rules, now)?;

@@ -154,11 +154,11 @@ impl Member {
     }
 
     /// Takes in what it has free.
-    pub(crate) fn note_spare(&mut self) {
-        let Ok(guest) = &self.guest else { return self.memory.note_spare(Bytes::ZERO, false) };
+    pub(crate) fn note_spare(&mut self, now: Time) {
+        let Ok(guest) = &self.guest else { return self.memory.note_spare(Bytes::ZERO, false, now) };
         let is_news = |asked: &Asked| !asked.is_take || guest.at > asked.said_at;
         let is_news = self.memory.asked.as_ref().is_none_or(is_news);
-        self.memory.note_spare(self.spare(), is_news);
+        self.memory.note_spare(self.spare(), is_news, now);
     }
 
     /// What of that can be taken at once when others miss it: half, for its next program may come.

@@ -80,6 +80,15 @@ pub(crate) struct VmMemory {
     /// What it has had free for some seconds beyond what it keeps free in any case.
     #[serde(default)]
     pub(crate) idle: Bytes,
+    /// Since when that is worth taking.
+    #[serde(default)]
+    idle_since: Option<Time>,
+    /// The same, when balance last took memory from it.
+    #[serde(default)]
+    idle_when_taken: Option<Time>,
+    /// After so long it needed again what had lain idle.
+    #[serde(default)]
+    needed_again_after: Millis,
     /// What it reads from its swap, over some seconds.
     #[serde(default)]
     pub(crate) reads: Reads,
@@ -312,15 +321,33 @@ impl VmMemory {
     pub(crate) fn note_trouble(&mut self, now: Time) {
         self.calm_since = now;
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
+            self.moved_away_at = None;
             self.back_off(now);
         }
     }
 
     /// Takes in what it has free beyond its margin: when that is less, at once; when it is more, by a fifth of it in each second. `is_news`:
     /// the guest has said so since memory was last taken from it.
-    pub(crate) fn note_spare(&mut self, spare: Bytes, is_news: bool) {
+    pub(crate) fn note_spare(&mut self, spare: Bytes, is_news: bool, now: Time) {
         let more = if is_news { spare.share(1, tuning::IDLE_WITHIN.0 / 1000) } else { Bytes::ZERO };
         self.idle = spare.min(self.idle.plus(more));
+        let is_idle = self.idle >= tuning::UNIT;
+        self.idle_since = is_idle.then(|| self.idle_since.unwrap_or(now));
+    }
+
+    /// What has lain idle for so long that it can be taken although other takes were mistakes: twice as long as it ever did and was needed
+    /// again.
+    pub(crate) fn idle_for_long(&self, now: Time) -> Bytes {
+        let long = self.needed_again_after.times(2);
+        let long = long.clamp(tuning::IDLE_FOR_LONG, tuning::IDLE_FOR_LONG_MAX);
+        let is_long = self.idle_since.is_some_and(|since| now.since(since) >= long);
+        if is_long { self.idle } else { Bytes::ZERO }
+    }
+
+    /// Notes that balance takes memory from it.
+    pub(crate) fn note_moved_away(&mut self, now: Time) {
+        self.moved_away_at = Some(now);
+        self.idle_when_taken = self.idle_since;
     }
 
     /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is as of now.
@@ -359,11 +386,15 @@ impl VmMemory {
     pub(crate) fn note_gift(&mut self, now: Time) {
         self.given_at = Some(now);
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
+            self.taken_at = None;
             self.back_off(now);
         }
     }
 
     fn back_off(&mut self, now: Time) {
+        if let Some(since) = self.idle_when_taken.take() {
+            self.needed_again_after = self.needed_again_after.max(now.since(since));
+        }
         self.failures += 1;
         let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
         self.back_off_until = now.after(pause);
@@ -371,8 +402,10 @@ impl VmMemory {
 
     /// Notes calm; memory that was taken long enough ago was rightly taken.
     pub(crate) fn note_calm(&mut self, now: Time) {
-        if self.taken_at.is_some_and(|at| now.since(at) > tuning::WATCH) {
-            self.taken_at = None;
+        let is_judged = |at: &mut Time| now.since(*at) > tuning::WATCH;
+        let was_taken = self.taken_at.take_if(is_judged).is_some();
+        let was_moved = self.moved_away_at.take_if(is_judged).is_some();
+        if was_taken || was_moved {
             self.failures = self.failures.saturating_sub(1);
         }
     }
@@ -429,5 +462,36 @@ mod tests {
             memory.without_idle_swap(latest, Time(1)).swapped.0 >> 20
         };
         assert_eq!([lacks(120), lacks(60), lacks(120)], [30, 0, 60], "what is read back is in use");
+    }
+
+    #[test]
+    fn what_lay_idle_in_vain_must_lie_twice_as_long() {
+        let at = |second: u64| Time(0).after(Millis::secs(second));
+        let mut memory = VmMemory::new(1, at(0));
+        let mib = |memory: &mut VmMemory, seconds: std::ops::Range<u64>, spare| {
+            seconds.for_each(|second| memory.note_spare(Bytes::mib(spare), true, at(second)));
+        };
+        mib(&mut memory, 0..30, 100);
+        assert_eq!(memory.idle_for_long(at(15)), Bytes::ZERO);
+        assert_eq!(memory.idle_for_long(at(30)), Bytes::mib(100));
+        memory.note_moved_away(at(30));
+        mib(&mut memory, 30..45, 0);
+        memory.note_gift(at(45));
+        assert_eq!(memory.failures, 1);
+        mib(&mut memory, 45..200, 100);
+        assert_eq!(memory.idle_for_long(at(130)), Bytes::ZERO, "45 s were too short");
+        assert_eq!(memory.idle_for_long(at(140)), Bytes::mib(100));
+    }
+
+    #[test]
+    fn a_mistake_counts_once_and_a_good_take_makes_up_for_one() {
+        let mut memory = VmMemory::new(1, Time(0));
+        (memory.taken_at, memory.moved_away_at) = (Some(Time(0)), Some(Time(0)));
+        memory.note_trouble(Time(1));
+        memory.note_gift(Time(2));
+        assert_eq!(memory.failures, 1);
+        memory.note_moved_away(Time(3));
+        memory.note_calm(Time(3).after(tuning::WATCH).after(Millis(1)));
+        assert_eq!(memory.failures, 0);
     }
 }

@@ -101,6 +101,12 @@ pub const FILLED_WITHIN: Millis = Millis::secs(30);
 /// What was free for so long is not about to be used.
 pub const IDLE_WITHIN: Millis = Millis::secs(5);
 
+/// … and what was for so long is taken although takes of other memory were mistakes.
+pub const IDLE_FOR_LONG: Millis = Millis::secs(20);
+
+/// … or after this time, however long it lay idle before and was needed again.
+pub const IDLE_FOR_LONG_MAX: Millis = Millis::secs(120);
+
 /// How much a VM missed with how much memory is remembered for this long, …
 pub const REMEMBERED: Millis = Millis::secs(600);
 

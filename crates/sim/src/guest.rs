@@ -269,7 +269,8 @@ impl Guest {
     }
 
     /// The share of their time in which its programs do not wait for the disk.
-    fn awake(&self) -> f64 {
+    #[must_use]
+    pub fn awake(&self) -> f64 {
         1.0 - self.misses_with(self.actual).unwrap_or_default() / DISK_READS
     }
 

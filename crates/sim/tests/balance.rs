@@ -93,6 +93,47 @@ fn in_mixed_fleets_balance_misses_least() {
     }
 }
 
+/// Wang 2016, Table VIII, in its own sizes: what each works on and may have, and what it has at first, in MiB.
+#[test]
+fn sixteen_that_want_a_seventh_more_than_there_is_do_nearly_what_they_would_with_enough() {
+    let (even, cyclic) = (Access::even as fn(f64) -> Access, Access::cyclic as fn(f64) -> Access);
+    let all = [
+        ("graph-1250", 1250, 1536, 1024, cyclic(2e4)),
+        ("graph-1500", 1500, 1536, 1024, cyclic(2e4)),
+        ("graph-1750", 1750, 2048, 1536, cyclic(2e4)),
+        ("graph-2000", 2000, 2560, 1536, cyclic(2e4)),
+        ("graph-2250", 2250, 2560, 2048, cyclic(2e4)),
+        ("graph-2500", 2500, 3072, 2048, cyclic(2e4)),
+        ("web", 230, 512, 512, even(2e3)),
+        ("data", 1600, 2048, 1024, cyclic(1e4)),
+        ("dacapo", 487, 1024, 512, even(3e3)),
+        ("crafty", 77, 512, 512, even(1e3)),
+        ("mcf", 1680, 2048, 1536, even(1e4)),
+        ("bwaves", 672, 1024, 512, cyclic(3e3)),
+        ("milc", 655, 1024, 512, even(3e3)),
+        ("zeusmp", 726, 1024, 512, cyclic(3e3)),
+        ("cactus", 698, 1024, 512, even(3e3)),
+        ("gems", 820, 1024, 1024, even(3e3)),
+    ];
+    let qos = |policy| {
+        let fakes = all.iter().map(|(name, mib, high, initial, access)| {
+            let fake = Fake::busy(*name, mib - (Fake::KERNEL.0 >> 20)).accessing(access.clone());
+            fake.with_ram(*high).standing_at(*initial).hoarding()
+        });
+        let run = Scenario::new(3)
+            .group("shop", policy, limits(128, 300, 3072), fakes)
+            .paying("shop", 16 * 1024)
+            .run(600);
+        assert_eq!(run.harm_report(), "", "{policy:?}");
+        let settled = run.seconds.iter().skip(120).flat_map(|second| &second.guests);
+        settled.map(sim::Guest::awake).sum::<f64>() / (all.len() * 480) as f64
+    };
+    let (balance, demand) = (qos(Policy::Balance), qos(Policy::Demand));
+    println!("sixteen: {balance:.3} of what they do with enough; demand {demand:.3}");
+    assert!(balance >= 0.92, "{balance:.3}: the paper's balancer got 0.92");
+    assert!(demand < 0.65, "{demand:.3}");
+}
+
 #[test]
 fn between_two_that_both_lack_memory_balance_is_not_worse_than_leaving_it_where_it_is() {
     let (even, cyclic) = (Access::even as fn(f64) -> Access, Access::cyclic as fn(f64) -> Access);

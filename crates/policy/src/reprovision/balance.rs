@@ -17,7 +17,7 @@
 //! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at all. So a plan that takes must save
 //! more misses within [`tuning::PAYS_WITHIN`] than it may cost; otherwise only what is nobody's is given. Who has what it needs gives
 //! nothing up for a bonus, and who suffers gives nothing up as long as somebody else has more than it needs. [`crate::guard`] adds the
-//! rest: who was short after a take is left alone, longer each time.
+//! rest: who was short after a take is left alone, longer each time, but for what has lain idle for long since.
 //!
 //! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
 

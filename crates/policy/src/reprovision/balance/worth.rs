@@ -54,6 +54,8 @@ pub(crate) struct Condition {
     pub(crate) set_apart: Bytes,
     /// What it has had free for a while.
     pub(crate) idle: Bytes,
+    /// What it has free now, if it is short: it was given that and has not filled it yet.
+    pub(crate) unfilled: Bytes,
     /// What its disk can answer.
     pub(crate) disk: Reads,
 }
@@ -78,6 +80,7 @@ impl Worth {
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
         let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
+        let missing = missing.minus(now.unfilled);
         let seen = with_room(working_set.plus(now.set_apart));
         // Who is not short has what it needs but for a little, however much it has just touched.
         let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
@@ -288,6 +291,16 @@ mod tests {
         assert!(misses(300).abs() < 0.1 && misses(1_000).abs() < 1e-6);
         assert!(misses(190) > 80.0);
         assert_eq!(worth.need, Bytes(Bytes::mib(290).0 * 20 / 19));
+    }
+
+    #[test]
+    fn what_it_was_given_and_has_not_filled_yet_it_does_not_lack() {
+        let tracking = tracking(&[(0, 1.0), (188, 0.0)], 100);
+        let need = |unfilled| {
+            let now = Condition { unfilled: Bytes::mib(unfilled), ..now(300, 80.0) };
+            Worth::of(Some(&tracking), &now).need.0 >> 20
+        };
+        assert_eq!([0, 60, 100].map(need), [400, 340, 305], "at last what it was seen to touch");
     }
 
     #[test]
