@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// The last program first
     #[arg(long)]
     reversed: bool,
+    /// End when all programs have done their work
+    #[arg(long)]
+    once: bool,
 }
 
 /// In which order a program goes through its memory.
@@ -78,6 +81,9 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
             if !work(program.order, mb.max(1), steps, &mut rng, worker)? {
                 return Ok(());
             }
+        }
+        if options.once {
+            return Ok(());
         }
     }
 }

@@ -22,8 +22,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// What happened.
 #[derive(Debug)]
 pub struct Course {
-    /// Operations per second of each guest, in the order of the mix: over the whole window, or of one that works
-    /// in phases, since the last one that began in it.
+    /// Operations per second of each guest, in the order of the mix: over the whole window or until its work ended, or of one
+    /// that works in phases, since the last one that began in it.
     pub speeds: Vec<f64>,
     /// Share of the host's CPU time that was used.
     pub cpu_busy: f64,
@@ -42,7 +42,8 @@ pub struct Tick {
     pub plan: Plan,
 }
 
-/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up` under it.
+/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up` under it, or until the work of all has
+/// ended.
 ///
 /// # Errors
 /// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
@@ -60,7 +61,8 @@ pub fn run(
     let daemon = setting.daemon.map(|settings| Daemon::start(&mut lab, settings)).transpose()?;
     let mut ticks: Vec<Tick> = Vec::new();
     let (mut is_warm, end) = (warm_up.is_zero(), warm_up + window);
-    while began.elapsed() < end {
+    let has_ended = |line: Option<Line>| line.is_some_and(|line| line.has_ended());
+    while began.elapsed() < end && !lines(&lab).into_iter().all(has_ended) {
         if !is_warm && began.elapsed() >= warm_up {
             (first, is_warm) = (lines(&lab), true);
         }

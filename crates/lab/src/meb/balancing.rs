@@ -47,7 +47,7 @@ pub struct Table {
     pub swap_iops: u32,
     /// How long guests run, and memory moves, before it counts what they get done …
     pub warm_up: Duration,
-    /// … for so long.
+    /// … for so long, or until their work has ended.
     pub window: Duration,
     /// So many times.
     pub rounds: u32,

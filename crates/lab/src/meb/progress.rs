@@ -49,6 +49,12 @@ impl Line {
         self.ops > 0.0 || self.value["waiting"] == true
     }
 
+    /// Whether its work has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.value["final"] == true
+    }
+
     /// A number that the line holds under this name.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
