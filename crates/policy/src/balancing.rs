@@ -74,10 +74,13 @@ impl Group<'_> {
     }
 
     fn hold_round(&mut self, surplus: Bytes, overdrawn: Bytes, rules: Rules, now: Time) {
+        let idle =
+            |member: &Member| if member.is_short() { Bytes::ZERO } else { member.memory.idle };
+        let free = surplus.plus(self.members.iter().map(idle).sum());
         let seats: Vec<Seat> = self
             .members
             .iter()
-            .map(|member| seat(member, surplus, self.balance.disk, rules, now))
+            .map(|member| seat(member, free, self.balance.disk, rules, now))
             .collect();
         let balance::Round { wanted, sizes, fits } = balance::round(&seats, surplus, overdrawn);
         let per_minute = |(seat, size): (&Seat, &Bytes)| {
@@ -162,12 +165,13 @@ fn goal(member: &Member) -> Option<Goal> {
     member.memory.balanced.as_ref().and_then(|balanced| balanced.goal)
 }
 
-/// What balancing needs to know of a member.
-fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -> Seat {
+/// What balancing needs to know of a member, where `free` is nobody's or lies idle.
+fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
     let is_short = member.is_short();
     let waits = if is_short { member.memory.reads.wait_for(disk) } else { 0.0 };
     let idle = if is_short { Bytes::ZERO } else { member.memory.idle };
+    let unfilled = if is_short { member.spare() } else { Bytes::ZERO };
     let condition = Condition {
         held,
         is_short,
@@ -176,7 +180,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
         set_apart: member.memory.set_apart,
         idle,
-        unfilled: if is_short { member.spare() } else { Bytes::ZERO },
+        unfilled,
         disk,
     };
     let worth = Worth::of(member.tracking.as_ref(), &condition);
@@ -213,12 +217,11 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();
     let most = if can_grow { limits.max.max(limits.base).max(held) } else { held };
     let grown = held.plus(growth(held));
-    let lacks = worth.need.minus(held);
     let grown = match member.guest.as_ref().ok().and_then(|guest| guest.pressure) {
-        Some(Pressure::SwapIn { per_second })
-            if per_second >= tuning::HEAVY_SWAP_IN && lacks <= surplus =>
-        {
-            grown.max(worth.need)
+        Some(Pressure::SwapIn { per_second }) if per_second >= tuning::HEAVY_SWAP_IN => {
+            // How much it lacks may be more than shows; what lies idle is there to find that out.
+            let lacks = worth.need.minus(held).max(free.share(1, 2));
+            grown.max(held.plus(lacks.min(free)))
         }
         _ => grown,
     };
@@ -237,6 +240,7 @@ fn seat(member: &Member, surplus: Bytes, disk: Reads, rules: Rules, now: Time) -
         charged: charged.min(held),
         charge,
         idle,
+        unfilled,
         suffers: member.is_pressured(),
         worth,
         weight: member.share.weight,

@@ -83,12 +83,6 @@ pub(crate) struct VmMemory {
     /// Since when that is worth taking.
     #[serde(default)]
     idle_since: Option<Time>,
-    /// The same, when balance last took memory from it.
-    #[serde(default)]
-    idle_when_taken: Option<Time>,
-    /// After so long it needed again what had lain idle.
-    #[serde(default)]
-    needed_again_after: Millis,
     /// What it reads from its swap, over some seconds.
     #[serde(default)]
     pub(crate) reads: Reads,
@@ -335,19 +329,11 @@ impl VmMemory {
         self.idle_since = is_idle.then(|| self.idle_since.unwrap_or(now));
     }
 
-    /// What has lain idle for so long that it can be taken although other takes were mistakes: twice as long as it ever did and was needed
-    /// again.
+    /// What has lain idle for so long that it can be taken although takes were mistakes: longer with each of them.
     pub(crate) fn idle_for_long(&self, now: Time) -> Bytes {
-        let long = self.needed_again_after.times(2);
-        let long = long.clamp(tuning::IDLE_FOR_LONG, tuning::IDLE_FOR_LONG_MAX);
+        let long = doubled(tuning::IDLE_WITHIN, self.failures, tuning::IDLE_FOR_LONG_MAX);
         let is_long = self.idle_since.is_some_and(|since| now.since(since) >= long);
         if is_long { self.idle } else { Bytes::ZERO }
-    }
-
-    /// Notes that balance takes memory from it.
-    pub(crate) fn note_moved_away(&mut self, now: Time) {
-        self.moved_away_at = Some(now);
-        self.idle_when_taken = self.idle_since;
     }
 
     /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is as of now.
@@ -392,9 +378,6 @@ impl VmMemory {
     }
 
     fn back_off(&mut self, now: Time) {
-        if let Some(since) = self.idle_when_taken.take() {
-            self.needed_again_after = self.needed_again_after.max(now.since(since));
-        }
         self.failures += 1;
         let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
         self.back_off_until = now.after(pause);
@@ -465,22 +448,17 @@ mod tests {
     }
 
     #[test]
-    fn what_lay_idle_in_vain_must_lie_twice_as_long() {
+    fn what_lies_idle_is_taken_after_twice_as_long_with_each_mistake() {
         let at = |second: u64| Time(0).after(Millis::secs(second));
         let mut memory = VmMemory::new(1, at(0));
-        let mib = |memory: &mut VmMemory, seconds: std::ops::Range<u64>, spare| {
-            seconds.for_each(|second| memory.note_spare(Bytes::mib(spare), true, at(second)));
+        (0..30).for_each(|second| memory.note_spare(Bytes::mib(100), true, at(second)));
+        let mut mib_after = |failures, second| {
+            memory.failures = failures;
+            memory.idle_for_long(at(second)).0 >> 20
         };
-        mib(&mut memory, 0..30, 100);
-        assert_eq!(memory.idle_for_long(at(15)), Bytes::ZERO);
-        assert_eq!(memory.idle_for_long(at(30)), Bytes::mib(100));
-        memory.note_moved_away(at(30));
-        mib(&mut memory, 30..45, 0);
-        memory.note_gift(at(45));
-        assert_eq!(memory.failures, 1);
-        mib(&mut memory, 45..200, 100);
-        assert_eq!(memory.idle_for_long(at(130)), Bytes::ZERO, "45 s were too short");
-        assert_eq!(memory.idle_for_long(at(140)), Bytes::mib(100));
+        assert_eq!([mib_after(1, 4), mib_after(1, 5), mib_after(2, 9)], [0, 100, 0]);
+        assert_eq!([mib_after(3, 19), mib_after(3, 20), mib_after(9, 119)], [0, 100, 0]);
+        assert_eq!(mib_after(9, 120), 100, "at last in any case");
     }
 
     #[test]
@@ -490,7 +468,7 @@ mod tests {
         memory.note_trouble(Time(1));
         memory.note_gift(Time(2));
         assert_eq!(memory.failures, 1);
-        memory.note_moved_away(Time(3));
+        memory.moved_away_at = Some(Time(3));
         memory.note_calm(Time(3).after(tuning::WATCH).after(Millis(1)));
         assert_eq!(memory.failures, 0);
     }

@@ -258,7 +258,7 @@ fn remember(
         reason => memory.ask(intent.target, intent.is_take, reason.clone(), actual, now),
     }
     match intent.reason {
-        Reason::WorthLess { .. } => memory.note_moved_away(now),
+        Reason::WorthLess { .. } => memory.moved_away_at = Some(now),
         Reason::Balance { .. } | Reason::GiveBack { .. } if !intent.is_repeat => {
             memory.note_gift(now);
         }

@@ -98,13 +98,10 @@ pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 /// … or for this long at most, while it still has some of it free. Large guests keep more free than [`MARGIN_MIN`] even when they are short.
 pub const FILLED_WITHIN: Millis = Millis::secs(30);
 
-/// What was free for so long is not about to be used.
+/// What was free for so long is not about to be used; where takes were mistakes, twice as long with each after the first, …
 pub const IDLE_WITHIN: Millis = Millis::secs(5);
 
-/// … and what was for so long is taken although takes of other memory were mistakes.
-pub const IDLE_FOR_LONG: Millis = Millis::secs(20);
-
-/// … or after this time, however long it lay idle before and was needed again.
+/// … up to this.
 pub const IDLE_FOR_LONG_MAX: Millis = Millis::secs(120);
 
 /// How much a VM missed with how much memory is remembered for this long, …

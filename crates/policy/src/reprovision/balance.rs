@@ -56,6 +56,8 @@ pub(crate) struct Seat {
     pub(crate) unneeded: Bytes,
     /// What it has had free for a while.
     pub(crate) idle: Bytes,
+    /// What it has free now, if it is short: it was given that and has not filled it yet.
+    pub(crate) unfilled: Bytes,
     /// It is short of memory now.
     pub(crate) suffers: bool,
     /// Times its misses.
@@ -134,12 +136,12 @@ pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     round
 }
 
-/// Gives what has long been free to those who lack more than the plan gives them, though nothing shows how much that helps: first to
-/// whom the most misses would end per byte that it lacks.
+/// Gives what has long been free to those who suffer, as much as they may grow, though nothing shows how much that helps: first to whom
+/// the most misses would end per byte that it lacks.
 fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
     let lacks = |i: usize, size: Bytes| {
         let seat = &seats[i];
-        if seat.suffers { seat.need().min(seat.highest).minus(size) } else { Bytes::ZERO }
+        if seat.suffers { seat.highest.minus(seat.unfilled).minus(size) } else { Bytes::ZERO }
     };
     let mut lacking: Vec<usize> =
         (0..seats.len()).filter(|i| lacks(*i, sizes[*i]) >= tuning::UNIT).collect();
@@ -344,6 +346,7 @@ mod tests {
             unneeded: Bytes::ZERO,
             suffers: false,
             idle: Bytes::ZERO,
+            unfilled: Bytes::ZERO,
             charged: Bytes::mib(charged),
             charge: 1.0,
             worth,
@@ -369,15 +372,17 @@ mod tests {
     #[test]
     fn what_lies_idle_goes_to_who_suffers_though_no_curve_says_that_it_helps() {
         let idle = Seat { idle: Bytes::mib(150), lowest: Bytes::mib(225), ..seat(300, 290, 300) };
-        let lacking = |need| Seat { suffers: true, ..seat(100, need, 100) };
-        let spread = |need| {
+        let spread = |highest, unfilled| {
+            let (highest, unfilled) = (Bytes::mib(highest), Bytes::mib(unfilled));
+            let lacking = Seat { suffers: true, highest, unfilled, ..seat(100, 100, 100) };
             let mut sizes = [Bytes::mib(300), Bytes::mib(100)];
-            spread_idle(&[idle.clone(), lacking(need)], &mut sizes);
+            spread_idle(&[idle.clone(), lacking], &mut sizes);
             mib(&sizes)
         };
-        assert_eq!(spread(500), [225, 175], "as much as can go in a round");
-        assert_eq!(spread(140), [260, 140], "as much as it lacks");
-        assert_eq!(spread(105), [300, 100], "no small change");
+        assert_eq!(spread(500, 0), [225, 175], "as much as can go in a round");
+        assert_eq!(spread(140, 0), [260, 140], "as much as it may grow");
+        assert_eq!(spread(140, 15), [275, 125], "but for what it was given and has not filled");
+        assert_eq!(spread(105, 0), [300, 100], "no small change");
     }
 
     #[test]

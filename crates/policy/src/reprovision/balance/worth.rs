@@ -80,15 +80,15 @@ impl Worth {
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
         let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
-        let missing = missing.minus(now.unfilled);
         let seen = with_room(working_set.plus(now.set_apart));
-        // Who is not short has what it needs but for a little, however much it has just touched.
-        let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
-        let need = if missing.is_zero() {
-            seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
+        let need = if now.is_short {
+            seen.max(now.held.plus(missing).minus(now.unfilled))
         } else {
-            seen.max(now.held.plus(missing))
+            // Who is not short has what it needs but for a little, however much it has just touched.
+            let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
+            seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
         };
+        let missing = missing.minus(now.unfilled);
         let held = now.held.0 as f64;
         let granule = tracking.granule.clamp(tuning::READ_AHEAD, tuning::GRANULE_MAX);
         let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
