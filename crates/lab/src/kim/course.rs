@@ -22,8 +22,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// What happened.
 #[derive(Debug)]
 pub struct Course {
-    /// Operations per second of each guest, in the order of the mix: over the whole window or until its work ended, or of one
-    /// that works in phases, since the last one that began in it.
+    /// Operations per second of each guest, in the order of the mix: over the whole window or until its work ended; of one that
+    /// works in phases, without the first, which fills its memory.
     pub speeds: Vec<f64>,
     /// Share of the host's CPU time that was used.
     pub cpu_busy: f64,
@@ -71,7 +71,7 @@ pub fn run(
             return Err(dead.death());
         }
         for (first, newest) in first.iter_mut().zip(lines(&lab)) {
-            if phase(first.as_ref()) != phase(newest.as_ref()) {
+            if in_first_phase(first.as_ref()) && !in_first_phase(newest.as_ref()) {
                 *first = newest;
             }
         }
@@ -99,9 +99,9 @@ fn lines(lab: &Lab) -> Vec<Option<Line>> {
     lab.machines().iter().map(Line::newest).collect()
 }
 
-/// In which phase a guest was, if it works in phases.
-fn phase(line: Option<&Line>) -> Option<f64> {
-    line?.number("phase")
+/// Whether a guest works in phases and was in the one that it begins with.
+fn in_first_phase(line: Option<&Line>) -> bool {
+    line.and_then(|line| line.number("phase")) == Some(0.0)
 }
 
 impl Course {
@@ -131,6 +131,13 @@ impl Course {
         let reversals =
             |takes: Vec<bool>| takes.windows(2).filter(|pair| pair[0] != pair[1]).count();
         self.per_hour(self.directions().map(reversals).max().unwrap_or_default())
+    }
+
+    /// Without the first half of its ticks.
+    #[must_use]
+    pub fn second_half(mut self) -> Self {
+        self.ticks.drain(..self.ticks.len() / 2);
+        self
     }
 
     /// Of each guest, whether it was taken from or given to, time after time.

@@ -21,6 +21,10 @@ use crate::scenario::Context;
 
 const GROUP: &str = "meb";
 const SWAP: Bytes = Bytes::mib(1024);
+/// What is asserted of simulated guests: ten in twenty minutes.
+const MOST_REVERSALS: f64 = 30.0;
+/// … and fifty in the second ten.
+const MOST_MOVES_LATER: f64 = 300.0;
 const SMALL_PAGES: &str = "transparent_hugepage=never";
 
 /// One guest.
@@ -103,21 +107,36 @@ impl Table {
     /// # Errors
     /// As for [`course::run`].
     pub fn run(self, context: &Context) -> Result<Outcome, LabError> {
-        let course = |way: Way| {
-            context.say(&format!("{} ...", way.name()));
-            let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
-            let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
-            context.say(&course.in_words());
-            Ok(course)
+        let courses = |ways: [Way; 3]| {
+            ways.into_iter().map(|way| self.course(context, way)).collect::<Result<_, LabError>>()
         };
-        let courses =
-            |ways: [Way; 3]| ways.into_iter().map(course).collect::<Result<_, LabError>>();
         let mut rounds = vec![courses(WAYS)?];
         let others = courses(OTHERS)?;
         for _ in 1..self.rounds {
             rounds.push(courses(WAYS)?);
         }
         Ok(Outcome { table: self, rounds, others })
+    }
+
+    /// Under balance alone: how often memory moves, and whether that dies down.
+    ///
+    /// # Errors
+    /// As for [`course::run`].
+    pub fn moves(self, context: &Context, mut figures: Figures) -> Result<Figures, LabError> {
+        let course = self.course(context, BALANCE)?;
+        add_moves(&mut figures, &[&course], Some(Target::AtMost(MOST_REVERSALS)));
+        let note = "the same in the second half of the time";
+        let later = Figure::new(course.second_half().moves_per_hour(), "count", note);
+        figures.add("moves_per_hour_later", later.target(Target::AtMost(MOST_MOVES_LATER)));
+        Ok(figures)
+    }
+
+    fn course(&self, context: &Context, way: Way) -> Result<Course, LabError> {
+        context.say(&format!("{} ...", way.name()));
+        let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
+        let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
+        context.say(&course.in_words());
+        Ok(course)
     }
 
     fn guests(&self, way: Way, seed: u64) -> Vec<MachineSpec> {
@@ -194,11 +213,10 @@ impl Outcome {
     }
 
     /// What all guests miss under each policy, major faults, and how often memory moves.
-    pub fn add_misses(&self, figures: &mut Figures, most_reversals: Option<f64>) {
-        let of = |measure: fn(&Course) -> f64| {
-            middle(self.rounds.iter().map(|round| measure(&round[1])).collect())
-        };
-        let (misses, rounds) = of(Course::major_faults);
+    pub fn add_misses(&self, figures: &mut Figures) {
+        let balanced: Vec<&Course> = self.rounds.iter().map(|round| &round[1]).collect();
+        let (misses, rounds) =
+            middle(balanced.iter().map(|course| course.major_faults()).collect());
         let note = format!("major faults of all guests, from the beginning; rounds {rounds}");
         figures.add("misses_balance", Figure::new(misses, "count", note));
         let mut least = f64::INFINITY;
@@ -207,24 +225,22 @@ impl Outcome {
             least = least.min(misses);
             figures.add(&format!("misses_{}", way.name()), Figure::new(misses, "count", note));
         }
-        let ratio = least / self.rounds[0][1].major_faults();
+        let ratio = least / balanced[0].major_faults();
         let note = "of the policy that comes next to what balance misses in the same round";
         figures
             .add("misses_to_next", Figure::new(ratio, "ratio", note).target(Target::AtLeast(1.0)));
-        let (moves, rounds) = of(Course::moves_per_hour);
-        let note = format!(
-            "balloon targets that balance changed, in an hour at this pace; rounds {rounds}"
-        );
-        figures.add("moves_per_hour", Figure::new(moves, "count", note));
-        let (reversals, rounds) = of(Course::reversals_per_hour);
-        let note =
-            format!("of a guest that balance took from and gave to in turn; rounds {rounds}");
-        figures.add(
-            "reversals_per_hour",
-            Figure {
-                target: most_reversals.map(Target::AtMost),
-                ..Figure::new(reversals, "count", note)
-            },
-        );
+        add_moves(figures, &balanced, None);
     }
+}
+
+fn add_moves(figures: &mut Figures, courses: &[&Course], most_reversals: Option<Target>) {
+    let mut add = |name: &str, measure: fn(&Course) -> f64, target, words: &str| {
+        let (value, rounds) = middle(courses.iter().map(|course| measure(course)).collect());
+        let note = format!("{words}; rounds {rounds}");
+        figures.add(name, Figure { target, ..Figure::new(value, "count", note) });
+    };
+    let words = "balloon targets that balance changed, in an hour at this pace";
+    add("moves_per_hour", Course::moves_per_hour, None, words);
+    let words = "of a guest that balance took from and gave to in turn";
+    add("reversals_per_hour", Course::reversals_per_hour, most_reversals, words);
 }
