@@ -171,7 +171,7 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
     let is_short = member.is_short();
     let waits = if is_short { member.memory.reads.wait_for(disk) } else { 0.0 };
     let idle = if is_short { Bytes::ZERO } else { member.memory.idle };
-    let unfilled = if is_short { member.spare() } else { Bytes::ZERO };
+    let unfilled = if is_short { member.unfilled() } else { Bytes::ZERO };
     let condition = Condition {
         held,
         is_short,
@@ -196,6 +196,8 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
     // What it lacks is being looked for: to give up now what it got so far would help nobody.
     let is_being_helped =
         is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::FILLED_WITHIN);
+    let is_filling =
+        is_being_helped && unfilled >= tuning::UNIT.max(held.percent(tuning::UNFILLED_PERCENT));
     let least = if worth.is_tracked && can_shrink_soon && !is_being_helped { least } else { held };
     let unneeded = match &member.guest {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
@@ -241,10 +243,18 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
         charge,
         idle,
         unfilled,
-        suffers: member.is_pressured(),
+        suffers: suffers(member) && !is_filling,
         worth,
         weight: member.share.weight,
         priority: member.share.priority,
+    }
+}
+
+/// Whether it suffers from want of memory. Little of it left is no harm to who has swap.
+fn suffers(member: &Member) -> bool {
+    match member.guest.as_ref().ok().and_then(|guest| guest.pressure) {
+        Some(Pressure::LowAvailable { .. }) => !member.has_swap,
+        pressure => pressure.is_some(),
     }
 }
 

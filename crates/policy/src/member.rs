@@ -153,9 +153,19 @@ impl Member {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
     }
 
+    /// What it has free that it will fill, for it reads from its swap.
+    pub(crate) fn unfilled(&self) -> Bytes {
+        let free = self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free);
+        self.memory.kept_free.map_or(self.spare(), |kept| free.minus(kept))
+    }
+
     /// Takes in what it has free.
     pub(crate) fn note_spare(&mut self, now: Time) {
         let Ok(guest) = &self.guest else { return self.memory.note_spare(Bytes::ZERO, false, now) };
+        if matches!(guest.pressure, Some(Pressure::SwapIn { .. })) {
+            let kept = self.memory.kept_free.unwrap_or(guest.free);
+            self.memory.kept_free = Some(kept.min(guest.free));
+        }
         let is_news = |asked: &Asked| !asked.is_take || guest.at > asked.said_at;
         let is_news = self.memory.asked.as_ref().is_none_or(is_news);
         self.memory.note_spare(self.spare(), is_news, now);

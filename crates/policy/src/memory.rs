@@ -83,6 +83,9 @@ pub(crate) struct VmMemory {
     /// Since when that is worth taking.
     #[serde(default)]
     idle_since: Option<Time>,
+    /// The least that it had free while it read from its swap: what its kernel keeps free in any case.
+    #[serde(default)]
+    pub(crate) kept_free: Option<Bytes>,
     /// What it reads from its swap, over some seconds.
     #[serde(default)]
     pub(crate) reads: Reads,
@@ -331,7 +334,7 @@ impl VmMemory {
 
     /// What has lain idle for so long that it can be taken although takes were mistakes: longer with each of them.
     pub(crate) fn idle_for_long(&self, now: Time) -> Bytes {
-        let long = doubled(tuning::IDLE_WITHIN, self.failures, tuning::IDLE_FOR_LONG_MAX);
+        let long = doubled(tuning::IDLE_WITHIN, self.failures + 1, tuning::IDLE_FOR_LONG_MAX);
         let is_long = self.idle_since.is_some_and(|since| now.since(since) >= long);
         if is_long { self.idle } else { Bytes::ZERO }
     }
@@ -456,8 +459,8 @@ mod tests {
             memory.failures = failures;
             memory.idle_for_long(at(second)).0 >> 20
         };
-        assert_eq!([mib_after(1, 4), mib_after(1, 5), mib_after(2, 9)], [0, 100, 0]);
-        assert_eq!([mib_after(3, 19), mib_after(3, 20), mib_after(9, 119)], [0, 100, 0]);
+        assert_eq!([mib_after(0, 4), mib_after(0, 5), mib_after(1, 9)], [0, 100, 0]);
+        assert_eq!([mib_after(2, 19), mib_after(2, 20), mib_after(9, 119)], [0, 100, 0]);
         assert_eq!(mib_after(9, 120), 100, "at last in any case");
     }
 

@@ -98,7 +98,10 @@ pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 /// … or for this long at most, while it still has some of it free. Large guests keep more free than [`MARGIN_MIN`] even when they are short.
 pub const FILLED_WITHIN: Millis = Millis::secs(30);
 
-/// What was free for so long is not about to be used; where takes were mistakes, twice as long with each after the first, …
+/// … but while it has so much more free than its kernel keeps in any case, in percent (at least [`UNIT`]), it needs no more.
+pub const UNFILLED_PERCENT: u64 = 2;
+
+/// What was free for so long is not about to be used; where takes were mistakes, twice as long with each, …
 pub const IDLE_WITHIN: Millis = Millis::secs(5);
 
 /// … up to this.

@@ -186,6 +186,15 @@ fn where_neither_fits_memory_is_not_shuttled() {
 }
 
 #[test]
+fn who_misses_nothing_gets_no_others_idle_memory_though_it_has_little_left() {
+    let full = Fake::busy("full", 222).accessing(Access::even(2e3)).preallocated();
+    let idle = Fake::busy("idle", 40).accessing(Access::even(2e3)).preallocated();
+    let run = pair(Policy::Balance, [full, idle]).run(120);
+    assert_eq!(run.harm_report(), "");
+    assert_eq!(["shop-full", "shop-idle"].map(|vm| at_end(&run, vm)), [256, 256]);
+}
+
+#[test]
 fn moves_do_not_chase_oscillating_demand() {
     // The second sizes are those of the guests of `meb-oscillation`.
     for (low, high) in [(40, 300), (80, 335)] {

@@ -152,9 +152,13 @@ impl Course {
         guests.into_values()
     }
 
+    /// Each tick stands for the time until the next one.
     fn per_hour(&self, count: usize) -> f64 {
-        let lasted = self.ticks.last().zip(self.ticks.first());
-        lasted.map_or(f64::NAN, |(last, first)| count as f64 * 3600.0 / (last.at_s - first.at_s))
+        let (Some(first), Some(last)) = (self.ticks.first(), self.ticks.last()) else {
+            return f64::NAN;
+        };
+        let from_tick_to_tick = (last.at_s - first.at_s) / (self.ticks.len() - 1) as f64;
+        count as f64 * 3600.0 / (from_tick_to_tick * self.ticks.len() as f64)
     }
 
     /// For whoever watches.
@@ -162,7 +166,10 @@ impl Course {
     pub fn in_words(&self) -> String {
         let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
         let (speeds, busy) = (speeds.join(", "), self.cpu_busy * 100.0);
-        format!("  {speeds} operations/s, CPUs {busy:.0} % busy")
+        let faults = self.major_faults();
+        let faults =
+            if faults.is_nan() { String::new() } else { format!(", {faults:.0} major faults") };
+        format!("  {speeds} operations/s, CPUs {busy:.0} % busy{faults}")
     }
 }
 
