@@ -199,13 +199,14 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
     let is_filling =
         is_being_helped && unfilled >= tuning::UNIT.max(held.percent(tuning::UNFILLED_PERCENT));
     let least = if worth.is_tracked && can_shrink_soon && !is_being_helped { least } else { held };
+    let suffers = member.suffers() && !is_filling;
     let unneeded = match &member.guest {
         Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
             member.grant().min(guest.available.minus(margin(guest)))
         }
         Ok(_) if can_shrink_soon => {
-            // Who is short needs more than it has; what of that it was not seen to touch, it loses nothing more by.
-            let needed = if is_short { worth.seen } else { worth.need };
+            // Who suffers needs more than it has; what of that it was not seen to touch, it loses nothing more by.
+            let needed = if suffers { worth.seen } else { worth.need };
             held.minus(needed.max(floor)).max(member.memory.idle.min(held.minus(floor)))
         }
         _ => Bytes::ZERO,
@@ -243,18 +244,10 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
         charge,
         idle,
         unfilled,
-        suffers: suffers(member) && !is_filling,
+        suffers,
         worth,
         weight: member.share.weight,
         priority: member.share.priority,
-    }
-}
-
-/// Whether it suffers from want of memory. Little of it left is no harm to who has swap.
-fn suffers(member: &Member) -> bool {
-    match member.guest.as_ref().ok().and_then(|guest| guest.pressure) {
-        Some(Pressure::LowAvailable { .. }) => !member.has_swap,
-        pressure => pressure.is_some(),
     }
 }
 

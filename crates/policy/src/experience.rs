@@ -29,6 +29,9 @@ pub(crate) struct Experience {
     level: Bytes,
     /// … since.
     level_at: Time,
+    /// When it was last short.
+    #[serde(default)]
+    short_at: Time,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,12 +50,14 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
     let known = &mut memory.experience;
-    if !is_short {
+    if is_short {
+        known.short_at = now;
+    } else {
         memory.given_at = None;
     }
     let size = held.minus(unused);
     known.follow(size, working_set.filter(|_| !is_short), now);
-    let calm_since = memory.calm_since.max(known.level_at);
+    let calm_since = memory.seen_at.max(known.short_at).max(known.level_at);
     let is_calm = now.since(calm_since) >= tuning::CALM;
     // The rate still knows of the seconds before it was calm.
     let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
@@ -144,7 +149,7 @@ impl Experience {
     }
 
     /// The least above `size` with which it was not short.
-    fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
+    pub(crate) fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         self.waits(disk).find(is_enough).map(|(with, _)| with)
     }

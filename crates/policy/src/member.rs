@@ -143,9 +143,20 @@ impl Member {
         self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
     }
 
-    /// Whether it suffers or wants more, as far as it can be believed.
+    /// Whether it suffers or wants more, as far as it can be believed. Who has swap does so when it uses that: little memory left is no
+    /// harm.
     pub(crate) fn is_short(&self) -> bool {
-        self.is_pressured() || self.demand().is_some()
+        self.suffers() || self.demand().is_some_and(|sign| self.is_harm(sign))
+    }
+
+    /// Whether it suffers from want of memory.
+    pub(crate) fn suffers(&self) -> bool {
+        let pressure = self.guest.as_ref().ok().and_then(|guest| guest.pressure);
+        pressure.is_some_and(|pressure| self.is_harm(pressure))
+    }
+
+    fn is_harm(&self, pressure: Pressure) -> bool {
+        !(self.has_swap && matches!(pressure, Pressure::LowAvailable { .. }))
     }
 
     /// What its guest has free beyond the margin that it keeps in any case.

@@ -131,6 +131,9 @@ pub const PAYS_WITHIN: Millis = Millis::secs(60);
 /// … and so much of what it costs others, in percent: curves are estimates.
 pub const CLEAR_GAIN_PERCENT: u64 = 150;
 
+/// Of so many VMs that hope for the end of their misses by a little more memory, one is right.
+pub const HOPE_DISCOUNT: f64 = 10.0;
+
 /// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major fault.
 pub const READ_AHEAD: Bytes = Bytes::kib(32);
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use clap::Args;
 
-use crate::args::megabytes;
+use crate::args::{megabytes, ranged};
 use crate::error::WorkError;
 use crate::memory::Memory;
 use crate::rng::Rng;
@@ -20,7 +20,6 @@ use crate::zipf::Zipf;
 const DEGREE: usize = 16;
 /// Of a vertex: its rank, its next rank, its distance in the search.
 const STATE_WORDS: usize = 3;
-const VERTEX_WORDS: usize = STATE_WORDS + DEGREE;
 /// How unequal the degrees in are.
 const SKEW: f64 = 0.7;
 const DAMPING: f64 = 0.85;
@@ -32,6 +31,13 @@ pub(crate) struct Options {
     /// Size of the graph
     #[arg(long, value_name = "N", value_parser = megabytes)]
     mb: usize,
+    /// Words that each vertex has beside its edges, which are not read
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = properties)]
+    properties: usize,
+}
+
+fn properties(text: &str) -> Result<usize, String> {
+    ranged(text, 0, 4096)
 }
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
@@ -41,7 +47,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
         memory.grow()?;
     }
     worker.shared.mb.set(options.mb);
-    let mut graph = Graph { vertices: memory.words() / VERTEX_WORDS, memory };
+    let mut graph = Graph::new(memory, options.properties);
     graph.connect(&mut rng, worker);
     loop {
         for _ in 0..ITERATIONS_PER_SEARCH {
@@ -56,10 +62,12 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     }
 }
 
-/// First all edges, then all states.
+/// First all edges, with each vertex's properties behind its own, then all states.
 struct Graph {
     memory: Memory,
     vertices: usize,
+    /// From one vertex's edges to the next one's.
+    stride: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -70,6 +78,12 @@ enum Field {
 }
 
 impl Graph {
+    /// As many vertices as there is room for.
+    fn new(memory: Memory, properties: usize) -> Self {
+        let stride = DEGREE + properties;
+        Self { vertices: memory.words() / (stride + STATE_WORDS), stride, memory }
+    }
+
     /// The vertex of popularity `r` stands at `r` times an odd number: anywhere.
     fn connect(&mut self, rng: &mut Rng, worker: &Worker) {
         let popularity = Zipf::new(self.vertices, SKEW);
@@ -79,19 +93,23 @@ impl Graph {
                 return;
             }
             let target = popularity.choose(rng).wrapping_mul(step) % self.vertices;
-            self.memory.set(edge, target as u64);
+            self.memory.set(self.edge(edge / DEGREE, edge % DEGREE), target as u64);
         }
         let rank = 1.0 / self.vertices as f64;
         (0..self.vertices).for_each(|vertex| self.set_number(vertex, Field::Rank, rank));
     }
 
     fn targets(&self, vertex: usize) -> impl Iterator<Item = usize> {
-        let edges = vertex * DEGREE..(vertex + 1) * DEGREE;
-        edges.map(|edge| usize::try_from(self.memory.get(edge)).unwrap_or(0))
+        let target = move |edge| self.memory.get(self.edge(vertex, edge));
+        (0..DEGREE).map(move |edge| usize::try_from(target(edge)).unwrap_or(0))
+    }
+
+    fn edge(&self, vertex: usize, edge: usize) -> usize {
+        vertex * self.stride + edge
     }
 
     fn at(&self, vertex: usize, field: Field) -> usize {
-        self.vertices * DEGREE + vertex * STATE_WORDS + field as usize
+        self.vertices * self.stride + vertex * STATE_WORDS + field as usize
     }
 
     fn number(&self, vertex: usize, field: Field) -> f64 {
@@ -165,17 +183,17 @@ impl Graph {
 mod tests {
     use super::*;
 
-    fn graph() -> (Graph, Worker) {
+    fn graph(properties: usize) -> (Graph, Worker) {
         let (worker, mut memory) = (Worker::for_test(), Memory::default());
         memory.grow().unwrap();
-        let mut graph = Graph { vertices: memory.words() / VERTEX_WORDS, memory };
+        let mut graph = Graph::new(memory, properties);
         graph.connect(&mut Rng::new(1), &worker);
         (graph, worker)
     }
 
     #[test]
     fn ranks_sum_to_one_and_are_unequal() {
-        let (mut graph, mut worker) = graph();
+        let (mut graph, mut worker) = graph(0);
         for _ in 0..5 {
             assert!(graph.rank_once(&mut worker).unwrap());
         }
@@ -186,18 +204,21 @@ mod tests {
 
     #[test]
     fn a_search_finds_the_shortest_ways() {
-        let (mut graph, mut worker) = graph();
-        assert!(graph.search(3, &mut worker));
-        let distance = |v: usize| graph.memory.get(graph.at(v, Field::Distance));
-        assert_eq!(distance(3), 0);
-        for vertex in (0..graph.vertices).filter(|&v| distance(v) != u64::MAX) {
-            assert!(graph.targets(vertex).all(|target| distance(target) <= distance(vertex) + 1));
+        for properties in [0, 112] {
+            let (mut graph, mut worker) = graph(properties);
+            assert!(graph.rank_once(&mut worker).unwrap() && graph.search(3, &mut worker));
+            let distance = |v: usize| graph.memory.get(graph.at(v, Field::Distance));
+            assert_eq!(distance(3), 0);
+            for vertex in (0..graph.vertices).filter(|&v| distance(v) != u64::MAX) {
+                let is_near = |target| distance(target) <= distance(vertex) + 1;
+                assert!(graph.targets(vertex).all(is_near));
+            }
         }
     }
 
     #[test]
     fn a_lost_rank_fails_the_run() {
-        let (mut graph, mut worker) = graph();
+        let (mut graph, mut worker) = graph(0);
         graph.set_number(0, Field::Rank, 5.0);
         assert!(graph.rank_once(&mut worker).is_err());
     }

@@ -25,6 +25,7 @@ const SWAP: Bytes = Bytes::mib(1024);
 const MOST_REVERSALS: f64 = 30.0;
 /// … and fifty in the second ten.
 const MOST_MOVES_LATER: f64 = 300.0;
+const MOST_WARM_UP_FIXED: Duration = Duration::from_secs(60);
 const SMALL_PAGES: &str = "transparent_hugepage=never";
 
 /// One guest.
@@ -134,9 +135,16 @@ impl Table {
     fn course(&self, context: &Context, way: Way) -> Result<Course, LabError> {
         context.say(&format!("{} ...", way.name()));
         let (guests, setting) = (self.guests(way, context.seed), self.setting(way));
-        let course = course::run(context, &guests, &setting, self.warm_up, self.window)?;
+        let warm_up = self.warm_up(way);
+        let course = course::run(context, &guests, &setting, warm_up, self.window)?;
         context.say(&course.in_words());
         Ok(course)
+    }
+
+    /// Where no memory moves, guests are soon as they stay.
+    fn warm_up(&self, way: Way) -> Duration {
+        let moves = matches!(way, Way::Under(_));
+        if moves { self.warm_up } else { self.warm_up.min(MOST_WARM_UP_FIXED) }
     }
 
     fn guests(&self, way: Way, seed: u64) -> Vec<MachineSpec> {

@@ -4,9 +4,10 @@
 //! DaCapo, `graph` for Graph Analytics, `data` for Data Analytics, `pi` for 186.crafty, `random-array` for 429.mcf. Swap lies on a
 //! disk of 3,000 operations per second, as a general volume of a cloud has.
 //!
-//! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and programs are held to a pace that leaves
-//! each its part: what one does not get done for want of memory is nobody else's gain. Their disks are slower in proportion, and memory
-//! moves for longer before it counts what they get done.
+//! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and programs are held to a pace that these can
+//! keep, with half of their time to spare, where there is enough memory: what one does not get done for want of memory is nobody else's
+//! gain. So that a graph is gone through in seconds at that pace, its vertices have properties that nobody reads. What guests need is
+//! what they hold when they miss nothing: some 70 MB more than their programs' data. Memory moves for longer before it counts.
 
 use std::time::Duration;
 
@@ -149,27 +150,25 @@ fn table_7(context: &Context) -> Result<Figures, LabError> {
 
 fn table_8(context: &Context) -> Result<Figures, LabError> {
     const GUESTS: [Member; 16] = [
-        member("graph-1250", "graph --mb 156 --rate 400000", 184, 280),
-        member("graph-1500", "graph --mb 188 --rate 400000", 184, 280),
-        member("graph-1750", "graph --mb 219 --rate 400000", 248, 344),
-        member("graph-2000", "graph --mb 250 --rate 400000", 248, 408),
-        member("graph-2250", "graph --mb 281 --rate 400000", 312, 408),
-        member("graph-2500", "graph --mb 313 --rate 400000", 312, 472),
-        member("web", "web --mb 29 --rate 500", 120, 152),
-        member("data", "data --mb 200 --rate 400000", 184, 344),
-        member("suite", "suite --mb 61 --rate 2000000", 120, 216),
-        member("pi", "pi --rate 1", 120, 152),
-        member("mcf", "random-array --mb 210 --rate 100000", 248, 344),
-        member("bwaves", "matrix --mb 84 --rate 4", 120, 216),
-        member("milc", "random-array --mb 82 --record-kb 64 --rate 300", 120, 216),
-        member("zeusmp", "scan --mb 91 --rate 20000", 120, 216),
-        member("cactus", "kv --mb 87 --rate 3000", 120, 216),
-        member("gems", "phases --mb 103 --parts 4 --length 20 --rate 100000", 184, 216),
+        member("graph-1250", "graph --mb 156 --properties 112 --rate 200000", 190, 286),
+        member("graph-1500", "graph --mb 188 --properties 112 --rate 200000", 190, 286),
+        member("graph-1750", "graph --mb 219 --properties 112 --rate 200000", 254, 350),
+        member("graph-2000", "graph --mb 250 --properties 112 --rate 200000", 254, 414),
+        member("graph-2250", "graph --mb 281 --properties 112 --rate 200000", 318, 414),
+        member("graph-2500", "graph --mb 313 --properties 112 --rate 200000", 318, 478),
+        member("web", "web --mb 29 --rate 250", 126, 158),
+        member("data", "data --mb 200 --rate 200000", 190, 350),
+        member("suite", "suite --mb 61 --rate 1000000", 126, 222),
+        member("pi", "pi --rate 1", 126, 158),
+        member("mcf", "random-array --mb 210 --rate 50000", 254, 350),
+        member("bwaves", "matrix --mb 84 --rate 2", 126, 222),
+        member("milc", "random-array --mb 82 --record-kb 64 --rate 150", 126, 222),
+        member("zeusmp", "scan --mb 91 --rate 10000", 126, 222),
+        member("cactus", "kv --mb 87 --rate 1500", 126, 222),
+        member("gems", "phases --mb 103 --parts 4 --length 20 --rate 50000", 190, 222),
     ];
     let paper = [("speedup_mean", "4.54", None), ("qos_mean", "0.92", Some(0.92))];
-    let low = Bytes::mib(80);
-    let (warm_up, window) = (5 * MINUTE, 2 * MINUTE);
-    let table = Table { swap_iops: 375, low, warm_up, window, rounds: 1, ..table(&GUESTS) };
+    let table = Table { low: Bytes::mib(80), warm_up: 5 * MINUTE, rounds: 1, ..table(&GUESTS) };
     measure(context, TABLE_8.name, &table, &paper)
 }
 

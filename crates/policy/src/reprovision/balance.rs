@@ -16,8 +16,10 @@
 //!
 //! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at all. So a plan that takes must save
 //! more misses within [`tuning::PAYS_WITHIN`] than it may cost; otherwise only what is nobody's is given. Who has what it needs gives
-//! nothing up for a bonus, and who suffers gives nothing up as long as somebody else has more than it needs. [`crate::guard`] adds the
-//! rest: who was short after a take is left alone, longer each time, but for what has lain idle for long since.
+//! nothing up for a bonus, and who suffers gives nothing up as long as somebody else has more than it needs. What a VM lacks that thrashes
+//! is often only looked for, and most such hopes are vain: they are paid for by those that suffer themselves, else memory would go round
+//! among many that do and nobody would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left alone,
+//! longer each time, but for what has lain idle for long since.
 //!
 //! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
 
@@ -94,6 +96,11 @@ impl Seat {
         if occupied >= all { held + (occupied - all) } else { occupied / self.charge }
     }
 
+    /// The least that it can have if it keeps what it needs, unless it suffers.
+    fn least_if_content(&self) -> Bytes {
+        if self.suffers { self.least } else { self.least.max(self.held.minus(self.unneeded)) }
+    }
+
     /// What it frees by going down to `memory`.
     fn freed(&self, memory: Bytes) -> Bytes {
         bytes(self.occupied(self.held) - self.occupied(memory.min(self.held)))
@@ -114,12 +121,16 @@ impl Seat {
 
 /// What each member should have, where `surplus` is nobody's, or they have so much more than there is (`overdrawn`).
 pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
-    let mut round = share_out(seats, surplus, overdrawn);
-    if !pays(seats, &round.sizes) {
-        let keeping = |seat: &Seat| Seat { least: seat.held, ..seat.clone() };
-        let kept: Vec<Seat> = seats.iter().map(keeping).collect();
-        round = share_out(&kept, surplus, overdrawn);
-    }
+    let bounded = |least: fn(&Seat) -> Bytes| {
+        let bounded = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
+        share_out(&seats.iter().map(bounded).collect::<Vec<_>>(), surplus, overdrawn)
+    };
+    let bounds: [fn(&Seat) -> Bytes; 2] = [|seat| seat.least, Seat::least_if_content];
+    let mut round = bounds
+        .into_iter()
+        .map(bounded)
+        .find(|round| pays(seats, &round.sizes))
+        .unwrap_or_else(|| bounded(|seat| seat.held));
     // What is not needed goes first: until it is gone, nobody who suffers gives up anything.
     let is_cheap = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
     let gives = |(seat, size): (&Seat, &Bytes)| seat.suffers && *size < seat.held;
@@ -170,11 +181,15 @@ fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
 }
 
 /// What a plan saves some of the highest class of members to which it makes a difference, and what it costs others of that class, in
-/// misses per second.
+/// misses per second. What is only hoped for is discounted where it costs somebody what is known to be needed.
 fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
+    let is_dear = |(seat, size): (&Seat, &Bytes)| *size < seat.least_if_content();
+    let discount = if seats.iter().zip(sizes).any(is_dear) { tuning::HOPE_DISCOUNT } else { 1.0 };
     let mut classes: BTreeMap<u8, (f64, f64)> = BTreeMap::new();
     for (seat, size) in seats.iter().zip(sizes) {
         let saved = seat.misses(seat.held) - seat.misses(*size);
+        let is_hope = saved > 0.0 && seat.worth.is_guess;
+        let saved = if is_hope { saved / discount } else { saved };
         let (gains, losses) = classes.entry(seat.priority).or_default();
         *(if saved > 0.0 { gains } else { losses }) += saved.abs();
     }
@@ -330,7 +345,10 @@ fn units(count: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use model::{Tracking, tracking::CurvePoint};
+
     use super::{worth::Condition, *};
+    use crate::{experience::Experience, reads::Reads};
 
     fn seat(held: u64, need: u64, charged: u64) -> Seat {
         let condition = Condition { held: Bytes::mib(held), ..Condition::default() };
@@ -383,6 +401,35 @@ mod tests {
         assert_eq!(spread(140, 0), [260, 140], "as much as it may grow");
         assert_eq!(spread(140, 15), [275, 125], "but for what it was given and has not filled");
         assert_eq!(spread(105, 0), [300, 100], "no small change");
+    }
+
+    #[test]
+    fn what_many_hope_for_is_not_taken_from_who_is_known_to_need_it() {
+        let disk = Reads { faults: 1_000.0, bytes: 32e6 };
+        let curve = [(0, 1.0), (100, 0.0)]
+            .map(|(mib, miss_ratio)| CurvePoint { memory: Bytes::mib(mib), miss_ratio });
+        let tracking = Tracking {
+            working_set: Some(Bytes::mib(100)),
+            curve: curve.to_vec(),
+            references_per_s: 100.0,
+            ..Tracking::default()
+        };
+        let worth = |condition| Worth::of(Some(&tracking), &condition);
+        let (held, experience) = (Bytes::mib(232), Experience::seen(Bytes::mib(224), 300.0));
+        let content = Condition { held, experience, disk, ..Condition::default() };
+        let content = Seat { worth: worth(content), ..seat(232, 0, 232) };
+        let (held, lacking) = (Bytes::mib(250), Bytes::mib(10));
+        let short =
+            Condition { held, lacking, disk, is_short: true, waits: 0.3, ..Condition::default() };
+        let mut hopeful = Seat { suffers: true, worth: worth(short), ..seat(250, 0, 250) };
+        hopeful.least = hopeful.held;
+        let mut given_by_the_content = |is_guess| {
+            hopeful.worth.is_guess = is_guess;
+            let seats = [vec![content.clone()], vec![hopeful.clone(); 5]].concat();
+            232 - mib(&round(&seats, Bytes::ZERO, Bytes::ZERO).sizes)[0]
+        };
+        assert_eq!(given_by_the_content(true), 0);
+        assert!(given_by_the_content(false) >= 50, "were they known to lack so little");
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Worth {
     pub(crate) seen: Bytes,
     /// Whether a curve says so.
     pub(crate) is_tracked: bool,
+    /// Whether what it lacks is only looked for.
+    pub(crate) is_guess: bool,
 }
 
 /// No VM touches more pieces of memory in a second.
@@ -102,7 +104,7 @@ impl Worth {
             }
             points.push((memory, misses));
         }
-        let mut worth = Self { points, need, seen, is_tracked: true };
+        let mut worth = Self { points, need, seen, is_tracked: true, is_guess: false };
         // What it misses now, it is known to miss with what it uses now; what is seen beyond that was seen when it used more.
         let used = now.held.minus(now.idle).0 as f64;
         let here = worth.misses_at(used);
@@ -117,11 +119,10 @@ impl Worth {
         let has_had_more = now.experience.waits(now.disk).any(|(size, _)| size > now.held);
         let (missing, slope) = if tracking.swapped >= now.lacking {
             (missing, slope)
-        } else if has_had_more {
-            (missing, f64::INFINITY)
         } else {
+            worth.is_guess = now.experience.enough(now.held, now.disk).is_none();
             // What is only looked for may as well be twice as much.
-            (missing.plus(missing), f64::INFINITY)
+            (if has_had_more { missing } else { missing.plus(missing) }, f64::INFINITY)
         };
         worth.go_on(now, missing, slope);
         worth.bound(now);
@@ -131,7 +132,8 @@ impl Worth {
     fn untracked(now: &Condition) -> Self {
         let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
-        let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false };
+        let is_guess = now.is_short;
+        let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
         worth.go_on(now, missing, f64::INFINITY);
         worth
     }
