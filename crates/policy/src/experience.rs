@@ -56,7 +56,7 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
         memory.given_at = None;
     }
     let size = held.minus(unused);
-    known.follow(size, working_set.filter(|_| !is_short), now);
+    known.follow(size, unused, working_set.filter(|_| !is_short), now);
     let calm_since = memory.seen_at.max(known.short_at).max(known.level_at);
     let is_calm = now.since(calm_since) >= tuning::CALM;
     // The rate still knows of the seconds before it was calm.
@@ -99,13 +99,14 @@ fn age(asked: &Asked, now: Time) -> Millis {
 }
 
 impl Experience {
-    /// Takes in what it has in use and works on now; of that, nothing is known while it is short. What is old, or was seen of programs
-    /// that have ended, is forgotten.
-    fn follow(&mut self, size: Bytes, working_set: Option<Bytes>, now: Time) {
+    /// Takes in what it has in use, has free and works on now; of that, nothing is known while it is short. What is old, or was seen of
+    /// programs that have ended, is forgotten: they leave memory free. One that runs works now on this, now on that.
+    fn follow(&mut self, size: Bytes, unused: Bytes, working_set: Option<Bytes>, now: Time) {
         self.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
         if let Some(working_set) = working_set {
             self.working_set = self.working_set.max(working_set);
-            if working_set < self.working_set.percent(tuning::SAME_SET_PERCENT) {
+            let is_less = working_set < self.working_set.percent(tuning::SAME_SET_PERCENT);
+            if is_less && unused >= tuning::UNIT {
                 *self = Self::default();
             }
         }
@@ -254,7 +255,8 @@ mod tests {
     fn whose_programs_grow_is_not_level() {
         let mut known = Experience::default();
         let mut level_at = |second, mib| {
-            known.follow(Bytes::mib(mib), None, Time(0).after(Millis::secs(second)));
+            let now = Time(0).after(Millis::secs(second));
+            known.follow(Bytes::mib(mib), Bytes::ZERO, None, now);
             known.level_at.since(Time(0)).0 / 1000
         };
         assert_eq!([level_at(1, 200), level_at(2, 205), level_at(3, 230)], [1, 1, 3]);
@@ -263,18 +265,19 @@ mod tests {
 
     #[test]
     fn what_was_seen_of_other_programs_or_long_ago_is_forgotten() {
-        let after = |working_set: &[Option<u64>], now| {
+        let after = |unused: u64, working_set: &[Option<u64>], now| {
             let mut known = seen(&[(256, 0.0), (200, 900.0)]);
             for mib in working_set {
-                known.follow(Bytes::mib(256), mib.map(Bytes::mib), now);
+                known.follow(Bytes::mib(256), Bytes::mib(unused), mib.map(Bytes::mib), now);
             }
             known.seen.len()
         };
         let soon = Time(2);
-        assert_eq!(after(&[Some(200), Some(190)], soon), 2);
-        assert_eq!(after(&[Some(200), None], soon), 2);
-        assert_eq!(after(&[Some(200), Some(50)], soon), 0);
-        assert_eq!(after(&[None], Time(2).after(tuning::REMEMBERED)), 0);
+        assert_eq!(after(40, &[Some(200), Some(190)], soon), 2);
+        assert_eq!(after(40, &[Some(200), None], soon), 2);
+        assert_eq!(after(40, &[Some(200), Some(50)], soon), 0);
+        assert_eq!(after(3, &[Some(200), Some(50)], soon), 2, "it still has what it worked on");
+        assert_eq!(after(0, &[None], Time(2).after(tuning::REMEMBERED)), 0);
     }
 
     #[test]

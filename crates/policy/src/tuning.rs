@@ -113,7 +113,7 @@ pub const REMEMBERED: Millis = Millis::secs(600);
 /// … for so many sizes, …
 pub const SIZES_REMEMBERED: usize = 16;
 
-/// … or until its working set is less than this share of what it was since, in percent.
+/// … or until its working set is less than this share of what it was since, in percent, and it has freed something.
 pub const SAME_SET_PERCENT: u64 = 50;
 
 /// Who waits for the disk for this share of its time is short of memory.
