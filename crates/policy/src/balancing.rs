@@ -120,7 +120,7 @@ impl Group<'_> {
         for i in order {
             let member = &mut self.members[i];
             let Some(goal) = goal(member).filter(|goal| goal.size > member.target) else {
-                if member.change.is_none() && member.demand().is_some() {
+                if member.change.is_none() && member.is_short() {
                     member.refuse(why_no_more(member));
                 }
                 continue;
@@ -153,7 +153,7 @@ impl Group<'_> {
     pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
         let lacks = |member: &Member| {
             let need = member.memory.balanced.as_ref().map_or(Bytes::ZERO, |b| b.need);
-            member.demand().map_or(Bytes::ZERO, |_| need.minus(member.target))
+            if member.is_short() { need.minus(member.target) } else { Bytes::ZERO }
         };
         let lacking = self.members.iter().map(lacks).sum::<Bytes>().minus(surplus);
         let shortest = (0..self.members.len()).max_by_key(|i| lacks(&self.members[*i]))?;
@@ -205,8 +205,8 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
             member.grant().min(guest.available.minus(margin(guest)))
         }
         Ok(_) if can_shrink_soon => {
-            // Who suffers needs more than it has; what of that it was not seen to touch, it loses nothing more by.
-            let needed = if suffers { worth.seen } else { worth.need };
+            // Who is short needs more than it has; what of that it was not seen to touch, it loses nothing more by.
+            let needed = if is_short && !is_filling { worth.seen } else { worth.need };
             held.minus(needed.max(floor)).max(member.memory.idle.min(held.minus(floor)))
         }
         _ => Bytes::ZERO,

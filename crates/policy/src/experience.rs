@@ -29,9 +29,12 @@ pub(crate) struct Experience {
     level: Bytes,
     /// … since.
     level_at: Time,
-    /// When it was last short.
+    /// What it had free beyond what its kernel keeps …
     #[serde(default)]
-    short_at: Time,
+    unused: Bytes,
+    /// … and when that was last more because it uses less.
+    #[serde(default)]
+    freed_at: Option<Time>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,15 +53,12 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
     let known = &mut memory.experience;
-    if is_short {
-        known.short_at = now;
-    } else {
-        memory.given_at = None;
-    }
     let size = held.minus(unused);
     known.follow(size, unused, working_set.filter(|_| !is_short), now);
-    let calm_since = memory.seen_at.max(known.short_at).max(known.level_at);
-    let is_calm = now.since(calm_since) >= tuning::CALM;
+    let is_calm = now.since(memory.short_at.max(known.level_at)) >= tuning::CALM;
+    if is_calm {
+        memory.given_at = None;
+    }
     // The rate still knows of the seconds before it was calm.
     let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
     let says_something = if is_short { reads != Reads::default() } else { is_calm };
@@ -103,10 +103,14 @@ impl Experience {
     /// programs that have ended, is forgotten: they leave memory free. One that runs works now on this, now on that.
     fn follow(&mut self, size: Bytes, unused: Bytes, working_set: Option<Bytes>, now: Time) {
         self.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
+        if self.level.minus(size).min(unused.minus(self.unused)) >= tuning::UNIT {
+            self.freed_at = Some(now);
+        }
         if let Some(working_set) = working_set {
             self.working_set = self.working_set.max(working_set);
             let is_less = working_set < self.working_set.percent(tuning::SAME_SET_PERCENT);
-            if is_less && unused >= tuning::UNIT {
+            let has_freed = |at| now.since(at) < tuning::FREED_WITHIN;
+            if is_less && self.freed_at.is_some_and(has_freed) {
                 *self = Self::default();
             }
         }
@@ -114,7 +118,7 @@ impl Experience {
         if size >= self.level.plus(tuning::UNIT) {
             self.level_at = now;
         }
-        self.level = size;
+        (self.level, self.unused) = (size, unused);
     }
 
     /// The latest counts: what contradicts it is forgotten.
@@ -265,19 +269,21 @@ mod tests {
 
     #[test]
     fn what_was_seen_of_other_programs_or_long_ago_is_forgotten() {
-        let after = |unused: u64, working_set: &[Option<u64>], now| {
+        // In turn: what it has free of 300 MiB, and what it works on.
+        let after = |readings: &[(u64, Option<u64>)], now| {
             let mut known = seen(&[(256, 0.0), (200, 900.0)]);
-            for mib in working_set {
-                known.follow(Bytes::mib(256), Bytes::mib(unused), mib.map(Bytes::mib), now);
+            for (free, mib) in readings {
+                let (size, unused) = (Bytes::mib(300 - free), Bytes::mib(*free));
+                known.follow(size, unused, mib.map(Bytes::mib), now);
             }
             known.seen.len()
         };
         let soon = Time(2);
-        assert_eq!(after(40, &[Some(200), Some(190)], soon), 2);
-        assert_eq!(after(40, &[Some(200), None], soon), 2);
-        assert_eq!(after(40, &[Some(200), Some(50)], soon), 0);
-        assert_eq!(after(3, &[Some(200), Some(50)], soon), 2, "it still has what it worked on");
-        assert_eq!(after(0, &[None], Time(2).after(tuning::REMEMBERED)), 0);
+        assert_eq!(after(&[(0, Some(200)), (40, Some(190))], soon), 2);
+        assert_eq!(after(&[(0, Some(200)), (40, None)], soon), 2);
+        assert_eq!(after(&[(0, Some(200)), (40, Some(50))], soon), 0);
+        assert_eq!(after(&[(40, Some(200)), (40, Some(50))], soon), 2, "it has freed nothing");
+        assert_eq!(after(&[(0, None)], Time(2).after(tuning::REMEMBERED)), 0);
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub(crate) fn lowest_target(
         }
         // What it misses then was weighed against what others miss. Who suffers from what was taken may have lost all that can be lost.
         let goes_on = member.memory.asked.as_ref().is_some_and(|asked| asked.is_take);
-        if !(goes_on && member.is_pressured())
+        if !(goes_on && member.suffers())
             && let Err(reason) = is_not_backing_off(member, rules, now)
         {
             // Which mistakes those were says little of what lies idle since.

@@ -102,7 +102,7 @@ impl Member {
         let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);
         let mut free_pages = free.filter(can_give).map(|free| free.value).unwrap_or_default();
         free_pages.lazy = free_pages.lazy.min(free_pages.freed);
-        Self {
+        let mut member = Self {
             name: name.clone(),
             limits,
             has_swap: spec.swap.unwrap_or(memory.has_swapped()),
@@ -120,7 +120,11 @@ impl Member {
             memory,
             change: None,
             refusals: Vec::new(),
+        };
+        if member.guest.is_err() || member.is_short() {
+            member.memory.short_at = now;
         }
+        member
     }
 
     /// The most that the guest may occupy while its balloon is on its way.
@@ -138,7 +142,7 @@ impl Member {
         self.limit().minus(self.used.max(self.limits.base))
     }
 
-    /// Whether it suffers, as far as it can be believed.
+    /// Whether its guest shows pressure, harmful or not, as far as it can be believed.
     pub(crate) fn is_pressured(&self) -> bool {
         self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
     }

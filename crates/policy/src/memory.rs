@@ -54,6 +54,9 @@ pub(crate) struct VmMemory {
     pub(crate) settling_until: Option<Time>,
     /// When it was last seen in trouble, or first seen at all.
     pub(crate) calm_since: Time,
+    /// When it was last short of memory, or nobody knew whether it is.
+    #[serde(default)]
+    pub(crate) short_at: Time,
     pub(crate) asked: Option<Asked>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
@@ -219,7 +222,7 @@ pub(crate) struct MovedByOthers {
 
 impl VmMemory {
     pub(crate) fn new(incarnation: u64, now: Time) -> Self {
-        Self { incarnation, seen_at: now, calm_since: now, ..Self::default() }
+        Self { incarnation, seen_at: now, calm_since: now, short_at: now, ..Self::default() }
     }
 
     /// Whether the guest has used swap since it booted.
@@ -350,9 +353,9 @@ impl VmMemory {
         self.tracked.as_ref().map(Tracked::typical)
     }
 
-    /// What lay in its swap while it was calm, it does without; and what programs leave there when they end, nobody sees go.
+    /// What lay in its swap while it was not short, it does without; and what programs leave there when they end, nobody sees go.
     fn without_idle_swap(&mut self, mut latest: Tracking, now: Time) -> Tracking {
-        let is_calm = now.since(self.calm_since) >= tuning::CALM;
+        let is_calm = now.since(self.short_at) >= tuning::CALM;
         self.idle_swap = if is_calm { latest.swapped } else { self.idle_swap.min(latest.swapped) };
         latest.swapped = latest.swapped.minus(self.idle_swap);
         latest.working_set = latest.working_set.map(|size| size.minus(self.idle_swap));

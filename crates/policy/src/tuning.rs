@@ -113,8 +113,11 @@ pub const REMEMBERED: Millis = Millis::secs(600);
 /// … for so many sizes, …
 pub const SIZES_REMEMBERED: usize = 16;
 
-/// … or until its working set is less than this share of what it was since, in percent, and it has freed something.
+/// … or until its working set is less than this share of what it was since, in percent, …
 pub const SAME_SET_PERCENT: u64 = 50;
+
+/// … and it has freed memory of late. A working set is typical of 10 to 20 seconds.
+pub const FREED_WITHIN: Millis = Millis::secs(30);
 
 /// Who waits for the disk for this share of its time is short of memory.
 pub const SHORT_WAITS: f64 = 0.05;

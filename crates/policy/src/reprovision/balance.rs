@@ -15,11 +15,11 @@
 //! [`crate::optimum`]; what a VM's memory is worth to it says [`worth`].
 //!
 //! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at all. So a plan that takes must save
-//! more misses within [`tuning::PAYS_WITHIN`] than it may cost; otherwise only what is nobody's is given. Who has what it needs gives
-//! nothing up for a bonus, and who suffers gives nothing up as long as somebody else has more than it needs. What a VM lacks that thrashes
-//! is often only looked for, and most such hopes are vain: they are paid for by those that suffer themselves, else memory would go round
-//! among many that do and nobody would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left alone,
-//! longer each time, but for what has lain idle for long since.
+//! more misses within [`tuning::PAYS_WITHIN`] than it may cost. Who has what it needs gives nothing up for a bonus, and who suffers gives
+//! nothing up as long as somebody else has more than it needs. What a VM lacks that thrashes is often only looked for, and most such hopes
+//! are vain: they are paid for by those that suffer themselves, unless they outweigh by far what others need; else memory would go round
+//! among many that suffer, and nobody would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left
+//! alone, longer each time, but for what has lain idle for long since.
 //!
 //! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
 
@@ -60,7 +60,7 @@ pub(crate) struct Seat {
     pub(crate) idle: Bytes,
     /// What it has free now, if it is short: it was given that and has not filled it yet.
     pub(crate) unfilled: Bytes,
-    /// It is short of memory now.
+    /// It is short of memory now, and was given none that it has still to fill.
     pub(crate) suffers: bool,
     /// Times its misses.
     pub(crate) weight: u32,
@@ -119,18 +119,20 @@ impl Seat {
     }
 }
 
-/// What each member should have, where `surplus` is nobody's, or they have so much more than there is (`overdrawn`).
+/// What each member should have, where `surplus` is nobody's, or they have so much more than there is (`overdrawn`): what is best; else,
+/// where that does not pay, what is best if only those that suffer give what they need; else what is best if nobody gives anything.
 pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     let bounded = |least: fn(&Seat) -> Bytes| {
         let bounded = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
         share_out(&seats.iter().map(bounded).collect::<Vec<_>>(), surplus, overdrawn)
     };
-    let bounds: [fn(&Seat) -> Bytes; 2] = [|seat| seat.least, Seat::least_if_content];
-    let mut round = bounds
-        .into_iter()
-        .map(bounded)
-        .find(|round| pays(seats, &round.sizes))
-        .unwrap_or_else(|| bounded(|seat| seat.held));
+    let mut round = share_out(seats, surplus, overdrawn);
+    if dearest(seats, &round.sizes).is_some() && !pays(seats, &round.sizes) {
+        round = bounded(Seat::least_if_content);
+    }
+    if !pays(seats, &round.sizes) {
+        round = bounded(|seat| seat.held);
+    }
     // What is not needed goes first: until it is gone, nobody who suffers gives up anything.
     let is_cheap = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
     let gives = |(seat, size): (&Seat, &Bytes)| seat.suffers && *size < seat.held;
@@ -180,16 +182,21 @@ fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
     }
 }
 
+/// The highest class of members that do not suffer and give something that they need.
+fn dearest(seats: &[Seat], sizes: &[Bytes]) -> Option<u8> {
+    let is_dear = |(seat, size): &(&Seat, &Bytes)| **size < seat.least_if_content();
+    seats.iter().zip(sizes).filter(is_dear).map(|(seat, _)| seat.priority).max()
+}
+
 /// What a plan saves some of the highest class of members to which it makes a difference, and what it costs others of that class, in
-/// misses per second. What is only hoped for is discounted where it costs somebody what is known to be needed.
+/// misses per second. What is only hoped for is discounted where somebody of that class or a higher one gives what it is known to need.
 fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
-    let is_dear = |(seat, size): (&Seat, &Bytes)| *size < seat.least_if_content();
-    let discount = if seats.iter().zip(sizes).any(is_dear) { tuning::HOPE_DISCOUNT } else { 1.0 };
+    let dearest = dearest(seats, sizes);
     let mut classes: BTreeMap<u8, (f64, f64)> = BTreeMap::new();
     for (seat, size) in seats.iter().zip(sizes) {
         let saved = seat.misses(seat.held) - seat.misses(*size);
-        let is_hope = saved > 0.0 && seat.worth.is_guess;
-        let saved = if is_hope { saved / discount } else { saved };
+        let is_hope = saved > 0.0 && seat.worth.is_guess && Some(seat.priority) <= dearest;
+        let saved = if is_hope { saved / tuning::HOPE_DISCOUNT } else { saved };
         let (gains, losses) = classes.entry(seat.priority).or_default();
         *(if saved > 0.0 { gains } else { losses }) += saved.abs();
     }
@@ -430,6 +437,30 @@ mod tests {
         };
         assert_eq!(given_by_the_content(true), 0);
         assert!(given_by_the_content(false) >= 50, "were they known to lack so little");
+    }
+
+    #[test]
+    fn what_a_lower_priority_needs_is_given_for_the_hopes_of_a_higher_one() {
+        let disk = Reads { faults: 1_000.0, bytes: 32e6 };
+        let content = Seat { worth: Worth::of(None, &Condition::default()), ..seat(250, 250, 250) };
+        let short = Condition {
+            held: Bytes::mib(100),
+            is_short: true,
+            waits: 0.05,
+            disk,
+            ..Condition::default()
+        };
+        let hopeful = Seat {
+            suffers: true,
+            priority: 1,
+            worth: Worth::of(None, &short),
+            ..seat(100, 0, 100)
+        };
+        let given = |priority| {
+            let seats = [content.clone(), Seat { priority, ..hopeful.clone() }];
+            mib(&round(&seats, Bytes::ZERO, Bytes::ZERO).sizes)[1] - 100
+        };
+        assert_eq!((given(0), given(1)), (0, 30));
     }
 
     #[test]

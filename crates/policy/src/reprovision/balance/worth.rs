@@ -63,6 +63,11 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
+    /// Whether it lacks something of which it is not known how much.
+    fn is_looked_for(&self) -> bool {
+        self.is_short && self.experience.enough(self.held, self.disk).is_none()
+    }
+
     /// Its major faults per second.
     fn faults(&self) -> f64 {
         self.waits * self.disk.faults
@@ -120,7 +125,7 @@ impl Worth {
         let (missing, slope) = if tracking.swapped >= now.lacking {
             (missing, slope)
         } else {
-            worth.is_guess = now.experience.enough(now.held, now.disk).is_none();
+            worth.is_guess = now.is_looked_for();
             // What is only looked for may as well be twice as much.
             (if has_had_more { missing } else { missing.plus(missing) }, f64::INFINITY)
         };
@@ -132,7 +137,7 @@ impl Worth {
     fn untracked(now: &Condition) -> Self {
         let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
-        let is_guess = now.is_short;
+        let is_guess = now.is_looked_for();
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
         worth.go_on(now, missing, f64::INFINITY);
         worth
