@@ -25,6 +25,7 @@ const SWAP: Bytes = Bytes::mib(1024);
 const MOST_REVERSALS: f64 = 30.0;
 /// … and fifty in the second ten.
 const MOST_MOVES_LATER: f64 = 300.0;
+/// Where no memory moves, guests are soon as they stay.
 const MOST_WARM_UP_FIXED: Duration = Duration::from_secs(60);
 const SMALL_PAGES: &str = "transparent_hugepage=never";
 
@@ -50,7 +51,7 @@ pub struct Table {
     pub low: Bytes,
     /// Operations per second of each guest's swap disk.
     pub swap_iops: u32,
-    /// How long guests run, and memory moves, before it counts what they get done …
+    /// How long guests run, and memory moves, before it counts what they get done; where none moves, a minute at most …
     pub warm_up: Duration,
     /// … for so long, or until their work has ended.
     pub window: Duration,
@@ -141,7 +142,6 @@ impl Table {
         Ok(course)
     }
 
-    /// Where no memory moves, guests are soon as they stay.
     fn warm_up(&self, way: Way) -> Duration {
         let moves = matches!(way, Way::Under(_));
         if moves { self.warm_up } else { self.warm_up.min(MOST_WARM_UP_FIXED) }

@@ -5,7 +5,7 @@
 //! disk of 3,000 operations per second, as a general volume of a cloud has.
 //!
 //! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and programs are held to a pace that these can
-//! keep, with half of their time to spare, where there is enough memory: what one does not get done for want of memory is nobody else's
+//! keep, with time to spare, where there is enough memory: what one does not get done for want of memory is nobody else's
 //! gain. So that a graph is gone through in seconds at that pace, its vertices have properties that nobody reads. What guests need is
 //! what they hold when they miss nothing: some 70 MB more than their programs' data. Memory moves for longer before it counts.
 
