@@ -123,8 +123,9 @@ impl Seat {
 /// where that does not pay, what is best if only those that suffer give what they need; else what is best if nobody gives anything.
 pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
     let bounded = |least: fn(&Seat) -> Bytes| {
-        let bounded = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
-        share_out(&seats.iter().map(bounded).collect::<Vec<_>>(), surplus, overdrawn)
+        let bound = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
+        let seats: Vec<Seat> = seats.iter().map(bound).collect();
+        share_out(&seats, surplus, overdrawn)
     };
     let mut round = share_out(seats, surplus, overdrawn);
     if dearest(seats, &round.sizes).is_some() && !pays(seats, &round.sizes) {

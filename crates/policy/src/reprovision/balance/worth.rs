@@ -63,8 +63,8 @@ pub(crate) struct Condition {
 }
 
 impl Condition {
-    /// Whether it lacks something of which it is not known how much.
-    fn is_looked_for(&self) -> bool {
+    /// Whether it lacks something, and it is not known how much.
+    fn is_guess(&self) -> bool {
         self.is_short && self.experience.enough(self.held, self.disk).is_none()
     }
 
@@ -125,7 +125,7 @@ impl Worth {
         let (missing, slope) = if tracking.swapped >= now.lacking {
             (missing, slope)
         } else {
-            worth.is_guess = now.is_looked_for();
+            worth.is_guess = now.is_guess();
             // What is only looked for may as well be twice as much.
             (if has_had_more { missing } else { missing.plus(missing) }, f64::INFINITY)
         };
@@ -137,7 +137,7 @@ impl Worth {
     fn untracked(now: &Condition) -> Self {
         let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
         let need = now.held.plus(missing);
-        let is_guess = now.is_looked_for();
+        let is_guess = now.is_guess();
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
         worth.go_on(now, missing, f64::INFINITY);
         worth
