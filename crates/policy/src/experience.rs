@@ -6,15 +6,17 @@
 //! nothing; where it never had so much it is looked for by giving: little at first, twice as much each time that did not help.
 //!
 //! Misses are compared as the share of its time in which a VM waits for the disk: who waits all the time cannot miss more. Who was given
-//! memory reads back for a while what lies in swap. That says nothing of what it has now.
+//! memory reads back for a while what lies in swap. That says nothing of what it has now. Before it ever had enough, its swap tells how
+//! much that may be ([`crate::slots`]).
 
 use model::{Bytes, Millis, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    member::{Member, growth},
+    member::{Member, growth, with_room},
     memory::Asked,
     reads::Reads,
+    slots::Slots,
     tuning,
 };
 
@@ -35,12 +37,20 @@ pub(crate) struct Experience {
     /// … and when that was last more because it uses less.
     #[serde(default)]
     freed_at: Option<Time>,
+    #[serde(default)]
+    slots: Slots,
+    /// What it would take to hold what lies in its swap and is missed.
+    #[serde(default)]
+    in_swap: Option<Bytes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Seen {
     size: Bytes,
     reads: Reads,
+    /// The share of its time that it waited for them: by what the disk answered then.
+    #[serde(default)]
+    waits: f64,
     at: Time,
 }
 
@@ -48,14 +58,31 @@ struct Seen {
 pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let is_short = member.is_short();
     let (held, is_settling) = (member.target, is_settling(member, now));
+    let unfilled = if is_short { member.unfilled() } else { Bytes::ZERO };
     let Ok(guest) = &member.guest else { return };
     let unused = if is_short { Bytes::ZERO } else { guest.free.minus(tuning::MARGIN_MIN) };
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
+    let is_tracked = memory.tracked.as_ref().is_some_and(crate::typical::Tracked::is_settled);
     let known = &mut memory.experience;
     let size = held.minus(unused);
     known.follow(size, unused, working_set.filter(|_| !is_short), now);
     let is_calm = now.since(memory.short_at.max(known.level_at)) >= tuning::CALM;
+    known.slots.note(
+        memory.counters.map(|counters| counters.value).unwrap_or_default(),
+        is_calm,
+        now,
+    );
+    let patience = if is_tracked { tuning::MISSED_FOR } else { Millis(0) };
+    let outside = known.slots.outside(now).filter(|(_, since)| *since >= patience);
+    let by_swap = if let Some((outside, _)) = outside {
+        Some(held.minus(unfilled).plus(outside).min(member.limits.max))
+    } else {
+        let with_kernel = |set: Bytes| with_room(set.plus(memory.set_apart)).plus(tuning::KERNEL);
+        // More than it may have is no set that it could work on: places were written several times.
+        known.slots.set().map(with_kernel).filter(|size| *size <= member.limits.max)
+    };
+    known.in_swap = by_swap.or(known.in_swap);
     if is_calm {
         memory.given_at = None;
     }
@@ -63,17 +90,18 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
     let says_something = if is_short { reads != Reads::default() } else { is_calm };
     if !is_settling && says_something {
-        known.note(Seen { size, reads, at: now }, disk);
+        let waits = reads.wait_for(disk);
+        known.note(Seen { size, reads, waits, at: now }, disk);
     }
 }
 
-/// What a member that is short lacks, as far as it is not known to lie in its swap.
+/// What a member that is short lacks, as far as its tracking does not tell.
 pub(crate) fn lacking(member: &Member, disk: Reads, now: Time) -> Bytes {
     let references = member.tracking.as_ref().map_or(0.0, |tracking| tracking.references_per_s);
     let miss_ratio = member.memory.reads.faults / references;
     let known = &member.memory.experience;
     if reads_back(member, now) {
-        Bytes::ZERO
+        known.in_swap.map_or(Bytes::ZERO, |size| size.minus(member.target))
     } else {
         known.lacking(member.target, miss_ratio, disk)
     }
@@ -105,13 +133,15 @@ impl Experience {
         self.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
         if self.level.minus(size).min(unused.minus(self.unused)) >= tuning::UNIT {
             self.freed_at = Some(now);
+            self.slots.forget();
+            self.in_swap = None;
         }
         if let Some(working_set) = working_set {
             self.working_set = self.working_set.max(working_set);
             let is_less = working_set < self.working_set.percent(tuning::SAME_SET_PERCENT);
             let has_freed = |at| now.since(at) < tuning::FREED_WITHIN;
             if is_less && self.freed_at.is_some_and(has_freed) {
-                *self = Self::default();
+                *self = Self { slots: self.slots, ..Self::default() };
             }
         }
         // Whose programs grow is not short yet.
@@ -145,6 +175,18 @@ impl Experience {
         self.seen.iter().map(move |seen| (seen.size, seen.reads.wait_for(disk)))
     }
 
+    /// The same, by what the disk answered then if that is more: while CPUs are busy with what all VMs miss, a few misses take all of a VM's
+    /// time.
+    pub(crate) fn losses(&self, disk: Reads) -> Vec<(Bytes, f64)> {
+        let mut losses: Vec<(Bytes, f64)> = self.waits(disk).collect();
+        let mut with_more: f64 = 0.0;
+        for (loss, seen) in losses.iter_mut().zip(&self.seen).rev() {
+            with_more = with_more.max(seen.waits).max(loss.1);
+            loss.1 = with_more;
+        }
+        losses
+    }
+
     /// What it needs at least, by all that is known.
     pub(crate) fn needed(&self, disk: Reads) -> Bytes {
         let short = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
@@ -153,10 +195,11 @@ impl Experience {
         })
     }
 
-    /// The least above `size` with which it was not short.
+    /// The least above `size` with which it was not short, or would not be if it held what has its place in its swap.
     pub(crate) fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
-        self.waits(disk).find(is_enough).map(|(with, _)| with)
+        let seen = self.waits(disk).find(is_enough).map(|(with, _)| with);
+        seen.or(self.in_swap.filter(|with| *with >= size.plus(tuning::UNIT)))
     }
 
     /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its
@@ -167,7 +210,8 @@ impl Experience {
         let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
         let missing = Bytes((held.0 as f64 * missing) as u64);
         let least = self.waits(disk).find(|(_, waits)| shows_shortage(*waits));
-        let in_vain = held.minus(least.map_or(held, |(least, _)| least));
+        let least = least.map_or(held, |(least, _)| least).max(self.in_swap.unwrap_or_default());
+        let in_vain = held.minus(least);
         let looked_for = in_vain.max(missing).min(growth(held));
         let largest = self.seen.last().map(|seen| seen.size).filter(|size| *size > held);
         let largest = largest.map(|largest| largest.plus(tuning::UNIT));
@@ -185,7 +229,8 @@ impl Experience {
     /// With `size` it had so many faults per second.
     pub(crate) fn seen(size: Bytes, faults: f64) -> Self {
         let reads = Reads { faults, bytes: 0.0 };
-        Self { seen: vec![Seen { size, reads, at: Time::default() }], ..Self::default() }
+        let seen = Seen { size, reads, waits: 0.0, at: Time::default() };
+        Self { seen: vec![seen], ..Self::default() }
     }
 }
 
@@ -200,7 +245,8 @@ mod tests {
         let mut known = Experience::default();
         for (at, (mib, faults)) in (0..).zip(sizes) {
             let reads = Reads { faults: *faults, bytes: 0.0 };
-            known.note(Seen { size: Bytes::mib(*mib), reads, at: Time(at) }, DISK);
+            let size = Bytes::mib(*mib);
+            known.note(Seen { size, reads, waits: reads.wait_for(DISK), at: Time(at) }, DISK);
         }
         known
     }
@@ -231,6 +277,32 @@ mod tests {
         assert_eq!(known.needed(DISK), Bytes::mib(256));
         assert_eq!(seen(&[(200, 900.0)]).needed(DISK), Bytes::mib(210));
         assert_eq!(lacking(&seen(&[(230, 300.0), (200, 900.0)]), 200), 40, "and a little beside");
+    }
+
+    #[test]
+    fn what_would_be_lost_is_what_it_waited_when_all_waited_for_cpus() {
+        let known = seen(&[(256, 0.0), (200, 250.0), (150, 251.0)]);
+        let fast = Reads { faults: 10_000.0, ..DISK };
+        let waits: Vec<f64> = known.waits(fast).map(|(_, waits)| waits).collect();
+        assert_eq!(waits, [0.0251, 0.025, 0.0]);
+        let mut known = known;
+        known.seen[0].waits = 0.1;
+        let losses: Vec<f64> = known.losses(fast).into_iter().map(|(_, waits)| waits).collect();
+        assert_eq!(losses, [0.25, 0.25, 0.0], "with less it loses no less");
+    }
+
+    #[test]
+    fn what_lies_in_swap_tells_what_it_lacks_unless_more_was_enough_before() {
+        let in_swap = Some(Bytes::mib(390));
+        let known = Experience { in_swap, ..seen(&[(300, 900.0)]) };
+        assert_eq!([300, 360, 375].map(|held| lacking(&known, held)), [90, 30, 15]);
+        assert_eq!(
+            [390, 400, 410].map(|held| lacking(&known, held)),
+            [10, 10, 20],
+            "beyond, it is looked for"
+        );
+        let known = Experience { in_swap, ..seen(&[(340, 0.0), (300, 900.0)]) };
+        assert_eq!(lacking(&known, 300), 40);
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod reprovision;
 mod revoke;
 mod rules;
 pub mod scan_rate;
+mod slots;
 mod statistics;
 mod tick;
 pub mod tuning;

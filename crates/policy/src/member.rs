@@ -297,6 +297,11 @@ pub(crate) fn growth(held: Bytes) -> Bytes {
     held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
 }
 
+/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
+pub(crate) fn with_room(used: Bytes) -> Bytes {
+    used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
+}
+
 /// What a guest keeps free in any case.
 pub(crate) fn margin(guest: &Guest) -> Bytes {
     guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN)

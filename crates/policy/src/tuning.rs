@@ -125,6 +125,16 @@ pub const SHORT_WAITS: f64 = 0.05;
 /// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
 pub const MISS_RATIO_MAX: f64 = 0.5;
 
+/// What a guest writes to its swap is new there where it is this much of what it reads in the same second, in percent.
+pub const NEW_IN_SWAP_PERCENT: u64 = 25;
+
+/// What lies in a guest's swap tells how much it lacks when it is not tracked for long enough, or has lacked something for so long: tracking
+/// had its time, and a guest that waits for its disk touches little.
+pub const MISSED_FOR: Millis = Millis::secs(30);
+
+/// What a guest's kernel uses and never swaps, beside what it has set apart and keeps free: that of a small Linux guest.
+pub const KERNEL: Bytes = Bytes::mib(24);
+
 /// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
 

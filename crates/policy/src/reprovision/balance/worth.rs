@@ -19,7 +19,12 @@
 
 use model::{Bytes, Tracking};
 
-use crate::{experience::Experience, member::growth, reads::Reads, tuning};
+use crate::{
+    experience::Experience,
+    member::{growth, with_room},
+    reads::Reads,
+    tuning,
+};
 
 /// Misses per second by memory: falling, piece by piece straight.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,13 +126,14 @@ impl Worth {
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
         worth.learn(now);
         let slope = fall / part.0.max(1) as f64;
-        let has_had_more = now.experience.waits(now.disk).any(|(size, _)| size > now.held);
         let (missing, slope) = if tracking.swapped >= now.lacking {
             (missing, slope)
         } else {
             worth.is_guess = now.is_guess();
+            let has_had_more = now.experience.waits(now.disk).any(|(size, _)| size > now.held);
             // What is only looked for may as well be twice as much.
-            (if has_had_more { missing } else { missing.plus(missing) }, f64::INFINITY)
+            let is_search = worth.is_guess && !has_had_more;
+            (if is_search { missing.plus(missing) } else { missing }, f64::INFINITY)
         };
         worth.go_on(now, missing, slope);
         worth.bound(now);
@@ -135,9 +141,11 @@ impl Worth {
     }
 
     fn untracked(now: &Condition) -> Self {
-        let missing = if now.is_short { growth(now.held) } else { Bytes::ZERO };
-        let need = now.held.plus(missing);
         let is_guess = now.is_guess();
+        let known = now.experience.enough(now.held, now.disk);
+        let missing = known.map_or(growth(now.held), |known| known.minus(now.held));
+        let missing = if now.is_short { missing } else { Bytes::ZERO };
+        let need = now.held.plus(missing);
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
         worth.go_on(now, missing, f64::INFINITY);
         worth
@@ -145,9 +153,11 @@ impl Worth {
 
     /// With less than it has it misses at least what it was seen to miss.
     fn learn(&mut self, now: &Condition) {
-        let below = now.experience.waits(now.disk).filter(|(size, _)| *size < now.held);
-        let all = below.chain([(now.held, now.waits)]);
-        let seen: Vec<(f64, f64)> = all.map(|(size, waits)| (size.0 as f64, waits)).collect();
+        let mut seen = now.experience.losses(now.disk);
+        seen.retain(|(size, _)| *size < now.held);
+        seen.push((now.held, now.waits));
+        let seen: Vec<(f64, f64)> =
+            seen.into_iter().map(|(size, waits)| (size.0 as f64, waits)).collect();
         let sizes = self.points.iter().chain(&seen).map(|point| point.0);
         let mut sizes: Vec<f64> = sizes.collect();
         sizes.sort_by(f64::total_cmp);
@@ -219,11 +229,6 @@ fn at(points: &[(f64, f64)], memory: f64) -> f64 {
         (Some((_, misses)), None) | (None, Some(&(_, misses))) => misses,
         (None, None) => 0.0,
     }
-}
-
-/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
-fn with_room(used: Bytes) -> Bytes {
-    used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
 }
 
 #[cfg(test)]
