@@ -13,7 +13,7 @@ use model::{Bytes, Millis, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    member::{Member, growth, with_room},
+    member::{Member, growth},
     memory::Asked,
     reads::Reads,
     slots::Slots,
@@ -31,17 +31,17 @@ pub(crate) struct Experience {
     level: Bytes,
     /// … since.
     level_at: Time,
-    /// What it had free beyond what its kernel keeps …
+    /// What it had free beyond what its kernel keeps; of late at least, while it is short …
     #[serde(default)]
-    unused: Bytes,
+    free: Option<Bytes>,
     /// … and when that was last more because it uses less.
     #[serde(default)]
     freed_at: Option<Time>,
     #[serde(default)]
     slots: Slots,
-    /// What it would take to hold what lies in its swap and is missed.
+    /// What it needs by its swap, as of when it was short.
     #[serde(default)]
-    in_swap: Option<Bytes>,
+    in_swap: Option<(Bytes, Time)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,33 +58,30 @@ struct Seen {
 pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let is_short = member.is_short();
     let (held, is_settling) = (member.target, is_settling(member, now));
-    let unfilled = if is_short { member.unfilled() } else { Bytes::ZERO };
+    let used = held.minus(if is_short { member.unfilled() } else { Bytes::ZERO });
+    let suffers = member.suffers();
     let Ok(guest) = &member.guest else { return };
-    let unused = if is_short { Bytes::ZERO } else { guest.free.minus(tuning::MARGIN_MIN) };
+    let free = guest.free.minus(tuning::MARGIN_MIN);
+    let unused = if is_short { Bytes::ZERO } else { free };
     let working_set = member.tracking.as_ref().and_then(|tracking| tracking.working_set);
     let memory = &mut member.memory;
-    let is_tracked = memory.tracked.as_ref().is_some_and(crate::typical::Tracked::is_settled);
+    let stands = |asked: &Asked| asked.reached && age(asked, now) > tuning::STALE_AFTER;
+    let stands = memory.asked.as_ref().is_none_or(stands);
+    let is_tracked = memory.is_well_tracked();
     let known = &mut memory.experience;
     let size = held.minus(unused);
-    known.follow(size, unused, working_set.filter(|_| !is_short), now);
+    known.note_free(free, is_short, stands, now);
+    known.follow(size, working_set.filter(|_| !is_short), now);
     let is_calm = now.since(memory.short_at.max(known.level_at)) >= tuning::CALM;
-    known.slots.note(
-        memory.counters.map(|counters| counters.value).unwrap_or_default(),
-        is_calm,
-        now,
-    );
-    let patience = if is_tracked { tuning::MISSED_FOR } else { Millis(0) };
-    let outside = known.slots.outside(now).filter(|(_, since)| *since >= patience);
-    let by_swap = if let Some((outside, _)) = outside {
-        Some(held.minus(unfilled).plus(outside).min(member.limits.max))
-    } else {
-        let with_kernel = |set: Bytes| with_room(set.plus(memory.set_apart)).plus(tuning::KERNEL);
-        // More than it may have is no set that it could work on: places were written several times.
-        known.slots.set().map(with_kernel).filter(|size| *size <= member.limits.max)
-    };
-    known.in_swap = by_swap.or(known.in_swap);
+    known.slots.note(memory.counters.map(|counters| counters.value).unwrap_or_default(), now);
     if is_calm {
+        known.slots.forget();
         memory.given_at = None;
+    } else if suffers {
+        let patience = if is_tracked { tuning::MISSED_FOR } else { Millis(0) };
+        let (set_apart, most) = (memory.set_apart, member.limits.max);
+        let need = known.slots.need(used, set_apart, most, patience, now);
+        known.in_swap = need.map(|need| (need, now)).or(known.in_swap);
     }
     // The rate still knows of the seconds before it was calm.
     let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
@@ -101,9 +98,9 @@ pub(crate) fn lacking(member: &Member, disk: Reads, now: Time) -> Bytes {
     let miss_ratio = member.memory.reads.faults / references;
     let known = &member.memory.experience;
     if reads_back(member, now) {
-        known.in_swap.map_or(Bytes::ZERO, |size| size.minus(member.target))
+        known.enough(member.target, disk).map_or(Bytes::ZERO, |enough| enough.minus(member.target))
     } else {
-        known.lacking(member.target, miss_ratio, disk)
+        known.lacking(member.target, member.unfilled(), miss_ratio, disk)
     }
 }
 
@@ -127,28 +124,40 @@ fn age(asked: &Asked, now: Time) -> Millis {
 }
 
 impl Experience {
-    /// Takes in what it has in use, has free and works on now; of that, nothing is known while it is short. What is old, or was seen of
-    /// programs that have ended, is forgotten: they leave memory free. One that runs works now on this, now on that.
-    fn follow(&mut self, size: Bytes, unused: Bytes, working_set: Option<Bytes>, now: Time) {
-        self.seen.retain(|seen| now.since(seen.at) < tuning::REMEMBERED);
-        if self.level.minus(size).min(unused.minus(self.unused)) >= tuning::UNIT {
+    /// Takes in what it has free. It has freed something if that is more while its balloon `stands`; who is short frees and fills all the time.
+    fn note_free(&mut self, free: Bytes, is_short: bool, stands: bool, now: Time) {
+        let before = self.free.unwrap_or(free);
+        if is_short {
+            self.free = Some(before.min(free));
+            return;
+        }
+        if stands && free.minus(before) >= tuning::UNIT {
             self.freed_at = Some(now);
             self.slots.forget();
             self.in_swap = None;
         }
+        self.free = Some(free);
+    }
+
+    /// Takes in what it has in use and works on now; of that, nothing is known while it is short. What is old, or was seen of programs
+    /// that have ended, is forgotten: they leave memory free. One that runs works now on this, now on that.
+    fn follow(&mut self, size: Bytes, working_set: Option<Bytes>, now: Time) {
+        let is_remembered = |at: Time| now.since(at) < tuning::REMEMBERED;
+        self.seen.retain(|seen| is_remembered(seen.at));
+        self.in_swap = self.in_swap.filter(|(_, at)| is_remembered(*at));
         if let Some(working_set) = working_set {
             self.working_set = self.working_set.max(working_set);
             let is_less = working_set < self.working_set.percent(tuning::SAME_SET_PERCENT);
             let has_freed = |at| now.since(at) < tuning::FREED_WITHIN;
             if is_less && self.freed_at.is_some_and(has_freed) {
-                *self = Self { slots: self.slots, ..Self::default() };
+                *self = Self { slots: self.slots, free: self.free, ..Self::default() };
             }
         }
         // Whose programs grow is not short yet.
         if size >= self.level.plus(tuning::UNIT) {
             self.level_at = now;
         }
-        (self.level, self.unused) = (size, unused);
+        self.level = size;
     }
 
     /// The latest counts: what contradicts it is forgotten.
@@ -158,6 +167,7 @@ impl Experience {
         if let Some(last) = self.seen.iter().rposition(is_better_with_less) {
             // It does something else now, to which smaller sizes say nothing either.
             self.seen.drain(..=last);
+            self.in_swap = None;
         }
         let is_worse_with_more = |seen: &Seen| seen.size > new.size && of(seen) > of(&new);
         let is_near = |seen: &Seen| seen.size.0.abs_diff(new.size.0) < tuning::STEP_MIN.0;
@@ -189,8 +199,9 @@ impl Experience {
 
     /// What it needs at least, by all that is known.
     pub(crate) fn needed(&self, disk: Reads) -> Bytes {
-        let short = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
-        short.map_or(Bytes::ZERO, |(short, _)| {
+        let losses = self.losses(disk);
+        let short = losses.iter().rfind(|(_, waits)| shows_shortage(*waits));
+        short.map_or(Bytes::ZERO, |&(short, _)| {
             self.enough(short, disk).unwrap_or(short.plus(tuning::UNIT))
         })
     }
@@ -199,20 +210,22 @@ impl Experience {
     pub(crate) fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         let seen = self.waits(disk).find(is_enough).map(|(with, _)| with);
-        seen.or(self.in_swap.filter(|with| *with >= size.plus(tuning::UNIT)))
+        let in_vain = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
+        let more_than = size.max(in_vain.map_or(Bytes::ZERO, |(with, _)| with)).plus(tuning::UNIT);
+        seen.or(self.in_swap.map(|(with, _)| with).filter(|with| *with >= more_than))
     }
 
     /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its
     /// memory is referred to alike, it lacks the share of it that it misses; so it lacks that at least.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
-    fn lacking(&self, held: Bytes, miss_ratio: f64, disk: Reads) -> Bytes {
+    fn lacking(&self, held: Bytes, unfilled: Bytes, miss_ratio: f64, disk: Reads) -> Bytes {
         let is_telling = (0.0..=tuning::MISS_RATIO_MAX).contains(&miss_ratio);
         let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
         let missing = Bytes((held.0 as f64 * missing) as u64);
         let least = self.waits(disk).find(|(_, waits)| shows_shortage(*waits));
-        let least = least.map_or(held, |(least, _)| least).max(self.in_swap.unwrap_or_default());
-        let in_vain = held.minus(least);
-        let looked_for = in_vain.max(missing).min(growth(held));
+        let in_swap = self.in_swap.map_or(Bytes::ZERO, |(with, _)| with);
+        let in_vain = held.minus(least.map_or(held, |(least, _)| least).max(in_swap));
+        let looked_for = in_vain.max(missing).min(growth(held)).minus(unfilled);
         let largest = self.seen.last().map(|seen| seen.size).filter(|size| *size > held);
         let largest = largest.map(|largest| largest.plus(tuning::UNIT));
         let known = self.enough(held, disk).or(largest);
@@ -256,7 +269,7 @@ mod tests {
     }
 
     fn lacking(known: &Experience, held: u64) -> u64 {
-        known.lacking(Bytes::mib(held), f64::NAN, DISK).0 >> 20
+        known.lacking(Bytes::mib(held), Bytes::ZERO, f64::NAN, DISK).0 >> 20
     }
 
     #[test]
@@ -293,7 +306,7 @@ mod tests {
 
     #[test]
     fn what_lies_in_swap_tells_what_it_lacks_unless_more_was_enough_before() {
-        let in_swap = Some(Bytes::mib(390));
+        let in_swap = Some((Bytes::mib(390), Time(0)));
         let known = Experience { in_swap, ..seen(&[(300, 900.0)]) };
         assert_eq!([300, 360, 375].map(|held| lacking(&known, held)), [90, 30, 15]);
         assert_eq!(
@@ -303,11 +316,15 @@ mod tests {
         );
         let known = Experience { in_swap, ..seen(&[(340, 0.0), (300, 900.0)]) };
         assert_eq!(lacking(&known, 300), 40);
+        let known = Experience { in_swap, ..seen(&[(300, 900.0), (390, 900.0)]) };
+        assert_eq!(known.enough(Bytes::mib(300), DISK), None, "it was tried");
     }
 
     #[test]
     fn who_misses_a_tenth_lacks_a_ninth_at_least() {
-        let of = |miss_ratio| Experience::default().lacking(Bytes::mib(300), miss_ratio, DISK);
+        let of = |miss_ratio| {
+            Experience::default().lacking(Bytes::mib(300), Bytes::ZERO, miss_ratio, DISK)
+        };
         let of = [0.0, 0.1, 0.5, 0.6, f64::INFINITY].map(|miss_ratio| of(miss_ratio).0 >> 20);
         assert_eq!(of, [10, 33, 90, 10, 10]);
     }
@@ -332,7 +349,7 @@ mod tests {
         let mut known = Experience::default();
         let mut level_at = |second, mib| {
             let now = Time(0).after(Millis::secs(second));
-            known.follow(Bytes::mib(mib), Bytes::ZERO, None, now);
+            known.follow(Bytes::mib(mib), None, now);
             known.level_at.since(Time(0)).0 / 1000
         };
         assert_eq!([level_at(1, 200), level_at(2, 205), level_at(3, 230)], [1, 1, 3]);
@@ -345,8 +362,8 @@ mod tests {
         let after = |readings: &[(u64, Option<u64>)], now| {
             let mut known = seen(&[(256, 0.0), (200, 900.0)]);
             for (free, mib) in readings {
-                let (size, unused) = (Bytes::mib(300 - free), Bytes::mib(*free));
-                known.follow(size, unused, mib.map(Bytes::mib), now);
+                known.note_free(Bytes::mib(*free), false, true, now);
+                known.follow(Bytes::mib(300 - free), mib.map(Bytes::mib), now);
             }
             known.seen.len()
         };
@@ -356,6 +373,20 @@ mod tests {
         assert_eq!(after(&[(0, Some(200)), (40, Some(50))], soon), 0);
         assert_eq!(after(&[(40, Some(200)), (40, Some(50))], soon), 2, "it has freed nothing");
         assert_eq!(after(&[(0, None)], Time(2).after(tuning::REMEMBERED)), 0);
+    }
+
+    #[test]
+    fn who_was_short_has_freed_something_when_more_is_free_than_ever_was() {
+        let freed = |before, readings: &[(u64, bool, bool)]| {
+            let mut known = Experience { free: Some(Bytes::mib(before)), ..Experience::default() };
+            for (free, is_short, stands) in readings {
+                known.note_free(Bytes::mib(*free), *is_short, *stands, Time(1));
+            }
+            known.freed_at.is_some()
+        };
+        assert!(freed(200, &[(0, true, true), (200, true, true), (200, false, true)]));
+        assert!(!freed(48, &[(48, true, true), (48, false, true)]), "it always keeps some");
+        assert!(!freed(0, &[(100, false, false), (100, false, true)]), "it was given that");
     }
 
     #[test]

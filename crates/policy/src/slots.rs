@@ -2,61 +2,75 @@
 //!
 //! **Problem.** What was written to swap and not read back lies there. That is what is lacking, for a program that changes what it reads:
 //! the page's place in swap is free again. Of one that changes little it says nothing: what is read back is in memory *and* in swap, and
-//! Linux drops it again without writing. **Idea.** Such a guest writes everything once, and then only reads. When it has read as much as it
-//! wrote, what it wrote is all that it works on.
+//! Linux, while no more than half of a swap is in use, drops it again without writing. **Idea.** Such a guest writes everything once, and
+//! then only reads. When it has read all of that back and goes on reading, what it wrote is what it works on.
 //!
-//! What is written while much more is read is not new: those pages had their places before.
+//! What is written while much more is read is not new: those pages had their places before. All of this is said of one shortage: a guest
+//! that is calm has what it needs, whatever lies in its swap.
 
 use model::{Bytes, Millis, Time};
 use serde::{Deserialize, Serialize};
 
-use crate::{memory::Counters, tuning};
+use crate::{member::with_room, memory::Counters, tuning};
 
-/// Since the guest booted, or last freed memory: programs that end give up their places, and nobody sees that.
+/// Since the guest was last calm or freed memory: programs that end give up their places, and nobody sees that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slots {
     latest: Counters,
-    written: Bytes,
-    read: Bytes,
-    /// Of what was written, what was new.
-    filled: Bytes,
-    /// What lay there and was not missed.
-    idle: Bytes,
-    /// What lies there, not in memory, and is missed …
+    /// What was written and not read back …
     outside: Bytes,
     /// … since.
     since: Option<Time>,
+    /// Of what was written, what was new …
+    filled: Bytes,
+    /// … and what was read since the last of that.
+    read: Bytes,
 }
 
 impl Slots {
-    /// Takes in the latest counts; `is_calm`: the guest misses nothing.
-    pub(crate) fn note(&mut self, counters: Counters, is_calm: bool, now: Time) {
+    /// Takes in the latest counts.
+    pub(crate) fn note(&mut self, counters: Counters, now: Time) {
         let before = std::mem::replace(&mut self.latest, counters);
         let written = counters.swap_out.minus(before.swap_out);
         let read = counters.swap_in.minus(before.swap_in);
-        if written >= read.percent(tuning::NEW_IN_SWAP_PERCENT) {
-            self.filled = self.filled.plus(written);
+        let is_new = written > read.percent(tuning::NEW_IN_SWAP_PERCENT);
+        if is_new {
+            (self.filled, self.read) = (self.filled.plus(written), Bytes::ZERO);
+        } else {
+            self.read = self.read.plus(read);
         }
-        (self.written, self.read) = (self.written.plus(written), self.read.plus(read));
-        let outside = self.written.minus(self.read);
-        self.idle = if is_calm { outside } else { self.idle.min(outside) };
-        self.outside = outside.minus(self.idle);
+        self.outside = self.outside.plus(written).minus(read);
         self.since = (self.outside >= tuning::UNIT).then(|| self.since.unwrap_or(now));
     }
 
-    /// Whatever had its place may have none any more.
+    /// Whatever had its place may have none any more, or is not missed.
     pub(crate) fn forget(&mut self) {
         *self = Self { latest: self.latest, ..Self::default() };
     }
 
-    /// What lies there and not in memory, and was not there already while the guest was calm; how long it has lacked that.
-    pub(crate) fn outside(&self, now: Time) -> Option<(Bytes, Millis)> {
-        self.since.map(|since| (self.outside, now.since(since)))
+    /// What the guest needs that has `used` of what it may have, `most`, and whose kernel has set so much apart; what lies outside counts
+    /// when it has done so with `patience`.
+    pub(crate) fn need(
+        &self,
+        used: Bytes,
+        set_apart: Bytes,
+        most: Bytes,
+        patience: Millis,
+        now: Time,
+    ) -> Option<Bytes> {
+        if self.since.is_some_and(|since| now.since(since) >= patience) {
+            return Some(used.plus(self.outside).min(most));
+        }
+        let need = with_room(self.set()?.plus(set_apart)).plus(tuning::KERNEL);
+        // More than it may have is no set that it could work on: places were written several times.
+        (need <= most).then_some(need)
     }
 
-    /// All that it works on but for what never was in swap, if it has read as much as it wrote.
-    pub(crate) fn set(&self) -> Option<Bytes> {
-        (self.filled >= tuning::UNIT && self.read >= self.written).then_some(self.filled)
+    /// All that it works on but for what never was in swap, if it only reads that.
+    fn set(&self) -> Option<Bytes> {
+        let only_reads = self.read >= self.filled.percent(tuning::READ_AGAIN_PERCENT);
+        let is_all_back = self.outside.is_zero() && only_reads;
+        (self.filled >= tuning::UNIT && is_all_back).then_some(self.filled)
     }
 }
 
@@ -65,60 +79,72 @@ mod tests {
     use super::*;
 
     /// In turn, what is written and read in a second, in MiB.
-    fn set_after(seconds: &[(u64, u64)]) -> Option<u64> {
+    fn after(seconds: &[(u64, u64)]) -> Slots {
         let (mut slots, mut counters) = (Slots::default(), Counters::default());
-        for (written, read) in seconds {
+        for (second, (written, read)) in (0..).zip(seconds) {
             counters.swap_out = counters.swap_out.plus(Bytes::mib(*written));
             counters.swap_in = counters.swap_in.plus(Bytes::mib(*read));
-            slots.note(counters, false, Time(0));
+            slots.note(counters, Time(0).after(Millis::secs(second)));
         }
-        slots.set().map(|set| set.0 >> 20)
+        slots
     }
+
+    fn set_after(seconds: &[(u64, u64)]) -> Option<u64> {
+        after(seconds).set().map(|set| set.0 >> 20)
+    }
+
+    const FILLS: [(u64, u64); 10] = [(20, 5); 10];
 
     #[test]
     fn who_only_reads_has_all_that_it_works_on_in_swap() {
-        let fills = vec![(20, 5); 10];
-        let sweeps = vec![(0, 10); 20];
-        assert_eq!(set_after(&fills), None, "most of it was never read back");
-        assert_eq!(set_after(&[&fills[..], &sweeps].concat()), Some(200));
-        let writes_a_tenth = vec![(1, 10); 100];
-        assert_eq!(set_after(&[fills, sweeps, writes_a_tenth].concat()), Some(200));
-    }
-
-    #[test]
-    fn who_writes_what_it_reads_frees_its_place() {
-        assert_eq!(set_after(&[vec![(20, 0); 10], vec![(10, 10); 50]].concat()), None);
+        let sweeps = [(0, 10); 20];
+        assert_eq!(set_after(&FILLS), None, "most of it was never read back");
+        assert_eq!(set_after(&[&FILLS[..], &sweeps].concat()), Some(200));
+        let writes_a_tenth = [(1, 10); 100];
+        assert_eq!(set_after(&[&FILLS[..], &sweeps, &writes_a_tenth].concat()), Some(200));
         assert_eq!(set_after(&[(5, 8)]), None, "next to nothing");
     }
 
     #[test]
-    fn what_lay_there_while_it_was_calm_is_not_lacking() {
-        let counters = |out, back| {
-            let (swap_out, swap_in) = (Bytes::mib(out), Bytes::mib(back));
-            Counters { swap_in, swap_out, ..Counters::default() }
-        };
-        let mut slots = Slots::default();
-        let mut outside = |out, back, is_calm| {
-            slots.note(counters(out, back), is_calm, Time(out));
-            slots.outside(Time(out)).map(|(outside, since)| (outside.0 >> 20, since.0))
-        };
-        assert_eq!([outside(60, 10, true), outside(100, 20, false)], [None, Some((30, 0))]);
-        assert_eq!([outside(120, 20, false), outside(120, 70, false)], [Some((50, 20)), None]);
-        assert_eq!(outside(180, 70, false), Some((60, 0)));
+    fn who_writes_much_of_what_it_reads_fills_no_places_without_end() {
+        let half = [(5, 10); 150];
+        assert_eq!(set_after(&[&FILLS[..], &half].concat()), None);
+        let all_and_reads_ahead = [(10, 11); 200];
+        assert_eq!(set_after(&[&FILLS[..], &all_and_reads_ahead].concat()), None);
+        let in_bursts: Vec<(u64, u64)> =
+            (0..600).map(|second| if second % 10 == 0 { (10, 10) } else { (0, 10) }).collect();
+        assert_eq!(set_after(&in_bursts), None);
     }
 
     #[test]
-    fn what_was_written_before_memory_was_freed_is_forgotten() {
-        let counters = |mib| Counters {
-            swap_in: Bytes::mib(mib),
-            swap_out: Bytes::mib(mib),
-            ..Counters::default()
+    fn what_is_written_later_is_missing_however_much_was_read_before() {
+        let reads_long = [(0, 10); 100];
+        let slots = after(&[&FILLS[..], &reads_long, &[(30, 0)]].concat());
+        let need = |patience| {
+            let now = Time(0).after(Millis::secs(120));
+            let need = slots.need(Bytes::mib(300), Bytes::ZERO, Bytes::mib(500), patience, now);
+            need.map(|need| need.0 >> 20)
         };
-        let mut slots = Slots::default();
-        slots.note(counters(100), false, Time(0));
-        assert_eq!(slots.set(), Some(Bytes::mib(100)));
+        assert_eq!(need(Millis::secs(10)), Some(330));
+        assert_eq!(need(Millis::secs(11)), None, "not for so long");
+    }
+
+    #[test]
+    fn what_a_guest_may_never_have_it_does_not_work_on() {
+        let slots = after(&[&FILLS[..], &[(0, 10); 20]].concat());
+        let need = |most| {
+            let (apart, most) = (Bytes::mib(30), Bytes::mib(most));
+            slots.need(Bytes::mib(150), apart, most, Millis(0), Time(0)).map(|need| need.0 >> 20)
+        };
+        assert_eq!([need(400), need(260)], [Some(266), None]);
+    }
+
+    #[test]
+    fn what_was_written_before_it_was_calm_is_forgotten() {
+        let mut slots = after(&[&FILLS[..], &[(0, 10); 20]].concat());
         slots.forget();
-        slots.note(counters(130), false, Time(0));
-        assert_eq!(slots.set(), Some(Bytes::mib(30)));
+        let counters = Counters { swap_out: Bytes::mib(230), ..slots.latest };
+        slots.note(counters, Time(0));
+        assert_eq!((slots.filled, slots.outside), (Bytes::mib(30), Bytes::mib(30)));
     }
 }

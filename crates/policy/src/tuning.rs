@@ -128,6 +128,9 @@ pub const MISS_RATIO_MAX: f64 = 0.5;
 /// What a guest writes to its swap is new there where it is this much of what it reads in the same second, in percent.
 pub const NEW_IN_SWAP_PERCENT: u64 = 25;
 
+/// It works on what it wrote when it reads so much of that again before anything else is new, in percent.
+pub const READ_AGAIN_PERCENT: u64 = 25;
+
 /// What lies in a guest's swap tells how much it lacks when it is not tracked for long enough, or has lacked something for so long: tracking
 /// had its time, and a guest that waits for its disk touches little.
 pub const MISSED_FOR: Millis = Millis::secs(30);

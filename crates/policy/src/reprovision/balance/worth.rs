@@ -14,8 +14,8 @@
 //! answers, and makes the fewer references the more it waits. How often that is shows the VM of the group that missed most of late.
 //! Where two VMs thrash, one of them loses little by giving the other what that lacks.
 //!
-//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its faults would end with as much more as
-//! a round may give.
+//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its faults would end with what its swap tells
+//! that it lacks, or as much more as a round may give.
 
 use model::{Bytes, Tracking};
 
@@ -55,7 +55,7 @@ pub(crate) struct Condition {
     pub(crate) waits: f64,
     /// What was seen of it before.
     pub(crate) experience: Experience,
-    /// What it lacks at least, if it is short.
+    /// What it lacks at least beyond what it was given, if it is short.
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
@@ -91,16 +91,16 @@ impl Worth {
         let references = tracking.references_per_s;
         let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
         let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let missing = if now.is_short { tracking.swapped.max(now.lacking) } else { Bytes::ZERO };
+        let swapped = tracking.swapped.minus(now.unfilled);
+        let missing = if now.is_short { swapped.max(now.lacking) } else { Bytes::ZERO };
         let seen = with_room(working_set.plus(now.set_apart));
         let need = if now.is_short {
-            seen.max(now.held.plus(missing).minus(now.unfilled))
+            seen.max(now.held.plus(missing))
         } else {
             // Who is not short has what it needs but for a little, however much it has just touched.
             let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
             seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
         };
-        let missing = missing.minus(now.unfilled);
         let held = now.held.0 as f64;
         let granule = tracking.granule.clamp(tuning::READ_AHEAD, tuning::GRANULE_MAX);
         let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
@@ -126,7 +126,7 @@ impl Worth {
         let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
         worth.learn(now);
         let slope = fall / part.0.max(1) as f64;
-        let (missing, slope) = if tracking.swapped >= now.lacking {
+        let (missing, slope) = if swapped >= now.lacking {
             (missing, slope)
         } else {
             worth.is_guess = now.is_guess();
@@ -143,7 +143,8 @@ impl Worth {
     fn untracked(now: &Condition) -> Self {
         let is_guess = now.is_guess();
         let known = now.experience.enough(now.held, now.disk);
-        let missing = known.map_or(growth(now.held), |known| known.minus(now.held));
+        let missing =
+            known.map_or(growth(now.held), |known| known.minus(now.held).max(tuning::UNIT));
         let missing = if now.is_short { missing } else { Bytes::ZERO };
         let need = now.held.plus(missing);
         let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
