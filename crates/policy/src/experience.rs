@@ -58,8 +58,6 @@ struct Seen {
 pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let is_short = member.is_short();
     let (held, is_settling) = (member.target, is_settling(member, now));
-    let used = held.minus(if is_short { member.unfilled() } else { Bytes::ZERO });
-    let suffers = member.suffers();
     let Ok(guest) = &member.guest else { return };
     let free = guest.free.minus(tuning::MARGIN_MIN);
     let unused = if is_short { Bytes::ZERO } else { free };
@@ -67,28 +65,38 @@ pub(crate) fn learn(member: &mut Member, disk: Reads, now: Time) {
     let memory = &mut member.memory;
     let stands = |asked: &Asked| asked.reached && age(asked, now) > tuning::STALE_AFTER;
     let stands = memory.asked.as_ref().is_none_or(stands);
-    let is_tracked = memory.is_well_tracked();
     let known = &mut memory.experience;
     let size = held.minus(unused);
     known.note_free(free, is_short, stands, now);
     known.follow(size, working_set.filter(|_| !is_short), now);
     let is_calm = now.since(memory.short_at.max(known.level_at)) >= tuning::CALM;
-    known.slots.note(memory.counters.map(|counters| counters.value).unwrap_or_default(), now);
     if is_calm {
-        known.slots.forget();
         memory.given_at = None;
-    } else if suffers {
-        let patience = if is_tracked { tuning::MISSED_FOR } else { Millis(0) };
-        let (set_apart, most) = (memory.set_apart, member.limits.max);
-        let need = known.slots.need(used, set_apart, most, patience, now);
-        known.in_swap = need.map(|need| (need, now)).or(known.in_swap);
     }
+    learn_from_swap(member, is_calm, now);
     // The rate still knows of the seconds before it was calm.
+    let memory = &mut member.memory;
     let reads = if memory.swap_in.is_zero() { Reads::default() } else { memory.reads };
     let says_something = if is_short { reads != Reads::default() } else { is_calm };
     if !is_settling && says_something {
         let waits = reads.wait_for(disk);
-        known.note(Seen { size, reads, waits, at: now }, disk);
+        memory.experience.note(Seen { size, reads, waits, at: now }, disk);
+    }
+}
+
+/// Takes in what its swap tells of what it needs, while it suffers.
+fn learn_from_swap(member: &mut Member, is_calm: bool, now: Time) {
+    let used = member.target.minus(member.unfilled());
+    let (suffers, most) = (member.suffers(), member.limits.max);
+    let memory = &mut member.memory;
+    let patience = if memory.is_well_tracked() { tuning::MISSED_FOR } else { Millis(0) };
+    let known = &mut memory.experience;
+    known.slots.note(memory.counters.map(|counters| counters.value).unwrap_or_default(), now);
+    if is_calm {
+        known.slots.forget();
+    } else if suffers {
+        let need = known.slots.need(used, memory.set_apart, most, patience, now);
+        known.in_swap = need.map(|need| (need, now)).or(known.in_swap);
     }
 }
 
