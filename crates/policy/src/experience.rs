@@ -132,7 +132,8 @@ fn age(asked: &Asked, now: Time) -> Millis {
 }
 
 impl Experience {
-    /// Takes in what it has free. It has freed something if that is more while its balloon `stands`; who is short frees and fills all the time.
+    /// Takes in what it has free. It has freed something if that is more while its balloon `stands`. Who is short frees and fills all the
+    /// time: of that, the least counts.
     fn note_free(&mut self, free: Bytes, is_short: bool, stands: bool, now: Time) {
         let before = self.free.unwrap_or(free);
         if is_short {
@@ -214,13 +215,14 @@ impl Experience {
         })
     }
 
-    /// The least above `size` with which it was not short, or would not be if it held what has its place in its swap.
+    /// The least above `size` with which it was not short; else, what it needs by its swap, unless it had as much in vain.
     pub(crate) fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         let seen = self.waits(disk).find(is_enough).map(|(with, _)| with);
-        let in_vain = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
-        let more_than = size.max(in_vain.map_or(Bytes::ZERO, |(with, _)| with)).plus(tuning::UNIT);
-        seen.or(self.in_swap.map(|(with, _)| with).filter(|with| *with >= more_than))
+        let short = self.waits(disk).filter(|(_, waits)| shows_shortage(*waits)).last();
+        let tried = size.max(short.map_or(Bytes::ZERO, |(with, _)| with));
+        let by_swap = self.in_swap.map(|(need, _)| need);
+        seen.or(by_swap.filter(|need| *need >= tried.plus(tuning::UNIT)))
     }
 
     /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its
@@ -231,8 +233,8 @@ impl Experience {
         let missing = if is_telling { miss_ratio / (1.0 - miss_ratio) } else { 0.0 };
         let missing = Bytes((held.0 as f64 * missing) as u64);
         let least = self.waits(disk).find(|(_, waits)| shows_shortage(*waits));
-        let in_swap = self.in_swap.map_or(Bytes::ZERO, |(with, _)| with);
-        let in_vain = held.minus(least.map_or(held, |(least, _)| least).max(in_swap));
+        let by_swap = self.in_swap.map_or(Bytes::ZERO, |(need, _)| need);
+        let in_vain = held.minus(least.map_or(held, |(least, _)| least).max(by_swap));
         let looked_for = in_vain.max(missing).min(growth(held)).minus(unfilled);
         let largest = self.seen.last().map(|seen| seen.size).filter(|size| *size > held);
         let largest = largest.map(|largest| largest.plus(tuning::UNIT));
@@ -302,11 +304,10 @@ mod tests {
 
     #[test]
     fn what_would_be_lost_is_what_it_waited_when_all_waited_for_cpus() {
-        let known = seen(&[(256, 0.0), (200, 250.0), (150, 251.0)]);
+        let mut known = seen(&[(256, 0.0), (200, 250.0), (150, 251.0)]);
         let fast = Reads { faults: 10_000.0, ..DISK };
         let waits: Vec<f64> = known.waits(fast).map(|(_, waits)| waits).collect();
         assert_eq!(waits, [0.0251, 0.025, 0.0]);
-        let mut known = known;
         known.seen[0].waits = 0.1;
         let losses: Vec<f64> = known.losses(fast).into_iter().map(|(_, waits)| waits).collect();
         assert_eq!(losses, [0.25, 0.25, 0.0], "with less it loses no less");

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{member::with_room, memory::Counters, tuning};
 
-/// Since the guest was last calm or freed memory: programs that end give up their places, and nobody sees that.
+/// Since the guest booted, was last calm or freed memory: programs that end give up their places, and nobody sees that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slots {
     latest: Counters,

@@ -55,7 +55,7 @@ pub(crate) struct Condition {
     pub(crate) waits: f64,
     /// What was seen of it before.
     pub(crate) experience: Experience,
-    /// What it lacks at least beyond what it was given, if it is short.
+    /// What it lacks at least if it is short, beyond all that it has, filled or not.
     pub(crate) lacking: Bytes,
     /// What its kernel has set apart.
     pub(crate) set_apart: Bytes,
