@@ -45,7 +45,7 @@ pub(super) const TABLE_7: Scenario = Scenario {
 };
 pub(super) const TABLE_8: Scenario = Scenario {
     name: "meb-table8",
-    summary: "memory balanced between sixteen guests that together want 15 % more than there is",
+    summary: "memory balanced between sixteen guests that together want 16 % more than there is",
     run: |context| table_8(context),
 };
 pub(super) const OSCILLATION: Scenario = Scenario {
