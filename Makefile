@@ -14,7 +14,7 @@ MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 
-.PHONY: help demo test build guest lint unit loom e2e docs audit bench deb clean
+.PHONY: help demo test build guest lint unit loom e2e docs audit experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,6 +40,7 @@ lint: ## Format and lints; warnings are errors
 
 unit: loom ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
+	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
 
 # Built apart: `--cfg loom` swaps the atomics of everything below it.
 loom: ## The ring between shim and worker, in every interleaving of its two ends
@@ -55,6 +56,10 @@ docs: $(TOOLS)/bin/mdbook ## The user guide and the API documentation
 
 audit: $(TOOLS)/bin/cargo-deny ## Licences, sources and duplicates of dependencies
 	$(TOOLS)/bin/cargo-deny --locked --offline check bans licenses sources
+
+experiments: build ## Beside these, a shim with the paper's hot set: for meb-overhead and meb-imt
+	$(CARGO) build --locked --release -p overbook-shim --features hot-set --target-dir $(TARGET)/hot-set
+	install -m 755 $(TARGET)/hot-set/release/liboverbook_shim.so $(BIN)/liboverbook_shim_hot_set.so
 
 bench: ## Benchmarks; figures stand in CLAIMS.md
 	$(CARGO) bench --locked -p overbook-sim -p overbook-pages

@@ -12,6 +12,8 @@ use crate::lab::LabError;
 use crate::machine::{Files, MachineSpec};
 
 pub(crate) const SHIM: &str = "liboverbook_shim.so";
+/// The same with the paper's hot set, which only experiments have (`make experiments`).
+const SHIM_WITH_HOT_SET: &str = "liboverbook_shim_hot_set.so";
 const TRACER: &str = "liboverbook_tracer.so";
 /// Where the package puts what nobody runs by hand.
 const INSTALLED: &str = "/usr/lib/overbook";
@@ -21,7 +23,7 @@ const RAM_UNIT_BYTES: u64 = 8192;
 /// The same QEMU with what `spec` asks for inside.
 pub(crate) fn equip(mut qemu: Spawn, spec: &MachineSpec, files: &Files) -> Result<Spawn, LabError> {
     if spec.shim {
-        let shim = built(SHIM)?;
+        let shim = built(if spec.hot_set { SHIM_WITH_HOT_SET } else { SHIM })?;
         if shim.to_string_lossy().contains([' ', ':']) {
             return Err(LabError::Preload(shim));
         }

@@ -124,6 +124,8 @@ pub struct MachineSpec {
     pub kernel_options: String,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,
+    /// Whether that shim has the paper's hot set, which the one that ships has not.
+    pub hot_set: bool,
     /// The cgroup that its QEMU runs in: a directory that exists; `None`: the lab's own.
     pub cgroup: Option<PathBuf>,
     /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated, and slow.
@@ -149,6 +151,7 @@ impl MachineSpec {
             reporting_order: Some(USUAL_ORDER),
             kernel_options: String::new(),
             shim: false,
+            hot_set: false,
             cgroup: None,
             traced: false,
         }

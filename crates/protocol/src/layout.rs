@@ -137,6 +137,12 @@ pub enum Counter {
     MergedPages,
     /// Pages that the guest freed and that were handed over to the kernel, again and again.
     HandedOver,
+    /// Gauge: the longest time for which one of QEMU's own threads has waited for the shim, in nanoseconds.
+    LongestWaitNs,
+    /// Gauge: the longest time for which the shim's lock was held, in nanoseconds.
+    LongestHoldNs,
+    /// How often the watchdog could not have the lock within its patience.
+    Stalls,
 }
 
 /// Why the shim gave everything back unasked.
@@ -214,6 +220,9 @@ pub enum PageState {
     /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel drops it when memory is
     /// short, unless the guest writes to it first, and of neither is anything heard.
     Freed = 3,
+    /// In a buffer of the shim's while it is compared with the pool's, or until it can go back where QEMU expects it: the
+    /// guest's next touch traps.
+    Aside = 4,
     /// A number that this version does not know.
     Unknown = 255,
 }
@@ -225,6 +234,7 @@ impl PageState {
             1 => Self::Staged,
             2 => Self::Merged,
             3 => Self::Freed,
+            4 => Self::Aside,
             _ => Self::Unknown,
         }
     }

@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use protocol::MAX_GRANULE_PAGES;
 use rustix::io::Errno;
-use sys::memory_map::{Advice, PAGE_BYTES, Pagemap, Range, Reserved};
-use sys::userfaultfd::Userfaultfd;
+use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
 
-use crate::moves;
 use crate::time::now;
+use crate::transitions::{self, Host, Kernel as _};
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
 
@@ -55,23 +54,27 @@ impl Bench {
         }
     }
 
-    /// Revokes it; answers the address to touch.
-    pub(crate) fn arm(&self, uffd: &Userfaultfd, granule_pages: u32) -> Option<u64> {
+    /// Revokes it; answers the address to touch. What it holds nobody needs, so nothing is asked afterwards.
+    pub(crate) fn arm(&self, host: &Host, granule_pages: u32) -> Option<u64> {
         let guest = self.guest(u64::from(granule_pages) * PAGE_BYTES);
         self.away.store(guest.len, Ordering::Relaxed);
         // SAFETY: both halves are registered, and the fault thread serves.
-        let taken = unsafe { moves::take(uffd, guest, self.staging()) };
-        (taken.moved > 0).then_some(guest.start)
+        let taken = unsafe { host.move_pages(self.staging(), guest.start, guest.len) };
+        (taken.bytes > 0).then_some(guest.start)
     }
 
-    /// Gives back what is away.
-    pub(crate) fn serve(&self, uffd: &Userfaultfd, pagemap: &Pagemap) {
+    /// Gives back what is away; what will not move is filled with zeros.
+    pub(crate) fn serve(&self, host: &Host) {
         let guest = self.guest(self.away.swap(0, Ordering::Relaxed));
         if guest.len > 0 {
             // SAFETY: `arm` took it from there.
-            unsafe { moves::give(uffd, pagemap, guest, self.staging()) };
+            let given = unsafe { host.move_pages(guest.start, self.staging(), guest.len) };
+            if given.stopped.is_some() {
+                // SAFETY: nobody needs its content.
+                unsafe { transitions::fill_holes(host.uffd, guest) };
+            }
         }
-        let _ = uffd.wake(self.guest(LARGEST));
+        let _ = host.uffd.wake(self.guest(LARGEST));
     }
 
     /// Whether an address lies in its first half.

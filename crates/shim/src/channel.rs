@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use protocol::layout::{BLOCK_PAGES, Counter, Layout, PageState, Shared};
 use protocol::ring::Producer;
@@ -12,6 +13,14 @@ use sys::shared_memory::SharedMemory;
 use crate::descriptors::Guarded;
 use crate::ram::{end, overlap};
 use crate::time::now;
+
+/// How many pages are merged: for who may not wait for the lock.
+static MERGED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether any page is merged. Takes no lock.
+pub(crate) fn is_anything_merged() -> bool {
+    MERGED.load(Ordering::Acquire) > 0
+}
 
 pub(crate) const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
 
@@ -140,6 +149,7 @@ impl Channel {
             }
         }
         self.shared.set(Counter::MergedPages, merged);
+        MERGED.store(merged, Ordering::Release);
         self.merged_runs.set(runs);
     }
 
@@ -177,6 +187,11 @@ impl Channel {
         if !pages.into_iter().any(|page| self.shared.state(page) == PageState::Freed) {
             self.shared.set_freed_at_ms(block, 0);
         }
+    }
+
+    /// The number of the page at an address.
+    pub(crate) fn page_at(&self, address: u64) -> Option<u32> {
+        self.pages(Range { start: address, len: PAGE_BYTES }).next().map(|(_, page)| page)
     }
 
     /// The pages of `range` that are guest RAM: address and number.

@@ -9,6 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
-use crate::engine::{self, lock};
+use crate::engine::{self, ENGINE, lock};
 use crate::merge::Pool;
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
@@ -249,10 +250,15 @@ fn start_threads() -> Result<(), Refusal> {
     })
 }
 
-/// Tells the worker what its requests take of a CPU.
+/// Tells the worker what its requests take of a CPU, and for how long somebody had to wait.
 fn say_own_cpu() {
     if let Some(channel) = &lock().channel {
-        channel.shared().set(Counter::ControlNs, own_cpu().as_nanos_u64());
+        let shared = channel.shared();
+        shared.set(Counter::ControlNs, own_cpu().as_nanos_u64());
+        let longest = ENGINE.longest();
+        shared.set(Counter::LongestWaitNs, longest.wait.load(Ordering::Relaxed));
+        shared.set(Counter::LongestHoldNs, longest.hold.load(Ordering::Relaxed));
+        shared.set(Counter::Stalls, watchdog::stalls());
     }
 }
 

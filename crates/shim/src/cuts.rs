@@ -5,21 +5,26 @@
 //! when there is no room for more mappings ([`Cuts::has_room`]) the kernel makes the copy in place. The rules are those of
 //! [`unshare`].
 
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use protocol::layout::PageState;
+use protocol::Refusal;
+use protocol::layout::{GiveBack, PageState};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use sys::mappings::has_policy;
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::pool_maps;
 use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;
-use crate::engine::{Engine, close_window, lock, userfaultfd};
+use crate::descriptors::kept;
+use crate::engine::{Engine, lock, userfaultfd};
 use crate::ram::{common, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{self, page_of};
+use crate::transitions::Host;
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping};
 
@@ -37,14 +42,20 @@ const COUNTED: Duration = Duration::from_secs(1);
 
 /// Whether pages can be replaced on this host. Does not allocate.
 pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
-    let read = || {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open(c"/proc/sys/vm/overcommit_memory", flags, Mode::empty())?;
-        let mut first = [0];
-        rustix::io::read(&file, &mut first).map(|_| first)
-    };
+    let mut first = [0];
+    let read = overcommit().map(|file| rustix::io::pread(file, &mut first, 0));
     // 2: it promises no more memory than it has.
-    uffd.can_replace() && matches!(read(), Ok([b'0' | b'1']))
+    uffd.can_replace() && matches!(read, Some(Ok(1))) && matches!(first, [b'0' | b'1'])
+}
+
+/// What the host says of how much memory it promises; opened once, and read anew each time.
+fn overcommit() -> Option<&'static OwnedFd> {
+    static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    let open = || {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(rustix::fs::open("/proc/sys/vm/overcommit_memory", flags, Mode::empty())?)
+    };
+    FILE.get_or_init(|| kept(open())).as_ref()
 }
 
 /// How many mappings a process may have.
@@ -58,7 +69,7 @@ fn most_mappings() -> u32 {
 
 /// Opens and reads what the fault thread needs, which allocates nothing.
 pub(crate) fn prepare() {
-    let _ = (most_mappings(), unshare::mappings());
+    let _ = (most_mappings(), unshare::mappings(), overcommit());
 }
 
 /// What writes have cut so far.
@@ -131,6 +142,31 @@ impl Engine {
         ranges
     }
 
+    /// Has the kernel make the copies of what is still merged of these pages, a turn's worth of them.
+    ///
+    /// # Errors
+    /// QEMU watches what it writes there itself; or the kernel's.
+    pub(crate) fn copy_turn(&mut self, page: u32, pages: u32) -> Result<(), Refusal> {
+        let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return Ok(()) };
+        let refused = |call: &str, errno: Errno| Refusal::Kernel {
+            call: call.to_owned(),
+            errno: errno.raw_os_error(),
+        };
+        for part in channel.parts(page, pages, PageState::Merged) {
+            if self.holds.are_qemus(part.range) {
+                return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
+            }
+            // A write that trapped would wait for us: so nothing is registered there any more.
+            // SAFETY: every page is in its place.
+            unsafe { uffd.unregister(part.range) }
+                .map_err(|errno| refused("UFFDIO_UNREGISTER", errno))?;
+            let _ = uffd.wake(part.range);
+            unshare::copy(part.range)
+                .map_err(|errno| refused("madvise(MADV_POPULATE_WRITE)", errno))?;
+        }
+        Ok(())
+    }
+
     /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
     pub(crate) fn break_sharing(
         &mut self,
@@ -195,7 +231,7 @@ impl Engine {
 
     /// Makes a mapping one with what is beside it, if it is small and of no pool. One that can have a huge page is left
     /// alone, and memory that has a place on the host's nodes: what is mapped anew has none.
-    fn join(&self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
+    fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
         // What is moved counts as written, and so would what the guest has freed.
         let is_plain = |channel: &Channel| {
@@ -220,13 +256,6 @@ impl Engine {
         }
     }
 
-    /// The same for what is merged of `range`.
-    pub(crate) fn let_merged_write(&self, range: Range) {
-        if let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) {
-            channel.merged(range).for_each(|merged| self.let_write(uffd, merged));
-        }
-    }
-
     /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to all of it, or to stop
     /// writes. What is QEMU's own already stays so.
     pub(crate) fn let_all_write(&self, range: Range) {
@@ -239,26 +268,27 @@ impl Engine {
     }
 
     /// Has something done with these parts of one block, if pages can be replaced now.
-    fn replace(&self, parts: &[Range], act: impl FnOnce(&Replacement<'_>)) {
-        let (None, Ok(uffd), Some(pagemap), Some(channel)) =
-            (self.obstacle(), userfaultfd(), tracker::pagemap(), &self.channel)
+    fn replace(&mut self, parts: &[Range], act: impl FnOnce(&mut Replacement<'_>)) {
+        let (None, Ok(uffd), Some(pagemap)) = (self.obstacle(), userfaultfd(), tracker::pagemap())
         else {
             return;
         };
-        if !is_possible(uffd) {
+        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
+        if !is_possible(uffd) || self.begin_moving(uffd, parts, PAGE_BYTES).is_err() {
             return;
         }
-        let block = parts.first().and_then(|range| self.ram.block(range.start));
-        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
-        let Ok(window) = self.open_window(uffd, channel, parts, PAGE_BYTES) else { return };
-        // SAFETY: the fault thread serves, as soon as this turn is over.
-        let new = |block| unsafe { Replacement::new(uffd, pagemap, block, channel) };
-        if let Some(replacement) = block.and_then(new) {
-            let _moving = remapping::Turn::begin();
-            act(&replacement);
+        let Self { ram, channel: Some(channel), moving: Some(moving), .. } = self else { return };
+        let block = parts.first().and_then(|range| ram.block(range.start));
+        let host = Host { uffd, pagemap };
+        let replacement = block.and_then(|block| {
+            // SAFETY: the fault thread serves, as soon as this turn is over.
+            unsafe { Replacement::new(host, block, channel, &mut moving.run) }
+        });
+        if let Some(mut replacement) = replacement {
+            let _remapping = remapping::Turn::begin();
+            act(&mut replacement);
         }
-        // SAFETY: everything is in its place.
-        unsafe { close_window(uffd, channel, window) };
+        self.settle();
     }
 }
 

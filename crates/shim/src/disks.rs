@@ -6,15 +6,19 @@
 //! look at.
 //!
 //! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a filesystem that is known to pin.
-//! It looks again every [`LOOK`]: QEMU must open a disk and stop using the one before it until a guest's first read comes
-//! from there. Tracking needs none of this: what it moves aside comes back as the same page.
+//! A file that QEMU opens for direct I/O, makes so, or receives is looked at before anything more is merged: QEMU gets it
+//! only when the turn that is under way is over ([`has_opened`]). It looks again every [`LOOK`] all the same. Files that QEMU
+//! registers with io_uring can be read by a number that nobody sees: then nothing is merged any more. Tracking needs none of
+//! this: what it moves aside comes back as the same page.
 
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, fstatfs};
 use rustix::io::Errno;
 
+use crate::engine::Engine;
 use crate::time::{Nanos, now};
 
 /// How long what was seen is taken to be so.
@@ -30,9 +34,30 @@ const PINNING: [(u64, &str); 6] = [
     (0x0102_1994, "tmpfs"),
 ];
 
+/// How often QEMU has got a file that may be open for direct I/O, modulo 2^32.
+static OPENED: AtomicU32 = AtomicU32::new(0);
+/// QEMU has registered files with io_uring.
+static REGISTERED: AtomicBool = AtomicBool::new(false);
+
+/// QEMU has got a file that may be open for direct I/O. To be called under the engine's lock, before QEMU can use it.
+pub(crate) fn has_opened(_: &mut Engine) {
+    OPENED.fetch_add(1, Ordering::AcqRel);
+}
+
+/// QEMU is about to register files with io_uring. To be called under the engine's lock.
+pub(crate) fn registers_files(engine: &mut Engine) {
+    REGISTERED.store(true, Ordering::Release);
+    has_opened(engine);
+}
+
+/// How often it has.
+pub(crate) fn opened() -> u32 {
+    OPENED.load(Ordering::Acquire)
+}
+
 /// What was seen of QEMU's open files.
 pub(crate) struct Disks {
-    looked: Option<Nanos>,
+    looked: Option<(Nanos, u32)>,
     objection: Option<String>,
 }
 
@@ -41,10 +66,17 @@ impl Disks {
         Self { looked: None, objection: None }
     }
 
-    /// Why nothing of this VM can be merged now.
-    pub(crate) fn objection(&mut self) -> Option<&str> {
-        if self.looked.is_none_or(|at| now().since(at) >= LOOK) {
-            self.looked = Some(now());
+    /// Why nothing of this VM can be merged now, when QEMU has got `opened` files.
+    pub(crate) fn objection(&mut self, opened: u32) -> Option<&str> {
+        if REGISTERED.load(Ordering::Acquire) {
+            return Some(
+                "QEMU registers files with io_uring: what it reads from there is not seen",
+            );
+        }
+        let is_known =
+            self.looked.is_some_and(|(at, then)| then == opened && now().since(at) < LOOK);
+        if !is_known {
+            self.looked = Some((now(), opened));
             // Who cannot look merges nothing.
             let unseen = |error| Some(format!("QEMU's open files are not to be seen: {error}"));
             self.objection = first_unpinned().map_or_else(unseen, |found| found.map(words));
@@ -149,7 +181,7 @@ mod tests {
             assert!(does_pin(file.as_raw_fd()));
         }
         assert!(does_pin(File::open("/proc/self/status").unwrap().as_raw_fd()), "not direct");
-        let objection = || Disks::new().objection().map(str::to_owned);
+        let objection = || Disks::new().objection(opened()).map(str::to_owned);
         assert_eq!(objection(), None);
         let look = || {
             mount_overlay(&dir)?;

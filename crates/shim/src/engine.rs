@@ -6,9 +6,10 @@
 //! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
 //! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
 
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use protocol::layout::{Counter, GiveBack, PageState};
+use protocol::layout::{GiveBack, PageState};
 use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
 use rustix::io::Errno;
 use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Untouched};
@@ -22,8 +23,9 @@ use crate::merge::{Place, Pool, page_sum};
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
-use crate::turns::{Turns, turn};
-use crate::{cuts, merge, remapping, tracker, unshare, watchdog};
+use crate::transitions::{self, Host, Run};
+use crate::turns::{Turn, Turns, turn};
+use crate::{cuts, disks, hot_set, merge, remapping, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -35,7 +37,18 @@ pub(crate) struct Engine {
     pub(crate) cuts: Cuts,
     /// What the guest frees is handed over to the kernel, and not discarded.
     pub(crate) is_lazy: bool,
+    /// What the turn that moves pages has begun, until it is settled.
+    pub(crate) moving: Option<Moving>,
     paused: Option<GiveBack>,
+}
+
+/// A turn that moves pages by way of the buffer. It outlives the function that began it, so that a page that would not go
+/// home is still known to be aside, and whoever has the lock next brings it home.
+pub(crate) struct Moving {
+    /// What was registered for it, to be unregistered when all is home.
+    window: Option<Range>,
+    /// What of guest RAM may lie aside.
+    pub(crate) run: Option<Run>,
 }
 
 pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
@@ -46,17 +59,39 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     holds: Holds::new(),
     cuts: Cuts::new(),
     is_lazy: false,
+    moving: None,
     paused: None,
 });
 
+/// Whether something is tracked: for who may not wait for the lock.
+static IS_TRACKING: AtomicBool = AtomicBool::new(false);
+
 /// For work that can wait; see [`Turns::lock`].
-pub(crate) fn lock() -> MutexGuard<'static, Engine> {
+pub(crate) fn lock() -> Turn<'static, Engine> {
     ENGINE.lock()
 }
 
 /// For QEMU's threads; see [`Turns::lock_first`].
-pub(crate) fn lock_first() -> MutexGuard<'static, Engine> {
+pub(crate) fn lock_first() -> Turn<'static, Engine> {
     ENGINE.lock_first()
+}
+
+/// The same once every page is where its state says: nothing is aside. It waits while a page will not go home, as long as
+/// one may ([`transitions`]).
+pub(crate) fn lock_settled() -> Turn<'static, Engine> {
+    loop {
+        let mut engine = lock_first();
+        if engine.settle() {
+            return engine;
+        }
+        drop(engine);
+        rustix::thread::sched_yield();
+    }
+}
+
+/// Whether somebody may have to wait for the fault thread. Takes no lock.
+pub(crate) fn is_watched() -> bool {
+    IS_TRACKING.load(Ordering::Acquire) || crate::channel::is_anything_merged()
 }
 
 /// The process's userfaultfd, opened when first asked for and never closed.
@@ -72,10 +107,65 @@ pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
 }
 
 impl Engine {
-    /// Whether somebody may have to wait for the fault thread.
-    pub(crate) fn is_watched(&self) -> bool {
-        let merged = |channel: &Channel| channel.shared().get(Counter::MergedPages) > 0;
-        self.tracker.is_some() || self.channel.as_ref().is_some_and(merged)
+    /// Ends the turn that moves pages: what is still aside goes home, and what was registered for the turn is so no more.
+    /// Answers whether all is home; if not, it is tried again later.
+    pub(crate) fn settle(&mut self) -> bool {
+        let Some(moving) = &self.moving else { return true };
+        let (Ok(uffd), Some(pagemap), Some(channel)) =
+            (userfaultfd(), tracker::pagemap(), &self.channel)
+        else {
+            return false;
+        };
+        if let Some(run) = moving.run {
+            // SAFETY: it was taken from there, and what was registered for that still is.
+            let is_home = unsafe { transitions::put_back(&Host { uffd, pagemap }, channel, run) };
+            // It fails only for what is no longer mapped, where nobody waits.
+            let _ = uffd.wake(run.home);
+            if !is_home {
+                watchdog::ring();
+                return false;
+            }
+        }
+        // SAFETY: every page is in its place.
+        unsafe { close_window(uffd, channel, moving.window) };
+        self.moving = None;
+        true
+    }
+
+    /// Tries again what would not go home, without being asked.
+    pub(crate) fn bring_home_late_pages(&mut self) {
+        if self.settle()
+            && let (Some(tracker), Some(channel)) = (&mut self.tracker, &self.channel)
+        {
+            tracker.give_late_pages(channel);
+        }
+    }
+
+    /// Whoever waits for a page of guest RAM looks again.
+    pub(crate) fn wake_all(&self) {
+        for region in self.regions() {
+            if let Ok(uffd) = userfaultfd() {
+                let len = u64::from(region.pages) * PAGE_BYTES;
+                let _ = uffd.wake(Range { start: region.address, len });
+            }
+        }
+    }
+
+    /// Begins a turn that moves these parts of one block by way of the buffer, and registers what must be for that, and
+    /// `more` bytes on both sides. Does not allocate.
+    pub(crate) fn begin_moving(
+        &mut self,
+        uffd: &Userfaultfd,
+        parts: &[Range],
+        more: u64,
+    ) -> Result<(), Errno> {
+        if !self.settle() {
+            return Err(Errno::BUSY);
+        }
+        let channel = self.channel.as_ref().ok_or(Errno::NOENT)?;
+        let window = self.open_window(uffd, channel, parts, more)?;
+        self.moving = Some(Moving { window, run: None });
+        Ok(())
     }
 
     /// What the worker is told.
@@ -135,11 +225,13 @@ impl Engine {
         let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
         let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
         let Some(channel) = &self.channel else { return Ok((runs.len(), Merged::default())) };
+        let buffer = merge::buffer(uffd).ok_or_else(|| refused("no memory".to_owned()))?;
         let parts: Vec<Vec<Part>> =
             runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
         let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
-        let window = self.open_window(uffd, channel, &ranges, 0).map_err(|errno| {
-            Refusal::Kernel { call: "UFFDIO_REGISTER".to_owned(), errno: errno.raw_os_error() }
+        self.begin_moving(uffd, &ranges, 0).map_err(|errno| Refusal::Kernel {
+            call: "UFFDIO_REGISTER".to_owned(),
+            errno: errno.raw_os_error(),
         })?;
         // Only once the guest has written to a shared page: it takes three times as long.
         let shares = runs.iter().any(|run| run.content != Content::Zeros);
@@ -147,22 +239,33 @@ impl Engine {
         let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
         let room = is_prepared.then(|| Untouched::new(merge::TURN_BYTES, false).ok()).flatten();
         let prepared_at = room.as_ref();
-        let _moving = prepared_at.map(|_| remapping::Turn::begin());
+        let _remapping = prepared_at.map(|_| remapping::Turn::begin());
         let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
-        for (run, parts) in runs.iter().zip(parts) {
-            for Part { page, range: guest } in parts {
-                let Some(block) = self.ram.block(guest.start) else { continue };
-                let place = Place { uffd, pagemap, block, channel, guest, prepared_at };
-                // SAFETY: registered, by the tracker or just now.
-                merged += unsafe { place.merge(run.content_at(page), self.pool.as_mut()) };
+        let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
+            return Ok((runs.len(), Merged::default()));
+        };
+        let pool = pool.as_ref();
+        'turn: for (run, parts) in runs.iter().zip(parts) {
+            for Part { page, range: home } in parts {
+                let Some(block) = ram.block(home.start) else { continue };
+                let place = Place { host: Host { uffd, pagemap }, block, pool, prepared_at };
+                let content = run.content_at(page);
+                let run = Run { home, away: buffer.start, page };
+                moving.run = Some(run);
+                // SAFETY: registered, by the tracker or just now; the buffer always is.
+                merged += unsafe { transitions::merge(&place, channel, run, content) };
+                if channel.has(home, PageState::Aside) {
+                    done += 1;
+                    break 'turn;
+                }
+                let _ = uffd.wake(home);
             }
             done += 1;
             if now() > deadline {
                 break;
             }
         }
-        // SAFETY: everything is back, or dropped.
-        unsafe { close_window(uffd, channel, window) };
+        self.settle();
         merged.kept = page_sum(&runs[..done])
             - merged.shared
             - merged.dropped
@@ -219,6 +322,11 @@ impl Engine {
         let page = page_of(address);
         let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
+        // A page that would not go home when its turn ended: who waits for it goes on, or traps again.
+        if !self.settle() {
+            let _ = uffd.wake(page);
+            return Served::Yes;
+        }
         if is_merged && is_protected {
             let served = match (&mut self.tracker, &mut self.channel) {
                 (Some(tracker), Some(channel)) => tracker.touched(channel, address, received),
@@ -252,6 +360,7 @@ impl Engine {
         )?;
         self.paused = None;
         self.tracker = Some(tracker);
+        IS_TRACKING.store(true, Ordering::Release);
         // Not before: it would look, see nothing to watch, and sleep on.
         watchdog::ring();
         Ok(())
@@ -272,13 +381,17 @@ pub(crate) unsafe fn close_window(uffd: &Userfaultfd, channel: &Channel, window:
 
 /// Starts or changes tracking; answers how many granules were revoked.
 pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
+    if let (Some(granules), false) = (tracking.hot_set, hot_set::IS_HERE) {
+        let why = format!("hot_set: {granules}: this shim was built without (feature hot-set)");
+        return Err(Refusal::NotTracking { why });
+    }
     let current = lock().tracker.as_ref().map(Tracker::tracking);
     if current.is_some_and(|current| current.granule_pages != tracking.granule_pages) {
         give_back(None);
     }
-    let arm = {
+    let before = {
         let mut engine = lock();
-        let before = match &mut engine.tracker {
+        match &mut engine.tracker {
             Some(tracker) if tracker.is_releasing() => {
                 let why = "everything is being given back".to_owned();
                 return Err(Refusal::NotTracking { why });
@@ -292,16 +405,16 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
                 engine.begin_tracking(tracking)?;
                 None
             }
-        };
-        let same = |before: Tracking| before.hot_set.is_some() && before.sample == tracking.sample;
-        let arm = tracking.hot_set.is_some() && !before.is_some_and(same);
-        if let (true, Some(tracker)) = (arm, &mut engine.tracker) {
-            tracker.begin_arming();
         }
-        arm
     };
-    let armed = if arm { in_turns(Tracker::arm_some) } else { 0 };
-    Ok(armed + in_turns(Tracker::shrink_hot_set))
+    let same = |before: Tracking| before.hot_set.is_some() && before.sample == tracking.sample;
+    if tracking.hot_set.is_none() || before.is_some_and(same) {
+        return Ok(in_turns(Tracker::shrink_hot_set));
+    }
+    if let Some(tracker) = &mut lock().tracker {
+        tracker.begin_arming();
+    }
+    Ok(in_turns(Tracker::arm_some) + in_turns(Tracker::shrink_hot_set))
 }
 
 /// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
@@ -313,10 +426,7 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
     for turn in merge::turns(runs) {
         let mut rest = turn.as_slice();
         while !rest.is_empty() && is_wanted() {
-            let turn = disks.objection().map_or_else(
-                || lock().merge_turn(rest),
-                |why| Err(Refusal::NotMerging { why: why.to_owned() }),
-            );
+            let turn = merge_next(&mut disks, rest);
             let (done, merged) = match (turn, &all) {
                 (Ok(done), _) => done,
                 (Err(refusal), None) => return Err(refusal),
@@ -337,6 +447,21 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
     Ok(all)
 }
 
+/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is opened meanwhile is looked
+/// at first: QEMU does not get it before the turn is over.
+fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
+    loop {
+        let seen = disks::opened();
+        if let Some(why) = disks.objection(seen) {
+            return Err(Refusal::NotMerging { why: why.to_owned() });
+        }
+        let mut engine = lock();
+        if disks::opened() == seen {
+            return engine.merge_turn(runs);
+        }
+    }
+}
+
 /// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be
 /// replaced is copied where it is; not while QEMU watches it.
 pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
@@ -354,19 +479,9 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
             replaced.into_iter().for_each(|part| lock().join_at_ends(part, HUGE_PAGE_BYTES));
         }
     }
-    for Part { range, .. } in merged() {
-        {
-            let engine = lock();
-            if engine.holds.are_qemus(range) {
-                return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
-            }
-            engine.let_merged_write(range);
-        }
-        // Without the lock: it may take a while, and what is discarded meanwhile only gets its zeros early.
-        unshare::copy(range).map_err(|errno| Refusal::Kernel {
-            call: "madvise(MADV_POPULATE_WRITE)".to_owned(),
-            errno: errno.raw_os_error(),
-        })?;
+    let last = page.saturating_add(pages);
+    for turn in (page..last).step_by(merge::AT_ONCE as usize) {
+        lock_settled().copy_turn(turn, merge::AT_ONCE.min(last - turn))?;
     }
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
@@ -436,57 +551,86 @@ fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) 
 /// nobody asked for it. Any number of threads may do this at once: each helps.
 pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
     let mut total = 0;
-    loop {
-        let mut engine = lock();
-        let Engine { tracker: Some(tracker), channel: Some(channel), paused, .. } = &mut *engine
-        else {
-            return total;
-        };
-        if tracker.begin_release() {
-            *paused = reason;
-            if let Some(reason) = reason {
-                channel.shared().note_given_back(reason);
-            }
-        }
-        let (count, done) = tracker.give_back_some(channel, turn());
-        total += count;
-        if done {
-            tracker.unregister(channel);
-            let ended = engine.tracker.take();
-            drop(engine);
-            drop(ended);
-            return total;
-        }
+    while !give_back_turn(reason, &mut total) {
+        // Who serves faults gets in.
+        rustix::thread::sched_yield();
     }
+    total
 }
 
-/// Gives up guest RAM in `range`, because QEMU is about to change what is mapped there. Nothing is tracked
-/// until [`remapped`].
-pub(crate) fn before_remapping(range: Range) -> bool {
+/// The same by a thread of QEMU's, which waits for it.
+pub(crate) fn give_back_to_qemu(reason: GiveBack) {
+    let began = now();
+    give_back(Some(reason));
+    ENGINE.waited(began);
+}
+
+/// Does that until it is done or the turn is over; answers which.
+fn give_back_turn(reason: Option<GiveBack>, total: &mut u32) -> bool {
+    let mut engine = lock_first();
+    if !engine.settle() {
+        return false;
+    }
+    let Engine { tracker: Some(tracker), channel: Some(channel), paused, .. } = &mut *engine else {
+        return true;
+    };
+    if tracker.begin_release() {
+        *paused = reason;
+        if let Some(reason) = reason {
+            channel.shared().note_given_back(reason);
+        }
+    }
+    let (count, done) = tracker.give_back_some(channel, turn());
+    *total += count;
+    if done {
+        tracker.unregister(channel);
+        let ended = engine.tracker.take();
+        IS_TRACKING.store(false, Ordering::Release);
+        drop(engine);
+        drop(ended);
+    }
+    done
+}
+
+/// Mappings of guest RAM are being changed by QEMU, and nothing is tracked until this ends.
+#[must_use]
+pub(crate) struct Remapping(());
+
+/// Gives up guest RAM in `range`, because QEMU is about to change what is mapped there.
+pub(crate) fn before_remapping(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.concerns(range))
 }
 
 /// The same because `range` is about to become guest RAM: page numbers, and the memory that holds page
 /// states, are other ones afterwards.
-pub(crate) fn before_growing(range: Range) -> bool {
+pub(crate) fn before_growing(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.is_candidate(range))
 }
 
-fn before_change(concerns: impl FnOnce(&GuestRam) -> bool) -> bool {
-    {
-        let mut engine = lock();
+fn before_change(concerns: impl FnOnce(&GuestRam) -> bool) -> Option<Remapping> {
+    let remapping = {
+        let mut engine = lock_first();
         if !concerns(&engine.ram) {
-            return false;
+            return None;
         }
         engine.holds.remapping += 1;
-    }
-    give_back(Some(GiveBack::RegionsChanged));
-    true
+        // From here on it ends whatever happens, a panic included.
+        Remapping(())
+    };
+    give_back_to_qemu(GiveBack::RegionsChanged);
+    Some(remapping)
 }
 
-/// The change that [`before_remapping`] or [`before_growing`] announced is done.
-pub(crate) fn remapped(change: impl FnOnce(&mut Engine)) {
-    let mut engine = lock();
-    engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
-    change(&mut engine);
+impl Remapping {
+    /// The change is done.
+    pub(crate) fn done(self, change: impl FnOnce(&mut Engine)) {
+        change(&mut lock_first());
+    }
+}
+
+impl Drop for Remapping {
+    fn drop(&mut self) {
+        let mut engine = lock_first();
+        engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
+    }
 }

@@ -14,8 +14,19 @@ use crate::time::{Nanos, now};
 use crate::tracker::{Served, page_of};
 use crate::watchdog;
 
-/// When the faults that are being served were read; 0: none are.
-static SINCE: AtomicU64 = AtomicU64::new(0);
+/// Who reads faults.
+#[derive(Clone, Copy)]
+pub(crate) enum Reader {
+    /// The fault thread.
+    Server,
+    /// The one that reads while mappings are moved.
+    Remapper,
+    /// The watchdog, in the fault thread's place.
+    Watchdog,
+}
+
+/// When the faults that each reader has in hand were read; 0: it has none.
+static SINCE: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
 /// How many faults have been read.
 static READ: AtomicU64 = AtomicU64::new(0);
 
@@ -23,7 +34,7 @@ static READ: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn run() {
     let Ok(uffd) = engine::userfaultfd() else { return };
     loop {
-        if !serve_pending(uffd) {
+        if !serve_pending(uffd, Reader::Server) {
             uffd.wait(None);
         }
     }
@@ -31,12 +42,14 @@ pub(crate) fn run() {
 
 /// Serves the faults that have come; answers whether there were any. A panic costs the fault's log entry; the guest's thread goes on, or
 /// traps again.
-pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
+pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool {
     let mut faults = [Fault::default(); MAX_FAULTS];
     let Ok(count) = uffd.read_faults(&mut faults) else { return false };
+    if count == 0 {
+        return false;
+    }
     let received = now();
-    SINCE.store(received.0, Ordering::Release);
-    READ.fetch_add(count as u64, Ordering::Relaxed);
+    has_read(reader, count);
     for &fault in &faults[..count] {
         let served =
             catch_unwind(AssertUnwindSafe(|| ENGINE.lock_for_fault().serve(uffd, fault, received)));
@@ -49,17 +62,27 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd) -> bool {
             }
         }
     }
-    SINCE.store(0, Ordering::Release);
-    if count > 0 {
-        ENGINE.make_way();
-    }
-    count > 0
+    has_none(reader);
+    ENGINE.make_way();
+    true
 }
 
-/// When the oldest fault in hand was read.
+/// A reader has faults in hand from now on, so many more.
+pub(crate) fn has_read(reader: Reader, count: usize) {
+    let _ =
+        SINCE[reader as usize].compare_exchange(0, now().0, Ordering::AcqRel, Ordering::Relaxed);
+    READ.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+/// All that it had are served, or trap again.
+pub(crate) fn has_none(reader: Reader) {
+    SINCE[reader as usize].store(0, Ordering::Release);
+}
+
+/// When the oldest fault that a reader has in hand was read.
 pub(crate) fn waiting_since() -> Option<Nanos> {
-    let since = SINCE.load(Ordering::Acquire);
-    (since != 0).then_some(Nanos(since))
+    let since = SINCE.iter().map(|since| since.load(Ordering::Acquire));
+    since.filter(|&since| since != 0).min().map(Nanos)
 }
 
 /// How many faults have been read so far.

@@ -24,12 +24,21 @@ use protocol::layout::{BLOCK_PAGES, PageState};
 use protocol::{Pages, Refusal, Taken};
 use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, advise};
 
-use crate::channel::Channel;
+use crate::channel::{Channel, Part};
 use crate::engine::{Engine, close_window, lock, userfaultfd};
 use crate::interpose::keep_errno;
 use crate::merge;
 use crate::ram::end;
 use crate::tracker::{self, Tracker};
+
+/// What became of merged pages that QEMU discards.
+#[derive(Default)]
+struct Discarded {
+    /// Here is fresh memory now.
+    fresh: Vec<Range>,
+    /// Here they are as they were.
+    left: Vec<Range>,
+}
 
 impl Engine {
     /// Whether memory that the guest frees can be handed over now, and is to be.
@@ -38,42 +47,45 @@ impl Engine {
     }
 
     /// Discards `range` by `call`, or hands it over if it is to be done `lazily`; answers what `call` does, which is told
-    /// which of the two it is.
+    /// which of the two it is, and what the caller must write zeros to when it has left the lock.
     pub(crate) fn discard(
         &mut self,
         range: Range,
         lazily: bool,
         call: impl Fn(Range, bool) -> c_int,
-    ) -> c_int {
-        let fresh = self.discard_merged(range);
+    ) -> (c_int, Vec<Range>) {
+        let Discarded { fresh, left } = self.discard_merged(range);
         // Before anything is handed over: what is moved counts as written.
         keep_errno(|| self.join_after_discard(&fresh));
         // Where nothing is there is nothing to hand over: what the guest has never touched it reports as well.
         let is_there =
             || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
         let is_handed_over = lazily && is_there() && call(range, true) == 0;
-        let result = if is_handed_over { 0 } else { call(range, false) };
+        let mut result = if is_handed_over { 0 } else { call(range, false) };
         keep_errno(|| {
             if let (0, Some(channel)) = (result, &self.channel) {
-                if let Some(tracker) = &self.tracker {
-                    tracker.discarded(channel, range, |staged| {
+                if let Some(tracker) = &self.tracker
+                    && !tracker.discarded(channel, range, |staged| {
                         call(staged, false);
-                    });
-                }
-                if is_handed_over {
+                    })
+                {
+                    // What the guest was to find no more would come back.
+                    result = -1;
+                } else if is_handed_over {
                     channel.hand_over(range);
                 } else {
                     channel.count_as_plain(range);
                 }
             }
         });
-        result
+        (result, left)
     }
 
-    /// Where `range` is mapped from a pool it would show the pool's content again: there fresh memory is mapped. Answers where.
-    fn discard_merged(&mut self, range: Range) -> Vec<Range> {
-        let mut fresh = Vec::new();
-        let Some(channel) = &self.channel else { return fresh };
+    /// Where `range` is mapped from a pool it would show the pool's content again: there fresh memory is mapped, as far as
+    /// the kernel has room for more mappings.
+    fn discard_merged(&mut self, range: Range) -> Discarded {
+        let mut discarded = Discarded::default();
+        let Some(channel) = &self.channel else { return discarded };
         for merged in channel.merged(range) {
             // Blocks may touch each other, and then so do their pages.
             let mut rest = merged;
@@ -87,32 +99,33 @@ impl Engine {
                     if let Some(tracker) = &mut self.tracker {
                         tracker.register_fresh(part);
                     }
-                    fresh.push(part);
+                    discarded.fresh.push(part);
+                } else {
+                    discarded.left.push(part);
                 }
             }
         }
-        fresh
+        discarded
     }
 
-    fn take_turn(&self, of: Pages) -> Result<Taken, Refusal> {
+    /// What is freed of these pages and can be taken now.
+    fn to_take(&self, of: Pages) -> Result<Vec<Part>, Refusal> {
         let refused = |why: &str| Refusal::NotTaking { why: why.to_owned() };
         if let Some(why) = self.obstacle() {
             return Err(refused(&why));
         }
         let channel = self.channel.as_ref().ok_or_else(|| refused("say Hello first"))?;
-        let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables"))?;
-        let mut taken = Taken::default();
-        for part in channel.parts(of.page, of.pages, PageState::Freed) {
-            let of_part = take_part(pagemap, part.range)?;
-            taken += of_part;
-            channel.count_as_plain(part.range);
-            let has_huge_pages = self.ram.block(part.range.start).is_some_and(|block| block.huge);
-            if of_part.kept == 0 && has_huge_pages && is_huge(part.range) {
-                self.drop_page_table(channel, pagemap, part.range);
-            }
+        Ok(channel.parts(of.page, of.pages, PageState::Freed))
+    }
+
+    /// These pages have been taken, or the guest has them in use again.
+    fn taken(&self, pagemap: &Pagemap, part: Range, kept: u32) {
+        let Some(channel) = &self.channel else { return };
+        channel.count_as_plain(part);
+        let has_huge_pages = self.ram.block(part.start).is_some_and(|block| block.huge);
+        if kept == 0 && has_huge_pages && is_huge(part) {
+            self.drop_page_table(channel, pagemap, part);
         }
-        channel.forget_empty_block(of.page / BLOCK_PAGES);
-        Ok(taken)
     }
 
     /// The kernel splits a huge page before it drops it, and where a page table is left there will be small pages for good. A
@@ -139,7 +152,7 @@ pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken
         if !is_wanted() {
             break;
         }
-        let taken = lock().take_turn(turn);
+        let taken = take_turn(turn);
         match (taken, &mut all) {
             (Ok(taken), all) => *all.get_or_insert_default() += taken,
             (Err(refusal), None) => return Err(refusal),
@@ -148,6 +161,24 @@ pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken
         }
     }
     Ok(all.unwrap_or_default())
+}
+
+/// Does that with a part of one block. The kernel drops pages while nobody holds the lock: that may take a while, and
+/// whatever happens meanwhile, a freed page holds what the guest left there, or zeros.
+fn take_turn(of: Pages) -> Result<Taken, Refusal> {
+    let no_tables = || Refusal::NotTaking { why: "no page tables".to_owned() };
+    let pagemap = tracker::pagemap().ok_or_else(no_tables)?;
+    let parts = lock().to_take(of)?;
+    let mut taken = Taken::default();
+    for part in parts {
+        let of_part = take_part(pagemap, part.range)?;
+        taken += of_part;
+        lock().taken(pagemap, part.range, of_part.kept);
+    }
+    if let Some(channel) = &lock().channel {
+        channel.forget_empty_block(of.page / BLOCK_PAGES);
+    }
+    Ok(taken)
 }
 
 /// What is freed of these runs is plain again; answers how many pages.

@@ -7,10 +7,11 @@
 use protocol::Region;
 use protocol::layout::{PageState, Shared};
 use rustix::io::Errno;
-use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Reserved};
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};
 use sys::memory_of::STAGING_MARK;
 
 use crate::ram::{Block, end, overlap};
+use crate::transitions::Run;
 
 /// All granules of a VM.
 pub(crate) struct Granules {
@@ -60,6 +61,18 @@ impl Granules {
         let last = self.shadowed.last().map(|last| last.region);
         let pages = last.map_or(0, |region| region.first_page + region.pages);
         pages.div_ceil(self.granule_pages) as usize
+    }
+
+    /// Where staging holds a page that nobody has brought home, as its home's address; `None` if the page tables say that it
+    /// holds none. What they do not say is asked again.
+    pub(crate) fn left_in_staging(&self, pagemap: &Pagemap) -> Option<u64> {
+        self.shadowed.iter().find_map(|Shadowed { guest, staging, .. }| {
+            let all = Range { start: *staging, ..*guest };
+            match pagemap.first_populated(all) {
+                Ok(left) => left.map(|left| guest.start + (left - staging)),
+                Err(_) => Some(guest.start),
+            }
+        })
     }
 
     /// Guest RAM and staging: what is registered.
@@ -173,10 +186,9 @@ impl Granule {
         })
     }
 
-    pub(crate) fn mark(&self, shared: Shared<'_>, state: PageState) {
-        for page in self.numbers() {
-            shared.set_state(page, state);
-        }
+    /// Its pages, and where they are staged.
+    pub(crate) fn run(&self) -> Run {
+        Run { home: self.guest, away: self.staging, page: self.first_page }
     }
 
     pub(crate) fn numbers(&self) -> std::ops::Range<u32> {

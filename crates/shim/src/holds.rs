@@ -11,7 +11,7 @@ use protocol::layout::GiveBack;
 use sys::memory_map::Range;
 
 use crate::channel::EVERYTHING;
-use crate::engine::{Engine, give_back, lock, userfaultfd};
+use crate::engine::{Engine, give_back_to_qemu, lock_first, userfaultfd};
 use crate::qemu;
 use crate::ram::overlap;
 use crate::tracker::Tracker;
@@ -100,7 +100,7 @@ impl Engine {
 /// there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
 pub(crate) fn let_go(fd: i32, range: Range) -> bool {
     {
-        let mut engine = lock();
+        let mut engine = lock_first();
         if !engine.ram.concerns(range) {
             return false;
         }
@@ -109,7 +109,7 @@ pub(crate) fn let_go(fd: i32, range: Range) -> bool {
         engine.holds.registered.push((fd, range));
         QEMU_REGISTERS.store(fd, Ordering::Release);
     }
-    give_back(Some(GiveBack::QemuRegisters));
+    give_back_to_qemu(GiveBack::QemuRegisters);
     true
 }
 
@@ -120,16 +120,16 @@ pub(crate) fn qemu_has_registered(fd: i32) -> bool {
 
 /// A device is passed through: it pins guest RAM, now and whenever it is mapped.
 pub(crate) fn pass_through() {
-    lock().holds.passed_through = true;
-    give_back(Some(GiveBack::MemoryLocked));
-    lock().let_all_write(EVERYTHING);
+    lock_first().holds.passed_through = true;
+    give_back_to_qemu(GiveBack::MemoryLocked);
+    lock_first().let_all_write(EVERYTHING);
 }
 
 /// QEMU is about to lock its memory, or could not.
 pub(crate) fn lock_memory(locked: bool) {
-    lock().holds.locked = locked;
+    lock_first().holds.locked = locked;
     if locked {
-        give_back(Some(GiveBack::MemoryLocked));
-        lock().let_all_write(EVERYTHING);
+        give_back_to_qemu(GiveBack::MemoryLocked);
+        lock_first().let_all_write(EVERYTHING);
     }
 }

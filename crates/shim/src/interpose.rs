@@ -5,17 +5,17 @@
 //! their places, after it where its success is the news. The answer that QEMU gets is the C library's,
 //! `errno` included; if our part panics, the call has been made or is made all the same.
 
-use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use libc::{off_t, size_t};
+use libc::{mode_t, msghdr, off_t, size_t, ssize_t};
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{REGISTER, UNREGISTER};
 
-use crate::engine::{self, Engine, lock, lock_first};
+use crate::engine::{self, Engine, lock_first, lock_settled};
 use crate::ram::{self, Kind, SMALLEST, may_concern};
 use crate::threads::Inside;
-use crate::{control, descriptors, holds, next, qemu};
+use crate::{control, descriptors, disks, holds, next, qemu};
 
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
@@ -52,18 +52,18 @@ pub unsafe extern "C" fn mmap(
         return call();
     }
     let Some(_inside) = Inside::enter() else { return call() };
-    let over_ram =
-        may_concern(wanted) && quietly(|| engine::before_remapping(wanted)) == Some(true);
+    let over_ram = may_concern(wanted).then(|| quietly(|| engine::before_remapping(wanted)));
+    let over_ram = over_ram.flatten().flatten();
     let result = call();
     keep_errno(|| {
         let usable = libc::PROT_READ | libc::PROT_WRITE;
         let is_ram =
             result != libc::MAP_FAILED && protection & usable == usable && wanted.len >= SMALLEST;
-        if over_ram {
+        if let Some(remapping) = over_ram {
             // QEMU replaces a page that the hardware has lost by a fresh one of the same kind.
             let same = result == libc::MAP_FAILED
                 || (protection & usable == usable && Kind::of(flags) == Kind::Private);
-            engine::remapped(|engine| {
+            remapping.done(|engine| {
                 if result != libc::MAP_FAILED {
                     engine.forget_merged(wanted);
                 }
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn mmap(
                 }
             });
         } else if is_ram {
-            lock().ram.mapped(wanted, flags);
+            lock_first().ram.mapped(wanted, flags);
         }
     });
     result
@@ -108,18 +108,18 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
         return call();
     }
     let Some(_inside) = Inside::enter() else { return call() };
-    let of_ram = quietly(|| engine::before_remapping(gone)) == Some(true);
+    let of_ram = quietly(|| engine::before_remapping(gone)).flatten();
     let result = call();
     keep_errno(|| {
-        if of_ram {
-            engine::remapped(|engine| {
+        if let Some(remapping) = of_ram {
+            remapping.done(|engine| {
                 if result == 0 {
                     engine.forget_merged(gone);
                     engine.ram.unmapped(gone);
                 }
             });
         } else if result == 0 {
-            lock().ram.unmapped(gone);
+            lock_first().ram.unmapped(gone);
         }
     });
     result
@@ -145,24 +145,22 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
             discard(advised, advice, &advise)
         }
-        libc::MADV_DONTFORK if quietly(|| engine::before_growing(advised)) == Some(true) => {
+        _ => {
+            let is_last = advice == libc::MADV_DONTFORK;
+            let grows = is_last.then(|| quietly(|| engine::before_growing(advised)));
+            let grows = grows.flatten().flatten();
             let result = call(advised);
             keep_errno(|| {
                 let mut grew = false;
-                engine::remapped(|engine| {
+                let mut advise = |engine: &mut Engine| {
                     grew = result == 0 && engine.ram.advised(advised, advice);
-                });
+                };
+                match grows {
+                    Some(remapping) => remapping.done(advise),
+                    None => lock_and(&mut advise),
+                }
                 if grew {
                     control::start();
-                }
-            });
-            result
-        }
-        _ => {
-            let result = call(advised);
-            keep_errno(|| {
-                if result == 0 {
-                    lock_and(|engine| engine.ram.advised(advised, advice));
                 }
             });
             result
@@ -177,18 +175,31 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -
     loop {
         let piece = Range { start, len: DISCARD_PIECE.min(ram::end(range) - start) };
         let discarded = quietly(|| {
-            let mut engine = lock_first();
+            let mut engine = lock_settled();
             let lazily = advice == libc::MADV_DONTNEED && !is_balloon && engine.hands_over();
             engine.discard(piece, lazily, |range, lazily| {
                 call(range, if lazily { libc::MADV_FREE } else { advice })
             })
         });
-        let result = discarded.unwrap_or_else(|| call(piece, advice));
+        let result = discarded.map_or_else(
+            || call(piece, advice),
+            |(result, left)| {
+                // Without the lock, for a write to a merged page waits for who needs it.
+                left.into_iter().for_each(write_zeros);
+                result
+            },
+        );
         start = ram::end(piece);
         if result != 0 || start >= ram::end(range) {
             return result;
         }
     }
+}
+
+/// Writes zeros to guest RAM that QEMU has discarded, where the kernel had no room for fresh memory.
+fn write_zeros(range: Range) {
+    // SAFETY: mapped, writable, and QEMU has said that its content may go.
+    unsafe { pointer(range).cast::<u8>().write_bytes(0, size(range)) };
 }
 
 /// Stands before `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first time that
@@ -217,7 +228,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
                 let result = call();
                 keep_errno(|| {
                     if result != 0 && concerned {
-                        lock().qemu_unregistered(fd, Some(range));
+                        lock_first().qemu_unregistered(fd, Some(range));
                     }
                 });
                 result
@@ -327,6 +338,109 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
         keep_errno(|| holds::lock_memory(false));
     }
     result
+}
+
+/// Stands before the functions that open files: one for direct I/O QEMU gets when it is known to whoever merges.
+macro_rules! opens {
+    ($($name:ident($($arg:ident: $type:ty),*) with $flags:ident;)*) => { $(
+        /// Stands before the C function of this name. Where that has a variable argument, it is passed on as it came.
+        ///
+        /// # Safety
+        /// That of the C function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            // SAFETY: the caller's arguments.
+            let fd = unsafe { next::$name($($arg),*) };
+            if fd >= 0 && $flags & libc::O_DIRECT != 0 {
+                has_opened();
+            }
+            fd
+        }
+    )* };
+}
+
+opens! {
+    open(path: *const c_char, flags: c_int, mode: mode_t) with flags;
+    open64(path: *const c_char, flags: c_int, mode: mode_t) with flags;
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) with flags;
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) with flags;
+    __open_2(path: *const c_char, flags: c_int) with flags;
+    __open64_2(path: *const c_char, flags: c_int) with flags;
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) with flags;
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) with flags;
+}
+
+/// Stands before `fcntl`, which makes an open file one for direct I/O.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the caller's arguments.
+    let result = unsafe { next::fcntl(fd, command, argument) };
+    let flags = c_int::try_from(argument & 0xFFFF_FFFF).unwrap_or(0);
+    if command == libc::F_SETFL && result >= 0 && flags & libc::O_DIRECT != 0 {
+        has_opened();
+    }
+    result
+}
+
+/// Stands before `fcntl64`, which is the same on 64-bit machines.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// Stands before `recvmsg`, with which QEMU receives open files.
+///
+/// # Safety
+/// That of the C function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's arguments.
+    let received = unsafe { next::recvmsg(fd, message, flags) };
+    // SAFETY: the kernel has just written it.
+    if received >= 0 && unsafe { (*message).msg_controllen } > 0 {
+        has_opened();
+    }
+    received
+}
+
+/// Stands before the functions of liburing that register files, which can be read then though nobody sees them open.
+macro_rules! registers {
+    ($($name:ident($($arg:ident: $type:ty),*);)*) => { $(
+        /// Stands before liburing's function of this name.
+        ///
+        /// # Safety
+        /// That of the function.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+            if let Some(_inside) = Inside::enter() {
+                quietly(|| lock_and(disks::registers_files));
+            }
+            // SAFETY: the caller's arguments.
+            unsafe { next::$name($($arg),*) }
+        }
+    )* };
+}
+
+registers! {
+    io_uring_register_files(ring: *mut c_void, files: *const c_int, count: c_uint);
+    io_uring_register_files_tags(
+        ring: *mut c_void, files: *const c_int, tags: *const u64, count: c_uint
+    );
+    io_uring_register_files_sparse(ring: *mut c_void, count: c_uint);
+}
+
+/// QEMU has got a file that may be open for direct I/O, and cannot use it before this ends.
+fn has_opened() {
+    if let Some(_inside) = Inside::enter() {
+        keep_errno(|| lock_and(disks::has_opened));
+    }
 }
 
 fn bad_descriptor() -> c_int {

@@ -3,10 +3,10 @@
 //! The C library's, or those of another preloaded library; looked up when first needed, which may be
 //! before any constructor has run. Should the linker not find one, the system call takes its place.
 
-use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use libc::{off_t, size_t};
+use libc::{mode_t, msghdr, off_t, size_t, ssize_t};
 
 /// Declares a function of the C library, and what to do without it.
 macro_rules! next {
@@ -42,6 +42,44 @@ next! {
     dup2(old: c_int, new: c_int) -> c_int, c"dup2", libc::SYS_dup2;
     dup3(old: c_int, new: c_int, flags: c_int) -> c_int, c"dup3", libc::SYS_dup3;
     mlockall(flags: c_int) -> c_int, c"mlockall", libc::SYS_mlockall;
+    open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, c"open", libc::SYS_open;
+    open64(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, c"open64", libc::SYS_open;
+    openat(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, c"openat", libc::SYS_openat;
+    openat64(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, c"openat64", libc::SYS_openat;
+    __open_2(path: *const c_char, flags: c_int) -> c_int, c"__open_2", libc::SYS_open;
+    __open64_2(path: *const c_char, flags: c_int) -> c_int, c"__open64_2", libc::SYS_open;
+    __openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, c"__openat_2", libc::SYS_openat;
+    __openat64_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int, c"__openat64_2", libc::SYS_openat;
+    fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int, c"fcntl64", libc::SYS_fcntl;
+    recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, c"recvmsg", libc::SYS_recvmsg;
+}
+
+/// Declares a function of liburing: without it nobody calls ours.
+macro_rules! of_liburing {
+    ($($name:ident($($arg:ident: $type:ty),*), $symbol:literal;)*) => { $(
+        /// The next definition.
+        ///
+        /// # Safety
+        /// That of the function.
+        pub(crate) unsafe fn $name($($arg: $type),*) -> c_int {
+            static ADDRESS: AtomicUsize = AtomicUsize::new(0);
+            type Function = unsafe extern "C" fn($($type),*) -> c_int;
+            match look_up(&ADDRESS, $symbol) {
+                // SAFETY: the symbol has this type; the arguments are the caller's.
+                Some(address) => unsafe {
+                    std::mem::transmute::<*mut c_void, Function>(address)($($arg),*)
+                },
+                None => -libc::ENOSYS,
+            }
+        }
+    )* };
+}
+
+of_liburing! {
+    io_uring_register_files(ring: *mut c_void, files: *const c_int, count: c_uint), c"io_uring_register_files";
+    io_uring_register_files_tags(ring: *mut c_void, files: *const c_int, tags: *const u64, count: c_uint),
+        c"io_uring_register_files_tags";
+    io_uring_register_files_sparse(ring: *mut c_void, count: c_uint), c"io_uring_register_files_sparse";
 }
 
 fn look_up(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
@@ -60,6 +98,12 @@ trait AsResult {
 }
 
 impl AsResult for c_int {
+    fn of(result: i64) -> Self {
+        Self::try_from(result).unwrap_or(-1)
+    }
+}
+
+impl AsResult for ssize_t {
     fn of(result: i64) -> Self {
         Self::try_from(result).unwrap_or(-1)
     }

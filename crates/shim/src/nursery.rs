@@ -9,7 +9,8 @@
 
 use rustix::io::Errno;
 use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};
-use sys::userfaultfd::Userfaultfd;
+
+use crate::transitions::{Host, Kernel as _};
 
 /// Room for one huge page.
 pub(crate) struct Nursery {
@@ -28,13 +29,13 @@ impl Nursery {
     }
 
     /// Puts a huge page of zeros at `block`, which is registered, empty and 2 MiB.
-    pub(crate) fn put(&mut self, uffd: &Userfaultfd, pagemap: &Pagemap, block: Range) -> bool {
-        if !self.ready && !self.prepare(pagemap) {
+    pub(crate) fn put(&mut self, host: &Host, block: Range) -> bool {
+        if !self.ready && !self.prepare(host.pagemap) {
             return false;
         }
         let from = self.place.range();
         // SAFETY: the page holds zeros, as the block does that it is moved to.
-        let progress = unsafe { uffd.move_pages(block.start, from.start, from.len) };
+        let progress = unsafe { host.move_pages(block.start, from.start, from.len) };
         self.ready = false;
         if progress.stopped.is_some() {
             self.empty();

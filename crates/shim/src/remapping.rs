@@ -14,6 +14,7 @@ use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{Fault, MAX_FAULTS};
 
 use crate::engine;
+use crate::fault_thread::{self, Reader};
 
 /// How long it waits before it looks whether the turn is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
@@ -52,7 +53,11 @@ pub(crate) fn run() {
         let (mut first, mut last, mut faults) = (u64::MAX, 0, [Fault::default(); MAX_FAULTS]);
         while *self::turns() == turn {
             let read = if uffd.wait(Some(&LOOK)) { uffd.read_faults(&mut faults) } else { Ok(0) };
-            for fault in &faults[..read.unwrap_or(0)] {
+            let read = read.unwrap_or(0);
+            if read > 0 {
+                fault_thread::has_read(Reader::Remapper, read);
+            }
+            for fault in &faults[..read] {
                 (first, last) = (first.min(fault.address), last.max(fault.address));
             }
         }
@@ -61,6 +66,7 @@ pub(crate) fn run() {
             // Everybody in between, too: who is woken too early traps again.
             let _ = uffd
                 .wake(Range { start, len: last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start });
+            fault_thread::has_none(Reader::Remapper);
         }
     }
 }

@@ -5,9 +5,9 @@
 //! back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros here.
 //!
 //! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under the
-//! engine's lock (3). A granule's pages are marked staged before the first moves out, and plain after the
-//! last is back, all together (3). Serving allocates nothing and reads no guest RAM (4). Zeros are put
-//! only where no page came back (7).
+//! engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving allocates nothing and
+//! reads no guest RAM (4). Zeros are put only where staging holds nothing (7). At most [`MOST_STAGED`] pages are out of
+//! reach at a time, so that they are back soon when QEMU wants them.
 //!
 //! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would have
 //! put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a place of our
@@ -27,11 +27,15 @@ use crate::bench::Bench;
 use crate::channel::Channel;
 use crate::descriptors::kept;
 use crate::granules::{Granule, Granules};
-use crate::hot_set::HotSet;
-use crate::moves;
+use crate::hot_set::{self, HotSet};
 use crate::nursery::Nursery;
 use crate::ram::Block;
 use crate::time::{AsNanos, Nanos, now};
+use crate::transitions::{self, Host, Kernel as _};
+
+/// Most pages that are out of reach at a time: as many as 16,384 granules of 128 KiB have, 2 GiB. A thread of QEMU's that
+/// needs all of them in their places waits for as long as that takes.
+const MOST_STAGED: u64 = 16_384 * 32;
 
 /// What serving one fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +59,12 @@ enum Found {
 
 /// Everything that exists only while tracking is on.
 pub(crate) struct Tracker {
-    uffd: &'static Userfaultfd,
+    host: Host,
     tracking: Tracking,
     granules: Granules,
     hot: HotSet,
     nursery: Option<Nursery>,
     bench: &'static Bench,
-    pagemap: &'static Pagemap,
     /// Set once everything is to go back: nothing is revoked any more.
     releasing: bool,
     /// The kernel has refused to register a part: what is taken from there is not waited for.
@@ -94,13 +97,12 @@ impl Tracker {
         let bench = Bench::get().ok_or(("mmap", Errno::NOMEM))?;
         bench.populate(tracking.granule_pages);
         let tracker = Self {
-            uffd,
-            hot: HotSet::new(granules.count()),
+            host: Host { uffd, pagemap },
             tracking,
+            hot: HotSet::new(granules.count()),
             granules,
             nursery: Nursery::new().ok(),
             bench,
-            pagemap,
             releasing: false,
             is_incomplete: false,
             cursor: 0,
@@ -144,6 +146,11 @@ impl Tracker {
         begins
     }
 
+    /// How many granules may be in reach, if the hot set says so.
+    fn limit(&self) -> Option<u32> {
+        self.tracking.hot_set.filter(|_| hot_set::IS_HERE)
+    }
+
     /// Begins a pass that revokes every sampled granule, and forgets what was hot.
     pub(crate) fn begin_arming(&mut self) {
         self.hot.clear();
@@ -166,7 +173,7 @@ impl Tracker {
     /// Revokes what has become too much for the hot set; answers how many, and whether that was all.
     pub(crate) fn shrink_hot_set(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
         let mut revoked = 0;
-        while let Some(limit) = self.tracking.hot_set {
+        while let Some(limit) = self.limit() {
             if now() > deadline {
                 return (revoked, false);
             }
@@ -174,6 +181,13 @@ impl Tracker {
             revoked += u32::from(self.revoke(channel, oldest));
         }
         (revoked, true)
+    }
+
+    /// A granule is in reach that a FIFO would not see otherwise.
+    fn came_in_reach(&mut self, number: u32) {
+        if self.limit().is_some() {
+            self.hot.push(number);
+        }
     }
 
     /// Takes a granule out of reach; `false` if it already was, is not sampled, or could not be.
@@ -184,39 +198,24 @@ impl Tracker {
     fn revoke_granule(&mut self, channel: &Channel, granule: Granule) -> bool {
         let shared = channel.shared();
         let sampled = is_sampled(granule.number, self.tracking.sample);
-        if self.is_releasing() || !sampled || granule.is_staged(shared) {
+        let is_full = shared.get(Counter::StagedPages) + u64::from(granule.pages) > MOST_STAGED;
+        if self.is_releasing() || !sampled || is_full || granule.is_staged(shared) {
             return false;
         }
-        let mut taken = moves::Taken::default();
-        let mut pages = 0;
+        // What is merged or freed of it stays; if that is all, to see it again is not to be had.
+        let mut staged = 0;
         for part in granule.parts(shared, PageState::Plain) {
-            part.mark(shared, PageState::Staged);
             // SAFETY: both ranges are registered, and the fault thread serves.
-            let of_part = unsafe { moves::take(self.uffd, part.guest, part.staging) };
-            taken.moved += of_part.moved;
-            taken.kept += of_part.kept;
-            pages += u64::from(part.pages);
+            let of_part = unsafe { transitions::stage(&self.host, shared, part.run()) };
+            staged += u64::from(of_part.staged);
+            shared.add(Counter::MovedOut, of_part.moved.into());
+            shared.add(Counter::Pinned, of_part.kept.into());
         }
-        if pages == 0 {
-            // All of it is merged or freed: to see it again is not to be had, nor to be tried for ever.
-            return false;
+        shared.set(Counter::StagedPages, shared.get(Counter::StagedPages) + staged);
+        if staged == 0 && granule.parts(shared, PageState::Plain).next().is_some() {
+            self.came_in_reach(granule.number);
         }
-        shared.add(Counter::MovedOut, taken.moved);
-        shared.add(Counter::Pinned, taken.kept);
-        // The page tables have the last word: what was thought to be at home and is not would be lost.
-        let staging = Range { start: granule.staging, len: granule.guest.len };
-        if taken.moved == 0 && self.pagemap.populated(staging) == Ok(0) {
-            for part in granule.parts(shared, PageState::Staged) {
-                part.mark(shared, PageState::Plain);
-            }
-            // A FIFO would never see it again.
-            if self.tracking.hot_set.is_some() {
-                self.hot.push(granule.number);
-            }
-            return false;
-        }
-        shared.set(Counter::StagedPages, shared.get(Counter::StagedPages) + pages);
-        true
+        staged > 0
     }
 
     /// Brings a granule back; nobody has touched it. `false` if it was within reach.
@@ -225,30 +224,41 @@ impl Tracker {
         let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
             return false;
         };
-        self.give_back(shared, granule);
+        let is_back = self.give_back(shared, granule);
+        self.wake(granule.guest);
+        self.came_in_reach(number);
+        is_back
+    }
+
+    /// Who waits for a page of `range` goes on, or traps again.
+    fn wake(&self, range: Range) {
         // It fails only for a range that is no longer mapped, where nobody waits.
-        let _ = self.uffd.wake(granule.guest);
-        // A FIFO would never see it again.
-        if self.tracking.hot_set.is_some() {
-            self.hot.push(number);
-        }
-        true
+        let _ = self.host.uffd.wake(range);
     }
 
     /// Resolves a fault at `address`, whose page is not merged, received at `received`.
     pub(crate) fn serve(&mut self, channel: &mut Channel, address: u64, received: Nanos) -> Served {
         let Some(granule) = self.granules.at(address) else {
             if self.bench.contains(address) {
-                self.bench.serve(self.uffd, self.pagemap);
+                self.bench.serve(&self.host);
             } else {
-                fill_stray(self.uffd, address);
+                fill_stray(self.host.uffd, address);
             }
             return Served::Yes;
         };
         let shared = channel.shared();
-        let was_staged = granule.is_staged(shared);
-        if was_staged {
-            self.give_back(shared, granule);
+        let is_known = granule.is_staged(shared);
+        let is_found = if is_known { Ok(false) } else { self.finds_staged(shared, granule) };
+        let Ok(is_found) = is_found else {
+            // Where nothing can be asked nothing is filled in: who waits traps again.
+            self.wake(granule.guest);
+            return Served::Yes;
+        };
+        let was_staged = is_known || is_found;
+        if was_staged && !self.give_back(shared, granule) {
+            // Some of it would not go. Who waits for just that traps again, and again it is tried.
+            self.wake(granule.guest);
+            return Served::Yes;
         }
         let block = if was_staged { None } else { self.fill_block(shared, granule) };
         let was_hole = block.is_some() || self.fill_granule(shared, granule, page_of(address));
@@ -271,7 +281,9 @@ impl Tracker {
         let shared = channel.shared();
         let granule = self.granules.at(address).filter(|granule| granule.is_staged(shared));
         let Some(granule) = granule else { return Served::Yes };
-        self.give_back(shared, granule);
+        if !self.give_back(shared, granule) {
+            return Served::Yes;
+        }
         self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
     }
 
@@ -291,15 +303,13 @@ impl Tracker {
         if found != Found::InPlace && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
         }
-        // It fails only for a range that is no longer mapped, where nobody waits.
-        let _ = self.uffd.wake(woken);
+        self.wake(woken);
         let done = now();
         shared.add(Counter::TrapNs, done.since(received).as_nanos_u64());
-        if let (Some(limit), Found::OutOfReach) = (self.tracking.hot_set, found) {
-            self.hot.push(granule.number);
-            if let Some(oldest) = self.hot.evict_beyond(limit) {
-                self.revoke(channel, oldest);
-            }
+        if found == Found::OutOfReach {
+            self.came_in_reach(granule.number);
+            let oldest = self.limit().and_then(|limit| self.hot.evict_beyond(limit));
+            oldest.map(|oldest| self.revoke(channel, oldest));
         }
         self.count_in_second(done)
     }
@@ -307,7 +317,7 @@ impl Tracker {
     /// The fault's cost to a thread, measured on a page of our own: what to touch, and the place.
     pub(crate) fn arm_bench(&mut self) -> Option<u64> {
         let granule_pages = self.tracking.granule_pages;
-        (!self.is_releasing()).then(|| self.bench.arm(self.uffd, granule_pages)).flatten()
+        (!self.is_releasing()).then(|| self.bench.arm(&self.host, granule_pages)).flatten()
     }
 
     /// Gives back more granules until `deadline`; answers how many, and whether that was all.
@@ -318,55 +328,111 @@ impl Tracker {
             if now() > deadline {
                 return (given, false);
             }
-            self.cursor = granule.number + 1;
             if granule.is_staged(shared) {
-                self.give_back(shared, granule);
-                let _ = self.uffd.wake(granule.guest);
+                let is_back = self.give_back(shared, granule);
+                self.wake(granule.guest);
+                if !is_back {
+                    // It is tried again, while others have the lock in between.
+                    return (given, false);
+                }
                 given += 1;
             }
+            self.cursor = granule.number + 1;
         }
-        (given, true)
+        (given, self.is_staging_empty(shared))
     }
 
-    fn give_back(&self, shared: Shared<'_>, granule: Granule) {
-        for part in granule.parts(shared, PageState::Staged) {
-            // SAFETY: it was taken to there by `take`, and both ranges are registered.
-            let moved = unsafe { moves::give(self.uffd, self.pagemap, part.guest, part.staging) };
-            part.mark(shared, PageState::Plain);
-            shared.add(Counter::MovedIn, moved);
-            let staged = shared.get(Counter::StagedPages).saturating_sub(part.pages.into());
-            shared.set(Counter::StagedPages, staged);
+    /// Tries again what would not go back when it was touched or recalled, without being asked.
+    pub(crate) fn give_late_pages(&mut self, channel: &Channel) {
+        let shared = channel.shared();
+        if let Some(granule) = transitions::late().and_then(|address| self.granules.at(address))
+            && granule.is_staged(shared)
+        {
+            self.give_back(shared, granule);
+            self.wake(granule.guest);
         }
+    }
+
+    /// Asks the page tables whether staging may go. What it holds against all that is known of it counts as staged again.
+    fn is_staging_empty(&mut self, shared: Shared<'_>) -> bool {
+        let Some(left) = self.granules.left_in_staging(self.host.pagemap) else { return true };
+        if let Some(granule) = self.granules.at(left) {
+            let _ = self.finds_staged(shared, granule);
+        }
+        self.cursor = 0;
+        false
+    }
+
+    /// Asks the page tables for pages of a granule that lie in staging and count as home, before zeros take their place.
+    /// There are none as far as anybody knows; if there are, they count as staged again.
+    fn finds_staged(&self, shared: Shared<'_>, granule: Granule) -> Result<bool, Errno> {
+        let there = self.host.populated(Range { start: granule.staging, ..granule.guest })?;
+        let mut found = false;
+        for (at, page) in granule.numbers().enumerate() {
+            if there.has(at) && shared.state(page) == PageState::Plain {
+                shared.set_state(page, PageState::Staged);
+                shared.add(Counter::StagedPages, 1);
+                found = true;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Answers whether all of the granule is home.
+    fn give_back(&self, shared: Shared<'_>, granule: Granule) -> bool {
+        let mut is_back = true;
+        for part in granule.parts(shared, PageState::Staged) {
+            // SAFETY: it was staged from there, and both ranges are registered.
+            let given = unsafe { transitions::unstage(&self.host, shared, part.run()) };
+            shared.add(Counter::MovedIn, given.moved);
+            let back = u64::from(part.pages).saturating_sub(given.away.count().into());
+            let staged = shared.get(Counter::StagedPages).saturating_sub(back);
+            shared.set(Counter::StagedPages, staged);
+            is_back &= given.away.is_empty();
+        }
+        is_back
     }
 
     /// Fresh memory was mapped over a part of guest RAM: what is not registered could be taken, and not given
     /// back.
     pub(crate) fn register_fresh(&mut self, range: Range) {
         // SAFETY: the fault thread serves.
-        if unsafe { self.uffd.register(range) }.is_err() {
+        if unsafe { self.host.uffd.register(range) }.is_err() {
             self.is_incomplete = true;
             crate::watchdog::give_up();
         }
     }
 
     /// The content of `range` at its home was discarded, under the same lock: has its staged copies
-    /// discarded too. The granules stay revoked: the next touch is news.
-    pub(crate) fn discarded(&self, channel: &Channel, range: Range, discard: impl Fn(Range)) {
+    /// discarded too; answers whether they are gone. The granules stay revoked: the next touch is news.
+    pub(crate) fn discarded(
+        &self,
+        channel: &Channel,
+        range: Range,
+        discard: impl Fn(Range),
+    ) -> bool {
         let shared = channel.shared();
+        let mut all_gone = true;
         for piece in self.granules.pieces(range) {
-            discard(piece.staging);
             let staged = piece.pages.filter(|&page| shared.state(page) == PageState::Staged);
-            shared.add(Counter::Discarded, staged.count() as u64);
+            let staged = staged.count() as u64;
+            if staged == 0 {
+                continue;
+            }
+            discard(piece.staging);
+            all_gone &= self.host.pagemap.populated(piece.staging) == Ok(0);
+            shared.add(Counter::Discarded, staged);
         }
+        all_gone
     }
 
     /// Ends all registrations. Everything is back.
     pub(crate) fn unregister(&self, channel: &Channel) {
-        self.bench.serve(self.uffd, self.pagemap);
+        self.bench.serve(&self.host);
         for range in self.registered(channel) {
-            // SAFETY: `give_back_some` has seen every granule since `begin_release`, or none was taken.
+            // SAFETY: staging was found empty since `begin_release`, or nothing was taken.
             // What fails was never registered, or is no longer mapped.
-            let _ = unsafe { self.uffd.unregister(range) };
+            let _ = unsafe { self.host.uffd.unregister(range) };
         }
     }
 
@@ -388,11 +454,11 @@ impl Tracker {
     /// Maps zeros at `page`, if it is a hole, and then wherever else its granule has one. A page that is there
     /// (the rule) costs one call. Answers whether it was a hole.
     fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
-        // SAFETY: what belongs into the granule has just been moved back, or never left; the page is not merged.
-        let was_hole = unsafe { moves::fill_hole(self.uffd, page) };
+        // SAFETY: what belongs into the granule is home; the page is not merged.
+        let was_hole = unsafe { transitions::fill_hole(self.host.uffd, page) };
         for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
             // SAFETY: as above.
-            unsafe { moves::fill_holes(self.uffd, part.guest) };
+            unsafe { transitions::fill_holes(self.host.uffd, part.guest) };
         }
         for part in granule.parts(shared, PageState::Freed).filter(|_| was_hole) {
             self.take_back_holes(shared, part, page);
@@ -405,7 +471,7 @@ impl Tracker {
         for (i, number) in (0..).zip(freed.numbers()) {
             let page = Range { start: freed.guest.start + i * PAGE_BYTES, len: PAGE_BYTES };
             // SAFETY: what was there the guest has given up, or it is there still.
-            if page == filled || unsafe { moves::fill_hole(self.uffd, page) } {
+            if page == filled || unsafe { transitions::fill_hole(self.host.uffd, page) } {
                 shared.set_state(number, PageState::Plain);
             }
         }
@@ -415,14 +481,14 @@ impl Tracker {
     fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
         let (block, pages) = self.granules.huge_block(granule)?;
         let is_home = |page| matches!(shared.state(page), PageState::Plain | PageState::Freed);
-        if self.tracking.hot_set.is_some()
+        if self.limit().is_some()
             || !pages.clone().all(is_home)
-            || self.pagemap.populated(block) != Ok(0)
+            || self.host.pagemap.populated(block) != Ok(0)
         {
             return None;
         }
         let nursery = self.nursery.as_mut()?;
-        nursery.put(self.uffd, self.pagemap, block).then(|| {
+        nursery.put(&self.host, block).then(|| {
             // What was freed of it the guest has in use again.
             pages.for_each(|page| shared.set_state(page, PageState::Plain));
             block
@@ -441,7 +507,7 @@ pub(crate) fn pagemap() -> Option<&'static Pagemap> {
 pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let page = page_of(address);
     // SAFETY: as said.
-    unsafe { moves::fill_hole(uffd, page) };
+    unsafe { transitions::fill_hole(uffd, page) };
     let _ = uffd.wake(page);
 }
 

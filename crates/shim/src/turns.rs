@@ -1,33 +1,70 @@
 //! A lock that is held for a short turn at a time, with an order among those who want it.
 //!
-//! A mutex makes no promise of its own: who releases it and wants it again usually has it before the one it
+//! A lock makes no promise of its own: who releases it and wants it again usually has it before the one it
 //! has woken is there. A guest could so wait for a request of a thousand turns, and a request, or the
 //! watchdog, or QEMU's own thread, for a guest that traps without a pause. Therefore:
 //!
 //! * whoever serves a fault, and QEMU's threads, go before other work between two turns of it;
 //! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes longer than
 //!   a turn: then it is the machine that keeps it, and no guest waits for that.
+//!
+//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a vCPU of a real-time
+//! priority does not wait for a thread of ours that gets no CPU. How long it was waited for and held is counted.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::thread::sched_yield;
+use rustix::event::Timespec;
+use rustix::thread::futex;
 
-use crate::time::{Nanos, now};
+use crate::time::{AsNanos, Nanos, now};
 
 /// The longest that the lock is held at a time for work that nobody waits for.
 pub(crate) const TURN: Duration = Duration::from_millis(1);
+const TURN_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
+// POSIX; the `libc` crate has it for other systems only.
+unsafe extern "C" {
+    fn pthread_mutexattr_setprotocol(
+        attributes: *mut libc::pthread_mutexattr_t,
+        protocol: libc::c_int,
+    ) -> libc::c_int;
+}
 
 /// The lock.
 pub(crate) struct Turns<T> {
-    mutex: Mutex<T>,
+    mutex: UnsafeCell<libc::pthread_mutex_t>,
+    made: Once,
+    value: UnsafeCell<T>,
     /// How many wait that go before others.
     first: AtomicU32,
     /// How many wait that do not serve faults.
     waiting: AtomicU32,
     /// How many of those have had it, modulo 2^32.
     entered: AtomicU32,
+    /// How many make way, and sleep until that changes.
+    making_way: AtomicU32,
+    longest: Longest,
+}
+
+/// The longest times, in nanoseconds.
+pub(crate) struct Longest {
+    /// That one of QEMU's threads has waited.
+    pub(crate) wait: AtomicU64,
+    /// That the lock was held.
+    pub(crate) hold: AtomicU64,
+}
+
+// SAFETY: the value is reached through a guard only, and there is one at a time.
+unsafe impl<T: Send> Sync for Turns<T> {}
+
+/// The lock, held.
+pub(crate) struct Turn<'a, T> {
+    turns: &'a Turns<T>,
+    since: Nanos,
 }
 
 /// When a turn that begins now must end.
@@ -38,44 +75,74 @@ pub(crate) fn turn() -> Nanos {
 impl<T> Turns<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self {
-            mutex: Mutex::new(value),
+            mutex: UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER),
+            made: Once::new(),
+            value: UnsafeCell::new(value),
             first: AtomicU32::new(0),
             waiting: AtomicU32::new(0),
             entered: AtomicU32::new(0),
+            making_way: AtomicU32::new(0),
+            longest: Longest { wait: AtomicU64::new(0), hold: AtomicU64::new(0) },
         }
     }
 
     /// For work that can wait.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> Turn<'_, T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        while self.first.load(Ordering::Relaxed) > 0 {
-            sched_yield();
+        loop {
+            let first = self.first.load(Ordering::Acquire);
+            if first == 0 {
+                break;
+            }
+            // Woken, late or in vain: it looks again.
+            let _ = futex::wait(&self.first, futex::Flags::PRIVATE, first, Some(&TURN_TIME));
         }
         self.enter()
     }
 
     /// For QEMU's threads.
-    pub(crate) fn lock_first(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock_first(&self) -> Turn<'_, T> {
+        let began = now();
         self.waiting.fetch_add(1, Ordering::Relaxed);
         self.first.fetch_add(1, Ordering::Relaxed);
-        let guard = self.enter();
-        self.first.fetch_sub(1, Ordering::Relaxed);
-        guard
+        let turn = self.enter();
+        self.one_first_less();
+        self.waited(began);
+        turn
     }
 
-    fn enter(&self) -> MutexGuard<'_, T> {
-        let guard = self.take();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.entered.fetch_add(1, Ordering::Relaxed);
-        guard
+    /// The same for at most so long.
+    pub(crate) fn lock_within(&self, patience: Duration) -> Option<Turn<'_, T>> {
+        let until = deadline(patience);
+        // SAFETY: the mutex is made, and the time is one.
+        let result = unsafe { libc::pthread_mutex_timedlock(self.mutex(), &raw const until) };
+        (result == 0).then(|| Turn { turns: self, since: now() })
+    }
+
+    fn enter(&self) -> Turn<'_, T> {
+        let turn = self.take();
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        self.entered.fetch_add(1, Ordering::SeqCst);
+        if self.making_way.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.entered, futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
+        turn
     }
 
     /// For whoever serves a fault.
-    pub(crate) fn lock_for_fault(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock_for_fault(&self) -> Turn<'_, T> {
         self.first.fetch_add(1, Ordering::Relaxed);
-        let guard = self.take();
-        self.first.fetch_sub(1, Ordering::Relaxed);
-        guard
+        let turn = self.take();
+        self.one_first_less();
+        turn
+    }
+
+    fn one_first_less(&self) {
+        if self.first.fetch_sub(1, Ordering::Release) == 1
+            && self.waiting.load(Ordering::Relaxed) > 0
+        {
+            let _ = futex::wake(&self.first, futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
     }
 
     /// Lets in one of those who have waited while faults were served.
@@ -83,19 +150,82 @@ impl<T> Turns<T> {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return;
         }
-        let (before, until) = (self.entered.load(Ordering::Relaxed), turn());
-        while self.entered.load(Ordering::Relaxed) == before
-            && self.waiting.load(Ordering::Relaxed) > 0
-            && now() < until
-        {
-            sched_yield();
+        self.making_way.fetch_add(1, Ordering::SeqCst);
+        let before = self.entered.load(Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            let flags = futex::Flags::PRIVATE;
+            let _ = futex::wait(&self.entered, flags, before, Some(&TURN_TIME));
         }
+        self.making_way.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A panic elsewhere does not stop faults from being served.
-    fn take(&self) -> MutexGuard<'_, T> {
-        self.mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    /// One of QEMU's threads has waited since `began`.
+    pub(crate) fn waited(&self, began: Nanos) {
+        self.longest.wait.fetch_max(now().since(began).as_nanos_u64(), Ordering::Relaxed);
     }
+
+    pub(crate) fn longest(&self) -> &Longest {
+        &self.longest
+    }
+
+    fn take(&self) -> Turn<'_, T> {
+        // SAFETY: the mutex is made. It fails only for a thread that holds it already, which none of ours does.
+        let result = unsafe { libc::pthread_mutex_lock(self.mutex()) };
+        assert_eq!(result, 0, "the lock is not to be had");
+        Turn { turns: self, since: now() }
+    }
+
+    /// The mutex, which inherits priorities where the C library and the kernel can.
+    fn mutex(&self) -> *mut libc::pthread_mutex_t {
+        let mutex = self.mutex.get();
+        self.made.call_once(|| {
+            // SAFETY: nobody uses the mutex yet, and the attributes are ours. What fails leaves an ordinary one.
+            unsafe {
+                let mut attributes = std::mem::zeroed();
+                if libc::pthread_mutexattr_init(&raw mut attributes) == 0 {
+                    let inherit = libc::PTHREAD_PRIO_INHERIT;
+                    pthread_mutexattr_setprotocol(&raw mut attributes, inherit);
+                    libc::pthread_mutex_init(mutex, &raw const attributes);
+                    libc::pthread_mutexattr_destroy(&raw mut attributes);
+                }
+            }
+        });
+        mutex
+    }
+}
+
+impl<T> Deref for Turn<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the lock is held.
+        unsafe { &*self.turns.value.get() }
+    }
+}
+
+impl<T> DerefMut for Turn<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the lock is held, and this is the only guard.
+        unsafe { &mut *self.turns.value.get() }
+    }
+}
+
+impl<T> Drop for Turn<'_, T> {
+    /// A panic while it is held does not stop others: what the value says was checked step by step.
+    fn drop(&mut self) {
+        let held = now().since(self.since).as_nanos_u64();
+        self.turns.longest.hold.fetch_max(held, Ordering::Relaxed);
+        // SAFETY: this thread holds it.
+        unsafe { libc::pthread_mutex_unlock(self.turns.mutex.get()) };
+    }
+}
+
+/// So much later than now, of the clock that timed waits for a mutex go by.
+fn deadline(patience: Duration) -> libc::timespec {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    let nanos = now.tv_nsec + i64::from(patience.subsec_nanos());
+    let seconds = now.tv_sec + i64::try_from(patience.as_secs()).unwrap_or(0);
+    libc::timespec { tv_sec: seconds + nanos / 1_000_000_000, tv_nsec: nanos % 1_000_000_000 }
 }
 
 #[cfg(test)]

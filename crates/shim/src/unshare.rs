@@ -34,16 +34,17 @@ use std::sync::OnceLock;
 use protocol::layout::PageState;
 use rustix::io::Errno;
 use sys::mappings::{Mappings, is_mapped};
-use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Pagemap, Range, Untouched, advise};
-use sys::userfaultfd::{Progress, Userfaultfd};
+use sys::memory_map::{Advice, Over, PAGE_BYTES, PAGE_LEN, Range, Untouched, advise};
+use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Channel;
 use crate::descriptors::kept;
 use crate::ram::{Block, end};
-use crate::{merge, moves, tracker};
+use crate::transitions::{self, Fresh, Host, Kernel as _, Run};
+use crate::{merge, tracker};
 
-/// How often a copy is tried that the kernel has no time for.
-const TRIES: u32 = 8;
+/// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
+const LOST_PLACE: &str = "guest memory has lost its place";
 
 /// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not allocate.
 ///
@@ -63,15 +64,18 @@ pub(crate) fn mappings() -> Option<&'static Mappings> {
     MAPPINGS.get_or_init(|| kept(Mappings::open())).as_ref()
 }
 
-/// Stops writes to `merged` until they are served, as far as the kernel does that ([`unwritten_around`] tells).
+/// Looks up the pages of `merged`, and stops writes to it until they are served if that is `wanted`, as far as the kernel
+/// does that ([`unwritten_around`] tells).
 ///
 /// # Safety
 /// Its pages are a pool's, and have just been mapped; the fault thread serves.
-pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range) {
+pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range, wanted: bool) {
     // Before: what is protected and not yet there the kernel looks up page by page, and who writes to it gets a copy.
     look_up(merged);
-    // SAFETY: as the caller promises.
-    let _ = unsafe { protect(uffd, merged) };
+    if wanted {
+        // SAFETY: as the caller promises.
+        let _ = unsafe { protect(uffd, merged) };
+    }
 }
 
 /// # Safety
@@ -128,10 +132,11 @@ pub(crate) fn copy(range: Range) -> Result<(), Errno> {
 
 /// What replaces pages of one block in a turn.
 pub(crate) struct Replacement<'a> {
-    uffd: &'static Userfaultfd,
-    pagemap: &'static Pagemap,
+    host: Host,
     block: &'a Block,
     channel: &'a Channel,
+    /// What of the block is being moved: it may not all be back when the turn ends.
+    moving: &'a mut Option<Run>,
     /// Where copies are put aside.
     buffer: Range,
     untouched: Untouched,
@@ -143,30 +148,31 @@ impl<'a> Replacement<'a> {
     /// # Safety
     /// The fault thread serves when the turn is over.
     pub(crate) unsafe fn new(
-        uffd: &'static Userfaultfd,
-        pagemap: &'static Pagemap,
+        host: Host,
         block: &'a Block,
         channel: &'a Channel,
+        moving: &'a mut Option<Run>,
     ) -> Option<Self> {
-        let buffer = merge::buffer(uffd)?;
+        let buffer = merge::buffer(host.uffd)?;
         let untouched = Untouched::new(buffer.len, block.reserve).ok()?;
         for advice in block.own_advice() {
             // SAFETY: this advice discards nothing, and the memory is fresh.
             let _ = unsafe { advise(untouched.range(), advice) };
         }
         // SAFETY: as the caller promises, wherever it is mapped.
-        unsafe { uffd.register(untouched.range()) }.ok()?;
-        Some(Self { uffd, pagemap, block, channel, buffer, untouched })
+        unsafe { host.uffd.register(untouched.range()) }.ok()?;
+        Some(Self { host, block, channel, moving, buffer, untouched })
     }
 
     /// Replaces what nobody has written of `merged`: no more pages than a turn has.
     ///
     /// # Safety
     /// Its pages are merged, and another thread reads the userfaultfd.
-    pub(crate) unsafe fn replace(&self, merged: Range) {
+    pub(crate) unsafe fn replace(&mut self, merged: Range) {
+        let Host { uffd, pagemap } = self.host;
         // SAFETY: the fault thread serves what the end of this function has not let go on, and we do not write there.
-        let protected = unsafe { protect(self.uffd, merged) };
-        let unwritten = protected.and_then(|()| self.pagemap.of_file(merged)).unwrap_or_default();
+        let protected = unsafe { protect(uffd, merged) };
+        let unwritten = protected.and_then(|()| pagemap.of_file(merged)).unwrap_or_default();
         for part in unwritten {
             // SAFETY: the file's page was there while nobody could write, and still nobody can.
             let _ = unsafe { self.replace_unwritten(part) };
@@ -174,69 +180,53 @@ impl<'a> Replacement<'a> {
         for left in self.channel.merged(merged) {
             // SAFETY: every page is in its place. What was protected is so no more: of what has been written it cannot be
             // known who holds it.
-            let _ = unsafe { self.uffd.unregister(left) };
+            let _ = unsafe { uffd.unregister(left) };
         }
-        let _ = self.uffd.wake(merged);
+        let _ = uffd.wake(merged);
     }
 
-    /// Answers whether they are replaced.
+    /// Answers whether the place is the guest's own.
     ///
     /// # Safety
     /// The pages are the pool's and protected, no more than a turn has; another thread reads the userfaultfd.
-    pub(crate) unsafe fn replace_unwritten(&self, guest: Range) -> bool {
-        let aside = Range { start: self.buffer.start, len: guest.len };
-        // SAFETY: the buffer is ours, registered and, but for what the last try has copied, empty; the guest's pages can be
-        // read.
-        let copy = |done: u64| unsafe {
-            self.uffd.copy_pages(aside.start + done, guest.start + done, guest.len - done)
-        };
-        let mut copied = copy(0);
-        for _ in 0..TRIES {
-            // Mappings of this process are just being changed.
-            if copied.stopped == Some(Errno::AGAIN) {
-                let more = copy(copied.bytes);
-                copied = Progress { bytes: copied.bytes + more.bytes, ..more };
-            }
-        }
-        // SAFETY: a copy of it is aside.
-        if copied.stopped.is_none() && unsafe { self.map_over(guest) } {
-            // SAFETY: both are registered, and that is what belongs there.
-            unsafe { moves::give(self.uffd, self.pagemap, guest, aside.start) };
-            self.channel.set(guest, PageState::Plain);
-            true
-        } else {
-            // SAFETY: it is a copy of what is still in its place.
-            unsafe { merge::clear(aside) };
-            false
-        }
+    pub(crate) unsafe fn replace_unwritten(&mut self, guest: Range) -> bool {
+        // SAFETY: as the caller promises; the buffer is ours and registered.
+        self.moves(guest, |it, run| unsafe { transitions::replace(it, it.channel, run) })
     }
 
     /// Makes a mapping one with its neighbours, if none of its pages is held by I/O.
     ///
     /// # Safety
     /// It is of guest RAM, of no file, smaller than a huge page, and registered; another thread reads the userfaultfd.
-    pub(crate) unsafe fn rejoin(&self, mapping: Range) {
-        // SAFETY: both are registered, and the fault thread serves when the turn is over.
-        unsafe { moves::take(self.uffd, mapping, self.buffer.start) };
-        if self.pagemap.populated(mapping) == Ok(0) {
-            // SAFETY: all that it holds is aside. Should this fail, it stays as it was.
-            let _ = unsafe { self.map_over(mapping) };
-        }
-        // SAFETY: it was taken from there.
-        unsafe { moves::give(self.uffd, self.pagemap, mapping, self.buffer.start) };
-        // All of it is back, unless somebody has mapped something where for a moment nothing was.
-        if self.pagemap.populated(Range { start: self.buffer.start, ..mapping }) != Ok(0) {
-            crate::threads::end_process("guest memory has lost its place", Errno::EXIST);
-        }
+    pub(crate) unsafe fn rejoin(&mut self, mapping: Range) {
+        // SAFETY: as the caller promises; the buffer is ours and registered.
+        self.moves(mapping, |it, run| unsafe { transitions::map_anew(it, it.channel, run) });
     }
 
-    /// # Safety
-    /// What `range` holds is aside, and another thread reads the userfaultfd.
-    unsafe fn map_over(&self, range: Range) -> bool {
-        // SAFETY: as the caller promises.
-        let mapped = unsafe { self.untouched.map_over(range) }.is_ok();
+    /// Does a step that moves these pages, unless some of the step before are not home yet.
+    fn moves(&mut self, home: Range, step: impl FnOnce(&Self, Run) -> bool) -> bool {
+        let Some(page) = self.channel.page_at(home.start) else { return false };
+        if self.moving.is_some_and(|run| self.channel.has(run.home, PageState::Aside)) {
+            return false;
+        }
+        let run = Run { home, away: self.buffer.start, page };
+        *self.moving = Some(run);
+        step(self, run)
+    }
+}
+
+impl Fresh for Replacement<'_> {
+    type Kernel = Host;
+
+    fn kernel(&self) -> &Host {
+        &self.host
+    }
+
+    unsafe fn map_fresh(&self, home: Range) -> bool {
+        // SAFETY: as the caller promises, and another thread reads the userfaultfd.
+        let mapped = unsafe { self.untouched.map_over(home) }.is_ok();
         // SAFETY: the fault thread serves when the turn is over.
-        mapped || unsafe { mend(self.uffd, self.pagemap, self.block, range) }
+        mapped || unsafe { mend(&self.host, self.block, home) }
     }
 }
 
@@ -245,31 +235,34 @@ impl<'a> Replacement<'a> {
 ///
 /// # Safety
 /// What `range` held is aside; the fault thread serves when the turn is over.
-pub(crate) unsafe fn mend(
-    uffd: &Userfaultfd,
-    pagemap: &Pagemap,
-    block: &Block,
-    range: Range,
-) -> bool {
+pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
     if is_mapped(range) {
         return false;
     }
     let over = Over { range, reserve: block.reserve };
     if let Err(errno) = over.map_fresh_into_hole() {
-        crate::threads::end_process("guest memory has lost its place", errno);
+        host.end(LOST_PLACE, errno);
     }
+    // SAFETY: as the caller promises.
+    unsafe { make_trap(host, block, range) };
+    true
+}
+
+/// Fresh memory has just been mapped over `range`: makes it like the rest of its block, and has it trap.
+///
+/// # Safety
+/// The fault thread serves when the turn is over.
+pub(crate) unsafe fn make_trap(host: &Host, block: &Block, range: Range) {
     for advice in block.own_advice() {
         // SAFETY: this advice discards nothing, and the memory is fresh.
         let _ = unsafe { advise(range, advice) };
     }
     // SAFETY: as the caller promises.
-    if let Err(errno) = unsafe { uffd.register(range) } {
-        crate::threads::end_process("guest memory cannot be registered", errno);
+    if let Err(errno) = unsafe { host.uffd.register(range) } {
+        host.end("guest memory cannot be registered", errno);
     }
     // Who touched it before it was registered has seen zeros.
-    if pagemap.populated(range) != Ok(0) {
-        let what = "guest memory was touched while it was missing";
-        crate::threads::end_process(what, Errno::EXIST);
+    if host.pagemap.populated(range) != Ok(0) {
+        host.end("guest memory was touched while it was missing", Errno::EXIST);
     }
-    true
 }

@@ -1,8 +1,8 @@
 //! Gives everything back when something is not as it should be, without being asked.
 //!
 //! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait too long,
-//! does QEMU migrate? While something is merged: does a fault wait too long? Otherwise it sleeps. It can serve faults itself, should the fault thread
-//! have stopped.
+//! does QEMU migrate? While something is merged: does a fault wait too long? While a page will not come home: does it now?
+//! Otherwise it sleeps. It can serve faults itself, should the fault thread have stopped.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -13,8 +13,11 @@ use protocol::layout::GiveBack;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::descriptors::Guarded;
+use crate::engine::{self, ENGINE};
+use crate::fault_thread::{self, Reader};
+use crate::qemu;
 use crate::time::now;
-use crate::{engine, fault_thread, qemu};
+use crate::transitions::late;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const TICK: Duration = Duration::from_millis(50);
@@ -27,6 +30,7 @@ static FUSE_BLOWN: AtomicBool = AtomicBool::new(false);
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 /// When the worker last said something; 0: there is none.
 static LAST_WORD: AtomicU64 = AtomicU64::new(0);
+static STALLS: AtomicU64 = AtomicU64::new(0);
 static BELL: OnceLock<OwnedFd> = OnceLock::new();
 
 /// The worker said something.
@@ -76,12 +80,12 @@ pub(crate) fn ring() {
     }
 }
 
-/// The thread's body.
+/// The thread's body. It waits for nothing that it watches: a lock that is not to be had in time is counted.
 pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
     let mut unread_since = None;
     loop {
-        let on = engine::lock().is_watched();
+        let on = engine::is_watched() || late().is_some();
         wait(bell, on.then_some(TICK));
         if !on {
             unread_since = None;
@@ -95,14 +99,33 @@ pub(crate) fn run() {
             Some((before, since)) if before == read => Some((read, since)),
             _ => Some((read, now())),
         };
-        if unread_since.is_some_and(|(_, since)| now().since(since) > SLOW_FAULT) {
-            fault_thread::serve_pending(uffd);
-            engine::give_back(Some(GiveBack::SlowFault));
+        let nobody_reads = unread_since.is_some_and(|(_, since)| now().since(since) > SLOW_FAULT);
+        let reason = reason_to_give_back();
+        if !nobody_reads && reason.is_none() && late().is_none() {
+            continue;
         }
-        if let Some(reason) = reason_to_give_back() {
+        let Some(mut engine) = ENGINE.lock_within(SLOW_FAULT) else {
+            STALLS.fetch_add(1, Ordering::Relaxed);
+            continue;
+        };
+        engine.bring_home_late_pages();
+        if nobody_reads || reason == Some(GiveBack::SlowFault) {
+            // Whoever has read it and does not serve it: they trap again.
+            engine.wake_all();
+        }
+        drop(engine);
+        if nobody_reads {
+            fault_thread::serve_pending(uffd, Reader::Watchdog);
+        }
+        if let Some(reason) = reason.or(nobody_reads.then_some(GiveBack::SlowFault)) {
             engine::give_back(Some(reason));
         }
     }
+}
+
+/// How often the lock was not to be had in time.
+pub(crate) fn stalls() -> u64 {
+    STALLS.load(Ordering::Relaxed)
 }
 
 fn reason_to_give_back() -> Option<GiveBack> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{GRANULE, StandIn, Worker, by_name};
 use protocol::layout::Counter;
-use protocol::{Answer, Request, State, Tracking};
+use protocol::{Request, State, Tracking};
 
 const MIB: u32 = 64;
 const GRANULES: u32 = MIB * 256 / GRANULE;
@@ -45,18 +45,6 @@ fn a_recalled_granule_is_back_and_no_trap_tells_of_it() {
 }
 
 #[test]
-fn a_recalled_granule_counts_in_the_hot_set() {
-    let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
-    worker.ask(&Request::Track(Tracking { hot_set: Some(64), ..by_name() }));
-    assert_eq!(worker.recall([7]), 1);
-    stand_in.expect("check 0 1");
-    worker.status();
-    let staged = worker.count(Counter::StagedPages);
-    assert_eq!(staged, u64::from((GRANULES - 64) * GRANULE));
-}
-
-#[test]
 fn every_page_has_its_content_after_all_were_revoked() {
     for granule_pages in [1, 32, 512] {
         let mut stand_in = StandIn::with_ram(MIB);
@@ -80,26 +68,6 @@ fn the_kernel_reads_a_revoked_page_on_qemus_behalf() {
     let stamp = (64 + 1) << 20 | 1;
     assert_eq!(stand_in.expect("write-out 0 64"), stamp.to_string());
     assert_eq!(worker.count(Counter::Traps), 1);
-}
-
-#[test]
-fn a_hot_set_of_64_lets_64_granules_be_reached() {
-    let mut stand_in = StandIn::with_ram(MIB);
-    let worker = Worker::meet(&stand_in);
-    let tracking = Tracking { hot_set: Some(64), ..by_name() };
-    assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: GRANULES });
-    stand_in.expect("check 0 1");
-    // The guest goes on before the trap has evicted another granule; an answer comes after that.
-    worker.status();
-    let staged = worker.count(Counter::StagedPages);
-    assert_eq!(staged, u64::from((GRANULES - 64) * GRANULE));
-    assert_eq!(worker.count(Counter::Traps), u64::from(GRANULES));
-    let wider = Tracking { hot_set: Some(100), ..tracking };
-    assert_eq!(worker.ask(&Request::Track(wider)), Answer::Done { count: 0 });
-    stand_in.expect("check 0 1");
-    worker.status();
-    assert_eq!(worker.count(Counter::StagedPages), u64::from((GRANULES - 100) * GRANULE));
-    assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: 36 });
 }
 
 #[test]

@@ -274,6 +274,54 @@ pub struct Private {
     pub huge: bool,
 }
 
+/// Some of the first [`PageSet::MOST`] pages of a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageSet([u64; Self::MOST / 64]);
+
+impl PageSet {
+    /// A huge page has so many pages.
+    pub const MOST: usize = 512;
+
+    /// Adds the pages of `part`, which lies in `whole`.
+    pub fn add(&mut self, whole: Range, part: Range) {
+        let first = (part.start.saturating_sub(whole.start) / PAGE_BYTES) as usize;
+        let pages = (part.len / PAGE_BYTES) as usize;
+        for page in first..(first + pages).min(Self::MOST) {
+            self.0[page / 64] |= 1 << (page % 64);
+        }
+    }
+
+    /// Whether a page is in it.
+    #[must_use]
+    pub fn has(&self, page: usize) -> bool {
+        self.0.get(page / 64).is_some_and(|word| word & (1 << (page % 64)) != 0)
+    }
+
+    /// How many pages are in it.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// The first page that is in it.
+    #[must_use]
+    pub fn first(&self) -> Option<usize> {
+        (0..Self::MOST).find(|&page| self.has(page))
+    }
+
+    /// Whether no page is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(|&word| word == 0)
+    }
+
+    /// Whether a page is in both.
+    #[must_use]
+    pub fn meets(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).any(|(one, other)| one & other != 0)
+    }
+}
+
 /// A process's page tables, to look at.
 #[derive(Debug)]
 pub struct Pagemap(File);
@@ -367,6 +415,61 @@ impl Pagemap {
         self.count(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
     }
 
+    /// Where the first page of `range` with content is, in memory or swapped out. Does not allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn first_populated(&self, range: Range) -> Result<Option<u64>, Errno> {
+        let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        let end = range.start + range.len;
+        let (mut start, mut found) = (range.start, [Found::default(); 1]);
+        while start < end {
+            let mut arg = ScanArg {
+                start,
+                end,
+                category_anyof_mask: any,
+                return_mask: any,
+                ..ScanArg::default()
+            };
+            if self.ask(&mut arg, &mut found)? > 0 {
+                return Ok(Some(found[0].start));
+            }
+            if arg.walk_end <= start {
+                break;
+            }
+            start = arg.walk_end;
+        }
+        Ok(None)
+    }
+
+    /// Which pages of `range`, at most [`PageSet::MOST`] of them, have content, in memory or swapped out. Does not allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn populated_set(&self, range: Range) -> Result<PageSet, Errno> {
+        self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, 0)
+    }
+
+    /// Which of them are in memory and shared with a file: not holes, not private copies. Does not allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    pub fn of_file_set(&self, range: Range) -> Result<PageSet, Errno> {
+        self.set(range, PAGE_IS_PRESENT, PAGE_IS_FILE)
+    }
+
+    fn set(&self, range: Range, any_of: u64, all_of: u64) -> Result<PageSet, Errno> {
+        let wanted = ScanArg {
+            category_mask: all_of,
+            category_anyof_mask: any_of,
+            return_mask: any_of | all_of,
+            ..ScanArg::default()
+        };
+        let mut set = PageSet::default();
+        self.scan(range, wanted, |found| set.add(range, found.range()))?;
+        Ok(set)
+    }
+
     /// How many pages of `range` are parts of huge pages.
     ///
     /// # Errors
@@ -397,23 +500,27 @@ impl Pagemap {
         let mut found = [Found::default(); 64];
         let mut start = range.start;
         while start < end {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                start,
-                end,
-                vec: found.as_mut_ptr().addr() as u64,
-                vec_len: found.len() as u64,
-                ..wanted
-            };
-            // SAFETY: the structure is the one of this request, and `found` has the length it says.
-            let filled = unsafe { ioctl(&self.0, ScanRequest(&mut arg)) }?;
-            found[..filled.min(found.len())].iter().for_each(&mut hand_over);
+            let mut arg = ScanArg { start, end, ..wanted };
+            let filled = self.ask(&mut arg, &mut found)?;
+            found[..filled].iter().for_each(&mut hand_over);
             if arg.walk_end <= start {
                 break;
             }
             start = arg.walk_end;
         }
         Ok(())
+    }
+}
+
+impl Pagemap {
+    /// Fills in what fits `arg`; answers how many entries it filled in.
+    fn ask(&self, arg: &mut ScanArg, found: &mut [Found]) -> Result<usize, Errno> {
+        arg.size = size_of::<ScanArg>() as u64;
+        arg.vec = found.as_mut_ptr().addr() as u64;
+        arg.vec_len = found.len() as u64;
+        // SAFETY: the structure is the one of this request, and `found` has the length it says.
+        let filled = unsafe { ioctl(&self.0, ScanRequest(arg)) }?;
+        Ok(filled.min(found.len()))
     }
 }
 
@@ -489,6 +596,7 @@ mod tests {
         let pagemap = Pagemap::open().unwrap();
         assert_eq!(memory.range().start % HUGE_PAGE_BYTES, 0);
         assert_eq!(pagemap.populated(memory.range()), Ok(0));
+        assert_eq!(pagemap.populated_set(memory.range()), Ok(PageSet::default()));
         // SAFETY: fresh memory of ours.
         unsafe {
             memory.advise(Advice::LinuxNoHugepage).unwrap();
@@ -497,6 +605,9 @@ mod tests {
             }
         }
         assert_eq!(pagemap.populated(memory.range()), Ok(130));
+        let set = pagemap.populated_set(memory.range()).unwrap();
+        assert!(set.count() == 130 && set.has(0) && !set.has(1) && set.has(258) && !set.has(600));
+        assert!(pagemap.of_file_set(memory.range()).unwrap().is_empty());
         assert_eq!(pagemap.huge(memory.range()), Ok(0));
     }
 

@@ -64,8 +64,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 fn record(context: &Context, workloads: &[Workload]) -> Result<Vec<Trace>, LabError> {
-    let specs: Vec<MachineSpec> =
-        workloads.iter().enumerate().map(|(n, w)| w.guest(n, context.seed)).collect();
+    let guest =
+        |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
+    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     let track =
         |m: &Machine| Watch::start(m.process().pid, modes::always_on(), &[], INTERVAL / LOOKS);

@@ -83,8 +83,9 @@ fn measure(
     workloads: &[Workload],
     cells: &mut Vec<Cell>,
 ) -> Result<Vec<f64>, LabError> {
-    let specs: Vec<MachineSpec> =
-        workloads.iter().enumerate().map(|(n, w)| w.guest(n, context.seed)).collect();
+    let guest =
+        |(n, w): (usize, &Workload)| MachineSpec { hot_set: true, ..w.guest(n, context.seed) };
+    let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(guest).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
