@@ -155,11 +155,14 @@ impl Engine {
     /// `more` bytes on both sides. Does not allocate.
     pub(crate) fn begin_moving(
         &mut self,
-        uffd: &Userfaultfd,
+        uffd: &'static Userfaultfd,
         parts: &[Range],
         more: u64,
     ) -> Result<(), Errno> {
-        if !self.settle() {
+        let buffer = merge::buffer(uffd).ok_or(Errno::NOMEM)?;
+        let pagemap = tracker::pagemap().ok_or(Errno::NOENT)?;
+        // SAFETY: what was aside is home.
+        if !self.settle() || !unsafe { transitions::clear(&Host { uffd, pagemap }, buffer) } {
             return Err(Errno::BUSY);
         }
         let channel = self.channel.as_ref().ok_or(Errno::NOENT)?;

@@ -19,7 +19,7 @@
 //! | staged | touch, recall, release, whatever needs RAM in its place | home | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; what it still holds stays staged |
 //! | staged | discard | staged, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
 //! | home | merge, join | aside, or home if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
-//! | aside | equal to a slot | shared | [`share`] | control | home was empty; now all of it shows pages; only then is the copy dropped |
+//! | aside | equal to a slot | shared | [`share`] | control | before: home is empty; afterwards: the buffer holds none of it |
 //! | aside | zeros | home, and nowhere | [`drop_zeros`] | control | – (a hole is zero, whatever lies aside: see below) |
 //! | aside | different; the turn ends; the next turn begins | home | [`put_back`] | whoever has the turn | the buffer holds none of it; what it still holds stays aside |
 //! | shared, not written | write, unshare | home, by way of aside | [`replace`] | fault thread, control | the buffer held all of it before the place was taken, and none of it afterwards |
@@ -44,6 +44,9 @@
 //! fail, do a part, or lie.
 //!
 //! Nothing here allocates or touches guest RAM.
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -284,19 +287,8 @@ pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, s
         return false;
     }
     channel.set(run.home, PageState::Merged);
-    let shown = mapper.kernel().populated(run.home);
-    if shown.is_ok_and(|shown| shown.count() == run.pages()) {
-        // SAFETY: what they hold is in the pool. Should this fail, the buffer is not empty, and no more is set aside.
-        let _ = unsafe { discard(mapper.kernel(), run.place()) };
-        return true;
-    }
-    // SAFETY: the pages are aside.
-    if unsafe { mapper.map_fresh(run.home) } {
-        channel.set(run.home, PageState::Aside);
-        return false;
-    }
-    // What is mapped there is the pool's, and holds the same: it only was not looked up.
-    // SAFETY: as above.
+    // From here on the guest may have written there: whatever is found now, nothing is to be mapped over it.
+    // SAFETY: what they hold is in the pool. Should this fail, the buffer is not empty, and no more is set aside.
     let _ = unsafe { discard(mapper.kernel(), run.place()) };
     true
 }
@@ -416,6 +408,16 @@ pub(crate) unsafe fn merge<M: Mapper>(
     // SAFETY: as the caller promises.
     unsafe { put_back(kernel, channel, run) };
     merged
+}
+
+/// Has the buffer be empty, of which no page is aside: a copy may be left there that could not be discarded. Answers
+/// whether it is.
+///
+/// # Safety
+/// No page's state says that it is aside.
+pub(crate) unsafe fn clear<K: Kernel>(kernel: &K, buffer: Range) -> bool {
+    // SAFETY: as the caller promises.
+    kernel.populated(buffer).is_ok_and(|left| left.is_empty()) || unsafe { discard(kernel, buffer) }
 }
 
 /// What taking came to.
