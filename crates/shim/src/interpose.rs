@@ -9,6 +9,7 @@ use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use libc::{mode_t, msghdr, off_t, size_t, ssize_t};
+use sys::faults::{self, Call};
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{REGISTER, UNREGISTER};
 
@@ -178,7 +179,12 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -
             let mut engine = lock_settled();
             let lazily = advice == libc::MADV_DONTNEED && !is_balloon && engine.hands_over();
             engine.discard(piece, lazily, |range, lazily| {
-                call(range, if lazily { libc::MADV_FREE } else { advice })
+                let (which, advice) = if lazily {
+                    (Call::HandOver, libc::MADV_FREE)
+                } else {
+                    (Call::Discard, advice)
+                };
+                faults::outcome(which, range, || call(range, advice))
             })
         });
         let result = discarded.map_or_else(

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use protocol::layout::GiveBack;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use sys::faults::{self, Call, NOWHERE};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE};
@@ -65,7 +66,8 @@ pub(crate) fn tracking_begins() {
 /// Makes the bell. Before the thread starts.
 pub(crate) fn prepare() -> std::io::Result<()> {
     if BELL.get().is_none() {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bell = faults::call(Call::Eventfd, NOWHERE, make)?;
         std::mem::forget(Guarded::new(bell.as_raw_fd()));
         BELL.get_or_init(|| bell);
     }

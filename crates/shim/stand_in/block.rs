@@ -81,6 +81,30 @@ impl Block {
         if bad == 0 { Ok(self.pages.to_string()) } else { Err(format!("{bad} pages")) }
     }
 
+    /// The same for some of them.
+    pub(crate) fn stamp(&self, first: usize, pages: usize, seed: usize) -> Result<String, String> {
+        (first..first + pages).for_each(|page| self.write(page, stamp(page, seed)));
+        Ok(pages.to_string())
+    }
+
+    /// Whether each of these pages holds what `fill` or `stamp` wrote there, or nothing, if that may be.
+    pub(crate) fn holds(
+        &self,
+        first: usize,
+        pages: usize,
+        seed: usize,
+        or_zeros: bool,
+    ) -> Result<String, String> {
+        let is_good =
+            |page: usize| self.reads(page, stamp(page, seed)) || or_zeros && self.reads(page, 0);
+        let bad = |page: &usize| !is_good(*page);
+        let bad: Vec<String> = (first..first + pages)
+            .filter(bad)
+            .map(|page| format!("{page}{}", if self.reads(page, 0) { " (zeros)" } else { "" }))
+            .collect();
+        if bad.is_empty() { Ok(pages.to_string()) } else { Err(bad.join(", ")) }
+    }
+
     pub(crate) fn touch(&self, page: usize) -> Result<String, String> {
         // SAFETY: memory of the block.
         Ok(unsafe { self.page(page).read_volatile() }.to_string())

@@ -49,6 +49,9 @@ fn obey(blocks: &mut Vec<Option<Block>>, line: &str) -> Result<String, String> {
     match command {
         "fill" => block.fill(number(1)?),
         "check" => block.check(number(1)?),
+        "stamp" => block.stamp(number(1)?, number(2)?, number(3)?),
+        "holds" => block.holds(number(1)?, number(2)?, number(3)?, false),
+        "holds-or-zeros" => block.holds(number(1)?, number(2)?, number(3)?, true),
         "touch" => block.touch(number(1)?),
         "discard" => block.discard(number(1)?, number(2)?),
         "report" => block.report(number(1)?, number(2)?),

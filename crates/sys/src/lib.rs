@@ -7,6 +7,7 @@
 pub mod cgroup;
 pub mod clock;
 pub mod cpu_time;
+pub mod faults;
 pub mod features;
 pub mod frames;
 pub mod heap;

@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::MsyncFlags;
 
-use crate::memory_map::{Range, length, pointer};
+use crate::faults::{self, Call, NOWHERE};
+use crate::memory_map::{PAGE_BYTES, Range, length, pointer};
 
 const QUERY: Opcode = opcode::read_write::<QueryArg>(b'f', 17);
 const COVERING_OR_NEXT: u64 = 0x10;
@@ -51,14 +52,20 @@ impl Mappings {
     ///
     /// # Errors
     /// When `/proc` is not there.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> std::io::Result<Self> {
-        File::open("/proc/self/maps").map(Self)
+        let open = || {
+            File::open("/proc/self/maps")
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        };
+        Ok(Self(faults::call(Call::OpenProc, NOWHERE, open)?))
     }
 
     /// The mapping at `address`, or else the next one. Does not allocate.
     ///
     /// # Errors
     /// The kernel's: `ENOENT` when there is none, `ENOTTY` before Linux 6.11.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn at(&self, address: u64) -> Result<Mapping, Errno> {
         let mut arg = QueryArg {
             size: size_of::<QueryArg>() as u64,
@@ -67,7 +74,8 @@ impl Mappings {
             ..QueryArg::default()
         };
         // SAFETY: the structure is the one of this request, and asks for no names.
-        unsafe { ioctl(&self.0, Updater::<QUERY, _>::new(&mut arg)) }?;
+        let ask = || unsafe { ioctl(&self.0, Updater::<QUERY, _>::new(&mut arg)) };
+        faults::call(Call::MappingAt, Range { start: address, len: PAGE_BYTES }, ask)?;
         let range = Range { start: arg.start, len: arg.end.saturating_sub(arg.start) };
         Ok(Mapping { range, is_anonymous: arg.inode == 0 })
     }
@@ -81,29 +89,43 @@ impl AsFd for Mappings {
 
 /// Whether memory of this process has a place of its own on the host's nodes (`mbind`). Does not allocate.
 #[must_use]
+#[cfg_attr(feature = "faults", track_caller)]
 pub fn has_policy(address: u64) -> bool {
     const OF_ADDRESS: libc::c_ulong = 2;
     let mut mode: libc::c_int = 0;
     let none = std::ptr::null_mut::<libc::c_ulong>();
-    // SAFETY: the kernel writes the mode, and no nodes, for there is no room for them.
-    let failed = unsafe {
-        libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, none, 0_usize, address, OF_ADDRESS)
+    let mut ask = || {
+        // SAFETY: the kernel writes the mode, and no nodes, for there is no room for them.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_get_mempolicy,
+                &raw mut mode,
+                none,
+                0_usize,
+                address,
+                OF_ADDRESS,
+            )
+        };
+        // Which of the kernel's reasons it is does not matter.
+        if failed == 0 { Ok(()) } else { Err(Errno::FAULT) }
     };
-    failed == 0 && mode != libc::MPOL_DEFAULT
+    let page = Range { start: address, len: PAGE_BYTES };
+    faults::call(Call::Policy, page, &mut ask).is_ok() && mode != libc::MPOL_DEFAULT
 }
 
 /// Whether all of a range of this process is mapped, by whomever. Does not allocate.
 #[must_use]
+#[cfg_attr(feature = "faults", track_caller)]
 pub fn is_mapped(range: Range) -> bool {
     // SAFETY: it writes back what a shared mapping of a file has, some time, which the kernel does anyway.
-    let told = unsafe { rustix::mm::msync(pointer(range), length(range), MsyncFlags::ASYNC) };
-    told.is_ok()
+    let tell = || unsafe { rustix::mm::msync(pointer(range), length(range), MsyncFlags::ASYNC) };
+    faults::call(Call::IsMapped, range, tell).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN, Reserved, unmap};
+    use crate::memory_map::{Over, PAGE_LEN, Reserved, unmap};
 
     #[test]
     fn memory_that_is_bound_to_a_node_has_a_policy() {

@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, ioctl, opcode};
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags};
 
+use crate::faults::{self, Call, NOWHERE};
 pub use crate::userfaultfd::Range;
 pub use rustix::mm::Advice;
 
@@ -66,14 +67,16 @@ impl Reserved {
     ///
     /// # Errors
     /// The kernel's; `EOVERFLOW` when there is no such length.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn new(len: u64) -> Result<Self, Errno> {
         let whole_len = len.checked_add(HUGE_PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
         let bytes = usize::try_from(whole_len).map_err(|_| Errno::OVERFLOW)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
-        let start =
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags) }?;
+        let start = faults::call(Call::Map, NOWHERE, || unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, protection, flags)
+        })?;
         let whole = Range { start: start.addr() as u64, len: whole_len };
         let used = Range { start: whole.start.next_multiple_of(HUGE_PAGE_BYTES), len };
         Ok(Self { whole, used })
@@ -92,6 +95,7 @@ impl Reserved {
     ///
     /// # Errors
     /// The kernel's.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn advise(&self, advice: Advice) -> Result<(), Errno> {
         // SAFETY: as the caller promises.
         unsafe { advise(self.used, advice) }
@@ -113,9 +117,19 @@ impl Drop for Reserved {
 ///
 /// # Errors
 /// The kernel's.
+#[cfg_attr(feature = "faults", track_caller)]
 pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
+    let kind = match advice {
+        Advice::LinuxDontNeed => Call::DontNeed,
+        Advice::LinuxPageOut => Call::PageOut,
+        Advice::LinuxPopulateRead => Call::PopulateRead,
+        Advice::LinuxPopulateWrite => Call::PopulateWrite,
+        _ => Call::Advise,
+    };
     // SAFETY: as the caller promises.
-    unsafe { rustix::mm::madvise(pointer(range), length(range), advice) }
+    faults::through(kind, range, |range| unsafe {
+        rustix::mm::madvise(pointer(range), length(range), advice)
+    })
 }
 
 /// Unmaps a range of this process.
@@ -125,9 +139,12 @@ pub unsafe fn advise(range: Range, advice: Advice) -> Result<(), Errno> {
 ///
 /// # Errors
 /// The kernel's.
+#[cfg_attr(feature = "faults", track_caller)]
 pub unsafe fn unmap(range: Range) -> Result<(), Errno> {
     // SAFETY: as the caller promises.
-    unsafe { rustix::mm::munmap(pointer(range), length(range)) }
+    faults::call(Call::Unmap, range, || unsafe {
+        rustix::mm::munmap(pointer(range), length(range))
+    })
 }
 
 /// How memory is mapped over addresses that are in use.
@@ -147,12 +164,13 @@ impl Over {
     ///
     /// # Errors
     /// The kernel's: nothing has changed then. `ENOMEM` also when the process has too many mappings.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_fresh(self) -> Result<(), Errno> {
         let flags = self.flags();
         // SAFETY: as the caller promises.
-        unsafe {
+        faults::over(Call::MapFresh, self.range, || unsafe {
             rustix::mm::mmap_anonymous(pointer(self.range), length(self.range), ACCESS, flags)
-        }?;
+        })?;
         Ok(())
     }
 
@@ -160,12 +178,13 @@ impl Over {
     ///
     /// # Errors
     /// The kernel's; `EEXIST` when something is there, and stays.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn map_fresh_into_hole(self) -> Result<(), Errno> {
         let flags = self.flags().difference(MapFlags::FIXED) | MapFlags::FIXED_NOREPLACE;
         // SAFETY: nothing that exists is mapped over.
-        unsafe {
+        faults::call(Call::MapIntoHole, self.range, || unsafe {
             rustix::mm::mmap_anonymous(pointer(self.range), length(self.range), ACCESS, flags)
-        }?;
+        })?;
         Ok(())
     }
 
@@ -176,12 +195,13 @@ impl Over {
     ///
     /// # Errors
     /// As for [`Self::map_fresh`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_copy(self, file: BorrowedFd<'_>, offset: u64) -> Result<(), Errno> {
         let flags = self.flags();
         // SAFETY: as the caller promises.
-        unsafe {
+        faults::over(Call::MapPool, self.range, || unsafe {
             rustix::mm::mmap(pointer(self.range), length(self.range), ACCESS, flags, file, offset)
-        }?;
+        })?;
         Ok(())
     }
 
@@ -205,14 +225,15 @@ impl Untouched {
     ///
     /// # Errors
     /// The kernel's; `EOVERFLOW` when there is no such length.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn new(len: u64, reserve: bool) -> Result<Self, Errno> {
         let whole_len = len.checked_add(2 * PAGE_BYTES).ok_or(Errno::OVERFLOW)?;
         let bytes = usize::try_from(whole_len).map_err(|_| Errno::OVERFLOW)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
-        let start = unsafe {
+        let start = faults::call(Call::Map, NOWHERE, || unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)
-        }?;
+        })?;
         let start = start.addr() as u64;
         let used = Range { start: start + PAGE_BYTES, len };
         let new = Self { whole: Range { start, len: whole_len }, used };
@@ -237,14 +258,15 @@ impl Untouched {
     ///
     /// # Errors
     /// The kernel's. `range` may be unmapped then: [`Over::map_fresh_into_hole`] tells.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_over(&self, range: Range) -> Result<(), Errno> {
         let bytes = length(range);
         // `MAYMOVE | FIXED` is what moving to an address is, `DONTUNMAP` leaves the mapping here.
         let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
         // SAFETY: as the caller promises.
-        unsafe {
+        faults::over(Call::Remap, range, || unsafe {
             rustix::mm::mremap_fixed(pointer(self.used), bytes, bytes, flags, pointer(range))
-        }?;
+        })?;
         Ok(())
     }
 }
@@ -331,8 +353,13 @@ impl Pagemap {
     ///
     /// # Errors
     /// When `/proc` is not there.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> std::io::Result<Self> {
-        File::open("/proc/self/pagemap").map(Self)
+        let open = || {
+            File::open("/proc/self/pagemap")
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        };
+        Ok(Self(faults::call(Call::OpenProc, NOWHERE, open)?))
     }
 
     /// Opens another process's, which may be looked into by whoever may trace it.
@@ -348,6 +375,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn private(&self, range: Range) -> Result<Vec<Private>, Errno> {
         self.present(range, PAGE_IS_FILE | PAGE_IS_PFNZERO)
     }
@@ -356,6 +384,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn readable(&self, range: Range) -> Result<Vec<Private>, Errno> {
         self.present(range, PAGE_IS_FILE)
     }
@@ -364,6 +393,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn of_file(&self, range: Range) -> Result<Vec<Range>, Errno> {
         let mut pages = Vec::new();
         self.each_of_file(range, |found| pages.push(found))?;
@@ -374,6 +404,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn of_file_around(&self, range: Range, address: u64) -> Result<Option<Range>, Errno> {
         let mut around = None;
         self.each_of_file(range, |found| {
@@ -383,6 +414,7 @@ impl Pagemap {
         Ok(around)
     }
 
+    #[cfg_attr(feature = "faults", track_caller)]
     fn each_of_file(&self, range: Range, mut each: impl FnMut(Range)) -> Result<(), Errno> {
         let wanted = ScanArg {
             category_mask: PAGE_IS_PRESENT | PAGE_IS_FILE,
@@ -392,6 +424,7 @@ impl Pagemap {
         self.scan(range, wanted, |found| each(found.range()))
     }
 
+    #[cfg_attr(feature = "faults", track_caller)]
     fn present(&self, range: Range, but_not: u64) -> Result<Vec<Private>, Errno> {
         let mut pages = Vec::new();
         let wanted = ScanArg {
@@ -411,6 +444,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// The kernel's; `ENOTTY` before Linux 6.7.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn populated(&self, range: Range) -> Result<u64, Errno> {
         self.count(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
     }
@@ -419,6 +453,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn first_populated(&self, range: Range) -> Result<Option<u64>, Errno> {
         let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
         let end = range.start + range.len;
@@ -446,6 +481,7 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn populated_set(&self, range: Range) -> Result<PageSet, Errno> {
         self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, 0)
     }
@@ -454,10 +490,12 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn of_file_set(&self, range: Range) -> Result<PageSet, Errno> {
         self.set(range, PAGE_IS_PRESENT, PAGE_IS_FILE)
     }
 
+    #[cfg_attr(feature = "faults", track_caller)]
     fn set(&self, range: Range, any_of: u64, all_of: u64) -> Result<PageSet, Errno> {
         let wanted = ScanArg {
             category_mask: all_of,
@@ -474,10 +512,12 @@ impl Pagemap {
     ///
     /// # Errors
     /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn huge(&self, range: Range) -> Result<u64, Errno> {
         self.count(range, PAGE_IS_HUGE)
     }
 
+    #[cfg_attr(feature = "faults", track_caller)]
     fn count(&self, range: Range, categories: u64) -> Result<u64, Errno> {
         let wanted = ScanArg {
             category_anyof_mask: categories,
@@ -490,6 +530,7 @@ impl Pagemap {
     }
 
     /// Hands over every run of pages of `range` that fits `wanted`.
+    #[cfg_attr(feature = "faults", track_caller)]
     fn scan(
         &self,
         range: Range,
@@ -514,13 +555,15 @@ impl Pagemap {
 
 impl Pagemap {
     /// Fills in what fits `arg`; answers how many entries it filled in.
+    #[cfg_attr(feature = "faults", track_caller)]
     fn ask(&self, arg: &mut ScanArg, found: &mut [Found]) -> Result<usize, Errno> {
         arg.size = size_of::<ScanArg>() as u64;
         arg.vec = found.as_mut_ptr().addr() as u64;
         arg.vec_len = found.len() as u64;
+        let part = Range { start: arg.start, len: arg.end - arg.start };
         // SAFETY: the structure is the one of this request, and `found` has the length it says.
-        let filled = unsafe { ioctl(&self.0, ScanRequest(arg)) }?;
-        Ok(filled.min(found.len()))
+        let ask = || unsafe { ioctl(&self.0, ScanRequest(arg)) };
+        Ok(faults::call(Call::Scan, part, ask)?.min(found.len()))
     }
 }
 

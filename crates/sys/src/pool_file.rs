@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
+use crate::faults::{self, Call, NOWHERE};
 use crate::memory_map::{Over, PAGE_BYTES, PAGE_LEN, Range};
 use crate::pool_maps::{self, FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
@@ -203,11 +204,15 @@ impl PoolView {
     ///
     /// # Errors
     /// The kernel's; `EINVAL`: there are no such slots.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn read(&self, first: u32, pages: &mut [u8]) -> Result<(), Errno> {
         let at = self.place(first, pages.len() as u64)?;
-        self.file
-            .read_exact_at(pages, at)
-            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        let read = || {
+            self.file
+                .read_exact_at(pages, at)
+                .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+        };
+        faults::call(Call::ReadPool, NOWHERE, read)
     }
 
     /// Maps slots over memory.
@@ -217,6 +222,7 @@ impl PoolView {
     ///
     /// # Errors
     /// The kernel's: nothing has changed then. `EINVAL`: there are no such slots.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_over(&self, first: u32, over: Over) -> Result<(), Errno> {
         let offset = self.place(first, over.range.len)?;
         // SAFETY: as the caller promises.

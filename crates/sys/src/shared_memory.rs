@@ -21,6 +21,8 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::faults::{self, Call, NOWHERE};
+
 const WORD_BYTES: usize = size_of::<u64>();
 /// `f_type` of tmpfs, where memfds without huge pages live.
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -93,16 +95,17 @@ impl SharedMemory {
     ) -> Result<(Self, OwnedFd), SharedMemoryError> {
         let length = length(words, bytes)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create(name, flags).map_err(failed("memfd_create"))?;
+        let fd = memfd("memfd_create", || rustix::fs::memfd_create(name, flags))?;
         // A memfd starts with mode 0777: whoever sees it in /proc could open it anew.
-        rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(failed("fchmod"))?;
-        rustix::fs::ftruncate(&fd, length as u64).map_err(failed("ftruncate"))?;
+        memfd("fchmod", || rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR))?;
+        memfd("ftruncate", || rustix::fs::ftruncate(&fd, length as u64))?;
         let memory = Self::map(fd.as_fd(), words, bytes, MapFlags::SHARED)?;
         // SAFETY: the range is our own fresh mapping; the advice concerns forked children only.
-        unsafe { rustix::mm::madvise(memory.start.as_ptr().cast(), length, Advice::LinuxDontFork) }
-            .map_err(failed("madvise"))?;
+        memfd("madvise", || unsafe {
+            rustix::mm::madvise(memory.start.as_ptr().cast(), length, Advice::LinuxDontFork)
+        })?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(failed("F_ADD_SEALS"))?;
+        memfd("F_ADD_SEALS", || rustix::fs::fcntl_add_seals(&fd, seals))?;
         Ok((memory, fd))
     }
 
@@ -125,9 +128,10 @@ impl SharedMemory {
         let length = length(words, bytes)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
-        let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0) };
-        let start = start.map_err(failed("mmap"))?.cast::<u8>();
+        let start = memfd("mmap", || unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0)
+        });
+        let start = start?.cast::<u8>();
         let start = NonNull::new(start).ok_or(SharedMemoryError::Length { words, bytes })?;
         Ok(Self { start, words, bytes, length })
     }
@@ -187,6 +191,14 @@ fn length(words: usize, bytes: usize) -> Result<usize, SharedMemoryError> {
         .ok_or(SharedMemoryError::Length { words, bytes })
 }
 
+/// One of the calls that make a memfd fit to be shared.
+fn memfd<T>(
+    name: &'static str,
+    call: impl FnOnce() -> Result<T, Errno>,
+) -> Result<T, SharedMemoryError> {
+    faults::call(Call::Memfd, NOWHERE, call).map_err(failed(name))
+}
+
 fn failed(call: &'static str) -> impl Fn(Errno) -> SharedMemoryError {
     move |errno| SharedMemoryError::Call { call, errno }
 }
@@ -197,7 +209,7 @@ mod tests {
 
     use super::*;
 
-    fn memfd(length: u64, flags: MemfdFlags) -> OwnedFd {
+    fn a_memfd(length: u64, flags: MemfdFlags) -> OwnedFd {
         let fd = rustix::fs::memfd_create("test", flags | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, length).unwrap();
         fd
@@ -238,7 +250,7 @@ mod tests {
 
     #[test]
     fn memory_that_can_shrink_is_refused() {
-        let fd = memfd(64, MemfdFlags::empty());
+        let fd = a_memfd(64, MemfdFlags::empty());
         let error = SharedMemory::open(fd.as_fd(), 8, 0).unwrap_err();
         assert_eq!(error.to_string(), "shared memory is not sealed against shrinking");
     }

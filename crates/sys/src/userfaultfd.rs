@@ -29,6 +29,8 @@ use rustix::io::Errno;
 use rustix::ioctl::{IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::UserfaultfdFlags;
 
+use crate::faults::{self, Call, NOWHERE};
+
 /// Where a process without `CAP_SYS_PTRACE` gets a full userfaultfd, if its owner lets it.
 const DEVICE: &str = "/dev/userfaultfd";
 
@@ -177,14 +179,14 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// When it is not permitted, or the kernel too old.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> Result<Self, OpenError> {
         // SAFETY: making the descriptor touches no memory; what it does later is marked `unsafe` below.
-        let made = unsafe { rustix::mm::userfaultfd(FLAGS) };
-        let fd = match made {
+        let make = || unsafe { rustix::mm::userfaultfd(FLAGS) };
+        let fd = match faults::call(Call::Open, NOWHERE, make) {
             Ok(fd) => fd,
-            Err(syscall) => {
-                from_device().map_err(|device| OpenError::NotPermitted { syscall, device })?
-            }
+            Err(syscall) => faults::call(Call::Open, NOWHERE, from_device)
+                .map_err(|device| OpenError::NotPermitted { syscall, device })?,
         };
         let mut uffd = Self { fd, can_replace: true };
         let features = match uffd.agree(FEATURES_TO_REPLACE) {
@@ -206,7 +208,7 @@ impl Userfaultfd {
     fn agree(&self, features: u64) -> Result<u64, Errno> {
         let mut arg = ApiArg { api: 0xAA, features, ioctls: 0 };
         // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<API, _>(&mut arg) }?;
+        faults::call(Call::Api, NOWHERE, || unsafe { self.ask::<API, _>(&mut arg) })?;
         Ok(arg.features)
     }
 
@@ -224,10 +226,13 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's: `EBUSY` when another userfaultfd has it, `EINVAL` when it cannot be registered.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn register(&self, range: Range) -> Result<(), Errno> {
-        let mut arg = RegisterArg { range, mode: MODE_MISSING, ioctls: 0 };
-        // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<REGISTER, _>(&mut arg) }
+        faults::through(Call::Register, range, |range| {
+            let mut arg = RegisterArg { range, mode: MODE_MISSING, ioctls: 0 };
+            // SAFETY: the structure is the one of this request.
+            unsafe { self.ask::<REGISTER, _>(&mut arg) }
+        })
     }
 
     /// Lets writes to `range` trap where it is [protected](Self::protect), and missing pages no more.
@@ -237,10 +242,13 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// As for [`Self::register`].
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn register_writes(&self, range: Range) -> Result<(), Errno> {
-        let mut arg = RegisterArg { range, mode: MODE_WRITES, ioctls: 0 };
-        // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<REGISTER, _>(&mut arg) }
+        faults::through(Call::RegisterWrites, range, |range| {
+            let mut arg = RegisterArg { range, mode: MODE_WRITES, ioctls: 0 };
+            // SAFETY: the structure is the one of this request.
+            unsafe { self.ask::<REGISTER, _>(&mut arg) }
+        })
     }
 
     /// Stops every write to `range`, also one for which the kernel would pin a page, until
@@ -251,10 +259,13 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's: a part may be protected then.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn protect(&self, range: Range) -> Result<(), Errno> {
-        let mut arg = ProtectArg { range, mode: PROTECT };
-        // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
+        faults::through(Call::Protect, range, |range| {
+            let mut arg = ProtectArg { range, mode: PROTECT };
+            // SAFETY: the structure is the one of this request.
+            unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
+        })
     }
 
     /// Lets writes to `range` go on, and wakes who waits.
@@ -264,10 +275,13 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn unprotect(&self, range: Range) -> Result<(), Errno> {
-        let mut arg = ProtectArg { range, mode: 0 };
-        // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
+        faults::through(Call::Unprotect, range, |range| {
+            let mut arg = ProtectArg { range, mode: 0 };
+            // SAFETY: the structure is the one of this request.
+            unsafe { self.ask::<WRITEPROTECT, _>(&mut arg) }
+        })
     }
 
     /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is none.
@@ -277,9 +291,12 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's.
-    pub unsafe fn unregister(&self, mut range: Range) -> Result<(), Errno> {
-        // SAFETY: the structure is the one of this request.
-        unsafe { self.ask::<UNREGISTER, _>(&mut range) }
+    #[cfg_attr(feature = "faults", track_caller)]
+    pub unsafe fn unregister(&self, range: Range) -> Result<(), Errno> {
+        faults::through(Call::Unregister, range, |mut range| {
+            // SAFETY: the structure is the one of this request.
+            unsafe { self.ask::<UNREGISTER, _>(&mut range) }
+        })
     }
 
     /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes. Nobody is
@@ -287,22 +304,28 @@ impl Userfaultfd {
     ///
     /// # Safety
     /// Whoever relies on the content at `src` must cope with its pages missing.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE | ALLOW_SRC_HOLES, done: 0 };
-        // SAFETY: the structure is the one of this request.
-        let result = unsafe { self.ask::<MOVE, _>(&mut arg) };
-        progress(result, arg.done, len)
+        faults::progress(Call::Move, Range { start: dst, len }, |Range { len, .. }| {
+            let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE | ALLOW_SRC_HOLES, done: 0 };
+            // SAFETY: the structure is the one of this request.
+            let result = unsafe { self.ask::<MOVE, _>(&mut arg) };
+            progress(result, arg.done, len)
+        })
     }
 
     /// Copies pages to where they are missing, in a registered range. Nobody is woken.
     ///
     /// # Safety
     /// `src` is readable, and its content is what belongs at `dst`.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE, done: 0 };
-        // SAFETY: the structure is the one of this request.
-        let result = unsafe { self.ask::<COPY, _>(&mut arg) };
-        progress(result, arg.done, len)
+        faults::progress(Call::Copy, Range { start: dst, len }, |Range { len, .. }| {
+            let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE, done: 0 };
+            // SAFETY: the structure is the one of this request.
+            let result = unsafe { self.ask::<COPY, _>(&mut arg) };
+            progress(result, arg.done, len)
+        })
     }
 
     /// Maps the page of zeros where pages are missing, in a registered range, up to the first that is
@@ -310,20 +333,26 @@ impl Userfaultfd {
     ///
     /// # Safety
     /// Nothing but zeros belongs there.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn zero_pages(&self, range: Range) -> Progress {
-        let mut arg = ZeroArg { range, mode: DONT_WAKE, done: 0 };
-        // SAFETY: the structure is the one of this request.
-        let result = unsafe { self.ask::<ZEROPAGE, _>(&mut arg) };
-        progress(result, arg.done, range.len)
+        faults::progress(Call::Zero, range, |range| {
+            let mut arg = ZeroArg { range, mode: DONT_WAKE, done: 0 };
+            // SAFETY: the structure is the one of this request.
+            let result = unsafe { self.ask::<ZEROPAGE, _>(&mut arg) };
+            progress(result, arg.done, range.len)
+        })
     }
 
     /// Wakes who waits for a page of `range`: they look again.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn wake(&self, mut range: Range) -> Result<(), Errno> {
-        // SAFETY: the structure is the one of this request; a thread that is woken too early traps again.
-        unsafe { self.ask::<WAKE, _>(&mut range) }
+    #[cfg_attr(feature = "faults", track_caller)]
+    pub fn wake(&self, range: Range) -> Result<(), Errno> {
+        faults::through(Call::Wake, range, |mut range| {
+            // SAFETY: the structure is the one of this request; a thread that is woken too early traps again.
+            unsafe { self.ask::<WAKE, _>(&mut range) }
+        })
     }
 
     /// Fills in the touches since the last call; answers how many. Who waits for a mapping to be moved goes on. Does
@@ -331,9 +360,11 @@ impl Userfaultfd {
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` when there are none.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn read_faults(&self, faults: &mut [Fault; MAX_FAULTS]) -> Result<usize, Errno> {
         let mut bytes = [0_u8; MAX_FAULTS * size_of::<Message>()];
-        let read = rustix::io::read(&self.fd, &mut bytes)?;
+        let read = || rustix::io::read(&self.fd, &mut bytes);
+        let read = faults::call(Call::ReadFaults, NOWHERE, read)?;
         let mut count = 0;
         for message in bytes[..read].chunks_exact(size_of::<Message>()) {
             let field = |at: usize| {
@@ -355,9 +386,11 @@ impl Userfaultfd {
 
     /// Waits until there is something to be read, `timeout` at most; answers whether there is: faults, or a mapping that is
     /// being moved. Does not allocate.
+    #[cfg_attr(feature = "faults", track_caller)]
     pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
-        poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
+        let polled = faults::call(Call::Poll, NOWHERE, || poll(&mut fds, timeout));
+        polled.is_ok_and(|ready| ready > 0)
     }
 
     /// # Safety

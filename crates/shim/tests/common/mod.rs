@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,6 +35,9 @@ pub(crate) struct StandIn {
     _alone: MutexGuard<'static, ()>,
 }
 
+/// Longer than the shim tries anything, on a busy machine: who has not answered by then hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// One at a time: a fault that waits for a busy machine looks like one that waits for a broken shim.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -46,12 +49,18 @@ impl StandIn {
 
     /// As another user.
     pub(crate) fn run_by(uid: Option<u32>) -> Self {
+        Self::start(|command| {
+            if let Some(uid) = uid {
+                command.uid(uid);
+            }
+        })
+    }
+
+    /// With more said about how it is to run.
+    pub(crate) fn start(more: impl FnOnce(&mut Command)) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut command = Command::new(env!("CARGO_BIN_EXE_overbook-shim-stand-in"));
         command.env("LD_PRELOAD", shim()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid);
-        }
         let go_first = || {
             // A fault that waits for a busy machine looks like one that waits for a broken shim, and the shim gives
             // everything back. Whoever may not have that tests on a calm machine.
@@ -60,6 +69,7 @@ impl StandIn {
         };
         // SAFETY: a system call, which is allowed after a fork.
         unsafe { command.pre_exec(go_first) };
+        more(&mut command);
         let mut child = command.spawn().unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
@@ -107,11 +117,25 @@ impl StandIn {
 
     pub(crate) fn finish(&mut self) -> Result<String, String> {
         let mut line = String::new();
+        assert!(self.has_answer_within(PATIENCE), "no answer: it hangs");
         self.answers.read_line(&mut line).unwrap();
         match line.trim_end_matches('\n').split_once(' ') {
             Some(("ok", words)) => Ok(words.to_owned()),
             _ => Err(line),
         }
+    }
+
+    /// Whether an answer has come, or it has ended.
+    pub(crate) fn has_answer_within(&self, most: Duration) -> bool {
+        let timeout = rustix::event::Timespec::try_from(most).unwrap();
+        let stdout = self.answers.get_ref();
+        let mut fds = [rustix::event::PollFd::new(stdout, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
+    }
+
+    /// How it has ended, if it has.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// The command succeeds.
