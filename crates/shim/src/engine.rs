@@ -637,3 +637,22 @@ impl Drop for Remapping {
         engine.holds.remapping = engine.holds.remapping.saturating_sub(1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_while_qemu_changes_its_mappings_does_not_forbid_tracking_for_ever() {
+        let range = Range { start: 1 << 40, len: 64 << 20 };
+        lock().ram.mapped(range, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let panics = std::panic::catch_unwind(|| {
+            let _remapping = before_growing(range).expect("it is a candidate");
+            assert_eq!(lock().hold(), Some(GiveBack::RegionsChanged.words()));
+            panic!("on purpose");
+        });
+        assert!(panics.is_err());
+        assert_eq!(lock().holds.remapping, 0);
+        lock().ram.unmapped(range);
+    }
+}

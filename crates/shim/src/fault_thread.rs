@@ -89,3 +89,23 @@ pub(crate) fn waiting_since() -> Option<Nanos> {
 pub(crate) fn faults_read() -> u64 {
     READ.load(Ordering::Relaxed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_that_read_at_once_do_not_clear_each_others_mark() {
+        assert_eq!(waiting_since(), None);
+        has_read(Reader::Remapper, 1);
+        let first = waiting_since();
+        assert!(first.is_some());
+        has_read(Reader::Server, 2);
+        has_none(Reader::Server);
+        assert_eq!(waiting_since(), first, "what the other one has read still waits");
+        has_read(Reader::Remapper, 1);
+        assert_eq!(waiting_since(), first, "the oldest counts");
+        has_none(Reader::Remapper);
+        assert_eq!(waiting_since(), None);
+    }
+}

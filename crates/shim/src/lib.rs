@@ -8,6 +8,13 @@
 //! guest ever waits for another process. The shim stands before a few functions of the C library to see
 //! guest RAM come, change and go; everything else it is told by a worker over a socket (`protocol`).
 //!
+//! # Where a page is
+//!
+//! Each page of guest RAM is home, staged, aside, shared or freed. [`transitions`] has the table of these states and of
+//! every step between them: who may take it, and how the page tables are asked afterwards whether it was taken. A model
+//! of two actors over two pages is run through every interleaving of them there. The rules below say what must hold
+//! around the steps.
+//!
 //! # The rules that make staging safe
 //!
 //! While a page is staged, guest RAM has a hole there: without a handler the kernel would fill it with
@@ -17,15 +24,15 @@
 //!    `close`, `close_range` and `dup2` (`descriptors`); our threads block all signals (`threads`); a forked
 //!    child has neither guest RAM nor staging (`MADV_DONTFORK`) and does nothing.
 //! 2. Everything is back before a range is unregistered, unmapped, locked, or registered by QEMU itself
-//!    (`engine::give_back`, called from `interpose`).
-//! 3. One lock for page states, moves, zeros and discards (`engine`). "Staged" is set before a page moves out
-//!    and cleared after it is back.
+//!    (`engine::give_back`, called from `interpose`), and the page tables say so before staging is unmapped.
+//! 3. One lock for page states, moves, zeros and discards (`engine`). Nobody holds it for longer than a turn, or one call
+//!    of the kernel's; for how long is counted. "Staged" is set before a page moves out and cleared when it is back.
 //! 4. The handler touches no guest RAM that could trap, allocates nothing and logs nothing (`fault_thread`, `tracker::serve`).
 //! 5. Staging has guest RAM's protection, and its advice about forks, core dumps and huge pages (`ram`).
 //! 6. A watchdog gives everything back when the worker is gone or silent for 2 s, the fuse blows, or a fault
-//!    is older than 100 ms; it serves faults itself if the handler has stopped (`watchdog`).
-//! 7. A page that will not move back is tried again, then copied, and after 10 s QEMU is ended: never zeros
-//!    in its place (`moves::give`). Zeros are put only where nothing came back.
+//!    is older than 100 ms; it serves faults itself if the handler has stopped, and it waits for no lock (`watchdog`).
+//! 7. A page that will not move back is tried again by each touch and by the watchdog, then copied, and after 10 s QEMU is
+//!    ended: never zeros in its place. Zeros are put only where staging holds nothing.
 //! 8. A discard drops the staged copy too, under the same lock (`freed`).
 //!
 //! # The rules that make sharing safe
@@ -33,8 +40,9 @@
 //! While a page is merged, its place is mapped from the group's pool, copy-on-write: whoever dies, the kernel keeps
 //! it right without us. What remains is ours:
 //!
-//! 9. A page is compared while it is aside, where nobody can write to it; what is not equal goes back before
-//!    the lock is given up (`merge::Aside`). Nothing is merged while a disk may read into pages without pinning them (`disks`).
+//! 9. A page is compared while it is aside, where nobody can write to it, in a buffer that was empty before; what is not
+//!    equal goes back before the next turn (`engine::settle`). Nothing is merged while a disk may read into pages without
+//!    pinning them: QEMU gets a file for direct I/O only after the turn that is under way (`disks`).
 //! 10. A discard of a merged page would show the pool's content again: fresh memory is mapped there, under
 //!     the same lock (`freed`).
 //! 11. A merged page is never filled with zeros, moved out or merged again: to `UFFDIO_ZEROPAGE` it may look
@@ -78,7 +86,9 @@
 //! | `merge` | equal pages: aside, compared, replaced |
 //! | `cuts` | merged pages that become plain again: at a write, or all; mappings that meet again |
 //! | `unshare` | how a page is replaced so that nobody notices |
-//! | `tracker`, `granules`, `moves`, `hot_set`, `nursery` | granules: out, back, where, FIFO, holes |
+//! | `transitions` | where a page is, and every step from one place to another |
+//! | `tracker`, `granules`, `nursery` | granules: out, back, where they are, holes |
+//! | `hot_set` | what only experiments have |
 //! | `fault_thread`, `remapping`, `watchdog`, `control` | our four threads |
 //! | `bench` | what a trap costs |
 //! | `channel` | the memory that the worker reads |

@@ -294,4 +294,72 @@ mod tests {
         let waited = turns_during_50_waits(work_on_a_request, |turns| drop(turns.lock_for_fault()));
         assert!(waited < 1000, "{waited}");
     }
+
+    /// Has the calling thread run on the first CPU only, before all others by `priority`; `false`: it may not.
+    fn run_first(priority: i32) -> bool {
+        // SAFETY: sets of CPUs and parameters of ours.
+        unsafe {
+            let mut cpus: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(0, &mut cpus);
+            let param = libc::sched_param { sched_priority: priority };
+            let policy = if priority > 0 { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const cpus) == 0
+                && libc::sched_setscheduler(0, policy, &raw const param) == 0
+        }
+    }
+
+    #[test]
+    fn who_waits_lends_its_priority_to_who_holds_the_lock() {
+        let turns = Turns::new(());
+        let [is_held, is_busy, is_over] = [const { AtomicBool::new(false) }; 3];
+        let wait_for = |flag: &AtomicBool| {
+            while !flag.load(Ordering::Acquire) {
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(run_first(0));
+                let _turn = turns.lock();
+                is_held.store(true, Ordering::Release);
+                wait_for(&is_busy);
+                // Without a higher priority than the one in the middle it does not come so far.
+            });
+            wait_for(&is_held);
+            let waiter = scope.spawn(|| {
+                let may = run_first(2);
+                scope.spawn(|| {
+                    let until = now().after(Duration::from_secs(20));
+                    let may = run_first(1);
+                    is_busy.store(true, Ordering::Release);
+                    while may && !is_over.load(Ordering::Acquire) && now() < until {
+                        std::hint::spin_loop();
+                    }
+                });
+                wait_for(&is_busy);
+                let began = now();
+                drop(turns.lock_for_fault());
+                is_over.store(true, Ordering::Release);
+                may.then(|| now().since(began))
+            });
+            match waiter.join().expect("the waiter") {
+                // The kernel leaves a twentieth to ordinary threads, after most of a second.
+                Some(waited) => assert!(waited < Duration::from_millis(800), "{waited:?}"),
+                None => eprintln!("not tested: this user may not set priorities"),
+            }
+        });
+    }
+
+    #[test]
+    fn who_cannot_have_the_lock_in_time_is_told() {
+        let turns = Turns::new(());
+        let turn = turns.lock();
+        thread::scope(|scope| {
+            let refused = scope.spawn(|| turns.lock_within(Duration::from_millis(20)).is_none());
+            assert!(refused.join().expect("the other"));
+        });
+        drop(turn);
+        assert!(turns.lock_within(Duration::from_millis(20)).is_some());
+        assert!(turns.longest().hold.load(Ordering::Relaxed) >= 20_000_000);
+    }
 }

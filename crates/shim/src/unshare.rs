@@ -107,10 +107,11 @@ pub(crate) unsafe fn unwritten_around(
 pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
     // SAFETY: as said.
     if unsafe { uffd.unprotect(merged) }.is_err() {
-        // A part is not registered, and the kernel stops there.
+        // A part is not registered, and the kernel stops there. What it refuses for another reason traps no more.
         for start in (merged.start..end(merged)).step_by(PAGE_LEN) {
-            // SAFETY: as said.
-            let _ = unsafe { uffd.unprotect(Range { start, len: PAGE_BYTES }) };
+            let page = Range { start, len: PAGE_BYTES };
+            // SAFETY: as said; every page is in its place.
+            let _ = unsafe { uffd.unprotect(page).or_else(|_| uffd.unregister(page)) };
         }
         // It fails only for what is no longer mapped, where nobody waits.
         let _ = uffd.wake(merged);

@@ -16,7 +16,13 @@ pub(crate) struct Prepared {
 }
 
 pub(crate) fn prepared(pages: u32) -> Prepared {
-    let stand_in = StandIn::with_ram(MIB);
+    prepared_in(StandIn::new(), pages)
+}
+
+/// The same of a stand-in that has no memory yet.
+pub(crate) fn prepared_in(mut stand_in: StandIn, pages: u32) -> Prepared {
+    stand_in.expect(&format!("plug {MIB}"));
+    stand_in.expect("fill 0 1");
     let worker = Worker::meet(&stand_in);
     let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
     for page in 0..pages {

@@ -279,11 +279,12 @@ impl Slot {
         if at < first || at - first >= self.times.load(Ordering::Relaxed) {
             return None;
         }
-        let errno = Errno::from_raw_os_error(self.errno.load(Ordering::Relaxed));
+        // A hold has none.
+        let errno = || Errno::from_raw_os_error(self.errno.load(Ordering::Relaxed));
         let how = match self.how.load(Ordering::Relaxed) {
-            REFUSE => How::Refuse(errno),
-            PART => How::Part { pages: self.pages.load(Ordering::Relaxed), errno },
-            DENY => How::Deny(errno),
+            REFUSE => How::Refuse(errno()),
+            PART => How::Part { pages: self.pages.load(Ordering::Relaxed), errno: errno() },
+            DENY => How::Deny(errno()),
             HOLD_BEFORE => How::HoldBefore,
             _ => How::HoldAfter,
         };
