@@ -25,7 +25,7 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 test: lint unit e2e docs audit ## Everything that CI runs
 
 build: guest ## The binaries, optimised
-	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-tracer
+	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
 
 # Static, so that it runs in a guest that holds nothing else.
 guest: ## The workload program that runs inside lab guests

@@ -21,6 +21,10 @@ fn no_byte_is_lost_and_nothing_hangs_whatever_a_worker_does() {
     assert_eq!(deeds.complaints, Vec::<String>::new());
     assert_eq!(outcome.report.bad_bytes, 0, "{}", outcome.words);
     assert_eq!(outcome.left, Bytes::ZERO, "memory is left in staging");
+    match &outcome.report.kvm_obstacle {
+        None => assert!(outcome.report.done("kvm_access") > 1_000, "{:?}", outcome.report),
+        Some(why) => eprintln!("SKIPPED: vCPUs under KVM: {why}"),
+    }
     // It was no walk in the park.
     assert!(outcome.toll.kills > 0 && outcome.report.operations_done() > 100_000, "{outcome:?}");
     assert!(deeds.total(|counters| counters.traps) > 1_000, "{deeds:?}");

@@ -1,8 +1,11 @@
 //! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim ([`crate::stress`]).
 //!
-//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed. Then ten
+//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed, and whose guests KVM runs; a
+//! swap file takes what is paged out. Then ten
 //! with real guests that verify their memory and their disk, which QEMU reads past the host's page cache,
 //! by threads and by the kernel's own asynchronous input, while their balloons go up and down.
+//!
+//! Either part lasts half of the minutes that are asked for: `--minutes 120` is an hour each.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +18,7 @@ use crate::lab::{Lab, LabError};
 use crate::machine::{Direct, MachineSpec};
 use crate::random::Random;
 use crate::stress::{self, Outcome, Toll};
+use crate::swap_file::{SwapFile, Swapped};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-stress",
@@ -24,6 +28,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const USUAL_MINUTES: u32 = 20;
 const STAND_IN_MIB: u64 = 160;
+/// Room for all of the stand-in's RAM.
+const SWAP: Bytes = Bytes::mib(512);
 const MEMORY: Bytes = Bytes::mib(224);
 const LEAST_MEMORY: Bytes = Bytes::mib(176);
 const WORKLOAD: &str = "verify --mb 64 --disk /dev/data --disk-mb 64";
@@ -35,23 +41,33 @@ const FILL_LIMIT: Duration = Duration::from_secs(120);
 fn run(context: &Context) -> Result<Figures, LabError> {
     let half = Duration::from_secs(30) * context.minutes.unwrap_or(USUAL_MINUTES);
     context.say("Half of the time with a stand-in for QEMU ...");
-    let outcome = torment_stand_in(context, half)?;
+    let (outcome, swapped_mib) = torment_stand_in(context, half)?;
     context.say("The other half with real guests ...");
     let guests = torment_guests(context, half)?;
 
     let mut figures = context.figures(SCENARIO.name, 1);
-    add_stand_in(&mut figures, &outcome);
+    add_stand_in(&mut figures, &outcome, swapped_mib);
     add_guests(&mut figures, &guests);
     Ok(figures)
 }
 
-/// In a lab without guests, which holds the directory and sweeps it.
-fn torment_stand_in(context: &Context, duration: Duration) -> Result<Outcome, LabError> {
+/// In a lab without guests, which holds the directory and sweeps it; also how much was swapped out meanwhile, `None`
+/// without a swap file.
+fn torment_stand_in(
+    context: &Context,
+    duration: Duration,
+) -> Result<(Outcome, Option<f64>), LabError> {
     let mut lab = Lab::start(&context.dir, &context.provisions, &[])?;
     let dir = lab.dir().join("disks");
+    let swap = SwapFile::new(&context.dir, SWAP);
+    if let Err(error) = &swap {
+        context.say(&format!("skipped: paging out to swap: {error}"));
+    }
+    let before = Swapped::read()?;
     let outcome = stress::stand_in(&dir, context.seed, STAND_IN_MIB, duration)?;
+    let swapped = Swapped::read()?.since(before);
     lab.stop()?;
-    Ok(outcome)
+    Ok((outcome, swap.is_ok().then_some(swapped.out_mib)))
 }
 
 /// What came of the guests.
@@ -134,7 +150,7 @@ fn move_balloons(
     Ok(())
 }
 
-fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {
+fn add_stand_in(figures: &mut Figures, outcome: &Outcome, swapped_mib: Option<f64>) {
     let Outcome { report, words, toll, left } = outcome;
     if !words.is_empty() {
         figures.preface = format!("The stand-in said:\n{words}\n");
@@ -144,6 +160,25 @@ fn add_stand_in(figures: &mut Figures, outcome: &Outcome) {
     figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes in the stand-in").target(none));
     let operations = count(report.operations_done());
     figures.add("operations", Figure::new(operations, "count", "of the stand-in, each checked"));
+    let accesses = count(report.done("kvm_access"));
+    let figure = match &report.kvm_obstacle {
+        None => {
+            let rounds = report.done("kvm_round");
+            let note = format!(
+                "pages that guests under KVM checked, or checked and wrote, in {rounds} rounds"
+            );
+            Figure::new(accesses, "count", note).target(Target::AtLeast(1.0))
+        }
+        Some(why) => Figure::new(accesses, "count", format!("skipped: vCPUs under KVM: {why}")),
+    };
+    figures.add("kvm_accesses", figure);
+    let figure = match swapped_mib {
+        Some(mib) => {
+            Figure::new(mib, "MiB", "paged out to swap by the host").target(Target::AtLeast(1.0))
+        }
+        None => Figure::new(0.0, "MiB", "skipped: no swap file could be made"),
+    };
+    figures.add("swapped_out", figure);
     let (kind, longest) = report.longest();
     let stall_ms = longest.as_secs_f64() * 1000.0;
     figures.add(
@@ -199,6 +234,7 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
     add("merged", Figure::new(merged, "pages", "put into a pool").target(some));
     let unshared = sum(&|toll| toll.deeds.unshared);
     add("unshared", Figure::new(unshared, "pages", "given copies again").target(some));
+    add("taken", Figure::new(sum(&|toll| toll.deeds.taken), "pages", "of what was handed over"));
     let discarded = sum(&|toll| toll.deeds.total(|counters| counters.discarded));
     add("discarded", Figure::new(discarded, "pages", "discarded while out of reach"));
     add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));

@@ -18,6 +18,8 @@ pub struct Deeds {
     pub merged: u64,
     /// Pages that it was to unshare, and that were merged then.
     pub unshared: u64,
+    /// Freed pages that it was to take, and took.
+    pub taken: u64,
     /// Releases, after each of which nothing was staged.
     pub releases: u64,
     /// Connections.
@@ -93,6 +95,7 @@ impl Deeds {
         self.revoked += other.revoked;
         self.merged += other.merged;
         self.unshared += other.unshared;
+        self.taken += other.taken;
         self.releases += other.releases;
         self.connections += other.connections;
         self.disconnects += other.disconnects;

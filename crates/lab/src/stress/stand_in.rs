@@ -31,6 +31,8 @@ pub struct Report {
     pub stuck_us: u64,
     /// For what.
     pub stuck_in: String,
+    /// Why KVM runs none of its vCPUs; `None` where it does.
+    pub kvm_obstacle: Option<String>,
     /// What was done, by kind.
     pub operations: BTreeMap<String, Operation>,
 }
@@ -49,6 +51,12 @@ impl Report {
     #[must_use]
     pub fn operations_done(&self) -> u64 {
         self.operations.values().map(|operation| operation.done).sum()
+    }
+
+    /// How many operations of one kind.
+    #[must_use]
+    pub fn done(&self, kind: &str) -> u64 {
+        self.operations.get(kind).map_or(0, |operation| operation.done)
     }
 
     /// The kind of operation that took longest, and how long.

@@ -2,8 +2,8 @@
 //!
 //! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at any
 //! instant, in the middle of a message or of a release. Its life is drawn from a seed: it tracks with every
-//! mode and size of granule, revokes in bursts, merges and unshares, floods the socket without reading, sends garbage, falls
-//! silent, hangs up, comes back. Each answer is held against what it may be.
+//! mode and size of granule, revokes in bursts, merges and unshares, has freed memory handed over and takes it, floods the
+//! socket without reading, sends garbage, falls silent, hangs up, comes back. Each answer is held against what it may be.
 //!
 //! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a question
 //! unanswered for ten seconds, except by closing the connection. Whether guest memory survived is for
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use protocol::ring::Consumer;
 use protocol::{
-    Answer, MAX_PACKET, MAX_REVOKE, MAX_UNSHARE, Refusal, Request, State, Tracking, VERSION,
+    Answer, MAX_PACKET, MAX_REVOKE, MAX_TAKE_PAGES, MAX_UNSHARE, Pages, Refusal, Request, State,
+    Tracking, VERSION,
 };
 use sys::seqpacket::SeqpacketError;
 
@@ -28,6 +29,8 @@ use crate::random::Random;
 const TELL: Duration = Duration::from_millis(100);
 /// QEMU may need its memory for itself for as long.
 const TRACK_TRIES: u32 = 100;
+/// Most runs of a take.
+const TAKEN: u32 = 8;
 /// Longer than a shim bears silence.
 const SILENCE_MS: (u64, u64) = (2_300, 2_900);
 
@@ -75,6 +78,8 @@ enum Whim {
     ReadRing,
     Merge,
     Unshare,
+    HandOver,
+    Take,
     OtherMode,
     OtherGranule,
     Release,
@@ -88,13 +93,15 @@ enum Whim {
 }
 
 /// Each whim's share, of a thousand.
-const WHIMS: [(u64, Whim); 16] = [
-    (230, Whim::Revoke),
+const WHIMS: [(u64, Whim); 18] = [
+    (220, Whim::Revoke),
     (80, Whim::Burst),
-    (120, Whim::Status),
-    (110, Whim::ReadRing),
+    (100, Whim::Status),
+    (80, Whim::ReadRing),
     (50, Whim::Merge),
     (50, Whim::Unshare),
+    (20, Whim::HandOver),
+    (40, Whim::Take),
     (70, Whim::OtherMode),
     (60, Whim::OtherGranule),
     (60, Whim::Release),
@@ -122,6 +129,7 @@ impl Tormentor {
         let mut ring = link.shared().map(|shared| Consumer::new(shared.ring()));
         let mut tracking = self.any_tracking();
         self.track(&mut link, tracking)?;
+        self.hand_over(&mut link)?;
         while self.has_time() {
             self.note(&link);
             match self.next_whim() {
@@ -134,6 +142,8 @@ impl Tormentor {
                 Whim::ReadRing => self.read_ring(&link, &mut ring, &tracking),
                 Whim::Merge => self.merge(&mut link)?,
                 Whim::Unshare => self.unshare(&mut link)?,
+                Whim::HandOver => self.hand_over(&mut link)?,
+                Whim::Take => self.take(&mut link)?,
                 Whim::OtherMode => {
                     let granule_pages = tracking.granule_pages;
                     tracking = Tracking { granule_pages, ..self.any_tracking() };
@@ -309,6 +319,34 @@ impl Tormentor {
                 Answer::Refused(Refusal::Kernel { .. } | Refusal::NotMerging { .. }) => {}
                 other => return Err(LinkError::unexpected(&told(&request), &other)),
             }
+        }
+        Ok(())
+    }
+
+    /// Has what the guest frees handed over, more often than not.
+    fn hand_over(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let request = Request::HandOver { lazily: self.random.between(1, 4) > 1 };
+        match self.ask(link, &request)? {
+            Answer::Done { .. } => Ok(()),
+            other => Err(LinkError::unexpected(&told(&request), &other)),
+        }
+    }
+
+    /// Takes what was handed over of some pages, or leaves it to the guest.
+    fn take(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let most = u64::from(MAX_TAKE_PAGES / TAKEN);
+        let any = |_| {
+            let (page, pages) = any_pages(&mut self.random, &link.regions, most)?;
+            Some(Pages { page, pages })
+        };
+        let runs: Vec<Pages> = (0..TAKEN).filter_map(any).collect();
+        let is_taken = self.random.between(1, 4) > 1;
+        let request = if is_taken { Request::Take { runs } } else { Request::Keep { runs } };
+        match self.ask(link, &request)? {
+            Answer::Taken(taken) if is_taken => self.deeds.taken += u64::from(taken.taken),
+            Answer::Done { .. } if !is_taken => {}
+            Answer::Refused(Refusal::NotTaking { .. } | Refusal::Kernel { .. }) => {}
+            other => return Err(LinkError::unexpected(&told(&request), &other)),
         }
         Ok(())
     }

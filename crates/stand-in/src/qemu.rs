@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::crew::Hand;
+use crate::crew::{Hand, Shared};
 use crate::watch::Kind;
 
 /// Most pages of a discard: free-page reports come in huge pages, balloons in pages.
@@ -26,7 +26,9 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
             if hand.rng.chance(30) {
                 run.check(hand.shared, "a look before a discard");
             }
-            let result = hand.time(Kind::Discard, || Some(run.held.discard(run.first, &run.pages)));
+            let is_report = hand.rng.chance(60);
+            let result = hand
+                .time(Kind::Discard, || Some(run.held.discard(run.first, &run.pages, is_report)));
             result.transpose()?;
             if hand.rng.chance(60) {
                 run.check(hand.shared, "a look after a discard");
@@ -38,14 +40,17 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
     }
 }
 
-/// Plugs and unplugs the RAM of all slots but the first until the end.
+/// Plugs and unplugs the RAM of all slots but the first until the end; machines forget the first and know it again.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn plug(hand: &mut Hand<'_>) -> io::Result<()> {
     while hand.rest(Duration::from_secs(3)) {
-        let slot = 1 + hand.rng.below(hand.shared.slots.len() - 1);
-        let result = hand.time(Kind::Plug, || Some(hand.shared.slots[slot].replug()));
+        let Shared { slots, machines, .. } = hand.shared;
+        let slot = hand.rng.below(slots.len());
+        let result = hand.time(Kind::Plug, || {
+            Some(if slot == 0 { slots[0].remap(machines) } else { slots[slot].replug(machines) })
+        });
         result.transpose()?;
     }
     Ok(())

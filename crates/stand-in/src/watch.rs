@@ -29,9 +29,12 @@ pub(crate) enum Kind {
     Fork,
     Plug,
     Register,
+    PageOut,
+    KvmRound,
+    KvmAccess,
 }
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 16] = [
     "modify",
     "rewrite",
     "check",
@@ -45,6 +48,9 @@ const NAMES: [&str; 13] = [
     "fork",
     "plug",
     "register",
+    "page_out",
+    "kvm_round",
+    "kvm_access",
 ];
 
 #[derive(Debug, Default)]
@@ -104,6 +110,11 @@ impl Watch {
             tally.done.fetch_add(1, Relaxed);
         }
         result
+    }
+
+    /// Counts what was done as a part of something else.
+    pub(crate) fn count(&self, kind: Kind, number: usize) {
+        self.tallies[kind as usize].done.fetch_add(number as u64, Relaxed);
     }
 
     /// Notes wrong bytes; tells the first of them.

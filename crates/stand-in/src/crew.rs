@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::kvm::Kicks;
+use crate::machine::Machine;
 use crate::page::{Content, Owned};
 use crate::ram::{Held, Slot};
 use crate::rng::Rng;
@@ -13,6 +15,10 @@ use crate::watch::{Kind, Watch};
 pub(crate) struct Shared {
     /// Guest RAM.
     pub(crate) slots: Vec<Slot>,
+    /// Whose guest RAM it is; none where KVM does not run them.
+    pub(crate) machines: Vec<Machine>,
+    /// The threads that run their vCPUs.
+    pub(crate) kicks: Kicks,
     /// The figures.
     pub(crate) watch: Watch,
     ids: AtomicU64,
@@ -21,14 +27,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// RAM in these slots, `threads` to come.
-    pub(crate) fn new(slots: Vec<Slot>, threads: usize) -> Self {
+    pub(crate) fn new(slots: Vec<Slot>, machines: Vec<Machine>, threads: usize) -> Self {
         let (ids, stop) = (AtomicU64::new(1), AtomicBool::new(false));
-        Self { slots, watch: Watch::new(threads), ids, stop }
+        Self { slots, machines, kicks: Kicks::new(), watch: Watch::new(threads), ids, stop }
     }
 
     /// Content that there never was before.
     pub(crate) fn fresh(&self) -> Content {
-        Content { id: self.ids.fetch_add(1, Ordering::Relaxed), count: 0 }
+        Content { id: self.ids.fetch_add(1, Ordering::Relaxed), ..Content::ZERO }
     }
 
     /// Asks all threads to end.
@@ -143,6 +149,18 @@ impl Run<'_> {
             is_harmed |= shared.check(during, &self.held, page, owned);
         }
         is_harmed
+    }
+
+    /// Writes anew what may become zeros by itself: afterwards it is known what the run holds.
+    pub(crate) fn settle(&self, shared: &Shared) {
+        for (page, owned) in (self.first..).zip(&self.pages) {
+            if owned.content().is_freed {
+                shared.check("a look at what was freed", &self.held, page, owned);
+                let content = shared.fresh();
+                content.fill(self.held.words(page));
+                owned.set(content);
+            }
+        }
     }
 
     /// Where the first one stands, and how many bytes there are.

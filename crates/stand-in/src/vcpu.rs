@@ -1,4 +1,4 @@
-//! What a guest's processors do: read and write memory, with a working set that moves.
+//! What a guest's processors do under emulation: read and write memory, with a working set that moves.
 //!
 //! Three accesses of five go to a window of a few megabytes, which jumps now and then, so that there is
 //! something hot and something cold; the others go anywhere. Readers look at pages while others own them.
@@ -6,8 +6,8 @@
 use std::io;
 use std::time::Duration;
 
-use crate::crew::Hand;
-use crate::page::PAGE;
+use crate::crew::{Hand, Shared};
+use crate::page::{Owned, PAGE};
 use crate::ram::Held;
 use crate::watch::Kind;
 
@@ -66,6 +66,8 @@ fn access(hand: &mut Hand<'_>, window: usize) {
         let owned = held.entry(page).own()?;
         let (words, mut content) = (held.words(page), owned.content());
         match kind {
+            // What may become zeros at any moment is written anew.
+            Kind::Modify if content.is_freed => rewrite(shared, &held, page, &owned),
             Kind::Modify => {
                 if let Some(harm) = content.modify(words) {
                     shared.watch.harm("a small change", page, &harm);
@@ -73,18 +75,20 @@ fn access(hand: &mut Hand<'_>, window: usize) {
                 }
                 owned.set(content);
             }
-            Kind::Rewrite => {
-                shared.check("a rewrite", &held, page, &owned);
-                let content = shared.fresh();
-                content.fill(words);
-                owned.set(content);
-            }
+            Kind::Rewrite => rewrite(shared, &held, page, &owned),
             _ => {
                 shared.check("a check", &held, page, &owned);
             }
         }
         Some(())
     });
+}
+
+fn rewrite(shared: &Shared, held: &Held<'_>, page: usize, owned: &Owned<'_>) {
+    shared.check("a rewrite", held, page, owned);
+    let content = shared.fresh();
+    content.fill(held.words(page));
+    owned.set(content);
 }
 
 fn glance(hand: &Hand<'_>, held: &Held<'_>, page: usize) {

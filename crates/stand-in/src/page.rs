@@ -10,13 +10,14 @@
 //! its own, guarded by a sequence lock per page: a writer makes the sequence odd and owns the page; a
 //! reader compares first and believes the result only if the sequence has not moved.
 //!
-//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. Harm is put right where the
-//! page is owned, so that a wrong byte counts once.
+//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host may drop
+//! when it likes ([`Content::freed`]) holds what it held, or zeros, until it is written anew. Harm is put right where
+//! the page is owned, so that a wrong byte counts once.
 //!
 //! **Cost.** About a microsecond per page compared.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::rng::mix;
 
@@ -35,11 +36,22 @@ pub(crate) struct Content {
     pub(crate) id: u64,
     /// Small changes since it was written.
     pub(crate) count: u64,
+    /// Whether it may have become zeros by itself.
+    pub(crate) is_freed: bool,
 }
 
 impl Content {
     /// The page of zeros.
-    pub(crate) const ZERO: Self = Self { id: 0, count: 0 };
+    pub(crate) const ZERO: Self = Self { id: 0, count: 0, is_freed: false };
+
+    /// The same, after the page was reported free to the host.
+    pub(crate) fn freed(self) -> Self {
+        Self { is_freed: (self.id, self.count) != (0, 0), ..self }
+    }
+
+    fn allows(self, index: usize, found: u64) -> bool {
+        found == self.word(index) || (self.is_freed && found == 0)
+    }
 
     fn word(self, index: usize) -> u64 {
         match (index, self.id) {
@@ -68,7 +80,7 @@ impl Content {
                 1 => harm.found.count = found,
                 _ => {}
             }
-            if found != expected {
+            if !self.allows(index, found) {
                 if harm.bytes == 0 {
                     harm.first = index * size_of::<u64>();
                 }
@@ -79,11 +91,10 @@ impl Content {
         (harm.bytes > 0).then_some(harm)
     }
 
-    /// Makes one small change, as a guest's store does: to one word, after a look at it.
+    /// Makes one small change, as a guest's store does: to one word, after a look at it. Not to a freed page.
     pub(crate) fn modify(&mut self, words: &Words) -> Option<Harm> {
-        let found =
-            Self { id: words[0].load(Ordering::Relaxed), count: words[1].load(Ordering::Relaxed) };
-        if found != *self {
+        let [id, count] = [0, 1].map(|index: usize| words[index].load(Ordering::Relaxed));
+        if (id, count) != (self.id, self.count) {
             return self.compare(words);
         }
         self.count += 1;
@@ -102,6 +113,16 @@ pub(crate) struct Harm {
     expected: Content,
     /// What its first two words say.
     found: Content,
+}
+
+impl Harm {
+    /// One word was wrong, by a look that cannot be had again.
+    pub(crate) fn of_word(expected: Content, index: usize, found: u64) -> Self {
+        let differing = (found ^ expected.word(index)).to_ne_bytes();
+        let bytes = differing.iter().filter(|byte| **byte != 0).count();
+        let found = Content { id: found, ..Content::ZERO };
+        Self { bytes, first: index * size_of::<u64>(), expected, found }
+    }
 }
 
 impl fmt::Display for Harm {
@@ -123,6 +144,7 @@ pub(crate) struct Entry {
     sequence: AtomicU64,
     id: AtomicU64,
     count: AtomicU64,
+    is_freed: AtomicBool,
 }
 
 impl Entry {
@@ -157,7 +179,11 @@ impl Entry {
     }
 
     fn content(&self) -> Content {
-        Content { id: self.id.load(Ordering::Relaxed), count: self.count.load(Ordering::Relaxed) }
+        Content {
+            id: self.id.load(Ordering::Relaxed),
+            count: self.count.load(Ordering::Relaxed),
+            is_freed: self.is_freed.load(Ordering::Relaxed),
+        }
     }
 }
 
@@ -175,6 +201,7 @@ impl Owned<'_> {
     pub(crate) fn set(&self, content: Content) {
         self.0.id.store(content.id, Ordering::Relaxed);
         self.0.count.store(content.count, Ordering::Relaxed);
+        self.0.is_freed.store(content.is_freed, Ordering::Relaxed);
     }
 }
 
@@ -193,7 +220,7 @@ mod tests {
         Box::new([const { AtomicU64::new(0) }; WORDS])
     }
 
-    const CONTENT: Content = Content { id: 7, count: 3 };
+    const CONTENT: Content = Content { id: 7, count: 3, is_freed: false };
 
     #[test]
     fn content_that_was_filled_in_compares_equal_and_any_other_does_not() {
@@ -204,6 +231,17 @@ mod tests {
         assert_eq!(CONTENT.compare(&words), None);
         assert!(Content { id: 8, ..CONTENT }.compare(&words).unwrap().bytes > 3000);
         assert_eq!(Content { count: 2, ..CONTENT }.compare(&words).unwrap().bytes, 1);
+    }
+
+    #[test]
+    fn a_freed_page_may_have_become_zeros_but_nothing_else() {
+        let words = words();
+        CONTENT.fill(&words);
+        words[5].store(0, Ordering::Relaxed);
+        assert_eq!(CONTENT.compare(&words).unwrap().bytes, 8);
+        assert_eq!(CONTENT.freed().compare(&words), None);
+        words[5].store(1, Ordering::Relaxed);
+        assert!(CONTENT.freed().compare(&words).is_some());
     }
 
     #[test]

@@ -12,10 +12,15 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
+use crate::machine::{Machine, RAM_BEGINS};
 use crate::page::{Content, Entry, Owned, PAGE, Words};
 
 /// QEMU aligns guest RAM to huge pages.
 const ALIGN: usize = 2 << 20;
+/// In the guest, pieces begin at multiples of this.
+const GUEST_ALIGN: u64 = 1 << 30;
+/// Linux 5.18.
+const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 
 /// One mapping of guest RAM.
 #[derive(Debug)]
@@ -61,19 +66,27 @@ impl Drop for Mapping {
     }
 }
 
-fn map(at: *mut u8, bytes: usize, access: i32, flags: i32) -> io::Result<*mut u8> {
+/// Maps memory, at `at` where the flags say so.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(crate) fn map(at: *mut u8, bytes: usize, access: i32, flags: i32) -> io::Result<*mut u8> {
     // SAFETY: without MAP_FIXED the kernel chooses the place; with it, `at` lies in our own reservation.
     let start = unsafe { libc::mmap64(at.cast(), bytes, access, flags, -1, 0) };
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
 }
 
-fn unmap(at: *mut u8, bytes: usize) -> io::Result<()> {
+/// Unmaps it.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(crate) fn unmap(at: *mut u8, bytes: usize) -> io::Result<()> {
     // SAFETY: a part of our own reservation that nobody uses.
     checked(unsafe { libc::munmap(at.cast(), bytes) })
 }
 
 fn advise(at: *mut u8, bytes: usize, advice: i32) -> io::Result<()> {
-    // SAFETY: our own mapping. Only MADV_DONTNEED changes content, and its caller owns the pages.
+    // SAFETY: our own mapping. Only discards change content, and their caller owns the pages.
     checked(unsafe { libc::madvise(at.cast(), bytes, advice) })
 }
 
@@ -84,14 +97,35 @@ fn checked(result: i32) -> io::Result<()> {
 /// A place for a piece of guest RAM, which may be plugged or not, and the table of its pages.
 #[derive(Debug)]
 pub(crate) struct Slot {
+    number: u32,
+    /// Where it stands in the guest.
+    guest: u64,
     mapping: RwLock<Option<Mapping>>,
     entries: Box<[Entry]>,
 }
 
 impl Slot {
-    /// Without RAM yet.
-    pub(crate) fn new(pages: usize) -> Self {
-        Self { mapping: RwLock::default(), entries: (0..pages).map(|_| Entry::default()).collect() }
+    /// One behind the other in the guest, of so many pages each, without RAM yet.
+    pub(crate) fn row(sizes: impl IntoIterator<Item = usize>) -> Vec<Self> {
+        let mut end = RAM_BEGINS;
+        let slot = |(number, pages): (u32, usize)| {
+            let entries = (0..pages).map(|_| Entry::default()).collect();
+            let guest = end.next_multiple_of(GUEST_ALIGN);
+            let slot = Self { number, guest, mapping: RwLock::default(), entries };
+            end = slot.guest_end();
+            slot
+        };
+        (0..).zip(sizes).map(slot).collect()
+    }
+
+    /// Where it ends in the guest.
+    pub(crate) fn guest_end(&self) -> u64 {
+        self.guest_address(self.pages())
+    }
+
+    /// Where a page stands in the guest.
+    pub(crate) fn guest_address(&self, page: usize) -> u64 {
+        self.guest + (page * PAGE) as u64
     }
 
     /// How many pages it has when it is plugged.
@@ -102,30 +136,48 @@ impl Slot {
     /// Its RAM, which stays plugged meanwhile.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         let guard = self.mapping.read().unwrap_or_else(PoisonError::into_inner);
-        guard.is_some().then_some(Held { guard, entries: &self.entries })
+        guard.is_some().then_some(Held { guard, slot: self })
     }
 
-    /// Unplugs its RAM, or plugs new one, which is all zeros.
+    /// Unplugs its RAM, or plugs new one, which is all zeros. The machines know of it as long as it is there.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn replug(&self) -> io::Result<()> {
+    pub(crate) fn replug(&self, machines: &[Machine]) -> io::Result<()> {
         let mut mapping = self.mapping.write().unwrap_or_else(PoisonError::into_inner);
-        if mapping.take().is_some() {
+        if mapping.is_some() {
+            machines.iter().try_for_each(|machine| machine.unplug(self.number))?;
+            *mapping = None;
             return Ok(());
         }
         for owned in self.entries.iter().filter_map(Entry::own) {
             owned.set(Content::ZERO);
         }
-        *mapping = Some(Mapping::new(self.pages() * PAGE)?);
-        Ok(())
+        let new = mapping.insert(Mapping::new(self.pages() * PAGE)?);
+        machines.iter().try_for_each(|machine| {
+            machine.plug(self.number, self.guest, new.start.as_ptr(), new.bytes)
+        })
+    }
+
+    /// Has the machines forget its RAM and know it again, as when a guest's memory map changes; nobody touches
+    /// it meanwhile.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn remap(&self, machines: &[Machine]) -> io::Result<()> {
+        let mapping = self.mapping.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(Mapping { start, bytes }) = &*mapping else { return Ok(()) };
+        machines.iter().try_for_each(|machine| {
+            machine.unplug(self.number)?;
+            machine.plug(self.number, self.guest, start.as_ptr(), *bytes)
+        })
     }
 }
 
 /// RAM that is plugged.
 pub(crate) struct Held<'a> {
     guard: RwLockReadGuard<'a, Option<Mapping>>,
-    entries: &'a [Entry],
+    slot: &'a Slot,
 }
 
 impl<'a> Held<'a> {
@@ -138,7 +190,7 @@ impl<'a> Held<'a> {
 
     /// The entry of a page.
     pub(crate) fn entry(&self, page: usize) -> &'a Entry {
-        &self.entries[page]
+        &self.slot.entries[page]
     }
 
     /// Where a page stands.
@@ -146,6 +198,11 @@ impl<'a> Held<'a> {
         let (start, bytes) = self.range();
         assert!(page < bytes / PAGE, "page {page} of {}", bytes / PAGE);
         start.wrapping_add(page * PAGE)
+    }
+
+    /// Where a page stands in the guest.
+    pub(crate) fn guest_address(&self, page: usize) -> u64 {
+        self.slot.guest_address(page)
     }
 
     /// The words of a page.
@@ -157,16 +214,27 @@ impl<'a> Held<'a> {
 
     /// Owns up to `count` pages in a row, from `first` on; as many as nobody else owns.
     pub(crate) fn own_run(&self, first: usize, count: usize) -> Vec<Owned<'a>> {
-        self.entries[first..].iter().take(count).map_while(Entry::own).collect()
+        self.slot.entries[first..].iter().take(count).map_while(Entry::own).collect()
     }
 
-    /// Gives the pages of a run back to the host, as a balloon does: they read as zeros afterwards.
+    /// Gives the pages of a run back to the host: they read as zeros afterwards. Of what a guest reports free, which is
+    /// more than one page, so much is not promised.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(crate) fn discard(&self, first: usize, run: &[Owned<'_>]) -> io::Result<()> {
-        advise(self.address(first), run.len() * PAGE, libc::MADV_DONTNEED)?;
-        run.iter().for_each(|page| page.set(Content::ZERO));
+    pub(crate) fn discard(
+        &self,
+        first: usize,
+        run: &[Owned<'_>],
+        is_report: bool,
+    ) -> io::Result<()> {
+        // The second is never anything but a discard.
+        let advice = if is_report { libc::MADV_DONTNEED } else { MADV_DONTNEED_LOCKED };
+        advise(self.address(first), run.len() * PAGE, advice)?;
+        for page in run {
+            let is_kept = is_report && run.len() > 1;
+            page.set(if is_kept { page.content().freed() } else { Content::ZERO });
+        }
         Ok(())
     }
 }

@@ -109,6 +109,7 @@ pub(crate) fn work(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
             let result = hand.time(reads, || Some(disk.read(block, &run)));
             result.transpose()?;
         } else {
+            run.settle(shared);
             let result = hand.time(writes, || Some(disk.write(block, &run)));
             result.transpose()?;
         }

@@ -4,20 +4,26 @@
 //! **Problem.** A shim that loses one page in a billion moves is worthless, and a guest would rarely notice.
 //!
 //! **Idea.** A program that treats its RAM as QEMU does, only worse. It allocates by the same calls; many
-//! threads read, write and compare ([`page`]); the kernel reads and writes on behalf of others ([`disk`]);
-//! pages are discarded, pieces of RAM come and go, children are forked, and RAM is registered with a second
-//! userfaultfd ([`qemu`]). It knows nothing of the shim, and runs without it too: somebody else, at the same
-//! time, asks the shim preloaded into it to do its worst.
+//! threads read, write and compare ([`page`]), and so do guests that KVM runs ([`kvm`]); the kernel reads and writes on
+//! behalf of others ([`disk`]) and pages out ([`host`]); pages are discarded, pieces of RAM come and go, children are
+//! forked, and RAM is registered with a second userfaultfd ([`qemu`]). It knows nothing of the shim, and runs without it
+//! too: somebody else, at the same time, asks the shim preloaded into it to do its worst.
 //!
 //! **Use.** `overbook-stand-in <directory> <seed> <MiB>`; works until its standard input closes, then looks
 //! at every page once more. Prints a line of JSON twice a second, and a last one with `"final":true`. Exit
-//! status 0: no byte was wrong and every thread came to its end.
+//! status 0: no byte was wrong and every thread came to its end. Where KVM runs no such guest it says so, and goes on
+//! without.
 //!
-//! **Leaves out.** Running a guest: the same is done with real ones.
+//! **Leaves out.** An operating system in the guest: the same is done with real ones, if without KVM where that is a
+//! slow one.
 
 mod aio;
 mod crew;
 mod disk;
+mod guest;
+mod host;
+mod kvm;
+mod machine;
 mod page;
 mod qemu;
 mod ram;
@@ -33,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use crew::{Hand, Shared};
 use disk::Disk;
+use machine::Vcpu;
 use page::PAGE;
 use ram::Slot;
 use rng::Rng;
@@ -44,9 +51,6 @@ const PLUGGED: [usize; 3] = [40 * MIB_PAGES, 33 * MIB_PAGES + 17, MIB_PAGES];
 const VCPUS: usize = 6;
 const READERS: usize = 2;
 const DIRECT_DISKS: usize = 2;
-/// One thread each: buffered disk, batches, discards, hot-plug, forks, own registrations.
-const OTHERS: usize = 6;
-const THREADS: usize = VCPUS + READERS + DIRECT_DISKS + OTHERS;
 const REPORT: Duration = Duration::from_millis(500);
 /// A thread that has not come to its end by then hangs.
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -82,19 +86,27 @@ fn main() -> ExitCode {
 
 /// Works until standard input closes; answers how many bytes were wrong.
 fn run(options: &Options) -> io::Result<usize> {
-    let slots: Vec<Slot> =
-        [options.mib * MIB_PAGES].into_iter().chain(PLUGGED).map(Slot::new).collect();
-    slots.iter().try_for_each(Slot::replug)?;
+    let slots = Slot::row([options.mib * MIB_PAGES].into_iter().chain(PLUGGED));
+    let obstacle = kvm::probe().err().map(|error| error.to_string());
+    let (machines, vcpus) = match &obstacle {
+        None => kvm::machines(slots.last().map_or(0, Slot::guest_end))?,
+        Some(why) => {
+            eprintln!("overbook-stand-in: skipped: vCPUs under KVM: {why}");
+            Default::default()
+        }
+    };
+    slots.iter().try_for_each(|slot| slot.replug(&machines))?;
+    let works = works(options, vcpus)?;
     // Threads that hang are left behind with it.
-    let shared: &'static Shared = Box::leak(Box::new(Shared::new(slots, THREADS)));
-    let hands = start(options, shared)?;
+    let shared: &'static Shared = Box::leak(Box::new(Shared::new(slots, machines, works.len())));
+    let hands = start(options, shared, works);
     std::thread::spawn(|| {
         // Whatever comes, its end is what counts.
         let _ = io::stdin().read_to_end(&mut Vec::new());
         shared.stop();
     });
     while !shared.is_stopping() {
-        report(shared, false)?;
+        report(shared, obstacle.as_deref(), false)?;
         std::thread::sleep(REPORT);
     }
     let ended = Instant::now();
@@ -109,13 +121,13 @@ fn run(options: &Options) -> io::Result<usize> {
         hand.join().map_err(|_| io::Error::other("a thread panicked"))??;
     }
     shared.check_all();
-    report(shared, true)?;
+    report(shared, obstacle.as_deref(), true)?;
     Ok(shared.watch.bad_bytes())
 }
 
 type Work = Box<dyn FnOnce(&mut Hand<'_>) -> io::Result<()> + Send>;
 
-fn works(options: &Options) -> io::Result<Vec<Work>> {
+fn works(options: &Options, vcpus: Vec<Vcpu>) -> io::Result<Vec<Work>> {
     let disk = |number: usize, is_direct| {
         let name = format!("stand-in-{}-{number}.disk", std::process::id());
         Disk::new(&options.dir.join(name), is_direct)
@@ -138,6 +150,13 @@ fn works(options: &Options) -> io::Result<Vec<Work>> {
     works.push(Box::new(qemu::plug));
     works.push(Box::new(qemu::fork));
     works.push(Box::new(qemu::register));
+    works.push(Box::new(host::page_out));
+    if !vcpus.is_empty() {
+        works.push(Box::new(kvm::kick));
+    }
+    for vcpu in vcpus {
+        works.push(Box::new(|hand| kvm::work(hand, vcpu)));
+    }
     Ok(works)
 }
 
@@ -145,8 +164,9 @@ fn works(options: &Options) -> io::Result<Vec<Work>> {
 fn start(
     options: &Options,
     shared: &'static Shared,
-) -> io::Result<Vec<JoinHandle<io::Result<()>>>> {
-    let hands = works(options)?.into_iter().enumerate().map(|(seat, work)| {
+    works: Vec<Work>,
+) -> Vec<JoinHandle<io::Result<()>>> {
+    let hands = works.into_iter().enumerate().map(|(seat, work)| {
         let rng = Rng::new(options.seed.wrapping_mul(1000).wrapping_add(seat as u64));
         std::thread::spawn(move || {
             let result = work(&mut Hand { shared, seat, rng });
@@ -156,12 +176,17 @@ fn start(
             result
         })
     });
-    Ok(hands.collect())
+    hands.collect()
 }
 
-/// One line for whoever started this.
-fn report(shared: &Shared, is_last: bool) -> io::Result<()> {
+/// One line for whoever started this; `obstacle` is why KVM runs no vCPUs.
+fn report(shared: &Shared, obstacle: Option<&str>, is_last: bool) -> io::Result<()> {
+    let kvm = match obstacle {
+        Some(why) => format!("\"{}\"", why.replace(['"', '\\'], "'")),
+        None => "null".to_owned(),
+    };
     let mut out = io::stdout().lock();
-    writeln!(out, "{{\"final\":{is_last},{}}}", shared.watch.to_json())?;
+    let figures = shared.watch.to_json();
+    writeln!(out, "{{\"final\":{is_last},\"kvm_obstacle\":{kvm},{figures}}}")?;
     out.flush()
 }
