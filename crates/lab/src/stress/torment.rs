@@ -13,6 +13,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use protocol::layout::PageState;
 use protocol::ring::Consumer;
 use protocol::{
     Answer, MAX_PACKET, MAX_REVOKE, MAX_TAKE_PAGES, MAX_UNSHARE, Pages, Refusal, Request, State,
@@ -31,6 +32,8 @@ const TELL: Duration = Duration::from_millis(100);
 const TRACK_TRIES: u32 = 100;
 /// Most runs of a take.
 const TAKEN: u32 = 8;
+/// Within how many pages a freed one is looked for.
+const NEAR: u32 = 8192;
 /// Longer than a shim bears silence.
 const SILENCE_MS: (u64, u64) = (2_300, 2_900);
 
@@ -101,7 +104,7 @@ const WHIMS: [(u64, Whim); 18] = [
     (50, Whim::Merge),
     (50, Whim::Unshare),
     (20, Whim::HandOver),
-    (40, Whim::Take),
+    (80, Whim::Take),
     (70, Whim::OtherMode),
     (60, Whim::OtherGranule),
     (60, Whim::Release),
@@ -111,7 +114,7 @@ const WHIMS: [(u64, Whim); 18] = [
     (5, Whim::Flood),
     (3, Whim::FallSilent),
     (12, Whim::HangUp),
-    (110, Whim::Wait),
+    (70, Whim::Wait),
 ];
 
 impl Tormentor {
@@ -334,10 +337,14 @@ impl Tormentor {
 
     /// Takes what was handed over of some pages, or leaves it to the guest.
     fn take(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let Some(shared) = link.shared() else { return Ok(()) };
         let most = u64::from(MAX_TAKE_PAGES / TAKEN);
         let any = |_| {
             let (page, pages) = any_pages(&mut self.random, &link.regions, most)?;
-            Some(Pages { page, pages })
+            // The guest soon has in use again what it has freed, so it is looked for.
+            let mut near = page..page.saturating_add(NEAR);
+            let freed = near.find(|&page| shared.state(page) == PageState::Freed);
+            Some(Pages { page: freed.unwrap_or(page), pages })
         };
         let runs: Vec<Pages> = (0..TAKEN).filter_map(any).collect();
         let is_taken = self.random.between(1, 4) > 1;
