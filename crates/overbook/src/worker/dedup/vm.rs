@@ -407,7 +407,7 @@ impl Vm {
                     self.book.absent(page);
                     *wanted = false;
                 }
-                PageState::Staged | PageState::Unknown => *wanted = false,
+                PageState::Staged | PageState::Aside | PageState::Unknown => *wanted = false,
             }
         }
         left
