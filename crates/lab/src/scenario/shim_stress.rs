@@ -234,12 +234,23 @@ fn add_toll(figures: &mut Figures, prefix: &str, tolls: &[Toll]) {
     add("merged", Figure::new(merged, "pages", "put into a pool").target(some));
     let unshared = sum(&|toll| toll.deeds.unshared);
     add("unshared", Figure::new(unshared, "pages", "given copies again").target(some));
-    add("taken", Figure::new(sum(&|toll| toll.deeds.taken), "pages", "of what was handed over"));
+    let handed_over = sum(&|toll| toll.deeds.total(|counters| counters.handed_over));
+    add(
+        "handed_over",
+        Figure::new(handed_over, "pages", "to the kernel, when the guest freed them"),
+    );
+    let taken = sum(&|toll| toll.deeds.taken);
+    add("taken", Figure::new(taken, "pages", "of those, before the guest had them in use again"));
     let discarded = sum(&|toll| toll.deeds.total(|counters| counters.discarded));
     add("discarded", Figure::new(discarded, "pages", "discarded while out of reach"));
     add("releases", Figure::new(sum(&|toll| toll.deeds.releases), "count", "by the worker"));
     add("requests", Figure::new(sum(&|toll| toll.deeds.requests), "count", "to the shim"));
     let longest = |of: &dyn Fn(&Toll) -> f64| tolls.iter().map(of).fold(0.0, f64::max);
+    let wait_ms = longest(&|toll| {
+        let waits = toll.deeds.counters.values().map(|counters| counters.longest_wait_ns);
+        count(waits.max().unwrap_or(0)) / 1e6
+    });
+    add("qemu_wait_ms_max", Figure::new(wait_ms, "ms", "a thread of QEMU's waited for the shim"));
     let give_back_ms = longest(&|toll| toll.longest_give_back.as_secs_f64() * 1000.0);
     let note = "from a worker's end to everything back";
     add("give_back_ms_max", Figure::new(give_back_ms, "ms", note));

@@ -55,6 +55,10 @@ pub struct Counters {
     pub discarded: u64,
     /// How often everything was given back unasked.
     pub given_back: u64,
+    /// Freed pages that were handed over to the kernel.
+    pub handed_over: u64,
+    /// The longest time for which a thread of QEMU's own has waited for the shim, in nanoseconds.
+    pub longest_wait_ns: u64,
 }
 
 impl Counters {
@@ -66,6 +70,8 @@ impl Counters {
             pinned: shared.get(Counter::Pinned),
             discarded: shared.get(Counter::Discarded),
             given_back: shared.get(Counter::GivenBack),
+            handed_over: shared.get(Counter::HandedOver),
+            longest_wait_ns: shared.get(Counter::LongestWaitNs),
         }
     }
 
@@ -77,6 +83,8 @@ impl Counters {
             pinned: self.pinned.max(other.pinned),
             discarded: self.discarded.max(other.discarded),
             given_back: self.given_back.max(other.given_back),
+            handed_over: self.handed_over.max(other.handed_over),
+            longest_wait_ns: self.longest_wait_ns.max(other.longest_wait_ns),
         }
     }
 }
