@@ -50,6 +50,7 @@ pub mod merger;
 pub mod metrics;
 pub mod packages;
 pub mod pinning;
+mod program;
 pub mod qemu;
 pub mod qmp;
 pub mod random;

@@ -26,6 +26,7 @@ mod kim_lending;
 mod kim_policies;
 mod kim_scan_rates;
 mod kim_table1;
+mod let_go;
 mod meb_accuracy;
 mod meb_balance;
 mod meb_imt;
@@ -136,6 +137,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::MEMORY,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
+    let_go::SCENARIO,
     worker_kill::SCENARIO,
 ];
 

@@ -15,7 +15,7 @@
 //! **Leaves out.** What tracking measures, and what it costs.
 
 mod deeds;
-mod link;
+pub(crate) mod link;
 mod sharing;
 mod stand_in;
 pub(crate) mod torment;

@@ -7,19 +7,16 @@
 //!
 //! A word is written to each page: to write all of it, or to clear it, is the guest's own cost. With that it is measured, too.
 
-use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use overbook::worker::{FreedOrder, Mode, STEP, Settings, Tracked};
-use sys::process::{Child, Spawn};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
-use crate::inside::{SHIM, built};
 use crate::interrupt;
 use crate::lab::LabError;
 use crate::meb::pairs::Median;
+use crate::program::Program;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "imr-reuse",
@@ -100,26 +97,17 @@ impl Times {
 
 /// The program, and a worker for its shim.
 struct Loop {
-    _child: Child,
-    commands: PipeWriter,
-    answers: BufReader<PipeReader>,
+    program: Program,
     worker: Tracked,
 }
 
 impl Loop {
     fn start() -> Result<Self, LabError> {
-        let ((stdin, commands), (answers, stdout)) = (std::io::pipe()?, std::io::pipe()?);
-        let child = Spawn::new(built("overbook-shim-stand-in")?)
-            .env("LD_PRELOAD", built(SHIM)?)
-            .stdin(OwnedFd::from(stdin))
-            .stdout(OwnedFd::from(stdout))
-            .die_with_parent()
-            .spawn()?;
-        let worker = Tracked::new(child.identity().pid, Settings::new(Mode::Untracked));
-        let mut loops = Self { _child: child, commands, answers: BufReader::new(answers), worker };
-        loops.tell(&format!("plug {MIB}"))?;
-        loops.tell(&format!("use 0 0 {PAGES} {WHOLE}"))?;
-        Ok(loops)
+        let mut program = Program::start()?;
+        let worker = Tracked::new(program.pid(), Settings::new(Mode::Untracked));
+        program.tell(&format!("plug {MIB}"))?;
+        program.tell(&format!("use 0 0 {PAGES} {WHOLE}"))?;
+        Ok(Self { program, worker })
     }
 
     /// Frees all of it and takes it back; answers how long that took, in seconds.
@@ -131,20 +119,9 @@ impl Loop {
             interrupt::sleep(STEP / 10)?;
         }
         if way != Way::NotReported {
-            self.tell(&format!("report 0 0 {PAGES}"))?;
+            self.program.tell(&format!("report 0 0 {PAGES}"))?;
         }
-        let us = self.tell(&format!("use 0 0 {PAGES} {bytes}"))?;
+        let us = self.program.tell(&format!("use 0 0 {PAGES} {bytes}"))?;
         Ok(us.parse::<f64>().unwrap_or(f64::NAN) / 1e6)
-    }
-
-    fn tell(&mut self, command: &str) -> Result<String, LabError> {
-        writeln!(self.commands, "{command}")?;
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        match line.trim_end().split_once(' ') {
-            Some(("ok", answer)) => Ok(answer.to_owned()),
-            _ if line.trim_end() == "ok" => Ok(String::new()),
-            _ => Err(std::io::Error::other(format!("{command}: {line}")).into()),
-        }
     }
 }

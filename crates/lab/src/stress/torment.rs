@@ -97,9 +97,9 @@ enum Whim {
 
 /// Each whim's share, of a thousand.
 const WHIMS: [(u64, Whim); 18] = [
-    (220, Whim::Revoke),
-    (80, Whim::Burst),
-    (100, Whim::Status),
+    (180, Whim::Revoke),
+    (180, Whim::Burst),
+    (40, Whim::Status),
     (80, Whim::ReadRing),
     (50, Whim::Merge),
     (50, Whim::Unshare),
@@ -202,11 +202,9 @@ impl Tormentor {
             values[usize::try_from(random.between(0, most)).unwrap_or(0)]
         };
         let granule_pages = one_of(&[1, 2, 4, 8, 16, 32, 32, 32, 64, 128, 512, 512]);
-        let hot_set = one_of(&[0, 0, 0, 64, 64, 100, 300, 1000, 5000]);
         let sample = one_of(&[u32::MAX, u32::MAX, u32::MAX, u32::MAX / 2, u32::MAX / 16]);
         let max_traps_per_s = one_of(&[u32::MAX, u32::MAX, u32::MAX, u32::MAX, 200_000, 500]);
-        let hot_set = (hot_set > 0).then_some(hot_set);
-        Tracking { granule_pages, hot_set, sample, max_traps_per_s }
+        Tracking { granule_pages, hot_set: None, sample, max_traps_per_s }
     }
 
     /// Asks, and counts.
