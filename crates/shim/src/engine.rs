@@ -134,10 +134,15 @@ impl Engine {
 
     /// Tries again what would not go home, without being asked.
     pub(crate) fn bring_home_late_pages(&mut self) {
-        if self.settle()
-            && let (Some(tracker), Some(channel)) = (&mut self.tracker, &self.channel)
-        {
-            tracker.give_late_pages(channel);
+        if !self.settle() {
+            return;
+        }
+        let is_staged = match (&mut self.tracker, &self.channel) {
+            (Some(tracker), Some(channel)) => tracker.give_late_pages(channel),
+            _ => false,
+        };
+        if !is_staged {
+            transitions::forget_late();
         }
     }
 
@@ -356,6 +361,10 @@ impl Engine {
             return Err(not_tracking(why.into_owned()));
         }
         let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
+        // What was registered for a turn must not be unregistered under the tracker.
+        if !self.settle() {
+            return Err(not_tracking("a page that was compared is not back yet".to_owned()));
+        }
         let channel =
             self.channel.as_ref().ok_or_else(|| not_tracking("say Hello first".to_owned()))?;
         let tracker = Tracker::start(uffd, &self.ram.regions(), channel, tracking).map_err(

@@ -342,15 +342,15 @@ impl Tracker {
         (given, self.is_staging_empty(shared))
     }
 
-    /// Tries again what would not go back when it was touched or recalled, without being asked.
-    pub(crate) fn give_late_pages(&mut self, channel: &Channel) {
+    /// Tries again what would not go back when it was touched or recalled, without being asked; answers whether there was
+    /// such a granule.
+    pub(crate) fn give_late_pages(&mut self, channel: &Channel) -> bool {
         let shared = channel.shared();
-        if let Some(granule) = transitions::late().and_then(|address| self.granules.at(address))
-            && granule.is_staged(shared)
-        {
-            self.give_back(shared, granule);
-            self.wake(granule.guest);
-        }
+        let late = transitions::late().and_then(|address| self.granules.at(address));
+        let Some(granule) = late.filter(|granule| granule.is_staged(shared)) else { return false };
+        self.give_back(shared, granule);
+        self.wake(granule.guest);
+        true
     }
 
     /// Asks the page tables whether staging may go. What it holds against all that is known of it counts as staged again.

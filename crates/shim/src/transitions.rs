@@ -631,6 +631,11 @@ pub(crate) fn late() -> Option<u64> {
     (since.load(Ordering::Acquire) != 0).then(|| at.load(Ordering::Acquire))
 }
 
+/// It is nowhere any more: QEMU has discarded it, or has mapped something else there.
+pub(crate) fn forget_late() {
+    LATE[1].store(0, Ordering::Release);
+}
+
 impl Kernel for Host {
     unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
         // SAFETY: as the caller promises.
