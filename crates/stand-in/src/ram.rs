@@ -10,7 +10,7 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, TryLockError};
 
 use crate::machine::{Machine, RAM_BEGINS};
 use crate::page::{Content, Entry, Owned, PAGE, Words};
@@ -133,9 +133,13 @@ impl Slot {
         self.entries.len()
     }
 
-    /// Its RAM, which stays plugged meanwhile.
+    /// Its RAM, which stays plugged meanwhile; none while somebody waits to change it: a thread may hold it already.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
-        let guard = self.mapping.read().unwrap_or_else(PoisonError::into_inner);
+        let guard = match self.mapping.try_read() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(guard)) => guard.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         guard.is_some().then_some(Held { guard, slot: self })
     }
 
