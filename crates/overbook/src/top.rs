@@ -5,29 +5,23 @@
 //! that, a pure function that is tested letter by letter. So a stuck daemon freezes the figures, says
 //! so, and never the keys.
 //!
-//! The terminal is put back whatever happens: at the end, on an error, on a panic and on SIGTERM.
+//! The terminal is put back whatever happens: at the end, on an error, on a panic and on a signal. When the
+//! terminal itself has gone, the view ends ([`ending`]).
 
 mod draw;
+mod ending;
 mod state;
 mod watch;
 
-use std::{
-    io,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, path::Path, time::Duration};
 
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyEventKind},
 };
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cli::CliError;
+use ending::Ending;
 use state::{State, Step};
 use watch::Watch;
 
@@ -40,20 +34,17 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// When no daemon answers at the start, or the terminal cannot be used.
 pub fn run(socket: &Path) -> Result<(), CliError> {
     let watch = Watch::start(socket)?;
-    let ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(CliError::Terminal)?;
-    }
+    let ending = Ending::watch().map_err(CliError::Terminal)?;
     // Puts the terminal back on a panic too.
     let terminal = ratatui::try_init().map_err(CliError::Terminal)?;
-    let outcome = turn(terminal, &watch, &ended);
+    let outcome = turn(terminal, &watch, &ending);
     ratatui::restore();
     outcome.map_err(CliError::Terminal)
 }
 
-fn turn(mut terminal: DefaultTerminal, watch: &Watch, ended: &AtomicBool) -> io::Result<()> {
+fn turn(mut terminal: DefaultTerminal, watch: &Watch, ending: &Ending) -> io::Result<()> {
     let mut state = State::default();
-    while !ended.load(Ordering::Relaxed) {
+    while !ending.is_due() {
         watch.news().for_each(|news| state.learn(news));
         terminal.draw(|frame| draw::draw(frame, &state))?;
         if !event::poll(PATIENCE)? {
