@@ -26,7 +26,7 @@ pub const BASE: Bytes = Bytes::mib(128);
 /// What it may grow to.
 pub const MAX: Bytes = Bytes::mib(256);
 /// How long anything may take; a busy machine is no failure.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(100);
 /// Where the lab's guests have their balloon in QEMU's tree.
 const BALLOON: &str = "/machine/peripheral/balloon0";
@@ -58,7 +58,8 @@ pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-fn skip(why: &str) {
+/// Says why a test cannot be run here. In CI each can.
+pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "CI must run this test: {why}");
     eprintln!("SKIPPED: {why}");
 }
@@ -150,6 +151,12 @@ impl Stage {
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.lab.dir().join("run/state")
+    }
+
+    /// Where the daemon answers.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.lab.dir().join("run/overbook.sock")
     }
 
     /// What is on record to be undone.

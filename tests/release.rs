@@ -1,5 +1,5 @@
-//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with a faulty
-//! configuration.
+//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with one that cannot be
+//! asked, with a faulty configuration.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use model::{Bytes, Mode};
 use overbook_tests::{BASE, Stage, hungry, idle, text};
+use sys::process::Signal;
 
 /// What the idle guest is cut down to.
 const LESS: Bytes = Bytes::mib(112);
@@ -102,4 +103,54 @@ fn a_faulty_configuration_does_not_stop_a_release_with_a_daemon_or_without() {
     let said = stage.says(&["release"]);
     assert_eq!(said.lines().count(), 2, "{said}");
     until_put_back(&stage);
+}
+
+/// What the daemon was before it was ended, and after it was started again: paused.
+fn until_paused_anew(stage: &mut Stage) {
+    assert!(!stage.daemon.process().is_alive());
+    stage.lab.end_helper("daemon", true).unwrap();
+    stage.daemon.restart(&mut stage.lab).unwrap();
+    stage.until("both are seen", |stage| stage.host()["unreachable_vms"] == 0);
+    assert_eq!(stage.host()["paused"], true);
+    until_put_back(stage);
+}
+
+#[test]
+fn a_daemon_whose_socket_was_deleted_makes_it_again_and_releases_by_itself() {
+    let Some(stage) = touched() else { return };
+    std::fs::remove_file(stage.socket()).unwrap();
+    let said = stage.says(&["release"]);
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert!(stage.daemon.process().is_alive());
+    until_put_back(&stage);
+}
+
+#[test]
+fn a_daemon_that_nobody_can_reach_is_ended_first_and_the_next_one_is_paused() {
+    let Some(mut stage) = touched() else { return };
+    // It cannot make its socket again: at no moment is the place free.
+    let aside = stage.socket().with_extension("aside");
+    std::fs::write(&aside, "").unwrap();
+    std::fs::rename(&aside, stage.socket()).unwrap();
+    let pid = stage.daemon.process().pid;
+    let said = stage.says(&["release"]);
+    let first = format!("the daemon (pid {pid}) did not answer and was told to end; ");
+    assert!(said.starts_with(&first), "{said}");
+    assert_eq!(said.lines().count(), 3, "{said}");
+    until_put_back(&stage);
+    std::fs::remove_file(stage.socket()).unwrap();
+    until_paused_anew(&mut stage);
+}
+
+#[test]
+fn a_daemon_that_was_stopped_is_ended_first_also_where_the_configuration_is_faulty() {
+    let Some(mut stage) = touched() else { return };
+    let good = std::fs::read_to_string(stage.config()).unwrap();
+    break_configuration(&stage);
+    stage.daemon.process().signal(Signal::STOP).unwrap();
+    let said = stage.says(&["release"]);
+    assert!(said.contains("did not answer and was "), "{said}");
+    until_put_back(&stage);
+    std::fs::write(stage.config(), good).unwrap();
+    until_paused_anew(&mut stage);
 }

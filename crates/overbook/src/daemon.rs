@@ -18,7 +18,6 @@ mod error;
 mod ksm;
 mod log;
 mod notify;
-mod pause;
 mod workers;
 mod world;
 
@@ -41,14 +40,14 @@ use crate::{
     history::{self, History},
     http::{self, Inside, Listeners, TickTimes},
     journal::Journal,
-    lock::StateLock,
+    lock::{Holder, StateLock},
+    pause_file::PauseFile,
     published::{Published, Reply, Request},
     release,
     worker::StillShares,
 };
 pub use error::DaemonError;
 use ksm::HostKsm;
-use pause::PauseFile;
 use workers::Workers;
 use world::World;
 
@@ -96,7 +95,7 @@ impl Daemon {
         let reloader = Reloader::start(config)?;
         let spec = reloader.spec();
         let state = &spec.host.state;
-        let lock = StateLock::acquire(state)?;
+        let lock = StateLock::acquire(state, Holder::Daemon)?;
         let journal = Journal::open(state)?;
         if let Some(note) = journal.set_aside() {
             log::warn(note);

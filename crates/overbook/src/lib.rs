@@ -12,6 +12,8 @@ pub mod http;
 pub mod journal;
 mod loan_news;
 pub mod lock;
+mod log;
+mod pause_file;
 pub mod published;
 pub mod release;
 mod swap_meter;

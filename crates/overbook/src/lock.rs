@@ -2,9 +2,10 @@
 //!
 //! Two daemons would undo each other's work and write one journal over the other. The lock is
 //! `flock` on a file: the kernel gives it up when its holder dies, however it dies, so there is no
-//! stale lock. The pid inside is for the message only.
+//! stale lock. What stands in the file says who it is; that it is so, the kernel says ([`file_lock`]).
 
 use std::{
+    fmt,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
@@ -13,20 +14,57 @@ use std::{
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::process::geteuid;
+use sys::file_lock;
 
+const FILE_NAME: &str = "lock";
 /// Permission bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
+
+/// Who takes the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// For as long as it runs.
+    Daemon,
+    /// `overbook release`, while it undoes what was done.
+    Release,
+}
+
+/// Who has the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What it is.
+    pub by: Holder,
+    /// Its process; `None`: it cannot be seen from here.
+    pub pid: Option<u32>,
+}
+
+impl Held {
+    const fn advice(self) -> &'static str {
+        match self.by {
+            Holder::Daemon => "stop it first or set another `state` in [host]",
+            Holder::Release => "wait until it has ended",
+        }
+    }
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pid = self.pid.map_or("unknown".to_owned(), |pid| pid.to_string());
+        match self.by {
+            Holder::Daemon => write!(f, "another overbook daemon (pid {pid})"),
+            Holder::Release => write!(f, "another `overbook release` (pid {pid})"),
+        }
+    }
+}
 
 /// Why the state directory cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Somebody else has it.
-    #[error(
-        "another overbook daemon ({holder}) uses {directory}; stop it first or set another `state` in [host]"
-    )]
+    #[error("{holder} uses {directory}; {}", holder.advice())]
     Held {
-        /// "pid 123", or what is known instead.
-        holder: String,
+        /// Who.
+        holder: Held,
         /// The state directory.
         directory: PathBuf,
     },
@@ -66,7 +104,7 @@ impl StateLock {
     ///
     /// # Errors
     /// When another process holds it, or the directory cannot be used.
-    pub fn acquire(directory: &Path) -> Result<Self, LockError> {
+    pub fn acquire(directory: &Path, holder: Holder) -> Result<Self, LockError> {
         let fail = |source: io::Error| {
             let advice = match source.kind() {
                 io::ErrorKind::PermissionDenied => "; run as root, or set `state` in [host]",
@@ -90,19 +128,19 @@ impl StateLock {
             .truncate(false)
             .mode(0o600)
             .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
-            .open(directory.join("lock"))
+            .open(directory.join(FILE_NAME))
             .map_err(fail)?;
         if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(fail(error.into()));
             }
             return Err(LockError::Held {
-                holder: holder(&mut file),
+                holder: held(&mut file),
                 directory: directory.to_owned(),
             });
         }
-        // On a full disk the message of a second daemon lacks the pid, which is no reason to stop.
-        let _ = write_pid(&mut file);
+        // On a full disk nobody can read whether it is the daemon, which is no reason to stop.
+        let _ = write_holder(&mut file, holder);
         Ok(Self { _file: file })
     }
 }
@@ -117,19 +155,35 @@ fn make_private(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn write_pid(file: &mut File) -> io::Result<()> {
-    file.set_len(0)?;
-    file.rewind()?;
-    writeln!(file, "{}", std::process::id())
+/// Who has the lock of this state directory now; `None`: nobody, or it cannot be seen.
+pub(crate) fn held_in(directory: &Path) -> Option<Held> {
+    let mut file = File::open(directory.join(FILE_NAME)).ok()?;
+    Some(held(&mut file)).filter(|held| held.pid.is_some())
 }
 
-fn holder(file: &mut File) -> String {
+const RELEASE: &str = "release";
+
+fn write_holder(file: &mut File, holder: Holder) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    let word = match holder {
+        Holder::Daemon => "daemon",
+        Holder::Release => RELEASE,
+    };
+    writeln!(file, "{} {word}", std::process::id())
+}
+
+fn held(file: &mut File) -> Held {
+    let holders = file_lock::holders(file).unwrap_or_default();
     let mut text = String::new();
-    let read = file.take(32).read_to_string(&mut text);
-    match (read, text.trim().parse::<u32>()) {
-        (Ok(_), Ok(pid)) => format!("pid {pid}"),
-        _ => "pid unknown".to_owned(),
-    }
+    let _ = file.take(32).read_to_string(&mut text);
+    let mut words = text.split_whitespace();
+    let written = words.next().and_then(|pid| pid.parse::<u32>().ok());
+    // A child that the holder has just forked has the lock too, for a moment.
+    let is_true = |pid: &u32| holders.contains(pid);
+    let pid = written.filter(is_true).or(holders.first().copied());
+    let is_release = written == pid && words.next() == Some(RELEASE);
+    Held { by: if is_release { Holder::Release } else { Holder::Daemon }, pid }
 }
 
 #[cfg(test)]
@@ -142,19 +196,40 @@ mod tests {
     fn a_second_daemon_is_told_who_the_first_is() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("deep/state");
-        let first = StateLock::acquire(&state).unwrap();
-        let error = StateLock::acquire(&state).unwrap_err().to_string();
+        let first = StateLock::acquire(&state, Holder::Daemon).unwrap();
+        let error = StateLock::acquire(&state, Holder::Daemon).unwrap_err().to_string();
         let expected = format!("another overbook daemon (pid {})", std::process::id());
         assert!(error.starts_with(&expected), "{error}");
         drop(first);
-        StateLock::acquire(&state).unwrap();
+        StateLock::acquire(&state, Holder::Daemon).unwrap();
+    }
+
+    #[test]
+    fn a_release_at_work_is_told_from_a_daemon() {
+        let dir = tempfile::tempdir().unwrap();
+        let _release = StateLock::acquire(dir.path(), Holder::Release).unwrap();
+        let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
+        let LockError::Held { holder, .. } = &error else { panic!("{error}") };
+        assert_eq!(*holder, Held { by: Holder::Release, pid: Some(std::process::id()) });
+        assert!(error.to_string().ends_with("wait until it has ended"), "{error}");
+    }
+
+    #[test]
+    fn what_an_earlier_holder_wrote_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let _daemon = StateLock::acquire(dir.path(), Holder::Daemon).unwrap();
+        // As when the disk was full.
+        fs::write(dir.path().join("lock"), "1 release\n").unwrap();
+        let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
+        let LockError::Held { holder, .. } = &error else { panic!("{error}") };
+        assert_eq!(*holder, Held { by: Holder::Daemon, pid: Some(std::process::id()) });
     }
 
     #[test]
     fn the_directory_is_made_for_its_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let _lock = StateLock::acquire(&state).unwrap();
+        let _lock = StateLock::acquire(&state, Holder::Daemon).unwrap();
         assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
     }
 
@@ -162,7 +237,7 @@ mod tests {
     fn a_directory_that_others_may_write_in_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o770)).unwrap();
-        let error = StateLock::acquire(dir.path()).unwrap_err().to_string();
+        let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err().to_string();
         assert!(error.contains("has mode 0770") && error.contains("chmod go-w"), "{error}");
     }
 
@@ -170,8 +245,8 @@ mod tests {
     fn a_lock_file_with_garbage_in_it_is_no_obstacle() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("lock"), [0xff; 4096]).unwrap();
-        let _first = StateLock::acquire(dir.path()).unwrap();
-        let error = StateLock::acquire(dir.path()).unwrap_err().to_string();
+        let _first = StateLock::acquire(dir.path(), Holder::Daemon).unwrap();
+        let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err().to_string();
         assert!(error.contains(&format!("pid {}", std::process::id())), "{error}");
     }
 
@@ -180,13 +255,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         fs::write(&state, "").unwrap();
-        let error = StateLock::acquire(&state).unwrap_err().to_string();
+        let error = StateLock::acquire(&state, Holder::Daemon).unwrap_err().to_string();
         assert!(error.contains("must name a directory"), "{error}");
     }
 
     #[test]
     fn a_directory_that_cannot_be_made_is_a_clear_error() {
-        let error = StateLock::acquire(Path::new("/proc/overbook")).unwrap_err().to_string();
+        let error = StateLock::acquire(Path::new("/proc/overbook"), Holder::Daemon)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("state directory /proc/overbook: "), "{error}");
     }
 }

@@ -3,10 +3,17 @@
 //!
 //! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
 //! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's cooperation,
-//! and a broken configuration does not stop it. It is idempotent; what could not be put back stays on
-//! record and is tried again by the next one.
+//! and a broken configuration does not stop it. A daemon that has the state and cannot be asked is ended before
+//! that ([`eviction`]). It is idempotent; what could not be put back stays on record and is tried again by the
+//! next one.
 
-use std::{collections::BTreeMap, io, path::Path};
+pub mod eviction;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
 
 use futures_util::future::join_all;
 use model::{Bytes, KsmOrder, config::DEFAULT_STATE};
@@ -16,7 +23,7 @@ use crate::{
     config_files,
     drivers::{Records, Released, ksm::Hand, restore_at},
     journal::{Journal, JournalError},
-    lock::{LockError, StateLock},
+    lock::{Holder, LockError, StateLock},
     worker::{self, StillShares, with_shim},
 };
 
@@ -43,17 +50,22 @@ pub enum ReleaseError {
     System(#[from] io::Error),
 }
 
-/// Releases without a daemon, from the journal in the state directory that `config` names.
+/// The state directory that `config` names, faulty or not.
+#[must_use]
+pub fn state_of(config: &Path) -> PathBuf {
+    config_files::salvage(config).state.unwrap_or_else(|| DEFAULT_STATE.into())
+}
+
+/// Releases without a daemon, from the journal in this state directory.
 ///
 /// # Errors
 /// When a daemon holds the state, or the journal cannot be read.
-pub fn offline(config: &Path) -> Result<Summary, ReleaseError> {
-    let state = config_files::salvage(config).state.unwrap_or_else(|| DEFAULT_STATE.into());
+pub fn offline(state: &Path) -> Result<Summary, ReleaseError> {
     if !state.exists() {
         return Ok(Summary { text: "nothing to release".to_owned(), is_complete: true });
     }
-    let _lock = StateLock::acquire(&state)?;
-    let records = Records::new(Journal::open(&state)?);
+    let _lock = StateLock::acquire(state, Holder::Release)?;
+    let records = Records::new(Journal::open(state)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcomes = runtime.block_on(async {
         let all = records.all().await;

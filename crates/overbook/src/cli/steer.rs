@@ -1,10 +1,17 @@
 //! `overbook pause`, `resume` and `release`.
 //!
 //! `release` must work in every state, above all when the daemon is dead: then the journal says what
-//! there is to undo.
+//! there is to undo. A daemon that cannot be asked is ended first.
+
+use std::time::{Duration, Instant};
 
 use super::{context::Context, error::CliError, output::Output};
-use crate::{client::ClientError, http::wire::Done, release};
+use crate::{
+    client::ClientError,
+    http::wire::Done,
+    lock::{Holder, LockError},
+    release::{self, ReleaseError, eviction::evict},
+};
 
 pub(super) fn pause(context: &Context, json: bool) -> Result<Output, CliError> {
     shown(&context.client()?.post("/v1/pause")?, json)
@@ -14,21 +21,74 @@ pub(super) fn resume(context: &Context, json: bool) -> Result<Output, CliError> 
     shown(&context.client()?.post("/v1/resume")?, json)
 }
 
+/// How often a daemon that does not say whether it is well is asked again. A busy one may be late.
+const SIGNS: u32 = 3;
+/// How long a daemon may be without a socket: it looks for it once a second, or has just started.
+const DEAF: Duration = Duration::from_secs(10);
+/// How long another `overbook release` is waited for.
+const OTHERS: Duration = Duration::from_secs(60);
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Whoever has the state does it, or is ended and then we do.
 pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError> {
-    // A configuration that cannot be read does not say where the daemon is, so there the journal alone
-    // helps; its lock tells if a daemon runs after all.
-    match context.client().map(|client| client.post("/v1/release")) {
-        Ok(Err(ClientError::NoDaemon(_))) | Err(CliError::Said(_)) => offline(context, json),
-        Ok(done) => shown(&done?, json),
-        Err(error) => Err(error),
+    let state = release::state_of(&context.config);
+    let said = |error: &dyn ToString| CliError::Said(error.to_string());
+    let mut since = Instant::now();
+    let mut evicted = None;
+    loop {
+        // A configuration that cannot be read does not say where the daemon is; the lock tells if one runs.
+        let is_hung = match ask(context) {
+            Ok(done) => return shown(&after(evicted, done.message), json),
+            Err(
+                error @ CliError::Client(ClientError::Refused(_) | ClientError::NotPermitted(_)),
+            ) => {
+                return Err(error);
+            }
+            Err(CliError::Client(ClientError::Silent { .. })) => true,
+            Err(_) => false,
+        };
+        let holder = match release::offline(&state) {
+            Ok(summary) => {
+                let code = u8::from(!summary.is_complete);
+                return Ok(shown(&after(evicted, summary.text), json)?.with_code(code));
+            }
+            Err(ReleaseError::Lock(LockError::Held { holder, .. })) => holder,
+            Err(error) => return Err(said(&error)),
+        };
+        let patience = match holder.by {
+            Holder::Release => OTHERS,
+            Holder::Daemon if is_hung => Duration::ZERO,
+            Holder::Daemon => DEAF,
+        };
+        if since.elapsed() < patience {
+            std::thread::sleep(PAUSE);
+        } else if holder.by == Holder::Daemon && evicted.is_none() {
+            evicted = Some(evict(&state, holder).map_err(|error| said(&error))?);
+            // Another one may have been started meanwhile. It is paused.
+            since = Instant::now();
+        } else {
+            return Err(said(&LockError::Held { holder, directory: state }));
+        }
     }
 }
 
-fn offline(context: &Context, json: bool) -> Result<Output, CliError> {
-    let summary = release::offline(&context.config);
-    let summary = summary.map_err(|error| CliError::Said(error.to_string()))?;
-    let code = u8::from(!summary.is_complete);
-    Ok(shown(&Done { message: summary.text }, json)?.with_code(code))
+/// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that works.
+fn ask(context: &Context) -> Result<Done, CliError> {
+    let client = context.client()?;
+    for sign in 1.. {
+        match client.get_text("/healthz") {
+            // Late or not, it answers.
+            Ok(_) | Err(ClientError::Refused(_)) => break,
+            Err(ClientError::Silent { .. }) if sign < SIGNS => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(client.post("/v1/release")?)
+}
+
+fn after(evicted: Option<String>, message: String) -> Done {
+    let lines: Vec<String> = evicted.into_iter().chain([message]).collect();
+    Done { message: lines.join("\n") }
 }
 
 fn shown(done: &Done, json: bool) -> Result<Output, CliError> {

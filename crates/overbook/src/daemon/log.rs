@@ -1,4 +1,4 @@
-//! What the daemon writes to standard error: the same words as everywhere, in journald's form.
+//! What the daemon's loop says in its log: the same words as everywhere.
 //!
 //! One line for every change of a VM's memory with its reason, and one when something about a VM or
 //! the host begins or ends (it cannot be reached, it is uncooperative, the host is short). What stays as
@@ -8,24 +8,8 @@ use std::collections::BTreeMap;
 
 use model::{Action, HostView, Link, Mode, Plan, Reason, VmName};
 
+pub(super) use crate::log::{info, warn};
 use crate::{drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews};
-
-/// An ordinary line.
-pub(super) fn info(text: &str) {
-    say(6, text);
-}
-
-/// Something for the operator to look at.
-pub(super) fn warn(text: &str) {
-    say(4, text);
-}
-
-/// journald takes each line for itself, so each has its level.
-fn say(level: u8, text: &str) {
-    for line in text.lines() {
-        eprintln!("<{level}>overbook: {line}");
-    }
-}
 
 /// What was said last, so that only news is said.
 #[derive(Debug, Default)]

@@ -15,12 +15,12 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixStream},
     sync::Semaphore,
     task::JoinSet,
 };
 
-use super::{problem::Problem, token::Token};
+use super::{listen::UnixDoor, problem::Problem, token::Token};
 
 /// Connections at once, per listener. The next ones wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 64;
@@ -32,12 +32,12 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the unix socket: whoever may open the file may do everything.
-pub(super) async fn serve_unix(listener: &UnixListener, router: Router) {
-    accept(listener, router).await;
+pub(super) async fn serve_unix(door: UnixDoor, router: Router) {
+    accept(door, router).await;
 }
 
 /// Serves TCP: nothing at all without the token.
-pub(super) async fn serve_tcp(listener: &TcpListener, router: Router, token: Token) {
+pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Token) {
     let router = router.layer(middleware::from_fn_with_state(token, authorize));
     accept(listener, router).await;
 }
@@ -51,31 +51,31 @@ async fn authorize(State(token): State<Token>, request: Request, next: Next) -> 
 }
 
 /// What both kinds of listener have in common.
-trait Incoming: Sync {
+trait Incoming {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Waits for the next one.
-    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    fn next(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
-impl Incoming for UnixListener {
+impl Incoming for UnixDoor {
     type Stream = UnixStream;
 
-    async fn next(&self) -> io::Result<UnixStream> {
-        self.accept().await.map(|(stream, _)| stream)
+    async fn next(&mut self) -> io::Result<UnixStream> {
+        self.accept().await
     }
 }
 
 impl Incoming for TcpListener {
     type Stream = TcpStream;
 
-    async fn next(&self) -> io::Result<TcpStream> {
+    async fn next(&mut self) -> io::Result<TcpStream> {
         self.accept().await.map(|(stream, _)| stream)
     }
 }
 
-async fn accept(listener: &impl Incoming, router: Router) {
+async fn accept(mut listener: impl Incoming, router: Router) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     // Ends its connections when it is dropped, that is, when the daemon shuts down.
     let mut connections = JoinSet::new();

@@ -3,31 +3,43 @@
 //! A socket file outlives a killed daemon. It is replaced only when nobody answers at it, so a second
 //! daemon never takes the first one's place silently, and a path that is no socket is never removed.
 //! The file gets its mode between `bind` and `listen`: at no moment can a stranger connect.
+//!
+//! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the kernel tells nobody.
+//! So it is looked at once a second ([`UnixDoor`]), and made again under the same rules as at the start: what another
+//! daemon answers at is left to it.
 
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::{
-        fs::{FileTypeExt, MetadataExt, PermissionsExt},
-        net::UnixStream as StdUnixStream,
-    },
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use axum::Router;
 use model::spec::ApiSpec;
-use tokio::net::{TcpListener, UnixListener, UnixSocket};
+use rustix::{
+    io::Errno,
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+use tokio::{
+    net::{TcpListener, UnixListener, UnixSocket, UnixStream},
+    time::{Interval, MissedTickBehavior, interval},
+};
 
 use super::{
     connection,
     token::{Token, TokenError},
 };
+use crate::log;
 
 /// `sun_path` holds 108 bytes, the last of which is zero.
 const MAX_PATH: usize = 107;
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
 const BACKLOG: u32 = 64;
+/// How often it is looked whether the file is still there.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// Why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -74,16 +86,26 @@ pub enum ListenError {
 
 /// The open sockets.
 pub struct Listeners {
-    unix: UnixListener,
+    unix: UnixDoor,
     tcp: Option<(TcpListener, Token)>,
-    /// Dropped with the listeners.
-    _file: SocketFile,
+}
+
+/// The unix socket: what listens, and the file that leads to it.
+pub(super) struct UnixDoor {
+    path: PathBuf,
+    listener: UnixListener,
+    /// Removed at the end if it is still the same one.
+    file: SocketFile,
+    looks: Interval,
+    /// Why the file could not be made again, as it was last said.
+    trouble: Option<String>,
 }
 
 /// The unix socket's file, removed at the end if it is still the same one.
 struct SocketFile {
     path: PathBuf,
-    inode: u64,
+    /// Device and inode; not used for another file while somebody listens.
+    identity: (u64, u64),
 }
 
 impl Listeners {
@@ -94,8 +116,7 @@ impl Listeners {
     pub fn bind(spec: &ApiSpec) -> Result<Self, ListenError> {
         let tcp = spec.tcp.map(|address| bind_tcp(address, spec.token_file.as_deref()));
         let tcp = tcp.transpose()?;
-        let (unix, file) = bind_unix(&spec.socket)?;
-        Ok(Self { unix, tcp, _file: file })
+        Ok(Self { unix: UnixDoor::open(&spec.socket)?, tcp })
     }
 
     /// Where TCP listens; the port is the real one where the configuration says 0.
@@ -105,14 +126,58 @@ impl Listeners {
     }
 
     pub(super) async fn serve(self, router: Router) {
-        let unix = connection::serve_unix(&self.unix, router.clone());
-        match &self.tcp {
+        let unix = connection::serve_unix(self.unix, router.clone());
+        match self.tcp {
             None => unix.await,
             Some((listener, token)) => {
-                let tcp = connection::serve_tcp(listener, router, token.clone());
+                let tcp = connection::serve_tcp(listener, router, token);
                 tokio::join!(unix, tcp);
             }
         }
+    }
+}
+
+impl UnixDoor {
+    fn open(path: &Path) -> Result<Self, ListenError> {
+        let (listener, file) = bind_unix(path)?;
+        let mut looks = interval(LOOK_PERIOD);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Ok(Self { path: path.into(), listener, file, looks, trouble: None })
+    }
+
+    /// Waits for the next connection, and meanwhile keeps the file in its place.
+    ///
+    /// # Errors
+    /// When the kernel has no room for it.
+    pub(super) async fn accept(&mut self) -> io::Result<UnixStream> {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => return accepted.map(|(stream, _)| stream),
+                _ = self.looks.tick() => self.look(),
+            }
+        }
+    }
+
+    /// Makes the file again if it leads elsewhere or nowhere.
+    fn look(&mut self) {
+        if self.file.is_in_place() {
+            return;
+        }
+        let trouble = match bind_unix(&self.path) {
+            Ok((listener, file)) => {
+                (self.listener, self.file) = (listener, file);
+                log::warn(&format!(
+                    "the API's socket {} was gone or another one; it was made again",
+                    self.path.display()
+                ));
+                None
+            }
+            Err(error) => Some(format!("nobody can ask this daemon: {error}")),
+        };
+        if let Some(news) = trouble.as_ref().filter(|_| trouble != self.trouble) {
+            log::warn(news);
+        }
+        self.trouble = trouble;
     }
 }
 
@@ -140,9 +205,13 @@ fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
     let socket = UnixSocket::new_stream().map_err(unix)?;
     socket.bind(path).map_err(unix)?;
     fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(unix)?;
-    let inode = fs::symlink_metadata(path).map_err(unix)?.ino();
+    let identity = identity(path).map_err(unix)?;
     let listener = socket.listen(BACKLOG).map_err(unix)?;
-    Ok((listener, SocketFile { path: path.into(), inode }))
+    Ok((listener, SocketFile { path: path.into(), identity }))
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
 fn remove_stale(path: &Path) -> Result<(), ListenError> {
@@ -155,19 +224,31 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     if !meta.file_type().is_socket() {
         return Err(ListenError::NotASocket(path.into()));
     }
-    match StdUnixStream::connect(path) {
-        Ok(_) => Err(ListenError::InUse(path.into())),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(unix)
-        }
-        Err(error) => Err(unix(error)),
+    match connect(path) {
+        // Whoever listens and does not answer lives, too.
+        Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.into())),
+        Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(unix),
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(unix(error.into())),
+    }
+}
+
+/// Connects without waiting, and hangs up again.
+fn connect(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)
+}
+
+impl SocketFile {
+    fn is_in_place(&self) -> bool {
+        identity(&self.path).is_ok_and(|found| found == self.identity)
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let same = fs::symlink_metadata(&self.path).is_ok_and(|meta| meta.ino() == self.inode);
-        if same {
+        if self.is_in_place() {
             // Nothing is left to be done about a failure: the next start replaces the file.
             let _: io::Result<()> = fs::remove_file(&self.path);
         }

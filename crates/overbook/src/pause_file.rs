@@ -10,25 +10,25 @@ const FILE_NAME: &str = "paused";
 
 /// The file whose presence means "paused".
 #[derive(Debug)]
-pub(super) struct PauseFile {
+pub(crate) struct PauseFile {
     path: PathBuf,
 }
 
 impl PauseFile {
-    pub(super) fn in_state(directory: &Path) -> Self {
+    pub(crate) fn in_state(directory: &Path) -> Self {
         Self { path: directory.join(FILE_NAME) }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether it is there. When that cannot be told it is taken to be: touching nothing is safe.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         !matches!(self.path.try_exists(), Ok(false))
     }
 
-    pub(super) fn set(&self, paused: bool) -> io::Result<()> {
+    pub(crate) fn set(&self, paused: bool) -> io::Result<()> {
         if paused {
             return fs::write(&self.path, "paused by the operator; `overbook resume` goes on\n");
         }

@@ -1,0 +1,180 @@
+//! Ends a daemon that has the state and cannot be asked: its socket leads nowhere, it was stopped, or it hangs.
+//!
+//! It is told to end (SIGTERM, and SIGCONT for one that was stopped), and killed if it does not in time: any process of
+//! Overbook may be killed at any instant. Its workers end with it by the kernel's hand; they are waited for, because
+//! nobody else can unshare what they have. The pause is set first: a daemon that is started again, by systemd for
+//! example, then changes nothing, as after a release that the daemon does itself.
+
+use std::{io, path::Path, time::Duration};
+
+use sys::process::{Identity, Signal, children_of};
+
+use crate::{
+    lock::{Held, Holder},
+    pause_file::PauseFile,
+};
+
+/// How long the daemon may take to end in good order; it gives itself some 8 s.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the kernel may take to end what was killed.
+const END: Duration = Duration::from_secs(10);
+
+/// Why the daemon still runs, or may.
+#[derive(Debug, thiserror::Error)]
+pub enum EvictionError {
+    /// Nothing in `/proc` holds the lock.
+    #[error(
+        "a daemon uses {0}, does not answer, and cannot be seen from here: end it, then release again"
+    )]
+    Unseen(String),
+    /// It is not ours to signal.
+    #[error("the daemon (pid {pid}) does not answer and cannot be told to end: {error}")]
+    Refused {
+        /// The process.
+        pid: u32,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// It hangs in the kernel, or its cgroup is frozen.
+    #[error(
+        "{what} (pid {pid}) does not answer and does not end, though it was killed: it hangs in the kernel, on \
+         a disk for example, or its cgroup is frozen; end that, then release again"
+    )]
+    Immortal {
+        /// The daemon, or a worker of it.
+        what: &'static str,
+        /// The process.
+        pid: u32,
+    },
+}
+
+/// Ends the daemon that has the lock of this state directory; answers what was done, for the operator. One that has ended
+/// meanwhile is no error.
+///
+/// # Errors
+/// When it cannot be ended.
+pub fn evict(state: &Path, holder: Held) -> Result<String, EvictionError> {
+    evict_within(PATIENCE, state, holder)
+}
+
+fn evict_within(patience: Duration, state: &Path, holder: Held) -> Result<String, EvictionError> {
+    let pid = holder.pid.ok_or_else(|| EvictionError::Unseen(state.display().to_string()))?;
+    let refused = |error| EvictionError::Refused { pid, error };
+    let ended = Ok(format!("the daemon (pid {pid}) did not answer, and has ended"));
+    let Some(daemon) = Identity::of(pid) else { return ended };
+    let workers = children_of(pid).map_err(refused)?;
+    // Only now is it known that the number is still the holder's.
+    if holder.by != Holder::Daemon || !holds(state, pid) {
+        return ended;
+    }
+    let pause = PauseFile::in_state(state);
+    let paused = match pause.set(true) {
+        Ok(()) => "one that is started now is paused until `overbook resume`".to_owned(),
+        Err(error) => {
+            format!("one that is started now is not paused: {}: {error}", pause.path().display())
+        }
+    };
+    daemon.signal(Signal::TERM).and_then(|_| daemon.signal(Signal::CONT)).map_err(refused)?;
+    let how = if daemon.wait_for(patience).map_err(refused)? {
+        "was told to end"
+    } else {
+        kill("the daemon", daemon)?;
+        "was killed, for it did not end when it was told to"
+    };
+    for worker in workers {
+        if !worker.wait_for(END).map_err(refused)? {
+            kill("a worker of the daemon", worker)?;
+        }
+    }
+    Ok(format!("the daemon (pid {pid}) did not answer and {how}; {paused}"))
+}
+
+fn holds(state: &Path, pid: u32) -> bool {
+    let lock = crate::lock::held_in(state);
+    lock.is_some_and(|held| held.pid == Some(pid))
+}
+
+fn kill(what: &'static str, process: Identity) -> Result<(), EvictionError> {
+    let pid = process.pid;
+    let refused = |error| EvictionError::Refused { pid, error };
+    process.signal(Signal::KILL).map_err(refused)?;
+    match process.wait_for(END).map_err(refused)? {
+        true => Ok(()),
+        false => Err(EvictionError::Immortal { what, pid }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Child, Command, Stdio},
+    };
+
+    use super::*;
+    use crate::lock::{LockError, StateLock};
+
+    /// Has the lock of `state` and does `what` until it is ended.
+    fn holder(state: &Path, what: &str) -> (Child, Held) {
+        let script = format!("echo $$ daemon > lock; exec 9<>lock; flock 9; echo ready; {what}");
+        let mut child = Command::new("sh")
+            .args(["-c", &script])
+            .current_dir(state)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let error = StateLock::acquire(state, Holder::Release).unwrap_err();
+        let LockError::Held { holder, .. } = error else { panic!("{error}") };
+        assert_eq!(holder, Held { by: Holder::Daemon, pid: Some(child.id()) });
+        (child, holder)
+    }
+
+    fn state() -> tempfile::TempDir {
+        let state = tempfile::tempdir().unwrap();
+        drop(StateLock::acquire(state.path(), Holder::Daemon).unwrap());
+        state
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+    /// Its children have no part in the lock.
+    const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.1 9<&-; done";
+
+    #[test]
+    fn one_that_was_stopped_is_woken_to_end_and_the_next_one_will_be_paused() {
+        let state = state();
+        let (mut child, held) =
+            holder(state.path(), "trap 'exit 0' TERM; while :; do sleep 0.1; done");
+        let daemon = Identity::of(child.id()).unwrap();
+        daemon.signal(Signal::STOP).unwrap();
+        let said = evict_within(LONG, state.path(), held).unwrap();
+        assert!(said.contains("was told to end; one that is started now is paused"), "{said}");
+        assert!(child.wait().unwrap().success(), "it ended by itself");
+        assert!(PauseFile::in_state(state.path()).is_set());
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_killed() {
+        let state = state();
+        let (mut child, held) = holder(state.path(), STUBBORN);
+        let said = evict_within(Duration::from_millis(300), state.path(), held).unwrap();
+        assert!(said.contains("was killed"), "{said}");
+        child.wait().unwrap();
+        StateLock::acquire(state.path(), Holder::Release).unwrap();
+    }
+
+    #[test]
+    fn who_has_the_number_and_not_the_lock_is_left_alone() {
+        let state = state();
+        let mut other = Command::new("sleep").arg("60").spawn().unwrap();
+        let held = Held { by: Holder::Daemon, pid: Some(other.id()) };
+        let said = evict_within(LONG, state.path(), held).unwrap();
+        assert!(said.ends_with("has ended"), "{said}");
+        assert!(Identity::of(other.id()).unwrap().is_alive());
+        assert!(!PauseFile::in_state(state.path()).is_set());
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+}
