@@ -1,12 +1,14 @@
-//! VMs without the shim are merged by the kernel's KSM, end to end: real guests of one group, the daemon, a
-//! crash of it, and a release.
+//! VMs without the shim are merged by the kernel's KSM, end to end: real guests of one group, a QEMU that Overbook
+//! does not know, the daemon, a crash of it, and a release.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use lab::MachineSpec;
 use model::{Bytes, Mode};
-use overbook_tests::{MAX, Stage};
+use overbook_tests::{MAX, Stage, skip};
 use sys::ksm::{Knob, Ksm, Settings};
+use sys::mergeable;
+use sys::process::Identity;
 
 /// Of 40 MiB that are the same in both guests.
 const ENOUGH: Bytes = Bytes::mib(12);
@@ -32,24 +34,66 @@ fn until_merged(stage: &Stage) {
     });
 }
 
+/// Writes the group's rate into the configuration, and that KSM may be driven, or not.
+fn configure(stage: &Stage, may_drive: bool) {
+    let config = std::fs::read_to_string(stage.config()).unwrap();
+    let mut config = config.replace("dedup = \"off\"", "dedup = 200");
+    if may_drive {
+        config = config.replace("[host]\n", "[host]\nksm = \"drive\"\n");
+    }
+    std::fs::write(stage.config(), config).unwrap();
+    stage.hang_up();
+}
+
+fn until_refused(stage: &Stage, why: &str) {
+    stage.until(&format!("it is said that {why}"), |stage| {
+        let said = &stage.vm("a1")["unsupported"]["dedup"];
+        said.as_str().is_some_and(|said| said.contains(why))
+    });
+}
+
+/// A QEMU that no configuration tells Overbook of.
+fn stranger(stage: &mut Stage) -> Identity {
+    let qemu = stage.provisions.qemu.command();
+    let machine =
+        ["-machine", "q35,accel=tcg", "-m", "64", "-S", "-nodefaults", "-display", "none"];
+    stage.lab.spawn("stranger", qemu.args(machine)).unwrap()
+}
+
 #[test]
-fn ksm_merges_a_group_survives_the_daemon_and_gets_back_what_it_had() {
+fn ksm_merges_one_group_alone_and_only_if_told_to_and_gets_back_what_it_had() {
     let ksm = Ksm::of_host();
     let before = ksm.settings().unwrap_or_default();
     let is_idle = before.get(&Knob::Run).is_some_and(|run| run == "0");
+    let is_alone = mergeable::processes().is_ok_and(|others| others.is_empty());
     if !is_idle || ksm.check_writable(&before).is_err() {
-        return eprintln!("SKIPPED: needs root, and a KSM that nobody uses");
+        return skip("needs root, and a KSM that nobody uses");
     }
     let _guard = Kernels(before.clone());
     let guest = |name| MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 40");
     let Some(mut stage) = Stage::start(Mode::Observe, &[guest("a1"), guest("a2")]) else { return };
-    let config = std::fs::read_to_string(stage.config()).unwrap();
-    let config = config.replace("dedup = \"off\"", "dedup = 200");
-    std::fs::write(stage.config(), config).unwrap();
-    stage.hang_up();
+    configure(&stage, false);
+    until_refused(&stage, "kernel KSM is not driven (`ksm = \"off\"` in [host])");
+    assert_eq!(ksm.settings().unwrap(), before);
+
+    configure(&stage, true);
+    if !is_alone {
+        until_refused(&stage, "has mergeable memory and is no VM that Overbook knows");
+        assert_eq!(ksm.settings().unwrap(), before);
+        return skip("the rest needs a host where nobody else has mergeable memory");
+    }
     until_merged(&stage);
     assert_eq!(stage.vm("a1")["unsupported"]["dedup"], serde_json::Value::Null);
     assert!(stage.says(&["group", "shop"]).contains("kernel KSM merges them and saves"));
+
+    let other = stranger(&mut stage);
+    until_refused(
+        &stage,
+        &format!("process {} (\"qemu-system-x86_64\") has mergeable memory", other.pid),
+    );
+    stage.until("KSM has stopped", |_| ksm.settings().unwrap()[&Knob::Run] == "0");
+    stage.lab.end_helper("stranger", true).unwrap();
+    until_merged(&stage);
 
     stage.daemon.kill(&mut stage.lab).unwrap();
     stage.daemon.restart(&mut stage.lab).unwrap();

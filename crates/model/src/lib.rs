@@ -23,7 +23,7 @@ pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use free_pages::{FreePages, FreePagesSpec};
-pub use ksm::{KsmOrder, KsmReading, KsmRefusal};
+pub use ksm::{KsmOrder, KsmReading, KsmRefusal, KsmSpec, Mergeable};
 pub use names::{GroupName, NamePattern, VmName};
 pub use plan::{Action, Decision, Ledger, Loan, Plan, Scan, Take};
 pub use reason::Reason;

@@ -7,7 +7,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, DedupSpec, FreePagesSpec, GroupName, NamePattern, TrackingBudget, VmName};
+use crate::{
+    Bytes, DedupSpec, FreePagesSpec, GroupName, KsmSpec, NamePattern, TrackingBudget, VmName,
+};
 
 /// The whole configuration of one host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +35,9 @@ pub struct HostSpec {
     pub qmp: Vec<String>,
     /// Where history and the record of what to undo are kept.
     pub state: PathBuf,
+    /// Whether the kernel's KSM is driven for VMs without the shim.
+    #[serde(default)]
+    pub ksm: KsmSpec,
 }
 
 /// The API's listeners.

@@ -101,7 +101,8 @@ impl Daemon {
             log::warn(note);
         }
         let records = Records::new(journal);
-        let mut ksm = HostKsm::new(Hand::new(sys::ksm::Ksm::of_host(), records.clone()));
+        let hand = Hand::new(sys::ksm::Ksm::of_host(), records.clone());
+        let mut ksm = HostKsm::new(hand, sys::mergeable::processes);
         let period = Duration::from_millis(tuning::PERIOD.0);
         let drivers = Drivers::new(Settings { globs: spec.host.qmp.clone(), period, records })?;
         let pause = PauseFile::in_state(state);

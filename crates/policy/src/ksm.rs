@@ -1,21 +1,26 @@
 //! Whom the kernel's own merging (KSM) may serve: VMs whose QEMU was started without the shim.
 //!
 //! KSM knows no groups: it merges whatever is marked mergeable on the host, and a guest can tell by the time
-//! of a write that somebody else has the same page. So it may only work where everybody is of one group:
-//! every VM that was found belongs to it. What is found to be otherwise stops it at once; that it may begin,
-//! or that what was changed is put back (which unmerges, and costs the time and memory of copying
+//! of a write that somebody else has the same page. So it may only work where everybody is of one group: every
+//! VM that was found belongs to it, and every process that has mergeable memory is one of these VMs. A process
+//! of which that is not known counts as a stranger. What is found to be otherwise stops it at once; that it may
+//! begin, or that what was changed is put back (which unmerges, and costs the time and memory of copying
 //! everything), has to be settled for a while ([`tuning::KSM_SETTLED`]).
 //!
-//! Leaves out VMs that Overbook does not find, and programs other than QEMU that mark memory mergeable:
-//! nobody says whose they are.
+//! Leaves out how the processes are found, and that one may have come since they were last looked at: no older
+//! look than [`tuning::KSM_LOOK_FRESH`] counts.
 
 use std::collections::BTreeSet;
 
-use model::{GroupName, HostView, KsmOrder, KsmRefusal, PagesPerMs, Spec, Time, VmName};
+use model::{
+    GroupName, HostView, KsmOrder, KsmRefusal, KsmSpec, Mergeable, PagesPerMs, Reading, Spec, Time,
+    VmName,
+};
 
 use crate::tuning;
 
-/// The group whose VMs KSM may merge; `observed` are the VMs that are known to be without the shim.
+/// The group whose VMs KSM may merge as far as VMs are concerned; `observed` are the VMs that are known to be
+/// without the shim.
 ///
 /// # Errors
 /// Why it may merge none.
@@ -24,6 +29,9 @@ pub fn group_of<'a>(
     view: &HostView,
     observed: &BTreeSet<VmName>,
 ) -> Result<&'a GroupName, KsmRefusal> {
+    if spec.host.ksm == KsmSpec::Off {
+        return Err(KsmRefusal::Off);
+    }
     let to_merge = |vm| spec.group_of(vm).filter(|(_, group)| group.dedup.is_on());
     let Some((group, _)) = observed.iter().find_map(to_merge) else {
         return Err(KsmRefusal::Unneeded);
@@ -42,6 +50,41 @@ pub fn group_of<'a>(
         }
     }
     Ok(group)
+}
+
+/// Which processes of the host have mergeable memory, as it was last looked; or why that could not be seen.
+pub type Look = Result<Vec<Mergeable>, String>;
+
+/// Nothing, if the VMs of `view` alone have memory that KSM could merge, by the latest look at all processes.
+///
+/// # Errors
+/// Who else has, or may have.
+pub fn no_strangers(
+    view: &HostView,
+    look: Option<&Reading<Look>>,
+    now: Time,
+) -> Result<(), KsmRefusal> {
+    let unseen = |why: String| Err(KsmRefusal::Unseen(why));
+    let Some(look) = look else {
+        return unseen("who has mergeable memory is being looked at".to_owned());
+    };
+    if look.age(now) > tuning::KSM_LOOK_FRESH {
+        let age = look.age(now);
+        return unseen(format!("who has mergeable memory was last looked at {age} ago"));
+    }
+    let processes = match &look.value {
+        Ok(processes) => processes,
+        Err(why) => return unseen(why.clone()),
+    };
+    let own: BTreeSet<u32> = view.vms.values().filter_map(|vm| vm.pid).collect();
+    let Some(stranger) = processes.iter().find(|process| !own.contains(&process.pid)) else {
+        return Ok(());
+    };
+    let Mergeable { pid, program, unknown } = stranger.clone();
+    Err(match unknown {
+        None => KsmRefusal::Process { pid, program },
+        Some(why) => KsmRefusal::Unknown { pid, program, why },
+    })
 }
 
 /// Remembers for how long the answer has been the same.
@@ -82,6 +125,7 @@ mod tests {
 
     fn spec(groups: &[(&str, DedupSpec)]) -> Spec {
         let mut spec = config::parse(&[]).unwrap();
+        spec.host.ksm = KsmSpec::Drive;
         spec.groups = groups
             .iter()
             .map(|(name, dedup)| {
@@ -134,6 +178,58 @@ mod tests {
         let unneeded = Err(KsmRefusal::Unneeded);
         assert_eq!(group_of(&off, &view, &observed(&["web-1"])), unneeded);
         assert_eq!(group_of(&spec(&[("web", ON)]), &view, &observed(&[])), unneeded);
+    }
+
+    #[test]
+    fn without_its_own_key_nobody_is_merged_whatever_else_is_written() {
+        let mut spec = spec(&[("web", ON)]);
+        spec.host.ksm = KsmSpec::default();
+        let why = group_of(&spec, &view(&["web-1"]), &observed(&["web-1"])).unwrap_err();
+        assert_eq!(why.to_string(), "kernel KSM is not driven (`ksm = \"off\"` in [host])");
+    }
+
+    /// One second ago these processes had mergeable memory.
+    fn look(processes: &[Mergeable]) -> Reading<Look> {
+        Reading::new(Ok(processes.to_vec()), Time(1_000))
+    }
+
+    fn process(pid: u32) -> Mergeable {
+        Mergeable { pid, program: "qemu".to_owned(), unknown: None }
+    }
+
+    #[test]
+    fn nobody_but_the_vms_may_have_mergeable_memory() {
+        let mut view = view(&["web-1", "web-2"]);
+        view.vms.get_mut(&"web-2".into()).unwrap().pid = Some(2);
+        let judge =
+            |processes: &[Mergeable]| no_strangers(&view, Some(&look(processes)), Time(2_000));
+        assert_eq!(judge(&[]), Ok(()));
+        assert_eq!(judge(&[process(1), process(2)]), Ok(()));
+        let why = judge(&[process(1), process(2), process(3)]).unwrap_err();
+        assert_eq!(why, KsmRefusal::Process { pid: 3, program: "qemu".to_owned() });
+        assert!(why.to_string().contains("process 3 (\"qemu\") has mergeable memory"), "{why}");
+    }
+
+    #[test]
+    fn a_process_that_cannot_be_judged_is_a_stranger_and_a_vm_is_none() {
+        let unknown = |pid| Mergeable { unknown: Some("no".to_owned()), ..process(pid) };
+        let judge = |of| no_strangers(&view(&["web-1"]), Some(&look(&[of])), Time(2_000));
+        assert_eq!(judge(unknown(1)), Ok(()), "it is of the group in any case");
+        let why = judge(unknown(3)).unwrap_err();
+        assert!(why.to_string().ends_with("is not known: no"), "{why}");
+    }
+
+    #[test]
+    fn who_has_not_looked_or_not_lately_or_in_vain_knows_nothing() {
+        let view = view(&["web-1"]);
+        let judge = |look: Option<&Reading<Look>>, now| {
+            no_strangers(&view, look, Time(now)).unwrap_err().to_string()
+        };
+        assert!(judge(None, 0).ends_with("is being looked at"));
+        let late = 1_001 + tuning::KSM_LOOK_FRESH.0;
+        assert!(judge(Some(&look(&[])), late).contains("was last looked at"));
+        let blind = Reading::new(Err("hidden".to_owned()), Time(0));
+        assert!(judge(Some(&blind), 0).ends_with("keep groups apart: hidden"));
     }
 
     #[test]

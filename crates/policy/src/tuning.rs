@@ -251,6 +251,13 @@ pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 /// has just started finds its VMs within this time, and a new VM shows its name and its shim; KSM rests
 /// meanwhile.
 pub const KSM_SETTLED: Millis = Millis::secs(10);
+/// The least pause between two looks at which processes have memory that KSM may merge: for so long one that has
+/// just come may be merged with the rest.
+pub const KSM_LOOK_PAUSE: Millis = Millis::secs(5);
+/// The longest, on hosts where one look takes long.
+pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);
+/// A look that is older says nothing: the next one hangs in the kernel.
+pub const KSM_LOOK_FRESH: Millis = Millis::secs(60);
 
 /// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1 to
 /// 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).

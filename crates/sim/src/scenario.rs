@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, Mode, NamePattern, Plan, Policy, Spec, VmLimits, VmName,
+    Bytes, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, Plan, Policy, Spec,
+    VmLimits, VmName,
     ports::Clock as _,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
@@ -42,7 +43,12 @@ impl Scenario {
     /// A large host (64 GiB, 1 GiB of reserve) without guests.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let host = HostSpec { reserve: Some(Bytes::mib(1024)), qmp: vec![], state: "state".into() };
+        let host = HostSpec {
+            reserve: Some(Bytes::mib(1024)),
+            qmp: vec![],
+            state: "state".into(),
+            ksm: KsmSpec::Off,
+        };
         let api = ApiSpec { socket: "socket".into(), tcp: None, token_file: None };
         let modes = Modes { balloon: Mode::Enforce };
         let (groups, vms) = (BTreeMap::new(), BTreeMap::new());

@@ -68,6 +68,7 @@ fn host(draft: &Draft, faults: &mut Vec<Fault>) -> HostSpec {
         reserve: draft.reserve.as_ref().map(|size| size.value),
         qmp,
         state: state.unwrap_or_else(|| DEFAULT_STATE.into()),
+        ksm: draft.ksm.unwrap_or_default(),
     }
 }
 

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::table::{At, Place, Table};
-use crate::{Bytes, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget, spec::ShareSpec};
+use crate::{
+    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, Policy, TrackingBudget, spec::ShareSpec,
+};
 
 /// All files together.
 #[derive(Default)]
@@ -14,6 +16,7 @@ pub(super) struct Draft {
     pub(super) reserve: Option<At<Bytes>>,
     pub(super) qmp: Option<At<Vec<At<String>>>>,
     pub(super) state: Option<At<String>>,
+    pub(super) ksm: Option<KsmSpec>,
     pub(super) balloon: Option<Mode>,
     pub(super) socket: Option<At<String>>,
     pub(super) tcp: Option<At<String>>,
@@ -69,6 +72,8 @@ impl Draft {
             set(&mut self.reserve, host.size("reserve"));
             set(&mut self.qmp, host.texts("qmp"));
             set(&mut self.state, host.text("state"));
+            let ksm = [("off", KsmSpec::Off), ("drive", KsmSpec::Drive)];
+            set(&mut self.ksm, host.choice("ksm", &ksm));
             host.finish();
         }
         if let Some(mode) = file.table("mode") {

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget, spec::ShareSpec,
+    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, PagesPerMs, Policy, TrackingBudget,
+    spec::ShareSpec,
 };
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
@@ -31,7 +32,7 @@ fn nothing_written_means_the_defaults() {
     assert_eq!(spec.host.qmp, ["/run/overbook/qmp/*.sock"]);
     assert_eq!(spec.host.state.to_str(), Some("/var/lib/overbook"));
     assert_eq!(spec.api.socket.to_str(), Some("/run/overbook/overbook.sock"));
-    assert_eq!((spec.host.reserve, spec.api.tcp), (None, None));
+    assert_eq!((spec.host.reserve, spec.host.ksm, spec.api.tcp), (None, KsmSpec::Off, None));
     assert_eq!(spec.modes.balloon, Mode::Observe);
     assert!(spec.groups.is_empty());
 }
@@ -40,7 +41,7 @@ fn nothing_written_means_the_defaults() {
 fn every_key_arrives_in_the_spec() {
     let spec = parse_one(
         r#"
-        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook" }
+        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook", ksm = "drive" }
         mode.balloon = "enforce"
         [api]
         socket = "/run/o.sock"
@@ -64,7 +65,7 @@ fn every_key_arrives_in_the_spec() {
         "#,
     )
     .unwrap();
-    assert_eq!(spec.host.reserve, Some(Bytes::mib(2048)));
+    assert_eq!((spec.host.reserve, spec.host.ksm), (Some(Bytes::mib(2048)), KsmSpec::Drive));
     assert_eq!(spec.api.tcp.unwrap().port(), 7780);
     let (name, group) = spec.group_of(&"web-1".into()).unwrap();
     assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));
@@ -85,6 +86,7 @@ fn every_fault_is_reported_at_once_with_its_line() {
 [host]
 reserve = 2
 qmp = ["run/*.sock"]
+ksm = "always"
 [mod]
 balloon = "enforce"
 [api]
@@ -112,22 +114,23 @@ priority = "high"
     let expected = "\
 overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
 overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
-overbook.toml:5: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
-overbook.toml:8: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
-overbook.toml:8: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:10: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
-overbook.toml:11: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:19) and \"web-*\"
-overbook.toml:12: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
-overbook.toml:15: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
-overbook.toml:16: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
-overbook.toml:17: `vms` must not be empty
-overbook.toml:20: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
-overbook.toml:21: `free_pages` is \"late\"; valid: off, lazy; did you mean `lazy`?
-overbook.toml:22: `lend` must be true or false, not a text
-overbook.toml:24: `base` must be more than zero
-overbook.toml:25: `swap` must be true or false, not a text
-overbook.toml:26: `weight` is 0; valid: a whole number from 1 to 1000
-overbook.toml:27: `priority` must be a whole number from 0 to 9, not a text";
+overbook.toml:5: `ksm` is \"always\"; valid: off, drive
+overbook.toml:6: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
+overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
+overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
+overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
+overbook.toml:12: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:20) and \"web-*\"
+overbook.toml:13: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
+overbook.toml:16: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
+overbook.toml:17: `tracking` is \"20%\"; valid: \"off\" or a share of one vCPU from \"0.1%\" to \"10%\"
+overbook.toml:18: `vms` must not be empty
+overbook.toml:21: `dedup` is 1001; valid: \"off\", \"adaptive\", \"adaptive-c\", \"adaptive-cs\" or 1 to 1000 pages per ms
+overbook.toml:22: `free_pages` is \"late\"; valid: off, lazy; did you mean `lazy`?
+overbook.toml:23: `lend` must be true or false, not a text
+overbook.toml:25: `base` must be more than zero
+overbook.toml:26: `swap` must be true or false, not a text
+overbook.toml:27: `weight` is 0; valid: a whole number from 1 to 1000
+overbook.toml:28: `priority` must be a whole number from 0 to 9, not a text";
     assert_eq!(faults_of(text), expected);
 }
 

@@ -1,8 +1,8 @@
 //! The kernel's KSM, as the loop sees it: who may be merged by it is looked at in every tick, the group's scan
 //! rate becomes an order, and what became of that goes into the view.
 //!
-//! It serves VMs without the shim, whose pages no worker can merge, and only on a host of one group
-//! ([`policy::ksm`]). While Overbook is paused, and when the daemon ends, KSM rests: nobody would see that a
+//! It serves VMs without the shim, whose pages no worker can merge, if the operator says so (`ksm` in `[host]`), and
+//! only while all memory of the host that it could merge is of one group ([`policy::ksm`]). While Overbook is paused, and when the daemon ends, KSM rests: nobody would see that a
 //! VM of another group has come. What is merged stays merged then; `overbook release` puts everything back.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +16,7 @@ use policy::ksm::Patience;
 use sys::clock::boot_now;
 
 use super::{log, workers::NO_SHIM};
-use crate::drivers::ksm::{Hand, Known, KsmDriver};
+use crate::drivers::ksm::{Hand, Known, KsmDriver, Looking, Lookout};
 
 /// How long a release waits for everything to be unmerged. Who asked waits a little longer.
 const UNMERGED: Duration = Duration::from_secs(25);
@@ -27,6 +27,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct HostKsm {
     driver: KsmDriver,
+    lookout: Lookout,
     patience: Patience,
     /// Whom it may serve, as of this tick.
     group: Option<GroupName>,
@@ -42,10 +43,11 @@ struct Said {
 }
 
 impl HostKsm {
-    /// Needs a tokio runtime.
-    pub(super) fn new(hand: Hand) -> Self {
+    /// `looking` tells which processes have mergeable memory. Needs a tokio runtime.
+    pub(super) fn new(hand: Hand, looking: Looking) -> Self {
         Self {
             driver: KsmDriver::start(hand),
+            lookout: Lookout::start(looking),
             patience: Patience::default(),
             group: None,
             is_paused: false,
@@ -67,10 +69,14 @@ impl HostKsm {
             .filter(|(_, vm)| is_observed(vm.pid))
             .map(|(name, _)| name.clone())
             .collect();
-        let may = policy::ksm::group_of(spec, view, &observed);
+        let of_vms = policy::ksm::group_of(spec, view, &observed);
+        self.lookout.want(of_vms.is_ok());
+        let look = self.lookout.latest();
+        let no_strangers = || policy::ksm::no_strangers(view, look.as_ref(), boot_now());
+        let may = of_vms.and_then(|group| no_strangers().map(|()| group));
         let known = self.driver.known();
-        self.say(&known);
         let why_not = why_not(&may, &known, self.is_paused);
+        self.say(&known, may.as_ref().ok().copied(), why_not.as_deref());
         let groups = show(spec, &observed, why_not.as_deref(), view);
         view.ksm = known.counters.map(|Reading { value, at }| {
             let (saved, shared) = (value.saved, value.shared);
@@ -120,13 +126,18 @@ impl HostKsm {
     }
 
     /// Says what is new.
-    fn say(&mut self, known: &Known) {
+    fn say(&mut self, known: &Known, group: Option<&GroupName>, why_not: Option<&str>) {
         let now = Said { is_driven: known.is_driven, is_troubled: known.trouble.is_some() };
         if now.is_driven != self.said.is_driven {
-            let group = self.group.as_ref().map_or("", GroupName::as_str);
             log::info(&match now.is_driven {
-                true => format!("kernel KSM merges pages of the VMs of group {group}"),
-                false => "kernel KSM is not driven any more".to_owned(),
+                true => {
+                    let group = self.group.as_ref().or(group).map_or("", GroupName::as_str);
+                    format!("kernel KSM merges pages of the VMs of group {group}")
+                }
+                false => {
+                    let why = why_not.unwrap_or("it begins again");
+                    format!("kernel KSM is not driven any more: {why}")
+                }
             });
         }
         if let Some(trouble) = known.trouble.as_ref().filter(|_| !self.said.is_troubled) {

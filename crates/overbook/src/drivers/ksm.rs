@@ -15,6 +15,7 @@
 //!
 //! All of this waits for the kernel and the disk: it runs on a thread that may ([`task`]).
 
+mod lookout;
 mod task;
 
 use model::{Bytes, KsmOrder, PagesPerMs};
@@ -26,6 +27,7 @@ use sys::procfs::ProcError;
 use super::records::Records;
 use crate::journal::{JournalError, KsmRecord};
 
+pub use lookout::{Looking, Lookout};
 pub use task::{Known, KsmDriver};
 
 /// The pause between two batches of pages: the kernel's own default. The rate makes the batch.

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     Action, Bytes, Decision, Dedup, DedupSpec, FreePages, GroupSpec, GuestStats, HostReading,
-    HostView, KsmReading, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs, Plan,
-    Policy, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits, VmView, WorkerReading,
+    HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs,
+    Plan, Policy, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits, VmView,
+    WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -42,7 +43,12 @@ fn spec() -> Spec {
         ..GroupSpec::default()
     };
     Spec {
-        host: HostSpec { reserve: Some(Bytes::mib(2048)), qmp: vec![], state: "/x".into() },
+        host: HostSpec {
+            reserve: Some(Bytes::mib(2048)),
+            qmp: vec![],
+            state: "/x".into(),
+            ksm: KsmSpec::Drive,
+        },
         modes: Modes { balloon: Mode::Enforce },
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
         groups: BTreeMap::from([("web".into(), web)]),

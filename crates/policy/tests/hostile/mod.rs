@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
-    NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
+    Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link,
+    Migration, Mode, NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
     tracking::{CurvePoint, Tracking, TrackingCost},
 };
@@ -346,7 +346,7 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
     let swaps = prop::collection::vec((swap, 1..100u32, 0..3u8), VMS);
     let reserve = prop::option::of(mib(0..1_000));
     (groups, swaps, reserve, mode).prop_map(|(groups, swaps, reserve, balloon)| Spec {
-        host: HostSpec { reserve, qmp: vec![], state: "state".into() },
+        host: HostSpec { reserve, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
         modes: Modes { balloon },
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
         groups: (0..)

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, Link, Migration, Mode,
+    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link, Migration, Mode,
     NamePattern, Plan, Policy, Reading, Spec, Time, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes},
 };
@@ -43,7 +43,7 @@ impl World {
         let budget = budget_mib.map(Bytes::mib);
         let group = GroupSpec { policy, vms, budget, limits, ..GroupSpec::default() };
         let spec = Spec {
-            host: HostSpec { reserve: None, qmp: vec![], state: "state".into() },
+            host: HostSpec { reserve: None, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
             modes: Modes { balloon: Mode::Enforce },
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
             groups: [("g".into(), group)].into(),

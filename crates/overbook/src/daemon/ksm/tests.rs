@@ -1,9 +1,11 @@
 //! Whom KSM serves in which tick, and what is shown of it.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use model::{DedupSpec, GroupSpec, NamePattern};
+use model::{DedupSpec, GroupSpec, KsmSpec, NamePattern};
 use sys::ksm::Ksm;
+use sys::mergeable::Process;
 
 use super::*;
 use crate::drivers::Records;
@@ -26,9 +28,37 @@ fn all(view: &HostView) -> BTreeSet<VmName> {
     view.vms.keys().cloned().collect()
 }
 
+/// Of a host on which only VMs have mergeable memory.
 fn host_ksm(dir: &Path) -> HostKsm {
+    looking(dir, || Ok(Vec::new()))
+}
+
+fn looking(dir: &Path, look: Looking) -> HostKsm {
     let records = Records::new(Journal::open(dir).unwrap());
-    HostKsm::new(Hand::new(Ksm::at(dir), records))
+    HostKsm::new(Hand::new(Ksm::at(dir), records), look)
+}
+
+/// Ticks, as the loop does, until that holds.
+async fn until(
+    ksm: &mut HostKsm,
+    spec: &Spec,
+    view: &mut HostView,
+    holds: impl Fn(&HostKsm, &HostView) -> bool,
+) {
+    let waiting = async {
+        loop {
+            ksm.tick(spec, &BTreeMap::new(), view);
+            if holds(ksm, view) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), waiting).await.unwrap();
+}
+
+fn why_not_merged(view: &HostView) -> &str {
+    &view.vms[&"web-1".into()].limits[&Mechanism::Dedup]
 }
 
 #[test]
@@ -77,7 +107,8 @@ async fn it_serves_the_group_of_a_host_of_one_group_and_lets_go_with_a_second_on
     assert_eq!(ksm.group, None, "db-1 belongs to no group");
     let stranger = view.vms.remove(&"db-1".into()).unwrap();
     ksm.tick(&spec, &BTreeMap::new(), &mut view);
-    assert_eq!(ksm.group, Some("web".into()));
+    assert_eq!(ksm.group, None, "nobody has looked yet who else there is");
+    until(&mut ksm, &spec, &mut view, |ksm, _| ksm.group == Some("web".into())).await;
     ksm.tick(&spec, &BTreeMap::from([(7, "web-1".into()), (8, "web-1".into())]), &mut view);
     assert_eq!(ksm.group, None, "with the shim its worker merges it");
     let db = GroupSpec { vms: vec![NamePattern::new("db-*")], ..GroupSpec::default() };
@@ -87,6 +118,41 @@ async fn it_serves_the_group_of_a_host_of_one_group_and_lets_go_with_a_second_on
     assert_eq!(ksm.group, None, "two groups");
     let why = &view.vms[&"web-1".into()].limits[&Mechanism::Dedup];
     assert!(why.contains("cannot keep groups apart: this host has VMs of"), "{why}");
+}
+
+#[tokio::test]
+async fn a_process_that_is_no_vm_and_has_mergeable_memory_is_named_and_ends_it() {
+    static HAS_STRANGER: AtomicBool = AtomicBool::new(false);
+    let look = || {
+        let process = |pid| Process { pid, program: "qemu".to_owned(), unknown: None };
+        let strangers = HAS_STRANGER.load(Ordering::Relaxed).then(|| process(9));
+        Ok([process(8)].into_iter().chain(strangers).collect())
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut ksm = looking(dir.path(), look);
+    let (spec, mut view) = world();
+    view.vms.remove(&"db-1".into());
+    until(&mut ksm, &spec, &mut view, |ksm, _| ksm.group == Some("web".into())).await;
+    HAS_STRANGER.store(true, Ordering::Relaxed);
+    until(&mut ksm, &spec, &mut view, |ksm, _| ksm.group.is_none()).await;
+    let why = why_not_merged(&view);
+    assert!(why.contains("process 9 (\"qemu\") has mergeable memory"), "{why}");
+}
+
+#[tokio::test]
+async fn without_its_key_it_serves_nobody_and_looks_at_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut ksm = looking(dir.path(), || panic!("nobody wants to know"));
+    let (mut spec, mut view) = world();
+    spec.host.ksm = KsmSpec::Off;
+    view.vms.remove(&"db-1".into());
+    ksm.tick(&spec, &BTreeMap::new(), &mut view);
+    let why = why_not_merged(&view);
+    assert_eq!(
+        *why,
+        format!("{NO_SHIM}, and kernel KSM is not driven (`ksm = \"off\"` in [host])")
+    );
+    assert_eq!((ksm.group.clone(), ksm.lookout.latest()), (None, None));
 }
 
 #[tokio::test]
