@@ -12,7 +12,7 @@ use sys::process::Signal;
 /// Statistics are young and QEMU answers.
 fn is_served(stage: &Stage, name: &str) -> bool {
     let vm = stage.vm(name);
-    vm["link_up"] == true && vm["stats_age_ms"].as_u64().is_some_and(|age| age < 3000)
+    vm["link_up"] == true && vm["stats_age_ms"].as_u64().is_some_and(|age| age < 6000)
 }
 
 fn incarnation(stage: &Stage, name: &str) -> u64 {

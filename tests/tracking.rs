@@ -104,9 +104,9 @@ fn a_new_daemon_tracks_the_vms_of_one_that_was_killed() {
     let process = process_of(&worker(&stage)).unwrap();
     let daemon = stage.daemon.process();
     daemon.signal(Signal::KILL).unwrap();
-    assert!(process.wait_for(Duration::from_secs(10)).unwrap(), "a worker outlived its daemon");
+    assert!(process.wait_for(Duration::from_secs(60)).unwrap(), "a worker outlived its daemon");
     // Until it is gone it holds its state's lock.
-    assert!(daemon.wait_for(Duration::from_secs(10)).unwrap(), "a killed daemon lives on");
+    assert!(daemon.wait_for(Duration::from_secs(60)).unwrap(), "a killed daemon lives on");
     stage.daemon = lab::daemon::Daemon::start(&mut stage.lab, Mode::Observe).unwrap();
     until_known(&stage);
 }

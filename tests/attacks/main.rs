@@ -157,7 +157,7 @@ fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
         last = Instant::now();
     };
     group.until("the others share", act, |group| both.iter().all(|vm| shares(group, vm)));
-    assert!(liar.greetings > 0 && longest < Duration::from_secs(1), "{longest:?}");
+    assert!(liar.greetings > 0 && longest < Duration::from_secs(5), "{longest:?}");
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
     drop((liar, both));
     // What it was asked to share and has not answered is kept as long as its process, this one, lives.

@@ -130,8 +130,8 @@ fn sixteen_that_want_a_seventh_more_than_there_is_do_nearly_what_they_would_with
     };
     let (balance, demand) = (qos(Policy::Balance), qos(Policy::Demand));
     println!("sixteen: {balance:.3} of what they do with enough; demand {demand:.3}");
-    assert!(balance >= 0.92, "{balance:.3}: the paper's balancer got 0.92");
-    assert!(demand < 0.65, "{demand:.3}");
+    assert!(balance >= 0.925, "{balance:.3}: the paper's balancer got 0.92");
+    assert!(demand < 0.605, "{demand:.3}");
 }
 
 #[test]
@@ -213,9 +213,9 @@ fn moves_do_not_chase_oscillating_demand() {
             let reversals = [run.reversals("shop-up"), run.reversals("shop-down")];
             let later = moves(&run.seconds[600..]);
             println!("{case}: reversals {reversals:?}, moves {later} in the second ten minutes");
-            assert!(reversals.iter().all(|count| *count <= 10), "{case}: {reversals:?}");
+            assert!(reversals.iter().all(|count| *count <= 5), "{case}: {reversals:?}");
             // Phases of a minute and more are worth following.
-            assert!(later <= 50 || period >= 120, "{case}: {later} moves");
+            assert!(later <= 44 || period >= 120, "{case}: {later} moves");
         }
     }
 }

@@ -91,7 +91,10 @@ mod tests {
         recorder.touch(42);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| run(&recorder, &stop, &mut path.reopen().unwrap(), 100));
-            std::thread::sleep(Duration::from_millis(330));
+            // The header, and two records without pages at least.
+            while std::fs::metadata(path.path()).unwrap().len() < 32 + 2 * 8 {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             stop.ask();
             writer.join().unwrap().unwrap();
         });
@@ -105,7 +108,7 @@ mod tests {
             records += 1;
         }
         assert_eq!(at, bytes.len());
-        assert!((3..=5).contains(&records), "{records}");
+        assert!(records >= 3, "{records}");
     }
 
     #[test]

@@ -522,11 +522,10 @@ fn a_queue_that_is_full_loses_ticks_and_says_so() {
     let other = Connection::open(file(&dir)).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let history = History::start(&file(&dir)).unwrap();
-    let begin = Instant::now();
+    // If recording waited for the other one, this would never end.
     for s in 0..100 {
         history.record(&Arc::new(tick(s, 0)));
     }
-    assert!(begin.elapsed() < Duration::from_millis(500), "recording never waits");
     assert!(history.error().unwrap().contains("slower than the readings come"));
     other.execute_batch("ROLLBACK").unwrap();
     let mut s = 100;
@@ -555,7 +554,10 @@ fn a_killed_writer_loses_nothing_that_was_written_long_ago() {
     let mut before = 0;
     for round in 0..8_u64 {
         let mut writer = start(name, WRITER, &file(&dir));
-        sleep(Duration::from_millis(300 + round * 37));
+        let count = || read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
+        eventually("it writes", || count() > before + 20);
+        // Somewhere in the middle of something.
+        sleep(Duration::from_millis(round * 37));
         let seen = read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
         writer.kill().unwrap();
         writer.wait().unwrap();

@@ -228,7 +228,8 @@ fn a_vanished_process_and_a_zombie_are_errors_not_zeroes() {
     assert!(Counters::of(u32::MAX).is_err());
     assert!(Overhead::measure(u32::MAX, &[Bytes::mib(1)]).is_err());
     let mut child = std::process::Command::new("true").spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    let identity = crate::process::Identity::of(child.id()).unwrap();
+    assert!(identity.wait_for(Duration::from_secs(60)).unwrap());
     let error = Counters::of(child.id()).unwrap_err();
     child.wait().unwrap();
     assert!(matches!(error, ProcError::Missing { .. }), "{error}");

@@ -1,5 +1,3 @@
-use std::time::Instant;
-
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -109,10 +107,9 @@ fn a_peer_that_closes_or_sends_nothing_is_gone() {
 #[test]
 fn a_peer_that_does_not_read_never_makes_us_wait() {
     let (_server, client) = pair("full");
-    let start = Instant::now();
+    // If it waited, it would wait for ever.
     let full = (0..10_000).find_map(|_| client.send(&[0; 1024], None).err()).unwrap();
     assert!(matches!(full, SeqpacketError::Full), "{full}");
-    assert!(start.elapsed() < SECOND);
 }
 
 #[test]

@@ -269,7 +269,7 @@ async fn what_is_ordered_shows_and_what_is_asked_for_is_answered() {
     let World { ksm: _ksm, state: _state, hand } = World::new("0", 2);
     let driver = KsmDriver::start(hand);
     driver.order(DRIVE);
-    let limit = std::time::Duration::from_secs(10);
+    let limit = std::time::Duration::from_secs(60);
     let rested = async {
         while !driver.known().is_driven {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;

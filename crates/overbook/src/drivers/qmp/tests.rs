@@ -69,9 +69,9 @@ async fn a_socket_that_is_not_qmp_is_named_by_its_first_line() {
 #[tokio::test]
 async fn silence_suggests_another_client() {
     let started = Instant::now();
-    let text = refused(vec![Wait(Duration::from_secs(5))]).await;
+    let text = refused(vec![Wait(Duration::from_secs(120))]).await;
     assert!(text.starts_with("no QMP greeting in 2 s") && text.contains("another one"), "{text}");
-    assert!(started.elapsed() < Duration::from_millis(2500));
+    assert!(started.elapsed() < Duration::from_secs(60), "it did not wait for the end of it");
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn a_refusal_is_in_qemus_words_and_harms_nothing() {
 #[tokio::test]
 async fn a_late_answer_is_dropped_and_the_next_question_gets_its_own() {
     let late =
-        [Hear, Wait(DEADLINE + Duration::from_millis(500)), say(r#"{"return": 1, "id": 2}"#)];
+        [Hear, Wait(DEADLINE + Duration::from_millis(100)), say(r#"{"return": 1, "id": 2}"#)];
     let next = [Hear, say(r#"{"return": 2, "id": 3}"#), Wait(DEADLINE)];
     let mut client = connect_then(&[&late[..], &next[..]].concat()).await;
     let error = client.execute(Command::new("query-balloon")).await.unwrap_err();
