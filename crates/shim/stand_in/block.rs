@@ -160,20 +160,28 @@ impl Block {
 
     /// Fills a page with words that are made of `stamp`; 0 means zeros.
     pub(crate) fn write(&self, page: usize, stamp: u64) {
-        let words = self.page(page).cast::<u64>();
-        for index in 0..PAGE / 8 {
-            // SAFETY: within the page.
-            unsafe { words.add(index).write_volatile(stamp.wrapping_mul(index as u64 + 1)) };
-        }
+        // SAFETY: a page of the block.
+        unsafe { self.page(page).cast::<Words>().write_volatile(words(stamp)) };
     }
 
     pub(crate) fn reads(&self, page: usize, stamp: u64) -> bool {
-        let words = self.page(page).cast::<u64>();
-        (0..PAGE / 8).all(|index| {
-            // SAFETY: within the page.
-            unsafe { words.add(index).read_volatile() == stamp.wrapping_mul(index as u64 + 1) }
-        })
+        // SAFETY: a page of the block.
+        unsafe { self.page(page).cast::<Words>().read_volatile() == words(stamp) }
     }
+}
+
+type Words = [u64; PAGE / 8];
+
+fn words(stamp: u64) -> Words {
+    let mut words = [0; PAGE / 8];
+    if stamp != 0 {
+        let mut last = 0_u64;
+        for word in &mut words {
+            last = last.wrapping_add(stamp);
+            *word = last;
+        }
+    }
+    words
 }
 
 fn stamp(page: usize, seed: usize) -> u64 {

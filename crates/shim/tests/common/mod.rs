@@ -32,11 +32,10 @@ pub(crate) struct StandIn {
     child: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// Who has not answered by then hangs: longer than the shim tries anything, on a busy machine.
+    pub(crate) patience: Duration,
     _alone: MutexGuard<'static, ()>,
 }
-
-/// Longer than the shim tries anything, on a busy machine: who has not answered by then hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One at a time: a fault that waits for a busy machine looks like one that waits for a broken shim.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -73,7 +72,8 @@ impl StandIn {
         let mut child = command.spawn().unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
-        Self { child, commands, answers, _alone: alone }
+        let patience = Duration::from_secs(60);
+        Self { child, commands, answers, patience, _alone: alone }
     }
 
     /// With one block of `mib`, filled with seed 1.
@@ -117,7 +117,7 @@ impl StandIn {
 
     pub(crate) fn finish(&mut self) -> Result<String, String> {
         let mut line = String::new();
-        assert!(self.has_answer_within(PATIENCE), "no answer: it hangs");
+        assert!(self.has_answer_within(self.patience), "no answer: it hangs");
         self.answers.read_line(&mut line).unwrap();
         match line.trim_end_matches('\n').split_once(' ') {
             Some(("ok", words)) => Ok(words.to_owned()),
@@ -208,16 +208,21 @@ pub(crate) struct Worker {
 impl Worker {
     /// Connects and says Hello.
     pub(crate) fn meet(stand_in: &StandIn) -> Self {
+        Self::try_to_meet(stand_in).unwrap_or_else(|answer| panic!("no welcome but {answer:?}"))
+    }
+
+    /// The same where the shim may have no memory to share.
+    pub(crate) fn try_to_meet(stand_in: &StandIn) -> Result<Self, Answer> {
         let connection = connect(stand_in);
         let answer = ask_on(&connection, &Request::Hello { version: VERSION });
         let (Answer::Welcome { regions, state, .. }, Some(fd)) = answer else {
-            panic!("no welcome but {answer:?}");
+            return Err(answer.0);
         };
         let layout = Layout::of_regions(&regions);
         let memory = SharedMemory::open(fd.as_fd(), layout.words(), layout.bytes()).unwrap();
         let shared = Shared::open(layout, memory.words(), memory.bytes()).unwrap();
         let consumer = Consumer::new(shared.ring());
-        Self { connection, regions, state, memory, consumer }
+        Ok(Self { connection, regions, state, memory, consumer })
     }
 
     /// Meets, and tracks what it will revoke by name.

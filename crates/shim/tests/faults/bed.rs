@@ -1,0 +1,360 @@
+//! A stand-in whose kernel calls fail as planned, its worker, and what each page must hold.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use protocol::layout::Counter;
+use protocol::{Answer, MAX_UNSHARE, Merged, Refusal, Request, State, Taken};
+use sys::faults::{Call, Fault, Faults, PLAN_ENV};
+use sys::pool_file::PoolFile;
+
+use crate::common::{StandIn, Worker, by_name};
+
+/// The shim tries for 10 s to give a page back.
+const PATIENCE: Duration = Duration::from_secs(18);
+const MIB: u32 = 32;
+const SLOTS: u32 = 1024;
+/// What the scenarios use: a huge page's worth that is always there, and another one.
+pub(crate) const PAGES: u32 = 1024;
+/// The slot that holds what page 0 holds.
+pub(crate) const FIRST_SLOT: u32 = 100;
+/// What the pages hold at first.
+pub(crate) const SEED: u32 = 1;
+/// The pages from here to [`FULL`] hold zeros at first, those behind it are holes.
+pub(crate) const ZEROS: std::ops::Range<u32> = 112..128;
+pub(crate) const FULL: u32 = 512;
+
+/// What a page holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Stamp(u32),
+    Zeros,
+    /// What it held when it was freed, or nothing.
+    Freed(u32),
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// All is where it belongs.
+    Well,
+    /// The shim has ended the process, and has said why.
+    Loudly(String),
+    /// The process has ended otherwise.
+    Silently(String),
+    /// A page does not hold what it must, a request or a touch has no answer, or something is left behind.
+    Badly(String),
+}
+
+pub(crate) struct Bed {
+    pub(crate) faults: Faults,
+    pub(crate) stand_in: StandIn,
+    worker: Option<Worker>,
+    pool: PoolFile,
+    content: Vec<Content>,
+    /// The requests are done: nothing is planned.
+    pub(crate) strict: bool,
+    errors: File,
+    _dir: tempfile::TempDir,
+}
+
+impl Bed {
+    /// With nothing plugged yet.
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("plan");
+        let faults = Faults::create(&path).unwrap();
+        let errors = File::create_new(dir.path().join("stderr")).unwrap();
+        let mut stand_in = StandIn::start(|command| {
+            command.env(PLAN_ENV, &path).stderr(Stdio::from(errors.try_clone().unwrap()));
+        });
+        stand_in.patience = PATIENCE;
+        let errors = File::open(dir.path().join("stderr")).unwrap();
+        let pool = PoolFile::create("overbook-test", SLOTS).unwrap();
+        let content = vec![Content::Zeros; PAGES as usize];
+        Self { faults, stand_in, worker: None, pool, content, strict: true, errors, _dir: dir }
+    }
+
+    /// Ready for a scenario.
+    pub(crate) fn ready() -> Self {
+        let mut bed = Self::new();
+        bed.plug();
+        bed.refill();
+        bed.meet();
+        bed.fill_pool();
+        bed.use_pool();
+        bed
+    }
+
+    pub(crate) fn plug(&mut self) {
+        self.stand_in.expect(&format!("plug {MIB}"));
+    }
+
+    /// Every page holds what it holds at first.
+    pub(crate) fn refill(&mut self) {
+        // What the kernel has copied stays a pool's otherwise.
+        self.tell(&format!("discard 0 0 {PAGES}"));
+        self.is_now(0..PAGES, Content::Zeros);
+        self.fill();
+    }
+
+    /// The same of pages that nobody has touched.
+    pub(crate) fn fill(&mut self) {
+        self.stamp(0..FULL, SEED);
+        self.clear(ZEROS);
+    }
+
+    /// Its first pages are in the pool as well.
+    pub(crate) fn fill_pool(&mut self) {
+        for page in 0..FULL {
+            let bytes = self.stand_in.page(self.worker(), page);
+            self.pool.write(FIRST_SLOT + page, &bytes).unwrap();
+        }
+    }
+
+    pub(crate) fn use_pool(&mut self) {
+        let answer = self.worker().use_pool(&self.pool, SLOTS);
+        assert!(!self.strict || answer == Answer::Done { count: 0 }, "{answer:?}");
+    }
+
+    pub(crate) fn meet(&mut self) {
+        let mut met = Worker::try_to_meet(&self.stand_in);
+        // Where the shim has no memory to share a worker comes again later.
+        if met.is_err() && !self.strict {
+            self.faults.forget(0);
+            met = Worker::try_to_meet(&self.stand_in);
+        }
+        self.worker = Some(met.unwrap_or_else(|answer| panic!("no welcome but {answer:?}")));
+    }
+
+    /// The worker's process is gone.
+    pub(crate) fn lose_worker(&mut self) {
+        let gone = self.worker.take().unwrap().hang_up();
+        gone.until_all_back();
+        self.meet();
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        self.worker.as_ref().unwrap()
+    }
+
+    // What the scenarios are made of.
+
+    fn ask(&self, request: &Request) -> Answer {
+        let answer = self.worker().ask(request);
+        assert!(!self.strict || !matches!(answer, Answer::Refused(_)), "{answer:?}");
+        answer
+    }
+
+    pub(crate) fn track(&self) {
+        self.ask(&Request::Track(by_name()));
+    }
+
+    pub(crate) fn revoke(&self, granules: std::ops::Range<u32>) {
+        let count = granules.len();
+        let answer = self.ask(&Request::Revoke { granules: granules.collect() });
+        assert!(
+            !self.strict
+                || matches!(answer, Answer::Done { count: done } if done as usize == count),
+            "{answer:?} of {count}"
+        );
+    }
+
+    pub(crate) fn recall(&self, granules: std::ops::Range<u32>) {
+        self.ask(&Request::Recall { granules: granules.collect() });
+    }
+
+    pub(crate) fn release(&self) {
+        self.ask(&Request::Release);
+    }
+
+    /// Merges pages with the slots that hold what they hold; zeros with nothing.
+    pub(crate) fn merge(&self, pages: std::ops::Range<u32>) -> u32 {
+        let slot = |page: u32| (!ZEROS.contains(&page)).then_some(FIRST_SLOT + page);
+        let run = |page: u32, pages| (page, pages, slot(page));
+        let runs = if pages.start < ZEROS.end && pages.end > ZEROS.end {
+            vec![run(pages.start, ZEROS.end - pages.start), run(ZEROS.end, pages.end - ZEROS.end)]
+        } else {
+            vec![run(pages.start, pages.end - pages.start)]
+        };
+        let content =
+            |slot: Option<u32>| slot.map_or(protocol::Content::Zeros, protocol::Content::Slot);
+        let runs = runs.into_iter().map(|(page, pages, slot)| protocol::Merge {
+            page,
+            pages,
+            content: content(slot),
+        });
+        match self.ask(&Request::Merge { runs: runs.collect() }) {
+            Answer::Merged(Merged { shared, dropped, .. }) => shared + dropped,
+            Answer::Refused(_) => 0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn unshare(&self, page: u32, pages: u32) {
+        self.ask(&Request::Unshare { page, pages });
+    }
+
+    pub(crate) fn hand_over(&self, lazily: bool) {
+        self.ask(&Request::HandOver { lazily });
+    }
+
+    pub(crate) fn take(&mut self, pages: std::ops::Range<u32>) {
+        let runs = vec![protocol::Pages { page: pages.start, pages: pages.end - pages.start }];
+        let answer = self.ask(&Request::Take { runs });
+        if let (true, Answer::Taken(Taken { taken, gone, .. })) = (self.strict, answer) {
+            assert_eq!(taken + gone, pages.end - pages.start);
+        }
+    }
+
+    fn is_now(&mut self, pages: std::ops::Range<u32>, content: Content) {
+        self.content[pages.start as usize..pages.end as usize].fill(content);
+    }
+
+    fn tell(&mut self, command: &str) {
+        if let Err(error) = self.stand_in.tell(command) {
+            panic!("{command}: {error}");
+        }
+    }
+
+    /// The guest writes to these pages.
+    pub(crate) fn stamp(&mut self, pages: std::ops::Range<u32>, seed: u32) {
+        let (page, count) = (pages.start, pages.end - pages.start);
+        self.tell(&format!("stamp 0 {page} {count} {seed}"));
+        self.is_now(pages, Content::Stamp(seed));
+    }
+
+    pub(crate) fn clear(&mut self, pages: std::ops::Range<u32>) {
+        self.tell(&format!("clear 0 {} {}", pages.start, pages.end - pages.start));
+        self.is_now(pages, Content::Zeros);
+    }
+
+    /// QEMU discards these pages. If the kernel has not, QEMU is told.
+    pub(crate) fn discard(&mut self, pages: std::ops::Range<u32>) {
+        let command = format!("discard 0 {} {}", pages.start, pages.end - pages.start);
+        let failed = self.stand_in.tell(&command).is_err();
+        assert!(!failed || !self.strict, "{command}");
+        for content in &mut self.content[pages.start as usize..pages.end as usize] {
+            *content = match *content {
+                Content::Stamp(seed) | Content::Freed(seed) if failed => Content::Freed(seed),
+                _ => Content::Zeros,
+            };
+        }
+    }
+
+    /// QEMU discards these pages, and it may be done later.
+    pub(crate) fn free(&mut self, pages: std::ops::Range<u32>) {
+        let before = self.content.clone();
+        self.discard(pages.clone());
+        for page in pages {
+            let content = &mut self.content[page as usize];
+            if let Content::Stamp(seed) | Content::Freed(seed) = before[page as usize] {
+                *content = Content::Freed(seed);
+            }
+        }
+    }
+
+    /// Reads these pages, and panics unless they hold what they must.
+    pub(crate) fn check(&mut self, pages: std::ops::Range<u32>) {
+        let mut from = pages.start;
+        while from < pages.end {
+            let content = self.content[from as usize];
+            let same = |page: &u32| self.content[*page as usize] == content;
+            let count = u32::try_from((from..pages.end).take_while(same).count()).unwrap();
+            let command = match content {
+                Content::Stamp(seed) => format!("holds 0 {from} {count} {seed}"),
+                Content::Freed(seed) => format!("holds-or-zeros 0 {from} {count} {seed}"),
+                Content::Zeros => format!("zeros 0 {from} {count}"),
+            };
+            self.tell(&command);
+            from += count;
+        }
+    }
+
+    // How it ends.
+
+    /// Does `scenario` and looks at how it ended.
+    pub(crate) fn attempt(&mut self, scenario: impl FnOnce(&mut Self)) -> End {
+        let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(self))) else {
+            return End::Well;
+        };
+        let words = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|words| (*words).to_owned()))
+            .unwrap_or_default();
+        self.faults.forget(0);
+        // Whose connection has gone may be about to end.
+        let until = Instant::now() + Duration::from_secs(1);
+        let ended = loop {
+            match self.stand_in.has_ended() {
+                None if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                ended => break ended,
+            }
+        };
+        let mut said = String::new();
+        self.errors.read_to_string(&mut said).unwrap();
+        match ended {
+            None => End::Badly(words),
+            Some(status) => {
+                let loud = said.lines().find(|line| {
+                    line.starts_with("overbook shim: ")
+                        && line.contains("ending QEMU rather than losing a guest's data")
+                });
+                match loud {
+                    Some(line) if status.signal() == Some(libc::SIGABRT) => {
+                        End::Loudly(line.to_owned())
+                    }
+                    _ => End::Silently(format!("{status}; {words}; {said}")),
+                }
+            }
+        }
+    }
+
+    /// Everything is as before: nothing staged, merged, freed, or held; and every page holds what it must.
+    pub(crate) fn restore(&mut self) {
+        self.faults.forget(0);
+        self.check(0..PAGES);
+        self.release();
+        let staged = self.worker().count(Counter::StagedPages);
+        assert_eq!(staged, 0, "pages stay staged");
+        self.check(0..PAGES);
+        self.hand_over(false);
+        for page in (0..PAGES).step_by(MAX_UNSHARE as usize) {
+            match self.worker().ask(&Request::Unshare { page, pages: MAX_UNSHARE }) {
+                Answer::Done { .. } => {}
+                Answer::Refused(Refusal::NotMerging { why } | Refusal::NotTracking { why }) => {
+                    panic!("unshare: {why}")
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        self.check(0..PAGES);
+    }
+
+    /// Whether another scenario can begin here; otherwise a new stand-in is needed, and nothing is wrong.
+    pub(crate) fn is_as_new(&mut self) -> bool {
+        let (state, _) = self.worker().status();
+        let merged = self.worker().count(Counter::MergedPages);
+        state == State::Off && merged == 0
+    }
+
+    /// How many calls of each kind `step` makes.
+    pub(crate) fn record(&mut self, step: impl FnOnce(&mut Self)) -> Vec<(Call, u64)> {
+        let count =
+            |bed: &Self| Call::ALL.iter().map(|&call| bed.faults.calls(call)).collect::<Vec<_>>();
+        let before = count(self);
+        step(self);
+        let after = count(self);
+        let made = before.into_iter().zip(after).map(|(before, after)| after - before);
+        Call::ALL.iter().copied().zip(made).filter(|(_, made)| *made > 0).collect()
+    }
+
+    pub(crate) fn plan(&self, fault: Fault) {
+        self.faults.plan(0, fault);
+    }
+}

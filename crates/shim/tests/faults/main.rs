@@ -1,0 +1,293 @@
+//! Every kernel call of the shim fails, at every place, in every way: no byte is lost, nobody waits for ever, and QEMU is
+//! ended only where a table says so.
+//!
+//! Each scenario is done once to see which calls its steps make. Then it is done again for each call and each way to fail:
+//! the others of its steps follow, everything is given back, and every page must hold what it must.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod bed;
+#[path = "../common/mod.rs"]
+mod common;
+mod scenarios;
+mod table;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use sys::faults::{Call, Fault, How};
+
+use bed::{Bed, End};
+use scenarios::Scenario;
+
+/// Cases of `make test`, and those of them that need a process of their own. All of them take some minutes
+/// (`OVERBOOK_FAULTS_OF=`: those of which the words hold).
+const SOME: usize = 1200;
+const SOME_FRESH: usize = 60;
+/// How often the shim tries again what the kernel is busy with, and once more.
+const TOO_OFTEN: u64 = 9;
+
+/// A call that fails: the `place`th of its kind in a step, from 0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    scenario: &'static Scenario,
+    step: usize,
+    pub(crate) call: Call,
+    pub(crate) place: u64,
+    pub(crate) times: u64,
+    pub(crate) how: How,
+}
+
+impl Case {
+    pub(crate) fn step(&self) -> &'static str {
+        self.scenario.steps[self.step].0
+    }
+
+    /// The shim tries for long.
+    fn is_slow(&self) -> bool {
+        let is_busy = self.how == How::Refuse(Errno::AGAIN) && self.call == Call::Move;
+        is_busy && self.times == u64::MAX
+    }
+
+    pub(crate) fn scenario(&self) -> &'static str {
+        self.scenario.name
+    }
+}
+
+impl std::fmt::Debug for Scenario {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name)
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { scenario, call, place, times, how, .. } = self;
+        let times = match *times {
+            u64::MAX => "for ever".to_owned(),
+            times => format!("{times} times"),
+        };
+        let step = self.step();
+        let how = match how {
+            How::Refuse(errno) => format!("refused ({})", name(*errno)),
+            How::Part { pages: 1, errno } => format!("one page, then {}", name(*errno)),
+            How::Part { errno, .. } => format!("half of it, then {}", name(*errno)),
+            How::Deny(errno) => format!("done, and denied ({})", name(*errno)),
+            How::HoldBefore | How::HoldAfter => "held".to_owned(),
+        };
+        write!(formatter, "{}: {step}: {call:?} {place}: {how}, {times}", scenario.name)
+    }
+}
+
+fn name(errno: Errno) -> &'static str {
+    match errno {
+        Errno::AGAIN => "EAGAIN",
+        Errno::NOMEM => "ENOMEM",
+        Errno::BUSY => "EBUSY",
+        Errno::EXIST => "EEXIST",
+        Errno::NOENT => "ENOENT",
+        _ => "?",
+    }
+}
+
+/// The ways in which a call can fail, and how often.
+fn ways(call: Call) -> Vec<(How, u64)> {
+    const ERRORS: [Errno; 5] =
+        [Errno::AGAIN, Errno::NOMEM, Errno::BUSY, Errno::EXIST, Errno::NOENT];
+    let mut ways: Vec<_> = ERRORS.map(|errno| (How::Refuse(errno), 1)).to_vec();
+    let half = u64::MAX / 8192;
+    match call {
+        Call::Move | Call::Copy | Call::Zero => ways.extend([
+            (How::Part { pages: 1, errno: Errno::AGAIN }, 1),
+            (How::Part { pages: half, errno: Errno::BUSY }, 1),
+            (How::Deny(Errno::EXIST), 1),
+            (How::Deny(Errno::AGAIN), 1),
+            (How::Part { pages: 1, errno: Errno::AGAIN }, TOO_OFTEN),
+            (How::Refuse(Errno::AGAIN), TOO_OFTEN),
+            (How::Refuse(Errno::BUSY), TOO_OFTEN),
+        ]),
+        Call::MapFresh | Call::MapPool | Call::Remap => {
+            ways.push((How::Part { pages: half, errno: Errno::NOMEM }, 1));
+        }
+        Call::Register
+        | Call::RegisterWrites
+        | Call::Unregister
+        | Call::Protect
+        | Call::Unprotect
+        | Call::DontNeed
+        | Call::PageOut
+        | Call::PopulateRead
+        | Call::PopulateWrite => {
+            ways.push((How::Part { pages: half, errno: Errno::NOMEM }, 1));
+            ways.push((How::Refuse(Errno::AGAIN), TOO_OFTEN));
+        }
+        _ => {}
+    }
+    ways
+}
+
+/// Why a call fails until the scenario is over. Without some nothing works, and nobody would know.
+fn ways_for_ever(call: Call) -> &'static [Errno] {
+    match call {
+        Call::ReadFaults | Call::Poll | Call::Wake => &[],
+        Call::Move | Call::Copy => &[Errno::NOMEM, Errno::BUSY, Errno::AGAIN],
+        _ => &[Errno::NOMEM],
+    }
+}
+
+/// Which calls each step of a scenario makes, each how often.
+fn record(scenario: &'static Scenario) -> Vec<(usize, Call, u64)> {
+    let mut bed = if scenario.is_fresh { Bed::new() } else { Bed::ready() };
+    let mut made = Vec::new();
+    // What is made once in a process is made in the first round.
+    for _ in 0..if scenario.is_fresh { 1 } else { 2 } {
+        made.clear();
+        for (number, (name, step)) in scenario.steps.iter().enumerate() {
+            let end = bed.attempt(|bed| {
+                let calls = bed.record(step);
+                made.extend(calls.into_iter().map(|(call, count)| (number, call, count)));
+            });
+            assert_eq!(end, End::Well, "{}, {name}, without a fault", scenario.name);
+        }
+        let end = bed.attempt(Bed::restore);
+        assert_eq!(end, End::Well, "{}, at its end, without a fault", scenario.name);
+        bed.refill();
+        assert!(bed.is_as_new(), "{}", scenario.name);
+    }
+    made
+}
+
+/// All cases of a scenario, what is at the first place of its step before the rest.
+fn cases(scenario: &'static Scenario) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (step, call, count) in record(scenario) {
+        let case = |place, how, times| Case { scenario, step, call, place, times, how };
+        for place in 0..count {
+            cases.extend(ways(call).into_iter().map(|(how, times)| case(place, how, times)));
+        }
+        let for_ever = ways_for_ever(call).iter();
+        cases.extend(for_ever.map(|&errno| case(0, How::Refuse(errno), u64::MAX)));
+    }
+    cases
+}
+
+/// A stand-in for another case, or the same one again.
+fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
+    let mut bed = match before.filter(|_| !scenario.is_fresh) {
+        Some(bed) => bed,
+        None if scenario.is_fresh => Bed::new(),
+        None => Bed::ready(),
+    };
+    bed.strict = false;
+    bed
+}
+
+/// How a case ends, from where in the code the call was made that failed, and the stand-in if it can be used again.
+fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
+    let mut bed = bed_for(case.scenario, before);
+    let Case { call, place, times, how, .. } = *case;
+    let end = bed.attempt(|bed| {
+        for (number, (_, step)) in case.scenario.steps.iter().enumerate() {
+            if number == case.step {
+                bed.plan(Fault { call, within: None, place, times, how });
+            }
+            step(bed);
+        }
+    });
+    if end == End::Well {
+        let site = bed.faults.site(0);
+        let end = bed.attempt(Bed::restore);
+        if end != End::Well {
+            return (end, site, None);
+        }
+        let is_usable = !case.scenario.is_fresh
+            && bed.attempt(|bed| {
+                bed.refill();
+                assert!(bed.is_as_new());
+            }) == End::Well;
+        return (end, site, is_usable.then_some(bed));
+    }
+    (end, bed.faults.site(0), None)
+}
+
+/// Runs these cases; answers what went wrong.
+fn run_all(cases: &[Case]) -> Vec<String> {
+    let (mut bed, mut wrong, mut met, mut new) = (None, Vec::new(), 0, 0);
+    let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+    let began = Instant::now();
+    for case in cases {
+        let began = Instant::now();
+        if std::env::var_os("OVERBOOK_FAULTS_TOLD").is_some() {
+            eprintln!("{case}");
+        }
+        new += u32::from(bed.is_none());
+        let (end, site, after) = run(case, bed.take());
+        bed = after;
+        met += u32::from(!site.is_empty());
+        let took = began.elapsed();
+        if took > Duration::from_secs(3) {
+            println!("{took:?}: {case} at {site}");
+        }
+        let words = match (end, table::row(table::MAY_END, case)) {
+            (End::Well, _) => continue,
+            (End::Loudly(words), Some(why)) => {
+                *ends.entry(format!("{why}: {words}")).or_default() += 1;
+                continue;
+            }
+            (End::Loudly(words), None) => format!("ends: {words}"),
+            (End::Silently(words), _) => format!("ends silently: {words}"),
+            (End::Badly(words), _) => words,
+        };
+        let line = format!("{case} at {site}: {words}");
+        println!("WRONG {line}");
+        wrong.push(line);
+    }
+    println!(
+        "{} cases, {met} met, {new} stand-ins, {:?}; ended as the table says: {ends:#?}",
+        cases.len(),
+        began.elapsed()
+    );
+    wrong
+}
+
+/// As many of the cases as `make test` has time for: of those at the first place of a step all, of the rest some, evenly.
+fn some(all: Vec<Case>) -> Vec<Case> {
+    let (fresh, all): (Vec<Case>, Vec<Case>) =
+        all.into_iter().partition(|case| case.scenario.is_fresh);
+    let (slow, all): (Vec<Case>, Vec<Case>) = all.into_iter().partition(Case::is_slow);
+    let (first, rest): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|case| case.place == 0);
+    let mut some = evenly(first, SOME / 2);
+    some.extend(evenly(rest, SOME - some.len()));
+    // One stand-in does for many.
+    some.sort_by_key(|case| case.scenario.name);
+    some.extend(evenly(fresh, SOME_FRESH));
+    some.extend(slow.into_iter().take(1));
+    some
+}
+
+fn evenly(cases: Vec<Case>, most: usize) -> Vec<Case> {
+    let every = cases.len().div_ceil(most.max(1)).max(1);
+    cases.into_iter().step_by(every).collect()
+}
+
+#[test]
+fn no_fault_loses_a_byte() {
+    let all: Vec<Case> = scenarios::ALL.iter().flat_map(cases).collect();
+    let number = all.len();
+    let all: Vec<Case> = match std::env::var("OVERBOOK_FAULTS_OF") {
+        Ok(words) => all.into_iter().filter(|case| case.to_string().contains(&words)).collect(),
+        Err(_) => {
+            let is_known = |case: &Case| table::row(table::KNOWN, case).is_some();
+            some(all.into_iter().filter(|case| !is_known(case)).collect())
+        }
+    };
+    println!("{} of {number} cases", all.len());
+    let wrong = run_all(&all);
+    assert!(
+        wrong.is_empty(),
+        "{} cases, told above as WRONG; the first: {}",
+        wrong.len(),
+        wrong[0]
+    );
+}

@@ -1,0 +1,72 @@
+//! Where the shim may end QEMU, and what is known to be wrong.
+
+use rustix::io::Errno;
+use sys::faults::{Call, How};
+
+use crate::Case;
+
+/// What a case is of: of these a row says why, and of which cases it says so.
+pub(crate) type Row = (&'static str, fn(&Case) -> bool);
+
+/// The shim may end QEMU in these cases, and in no others.
+pub(crate) const MAY_END: &[Row] =
+    &[("what is away cannot be moved back for 10 s, nor copied", |case| {
+        is_busy_for_ever(case) && !begins_by_taking(case)
+    })];
+
+/// In these cases it does wrong, as yet; they are left out.
+pub(crate) const KNOWN: &[Row] = &[
+    // `moves::give` tries for 10 s to give back what was never taken, for it does not ask the page tables whether anything is
+    // away.
+    ("QEMU is ended because of pages that are at home", |case| {
+        is_busy_for_ever(case) && begins_by_taking(case)
+    }),
+    // `freed::Engine::discard` does not look at what the discard of the staged copies has answered; they come back later.
+    ("what QEMU has discarded comes back from staging", |case| {
+        case.call == Call::Discard && case.step() == "discard staged" && case.place > 0
+    }),
+    // `merge::replace_by_fresh` writes zeros to the pool's pages, which makes copies of them, and then `freed::Engine::discard`
+    // makes QEMU's call, which drops the copies.
+    ("what QEMU has discarded comes back from the pool", |case| {
+        case.call == Call::MapFresh && has_discard_merged(case) && !is_half(case)
+    }),
+    // The same, where the kernel has unmapped what was there before it failed, as it does before Linux 6.12.
+    ("the shim writes to what is not mapped", |case| {
+        case.call == Call::MapFresh && case.step() == "discard merged" && is_half(case)
+    }),
+    // `merge::clear` ends QEMU at the first refusal, though it could try again, or map something else there.
+    ("QEMU is ended because memory of ours was not discarded once", |case| {
+        case.call == Call::DontNeed && case.step().starts_with("merge")
+    }),
+    // Nobody looks at what `Userfaultfd::wake` answers. The kernel refuses it for wrong addresses only.
+    ("nobody wakes who waits", |case| case.call == Call::Wake),
+    // `UFFDIO_UNREGISTER` fails where the kernel has no memory to cut a mapping in two; then QEMU cannot register its memory
+    // itself, and is told so.
+    ("QEMU's own registration is refused", |case| {
+        case.call == Call::Unregister && case.scenario() == "QEMU's own userfaultfd"
+    }),
+];
+
+/// The reason of the first row that a case is of.
+pub(crate) fn row(rows: &[Row], case: &Case) -> Option<&'static str> {
+    rows.iter().find(|(_, holds)| holds(case)).map(|(why, _)| *why)
+}
+
+fn is_busy_for_ever(case: &Case) -> bool {
+    let is_busy = case.how == How::Refuse(Errno::AGAIN) && case.call == Call::Move;
+    is_busy && case.times == u64::MAX
+}
+
+/// The first pages that its step moves it takes away.
+fn begins_by_taking(case: &Case) -> bool {
+    const TAKING: [&str; 4] = ["track", "revoke", "merge", "merge more"];
+    TAKING.contains(&case.step())
+}
+
+fn has_discard_merged(case: &Case) -> bool {
+    case.scenario().starts_with("merging")
+}
+
+fn is_half(case: &Case) -> bool {
+    matches!(case.how, How::Part { .. })
+}
