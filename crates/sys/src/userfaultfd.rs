@@ -306,7 +306,7 @@ impl Userfaultfd {
     /// Whoever relies on the content at `src` must cope with its pages missing.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        faults::progress(Call::Move, Range { start: dst, len }, |Range { len, .. }| {
+        faults::progress(Call::Move, Range { start: dst, len }, src, |Range { len, .. }| {
             let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE | ALLOW_SRC_HOLES, done: 0 };
             // SAFETY: the structure is the one of this request.
             let result = unsafe { self.ask::<MOVE, _>(&mut arg) };
@@ -320,7 +320,7 @@ impl Userfaultfd {
     /// `src` is readable, and its content is what belongs at `dst`.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        faults::progress(Call::Copy, Range { start: dst, len }, |Range { len, .. }| {
+        faults::progress(Call::Copy, Range { start: dst, len }, src, |Range { len, .. }| {
             let mut arg = CopyArg { dst, src, len, mode: DONT_WAKE, done: 0 };
             // SAFETY: the structure is the one of this request.
             let result = unsafe { self.ask::<COPY, _>(&mut arg) };
@@ -335,7 +335,7 @@ impl Userfaultfd {
     /// Nothing but zeros belongs there.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn zero_pages(&self, range: Range) -> Progress {
-        faults::progress(Call::Zero, range, |range| {
+        faults::progress(Call::Zero, range, range.start, |range| {
             let mut arg = ZeroArg { range, mode: DONT_WAKE, done: 0 };
             // SAFETY: the structure is the one of this request.
             let result = unsafe { self.ask::<ZEROPAGE, _>(&mut arg) };

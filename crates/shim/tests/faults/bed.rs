@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use protocol::layout::Counter;
 use protocol::{Answer, MAX_UNSHARE, Merged, Refusal, Request, State, Taken};
 use sys::faults::{Call, Fault, Faults, PLAN_ENV};
+use sys::memory_map::{PAGE_BYTES, Range};
 use sys::pool_file::PoolFile;
 
 use crate::common::{StandIn, Worker, by_name};
@@ -53,7 +54,7 @@ pub(crate) enum End {
 pub(crate) struct Bed {
     pub(crate) faults: Faults,
     pub(crate) stand_in: StandIn,
-    worker: Option<Worker>,
+    pub(crate) worker: Option<Worker>,
     pool: PoolFile,
     content: Vec<Content>,
     /// The requests are done: nothing is planned.
@@ -352,6 +353,12 @@ impl Bed {
         let after = count(self);
         let made = before.into_iter().zip(after).map(|(before, after)| after - before);
         Call::ALL.iter().copied().zip(made).filter(|(_, made)| *made > 0).collect()
+    }
+
+    /// Where these pages are.
+    pub(crate) fn memory(&self, pages: std::ops::Range<u32>) -> Range {
+        let start = self.worker().regions[0].address + u64::from(pages.start) * PAGE_BYTES;
+        Range { start, len: u64::from(pages.end - pages.start) * PAGE_BYTES }
     }
 
     pub(crate) fn plan(&self, fault: Fault) {

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use sys::faults::{Call, Fault, How};
 
-use bed::{Bed, End};
+use bed::{Bed, End, PAGES};
 use scenarios::Scenario;
 
 /// Cases of `make test`, and those of them that need a process of their own. All of them take some minutes
@@ -290,4 +290,32 @@ fn no_fault_loses_a_byte() {
         wrong.len(),
         wrong[0]
     );
+}
+
+/// How an interleaving is forced: a call is held, something is done meanwhile, and the call goes on.
+#[test]
+fn who_writes_to_a_page_while_it_comes_back_is_not_forgotten() {
+    for how in [How::HoldBefore, How::HoldAfter] {
+        let mut bed = Bed::ready();
+        bed.track();
+        bed.revoke(0..1);
+        let within = Some(bed.memory(3..4));
+        bed.plan(Fault { within, ..Fault::once(Call::Move, how) });
+        let Bed { faults, stand_in, worker, .. } = &mut bed;
+        let worker = worker.as_ref().unwrap();
+        std::thread::scope(|scope| {
+            let recall = scope.spawn(|| worker.recall([0]));
+            assert!(faults.wait_until_held(0, Duration::from_secs(10)));
+            stand_in.begin("stamp 0 3 1 7");
+            // Not there yet: who touches it waits. Afterwards nobody need wait.
+            let waits = !stand_in.has_answer_within(Duration::from_millis(50));
+            assert!(waits || how == How::HoldAfter);
+            faults.go_on(0);
+            assert_eq!(recall.join().unwrap(), 1);
+        });
+        stand_in.finish().unwrap();
+        stand_in.expect("holds 0 3 1 7");
+        bed.check(0..3);
+        bed.check(4..PAGES);
+    }
 }

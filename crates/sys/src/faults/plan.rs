@@ -50,7 +50,7 @@ pub enum How {
 pub struct Fault {
     /// Such calls.
     pub call: Call,
-    /// That concern this memory; `None`: any, or none.
+    /// That concern this memory, what is moved or copied as from where as to where; `None`: any, or none.
     pub within: Option<Range>,
     /// The first of them from when it was planned on, counted from 0.
     pub place: u64,
@@ -256,13 +256,13 @@ struct Met {
 }
 
 #[track_caller]
-fn met(kind: Call, range: Range, has_parts: bool) -> Option<Met> {
+fn met(kind: Call, ranges: [Range; 2], has_parts: bool) -> Option<Met> {
     let table = table()?;
     table.calls[kind as usize].fetch_add(1, Ordering::Relaxed);
     let mut slots = table.slots.iter();
     // Not in a closure: that would be the caller.
     loop {
-        if let Some(met) = slots.next()?.meets(kind, range, has_parts) {
+        if let Some(met) = slots.next()?.meets(kind, ranges, has_parts) {
             return Some(met);
         }
     }
@@ -270,8 +270,10 @@ fn met(kind: Call, range: Range, has_parts: bool) -> Option<Met> {
 
 impl Slot {
     #[track_caller]
-    fn meets(&'static self, kind: Call, range: Range, has_parts: bool) -> Option<Met> {
-        if self.kind.load(Ordering::Acquire) != kind as u32 + 1 || !self.concerns(range) {
+    fn meets(&'static self, kind: Call, ranges: [Range; 2], has_parts: bool) -> Option<Met> {
+        if self.kind.load(Ordering::Acquire) != kind as u32 + 1
+            || !ranges.iter().any(|range| self.concerns(*range))
+        {
             return None;
         }
         let at = self.seen.fetch_add(1, Ordering::Relaxed);
@@ -358,7 +360,7 @@ pub fn call<T>(
     range: Range,
     call: impl FnOnce() -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    match met(kind, range, false) {
+    match met(kind, [range; 2], false) {
         None => call(),
         Some(met) => whole(&met, call),
     }
@@ -367,7 +369,7 @@ pub fn call<T>(
 /// As without the feature; see there.
 #[track_caller]
 pub fn outcome(kind: Call, range: Range, call: impl FnOnce() -> libc::c_int) -> libc::c_int {
-    let Some(met) = met(kind, range, false) else { return call() };
+    let Some(met) = met(kind, [range; 2], false) else { return call() };
     let answered = std::cell::Cell::new(0);
     let planned = whole(&met, || {
         answered.set(call());
@@ -388,7 +390,7 @@ pub(crate) fn through(
     call: impl FnOnce(Range) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     // Part of one page is none of it.
-    match met(kind, range, range.len > PAGE_BYTES) {
+    match met(kind, [range; 2], range.len > PAGE_BYTES) {
         None => call(range),
         Some(Met { how: How::Part { pages, errno }, .. }) => {
             call(part(range, pages)).and(Err(errno))
@@ -398,8 +400,14 @@ pub(crate) fn through(
 }
 
 #[track_caller]
-pub(crate) fn progress(kind: Call, range: Range, call: impl FnOnce(Range) -> Progress) -> Progress {
-    let Some(met) = met(kind, range, range.len > PAGE_BYTES) else { return call(range) };
+pub(crate) fn progress(
+    kind: Call,
+    range: Range,
+    from: u64,
+    call: impl FnOnce(Range) -> Progress,
+) -> Progress {
+    let ranges = [range, Range { start: from, ..range }];
+    let Some(met) = met(kind, ranges, range.len > PAGE_BYTES) else { return call(range) };
     match met.how {
         How::Refuse(errno) => Progress { bytes: 0, stopped: Some(errno) },
         How::Part { pages, errno } => {
@@ -428,7 +436,7 @@ pub(crate) fn over<T>(
     range: Range,
     call: impl FnOnce() -> Result<T, Errno>,
 ) -> Result<T, Errno> {
-    match met(kind, range, true) {
+    match met(kind, [range; 2], true) {
         None => call(),
         Some(Met { how: How::Part { errno, .. }, .. }) => {
             // SAFETY: the caller gives up what is there; what comes in its place is what fails.

@@ -31,9 +31,15 @@ pub(crate) fn through(
     call(range)
 }
 
-/// Makes a call that works its way through `range`, and says how far it got.
+/// Makes a call that works its way through `range`, and says how far it got. What it puts there comes from the address that
+/// follows, or from nowhere: then that is the range's own.
 #[inline(always)]
-pub(crate) fn progress(_: Call, range: Range, call: impl FnOnce(Range) -> Progress) -> Progress {
+pub(crate) fn progress(
+    _: Call,
+    range: Range,
+    _: u64,
+    call: impl FnOnce(Range) -> Progress,
+) -> Progress {
     call(range)
 }
 
