@@ -24,6 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use protocol::{Content, Merge, Refusal};
+use sys::mappings::is_mapped;
 use sys::memory_map::{
     Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Range, Reserved, Untouched, advise,
     is_zeros,
@@ -218,7 +219,13 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
     let over = Over { range, reserve: block.reserve };
     // SAFETY: as the caller promises.
     if unsafe { over.map_fresh() }.is_err() {
-        return false;
+        if is_mapped(range) {
+            return false;
+        }
+        // The kernel had unmapped it before it failed, as it does before Linux 6.12.
+        if let Err(errno) = over.map_fresh_into_hole() {
+            crate::threads::end_process(unshare::LOST_PLACE, errno);
+        }
     }
     for advice in block.own_advice() {
         // SAFETY: this advice discards nothing, and the memory is fresh.

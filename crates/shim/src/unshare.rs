@@ -44,7 +44,7 @@ use crate::transitions::{self, Fresh, Host, Kernel as _, Run};
 use crate::{merge, tracker};
 
 /// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
-const LOST_PLACE: &str = "guest memory has lost its place";
+pub(crate) const LOST_PLACE: &str = "guest memory has lost its place";
 
 /// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not allocate.
 ///
