@@ -233,9 +233,11 @@ impl Engine {
     /// alone, and memory that has a place on the host's nodes: what is mapped anew has none.
     fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
-        // What is moved counts as written, and so would what the guest has freed.
+        // What is moved counts as written, and so would what the guest has freed. What is staged is not there to be moved.
         let is_plain = |channel: &Channel| {
-            channel.merged(piece).next().is_none() && !channel.has(piece, PageState::Freed)
+            let others = [PageState::Freed, PageState::Staged, PageState::Aside];
+            channel.merged(piece).next().is_none()
+                && !others.into_iter().any(|state| channel.has(piece, state))
         };
         let is_inside = common(piece, block) == piece && !has_policy(block.start);
         if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
