@@ -21,22 +21,10 @@ pub(crate) const KNOWN: &[Row] = &[
     ("QEMU is ended because of pages that are at home", |case| {
         is_busy_for_ever(case) && begins_by_taking(case)
     }),
-    // `freed::Engine::discard` does not look at what the discard of the staged copies has answered; they come back later.
-    ("what QEMU has discarded comes back from staging", |case| {
-        case.call == Call::Discard && case.step() == "discard staged" && case.place > 0
-    }),
-    // `merge::replace_by_fresh` writes zeros to the pool's pages, which makes copies of them, and then `freed::Engine::discard`
-    // makes QEMU's call, which drops the copies.
-    ("what QEMU has discarded comes back from the pool", |case| {
-        case.call == Call::MapFresh && has_discard_merged(case) && !is_half(case)
-    }),
-    // The same, where the kernel has unmapped what was there before it failed, as it does before Linux 6.12.
+    // `merge::replace_by_fresh` writes zeros where nothing is mapped, if the kernel has unmapped what was there before it
+    // failed, as it does before Linux 6.12.
     ("the shim writes to what is not mapped", |case| {
-        case.call == Call::MapFresh && case.step() == "discard merged" && is_half(case)
-    }),
-    // `merge::clear` ends QEMU at the first refusal, though it could try again, or map something else there.
-    ("QEMU is ended because memory of ours was not discarded once", |case| {
-        case.call == Call::DontNeed && case.step().starts_with("merge")
+        case.call == Call::MapFresh && has_discard_merged(case) && is_half(case)
     }),
     // Who touches a page waits for longer than anybody here, and may wait for ever: it is not known which.
     ("nobody answers while the page tables do not", |case| {
