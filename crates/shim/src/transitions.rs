@@ -30,6 +30,9 @@
 //! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it |
 //! | any | QEMU maps something else there | home | `interpose` | QEMU | everything was home before |
 //!
+//! A step whose pages are not all in the state that it begins with does nothing: a run that was put together wrongly costs a
+//! measurement or a merge, and no page.
+//!
 //! All of it happens under the engine's lock. No step waits: a page that the kernel is busy with is tried for
 //! [`HOLD`], stays in its state, and is tried again by the next touch and by the watchdog. What staging or the buffer
 //! hold is never discarded, and neither is ever used or unmapped, unless the page tables say that it is empty.
@@ -199,6 +202,9 @@ pub(crate) struct Given {
 /// # Safety
 /// Both ranges are registered, and the fault thread serves when the lock is free.
 pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> Staged {
+    if !is_all(shared, run, PageState::Plain) {
+        return Staged::default();
+    }
     mark(shared, run, PageState::Staged, |_| true);
     // SAFETY: as the caller promises.
     let taken = unsafe { take(kernel, run) };
@@ -240,6 +246,9 @@ pub(crate) unsafe fn set_aside<K: Kernel>(
     run: Run,
 ) -> Option<PageSet> {
     let shared = channel.shared();
+    if !is_all(shared, run, PageState::Plain) {
+        return None;
+    }
     mark(shared, run, PageState::Aside, |_| true);
     // SAFETY: as the caller promises.
     let there = match unsafe { take(kernel, run) } {
@@ -278,6 +287,9 @@ pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run
 /// # Safety
 /// All pages of the run are aside and hold what the slots do; the fault thread serves when the lock is free.
 pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, slot: u32) -> bool {
+    if !is_all(channel.shared(), run, PageState::Aside) {
+        return false;
+    }
     // Whoever has something there now would lose it. That a page is in two places is found when it is put back.
     if !mapper.kernel().populated(run.home).is_ok_and(|at_home| at_home.is_empty()) {
         return false;
@@ -299,7 +311,8 @@ pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, s
 /// All pages of the run are aside and hold zeros.
 pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
     // SAFETY: they hold zeros.
-    let is_dropped = unsafe { discard(kernel, run.place()) };
+    let is_dropped =
+        is_all(channel.shared(), run, PageState::Aside) && unsafe { discard(kernel, run.place()) };
     if is_dropped {
         mark(channel.shared(), run, PageState::Plain, |_| true);
     }
@@ -314,6 +327,9 @@ pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: R
 /// registered, and the fault thread serves when the lock is free.
 pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
     let (kernel, place) = (mapper.kernel(), run.place());
+    if !is_all(channel.shared(), run, PageState::Merged) {
+        return false;
+    }
     if !kernel.populated(place).is_ok_and(|there| there.is_empty()) {
         return false;
     }
@@ -344,6 +360,9 @@ pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) 
 /// As for [`set_aside`].
 pub(crate) unsafe fn map_anew<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
     let kernel = mapper.kernel();
+    if !is_all(channel.shared(), run, PageState::Plain) {
+        return true;
+    }
     // SAFETY: as the caller promises.
     unsafe { set_aside(kernel, channel, run) };
     if kernel.populated(run.home).is_ok_and(|left| left.is_empty()) {
@@ -574,6 +593,10 @@ fn mark(shared: Shared<'_>, run: Run, state: PageState, is_meant: impl Fn(usize)
 
 fn state(shared: Shared<'_>, run: Run, page: usize) -> PageState {
     shared.state(run.page.saturating_add(u32::try_from(page).unwrap_or(u32::MAX)))
+}
+
+fn is_all(shared: Shared<'_>, run: Run, wanted: PageState) -> bool {
+    (0..pages_of(run.home)).all(|page| state(shared, run, page) == wanted)
 }
 
 fn pages_of(range: Range) -> usize {

@@ -335,3 +335,20 @@ fn a_worker_that_goes_in_the_middle_leaves_every_page_with_its_content() {
     }
     assert!(replaced > 0);
 }
+
+#[test]
+fn what_is_staged_beside_what_is_unshared_keeps_its_content() {
+    let Prepared { mut stand_in, worker, .. } = prepared(300);
+    worker.ask(&Request::Track(common::by_name()));
+    worker.merge(&[(112, 64, Some(212))]);
+    for _ in 0..3 {
+        worker.revoke(3..7);
+        stand_in.expect("write 0 1 300 5");
+        worker.revoke(3..7);
+        worker.unshare(0, 512);
+        stand_in.expect_beside(&worker, "check 0 1");
+        worker.merge(&[(112, 64, Some(212))]);
+    }
+    worker.release();
+    stand_in.expect("check 0 1");
+}

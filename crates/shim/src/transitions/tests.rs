@@ -546,6 +546,25 @@ fn a_page_that_lay_where_none_should_be_is_found_and_never_taken_for_another() {
 }
 
 #[test]
+fn a_step_from_another_state_does_nothing() {
+    let budget = Budget { faults: 1, deeds: 1 };
+    let runs = explore(budget, true, |model, channel| {
+        // SAFETY: a model.
+        unsafe { stage(model, channel.shared(), RUN.part(1, 1)) };
+        // Of these two pages one is staged, and no other step is for that.
+        // SAFETY: as above.
+        unsafe {
+            merge(model, channel, RUN, Content::Slot(0));
+            map_anew(model, channel, RUN);
+            replace(model, channel, RUN);
+            stage(model, channel.shared(), RUN);
+        }
+        check(model, channel);
+    });
+    assert!(runs > 100, "{runs}");
+}
+
+#[test]
 fn what_lay_in_the_buffer_passes_for_no_page() {
     explore(Budget { faults: 2, deeds: 2 }, false, |model, channel| {
         // A copy of what the pool holds, which nobody could discard; the guest's page holds something else.
