@@ -13,7 +13,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use protocol::layout::PageState;
+use protocol::layout::{Counter, PageState};
 use protocol::ring::Consumer;
 use protocol::{
     Answer, MAX_PACKET, MAX_REVOKE, MAX_TAKE_PAGES, MAX_UNSHARE, Pages, Refusal, Request, State,
@@ -36,6 +36,8 @@ const TAKEN: u32 = 8;
 const NEAR: u32 = 8192;
 /// Longer than a shim bears silence.
 const SILENCE_MS: (u64, u64) = (2_300, 2_900);
+/// By then it has given everything back, on whatever machine; if it tracks nothing there is nothing to give back.
+const LONGEST_SILENCE: Duration = Duration::from_secs(8);
 
 /// Torments the shim of process `pid` for `life`, and tells its deeds on standard output.
 ///
@@ -463,8 +465,14 @@ impl Tormentor {
 
     /// Says nothing for so long that everything must have been given back.
     fn fall_silent(&mut self, link: &mut Link) -> Result<(), LinkError> {
+        let given_back = |link: &Link| link.shared().map(|shared| shared.get(Counter::GivenBack));
+        let (before, begun) = (given_back(link), Instant::now());
         let (least, most) = SILENCE_MS;
         std::thread::sleep(Duration::from_millis(self.random.between(least, most)));
+        // Where many wait for a CPU the shim comes late, and to ask would be to speak.
+        while given_back(link) == before && begun.elapsed() < LONGEST_SILENCE {
+            self.wait(20_000);
+        }
         let (marked, _) = link.staged();
         match self.ask(link, &Request::Status)? {
             Answer::Status(status) if matches!(status.state, State::On(_)) || marked > 0 => {
