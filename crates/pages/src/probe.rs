@@ -35,7 +35,7 @@
 //! than understated until the guest's slowest sweep has passed once.
 //!
 //! Cost: 20 bytes per tracked granule and one pass over them per tick. At most [`MAX_TRACKED`] are
-//! tracked, one from each of as many equal parts of the guest, and stand for all: 2 % of error at a
+//! tracked, one from each of as many equal parts of the guest, and stand for all: 3 % of error at a
 //! working set of a tenth, and a bound on the burst when a sleeping guest awakes. Left out: the
 //! order of touches inside a tick; that many granules may be touched in one tick and none in the
 //! next (a factor for all hazards of a tick was tried: recorded guests came out truer by 1 %, and
@@ -68,8 +68,8 @@ pub const TICK: Millis = Millis(100);
 pub const TOLERABLE_MISS_RATIO: f64 = 0.05;
 /// Time constant with which references fade, in the tracker and in the exact curve.
 pub const AGEING: Millis = Millis(400);
-/// Most granules that are tracked of one VM.
-pub const MAX_TRACKED: u32 = 1 << 14;
+/// Most granules that are tracked of one VM: no more than may be out of reach at a time (1 GiB in granules of 128 KiB).
+pub const MAX_TRACKED: u32 = 1 << 13;
 /// Probes that a first reading rests on.
 pub const FIRST_PROBES: f64 = 50.0;
 /// Time constant of the life table.

@@ -563,11 +563,16 @@ fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) 
 /// nobody asked for it. Any number of threads may do this at once: each helps.
 pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
     let mut total = 0;
-    while !give_back_turn(reason, &mut total) {
-        // Who serves faults gets in.
-        rustix::thread::sched_yield();
+    loop {
+        let before = total;
+        if give_back_turn(reason, &mut total) {
+            return total;
+        }
+        // Who serves faults gets in between two turns by himself. A page that will not go waits for somebody else.
+        if total == before {
+            rustix::thread::sched_yield();
+        }
     }
-    total
 }
 
 /// The same by a thread of QEMU's, which waits for it.

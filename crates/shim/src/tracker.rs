@@ -33,9 +33,9 @@ use crate::ram::Block;
 use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, Host, Kernel as _};
 
-/// Most pages that are out of reach at a time: as many as 16,384 granules of 128 KiB have, 2 GiB. A thread of QEMU's that
+/// Most pages that are out of reach at a time: as many as 8,192 granules of 128 KiB have, 1 GiB. A thread of QEMU's that
 /// needs all of them in their places waits for as long as that takes.
-const MOST_STAGED: u64 = 16_384 * 32;
+const MOST_STAGED: u64 = 8_192 * 32;
 
 /// What serving one fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
