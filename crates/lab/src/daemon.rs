@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use model::{Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -29,6 +29,8 @@ pub struct Settings {
     pub mode: Mode,
     /// How identical pages are looked for.
     pub dedup: DedupSpec,
+    /// What becomes of memory that guests free.
+    pub free_pages: FreePagesSpec,
     /// What learning working sets may cost.
     pub tracking: TrackingBudget,
     /// Who gets a group's surplus.
@@ -44,7 +46,8 @@ impl From<Mode> for Settings {
     /// A mode alone: nothing is merged, and who is short gets the surplus.
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
-        Self { mode, dedup, tracking, policy: Policy::Demand, lend: false, guaranteed: None }
+        let (policy, free_pages) = (Policy::Demand, FreePagesSpec::Off);
+        Self { mode, dedup, free_pages, tracking, policy, lend: false, guaranteed: None }
     }
 }
 
@@ -197,13 +200,13 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Demand => "demand",
         Policy::Balance => "balance",
     };
-    let (tracking, lend) = (settings.tracking, settings.lend);
+    let Settings { tracking, free_pages, lend, .. } = settings;
     for (group, (vms, budget)) in groups {
         let vms = vms.join(", ");
         let _ = write!(
             text,
             "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
-             tracking = \"{tracking}\"\nlend = {lend}\n"
+             free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\nlend = {lend}\n"
         );
         if settings.guaranteed.is_some() {
             let _ = writeln!(text, "budget = {}", size(budget));

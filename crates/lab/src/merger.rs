@@ -74,8 +74,9 @@ impl Merger {
             pids.iter().map(|pid| Tracked::new(*pid, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());
         let work = move || {
-            let readings =
-                |dedup: &Dedup| pids.iter().filter_map(|pid| dedup.reading(*pid)).collect();
+            let readings = |dedup: &Dedup| {
+                pids.iter().filter_map(|pid| Some(dedup.reading(*pid)?.value)).collect()
+            };
             let mut step = Instant::now();
             while !ours.stop.load(Ordering::Relaxed) {
                 let now = Instant::now();

@@ -33,6 +33,7 @@ mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
 mod quickstart;
+mod readings;
 mod shim_idle;
 mod shim_stress;
 mod truth;
@@ -135,6 +136,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::BUSY,
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
+    readings::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,
     let_go::SCENARIO,

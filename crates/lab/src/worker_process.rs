@@ -97,7 +97,7 @@ impl WorkerProcess {
     pub fn freed(&self) -> FreePages {
         let report = self.report().unwrap_or_default();
         let mut all = FreePages::default();
-        for free in report.vms.values().filter_map(|vm| vm.free_pages) {
+        for free in report.vms.values().filter_map(|vm| Some(vm.free_pages?.value)) {
             all.freed = all.freed.plus(free.freed);
             all.lazy = all.lazy.plus(free.lazy);
             all.handed_over = all.handed_over.plus(free.handed_over);

@@ -14,7 +14,7 @@
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`), how they are
 //! chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for comparison), what it
-//! takes from the VM (`cost`), and what becomes of what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
+//! takes from the VM (`cost`), what it holds (`holdings`), and what becomes of what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
 //! `process` drives many of them by orders; experiments drive one directly:
 //!
 //! ```no_run
@@ -23,7 +23,7 @@
 //! loop {
 //!     tracked.step();
 //!     if let Some(now) = tracked.reading() {
-//!         println!("{:?} at {:.2} % of a vCPU", now.working_set, now.cost.vcpu_share * 100.0);
+//!         println!("{:?} at {:.2} % of a vCPU", now.value.working_set, now.value.cost.vcpu_share * 100.0);
 //!     }
 //!     std::thread::sleep(STEP);
 //! }
@@ -40,6 +40,7 @@ mod dedup;
 mod fake_shim;
 mod freed;
 mod granules;
+mod holdings;
 mod link;
 mod linked;
 mod lru;

@@ -17,12 +17,16 @@
 //! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
 //!   that the tracker is not blind just when something happened, and the other half repays.
 //!
+//! What a trap is thought to cost decides how many probes there may be. What traps did cost is paid, once it has
+//! been measured ([`Governor::measured`]): also for those that no probe has caused, of memory that was never there.
+//! An account is opened empty. So a tracker that begins anew, again and again, has no credit to spend.
+//!
 //! Invariant: over any span, traps × cost ≤ budget × span + `CREDIT` + one trap per tracked
-//! granule. The trap cost is measured by the shim and smoothed here: an observation moves it by a
-//! tenth, and never as if it were more than twice or less than half of what was believed, so that
-//! one preempted handler changes little and a slower machine is believed within a few seconds. Left
-//! out: what nobody can count, caches that are colder after a trap; a quarter of the budget is kept
-//! for it.
+//! granule. The trap cost is measured by the shim and smoothed here: the first observation is believed,
+//! each later one moves it by a tenth, and never as if it were more than twice or less than half of what was
+//! believed, so that one preempted handler changes little and a slower machine is believed within a few
+//! seconds. Left out: what nobody can count, caches that are colder after a trap; a quarter of the budget is
+//! kept for it.
 
 use model::{Millis, Time};
 
@@ -45,6 +49,8 @@ const FIRST_TRAP_NS: f64 = 50_000.0;
 const LEAST_TRAP_NS: f64 = 5_000.0;
 /// Nor above this: it is a stopped machine.
 const MOST_TRAP_NS: f64 = 1_000_000.0;
+/// A larger debt, in earnings, is remitted: what held the guest for so long was not tracking alone.
+const MOST_DEBT: Millis = Millis::secs(30);
 /// How far one observation moves the cost.
 const LEARN: f64 = 0.1;
 /// A shim that traps more often than probes ever could is out of control.
@@ -55,7 +61,10 @@ const FUSE_FLOOR: u32 = 1_000;
 pub struct Governor {
     budget_ns_per_s: f64,
     trap_ns: f64,
+    is_measured: bool,
     balance_ns: f64,
+    /// What was paid for traps in advance of their measurement.
+    presumed_ns: f64,
     /// What the tracker took since the last allowance, and in a second.
     spent_ns: f64,
     own_ns_per_s: f64,
@@ -78,7 +87,9 @@ impl Governor {
         Self {
             budget_ns_per_s: share_of_vcpu.clamp(0.0, 1.0) * 1e9 * PLANNED,
             trap_ns: FIRST_TRAP_NS,
+            is_measured: false,
             balance_ns: 0.0,
+            presumed_ns: 0.0,
             spent_ns: 0.0,
             own_ns_per_s: 0.0,
             last: None,
@@ -88,8 +99,12 @@ impl Governor {
 
     /// Takes in a measured cost of a trap: the mean of the shim's latest.
     pub fn observe_trap_ns(&mut self, ns: u64) {
-        let seen = (ns as f64).clamp(self.trap_ns / 2.0, self.trap_ns * 2.0);
-        self.trap_ns += LEARN * (seen - self.trap_ns);
+        if std::mem::replace(&mut self.is_measured, true) {
+            let seen = (ns as f64).clamp(self.trap_ns / 2.0, self.trap_ns * 2.0);
+            self.trap_ns += LEARN * (seen - self.trap_ns);
+        } else {
+            self.trap_ns = ns as f64;
+        }
         self.trap_ns = self.trap_ns.clamp(LEAST_TRAP_NS, MOST_TRAP_NS);
     }
 
@@ -146,9 +161,20 @@ impl Governor {
         self.spent_ns += ns as f64;
     }
 
-    /// Pays for traps.
+    /// Pays for traps what one is believed to cost.
     pub fn trapped(&mut self, count: u32) {
-        self.balance_ns -= f64::from(count) * self.trap_ns;
+        let ns = f64::from(count) * self.trap_ns;
+        self.presumed_ns += ns;
+        self.balance_ns -= ns;
+    }
+
+    /// All traps since the last call have held the guest's threads for so long: that is paid, and not what they were
+    /// believed to cost.
+    pub fn measured(&mut self, held_ns: u64) {
+        let least = -(MOST_DEBT.0 as f64) / 1e3 * self.budget_ns_per_s;
+        let paid = std::mem::take(&mut self.presumed_ns);
+        let after = self.balance_ns + paid - held_ns as f64;
+        self.balance_ns = after.max(least.min(self.balance_ns));
     }
 
     /// The shim's fuse: more traps in a second than `revoked` granules and the probes of that
@@ -292,6 +318,37 @@ mod tests {
         assert!(governor.trap_ns() < 22_500.0);
         governor.observe_trap_ns(0);
         assert!(governor.trap_ns() > 19_000.0);
+    }
+
+    #[test]
+    fn what_was_measured_is_paid_and_not_what_was_presumed() {
+        let mut governor = Governor::default();
+        governor.observe_trap_ns(20_000);
+        assert!((governor.trap_ns() - 20_000.0).abs() < 1e-9, "the first is believed");
+        governor.trapped(100);
+        assert!((governor.balance_ns + 2e6).abs() < 1e-6);
+        governor.measured(500_000);
+        assert!((governor.balance_ns + 5e5).abs() < 1e-6);
+        governor.measured(7_000_000);
+        assert!((governor.balance_ns + 7.5e6).abs() < 1e-6, "no probe caused these");
+        governor.measured(u64::MAX);
+        assert!((governor.balance_ns + 30.0 * governor.budget_ns_per_s).abs() < 1.0);
+    }
+
+    #[test]
+    fn who_begins_anew_every_second_spends_no_more_than_who_does_not() {
+        let mut traps = 0;
+        for _ in 0..60 {
+            let mut governor = Governor::default();
+            for step in 0..10 {
+                let more = governor.allowance(Time(step * 100));
+                governor.revoked(more);
+                governor.trapped(more);
+                traps += more;
+            }
+        }
+        let per_s = f64::from(traps) / 60.0;
+        assert!(per_s <= Governor::default().rate_per_s(), "{per_s}");
     }
 
     #[test]

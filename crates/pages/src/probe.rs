@@ -30,6 +30,14 @@
 //! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink before
 //! all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
 //!
+//! Few probes: where the budget bears less than [`FIRST_PROBES`] in a window, because a trap is dear or a burst of them has
+//! to be paid for, the last so many count, however long that took. A reading says of when it is ([`Reading::at`]): it
+//! is older than the last tick by as much as its probes are older than those of a window.
+//!
+//! What cannot be revoked: a granule that shares all of its pages with others, or whose pages the guest has given up. It
+//! is not drawn again for ten seconds, and counts as not touched since it was last seen to be, unless it was hot:
+//! who reads a shared page is not seen.
+//!
 //! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
 //! than understated until the guest's slowest sweep has passed once.
@@ -78,6 +86,10 @@ const WINDOW: Millis = Millis(1_000);
 const DRAWS: u32 = 3;
 /// What was asked for and not acknowledged within this time could not be revoked.
 const PATIENCE: Millis = Millis(1_000);
+/// When it is tried again to revoke what could not be, in ticks.
+const AGAIN_TICKS: u32 = 100;
+/// So many probes are not forgotten before there are newer ones.
+const KEPT_PROBES: f64 = FIRST_PROBES + 1.0;
 
 /// What the probes say about a guest now. Sizes are in granules.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +102,8 @@ pub struct Reading {
     pub references_per_s: f64,
     /// Recent probes that this rests on.
     pub probes: f64,
+    /// The moment that it tells of.
+    pub at: Time,
 }
 
 /// The probes of one VM.
@@ -108,6 +122,8 @@ pub struct Tracker {
     touched: Vec<Touch>,
     governor: Governor,
     scanned: Time,
+    /// Probes that were kept at the last scan, and their mean age then.
+    kept: (f64, Millis),
 }
 
 impl Tracker {
@@ -125,6 +141,7 @@ impl Tracker {
             touched: Vec::new(),
             governor,
             scanned: now,
+            kept: (0.0, Millis(0)),
         }
     }
 
@@ -186,6 +203,13 @@ impl Tracker {
         self.granules.revoke(index, at, before);
     }
 
+    /// The granule, which was to be revoked, cannot be now: all of its pages are shared, or given up by the guest.
+    pub fn cannot_be_revoked(&mut self, granule: u32, at: Time, is_given_up: bool) {
+        if let Some(index) = self.granules.find(granule) {
+            self.granules.lose(index, at, is_given_up);
+        }
+    }
+
     /// For how many ticks a granule had not been touched, as chance and the life table will have it.
     fn drawn(&mut self, class: u8) -> u32 {
         self.table.outlived(&self.hazards[usize::from(class)], self.granules.chance())
@@ -195,8 +219,10 @@ impl Tracker {
     pub fn touched(&mut self, granule: u32, at: Time) {
         self.governor.trapped(1);
         let Some(index) = self.granules.find(granule) else { return };
-        if matches!(self.granules.state(index), State::Accessible | State::Excluded) {
-            return;
+        match self.granules.state(index) {
+            State::Pending | State::Revoked => {}
+            State::Absent => return self.granules.admit(index),
+            State::Accessible | State::Excluded => return,
         }
         let age = self.granules.age(index, at);
         let class = self.granules.class(index, at);
@@ -241,7 +267,8 @@ impl Tracker {
         self.scan(now);
         self.pending.clear();
         for index in 0..self.granules.tracked() {
-            if matches!(self.granules.state(index), State::Pending | State::Revoked) {
+            if matches!(self.granules.state(index), State::Pending | State::Revoked | State::Absent)
+            {
                 self.granules.admit(index);
             }
         }
@@ -251,7 +278,7 @@ impl Tracker {
     pub fn called_back(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
-            State::Pending => self.granules.admit(index),
+            State::Pending | State::Absent => self.granules.admit(index),
             State::Revoked => {
                 let class = self.granules.class(index, at);
                 let age = self.granules.age(index, at);
@@ -268,9 +295,13 @@ impl Tracker {
     pub fn reading(&self) -> Option<Reading> {
         let answered = self.table.probes() >= FIRST_PROBES;
         let references = *self.misses.first()?;
-        if !answered && self.revoked_count() < self.granules.counted().div_ceil(2) {
+        let is_found_idle = self.revoked_count() >= self.granules.counted().div_ceil(2);
+        if !answered && !is_found_idle {
             return None;
         }
+        // What is known to be idle is known anew in every tick.
+        let late =
+            if is_found_idle { Millis(0) } else { Millis(self.kept.1.0.saturating_sub(WINDOW.0)) };
         let curve = self.curve(references);
         let working_set = curve.least_size(TOLERABLE_MISS_RATIO).unwrap_or(curve.end());
         Some(Reading {
@@ -278,6 +309,7 @@ impl Tracker {
             curve,
             references_per_s: references * self.granules.scale() * 1e3 / TICK.0 as f64,
             probes: self.table.probes(),
+            at: Time(self.scanned.0.saturating_sub(late.0)),
         })
     }
 
@@ -306,10 +338,23 @@ impl Tracker {
         });
     }
 
+    /// Forgets what lies back, but not the last probes that there are.
+    fn fade(&mut self, elapsed: Millis) {
+        let share = decay(elapsed, WINDOW);
+        let probes = self.table.probes();
+        let young = share.max((KEPT_PROBES / probes.max(KEPT_PROBES)).min(1.0));
+        let (kept, age) = self.kept;
+        // New ones are as old as nothing.
+        let age =
+            age.0.saturating_add(elapsed.0) as f64 * (kept / probes.max(kept)).clamp(0.0, 1.0);
+        self.table.fade(share, young);
+        self.kept = (self.table.probes(), whole_ms(age));
+    }
+
     /// Counts what was lived through since the last scan, and renews the curve.
     fn scan(&mut self, now: Time) {
         let elapsed = now.since(self.scanned);
-        self.table.fade(decay(elapsed, WINDOW));
+        self.fade(elapsed);
         let mut population = Vec::with_capacity(self.granules.tracked() as usize);
         for index in 0..self.granules.tracked() {
             let class = self.granules.class(index, now);
@@ -317,6 +362,18 @@ impl Tracker {
                 State::Accessible | State::Pending => {
                     let seen = self.granules.seen(index, now);
                     population.push(Known::Accessible { class, seen });
+                }
+                State::Absent => {
+                    let seen = self.granules.seen(index, now);
+                    let is_hot = class < IDLE;
+                    population.push(if is_hot {
+                        Known::Accessible { class, seen }
+                    } else {
+                        Known::Revoked { untouched: seen }
+                    });
+                    if self.granules.age(index, now) >= AGAIN_TICKS {
+                        self.granules.admit(index);
+                    }
                 }
                 State::Excluded => {}
                 State::Revoked => {
@@ -351,6 +408,11 @@ impl Tracker {
             }
         }
     }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative")]
+fn whole_ms(ms: f64) -> Millis {
+    Millis(ms as u64)
 }
 
 /// What is left after `elapsed` of something that fades.

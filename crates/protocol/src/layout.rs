@@ -129,7 +129,8 @@ pub enum Counter {
     /// Gauge: what a trap costs the thread that touches, in nanoseconds, handler included; measured
     /// on a page of the shim's own.
     RoundTripNs,
-    /// CPU time of the thread that answers the worker and revokes, in nanoseconds, as of the last answer.
+    /// CPU time that tracking took of the thread that answers the worker and revokes, in nanoseconds, as of the last
+    /// answer. What it took to merge, to unshare and to take what was freed is not in it.
     ControlNs,
     /// How often everything was given back unasked.
     GivenBack,

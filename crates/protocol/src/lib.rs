@@ -2,8 +2,8 @@
 //!
 //! Three channels, each for what it is good at:
 //!
-//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet, each
-//!   request answered once and in order. Everything that changes what is tracked.
+//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet. Each request
+//!   has a number and is answered once; the answer names it. Everything that changes what is tracked.
 //! * **the ring** ([`ring`], [`Trap`]): faults, written by the shim's fault thread and read by the
 //!   worker, in shared memory, without a system call.
 //! * **the page states and counters** ([`layout`]): in the same memory, which the shim alone can
@@ -23,7 +23,11 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
+
+/// The number of [`Request::Hello`], and of no other request: nothing stands in its packet for it. An answer of this number
+/// belongs to Hello, or is a refusal of what was not understood or not asked for.
+pub const HELLO: u32 = 0;
 
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;

@@ -7,9 +7,12 @@
 //! held against its range before anybody sees it. A decoded [`Request`] or [`Answer`] needs no
 //! further check of its own; what depends on the VM (does granule 7 exist?) the receiver checks.
 //!
-//! Invariants: a packet decodes to one message with no byte left over. [`Request::Hello`] and
-//! [`Refusal::Version`] keep their bytes in every version, so that two releases can at least tell
-//! each other who they are; a test pins them.
+//! The number of a request stands behind the message, in its packet as in that of its answer; [`HELLO`] is not
+//! written.
+//!
+//! Invariants: a packet decodes to one message and one number with no byte left over. [`Request::Hello`]
+//! and the [`Refusal::Version`] that answers it keep their bytes in every version, so that two releases can
+//! at least tell each other who they are; a test pins them.
 //!
 //! Leaves out: streams. A `SEQPACKET` socket keeps packets apart, and tells when one was cut short.
 
@@ -17,9 +20,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    Answer, Content, MAX_MERGE, MAX_MERGE_PAGES, MAX_PACKET, MAX_REGIONS, MAX_REVOKE, MAX_SLOTS,
-    MAX_TAKE, MAX_TAKE_PAGES, MAX_UNSHARE, Merge, REGION_ALIGN_PAGES, Refusal, Region, Request,
-    State, Tracking,
+    Answer, Content, HELLO, MAX_MERGE, MAX_MERGE_PAGES, MAX_PACKET, MAX_REGIONS, MAX_REVOKE,
+    MAX_SLOTS, MAX_TAKE, MAX_TAKE_PAGES, MAX_UNSHARE, Merge, REGION_ALIGN_PAGES, Refusal, Region,
+    Request, State, Tracking,
 };
 
 /// Most pages in a granule: what one huge page holds.
@@ -62,22 +65,35 @@ pub enum WireError {
 }
 
 impl Request {
-    /// The packet that carries this request.
+    /// The packet that carries this request under the number `id`; [`Self::Hello`] has its own.
     ///
     /// # Errors
     /// When it is longer than [`MAX_PACKET`]: more than [`MAX_REVOKE`] granules.
-    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
-        encode(self)
+    pub fn encode(&self, id: u32) -> Result<Vec<u8>, WireError> {
+        encode(self, self.numbered(id))
     }
 
-    /// The request in a packet, its values within their ranges.
-    ///
-    /// # Errors
-    /// What the shim is to answer: [`Refusal::Malformed`] or [`Refusal::Invalid`].
-    pub fn decode(packet: &[u8]) -> Result<Self, Refusal> {
+    /// The number that this request has when it is sent under `id`.
+    #[must_use]
+    pub const fn numbered(&self, id: u32) -> u32 {
+        if matches!(self, Self::Hello { .. }) { HELLO } else { id }
+    }
+
+    /// The number of the request in a packet, and the request, its values within their ranges; or what the shim
+    /// is to answer: [`Refusal::Invalid`], or under the number [`HELLO`] [`Refusal::Malformed`].
+    #[must_use]
+    pub fn decode(packet: &[u8]) -> (u32, Result<Self, Refusal>) {
         let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
-        let request = decode(packet).ok_or(Refusal::Malformed { length })?;
-        match &request {
+        // Hello has no number, and everything else has one.
+        let is_whole = |(request, id): &(Self, u32)| request.numbered(1) == (*id).min(1);
+        match decode(packet).filter(is_whole) {
+            Some((request, id)) => (id, request.check().map(|()| request)),
+            None => (HELLO, Err(Refusal::Malformed { length })),
+        }
+    }
+
+    fn check(&self) -> Result<(), Refusal> {
+        match self {
             Self::Track(tracking) => tracking.check()?,
             Self::Revoke { granules } | Self::Recall { granules }
                 if granules.is_empty() || granules.len() > MAX_REVOKE =>
@@ -113,41 +129,43 @@ impl Request {
             | Self::Release
             | Self::Status => {}
         }
-        Ok(request)
+        Ok(())
     }
 }
 
 impl Answer {
-    /// The packet that carries this answer.
+    /// The packet that carries this answer to the request of this number.
     ///
     /// # Errors
     /// When it is longer than [`MAX_PACKET`].
-    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
-        encode(self)
+    pub fn encode(&self, id: u32) -> Result<Vec<u8>, WireError> {
+        encode(self, id)
     }
 
-    /// The answer in a packet, its values within their ranges.
+    /// The number of the request that a packet answers, and the answer, its values within their ranges.
     ///
     /// # Errors
     /// When it is malformed, or a value is out of its range.
-    pub fn decode(packet: &[u8]) -> Result<Self, WireError> {
-        let answer = decode(packet).ok_or(WireError::Malformed { length: packet.len() })?;
+    pub fn decode(packet: &[u8]) -> Result<(u32, Self), WireError> {
+        let malformed = WireError::Malformed { length: packet.len() };
+        let (answer, id) = decode(packet).ok_or(malformed.clone())?;
         let state = match &answer {
+            Self::Welcome { .. } if id != HELLO => return Err(malformed),
             Self::Welcome { regions, state, .. } => {
                 check_regions(regions)?;
                 state
             }
+            Self::Refused(_) => return Ok((id, answer)),
+            _ if id == HELLO => return Err(malformed),
             Self::Status(status) => &status.state,
-            Self::Done { .. } | Self::Merged(_) | Self::Taken(_) | Self::Refused(_) => {
-                return Ok(answer);
-            }
+            Self::Done { .. } | Self::Merged(_) | Self::Taken(_) => return Ok((id, answer)),
         };
         if let State::On(tracking) = state
             && let Err(fault) = tracking.fault()
         {
             return Err(fault.into());
         }
-        Ok(answer)
+        Ok((id, answer))
     }
 }
 
@@ -262,20 +280,28 @@ fn invalid(field: &str, value: u64, valid: &str) -> Refusal {
     Refusal::Invalid { field: field.to_owned(), value, valid: valid.to_owned() }
 }
 
-fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, WireError> {
-    let packet = postcard::to_stdvec(message).map_err(|_| WireError::TooLong { length: 0 })?;
+fn encode<M: Serialize>(message: &M, id: u32) -> Result<Vec<u8>, WireError> {
+    let too_long = |_| WireError::TooLong { length: 0 };
+    let mut packet = postcard::to_stdvec(message).map_err(too_long)?;
+    if id != HELLO {
+        packet = postcard::to_extend(&id, packet).map_err(too_long)?;
+    }
     if packet.len() > MAX_PACKET {
         return Err(WireError::TooLong { length: packet.len() });
     }
     Ok(packet)
 }
 
-fn decode<M: DeserializeOwned>(packet: &[u8]) -> Option<M> {
+fn decode<M: DeserializeOwned>(packet: &[u8]) -> Option<(M, u32)> {
     if packet.len() > MAX_PACKET {
         return None;
     }
     let (message, rest) = postcard::take_from_bytes(packet).ok()?;
-    rest.is_empty().then_some(message)
+    if rest.is_empty() {
+        return Some((message, HELLO));
+    }
+    let (id, rest) = postcard::take_from_bytes(rest).ok()?;
+    (rest.is_empty() && id != HELLO).then_some((message, id))
 }
 
 #[cfg(test)]

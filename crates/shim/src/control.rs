@@ -1,20 +1,20 @@
 //! The thread that answers a worker.
 //!
 //! One worker at a time, run by root or by whoever runs QEMU by hand: another is told so and turned away; it is
-//! not heard. Each packet is one request with one answer; a packet that is not understood is refused
-//! and changes nothing. When the connection closes, for whatever reason, everything goes back.
+//! not heard. Each packet is one request with one answer of its number; a packet that is not understood is
+//! refused and changes nothing. When the connection closes, for whatever reason, everything goes back.
 //!
 //! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use protocol::layout::{Counter, GiveBack};
-use protocol::{Answer, MAX_PACKET, Refusal, Request, Status, VERSION, address};
+use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Request, Status, VERSION, address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::seqpacket::{Connection, Listener};
 
@@ -29,6 +29,8 @@ use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
 const CALIBRATION: Duration = Duration::from_secs(3);
 /// Touches per measurement.
 const TOUCHES: u32 = 4;
+/// CPU time that this thread took for merging, unsharing and freed memory.
+static OTHER_NS: AtomicU64 = AtomicU64::new(0);
 
 /// Begins to listen; once per process.
 pub(crate) fn start() {
@@ -98,7 +100,7 @@ fn meet(worker: &mut Option<Worker>, connection: Connection) {
         *worker = Some(Worker { connection, has_met: false, _guarded: guarded });
         return;
     };
-    if let Ok(packet) = Answer::Refused(refusal).encode() {
+    if let Ok(packet) = Answer::Refused(refusal).encode(HELLO) {
         let _ = connection.send(&packet, None);
     }
 }
@@ -135,16 +137,21 @@ impl Worker {
             Ok(Some(_)) if self.hung_up() => false,
             Ok(Some(received)) => {
                 watchdog::worker_spoke();
-                let request = Request::decode(&packet[..received.length]);
+                let (id, request) = Request::decode(&packet[..received.length]);
+                let (began, is_tracking) = (own_cpu(), request.as_ref().is_ok_and(is_tracking));
                 let answered = request.and_then(|request| {
                     catch_unwind(AssertUnwindSafe(|| self.answer(request, received.fd)))
                         .unwrap_or_else(|_| Err(failed_inside()))
                 });
+                if !is_tracking {
+                    let took = own_cpu().saturating_sub(began).as_nanos_u64();
+                    OTHER_NS.fetch_add(took, Ordering::Relaxed);
+                }
                 say_own_cpu();
                 let sent = match answered {
-                    Ok(Some(answer)) => self.send(&answer, None),
+                    Ok(Some(answer)) => self.send(id, &answer, None),
                     Ok(None) => self.greet(),
-                    Err(refusal) => self.send(&Answer::Refused(refusal), None),
+                    Err(refusal) => self.send(id, &Answer::Refused(refusal), None),
                 };
                 watchdog::worker_spoke();
                 sent
@@ -207,8 +214,8 @@ impl Worker {
         Ok(Some(answer))
     }
 
-    fn send(&self, answer: &Answer, fd: Option<BorrowedFd<'_>>) -> bool {
-        answer.encode().is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
+    fn send(&self, id: u32, answer: &Answer, fd: Option<BorrowedFd<'_>>) -> bool {
+        answer.encode(id).is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
     }
 
     /// Says what there is, and shares the memory that tells of it: of one moment, for RAM may be plugged in the next.
@@ -216,7 +223,7 @@ impl Worker {
         let mut engine = lock();
         let (regions, state) = (engine.regions(), engine.state());
         let memory = engine.current_channel().map(AsFd::as_fd);
-        self.send(&Answer::Welcome { version: VERSION, regions, state }, memory)
+        self.send(HELLO, &Answer::Welcome { version: VERSION, regions, state }, memory)
     }
 }
 
@@ -250,11 +257,18 @@ fn start_threads() -> Result<(), Refusal> {
     })
 }
 
-/// Tells the worker what its requests take of a CPU, and for how long somebody had to wait.
+/// Whether a request is one of tracking. What is recalled is to be merged.
+fn is_tracking(request: &Request) -> bool {
+    use Request::{Hello, Release, Revoke, Status, Track};
+    matches!(request, Hello { .. } | Track(_) | Revoke { .. } | Release | Status)
+}
+
+/// Tells the worker what tracking takes of a CPU here, and for how long somebody had to wait.
 fn say_own_cpu() {
     if let Some(channel) = &lock().channel {
         let shared = channel.shared();
-        shared.set(Counter::ControlNs, own_cpu().as_nanos_u64());
+        let ns = own_cpu().as_nanos_u64().saturating_sub(OTHER_NS.load(Ordering::Relaxed));
+        shared.set(Counter::ControlNs, ns);
         let longest = ENGINE.longest();
         shared.set(Counter::LongestWaitNs, longest.wait.load(Ordering::Relaxed));
         shared.set(Counter::LongestHoldNs, longest.hold.load(Ordering::Relaxed));

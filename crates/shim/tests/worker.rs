@@ -147,8 +147,8 @@ fn a_packet_that_is_too_long_ends_the_connection() {
 fn another_version_is_told_both_numbers_and_may_try_again() {
     let stand_in = StandIn::with_ram(MIB);
     let connection = connect(&stand_in);
-    let hello = |version| Request::Hello { version }.encode().unwrap();
-    let status = Request::Status.encode().unwrap();
+    let hello = |version| Request::Hello { version }.encode(1).unwrap();
+    let status = Request::Status.encode(1).unwrap();
     connection.send(&status, None).unwrap();
     let answer = receive(&connection).unwrap().0;
     assert!(matches!(answer, Answer::Refused(Refusal::NotTracking { .. })), "{answer:?}");

@@ -26,5 +26,6 @@ pub mod procfs;
 pub mod remote_memory;
 pub mod seqpacket;
 pub mod shared_memory;
+pub mod threads;
 pub mod tsc;
 pub mod userfaultfd;

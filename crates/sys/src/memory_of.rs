@@ -63,6 +63,8 @@ pub struct Counters {
     pub hugetlb: Bytes,
     /// Page tables.
     pub page_tables: Bytes,
+    /// Private memory that the host has swapped out.
+    pub swapped: Bytes,
 }
 
 impl Counters {
@@ -82,6 +84,7 @@ impl Counters {
             shared: required("RssShmem:")?,
             hugetlb: kib_field(path, text, "HugetlbPages:")?.unwrap_or_default(),
             page_tables: required("VmPTE:")?,
+            swapped: kib_field(path, text, "VmSwap:")?.unwrap_or_default(),
         })
     }
 }
@@ -133,7 +136,7 @@ impl Overhead {
     /// without a pool's pages.
     #[must_use]
     pub fn guest_used(&self, counters: &Counters) -> Bytes {
-        let Counters { anonymous, shared, hugetlb, page_tables } = *counters;
+        let Counters { anonymous, shared, hugetlb, page_tables, .. } = *counters;
         let shared = if self.ram_is_shared { shared } else { Bytes::ZERO };
         anonymous.plus(shared).plus(hugetlb).plus(page_tables).minus(self.own)
     }

@@ -1,6 +1,6 @@
 //! Under what the guests of a mix run.
 
-use model::{DedupSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use model::{DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 use crate::daemon::Settings;
 
@@ -43,6 +43,7 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 /// As in the paper, which tracked nothing.
 #[must_use]
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
-    let tracking = TrackingBudget::Off;
-    Settings { mode: Mode::Enforce, dedup, tracking, policy, lend, guaranteed: None }
+    let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);
+    let mode = Mode::Enforce;
+    Settings { mode, dedup, free_pages, tracking, policy, lend, guaranteed: None }
 }

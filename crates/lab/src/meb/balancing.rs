@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use model::{Bytes, DedupSpec, Mode, Policy, TrackingBudget};
+use model::{Bytes, DedupSpec, FreePagesSpec, Mode, Policy, TrackingBudget};
 
 use crate::daemon::Settings;
 use crate::figures::{Figure, Figures, Target};
@@ -166,6 +166,7 @@ impl Table {
             Way::Under(policy) => Some(Settings {
                 mode: Mode::Enforce,
                 dedup: DedupSpec::Off,
+                free_pages: FreePagesSpec::Off,
                 tracking: TrackingBudget::default(),
                 policy,
                 lend: false,

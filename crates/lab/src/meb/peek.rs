@@ -137,14 +137,20 @@ fn ask(
     connection: &Connection,
     request: &Request,
 ) -> Result<(Answer, Option<std::os::fd::OwnedFd>), LabError> {
-    connection.send(&request.encode().map_err(failed)?, None).map_err(failed)?;
+    // One at a time: they may all have the same number.
+    let id = request.numbered(1);
+    connection.send(&request.encode(id).map_err(failed)?, None).map_err(failed)?;
     if !connection.wait(PATIENCE).map_err(failed)? {
         return Err(failed("it does not answer"));
     }
     let mut buffer = vec![0; MAX_PACKET];
     let packet = connection.receive(&mut buffer).map_err(failed)?;
     let packet = packet.ok_or_else(|| failed("it does not answer"))?;
-    Ok((Answer::decode(&buffer[..packet.length]).map_err(failed)?, packet.fd))
+    let (answered, answer) = Answer::decode(&buffer[..packet.length]).map_err(failed)?;
+    if answered != id {
+        return Err(failed(format!("it answers request {answered}, not {id}: {answer:?}")));
+    }
+    Ok((answer, packet.fd))
 }
 
 fn failed(what: impl ToString) -> LabError {

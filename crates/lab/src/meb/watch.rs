@@ -225,7 +225,7 @@ impl Driver {
     }
 
     fn look(&self) -> Option<Seen> {
-        let (tracking, curve) = (self.tracked.reading()?, self.tracked.curve()?);
+        let (tracking, curve) = (self.tracked.reading()?.value, self.tracked.curve()?);
         Some(Seen { at_us: now_us(), tracking, curve, event: self.tracked.event() })
     }
 

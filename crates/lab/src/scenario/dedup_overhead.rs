@@ -196,7 +196,7 @@ impl Layout {
         mappings: f64,
     ) -> Result<Self, LabError> {
         let mib = |bytes: f64| bytes / f64::from(1 << 20);
-        let vms = || report.vms.values().filter_map(|vm| vm.dedup.as_ref());
+        let vms = || report.vms.values().filter_map(|vm| Some(&vm.dedup.as_ref()?.value));
         let listed = after.listed - before.listed;
         let mut kernel = vec![(MAPPING, mib(listed * after.mappings.each))];
         for ((cache, before), after) in CACHES.into_iter().zip(&before.objects).zip(&after.objects)

@@ -118,7 +118,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         }
         toll.kills += 1;
         let report = worker.report().unwrap_or_default();
-        for reading in report.vms.values().filter_map(|vm| vm.dedup) {
+        for reading in report.vms.values().filter_map(|vm| Some(vm.dedup?.value)) {
             toll.merged += reading.merged.0;
             toll.broken += reading.broken.0;
             toll.dropped += reading.dropped.0;
@@ -148,7 +148,7 @@ fn unshare(lab: &Lab, pids: &[u32]) -> Result<Left, LabError> {
         let report = worker.report().unwrap_or_default();
         let is_unshared = |dedup: Dedup| dedup.passes > 1 && dedup.shared == Bytes::ZERO;
         Ok(!report.vms.is_empty()
-            && report.vms.values().all(|vm| vm.dedup.is_some_and(is_unshared)))
+            && report.vms.values().all(|vm| vm.dedup.is_some_and(|dedup| is_unshared(dedup.value))))
     })?;
     worker.end()?;
     let mut left = Left::default();

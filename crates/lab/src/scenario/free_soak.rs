@@ -80,7 +80,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         }
         kills += 1;
         let report = worker.report().unwrap_or_default();
-        for free in report.vms.values().filter_map(|vm| vm.free_pages) {
+        for free in report.vms.values().filter_map(|vm| Some(vm.free_pages?.value)) {
             all.handed_over = all.handed_over.plus(free.handed_over);
             all.taken = all.taken.plus(free.taken);
             all.taken_back = all.taken_back.plus(free.taken_back);

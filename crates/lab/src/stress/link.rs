@@ -1,10 +1,10 @@
 //! A conversation with a shim, one question at a time, each answered within a limit or not at all.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use protocol::layout::{Counter, Layout, LayoutError, PageState, Shared};
-use protocol::{Answer, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
+use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
 
@@ -76,13 +76,24 @@ pub(crate) struct Link {
     pub(crate) regions: Vec<Region>,
     /// The answer that took longest.
     pub(crate) longest: Duration,
+    last_id: u32,
+}
+
+/// What was sent and is to be answered.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    id: u32,
+    /// What people are told of it.
+    told: String,
+    at: Instant,
 }
 
 impl Link {
     /// Connects to the shim of this process.
     pub(crate) fn connect(pid: u32) -> Result<Self, LinkError> {
         let connection = Connection::connect(&protocol::address(pid), ANSWER_LIMIT)?;
-        Ok(Self { connection, memory: None, regions: Vec::new(), longest: Duration::ZERO })
+        let (regions, longest) = (Vec::new(), Duration::ZERO);
+        Ok(Self { connection, memory: None, regions, longest, last_id: HELLO })
     }
 
     /// Connects and says Hello; again if the shim still believes in a worker that is gone.
@@ -101,10 +112,8 @@ impl Link {
 
     /// Says Hello, again after guest RAM has changed.
     pub(crate) fn hello(&mut self) -> Result<(), LinkError> {
-        let hello = Request::Hello { version: VERSION };
-        self.connection.send(&hello.encode()?, None)?;
-        let begun = Instant::now();
-        let (answer, fd) = self.receive("Hello", begun)?;
+        let hello = self.send(&Request::Hello { version: VERSION }, None)?;
+        let (answer, fd) = self.receive(&hello)?;
         let regions = match answer {
             Answer::Welcome { regions, .. } => regions,
             Answer::Refused(refusal) => return Err(refusal.into()),
@@ -125,26 +134,50 @@ impl Link {
 
     /// Asks, and waits for the answer.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Answer, LinkError> {
-        self.connection.send(&request.encode()?, None)?;
-        let begun = Instant::now();
-        Ok(self.receive(&told(request), begun)?.0)
+        let sent = self.send(request, None)?;
+        Ok(self.receive(&sent)?.0)
     }
 
-    /// The answer to what was sent at `begun`.
-    pub(crate) fn receive(
+    /// Asks, with a descriptor if need be; the answer is to be received.
+    pub(crate) fn send(
         &mut self,
-        request: &str,
-        begun: Instant,
-    ) -> Result<(Answer, Option<std::os::fd::OwnedFd>), LinkError> {
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Sent, LinkError> {
+        self.last_id = self.last_id.checked_add(1).unwrap_or(HELLO + 1);
+        self.connection.send(&request.encode(self.last_id)?, fd)?;
+        let id = request.numbered(self.last_id);
+        Ok(Sent { id, told: told(request), at: Instant::now() })
+    }
+
+    /// Sends what is no request; a shim refuses it, and names none.
+    pub(crate) fn send_raw(
+        &mut self,
+        packet: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<Sent, LinkError> {
+        self.connection.send(packet, fd)?;
+        let told = format!("garbage of {} bytes", packet.len());
+        Ok(Sent { id: HELLO, told, at: Instant::now() })
+    }
+
+    /// The next answer, which is to be that to what was sent.
+    pub(crate) fn receive(&mut self, sent: &Sent) -> Result<(Answer, Option<OwnedFd>), LinkError> {
         let mut buffer = vec![0; MAX_PACKET];
         loop {
             if let Some(packet) = self.connection.receive(&mut buffer)? {
-                self.longest = self.longest.max(begun.elapsed());
-                return Ok((Answer::decode(&buffer[..packet.length])?, packet.fd));
+                self.longest = self.longest.max(sent.at.elapsed());
+                let (id, answer) = Answer::decode(&buffer[..packet.length])?;
+                // Whoever is turned away at the door is so before anything was read.
+                let is_door = id == HELLO && matches!(answer, Answer::Refused(_));
+                if id != sent.id && !is_door {
+                    return Err(LinkError::unexpected(&sent.told, &answer));
+                }
+                return Ok((answer, packet.fd));
             }
-            let left = ANSWER_LIMIT.saturating_sub(begun.elapsed());
+            let left = ANSWER_LIMIT.saturating_sub(sent.at.elapsed());
             if left.is_zero() {
-                return Err(LinkError::Silent { request: request.to_owned() });
+                return Err(LinkError::Silent { request: sent.told.clone() });
             }
             self.connection.wait(left)?;
         }

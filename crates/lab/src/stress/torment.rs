@@ -263,15 +263,15 @@ impl Tormentor {
             } else {
                 Request::Revoke { granules }
             };
-            match link.connection.send(&request.encode()?, None) {
-                Ok(()) => sent.push(request),
-                Err(SeqpacketError::Full) => break,
-                Err(error) => return Err(error.into()),
+            match link.send(&request, None) {
+                Ok(one) => sent.push((request, one)),
+                Err(LinkError::Socket(SeqpacketError::Full)) => break,
+                Err(error) => return Err(error),
             }
             self.deeds.requests += 1;
         }
-        for request in sent {
-            match link.receive(&told(&request), Instant::now())?.0 {
+        for (request, one) in sent {
+            match link.receive(&one)?.0 {
                 Answer::Done { .. } if matches!(request, Request::Recall { .. }) => {}
                 Answer::Done { count } => self.deeds.revoked += u64::from(count),
                 Answer::Refused(Refusal::NotTracking { .. }) => self.deeds.refusals += 1,
@@ -287,8 +287,8 @@ impl Tormentor {
             self.sharing = Sharing::with(self.pid);
             let pool = self.sharing.as_ref().and_then(Sharing::pool);
             let request = Request::Pool { slots: SLOTS };
-            link.connection.send(&request.encode()?, pool.as_ref().map(AsFd::as_fd))?;
-            match link.receive(&told(&request), Instant::now())?.0 {
+            let sent = link.send(&request, pool.as_ref().map(AsFd::as_fd))?;
+            match link.receive(&sent)?.0 {
                 Answer::Done { count: 0 } => {}
                 other => return Err(LinkError::unexpected(&told(&request), &other)),
             }
@@ -421,11 +421,10 @@ impl Tormentor {
         let input = std::io::stdin();
         let fd = (self.random.between(0, 3) == 0).then(|| input.as_fd());
         self.deeds.garbage += 1;
-        link.connection.send(&packet, fd)?;
-        let what = format!("garbage of {length} bytes");
-        match link.receive(&what, Instant::now())?.0 {
+        let sent = link.send_raw(&packet, fd)?;
+        match link.receive(&sent)?.0 {
             Answer::Refused(Refusal::Malformed { .. }) => Ok(()),
-            other => Err(LinkError::unexpected(&what, &other)),
+            other => Err(LinkError::unexpected("garbage", &other)),
         }
     }
 
@@ -451,7 +450,7 @@ impl Tormentor {
 
     /// Asks without ever reading an answer, then hangs up.
     fn flood(&mut self, link: &Link) -> Result<(), LinkError> {
-        let packet = Request::Status.encode()?;
+        let packet = Request::Status.encode(1)?;
         for _ in 0..2_000 {
             self.deeds.requests += 1;
             match link.connection.send(&packet, None) {

@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, Take, TrackingBudget,
-    VmName, VmView,
+    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, Take, Time,
+    TrackingBudget, VmName, VmView,
 };
 use sys::clock::boot_now;
 
@@ -177,7 +177,7 @@ impl Workers {
                 let report = report.filter(|report| report.value.incarnation == vm.incarnation);
                 match fresh(report, now) {
                     Ok(report) => {
-                        let dedup = report.value.dedup.as_ref();
+                        let dedup = report.value.dedup.as_ref().map(|reading| &reading.value);
                         self.shared.note(&name, vm.incarnation, group, dedup);
                         show_report(vm, report);
                     }
@@ -237,10 +237,7 @@ fn limit(vm: &mut VmView, limits: Limits) {
 }
 
 /// The report, if it is young enough.
-fn fresh(
-    report: Option<&Reading<VmReport>>,
-    now: model::Time,
-) -> Result<&Reading<VmReport>, String> {
+fn fresh(report: Option<&Reading<VmReport>>, now: Time) -> Result<&Reading<VmReport>, String> {
     let report = report.ok_or("the group's worker has not reported on it yet")?;
     if report.age(now) > FRESH {
         return Err(format!("the group's worker has not reported for {}", report.age(now)));
@@ -252,11 +249,11 @@ fn fresh(
 fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     let VmReport { tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken, .. } =
         report.value.clone();
-    vm.tracking = tracking.map(|value| Reading::new(value, report.at));
-    vm.dedup = dedup.map(|value| Reading::new(value, report.at));
-    vm.free_pages = free_pages.map(|value| Reading::new(value, report.at));
+    vm.tracking = tracking.map(|reading| no_younger(reading, report.at));
+    vm.dedup = dedup.map(|reading| no_younger(reading, report.at));
+    vm.free_pages = free_pages.map(|reading| no_younger(reading, report.at));
     if let (Some(used), Some(free)) = (&mut vm.used, free_pages) {
-        used.value = used.value.minus(free.lazy);
+        used.value = used.value.minus(free.value.lazy);
     }
     let whys = [
         (Mechanism::Tracking, why_not),
@@ -264,6 +261,11 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
         (Mechanism::FreePages, why_not_taken),
     ];
     limit(vm, whys.into_iter().filter_map(|(mechanism, why)| Some((mechanism, why?))).collect());
+}
+
+/// A reading is as old as the worker says, and as its report at least.
+fn no_younger<T>(reading: Reading<T>, reported: Time) -> Reading<T> {
+    Reading { at: reading.at.min(reported), ..reading }
 }
 
 /// How much of the guest lies in its swap: written there and not read back. Pages of ended processes

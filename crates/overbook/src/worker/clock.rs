@@ -1,7 +1,10 @@
 //! Time as the shim tells it: microseconds of `CLOCK_MONOTONIC`, of which a trap carries the lower half.
 
+use std::time::Duration;
+
 use model::Time;
 use rustix::time::{ClockId, clock_gettime};
+use sys::clock::boot_now;
 
 /// Now.
 pub(super) fn now_us() -> u64 {
@@ -13,6 +16,17 @@ pub(super) fn now_us() -> u64 {
 /// The same in milliseconds, as the algorithms count.
 pub(super) fn time(us: u64) -> Time {
     Time(us / 1_000)
+}
+
+/// The same moment on the boot clock, on which the daemon dates what it knows: none that is later than now.
+pub(super) fn boot(at: Time) -> Time {
+    let ago = time(now_us()).since(at);
+    Time(boot_now().0.saturating_sub(ago.0))
+}
+
+/// The moment on the boot clock that lies back so far.
+pub(super) fn boot_ago(ago: Duration) -> Time {
+    Time(boot_now().0.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)))
 }
 
 /// CPU time of the calling thread, in nanoseconds.

@@ -1,144 +1,256 @@
-//! What tracking takes from a VM, from the shim's own counters.
+//! What tracking takes from a VM: time by the clock, of one and the same window.
 //!
-//! A trapped access costs its vCPU the way to the shim's fault thread and back, and the moving of the
-//! granule meanwhile. The shim measures that now and then on a granule of its own, and for every trap the
-//! time that its handler is at work. The round trip counts, unless the handler alone has become slower.
-//! Of the last few measurements the median is taken: one touch during which the machine did something
-//! else says nothing of the others.
+//! A trapped access costs its vCPU the way to the shim's fault thread, the handling, and the way back. The
+//! shim counts the handling, trap by trap ([`Counters::trap_ns`]). For how long its fault thread waited for a
+//! CPU meanwhile the kernel counts ([`sys::threads`]). What is left of the way, the two switches of context, nobody sees
+//! trap by trap: it is taken to be what the quickest touch of the shim's own granule took beyond the quickest handling,
+//! which a machine that is busy cannot make longer. To that comes the CPU time of tracking itself, the worker's and
+//! that of the shim's control thread.
+//!
+//! All of it is of the last [`WINDOW`], or since the connection was made, and divided by that very time. So a
+//! share of more than one stands only for more than one thread that was held.
+
+use std::collections::VecDeque;
+use std::time::Duration;
 
 use model::tracking::TrackingCost;
 
 use super::link::Counters;
 
-/// What a trap is taken to cost until the shim has measured it, in nanoseconds: a round trip between
-/// idle CPUs.
+/// The time that a cost is of.
+const WINDOW: Duration = Duration::from_secs(10);
+/// What happens in less time than this is counted as one.
+const SPAN_US: u64 = 50_000;
+/// What a switch there and back takes until the shim has measured it, in nanoseconds: between idle CPUs.
 const UNMEASURED_NS: u64 = 50_000;
-/// No trap is cheaper than the system calls that it takes, whatever a shim says.
+/// It takes the system calls that it needs, whatever a shim says.
 const CHEAPEST_NS: u64 = 2_000;
-/// Measurements that the median is taken of.
-const ROUND_TRIPS: usize = 7;
-/// How long a rate is measured over.
-const WINDOW_US: u64 = 1_000_000;
+/// So many measurements there have to be before a switch is believed to be longer than usual.
+const FEW: u32 = 3;
+
+/// What tracking took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Accesses that trapped.
+    pub(super) traps: u64,
+    /// For how long they held the guest's threads, in nanoseconds.
+    pub(super) held_ns: u64,
+    /// CPU time beside that, in nanoseconds.
+    pub(super) cpu_ns: u64,
+}
 
 /// Follows the counters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct CostMeter {
-    first: Counters,
+    first_traps: u64,
     last: Counters,
     last_us: u64,
-    cost: TrackingCost,
-    /// The last measurements of a round trip, the newest first; 0: not made yet.
-    round_trips: [u64; ROUND_TRIPS],
-    /// The handler's time per trap in the last seconds, likewise.
-    handlers: [u64; ROUND_TRIPS],
+    /// Until when, since when, and what it took: the newest last.
+    spans: VecDeque<(u64, u64, Taken)>,
+    /// CPU time that is in no span yet.
+    cpu_ns: u64,
+    /// The shim's own touches.
+    round_trips: Quickest,
+    /// The handler's time per trap.
+    handlers: Quickest,
 }
 
 impl CostMeter {
     /// Begins at what the counters show now.
     pub(super) fn new(counters: Counters, now_us: u64) -> Self {
         let mut meter = Self {
-            first: counters,
+            first_traps: counters.traps,
             last: counters,
             last_us: now_us,
-            cost: TrackingCost::default(),
-            round_trips: [0; ROUND_TRIPS],
-            handlers: [0; ROUND_TRIPS],
+            spans: VecDeque::new(),
+            cpu_ns: 0,
+            round_trips: Quickest::default(),
+            handlers: Quickest::default(),
         };
-        meter.learn_trap(counters, 0);
+        meter.round_trips.take(counters.round_trip_ns);
         meter
     }
 
-    /// Looks at the counters; once in a second there is news.
-    #[expect(clippy::cast_precision_loss, reason = "rates need three digits")]
-    pub(super) fn look(&mut self, counters: Counters, now_us: u64) {
-        let elapsed_us = now_us.saturating_sub(self.last_us);
-        if elapsed_us < WINDOW_US {
-            return;
+    /// So much CPU time went into tracking this VM here.
+    pub(super) fn spent(&mut self, ns: u64) {
+        self.cpu_ns = self.cpu_ns.saturating_add(ns);
+    }
+
+    /// Looks at the counters, and for how many nanoseconds the shim's fault thread has `waited` for a CPU since it was
+    /// last looked. Answers what tracking took since then; `None`: that was just now.
+    pub(super) fn look(
+        &mut self,
+        counters: Counters,
+        now_us: u64,
+        waited: impl FnOnce() -> u64,
+    ) -> Option<Taken> {
+        let passed_us = now_us.saturating_sub(self.last_us);
+        if passed_us < SPAN_US {
+            return None;
         }
         let traps = counters.traps.saturating_sub(self.last.traps);
-        self.learn_trap(counters, traps);
-        let elapsed_s = elapsed_us as f64 / 1e6;
-        self.cost = TrackingCost {
-            traps_per_s: traps as f64 / elapsed_s,
-            traps: counters.traps.saturating_sub(self.first.traps),
-            vcpu_share: traps as f64 * self.trap_ns() as f64 / 1e9 / elapsed_s,
-        };
-        (self.last, self.last_us) = (counters, now_us);
-    }
-
-    fn learn_trap(&mut self, counters: Counters, traps: u64) {
-        // Measured anew every few seconds; the same value twice is the same measurement.
-        if counters.round_trip_ns != self.round_trips[0] {
-            push(&mut self.round_trips, counters.round_trip_ns);
-        }
         let handled_ns = counters.trap_ns.saturating_sub(self.last.trap_ns);
-        if let Some(handler_ns) = handled_ns.checked_div(traps) {
-            push(&mut self.handlers, handler_ns);
+        // Measured anew every few seconds; the same value twice is the same measurement.
+        if counters.round_trip_ns != self.last.round_trip_ns {
+            self.round_trips.take(counters.round_trip_ns);
+        }
+        self.handlers.take(handled_ns.checked_div(traps).unwrap_or(0));
+        // A thread that nobody waits for may wait as long as it likes, and none longer than time has passed.
+        let waited_ns = waited();
+        let waited_ns = if traps > 0 { waited_ns.min(passed_us.saturating_mul(1_000)) } else { 0 };
+        let switches_ns = traps.saturating_mul(self.switch_ns());
+        let taken = Taken {
+            traps,
+            held_ns: handled_ns.saturating_add(waited_ns).saturating_add(switches_ns),
+            cpu_ns: std::mem::take(&mut self.cpu_ns)
+                .saturating_add(control_ns((self.last.control_ns, counters.control_ns), passed_us)),
+        };
+        self.spans.push_back((now_us, self.last_us, taken));
+        (self.last, self.last_us) = (counters, now_us);
+        let begin_us = now_us.saturating_sub(us(WINDOW));
+        while self.spans.front().is_some_and(|(_, since_us, _)| *since_us < begin_us) {
+            self.spans.pop_front();
+        }
+        Some(taken)
+    }
+
+    /// What it has cost, as of the last look.
+    #[expect(clippy::cast_precision_loss, reason = "rates need three digits")]
+    pub(super) fn cost(&self) -> TrackingCost {
+        let (taken, s) = (self.all(), self.window_us() as f64 / 1e6);
+        let per_s = |amount: u64| if s > 0.0 { amount as f64 / s } else { 0.0 };
+        TrackingCost {
+            traps_per_s: per_s(taken.traps),
+            traps: self.last.traps.saturating_sub(self.first_traps),
+            vcpu_share: per_s(taken.held_ns.saturating_add(taken.cpu_ns)) / 1e9,
         }
     }
 
-    /// What it has cost.
-    pub(super) fn cost(&self) -> TrackingCost {
-        self.cost
-    }
-
-    /// What one trap costs, in nanoseconds.
+    /// For how long a trap of the window held its thread, in nanoseconds; where there was none, what it is expected to.
     pub(super) fn trap_ns(&self) -> u64 {
-        let round_trip = median(&self.round_trips).unwrap_or(UNMEASURED_NS);
-        round_trip.max(median(&self.handlers).unwrap_or(0)).max(CHEAPEST_NS)
+        let Taken { traps, held_ns, .. } = self.all();
+        let expected = || self.round_trips.ns.unwrap_or(UNMEASURED_NS).max(CHEAPEST_NS);
+        held_ns.checked_div(traps).unwrap_or_else(expected)
+    }
+
+    fn all(&self) -> Taken {
+        self.spans.iter().fold(Taken::default(), |all, (_, _, taken)| Taken {
+            traps: all.traps.saturating_add(taken.traps),
+            held_ns: all.held_ns.saturating_add(taken.held_ns),
+            cpu_ns: all.cpu_ns.saturating_add(taken.cpu_ns),
+        })
+    }
+
+    fn window_us(&self) -> u64 {
+        let since_us = self.spans.front().map_or(self.last_us, |(_, since_us, _)| *since_us);
+        self.last_us.saturating_sub(since_us)
+    }
+
+    /// The two switches of a trap.
+    fn switch_ns(&self) -> u64 {
+        let Some(round_trip) = self.round_trips.ns else { return UNMEASURED_NS };
+        let switches = round_trip.saturating_sub(self.handlers.ns.unwrap_or(0));
+        // The quickest of one or two may have been disturbed itself.
+        let most = if self.round_trips.made < FEW { UNMEASURED_NS } else { u64::MAX };
+        switches.clamp(CHEAPEST_NS, most)
     }
 }
 
-fn push(window: &mut [u64; ROUND_TRIPS], newest: u64) {
-    window.rotate_right(1);
-    window[0] = newest;
+/// The quickest of all measurements that were made.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quickest {
+    ns: Option<u64>,
+    made: u32,
 }
 
-/// Of what has been measured.
-fn median(window: &[u64; ROUND_TRIPS]) -> Option<u64> {
-    let mut made: Vec<u64> = window.iter().copied().filter(|ns| *ns > 0).collect();
-    made.sort_unstable();
-    made.get(made.len() / 2).copied()
+impl Quickest {
+    /// Takes in one; 0: it was not made.
+    fn take(&mut self, ns: u64) {
+        if ns > 0 {
+            self.ns = Some(self.ns.map_or(ns, |quickest| quickest.min(ns)));
+            self.made = self.made.saturating_add(1);
+        }
+    }
+}
+
+/// What the shim's control thread took between two looks: never more than the time that has passed, whatever a shim says.
+fn control_ns((before_ns, ns): (u64, u64), passed_us: u64) -> u64 {
+    ns.saturating_sub(before_ns).min(passed_us.saturating_mul(1_000))
+}
+
+fn us(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SECOND: u64 = 1_000_000;
+
     fn counters(traps: u64, trap_ns: u64, round_trip_ns: u64) -> Counters {
         Counters { traps, trap_ns, round_trip_ns, control_ns: 0, given_back: 0 }
     }
 
     #[test]
-    fn the_cost_is_the_traps_times_what_one_takes() {
+    fn the_cost_is_the_time_taken_over_the_time_that_passed() {
         let mut meter = CostMeter::new(counters(1_000, 0, 30_000), 0);
-        meter.look(counters(1_200, 10_000_000, 30_000), 500_000);
-        assert_eq!(meter.cost(), TrackingCost::default(), "not before a second has passed");
-        meter.look(counters(1_400, 20_000_000, 30_000), 2_000_000);
+        assert_eq!(meter.look(counters(1_100, 1, 30_000), 40_000, || 0), None, "that was just now");
+        meter.spent(1_000_000);
+        // The handler took 20 µs of the 30, so that 10 go into the switches.
+        let counted = Counters { control_ns: 2_000_000, ..counters(1_400, 8_000_000, 30_000) };
+        let taken = meter.look(counted, 2 * SECOND, || 3_000_000).unwrap();
+        assert_eq!(taken, Taken { traps: 400, held_ns: 15_000_000, cpu_ns: 3_000_000 });
         let cost = meter.cost();
-        assert_eq!((cost.traps_per_s, cost.traps, meter.trap_ns()), (200.0, 400, 50_000));
-        assert!((cost.vcpu_share - 0.01).abs() < 1e-9, "{cost:?}");
+        assert_eq!((cost.traps_per_s, cost.traps), (200.0, 400));
+        assert!((cost.vcpu_share - 0.009).abs() < 1e-9, "18 ms of 2 s: {cost:?}");
+        assert_eq!(meter.trap_ns(), 37_500);
     }
 
     #[test]
     fn what_was_not_measured_is_not_taken_to_be_free() {
         assert_eq!(CostMeter::new(counters(0, 0, 0), 0).trap_ns(), UNMEASURED_NS);
         assert_eq!(CostMeter::new(counters(0, 0, 1), 0).trap_ns(), CHEAPEST_NS);
+        let mut meter = CostMeter::new(counters(0, 0, 0), 0);
+        let taken = meter.look(counters(10, 0, 0), SECOND, || 0).unwrap();
+        assert_eq!(taken.held_ns, 10 * UNMEASURED_NS);
     }
 
     #[test]
-    fn one_measurement_that_was_disturbed_changes_nothing() {
+    fn touches_that_were_disturbed_make_no_other_trap_dearer() {
         let mut meter = CostMeter::new(counters(0, 0, 20_000), 0);
-        for (second, round_trip_ns) in [(1, 21_000), (2, 22_000), (3, 3_000_000), (4, 20_500)] {
-            meter.look(counters(0, 0, round_trip_ns), second * 1_000_000);
-            assert!(meter.trap_ns() <= 22_000, "{}", meter.trap_ns());
+        for second in 1..8 {
+            let now = counters(second * 100, second * 1_000_000, 3_000_000 + second);
+            meter.look(now, second * SECOND, || 0);
         }
+        let cost = meter.cost();
+        assert!(cost.vcpu_share < 0.003, "{cost:?}");
+    }
+
+    #[test]
+    fn no_thread_waits_or_works_for_longer_than_time_has_passed() {
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0);
+        let lie = Counters { control_ns: u64::MAX, ..counters(1, 0, 10_000) };
+        let taken = meter.look(lie, SECOND, || u64::MAX).unwrap();
+        assert_eq!((taken.held_ns, taken.cpu_ns), (1_000_010_000, 1_000_000_000));
+    }
+
+    #[test]
+    fn what_lies_further_back_than_the_window_does_not_count() {
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0);
+        meter.look(counters(1_000, 1_000_000_000, 10_000), SECOND, || 0);
+        assert!(meter.cost().vcpu_share > 0.9);
+        for second in 2..=11 {
+            meter.look(counters(1_000, 1_000_000_000, 10_000), second * SECOND, || 0);
+        }
+        assert_eq!(meter.cost().vcpu_share, 0.0);
     }
 
     #[test]
     fn counters_that_run_backwards_cost_nothing_and_break_nothing() {
-        let mut meter = CostMeter::new(counters(u64::MAX, u64::MAX, u64::MAX), 0);
-        meter.look(counters(0, 0, u64::MAX), 1_000_000);
-        assert_eq!(meter.cost().traps, 0);
+        let all = Counters { control_ns: u64::MAX, ..counters(u64::MAX, u64::MAX, u64::MAX) };
+        let mut meter = CostMeter::new(all, 0);
+        let taken = meter.look(counters(0, 0, u64::MAX), SECOND, || 0).unwrap();
+        assert_eq!((taken, meter.cost().traps), (Taken::default(), 0));
     }
 }

@@ -32,8 +32,8 @@ mod window;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use model::PagesPerMs;
-use model::dedup::Dedup as Reading;
+use model::dedup::Dedup as Merging;
+use model::{PagesPerMs, Reading};
 use pages::dedup::{Index, Place};
 use sys::meminfo::MemInfo;
 use sys::memory_map::PAGE_LEN;
@@ -192,9 +192,9 @@ impl Dedup {
         }
     }
 
-    /// What is known of a VM.
+    /// What is known of a VM, as of when its shim was last there.
     #[must_use]
-    pub fn reading(&self, pid: u32) -> Option<Reading> {
+    pub fn reading(&self, pid: u32) -> Option<Reading<Merging>> {
         let vm = self.vms.get(&pid)?;
         Some(vm.reading(self.store.as_ref().map(|store| &store.slots)))
     }

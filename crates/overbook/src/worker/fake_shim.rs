@@ -16,8 +16,8 @@ use crate::worker::clock::now_us;
 /// One fake at a time: its address is that of this process.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What a request is answered with instead of the truth; an empty packet: nothing.
-pub(super) type Lie = Box<dyn Fn(&Request) -> Option<Vec<u8>>>;
+/// What a request of this number is answered with instead of the truth; an empty packet: nothing.
+pub(super) type Lie = Box<dyn Fn(u32, &Request) -> Option<Vec<u8>>>;
 
 /// The shim of this process.
 pub(super) struct FakeShim {
@@ -34,8 +34,12 @@ pub(super) struct FakeShim {
     pub(super) tracks: u32,
     /// Whether it was told to hand over what the guest frees.
     pub(super) hands_over: bool,
+    /// The granules that it was asked to revoke, again and again.
+    pub(super) asked: Vec<u32>,
     /// How it lies.
     pub(super) lie: Lie,
+    /// What it has read and not answered.
+    unanswered: Vec<(u32, Request)>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -59,7 +63,9 @@ impl FakeShim {
             tracking: None,
             tracks: 0,
             hands_over: false,
-            lie: Box::new(|_| None),
+            asked: Vec::new(),
+            lie: Box::new(|_, _| None),
+            unanswered: Vec::new(),
             _turn: turn,
         };
         fake.shared().set(Counter::RoundTripNs, 20_000);
@@ -77,8 +83,33 @@ impl FakeShim {
 
     /// Answers whatever has been asked.
     pub(super) fn serve(&mut self) {
+        self.collect();
+        for (id, request) in std::mem::take(&mut self.unanswered) {
+            self.send_answer(id, &request);
+        }
+    }
+
+    /// Answers what has been collected, the newest first.
+    pub(super) fn answer_backwards(&mut self) {
+        self.unanswered.reverse();
+        self.serve();
+    }
+
+    /// How many requests wait for their answers.
+    pub(super) fn waiting(&self) -> usize {
+        self.unanswered.len()
+    }
+
+    /// The requests that wait for their answers.
+    pub(super) fn requests(&self) -> impl Iterator<Item = &Request> {
+        self.unanswered.iter().map(|(_, request)| request)
+    }
+
+    /// Reads whatever has been asked, and answers nothing.
+    pub(super) fn collect(&mut self) {
         if let Some(connection) = self.listener.accept().unwrap() {
             self.connection = Some(connection);
+            self.unanswered.clear();
         }
         let mut buffer = vec![0; MAX_PACKET];
         while let Some(connection) = &self.connection {
@@ -87,20 +118,25 @@ impl FakeShim {
                 Ok(None) => return,
                 Err(_) => {
                     self.connection = None;
+                    self.unanswered.clear();
                     return self.give_back(None);
                 }
             };
-            let request = Request::decode(&buffer[..packet.length]).unwrap();
-            let is_hello = matches!(request, Request::Hello { .. });
-            let truth = self.answer(&request).encode().unwrap();
-            let answer = (self.lie)(&request).unwrap_or(truth);
-            let fd = is_hello.then(|| self.fd.as_fd());
-            if let Some(connection) = &self.connection
-                && !answer.is_empty()
-            {
-                // A worker that is gone is noticed at the next look.
-                let _ = connection.send(&answer, fd);
-            }
+            let (id, request) = Request::decode(&buffer[..packet.length]);
+            self.unanswered.push((id, request.unwrap()));
+        }
+    }
+
+    fn send_answer(&mut self, id: u32, request: &Request) {
+        let is_hello = matches!(request, Request::Hello { .. });
+        let truth = self.answer(request).encode(id).unwrap();
+        let answer = (self.lie)(id, request).unwrap_or(truth);
+        let fd = is_hello.then(|| self.fd.as_fd());
+        if let Some(connection) = &self.connection
+            && !answer.is_empty()
+        {
+            // A worker that is gone is noticed at the next look.
+            let _ = connection.send(&answer, fd);
         }
     }
 
@@ -116,6 +152,7 @@ impl FakeShim {
                 Answer::Done { count: 0 }
             }
             Request::Revoke { granules } => {
+                self.asked.extend(granules);
                 for granule in granules {
                     self.set(*granule, PageState::Staged);
                 }
@@ -177,8 +214,11 @@ impl FakeShim {
 
     fn set(&self, granule: u32, state: PageState) {
         let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
+        let moves = [PageState::Plain, PageState::Staged];
         for page in granule * pages..(granule + 1) * pages {
-            self.shared().set_state(page, state);
+            if moves.contains(&self.shared().state(page)) {
+                self.shared().set_state(page, state);
+            }
         }
     }
 
@@ -204,7 +244,9 @@ impl FakeShim {
     pub(super) fn give_back(&mut self, unasked: Option<GiveBack>) {
         self.tracking = None;
         for page in 0..u32::try_from(self.layout.bytes()).unwrap() {
-            self.shared().set_state(page, PageState::Plain);
+            if self.shared().state(page) == PageState::Staged {
+                self.shared().set_state(page, PageState::Plain);
+            }
         }
         if let Some(why) = unasked {
             self.shared().note_given_back(why);

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, Instant};
 
-use model::{Bytes, FreePages};
+use model::{Bytes, FreePages, Reading};
 use protocol::layout::BLOCK_PAGES;
 use protocol::{MAX_TAKE, MAX_TAKE_PAGES, Pages, Refusal, Taken};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ use sys::meminfo::MemInfo;
 use sys::memory_map::Range;
 use sys::memory_of;
 
-use super::clock::now_us;
+use super::clock::{boot_ago, now_us};
 use super::granules::PAGE;
 use super::link::{Link, LinkError};
 use refaults::Refaults;
@@ -64,11 +64,10 @@ pub(super) struct Freed {
     /// What the shim was last told.
     told: bool,
     frames: Option<Frames>,
-    /// Each request that has still to be answered.
-    awaited: VecDeque<Awaited>,
     refaults: Refaults,
     rests: Option<Instant>,
-    /// When the page states are walked next.
+    /// When the page states were walked, and when they are next.
+    counted: Instant,
     count_due: Instant,
     /// The blocks of which something was freed, the oldest first, but those that were looked at since.
     blocks: VecDeque<(u64, u32)>,
@@ -87,17 +86,9 @@ pub(super) struct Freed {
 #[derive(Clone, Copy, Debug)]
 struct Lazy {
     bytes: Bytes,
-    /// When it is counted anew.
+    /// When it was counted, and when it is anew.
+    at: Instant,
     due: Instant,
-}
-
-/// A request that the shim has still to answer.
-#[derive(Debug)]
-struct Awaited {
-    /// Of how many pages.
-    pages: u64,
-    /// What is to be taken.
-    runs: Vec<Pages>,
 }
 
 /// What became of pages that were asked for.
@@ -116,15 +107,15 @@ impl Freed {
             order: FreedOrder::default(),
             told: false,
             frames: None,
-            awaited: VecDeque::new(),
             refaults: Refaults::default(),
             rests: None,
+            counted: now,
             count_due: now,
             blocks: VecDeque::new(),
             pages: 0,
             handed_over: 0,
             handed_over_before: None,
-            lazy: Lazy { bytes: Bytes::ZERO, due: now },
+            lazy: Lazy { bytes: Bytes::ZERO, at: now, due: now },
             settle_due: now,
             counts: Counts::default(),
             why_not: None,
@@ -136,11 +127,14 @@ impl Freed {
     }
 
     /// What is known; `None`: it is not to be handed over, and never was.
-    pub(super) fn reading(&self) -> Option<FreePages> {
+    pub(super) fn reading(&self) -> Option<Reading<FreePages>> {
         let bytes = |pages: u64| Bytes(pages.saturating_mul(PAGE));
         let is_known = self.lazy.due.elapsed() <= LAZY_STALE;
         let lazy = if is_known { self.lazy.bytes } else { Bytes::ZERO };
-        (self.order.is_lazy || self.handed_over > 0).then(|| FreePages {
+        if !self.order.is_lazy && self.handed_over == 0 {
+            return None;
+        }
+        let value = FreePages {
             freed: bytes(self.pages),
             lazy: lazy.min(bytes(self.pages)),
             handed_over: bytes(self.handed_over),
@@ -148,7 +142,9 @@ impl Freed {
             dropped: bytes(self.counts.gone),
             taken_back: bytes(self.counts.kept),
             refaulted: bytes(self.refaults.pages),
-        })
+        };
+        let counted = if lazy.is_zero() { self.counted } else { self.counted.min(self.lazy.at) };
+        Some(Reading::new(value, boot_ago(counted.elapsed())))
     }
 
     /// Why nothing is taken just now, although it is to be.
@@ -156,19 +152,14 @@ impl Freed {
         self.why_not.as_deref()
     }
 
-    /// Whether the shim has still to answer.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.awaited.is_empty()
-    }
-
     /// Asks for what is due.
     pub(super) fn step(&mut self, link: &mut Link) -> Result<(), LinkError> {
-        if self.told != self.order.is_lazy {
+        if self.told != self.order.is_lazy && !link.is_handing_over() {
             self.told = self.order.is_lazy;
             link.hand_over(self.told)?;
         }
         let now = Instant::now();
-        if self.is_waiting() {
+        if link.is_taking() {
             return Ok(());
         }
         if now >= self.count_due {
@@ -190,11 +181,9 @@ impl Freed {
         }
         let (runs, back) = self.choose(link, beyond, settled_by_ms)?;
         if !back.is_empty() {
-            self.awaited.push_back(Awaited { pages: page_count(&back), runs: Vec::new() });
             link.keep(back)?;
         }
         if !runs.is_empty() {
-            self.awaited.push_back(Awaited { pages: page_count(&runs), runs: runs.clone() });
             link.take(runs)?;
         }
         Ok(())
@@ -210,6 +199,7 @@ impl Freed {
         for (_, block) in &self.blocks {
             self.pages += page_count(&link.freed_in(*block)?);
         }
+        self.counted = began;
         self.count_due = Instant::now() + COUNT_EVERY.max(began.elapsed() * COUNTING_SHARE);
         Ok(())
     }
@@ -224,7 +214,7 @@ impl Freed {
         let count = || memory_of::lazily_free(self.pid).unwrap_or_default();
         let bytes = if is_any { count() } else { Bytes::ZERO };
         let pause = began.elapsed() * COUNTING_SHARE;
-        self.lazy = Lazy { bytes, due: Instant::now() + pause };
+        self.lazy = Lazy { bytes, at: began, due: Instant::now() + pause };
     }
 
     /// The runs to be taken next, and those that are in use again, when so many pages are to be taken, and what was freed
@@ -303,8 +293,14 @@ impl Freed {
     }
 
     /// What became of the pages asked for: not of more than those, whoever answers.
-    pub(super) fn taken(&mut self, answer: Taken, link: &Link) {
-        let Some(Awaited { pages: mut asked, runs }) = self.awaited.pop_front() else { return };
+    pub(super) fn taken(&mut self, runs: &[Pages], answer: Taken, link: &Link) {
+        self.count_answer(page_count(runs), answer);
+        // What cannot be seen is not counted.
+        let at = |block| block_range(link, block * BLOCK_PAGES);
+        let _ = self.frames().and_then(|(frames, refaults)| refaults.note(runs, frames, at));
+    }
+
+    fn count_answer(&mut self, mut asked: u64, answer: Taken) {
         let mut part = |pages: u32| {
             let pages = u64::from(pages).min(asked);
             asked -= pages;
@@ -316,19 +312,15 @@ impl Freed {
         self.counts.kept += kept;
         self.pages = self.pages.saturating_sub(taken + gone + kept);
         self.lazy.bytes = self.lazy.bytes.minus(Bytes(taken * PAGE));
-        // What cannot be seen is not counted.
-        let at = |block| block_range(link, block * BLOCK_PAGES);
-        let _ = self.frames().and_then(|(frames, refaults)| refaults.note(&runs, frames, at));
     }
 
-    /// So many pages that are in use again do not count as freed any more.
-    pub(super) fn kept(&mut self, pages: u32, link: &Link) {
-        self.taken(Taken { kept: pages, ..Taken::default() }, link);
+    /// So many of these pages, which are in use again, do not count as freed any more.
+    pub(super) fn kept(&mut self, runs: &[Pages], pages: u32) {
+        self.count_answer(page_count(runs), Taken { kept: pages, ..Taken::default() });
     }
 
     /// Nothing is taken now.
     pub(super) fn refused(&mut self, refusal: &Refusal) {
-        self.awaited.pop_front();
         // What was asked for has its turn again.
         self.count_due = Instant::now();
         self.rests = Some(Instant::now() + REST);

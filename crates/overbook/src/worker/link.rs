@@ -3,24 +3,29 @@
 //! **Problem.** One worker serves all VMs of a group, and each shim lives inside a QEMU that may be
 //! stopped, stuck, of another release or hostile. None of them may hold up the others.
 //!
-//! **Idea.** Nothing here waits. A request is sent and what it is waiting for remembered; answers are
-//! looked for at every step, and one that does not come within [`PATIENCE`] ends the connection. What
-//! the shim shares is mapped for reading only, and each number in it is held against its bounds.
+//! **Idea.** Nothing here waits. Each request has a number, under which one table keeps what was asked
+//! for; answers are looked for at every step, and one that does not come within [`PATIENCE`] ends the
+//! connection. What the shim shares is mapped for reading only, and each number in it is held against its
+//! bounds.
 //!
-//! **Invariants.** Answers come in the order of the requests, so the oldest expectation is the one that
-//! an answer belongs to. At most [`MOST_AWAITED`] are open. A connection that failed once is not used
-//! again: dropping it is the sign for the shim to give everything back.
+//! **Invariants.** An answer belongs to the request that it names, in whatever order answers come. One that names
+//! a request that is not in flight, or is of another kind, ends the connection. At most [`MOST_IN_FLIGHT`] are open:
+//! whoever asks keeps to a number of his own, and comes again in the next step where that is reached. A
+//! connection that failed once is not used again: dropping it is the sign for the shim to give everything back.
+//!
+//! What merges may have come to outlives the connection; `dedup` keeps that, under the same number.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use model::Time;
 use protocol::layout::{BLOCK_PAGES, Counter, GiveBack, Layout, LayoutError, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
-    Answer, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Status, Taken,
-    Tracking, Trap, VERSION, WireError,
+    Answer, HELLO, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Status,
+    Taken, Tracking, Trap, VERSION, WireError,
 };
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
@@ -31,8 +36,8 @@ use super::granules::TooLarge;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
-/// Requests that may wait for their answers.
-const MOST_AWAITED: usize = 8;
+/// Requests in flight: what the kernel holds of packets that a shim has not read, by default (`net.unix.max_dgram_qlen`).
+const MOST_IN_FLIGHT: usize = 10;
 
 /// Why there is no connection, or no more.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +65,15 @@ pub enum LinkError {
     /// The answer to something else.
     #[error("the shim answered something else than it was asked for ({0})")]
     Unexpected(&'static str),
+    /// The answer to nothing.
+    #[error("the shim answered request {id}, which is not in flight")]
+    Unknown {
+        /// The number that it named.
+        id: u32,
+    },
+    /// Whoever asks has not kept to his number of requests.
+    #[error("{MOST_IN_FLIGHT} requests wait for the shim's answers already")]
+    TooMany,
     /// The shim said no.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -80,21 +94,22 @@ pub enum LinkError {
     RegionsChanged,
 }
 
-/// What an answer belongs to.
+/// What was asked for, and what its answer is needed for.
 #[derive(Debug)]
-enum Awaited {
-    Welcome,
-    Tracking,
-    Revoked,
-    Recalled,
+enum Asked {
+    Hello,
+    Track,
+    /// Granules by index, at that moment.
+    Revoke(Vec<u32>, Time),
+    Recall,
     Status,
-    Released,
+    Release,
     Pool,
-    Merged,
-    Unshared,
-    HandingOver,
-    Taken,
-    Kept,
+    Merge,
+    Unshare,
+    HandOver,
+    Take(Vec<Pages>),
+    Keep(Vec<Pages>),
 }
 
 /// What has come from the shim.
@@ -104,8 +119,8 @@ pub(super) enum News {
     Welcome(State),
     /// It tracks now as it was asked to.
     Tracking,
-    /// The granules named have been taken out of reach, as far as they could be.
-    Revoked,
+    /// These granules, by index, were to be taken out of reach at that moment, and were as far as they could be.
+    Revoked(Vec<u32>, Time),
     /// The granules named are within reach again.
     Recalled,
     /// It cannot do what it was asked to.
@@ -114,20 +129,14 @@ pub(super) enum News {
     Status(State),
     /// Everything has been given back.
     Released,
-    /// Slots are of the pool now that it was given.
-    PoolTaken,
-    /// What a merge came to.
-    Merged(Merged),
-    /// The pages named have copies of their own.
-    Unshared,
-    /// It takes no pool, or merges or copies nothing now.
-    NotMerged(Refusal),
+    /// What became of the request of this number: for a pool, a merge, or copies of their own for shared pages.
+    Merged(u32, Result<Merged, Refusal>),
     /// What the guest frees is handed over from now on, or discarded.
     HandingOver,
-    /// What became of pages that were to be taken.
-    Taken(Taken),
-    /// So many of the pages named do not count as freed any more.
-    Kept(u32),
+    /// What became of these pages, which were to be taken.
+    Taken(Vec<Pages>, Taken),
+    /// So many of these pages do not count as freed any more.
+    Kept(Vec<Pages>, u32),
     /// It takes nothing now.
     NotTaken(Refusal),
 }
@@ -146,7 +155,9 @@ struct Memory {
 #[derive(Debug)]
 pub(super) struct Link {
     connection: Connection,
-    awaited: VecDeque<(Awaited, Instant)>,
+    /// By number, since when.
+    in_flight: BTreeMap<u32, (Asked, Instant)>,
+    last_id: u32,
     memory: Option<Memory>,
     buffer: Vec<u8>,
 }
@@ -172,119 +183,164 @@ impl Link {
         if found != pid {
             return Err(LinkError::Impostor { pid, found });
         }
-        let (awaited, buffer) = (VecDeque::new(), vec![0; MAX_PACKET]);
-        let mut link = Self { connection, awaited, memory: None, buffer };
-        link.ask(&Request::Hello { version: VERSION }, Awaited::Welcome)?;
+        let (in_flight, buffer) = (BTreeMap::new(), vec![0; MAX_PACKET]);
+        let mut link = Self { connection, in_flight, last_id: HELLO, memory: None, buffer };
+        link.ask(&Request::Hello { version: VERSION }, Asked::Hello)?;
         Ok(link)
     }
 
     /// Asks for tracking of this kind.
     pub(super) fn track(&mut self, tracking: Tracking) -> Result<(), LinkError> {
-        self.ask(&Request::Track(tracking), Awaited::Tracking)
+        self.ask(&Request::Track(tracking), Asked::Track)
     }
 
-    /// Asks to take granules out of reach; at most `MAX_REVOKE`.
-    pub(super) fn revoke(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
-        self.ask(&Request::Revoke { granules }, Awaited::Revoked)
+    /// Asks to take granules out of reach, at this moment: their numbers, at most `MAX_REVOKE`, and their indexes.
+    pub(super) fn revoke(
+        &mut self,
+        numbers: Vec<u32>,
+        indexes: Vec<u32>,
+        at: Time,
+    ) -> Result<(), LinkError> {
+        self.ask(&Request::Revoke { granules: numbers }, Asked::Revoke(indexes, at))
     }
 
     /// Asks for granules back; at most `MAX_REVOKE`.
     pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
-        self.ask(&Request::Recall { granules }, Awaited::Recalled)
+        self.ask(&Request::Recall { granules }, Asked::Recall)
     }
 
     /// Asks how things stand, which is also a sign of life.
     pub(super) fn status(&mut self) -> Result<(), LinkError> {
-        self.ask(&Request::Status, Awaited::Status)
+        self.ask(&Request::Status, Asked::Status)
     }
 
     /// Asks to give everything back.
     pub(super) fn release(&mut self) -> Result<(), LinkError> {
-        self.ask(&Request::Release, Awaited::Released)
+        self.ask(&Request::Release, Asked::Release)
     }
 
     /// Gives it the pool that slots are of: its file, to read, and how many there are.
     pub(super) fn use_pool(&mut self, file: BorrowedFd<'_>, slots: u32) -> Result<(), LinkError> {
-        self.ask_with(&Request::Pool { slots }, Awaited::Pool, Some(file))
+        self.ask_with(&Request::Pool { slots }, Asked::Pool, Some(file))
     }
 
     /// Asks to merge runs of pages; at most `MAX_MERGE`.
     pub(super) fn merge(&mut self, runs: Vec<Merge>) -> Result<(), LinkError> {
-        self.ask(&Request::Merge { runs }, Awaited::Merged)
+        self.ask(&Request::Merge { runs }, Asked::Merge)
     }
 
     /// Asks for copies of their own of these pages, at most `MAX_UNSHARE`.
     pub(super) fn unshare(&mut self, page: u32, pages: u32) -> Result<(), LinkError> {
-        self.ask(&Request::Unshare { page, pages }, Awaited::Unshared)
+        self.ask(&Request::Unshare { page, pages }, Asked::Unshare)
     }
 
     /// Has what the guest frees handed over from now on, or discarded.
     pub(super) fn hand_over(&mut self, lazily: bool) -> Result<(), LinkError> {
-        self.ask(&Request::HandOver { lazily }, Awaited::HandingOver)
+        self.ask(&Request::HandOver { lazily }, Asked::HandOver)
     }
 
     /// Asks to take what is freed of these pages: at most `MAX_TAKE` runs.
     pub(super) fn take(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
-        self.ask(&Request::Take { runs }, Awaited::Taken)
+        self.ask(&Request::Take { runs: runs.clone() }, Asked::Take(runs))
     }
 
     /// Says that the guest has these pages in use: at most `MAX_TAKE` runs.
     pub(super) fn keep(&mut self, runs: Vec<Pages>) -> Result<(), LinkError> {
-        self.ask(&Request::Keep { runs }, Awaited::Kept)
+        self.ask(&Request::Keep { runs: runs.clone() }, Asked::Keep(runs))
     }
 
     /// Whether it still has something to answer.
     pub(super) fn is_busy(&self) -> bool {
-        !self.awaited.is_empty()
+        !self.in_flight.is_empty()
     }
 
-    fn ask(&mut self, request: &Request, awaited: Awaited) -> Result<(), LinkError> {
-        self.ask_with(request, awaited, None)
+    /// Whether it is just revoking.
+    pub(super) fn is_revoking(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::Revoke(..)))
+    }
+
+    /// Whether it is just recalling.
+    pub(super) fn is_recalling(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::Recall))
+    }
+
+    /// Whether it has still to say how things stand.
+    pub(super) fn is_asked_for_status(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::Status))
+    }
+
+    /// Whether it has still to say what becomes of what the guest frees.
+    pub(super) fn is_handing_over(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::HandOver))
+    }
+
+    /// Whether it is just taking, or keeping, what is freed.
+    pub(super) fn is_taking(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::Take(_) | Asked::Keep(_)))
+    }
+
+    fn awaits(&self, is: impl Fn(&Asked) -> bool) -> bool {
+        self.in_flight.values().any(|(asked, _)| is(asked))
+    }
+
+    /// The number that the next request has.
+    pub(super) fn next_id(&self) -> u32 {
+        self.last_id.checked_add(1).unwrap_or(HELLO + 1)
+    }
+
+    fn ask(&mut self, request: &Request, asked: Asked) -> Result<(), LinkError> {
+        self.ask_with(request, asked, None)
     }
 
     fn ask_with(
         &mut self,
         request: &Request,
-        awaited: Awaited,
+        asked: Asked,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<(), LinkError> {
-        if self.awaited.len() == MOST_AWAITED {
-            return Err(SeqpacketError::Full.into());
+        if self.in_flight.len() == MOST_IN_FLIGHT {
+            return Err(LinkError::TooMany);
         }
-        self.connection.send(&request.encode()?, fd)?;
-        self.awaited.push_back((awaited, Instant::now()));
+        let id = request.numbered(self.next_id());
+        self.connection.send(&request.encode(id)?, fd)?;
+        self.last_id = id;
+        self.in_flight.insert(id, (asked, Instant::now()));
         Ok(())
     }
 
     /// The next answer that is there; `None`: none now.
     pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
-            let late = self.awaited.front().filter(|(_, since)| since.elapsed() > PATIENCE);
-            return late.map_or(Ok(None), |_| Err(LinkError::Silent(PATIENCE)));
+            let is_late = self.in_flight.values().any(|(_, since)| since.elapsed() > PATIENCE);
+            return if is_late { Err(LinkError::Silent(PATIENCE)) } else { Ok(None) };
         };
-        let answer = Answer::decode(&self.buffer[..packet.length])?;
-        let awaited = self.awaited.pop_front();
-        let (awaited, _) = awaited.ok_or(LinkError::Unexpected("it was asked for nothing"))?;
-        self.match_up(awaited, answer, packet.fd).map(Some)
+        let (id, answer) = Answer::decode(&self.buffer[..packet.length])?;
+        match (self.in_flight.remove(&id), answer) {
+            (Some((asked, _)), answer) => self.match_up(id, asked, answer, packet.fd).map(Some),
+            // It names no request: that was not understood, or nobody is to ask anything.
+            (None, Answer::Refused(refusal)) if id == HELLO => Err(refusal.into()),
+            (None, _) => Err(LinkError::Unknown { id }),
+        }
     }
 
     fn match_up(
         &mut self,
-        awaited: Awaited,
+        id: u32,
+        asked: Asked,
         answer: Answer,
         fd: Option<OwnedFd>,
     ) -> Result<News, LinkError> {
-        match (awaited, answer) {
+        match (asked, answer) {
             // Without a greeting there is nothing to go on with.
-            (Awaited::Welcome, Answer::Refused(refusal)) => Err(refusal.into()),
-            (Awaited::Pool | Awaited::Merged | Awaited::Unshared, Answer::Refused(refusal)) => {
-                Ok(News::NotMerged(refusal))
+            (Asked::Hello, Answer::Refused(refusal)) => Err(refusal.into()),
+            (Asked::Pool | Asked::Merge | Asked::Unshare, Answer::Refused(refusal)) => {
+                Ok(News::Merged(id, Err(refusal)))
             }
-            (Awaited::Taken | Awaited::Kept, Answer::Refused(refusal)) => {
+            (Asked::Take(_) | Asked::Keep(_), Answer::Refused(refusal)) => {
                 Ok(News::NotTaken(refusal))
             }
             (_, Answer::Refused(refusal)) => Ok(News::Refused(refusal)),
-            (Awaited::Welcome, Answer::Welcome { version, regions, state }) => {
+            (Asked::Hello, Answer::Welcome { version, regions, state }) => {
                 if version != VERSION {
                     return Err(Refusal::Version { shim: version, worker: VERSION }.into());
                 }
@@ -294,23 +350,24 @@ impl Link {
                 }
                 Ok(News::Welcome(state))
             }
-            (Awaited::Tracking, Answer::Done { .. }) => Ok(News::Tracking),
-            (Awaited::Revoked, Answer::Done { .. }) => Ok(News::Revoked),
-            (Awaited::Recalled, Answer::Done { .. }) => Ok(News::Recalled),
-            (Awaited::Released, Answer::Done { .. }) => Ok(News::Released),
-            (Awaited::Pool, Answer::Done { .. }) => Ok(News::PoolTaken),
-            (Awaited::Merged, Answer::Merged(merged)) => Ok(News::Merged(merged)),
-            (Awaited::Unshared, Answer::Done { .. }) => Ok(News::Unshared),
-            (Awaited::HandingOver, Answer::Done { .. }) => Ok(News::HandingOver),
-            (Awaited::Taken, Answer::Taken(taken)) => Ok(News::Taken(taken)),
-            (Awaited::Kept, Answer::Done { count }) => Ok(News::Kept(count)),
-            (Awaited::Status, Answer::Status(Status { state, generation })) => {
+            (Asked::Track, Answer::Done { .. }) => Ok(News::Tracking),
+            (Asked::Revoke(granules, at), Answer::Done { .. }) => Ok(News::Revoked(granules, at)),
+            (Asked::Recall, Answer::Done { .. }) => Ok(News::Recalled),
+            (Asked::Release, Answer::Done { .. }) => Ok(News::Released),
+            (Asked::Pool | Asked::Unshare, Answer::Done { .. }) => {
+                Ok(News::Merged(id, Ok(Merged::default())))
+            }
+            (Asked::Merge, Answer::Merged(merged)) => Ok(News::Merged(id, Ok(merged))),
+            (Asked::HandOver, Answer::Done { .. }) => Ok(News::HandingOver),
+            (Asked::Take(runs), Answer::Taken(taken)) => Ok(News::Taken(runs, taken)),
+            (Asked::Keep(runs), Answer::Done { count }) => Ok(News::Kept(runs, count)),
+            (Asked::Status, Answer::Status(Status { state, generation })) => {
                 if self.memory.as_ref().is_some_and(|memory| memory.generation != generation) {
                     return Err(LinkError::RegionsChanged);
                 }
                 Ok(News::Status(state))
             }
-            _ => Err(LinkError::Unexpected("the answers are out of order")),
+            _ => Err(LinkError::Unexpected("an answer of another kind")),
         }
     }
 

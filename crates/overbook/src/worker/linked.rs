@@ -15,17 +15,18 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use model::tracking::{CurvePoint, MOST_CURVE_POINTS};
-use model::{Bytes, Time, Tracking};
+use model::tracking::{CurvePoint, MOST_CURVE_POINTS, TrackingCost};
+use model::{Bytes, Reading, Time, Tracking};
 use pages::curve::MissRatioCurve;
 use protocol::layout::{GiveBack, PageState};
 use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
 use sys::meminfo::MemInfo;
+use sys::threads::Thread;
 
-use super::clock::{moment, now_us, time};
+use super::clock::{boot, moment, now_us, own_cpu_ns, time};
 use super::cost::CostMeter;
 use super::freed::{Freed, FreedOrder};
-use super::granules::Granules;
+use super::granules::{Granules, PAGE};
 use super::link::{Link, LinkError, News};
 use super::mode::Settings;
 use super::strategy::{Estimate, Strategy};
@@ -35,6 +36,8 @@ use super::tracked::State;
 const STATUS_EVERY: Duration = Duration::from_millis(500);
 /// How long a granule that was recalled stays within reach: until what is the same in it has been merged.
 const RECALLED: Duration = Duration::from_secs(1);
+/// The name that the shim gives to the thread that serves faults.
+const FAULT_THREAD: &str = "overbook-fault";
 /// How long tracking rests after the shim has given everything back.
 const PAUSE: Duration = Duration::from_secs(2);
 
@@ -50,16 +53,13 @@ pub(super) struct Linked {
     resumes: Option<Instant>,
     status_due: Instant,
     given_back: u64,
-    /// What the shim is just revoking, by index, and since when.
-    revoking: Option<(Vec<u32>, Time)>,
     cost: CostMeter,
-    /// CPU time for this VM that the strategy has not heard of: ours, and that of the shim's control thread.
-    spent_ns: u64,
-    /// Of the latter, as of the last step, at this moment in microseconds.
-    control: (u64, u64),
+    /// CPU time that the last step took for what the guest frees.
+    freeing_ns: u64,
+    fault_thread: FaultThread,
     lost: u64,
-    /// What merges came to that nobody has asked for yet.
-    merged: VecDeque<Result<Merged, Refusal>>,
+    /// What merges came to that nobody has asked for yet, by the number of the request.
+    merged: VecDeque<(u32, Result<Merged, Refusal>)>,
     /// Granules, by index, that were recalled, and until when they stay within reach: the strategy does not hear of it.
     recalled: BTreeMap<u32, Instant>,
     /// Granules to be recalled, by number.
@@ -82,10 +82,9 @@ impl Linked {
             resumes: None,
             status_due: Instant::now() + STATUS_EVERY,
             given_back: counters.given_back,
-            revoking: None,
             cost: CostMeter::new(counters, now),
-            spent_ns: 0,
-            control: (counters.control_ns, now),
+            freeing_ns: 0,
+            fault_thread: FaultThread::of(pid),
             lost: 0,
             merged: VecDeque::new(),
             recalled: BTreeMap::new(),
@@ -152,16 +151,14 @@ impl Linked {
             let why = self.link.last_given_back();
             self.pause(&why.as_ref().map_or_else(String::new, GiveBack::to_string), state);
         }
-        self.cost.look(counters, now);
-        let control = (counters.control_ns, now);
-        self.spent(control_spent_ns(self.control, control));
-        self.control = control;
-        if self.is_on {
-            let spent_ns = std::mem::take(&mut self.spent_ns);
-            self.strategy.observe(time(now), self.cost.trap_ns(), spent_ns);
+        if let Some(taken) = self.cost.look(counters, now, || self.fault_thread.waited_ns()) {
+            self.strategy.observe(time(now), self.cost.trap_ns(), taken);
         }
         self.keep_in_touch()?;
+        self.recall()?;
+        let began_ns = own_cpu_ns();
         self.freed.step(&mut self.link)?;
+        self.freeing_ns = own_cpu_ns().saturating_sub(began_ns);
         if self.is_on { self.revoke(time(now)) } else { Ok(()) }
     }
 
@@ -193,22 +190,44 @@ impl Linked {
         Ok(is_staged)
     }
 
-    /// Asks for what is to be recalled. That nobody touched it the strategy need not be told: no trap tells of it.
+    /// Asks for what is to be recalled, once the shim has done with what was before. That nobody touched it the strategy need
+    /// not be told: no trap tells of it.
     pub(super) fn recall(&mut self) -> Result<(), LinkError> {
-        if self.to_recall.is_empty() {
+        if self.to_recall.is_empty() || self.link.is_recalling() {
             return Ok(());
         }
         self.link.recall(std::mem::take(&mut self.to_recall))
     }
 
-    /// The oldest answer to a pool or a merge that has come.
-    pub(super) fn take_merged(&mut self) -> Option<Result<Merged, Refusal>> {
+    /// An answer to a pool, a merge or an unsharing that has come, and the number of the request.
+    pub(super) fn take_merged(&mut self) -> Option<(u32, Result<Merged, Refusal>)> {
         self.merged.pop_front()
     }
 
-    /// So much CPU time was taken for this VM.
+    /// So much CPU time was taken for the last step. What it took for what the guest frees is not tracking's.
     pub(super) fn spent(&mut self, ns: u64) {
-        self.spent_ns = self.spent_ns.saturating_add(ns);
+        let freeing_ns = std::mem::take(&mut self.freeing_ns);
+        self.cost.spent(ns.saturating_sub(freeing_ns));
+    }
+
+    /// What tracking has cost, as of the last step.
+    pub(super) fn cost(&self) -> TrackingCost {
+        self.cost.cost()
+    }
+
+    /// Whether the shim is just taking what is freed.
+    pub(super) fn is_taking(&self) -> bool {
+        self.link.is_taking()
+    }
+
+    /// The pieces of guest RAM.
+    pub(super) fn ram_sizes(&self) -> Vec<Bytes> {
+        self.link.regions().iter().map(|region| Bytes(u64::from(region.pages) * PAGE)).collect()
+    }
+
+    /// What the guest shares with others.
+    pub(super) fn shared(&self) -> Bytes {
+        Bytes(self.link.merged_pages().unwrap_or(0).saturating_mul(PAGE))
     }
 
     fn hear(&mut self, news: News, state: &mut State) -> Result<(), LinkError> {
@@ -220,19 +239,17 @@ impl Linked {
                 self.is_on = true;
                 *state = State::Tracking;
             }
-            News::Revoked => self.note_revoked()?,
+            News::Revoked(granules, at) => self.note_revoked(granules, at)?,
             News::Recalled => {}
             News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
             News::Refused(refusal @ Refusal::Kernel { .. }) => {
                 self.pause(&refusal.to_string(), state);
             }
             News::Refused(refusal) => return Err(refusal.into()),
-            News::PoolTaken | News::Unshared => self.merged.push_back(Ok(Merged::default())),
-            News::Merged(merged) => self.merged.push_back(Ok(merged)),
-            News::NotMerged(refusal) => self.merged.push_back(Err(refusal)),
-            News::Taken(taken) => self.freed.taken(taken, &self.link),
+            News::Merged(id, outcome) => self.merged.push_back((id, outcome)),
+            News::Taken(runs, taken) => self.freed.taken(&runs, taken, &self.link),
             News::NotTaken(refusal) => self.freed.refused(&refusal),
-            News::Kept(pages) => self.freed.kept(pages, &self.link),
+            News::Kept(runs, pages) => self.freed.kept(&runs, pages),
             News::HandingOver => {}
             News::Status(ShimState::On(_)) | News::Released => {}
             News::Status(ShimState::Off) if self.asked.is_none() => {}
@@ -254,24 +271,36 @@ impl Linked {
         }
         self.is_on = false;
         self.asked = None;
-        self.revoking = None;
         self.recalled.clear();
         self.to_recall.clear();
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
     /// A revocation was answered: what is out of reach now?
-    fn note_revoked(&mut self) -> Result<(), LinkError> {
-        // None: tracking has been given back in between.
-        let Some((granules, at)) = self.revoking.take() else { return Ok(()) };
+    fn note_revoked(&mut self, granules: Vec<u32>, at: Time) -> Result<(), LinkError> {
+        if !self.is_on {
+            // Tracking has been given back in between.
+            return Ok(());
+        }
+        let granule_pages = self.granules.granule_pages();
         for granule in granules {
             let number = self.granules.number(granule);
-            let is_staged = self.link.is_staged(number, self.granules.granule_pages())?;
+            let is_staged = self.link.is_staged(number, granule_pages)?;
             match self.recalled.remove(&granule) {
                 None if is_staged => self.strategy.revoked(granule, at),
+                None => {
+                    let first = number.saturating_mul(granule_pages);
+                    let states =
+                        self.link.page_states(first..first.saturating_add(granule_pages))?;
+                    // Of a page in its place a trap tells, or I/O holds it for a moment.
+                    if !states.contains(&PageState::Plain) {
+                        let is_given_up = states.contains(&PageState::Freed);
+                        self.strategy.cannot_be_revoked(granule, at, is_given_up);
+                    }
+                }
                 // All of it was merged, or it was touched.
                 Some(_) if !is_staged => self.strategy.called_back(granule, at),
-                _ => {}
+                Some(_) => {}
             }
         }
         Ok(())
@@ -304,7 +333,7 @@ impl Linked {
 
     fn revoke(&mut self, now: Time) -> Result<(), LinkError> {
         // A shim that is still busy is not hurried.
-        if self.revoking.is_some() {
+        if self.link.is_revoking() {
             return Ok(());
         }
         let mut granules = self.strategy.revoke(now);
@@ -315,9 +344,8 @@ impl Linked {
         if granules.is_empty() {
             return Ok(());
         }
-        self.link.revoke(granules.iter().map(|index| self.granules.number(*index)).collect())?;
-        self.revoking = Some((granules, now));
-        Ok(())
+        let numbers = granules.iter().map(|index| self.granules.number(*index)).collect();
+        self.link.revoke(numbers, granules, now)
     }
 
     /// Has the shim track as the strategy wants, and asks how it is.
@@ -334,7 +362,7 @@ impl Linked {
             self.asked = Some(wanted);
             self.link.track(wanted)?;
         }
-        if now >= self.status_due {
+        if now >= self.status_due && !self.link.is_asked_for_status() {
             self.status_due = now + STATUS_EVERY;
             self.link.status()?;
         }
@@ -347,8 +375,8 @@ impl Linked {
         clippy::cast_sign_loss,
         reason = "sizes are positive and a VM's"
     )]
-    pub(super) fn reading(&self) -> Option<Tracking> {
-        let Estimate { working_set, curve, references_per_s } =
+    pub(super) fn reading(&self) -> Option<Reading<Tracking>> {
+        let Estimate { working_set, curve, references_per_s, at } =
             self.strategy.estimate(time(now_us()))?;
         let bytes = |granules: f64| Bytes((granules * self.granule_bytes()) as u64);
         let curve = curve.resampled(MOST_CURVE_POINTS);
@@ -356,33 +384,39 @@ impl Linked {
             memory: bytes(point.size),
             miss_ratio: point.ratio,
         };
-        Some(Tracking {
+        let tracking = Tracking {
             working_set: working_set.map(bytes),
             swapped: Bytes::ZERO,
             curve: curve.points().iter().map(point).collect(),
             references_per_s,
             granule: Bytes(self.granules.granule_bytes()),
-            cost: self.cost.cost(),
-        })
+            cost: self.cost(),
+        };
+        Some(Reading::new(tracking, boot(at)))
     }
 }
 
-/// What a thread took between two looks at its CPU time, each with its moment in microseconds: never more than the
-/// time that has passed, whatever a shim says.
-fn control_spent_ns((before_ns, before_us): (u64, u64), (ns, us): (u64, u64)) -> u64 {
-    let passed_ns = us.saturating_sub(before_us).saturating_mul(1_000);
-    ns.saturating_sub(before_ns).min(passed_ns)
+/// The shim's fault thread: what it waits for a CPU, the guest's threads wait with it.
+#[derive(Debug)]
+struct FaultThread {
+    pid: u32,
+    thread: Option<Thread>,
+    waited_ns: Option<u64>,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl FaultThread {
+    fn of(pid: u32) -> Self {
+        Self { pid, thread: None, waited_ns: None }
+    }
 
-    #[test]
-    fn a_shim_cannot_claim_more_time_than_has_passed() {
-        assert_eq!(control_spent_ns((1_000, 10), (4_000, 20)), 3_000);
-        assert_eq!(control_spent_ns((1_000, 10), (u64::MAX, 20)), 10_000);
-        assert_eq!(control_spent_ns((1_000, 10), (0, 20)), 0, "a counter that ran backwards");
-        assert_eq!(control_spent_ns((0, 20), (u64::MAX, 10)), 0);
+    /// What it has waited since the last call; 0: nothing is known of it.
+    fn waited_ns(&mut self) -> u64 {
+        if self.thread.is_none() {
+            // It begins with tracking.
+            self.thread = Thread::named(self.pid, FAULT_THREAD);
+        }
+        let waited_ns = self.thread.as_ref().and_then(Thread::waited_ns);
+        let before_ns = std::mem::replace(&mut self.waited_ns, waited_ns);
+        waited_ns.zip(before_ns).map_or(0, |(now, before)| now.saturating_sub(before))
     }
 }

@@ -14,6 +14,7 @@ use pages::lru::{AvlStack, DenseStack, ListStack, StackDistance};
 use pages::probe::{AGEING, TICK, TOLERABLE_MISS_RATIO};
 use protocol::Tracking;
 
+use super::cost::Taken;
 use super::granules::Granules;
 use super::mode::{HotSet, Intermittent, Lru, Structure};
 use super::sentinels::{INTERVAL, Sentinels};
@@ -146,10 +147,10 @@ impl Strategy for LruStrategy {
 
     fn given_back(&mut self, _now: Time) {}
 
-    fn observe(&mut self, now: Time, trap_ns: u64, spent_ns: u64) {
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken) {
         self.trap_ns = trap_ns;
         if let Some(sentinels) = &mut self.sentinels {
-            sentinels.spent(spent_ns);
+            sentinels.spent(taken.cpu_ns);
         }
         if now < self.adjusted.after(INTERVAL) || !self.is_following() {
             return;
@@ -168,7 +169,12 @@ impl Strategy for LruStrategy {
         let curve = self.histogram.curve();
         let references_per_s = self.histogram.references_per_second(now);
         let working_set = curve.least_size(TOLERABLE_MISS_RATIO);
-        (references_per_s > 0.0).then_some(Estimate { working_set, curve, references_per_s })
+        (references_per_s > 0.0).then_some(Estimate {
+            working_set,
+            curve,
+            references_per_s,
+            at: now,
+        })
     }
 }
 
@@ -229,7 +235,7 @@ mod tests {
                     self.hot.truncate(self.strategy.tracking.hot_set.unwrap() as usize);
                 }
             }
-            self.strategy.observe(self.now, TRAP_NS, 0);
+            self.strategy.observe(self.now, TRAP_NS, Taken::default());
             self.strategy.revoke(self.now);
             self.strategy.is_following()
         }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, Dedup, FreePages, PagesPerMs, Tracking, TrackingBudget, VmName};
+use model::{Bytes, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName};
 use serde::{Deserialize, Serialize};
 
 use super::freed::FreedOrder;
@@ -41,9 +41,11 @@ pub struct Order {
     pub freed: FreedOrder,
 }
 
-/// From the worker, once in a second: what it knows.
+/// From the worker, once in a second: what it knows. All moments are on the boot clock, which both processes share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
+    /// When it was made.
+    pub at: Time,
     /// Every VM that it has been told of.
     pub vms: BTreeMap<VmName, VmReport>,
     /// What the group's pool of shared pages takes.
@@ -57,18 +59,18 @@ pub struct VmReport {
     /// Which life of it.
     pub incarnation: u64,
     /// What tracking has found out; absent: nothing, or not yet.
-    pub tracking: Option<Tracking>,
+    pub tracking: Option<Reading<Tracking>>,
     /// Why it is not being tracked just now.
     pub why_not: Option<String>,
     /// What of it is shared; absent: nothing is known yet.
     #[serde(default)]
-    pub dedup: Option<Dedup>,
+    pub dedup: Option<Reading<Dedup>>,
     /// Why its pages are not being merged just now.
     #[serde(default)]
     pub why_not_merged: Option<String>,
     /// What it has freed; absent: that is not handed over, or nothing is known yet.
     #[serde(default)]
-    pub free_pages: Option<FreePages>,
+    pub free_pages: Option<Reading<FreePages>>,
     /// Why nothing of it is taken just now, although it is to be.
     #[serde(default)]
     pub why_not_taken: Option<String>,

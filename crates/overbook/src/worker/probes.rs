@@ -5,6 +5,7 @@ use pages::budget::Governor;
 use pages::probe::{Reading, Tracker};
 use protocol::Tracking;
 
+use super::cost::Taken;
 use super::granules::Granules;
 use super::strategy::{Estimate, Strategy};
 
@@ -64,8 +65,13 @@ impl Strategy for ProbeStrategy {
         self.tracker.given_back(now);
     }
 
-    fn observe(&mut self, now: Time, trap_ns: u64, spent_ns: u64) {
-        self.tracker.governor_mut().spent(spent_ns);
+    fn cannot_be_revoked(&mut self, granule: u32, at: Time, is_given_up: bool) {
+        self.tracker.cannot_be_revoked(granule, at, is_given_up);
+    }
+
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken) {
+        self.tracker.governor_mut().spent(taken.cpu_ns);
+        self.tracker.governor_mut().measured(taken.held_ns);
         if now >= self.observed.after(OBSERVE_EVERY) {
             self.observed = now;
             self.tracker.governor_mut().observe_trap_ns(trap_ns);
@@ -73,7 +79,7 @@ impl Strategy for ProbeStrategy {
     }
 
     fn estimate(&self, _now: Time) -> Option<Estimate> {
-        let Reading { working_set, curve, references_per_s, .. } = self.tracker.reading()?;
-        Some(Estimate { working_set: Some(working_set), curve, references_per_s })
+        let Reading { working_set, curve, references_per_s, at, .. } = self.tracker.reading()?;
+        Some(Estimate { working_set: Some(working_set), curve, references_per_s, at })
     }
 }

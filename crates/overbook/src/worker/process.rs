@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use model::{Bytes, VmName};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::clock::boot_now;
 use sys::heap;
 
 use super::dedup::{Dedup, Task};
@@ -214,7 +215,7 @@ impl Members {
             }
         };
         let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
-        Report { vms, pool: Bytes(self.dedup.pool_bytes()) }
+        Report { at: boot_now(), vms, pool: Bytes(self.dedup.pool_bytes()) }
     }
 }
 

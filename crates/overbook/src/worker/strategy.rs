@@ -9,6 +9,8 @@ use model::Time;
 use pages::curve::MissRatioCurve;
 use protocol::Tracking;
 
+use super::cost::Taken;
+
 /// What a strategy has found out. Sizes in granules.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Estimate {
@@ -18,6 +20,8 @@ pub(super) struct Estimate {
     pub(super) curve: MissRatioCurve,
     /// References per second.
     pub(super) references_per_s: f64,
+    /// The moment that it tells of.
+    pub(super) at: Time,
 }
 
 /// A way to track.
@@ -39,14 +43,17 @@ pub(super) trait Strategy: fmt::Debug + Send {
         self.touched(granule, at);
     }
 
+    /// The granule, which was to be revoked at `at`, cannot be: all of its pages are shared, or given up by the guest.
+    fn cannot_be_revoked(&mut self, _granule: u32, _at: Time, _is_given_up: bool) {}
+
     /// Some touches were lost; which granules are out of reach now can be asked.
     fn resync(&mut self, now: Time, is_revoked: &mut dyn FnMut(u32) -> bool);
 
     /// Nothing is out of reach any more, without having been touched.
     fn given_back(&mut self, now: Time);
 
-    /// What one trap costs the VM, and what tracking it took of other CPU time since the last call.
-    fn observe(&mut self, now: Time, trap_ns: u64, spent_ns: u64);
+    /// What one trap costs the VM, and what tracking it took since the last call.
+    fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken);
 
     /// Whether everything is followed now, or only watched for a change (intermittent tracking).
     fn is_following(&self) -> bool {
@@ -83,7 +90,7 @@ impl Strategy for Untracked {
 
     fn given_back(&mut self, _: Time) {}
 
-    fn observe(&mut self, _: Time, _: u64, _: u64) {}
+    fn observe(&mut self, _: Time, _: u64, _: Taken) {}
 
     fn is_following(&self) -> bool {
         false

@@ -3,9 +3,10 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use model::Bytes;
-use protocol::layout::GiveBack;
-use protocol::{Answer, Refusal, Region, Request, State as ShimState, Trap, VERSION};
+use model::{Bytes, Millis, Reading};
+use protocol::layout::{GiveBack, PageState};
+use protocol::{Answer, HELLO, Refusal, Region, Request, State as ShimState, Trap, VERSION};
+use sys::clock::boot_now;
 
 use super::fake_shim::{FakeShim, Lie};
 use super::*;
@@ -47,14 +48,14 @@ fn is_on(_: &FakeShim, tracked: &Tracked) -> bool {
 /// The first answer to a greeting, and what becomes of the connection.
 fn after(lie: impl Fn(&Request) -> Option<Vec<u8>> + 'static) -> State {
     let mut shim = FakeShim::new(PAGES);
-    shim.lie = Box::new(lie);
+    shim.lie = Box::new(move |_, request| lie(request));
     let mut tracked = connect();
     until(&mut shim, &mut tracked, |_| {}, |_, t| *t.state() != State::Connecting);
     tracked.state().clone()
 }
 
 fn welcome(version: u16, regions: Vec<Region>, state: ShimState) -> Option<Vec<u8>> {
-    Some(Answer::Welcome { version, regions, state }.encode().unwrap())
+    Some(Answer::Welcome { version, regions, state }.encode(HELLO).unwrap())
 }
 
 fn why(state: &State) -> String {
@@ -74,7 +75,8 @@ fn the_working_set_of_a_guest_is_found_and_its_swap_added() {
     let guest = |shim: &mut FakeShim| (0..128).for_each(|granule| shim.touch(granule));
     let deadline = Instant::now() + Duration::from_secs(6);
     until(&mut shim, &mut tracked, guest, |_, _| Instant::now() > deadline);
-    let reading = tracked.reading().unwrap();
+    let Reading { value: reading, at } = tracked.reading().unwrap();
+    assert!(at <= boot_now() && boot_now().since(at) < Millis::secs(2), "{at:?}");
     let set = reading.working_set.unwrap().as_mib();
     assert!((21.0..26.0).contains(&set), "16 + 7 MiB are used: {set}");
     assert_eq!(reading.swapped, Bytes::mib(7));
@@ -120,7 +122,7 @@ fn a_release_leaves_nothing_out_of_reach() {
 #[test]
 fn a_shim_of_another_release_is_named() {
     let refusal = Refusal::Version { shim: 9, worker: VERSION };
-    let state = after(move |_| Some(Answer::Refused(refusal.clone()).encode().unwrap()));
+    let state = after(move |_| Some(Answer::Refused(refusal.clone()).encode(HELLO).unwrap()));
     assert!(matches!(state, State::Unsupported { .. }));
     assert!(why(&state).contains("restart the VM to load the new shim"), "{state:?}");
     let state = after(|_| welcome(9, vec![], ShimState::Off));
@@ -140,23 +142,23 @@ fn a_vm_that_cannot_be_tracked_keeps_the_shims_reason() {
 fn answers_that_make_no_sense_end_the_connection() {
     let region = |pages| Region { first_page: 0, pages, address: 0 };
     let lies: [(&str, Lie); 5] = [
-        ("makes no sense", Box::new(|_| Some(vec![0xff; 40]))),
-        ("makes no sense", Box::new(move |_| welcome(VERSION, vec![region(0)], ShimState::Off))),
-        ("expected", Box::new(move |_| welcome(VERSION, vec![region(512)], ShimState::Off))),
-        ("something else", Box::new(|_| Some(Answer::Done { count: 1 }.encode().unwrap()))),
+        ("makes no sense", Box::new(|_, _| Some(vec![0xff; 40]))),
+        ("makes no sense", Box::new(move |_, _| welcome(VERSION, vec![region(0)], ShimState::Off))),
+        ("expected", Box::new(move |_, _| welcome(VERSION, vec![region(512)], ShimState::Off))),
+        ("not in flight", Box::new(|_, _| Some(Answer::Done { count: 1 }.encode(7).unwrap()))),
         (
             "no word",
-            Box::new(|_| {
+            Box::new(|_, _| {
                 Some(
                     Answer::Refused(Refusal::NotTracking { why: "no word".into() })
-                        .encode()
+                        .encode(HELLO)
                         .unwrap(),
                 )
             }),
         ),
     ];
     for (words, lie) in lies {
-        let state = after(lie);
+        let state = after(move |request| lie(HELLO, request));
         assert!(why(&state).contains(words), "{words}: {state:?}");
     }
 }
@@ -164,7 +166,7 @@ fn answers_that_make_no_sense_end_the_connection() {
 #[test]
 fn a_shim_that_never_answers_does_not_hold_the_worker_up() {
     let mut shim = FakeShim::new(PAGES);
-    shim.lie = Box::new(|_| Some(Vec::new()));
+    shim.lie = Box::new(|_, _| Some(Vec::new()));
     let mut tracked = connect();
     let mut longest = Duration::ZERO;
     while *tracked.state() == State::Connecting {
@@ -215,13 +217,13 @@ fn of_what_is_freed_the_oldest_goes_until_as_much_is_left_as_is_to_be_kept() {
     let mut tracked = connect();
     tracked.set_freed(FreedOrder { is_lazy: true, keep: None });
     until(&mut shim, &mut tracked, |_| {}, |shim, t| shim.hands_over && t.freed().is_some());
-    let freed = |tracked: &Tracked| tracked.freed().map(|free| free.freed);
+    let freed = |tracked: &Tracked| tracked.freed().map(|free| free.value.freed);
     until(&mut shim, &mut tracked, |_| {}, |_, t| freed(t) == Some(Bytes::kib(3 * 256)));
     assert_eq!(shim.freed().len(), 3 * 64, "nothing is taken unasked");
     tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::kib(256)) });
     until(&mut shim, &mut tracked, |_| {}, |_, t| freed(t) == Some(Bytes::kib(256)));
     assert_eq!(shim.freed(), (0..64).collect::<Vec<_>>());
-    assert_eq!(tracked.freed().map(|free| free.taken), Some(Bytes::kib(512)));
+    assert_eq!(tracked.freed().map(|free| free.value.taken), Some(Bytes::kib(512)));
     assert_eq!(shim.shared().freed_at_ms(3), None);
     tracked.set_freed(FreedOrder::default());
     until(&mut shim, &mut tracked, |_| {}, |shim, _| !shim.hands_over);
@@ -246,10 +248,10 @@ fn what_was_freed_long_ago_is_taken_although_nobody_needs_it() {
 #[test]
 fn a_shim_that_takes_nothing_now_is_left_alone_for_a_while() {
     let mut shim = FakeShim::new(PAGES);
-    shim.lie = Box::new(|request| {
+    shim.lie = Box::new(|id, request| {
         let refusal = Refusal::NotTaking { why: "QEMU migrates the VM".to_owned() };
         let is_take = matches!(request, Request::Take { .. });
-        is_take.then(|| Answer::Refused(refusal).encode().unwrap())
+        is_take.then(|| Answer::Refused(refusal).encode(id).unwrap())
     });
     shim.free(0, 0..64, 1);
     let mut tracked = connect();
@@ -262,16 +264,122 @@ fn a_shim_that_takes_nothing_now_is_left_alone_for_a_while() {
 #[test]
 fn a_shim_is_not_believed_to_have_taken_more_than_it_was_asked_for() {
     let mut shim = FakeShim::new(PAGES);
-    shim.lie = Box::new(|request| {
+    shim.lie = Box::new(|id, request| {
         let all = protocol::Taken { taken: u32::MAX, gone: u32::MAX, kept: u32::MAX };
         let is_take = matches!(request, Request::Take { .. });
-        is_take.then(|| Answer::Taken(all).encode().unwrap())
+        is_take.then(|| Answer::Taken(all).encode(id).unwrap())
     });
     shim.free(0, 0..64, 1);
     let mut tracked = connect();
     tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::kib(255)) });
-    let counts = |t: &Tracked| t.freed().map(|free| (free.taken, free.dropped, free.taken_back));
+    let counts = |t: &Tracked| {
+        t.freed().map(|free| (free.value.taken, free.value.dropped, free.value.taken_back))
+    };
     let is_taken = |t: &Tracked| counts(t).is_some_and(|(taken, ..)| !taken.is_zero());
     until(&mut shim, &mut tracked, |_| {}, |_, t| is_taken(t));
     assert_eq!(counts(&tracked), Some((Bytes::kib(256), Bytes::ZERO, Bytes::ZERO)));
+}
+
+/// What becomes of a connection that tracks, when a request of this kind is answered so.
+fn after_status(lie: impl Fn(u32) -> Vec<u8> + 'static) -> State {
+    let mut shim = FakeShim::new(PAGES);
+    let mut tracked = connect();
+    until(&mut shim, &mut tracked, |_| {}, is_on);
+    shim.lie = Box::new(move |id, request| matches!(request, Request::Status).then(|| lie(id)));
+    until(&mut shim, &mut tracked, |_| {}, |_, t| *t.state() != State::Tracking);
+    tracked.state().clone()
+}
+
+#[test]
+fn an_answer_to_nothing_or_of_another_kind_ends_the_connection() {
+    let done = |id| Answer::Done { count: 1 }.encode(id).unwrap();
+    let state = after_status(move |id| done(id + 1_000));
+    assert!(why(&state).contains("which is not in flight"), "{state:?}");
+    let state = after_status(done);
+    assert!(why(&state).contains("an answer of another kind"), "{state:?}");
+    let state = after_status(|_| welcome(VERSION, vec![], ShimState::Off).unwrap());
+    assert!(why(&state).contains("which is not in flight"), "{state:?}");
+    let refusal = || Answer::Refused(Refusal::Malformed { length: 9 });
+    let state = after_status(move |_| refusal().encode(HELLO).unwrap());
+    assert!(why(&state).contains("malformed message of 9 bytes"), "{state:?}");
+}
+
+#[test]
+fn answers_belong_to_the_requests_that_they_name_in_whatever_order_they_come() {
+    let mut shim = FakeShim::new(PAGES);
+    let now_ms = super::clock::now_us() / 1_000;
+    shim.free(0, 0..64, now_ms - 2_000);
+    shim.free(1, 0..0, now_ms - 5_000);
+    let mut tracked = connect();
+    until(&mut shim, &mut tracked, |_| {}, is_on);
+    // Now it revokes, asks how things stand, and takes and keeps freed memory.
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::ZERO) });
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while shim.waiting() < 4 {
+        assert!(Instant::now() < deadline, "{} requests", shim.waiting());
+        tracked.step();
+        shim.collect();
+        sleep(Duration::from_millis(2));
+    }
+    shim.answer_backwards();
+    let taken = |t: &Tracked| t.freed().map(|free| free.value.taken);
+    until(&mut shim, &mut tracked, |_| {}, |_, t| taken(t) == Some(Bytes::kib(256)));
+    assert_eq!(*tracked.state(), State::Tracking);
+}
+
+#[test]
+fn a_shim_that_is_busy_for_a_while_is_not_asked_the_same_again_and_again() {
+    let mut shim = FakeShim::new(PAGES);
+    shim.free(0, 0..64, 1);
+    let mut tracked = connect();
+    tracked.set_freed(FreedOrder { is_lazy: true, keep: Some(Bytes::kib(128)) });
+    until(&mut shim, &mut tracked, |_| {}, is_on);
+    let busy = Instant::now();
+    while busy.elapsed() < Duration::from_millis(2_500) {
+        tracked.step();
+        shim.collect();
+        sleep(Duration::from_millis(2));
+    }
+    assert_eq!(*tracked.state(), State::Tracking);
+    let mut kinds: Vec<_> = shim.requests().map(std::mem::discriminant).collect();
+    let all = kinds.len();
+    kinds.dedup();
+    assert!((1..=6).contains(&all) && kinds.len() == all, "{all} requests, {} kinds", kinds.len());
+}
+
+#[test]
+fn what_is_known_grows_older_while_nothing_new_is() {
+    let mut shim = FakeShim::new(PAGES);
+    let mut tracked = connect();
+    let guest = |shim: &mut FakeShim| (0..512).for_each(|granule| shim.touch(granule));
+    until(&mut shim, &mut tracked, guest, |_, t| t.reading().is_some());
+    // From now on nothing can be tracked, and nothing is found out.
+    shim.lie = Box::new(|id, request| {
+        let refusal = Refusal::NotTracking { why: "QEMU migrates the VM".to_owned() };
+        let is_track = matches!(request, Request::Track(_));
+        is_track.then(|| Answer::Refused(refusal).encode(id).unwrap())
+    });
+    shim.give_back(Some(GiveBack::Migrating));
+    until(&mut shim, &mut tracked, |_| {}, |_, t| *t.state() != State::Tracking);
+    let is_old = |t: &Tracked| t.reading().is_some_and(|r| r.age(boot_now()) > Millis::secs(3));
+    let before = tracked.reading().unwrap();
+    until(&mut shim, &mut tracked, |_| {}, |_, t| is_old(t));
+    let after = tracked.reading().unwrap();
+    assert!(after.at.since(before.at) < Millis::secs(2), "{before:?} {after:?}");
+}
+
+#[test]
+fn what_shares_all_of_its_pages_is_asked_for_once_and_not_taken_to_be_in_use() {
+    let mut shim = FakeShim::new(PAGES);
+    // All but a sixteenth; of that all is in use.
+    let merged = 32 * 32..PAGES;
+    merged.for_each(|page| shim.shared().set_state(page, PageState::Merged));
+    let mut tracked = connect();
+    let guest = |shim: &mut FakeShim| (0..32).for_each(|granule| shim.touch(granule));
+    let deadline = Instant::now() + Duration::from_secs(8);
+    until(&mut shim, &mut tracked, guest, |_, _| Instant::now() > deadline);
+    let set = tracked.reading().unwrap().value.working_set.unwrap().as_mib();
+    assert!((3.0..6.0).contains(&set), "4 MiB are in use: {set}");
+    let in_vain = shim.asked.iter().filter(|granule| **granule >= 32).count();
+    assert!((1..=2 * 480).contains(&in_vain), "{in_vain} revocations of 480 granules in vain");
 }

@@ -12,13 +12,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use model::{Bytes, FreePages, Tracking};
+use model::{Bytes, FreePages, Reading, Tracking};
 use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
 
 use super::clock::own_cpu_ns;
 use super::freed::FreedOrder;
+use super::holdings::Holdings;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
@@ -63,7 +64,8 @@ pub struct Tracked {
     state: State,
     phase: Phase,
     retry: Duration,
-    reading: Option<Tracking>,
+    reading: Option<Reading<Tracking>>,
+    holdings: Holdings,
     reading_due: Instant,
     /// The number of the connection, among all of this process.
     session: u64,
@@ -90,6 +92,7 @@ impl Tracked {
             phase: Phase::Apart { next: Instant::now() },
             retry: FIRST_RETRY,
             reading: None,
+            holdings: Holdings::of(pid),
             reading_due: Instant::now(),
             session: 0,
         }
@@ -121,15 +124,17 @@ impl Tracked {
         &self.state
     }
 
-    /// What is known; `None`: nothing yet.
+    /// What is known, and of when; `None`: nothing yet. What tracking costs is of the last step.
     #[must_use]
-    pub fn reading(&self) -> Option<Tracking> {
-        let known = self.reading.as_ref()?;
+    pub fn reading(&self) -> Option<Reading<Tracking>> {
+        let Reading { value: known, at } = self.reading.as_ref()?;
         let memory = self.memory.or(self.ram())?;
-        let inside = known.working_set;
+        let held = self.holdings.held().unwrap_or(Bytes(u64::MAX));
+        let inside = known.working_set.map(|set| set.min(held));
         let set = inside.map(|set| working_set::demand(set, Some(self.swapped), memory));
         let swapped = set.unwrap_or_default().minus(inside.unwrap_or_default());
-        Some(Tracking { working_set: set, swapped, ..known.clone() })
+        let cost = self.linked().map_or(known.cost, Linked::cost);
+        Some(Reading::new(Tracking { working_set: set, swapped, cost, ..known.clone() }, *at))
     }
 
     /// The whole curve, sizes in bytes.
@@ -206,13 +211,13 @@ impl Tracked {
 
     /// What the guest has freed; `None`: nothing is known of it.
     #[must_use]
-    pub fn freed(&self) -> Option<FreePages> {
+    pub fn freed(&self) -> Option<Reading<FreePages>> {
         self.linked()?.freed().reading()
     }
 
     /// Whether the shim is just taking what is freed.
     pub(super) fn is_taking(&self) -> bool {
-        self.linked().is_some_and(|linked| linked.freed().is_waiting())
+        self.linked().is_some_and(Linked::is_taking)
     }
 
     /// Why nothing that is freed is taken just now, although it is to be.
@@ -247,7 +252,9 @@ impl Tracked {
                 }
                 if Instant::now() >= self.reading_due {
                     self.reading_due = Instant::now() + READING_EVERY;
+                    // Where nothing new is known, what is known grows older.
                     self.reading = linked.reading().or(self.reading.take());
+                    self.holdings.look(&linked.ram_sizes(), linked.shared());
                 }
                 Ok(())
             }

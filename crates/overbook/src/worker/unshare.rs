@@ -54,7 +54,7 @@ fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, St
             next_step = now + STEP;
             vms.iter_mut().for_each(Tracked::step);
             let shared: Vec<_> =
-                pids.iter().map(|pid| dedup.reading(*pid).map(|now| now.shared)).collect();
+                pids.iter().map(|pid| dedup.reading(*pid).map(|now| now.value.shared)).collect();
             for (pid, shared) in pids.iter().zip(&shared) {
                 let most = most.entry(*pid).or_default();
                 *most = shared.unwrap_or_default().max(*most);

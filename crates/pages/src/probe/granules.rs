@@ -28,6 +28,8 @@ pub(super) enum State {
     Pending,
     /// The next touch traps.
     Revoked,
+    /// It cannot be revoked now: it shares all of its pages, or the guest has given them up.
+    Absent,
     /// Somebody else's.
     Excluded,
 }
@@ -201,7 +203,7 @@ impl Granules {
         match self.state(index) {
             State::Excluded => return,
             State::Accessible => self.remove(index),
-            State::Pending | State::Revoked => {}
+            State::Pending | State::Revoked | State::Absent => {}
         }
         self.list[index as usize].state = State::Excluded;
         self.excluded += 1;
@@ -216,6 +218,19 @@ impl Granules {
             granule.class = class;
             granule.since_ms = ms;
             granule.before = u16::try_from(before).unwrap_or(u16::MAX);
+        }
+    }
+
+    /// A pending granule cannot be revoked; where the guest has given it up, what is known of its use is void.
+    pub(super) fn lose(&mut self, index: u32, at: Time, is_given_up: bool) {
+        let ms = self.ms(at);
+        let granule = &mut self.list[index as usize];
+        if granule.state == State::Pending {
+            granule.state = State::Absent;
+            granule.since_ms = ms;
+            if is_given_up {
+                granule.class = IDLE;
+            }
         }
     }
 

@@ -111,11 +111,14 @@ impl LifeTable {
         }
     }
 
-    /// Lets what was counted fade to this share.
-    pub(super) fn fade(&mut self, share: f64) {
-        for count in self.counts.iter_mut().flatten() {
-            count.deaths *= share;
-            count.survivals *= share;
+    /// Lets what was counted fade to this share; what tells of the first ages, which only probes do, to that of `young`.
+    pub(super) fn fade(&mut self, share: f64, young: f64) {
+        for counts in &mut self.counts {
+            for (bin, count) in counts.iter_mut().enumerate() {
+                let share = if bin < SINGLE as usize { young } else { share };
+                count.deaths *= share;
+                count.survivals *= share;
+            }
         }
     }
 
@@ -246,8 +249,8 @@ mod tests {
     fn what_faded_no_longer_counts() {
         let mut table = LifeTable::new();
         table.died(0, 0);
-        table.fade(0.5);
-        assert!((table.probes() - 0.5).abs() < 1e-9);
+        table.fade(0.5, 0.25);
+        assert!((table.probes() - 0.25).abs() < 1e-9);
     }
 
     #[test]

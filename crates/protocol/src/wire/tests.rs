@@ -51,39 +51,66 @@ fn answers() -> Vec<Answer> {
     ]
 }
 
+/// One that it may have.
+fn number(answer: &Answer) -> u32 {
+    if matches!(answer, Answer::Welcome { .. }) { HELLO } else { 300 }
+}
+
+#[test]
+fn a_number_is_hellos_alone_or_missing() {
+    let refused = |packet: Vec<u8>| Answer::decode(&packet).is_err();
+    assert!(refused(Answer::Done { count: 1 }.encode(HELLO).unwrap()));
+    assert!(refused(welcome(vec![]).encode(1).unwrap()));
+    let mut packet = Request::Hello { version: VERSION }.encode(HELLO).unwrap();
+    packet.push(1);
+    assert!(matches!(Request::decode(&packet), (HELLO, Err(Refusal::Malformed { .. }))));
+    let packet = Request::Status.encode(HELLO).unwrap();
+    assert!(matches!(Request::decode(&packet), (HELLO, Err(Refusal::Malformed { .. }))));
+    let refusal = Answer::Refused(Refusal::Busy { pid: 1 });
+    assert_eq!(Answer::decode(&refusal.encode(HELLO).unwrap()), Ok((HELLO, refusal)));
+}
+
 #[test]
 fn every_message_comes_back_as_it_went_even_the_longest() {
     for request in requests() {
-        assert_eq!(Request::decode(&request.encode().unwrap()).as_ref(), Ok(&request));
+        for id in [1, 200, u32::MAX] {
+            let packet = request.encode(id).unwrap();
+            assert_eq!(Request::decode(&packet), (request.numbered(id), Ok(request.clone())));
+        }
     }
     for answer in answers() {
-        assert_eq!(Answer::decode(&answer.encode().unwrap()).as_ref(), Ok(&answer));
+        let id = number(&answer);
+        assert_eq!(Answer::decode(&answer.encode(id).unwrap()), Ok((id, answer)));
     }
 }
 
 /// These bytes never change, whatever [`VERSION`] says.
 #[test]
 fn two_releases_can_tell_each_other_their_version() {
-    assert_eq!(Request::Hello { version: 300 }.encode().unwrap(), [0, 0xac, 2]);
+    assert_eq!(Request::Hello { version: 300 }.encode(9).unwrap(), [0, 0xac, 2]);
     let refusal = Answer::Refused(Refusal::Version { shim: 1, worker: 300 });
-    assert_eq!(refusal.encode().unwrap(), [2, 0, 1, 0xac, 2]);
+    assert_eq!(refusal.encode(HELLO).unwrap(), [2, 0, 1, 0xac, 2]);
 }
 
 #[test]
 fn a_packet_cut_short_or_with_bytes_left_over_is_malformed() {
     for request in requests() {
-        let mut packet = request.encode().unwrap();
+        let mut packet = request.encode(300).unwrap();
         for length in (0..packet.len()).filter(|length| length % 64 < 8 || *length < 200) {
-            assert!(Request::decode(&packet[..length]).is_err(), "{request:?} of {length}");
+            let (_, decoded) = Request::decode(&packet[..length]);
+            assert!(decoded.is_err(), "{request:?} of {length}");
         }
         packet.push(0);
         let length = u32::try_from(packet.len()).unwrap();
-        assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length }));
+        assert_eq!(Request::decode(&packet), (HELLO, Err(Refusal::Malformed { length })));
     }
     for answer in answers() {
-        let mut packet = answer.encode().unwrap();
+        let mut packet = answer.encode(number(&answer)).unwrap();
         for length in (0..packet.len()).filter(|length| length % 64 < 8 || *length < 200) {
-            assert!(Answer::decode(&packet[..length]).is_err(), "{answer:?} of {length}");
+            let decoded = Answer::decode(&packet[..length]);
+            // Without its number a refusal belongs to no request.
+            let is_refusal = matches!(decoded, Ok((HELLO, Answer::Refused(_))));
+            assert!(is_refusal || decoded.is_err(), "{answer:?} of {length}");
         }
         packet.push(0);
         assert_eq!(Answer::decode(&packet), Err(WireError::Malformed { length: packet.len() }));
@@ -93,23 +120,23 @@ fn a_packet_cut_short_or_with_bytes_left_over_is_malformed() {
 #[test]
 fn an_oversize_message_is_neither_sent_nor_read() {
     let request = Request::Revoke { granules: vec![u32::MAX; 4000] };
-    let error = request.encode().unwrap_err();
-    assert_eq!(error.to_string(), "a message of 20003 bytes; at most 16384 fit in a packet");
+    let error = request.encode(1).unwrap_err();
+    assert_eq!(error.to_string(), "a message of 20004 bytes; at most 16384 fit in a packet");
     let packet = postcard::to_stdvec(&request).unwrap();
-    assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length: 20_003 }));
+    assert_eq!(Request::decode(&packet).1, Err(Refusal::Malformed { length: 20_003 }));
 }
 
 #[test]
 fn a_packet_that_claims_a_huge_list_is_malformed_and_allocates_nothing_to_speak_of() {
     let packet = [2, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2, 3];
-    assert_eq!(Request::decode(&packet), Err(Refusal::Malformed { length: 9 }));
+    assert_eq!(Request::decode(&packet).1, Err(Refusal::Malformed { length: 9 }));
 }
 
 #[test]
 fn random_packets_are_refused_or_hold_only_valid_values() {
     let mut random = fastrand::Rng::with_seed(3);
-    let mut samples: Vec<Vec<u8>> = requests().iter().map(|r| r.encode().unwrap()).collect();
-    samples.extend(answers().iter().map(|a| a.encode().unwrap()));
+    let mut samples: Vec<Vec<u8>> = requests().iter().map(|r| r.encode(7).unwrap()).collect();
+    samples.extend(answers().iter().map(|a| a.encode(number(a)).unwrap()));
     for round in 0..50_000 {
         let packet: Vec<u8> = if round % 2 == 0 {
             let mut packet = random.choice(&samples).unwrap().clone();
@@ -122,7 +149,7 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             let first = random.u8(0..12);
             std::iter::once(first).chain((0..random.usize(0..40)).map(|_| random.u8(..))).collect()
         };
-        match Request::decode(&packet) {
+        match Request::decode(&packet).1 {
             Ok(Request::Track(tracking)) => assert_eq!(tracking.check(), Ok(())),
             Ok(Request::Revoke { granules } | Request::Recall { granules }) => {
                 assert!((1..=MAX_REVOKE).contains(&granules.len()));
@@ -137,7 +164,7 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
             }
             _ => {}
         }
-        if let Ok(Answer::Welcome { regions, .. }) = Answer::decode(&packet) {
+        if let Ok((_, Answer::Welcome { regions, .. })) = Answer::decode(&packet) {
             assert_eq!(check_regions(&regions), Ok(()));
         }
     }
@@ -146,8 +173,8 @@ fn random_packets_are_refused_or_hold_only_valid_values() {
 #[test]
 fn a_tracking_out_of_range_names_field_value_and_what_would_do() {
     let refused = |tracking: Tracking| {
-        let packet = Request::Track(tracking).encode().unwrap();
-        Request::decode(&packet).unwrap_err().to_string()
+        let packet = Request::Track(tracking).encode(1).unwrap();
+        Request::decode(&packet).1.unwrap_err().to_string()
     };
     for granule_pages in [0, 3, 33, 1024, 1 << 31] {
         let error = refused(Tracking { granule_pages, ..TRACKING });
@@ -159,7 +186,7 @@ fn a_tracking_out_of_range_names_field_value_and_what_would_do() {
     assert_eq!(error, "max_traps_per_s: 0: at least 1");
     let status =
         Status { state: State::On(Tracking { granule_pages: 3, ..TRACKING }), generation: 0 };
-    let error = Answer::decode(&Answer::Status(status).encode().unwrap()).unwrap_err();
+    let error = Answer::decode(&Answer::Status(status).encode(1).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "answer: granule_pages: 3: a power of two, 1 to 512");
 }
 
@@ -170,15 +197,15 @@ fn a_revocation_or_recall_of_none_or_too_many_granules_is_refused() {
         for request in
             [Request::Revoke { granules: granules.clone() }, Request::Recall { granules }]
         {
-            let packet = request.encode().unwrap();
-            assert_eq!(Request::decode(&packet).unwrap_err().to_string(), expected);
+            let packet = request.encode(1).unwrap();
+            assert_eq!(Request::decode(&packet).1.unwrap_err().to_string(), expected);
         }
     }
 }
 
 #[test]
 fn regions_that_overlap_are_empty_unaligned_too_many_or_past_the_end_are_refused() {
-    let refused = |regions| Answer::decode(&welcome(regions).encode().unwrap()).is_err();
+    let refused = |regions| Answer::decode(&welcome(regions).encode(HELLO).unwrap()).is_err();
     assert!(refused(vec![region(0, 513), region(512, 512)]));
     assert!(refused(vec![region(512, 512), region(0, 512)]));
     assert!(refused(vec![region(0, 0)]));
@@ -193,7 +220,7 @@ fn regions_share_no_address_and_lie_where_memory_can() {
     let refused = |addresses: [u64; 2]| {
         let region = |(i, address)| Region { first_page: i * 512, pages: 512, address };
         let regions = (0_u32..).zip(addresses).map(region).collect();
-        Answer::decode(&welcome(regions).encode().unwrap()).is_err()
+        Answer::decode(&welcome(regions).encode(HELLO).unwrap()).is_err()
     };
     const LEN: u64 = 512 * PAGE_BYTES;
     assert!(!refused([LEN, 0]), "in any order");
@@ -206,8 +233,8 @@ fn regions_share_no_address_and_lie_where_memory_can() {
 #[test]
 fn runs_that_are_empty_too_many_too_long_or_past_the_end_are_refused() {
     let refused = |runs: Vec<Merge>| {
-        let packet = Request::Merge { runs }.encode().unwrap();
-        Request::decode(&packet).unwrap_err().to_string()
+        let packet = Request::Merge { runs }.encode(1).unwrap();
+        Request::decode(&packet).1.unwrap_err().to_string()
     };
     assert_eq!(refused(vec![]), "runs: 0: 1 to 512 of them");
     assert_eq!(refused(vec![ZEROS; MAX_MERGE + 1]), "runs: 513: 1 to 512 of them");
@@ -222,8 +249,8 @@ fn runs_that_are_empty_too_many_too_long_or_past_the_end_are_refused() {
 #[test]
 fn pages_to_be_unshared_are_few_and_end_before_the_numbers_do() {
     let refused = |page, pages| {
-        let packet = Request::Unshare { page, pages }.encode().unwrap();
-        Request::decode(&packet).unwrap_err().to_string()
+        let packet = Request::Unshare { page, pages }.encode(1).unwrap();
+        Request::decode(&packet).1.unwrap_err().to_string()
     };
     assert_eq!(refused(0, 0), "pages: 0: 1 to 512");
     assert_eq!(refused(0, 513), "pages: 513: 1 to 512");
@@ -233,8 +260,8 @@ fn pages_to_be_unshared_are_few_and_end_before_the_numbers_do() {
 #[test]
 fn a_pool_without_slots_or_with_too_many_is_refused() {
     for slots in [0, MAX_SLOTS + 1, u32::MAX] {
-        let packet = Request::Pool { slots }.encode().unwrap();
-        let error = Request::decode(&packet).unwrap_err().to_string();
+        let packet = Request::Pool { slots }.encode(1).unwrap();
+        let error = Request::decode(&packet).1.unwrap_err().to_string();
         assert_eq!(error, format!("slots: {slots}: 1 to 2^30"));
     }
 }
@@ -243,8 +270,8 @@ fn a_pool_without_slots_or_with_too_many_is_refused() {
 fn pages_to_be_taken_are_few_and_end_before_the_numbers_do() {
     let refused = |runs: Vec<(u32, u32)>| {
         let runs = runs.into_iter().map(|(page, pages)| Pages { page, pages }).collect();
-        let packet = Request::Take { runs }.encode().unwrap();
-        Request::decode(&packet).unwrap_err().to_string()
+        let packet = Request::Take { runs }.encode(1).unwrap();
+        Request::decode(&packet).1.unwrap_err().to_string()
     };
     assert_eq!(refused(vec![]), "runs: 0: 1 to 512 of them");
     assert_eq!(refused(vec![(0, 1); MAX_TAKE + 1]), "runs: 513: 1 to 512 of them");

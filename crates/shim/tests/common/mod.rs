@@ -5,11 +5,11 @@
 pub(crate) mod prepared;
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -238,9 +238,8 @@ impl Worker {
 
     /// From now on slots are of this pool.
     pub(crate) fn use_pool(&self, pool: &PoolFile, slots: u32) -> Answer {
-        let packet = Request::Pool { slots }.encode().unwrap();
-        self.connection.send(&packet, Some(pool.reader().unwrap().as_fd())).unwrap();
-        receive(&self.connection).unwrap().0
+        let reader = pool.reader().unwrap();
+        ask_with(&self.connection, &Request::Pool { slots }, Some(reader.as_fd())).0
     }
 
     /// Merges runs of page, pages, slot; a slot of `None` means zeros.
@@ -366,7 +365,7 @@ impl Worker {
 
     /// Sends a request until nothing more fits, and reads no answer.
     pub(crate) fn flood(self, request: &Request) -> Self {
-        let packet = request.encode().unwrap();
+        let packet = request.encode(1).unwrap();
         for _ in 0..100_000 {
             if self.connection.send(&packet, None).is_err() {
                 break;
@@ -400,19 +399,39 @@ pub(crate) fn connect(stand_in: &StandIn) -> Connection {
     }
 }
 
-fn ask_on(connection: &Connection, request: &Request) -> (Answer, Option<std::os::fd::OwnedFd>) {
-    connection.send(&request.encode().unwrap(), None).unwrap();
-    receive(connection).unwrap()
+fn ask_on(connection: &Connection, request: &Request) -> (Answer, Option<OwnedFd>) {
+    ask_with(connection, request, None)
+}
+
+/// The answer names the request.
+fn ask_with(
+    connection: &Connection,
+    request: &Request,
+    fd: Option<BorrowedFd<'_>>,
+) -> (Answer, Option<OwnedFd>) {
+    static IDS: AtomicU32 = AtomicU32::new(1);
+    let id = IDS.fetch_add(1, Ordering::Relaxed);
+    connection.send(&request.encode(id).unwrap(), fd).unwrap();
+    let (answered, answer, fd) = receive_numbered(connection).unwrap();
+    assert_eq!(answered, request.numbered(id), "{request:?}: {answer:?}");
+    (answer, fd)
 }
 
 /// The next packet.
 pub(crate) fn receive(
     connection: &Connection,
-) -> Result<(Answer, Option<std::os::fd::OwnedFd>), SeqpacketError> {
+) -> Result<(Answer, Option<OwnedFd>), SeqpacketError> {
+    receive_numbered(connection).map(|(_, answer, fd)| (answer, fd))
+}
+
+fn receive_numbered(
+    connection: &Connection,
+) -> Result<(u32, Answer, Option<OwnedFd>), SeqpacketError> {
     let mut packet = vec![0; MAX_PACKET];
     assert!(connection.wait(Duration::from_secs(20)).unwrap(), "no answer");
     let received = connection.receive(&mut packet)?.unwrap();
-    Ok((Answer::decode(&packet[..received.length]).unwrap(), received.fd))
+    let (id, answer) = Answer::decode(&packet[..received.length]).unwrap();
+    Ok((id, answer, received.fd))
 }
 
 /// Tracking that revokes only what it is told to.

@@ -284,8 +284,9 @@ impl Task {
         }
         let report: Report = serde_json::from_slice(&line)
             .map_err(|error| format!("sent a report that makes no sense: {error}"))?;
-        let now = boot_now();
-        let reports = report.vms.into_iter().map(|(vm, r)| (vm, Reading::new(r, now)));
+        // It may have lain in the pipe for a while; from the future it does not come.
+        let at = report.at.min(boot_now());
+        let reports = report.vms.into_iter().map(|(vm, r)| (vm, Reading::new(r, at)));
         let mut known = lock(&self.known);
         known.reports = reports.collect();
         known.worker.pool = report.pool;

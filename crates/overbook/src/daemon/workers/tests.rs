@@ -32,7 +32,8 @@ fn why(workers: &Workers, spec: &Spec, name: &str, vm: &VmView) -> String {
 }
 
 fn report(dedup: Option<Dedup>) -> VmReport {
-    let tracking = Some(Tracking::default());
+    let tracking = Some(Reading::new(Tracking::default(), Time(0)));
+    let dedup = dedup.map(|dedup| Reading::new(dedup, Time(3)));
     let (why_not, why_not_merged, free_pages, why_not_taken) = (None, None, None, None);
     VmReport { incarnation: 7, tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken }
 }
@@ -103,7 +104,7 @@ fn what_a_vm_has_freed_is_shown_and_does_not_count_as_used() {
     let mut vm = world(|_| {}).2;
     vm.used = Some(Reading::new(Bytes::mib(180), model::Time(0)));
     let free = FreePages { freed: Bytes::mib(60), lazy: Bytes::mib(50), ..FreePages::default() };
-    let report = VmReport { free_pages: Some(free), ..report(None) };
+    let report = VmReport { free_pages: Some(Reading::new(free, Time(0))), ..report(None) };
     show_report(&mut vm, &Reading::new(report, model::Time(0)));
     assert_eq!(vm.used.unwrap().value, Bytes::mib(130));
     assert_eq!(vm.free_pages.unwrap().value, free);
@@ -151,9 +152,20 @@ fn what_a_worker_says_is_shown_but_the_configurations_reason_stands() {
     let why_not = Some("no budget".to_owned());
     let report = VmReport { why_not, why_not_merged, ..report(Some(sharing())) };
     show_report(&mut vm, &Reading::new(report, model::Time(5)));
-    assert_eq!(vm.dedup, Some(Reading::new(sharing(), model::Time(5))));
+    assert_eq!(vm.dedup, Some(Reading::new(sharing(), Time(3))));
     assert_eq!(vm.limits[&Mechanism::Tracking], "switched off");
     assert_eq!(vm.limits[&Mechanism::Dedup], "resting");
+}
+
+#[test]
+fn a_reading_is_as_old_as_it_says_and_as_its_report_at_least() {
+    let (_, _, mut vm) = world(|_| {});
+    for (says, reported, shown) in [(3, 5, 3), (5, 5, 5), (9, 5, 5), (u64::MAX, 5, 5)] {
+        let tracking = Some(Reading::new(Tracking::default(), Time(says)));
+        let report = VmReport { tracking, ..report(None) };
+        show_report(&mut vm, &Reading::new(report, Time(reported)));
+        assert_eq!(vm.tracking.as_ref().map(|reading| reading.at), Some(Time(shown)));
+    }
 }
 
 #[test]

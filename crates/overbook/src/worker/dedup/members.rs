@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 
 use pages::dedup::{Index, Place};
+use sys::clock::boot_now;
 use sys::pool_maps;
 
 use super::super::tracked::Tracked;
@@ -65,6 +66,9 @@ impl Dedup {
             Ok(())
         });
         vm.is_here = met.is_some() && vm.is_ready();
+        if met.is_some() {
+            vm.met = boot_now();
+        }
         let is_other = vm.numbers() != known;
         self.leave_all(left);
         if is_other {

@@ -1,15 +1,16 @@
 //! One VM as dedup sees it: what was looked at, what is merged, what is under way.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use model::Bytes;
-use model::dedup::Dedup as Reading;
+use model::dedup::Dedup;
+use model::{Bytes, Reading, Time};
 use pages::dedup::{Book, Pool, Run, runs};
 use protocol::layout::PageState;
 use protocol::{Content, MAX_MERGE, Merge, Region};
+use sys::clock::boot_now;
 use sys::memory_map::{Pagemap, Range as Addresses};
 use sys::pool_maps::Sharer;
 use sys::process;
@@ -47,6 +48,8 @@ pub(super) struct Vm {
     pub(super) book: Book,
     /// Whether it can be looked at now.
     pub(super) is_here: bool,
+    /// When its shim was last there.
+    pub(super) met: Time,
     /// The connection that it was last met over.
     pub(super) session: Option<u64>,
     /// Whether the shim at its other end has taken the pool.
@@ -60,8 +63,8 @@ pub(super) struct Vm {
     /// The window that is looked at again until what was recalled is there, and since when.
     again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
-    /// Requests that wait for their answers.
-    sent: VecDeque<Asked>,
+    /// Requests that wait for their answers, by the numbers that they have on the connection it was last met over.
+    sent: BTreeMap<u32, Asked>,
     /// The shim has refused, and why.
     rests: Option<(Instant, String)>,
     mappings: Mappings,
@@ -97,6 +100,7 @@ impl Vm {
             first: 0,
             book: Book::new(page_count(&regions)),
             is_here: false,
+            met: boot_now(),
             session: None,
             has_pool: false,
             process: process::open_pidfd(pid).ok()?,
@@ -106,7 +110,7 @@ impl Vm {
             cursor: 0,
             again: None,
             queued: Vec::new(),
-            sent: VecDeque::new(),
+            sent: BTreeMap::new(),
             rests: None,
             mappings: Mappings::of(pid),
             counts: Counts::default(),
@@ -152,7 +156,7 @@ impl Vm {
 
     /// The slots that its pages share or may share.
     pub(super) fn references(&self) -> Vec<u32> {
-        let under_way = self.queued.iter().chain(self.sent.iter().flat_map(Asked::wishes));
+        let under_way = self.queued.iter().chain(self.sent.values().flat_map(Asked::wishes));
         self.book.slots().map(|(_, slot)| slot).chain(under_way.filter_map(slot_of)).collect()
     }
 
@@ -161,7 +165,7 @@ impl Vm {
     }
 
     pub(super) fn queued(&self) -> usize {
-        self.queued.len() + self.sent.iter().map(|asked| asked.wishes().len()).sum::<usize>()
+        self.queued.len() + self.sent.values().map(|asked| asked.wishes().len()).sum::<usize>()
     }
 
     /// Whether the shim has the pool, and may be asked for merges.
@@ -193,7 +197,8 @@ impl Vm {
         link: &mut Link,
     ) -> Result<Vec<u32>, LinkError> {
         let mut left = self.drop_queue();
-        let mut sent: Vec<_> = self.sent.drain(..).flat_map(Asked::into_wishes).collect();
+        let sent = std::mem::take(&mut self.sent);
+        let mut sent: Vec<_> = sent.into_values().flat_map(Asked::into_wishes).collect();
         if self.regions != link.regions() {
             let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
             left.extend(self.renumber(&old));
@@ -220,7 +225,7 @@ impl Vm {
         file: BorrowedFd<'_>,
         slots: u32,
     ) -> Result<(), LinkError> {
-        self.sent.push_back(Asked::Pool);
+        self.sent.insert(link.next_id(), Asked::Pool);
         link.use_pool(file, slots)
     }
 
@@ -245,8 +250,8 @@ impl Vm {
     /// Takes the answers that have come. Answers the slots that are not shared after all.
     pub(super) fn settle(&mut self, linked: &mut Linked) -> Result<Vec<u32>, LinkError> {
         let mut left = Vec::new();
-        while let Some(outcome) = linked.take_merged() {
-            match (self.sent.pop_front(), outcome) {
+        while let Some((id, outcome)) = linked.take_merged() {
+            match (self.sent.remove(&id), outcome) {
                 (Some(Asked::Merge(wishes)), Ok(merged)) => {
                     self.counts.dropped += u64::from(merged.dropped).min(zeros(&wishes));
                     left.extend(self.note(&wishes, linked.link())?);
@@ -264,7 +269,8 @@ impl Vm {
                 // What has its copy now is seen at the next look.
                 (Some(Asked::Unshare), Ok(_)) => {}
                 (Some(Asked::Unshare), Err(why)) => self.rest(&why),
-                (None, _) => return Err(LinkError::Unexpected("it was asked for no merge")),
+                // The link knows the request; nobody here wants to know any more.
+                (None, _) => {}
             }
         }
         Ok(left)
@@ -439,14 +445,14 @@ impl Vm {
         link: &mut Link,
     ) -> Result<(), LinkError> {
         // While a merge is under way, its pages look as if they were another pool's.
-        let is_merging = self.sent.iter().any(|asked| !asked.wishes().is_empty());
+        let is_merging = self.sent.values().any(|asked| !asked.wishes().is_empty());
         let foreign = if is_merging { 0 } else { window.foreign };
         self.counts.foreign.0 += u64::from(foreign);
         let ours = if everything { window.ours } else { 0 };
         if foreign + ours == 0 || self.sent.len() >= MOST_SENT || !super::has_room() {
             return Ok(());
         }
-        self.sent.push_back(Asked::Unshare);
+        self.sent.insert(link.next_id(), Asked::Unshare);
         link.unshare(window.first, window.count)
     }
 
@@ -527,12 +533,12 @@ impl Vm {
         if asked.is_empty() {
             return Ok(());
         }
-        self.sent.push_back(Asked::Merge(wishes));
+        self.sent.insert(link.next_id(), Asked::Merge(wishes));
         link.merge(asked)
     }
 
     /// What is known of it.
-    pub(super) fn reading(&self, slots: Option<&Pool>) -> Reading {
+    pub(super) fn reading(&self, slots: Option<&Pool>) -> Reading<Dedup> {
         let bytes = |pages: u64| Bytes(pages * PAGE);
         let saved: f64 = self
             .book
@@ -541,14 +547,15 @@ impl Vm {
             .sum();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a VM's pages")]
         let saved = saved as u64;
-        Reading {
+        let value = Dedup {
             shared: bytes(u64::from(self.book.merged_pages()) + self.counts.foreign.1),
             saved: bytes(saved),
             merged: bytes(self.counts.merged),
             broken: bytes(self.counts.broken),
             dropped: bytes(self.counts.dropped),
             passes: self.counts.passes,
-        }
+        };
+        Reading::new(value, self.met)
     }
 }
 

@@ -1,0 +1,291 @@
+//! `readings`: what Overbook says of its guests is true, with everything on and while workers are killed.
+//!
+//! Four guests start programs and end them, stream over memory, and idle. A daemon tracks them, merges what is the
+//! same, takes what they free, and moves memory between them; their worker is killed again and again. Each second
+//! what the daemon shows is held against what this program sees for itself:
+//!
+//! * **stale**: a value whose digits have been the same since before the moment that it is said to be of. So its moment is not
+//!   when it was found out;
+//! * **too large**: a working set above what the VM holds by the kernel's counters (resident, shared with others,
+//!   swapped out), at any moment from that of the reading to now, and a twentieth;
+//! * **over budget**: a cost above what the group's configuration allows.
+//!
+//! How old readings are, and for how much of the time there are none, is told as well: who says nothing is never wrong.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use model::{
+    Bytes, DedupSpec, FreePagesSpec, GroupName, Mode, PagesPerMs, Policy, Reading, Time, Tracking,
+    TrackingBudget, VmName, VmView,
+};
+use sys::clock::boot_now;
+use sys::memory_of::{Counters, Overhead};
+use sys::process::{Identity, Signal};
+
+use super::{Context, Scenario};
+use crate::daemon::{Daemon, Settings};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::random::Random;
+use crate::recording::median;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "readings",
+    summary: "what is said of guests with everything on, while workers are killed: never older than it says, nor above what the VM holds, nor over budget",
+    run,
+};
+
+const USUAL_MINUTES: u32 = 15;
+const GROUP: &str = "told";
+const BASE: Bytes = Bytes::mib(224);
+const MAX: Bytes = Bytes::mib(320);
+const FILL_LIMIT: Duration = Duration::from_secs(180);
+/// How often it is looked at what the guests hold; what the daemon says is read as often.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a worker lives.
+const LIFE_MS: (u64, u64) = (2_000, 40_000);
+/// What a VM held is remembered for so long.
+const REMEMBERED_MS: u64 = 120_000;
+/// A counter that is read a moment later tells of a moment later.
+const SLACK_MS: u64 = 500;
+/// So much is allowed for: the kernel's counters are not exact.
+const ALLOWED_PERCENT: u64 = 105;
+/// How fast what is the same is looked for.
+const RATE: PagesPerMs = PagesPerMs(4);
+
+/// What was found.
+#[derive(Debug, Default)]
+struct Toll {
+    /// Samples of VMs that the daemon showed.
+    samples: u32,
+    /// Of these, samples of no working set.
+    silent: u32,
+    stale: u32,
+    too_large: u32,
+    over_budget: u32,
+    kills: u32,
+    unread: u32,
+    ages_s: Vec<f64>,
+    costs: Vec<f64>,
+}
+
+/// What is known of one VM.
+#[derive(Debug, Default)]
+struct Known {
+    pid: u32,
+    /// What it held, and when.
+    held: VecDeque<(Time, Bytes)>,
+    own: Option<(Instant, Overhead)>,
+    /// The digits that were last read, and when for the first time.
+    digits: Option<(Vec<u64>, Time)>,
+    /// The tick that was last judged.
+    judged: Option<Time>,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
+    let guest = |name: &str, workload: &str| MachineSpec {
+        seed: context.seed,
+        shim: true,
+        ..MachineSpec::new(name, GROUP, BASE, MAX, workload)
+    };
+    let specs = [
+        guest("starts", "memhog --mb 96 --hold 6 --rest 8"),
+        guest("changes", "random-array --phases 12:20+96:15+48:20"),
+        guest("streams", "verify --mb 72"),
+        guest("idles", "idle --common-mb 24"),
+    ];
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let settings = Settings {
+        mode: Mode::Enforce,
+        dedup: DedupSpec::Fixed(RATE),
+        free_pages: FreePagesSpec::Lazy,
+        policy: Policy::Balance,
+        ..Mode::Observe.into()
+    };
+    let daemon = Daemon::start(&mut lab, settings)?;
+    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
+    })?;
+    let known = |machine: &crate::lab::Machine| {
+        let name = VmName::from(machine.spec().name.as_str());
+        (name, Known { pid: machine.process().pid, ..Known::default() })
+    };
+    let mut known: BTreeMap<VmName, Known> = lab.machines().iter().map(known).collect();
+    let mut random = Random::new(context.seed);
+    let mut toll = Toll::default();
+    let until = Instant::now() + length;
+    let mut kill_due = Instant::now();
+    while Instant::now() < until {
+        let next = Instant::now() + LOOK_EVERY;
+        if let Some(machine) = lab.machines().iter().find(|machine| !machine.alive()) {
+            return Err(machine.death());
+        }
+        known.values_mut().for_each(|vm| vm.look(MAX));
+        if let Some(case) = daemon.latest()? {
+            let read = boot_now();
+            for (name, vm) in &case.view.vms {
+                if let Some(known) = known.get_mut(name) {
+                    known.judge(context, vm, name, (case.now, read), settings.tracking, &mut toll);
+                }
+            }
+            let worker = case.view.workers.get(&GroupName::from(GROUP));
+            let worker = worker.and_then(|worker| Identity::of(worker.value.pid?));
+            if let Some(worker) = worker.filter(|_| Instant::now() >= kill_due) {
+                // It may have been another one's turn to end.
+                toll.kills += u32::from(worker.signal(Signal::KILL).is_ok());
+                let life = random.between(LIFE_MS.0, LIFE_MS.1);
+                kill_due = Instant::now() + Duration::from_millis(life);
+            }
+        } else {
+            toll.unread += 1;
+        }
+        interrupt::sleep(next.saturating_duration_since(Instant::now()))?;
+    }
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    Ok(figures(context, &toll, bad_bytes))
+}
+
+impl Known {
+    /// Looks at what the VM holds.
+    fn look(&mut self, ram: Bytes) {
+        // Outside guest RAM hardly anything changes.
+        let is_due = self.own.is_none_or(|(at, _)| at.elapsed() > Duration::from_secs(5));
+        if is_due && let Ok(own) = Overhead::measure(self.pid, &[ram]) {
+            self.own = Some((Instant::now(), own));
+        }
+        let (Some((_, own)), Ok(counters)) = (&self.own, Counters::of(self.pid)) else { return };
+        let Counters { anonymous, shared, swapped, .. } = counters;
+        let held = anonymous.plus(shared).plus(swapped).minus(own.own);
+        let now = boot_now();
+        self.held.push_back((now, held));
+        while self.held.front().is_some_and(|(at, _)| now.since(*at).0 > REMEMBERED_MS) {
+            self.held.pop_front();
+        }
+    }
+
+    /// Judges what the daemon said at a moment, and was read to say at another.
+    fn judge(
+        &mut self,
+        context: &Context,
+        vm: &VmView,
+        name: &VmName,
+        (said, read): (Time, Time),
+        budget: TrackingBudget,
+        toll: &mut Toll,
+    ) {
+        if self.judged.replace(said) == Some(said) {
+            return;
+        }
+        toll.samples += 1;
+        let Some(tracking) = vm.tracking.as_ref().filter(|t| t.value.working_set.is_some()) else {
+            toll.silent += 1;
+            return;
+        };
+        let cost = tracking.value.cost.vcpu_share;
+        toll.ages_s.push(tracking.age(said).0 as f64 / 1e3);
+        toll.costs.push(cost);
+        if budget.vcpu_share().is_some_and(|budget| cost > budget) {
+            toll.over_budget += 1;
+            context.say(&format!("{name}: cost {:.2} % of a vCPU", cost * 100.0));
+        }
+        if let Some(since) = self.unchanged_since(tracking, read)
+            && tracking.at > since
+        {
+            toll.stale += 1;
+            let (age, true_age) = (read.since(tracking.at), read.since(since));
+            context.say(&format!("{name}: said to be {age} old, and unchanged for {true_age}"));
+        }
+        let (set, swapped) = (tracking.value.working_set, tracking.value.swapped);
+        let inside = set.unwrap_or_default().minus(swapped);
+        let held = self.most_held(tracking.at.min(said));
+        if held.is_some_and(|held| inside > held.percent(ALLOWED_PERCENT)) {
+            toll.too_large += 1;
+            let held = held.unwrap_or_default();
+            context.say(&format!("{name}: working set {inside}, and it holds {held} at most"));
+        }
+    }
+
+    /// Since when the digits have been what they are; `None`: nothing was referenced, and digits tell nothing.
+    fn unchanged_since(&mut self, reading: &Reading<Tracking>, now: Time) -> Option<Time> {
+        let Tracking { references_per_s, curve, .. } = &reading.value;
+        let ratios = curve.iter().map(|point| point.miss_ratio.to_bits());
+        let digits: Vec<u64> = [references_per_s.to_bits()].into_iter().chain(ratios).collect();
+        if self.digits.as_ref().is_none_or(|(before, _)| *before != digits) {
+            self.digits = Some((digits, now));
+        }
+        let is_telling = *references_per_s > 0.0;
+        self.digits.as_ref().filter(|_| is_telling).map(|(_, since)| *since)
+    }
+
+    /// The most that it held from that moment on.
+    fn most_held(&self, from: Time) -> Option<Bytes> {
+        let from = Time(from.0.saturating_sub(SLACK_MS));
+        self.held.iter().filter(|(at, _)| *at >= from).map(|(_, held)| *held).max()
+    }
+}
+
+fn figures(context: &Context, toll: &Toll, bad_bytes: u64) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let told = toll.samples.saturating_sub(toll.silent);
+    let share = |count: u32, of: u32| f64::from(count) / f64::from(of.max(1));
+    let most = |values: &[f64]| values.iter().copied().fold(f64::NAN, f64::max);
+    let mut add = |name: &str, figure: Figure| figures.add(name, figure);
+    let none = Target::Equals(0.0);
+    let note = format!("of {told} readings, those found out before the moment that they name");
+    add("stale", Figure::new(toll.stale.into(), "count", note).target(none));
+    let note = "working sets above what the VM held by the kernel's counters, and 5 %";
+    add("too_large", Figure::new(toll.too_large.into(), "count", note).target(none));
+    let note = "share of the readings with a cost above the budget";
+    let over = share(toll.over_budget, told);
+    add("over_budget", Figure::new(over, "ratio", note).target(Target::AtMost(0.01)));
+    let note = "share of a vCPU, the most that was said";
+    add("cost_max", Figure::new(most(&toll.costs), "ratio", note));
+    let note = "the same, median";
+    add("cost_median", Figure::new(median(toll.costs.iter().copied()), "ratio", note));
+    let note = "share of the time in which no working set was told";
+    add("silent", Figure::new(share(toll.silent, toll.samples), "ratio", note));
+    let note = "age of a reading, as told, median";
+    add("age_s_median", Figure::new(median(toll.ages_s.iter().copied()), "s", note));
+    add("age_s_max", Figure::new(most(&toll.ages_s), "s", "the same, most"));
+    let note = "workers killed";
+    add("kills", Figure::new(toll.kills.into(), "count", note).target(Target::AtLeast(1.0)));
+    let note = "times that the daemon did not answer";
+    add("unread", Figure::new(toll.unread.into(), "count", note));
+    let note = "wrong bytes found by `verify`";
+    add("bad_bytes", Figure::new(bad_bytes as f64, "B", note).target(none));
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(references_per_s: f64, at: u64) -> Reading<Tracking> {
+        Reading::new(Tracking { references_per_s, ..Tracking::default() }, Time(at))
+    }
+
+    #[test]
+    fn digits_that_stay_tell_since_when_and_those_of_nothing_tell_nothing() {
+        let mut known = Known::default();
+        assert_eq!(known.unchanged_since(&reading(7.5, 900), Time(1_000)), Some(Time(1_000)));
+        assert_eq!(known.unchanged_since(&reading(7.5, 4_900), Time(5_000)), Some(Time(1_000)));
+        assert_eq!(known.unchanged_since(&reading(7.4, 5_900), Time(6_000)), Some(Time(6_000)));
+        assert_eq!(known.unchanged_since(&reading(0.0, 6_900), Time(7_000)), None);
+    }
+
+    #[test]
+    fn what_was_held_since_a_reading_counts_and_nothing_before() {
+        let mut known = Known::default();
+        let held = [(1_000, 90), (3_000, 50), (4_000, 60)];
+        known.held = held.map(|(at, mib)| (Time(at), Bytes::mib(mib))).into();
+        assert_eq!(known.most_held(Time(3_200)), Some(Bytes::mib(60)));
+        assert_eq!(known.most_held(Time(1_400)), Some(Bytes::mib(90)));
+        assert_eq!(known.most_held(Time(9_000)), None);
+    }
+}
