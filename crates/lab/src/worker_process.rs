@@ -72,6 +72,8 @@ impl WorkerProcess {
             pid: machine.process().pid,
             swapped: Bytes::ZERO,
             memory: machine.spec().memory_max,
+            own: None,
+            spent: None,
             budget,
             leaves: false,
             freed,

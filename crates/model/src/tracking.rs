@@ -45,11 +45,15 @@ pub struct CurvePoint {
 /// What tracking takes from a VM, as measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrackingCost {
-    /// Traps in the last second.
+    /// Traps, in the last half minute.
     pub traps_per_s: f64,
     /// Traps since this worker began to track this VM.
     pub traps: u64,
-    /// Share of one vCPU's time that they took.
+    /// For how long they held the guest's threads, in microseconds.
+    #[serde(default)]
+    pub held_us: u64,
+    /// Share of one vCPU's time that tracking took in these: for which traps held the guest's threads, and CPU time of worker
+    /// and shim. Of a reading it is the newest part.
     pub vcpu_share: f64,
 }
 

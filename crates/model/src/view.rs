@@ -90,6 +90,9 @@ pub struct VmView {
     /// Physical memory that the guest occupies on the host, page tables and its part of the group's shared
     /// pages included, QEMU's own and what it has freed excluded.
     pub used: Option<Reading<Bytes>>,
+    /// What QEMU occupies beside its guest, as it was last measured.
+    #[serde(default)]
+    pub own: Option<Bytes>,
     /// Whether a migration is under way.
     pub migration: Migration,
     /// Traffic of each of its disks.

@@ -10,14 +10,17 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Reason, Scan, Take, Time, Tracking,
-    VmName, VmView, plan::Outcome,
+    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Reading, Reason, Scan, Take, Time,
+    Tracking, VmName, VmView, plan::Outcome,
 };
 
 use crate::{
     http::wire::{LastChange, LoanStatus, ScanStatus},
     published::Published,
 };
+
+/// What is older is said to be.
+const OLD: Millis = Millis::secs(5);
 
 /// A change of a target and its reason, in the words used everywhere.
 #[must_use]
@@ -128,7 +131,7 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     if let Some(used) = view.used {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }
-    lines.extend(view.tracking.iter().map(|reading| ("Working set", tracked(&reading.value))));
+    lines.extend(view.tracking.iter().map(|reading| ("Working set", tracked(reading, tick.at))));
     let scan = tick.spec.group_of(vm).and_then(|(group, _)| tick.plan.scans.get(group));
     let shared = view.dedup.iter().map(|reading| ("Shared pages", shared(&reading.value, scan)));
     lines.extend(shared);
@@ -148,13 +151,17 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
 }
 
 /// The working set and what it costs to know it.
-fn tracked(tracking: &Tracking) -> String {
+fn tracked(reading: &Reading<Tracking>, now: Time) -> String {
+    let tracking = &reading.value;
     let set = match (tracking.working_set, tracking.swapped) {
         (None, _) => "not known yet".to_owned(),
         (Some(set), Bytes::ZERO) => set.to_string(),
         (Some(set), swapped) => format!("{set}, {swapped} of it in its swap"),
     };
-    format!("{set}; knowing it takes {:.2} % of one vCPU", tracking.cost.vcpu_share * 100.0)
+    let age = reading.age(now);
+    let old = if age > OLD { format!(", as it was {age} before this tick") } else { String::new() };
+    let cost = tracking.cost.vcpu_share * 100.0;
+    format!("{set}{old}; knowing it takes {cost:.2} % of one vCPU")
 }
 
 /// What the last move by `balance` was expected to save, and what it saved.

@@ -47,8 +47,8 @@ const CREDIT: Millis = Millis(200);
 const FIRST_TRAP_NS: f64 = 50_000.0;
 /// No measurement below this is believed.
 const LEAST_TRAP_NS: f64 = 5_000.0;
-/// Nor above this: it is a stopped machine.
-const MOST_TRAP_NS: f64 = 1_000_000.0;
+/// Nor above this: it is a stopped machine. Where many threads want each CPU, every trap waits for milliseconds.
+const MOST_TRAP_NS: f64 = 20_000_000.0;
 /// A larger debt, in earnings, is remitted: what held the guest for so long was not tracking alone.
 const MOST_DEBT: Millis = Millis::secs(30);
 /// How far one observation moves the cost.
@@ -171,10 +171,19 @@ impl Governor {
     /// All traps since the last call have held the guest's threads for so long: that is paid, and not what they were
     /// believed to cost.
     pub fn measured(&mut self, held_ns: u64) {
-        let least = -(MOST_DEBT.0 as f64) / 1e3 * self.budget_ns_per_s;
         let paid = std::mem::take(&mut self.presumed_ns);
         let after = self.balance_ns + paid - held_ns as f64;
-        self.balance_ns = after.max(least.min(self.balance_ns));
+        self.balance_ns = after.max(self.most_debt().min(self.balance_ns));
+    }
+
+    /// Before, this share of a vCPU's time was taken for so long: what of it was over the budget is still to be paid.
+    pub fn begin_after(&mut self, share: f64, length: Millis) {
+        let over = (share * 1e9 - self.budget_ns_per_s).max(0.0) * length.0 as f64 / 1e3;
+        self.balance_ns = (self.balance_ns - over).max(self.most_debt());
+    }
+
+    fn most_debt(&self) -> f64 {
+        -(MOST_DEBT.0 as f64) / 1e3 * self.budget_ns_per_s
     }
 
     /// The shim's fuse: more traps in a second than `revoked` granules and the probes of that
@@ -333,6 +342,18 @@ mod tests {
         assert!((governor.balance_ns + 7.5e6).abs() < 1e-6, "no probe caused these");
         governor.measured(u64::MAX);
         assert!((governor.balance_ns + 30.0 * governor.budget_ns_per_s).abs() < 1.0);
+    }
+
+    #[test]
+    fn what_was_taken_before_over_the_budget_is_paid_off() {
+        let begun = |share| {
+            let mut governor = Governor::new(0.01);
+            governor.begin_after(share, Millis(10_000));
+            governor.balance_ns
+        };
+        assert!((begun(0.0175) + 1e8).abs() < 1.0, "ten seconds of one per cent");
+        assert_eq!((begun(0.007), begun(f64::NAN)), (0.0, 0.0));
+        assert!((begun(9.0) + 30.0 * 0.0075e9).abs() < 1.0);
     }
 
     #[test]

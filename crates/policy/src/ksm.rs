@@ -147,6 +147,7 @@ mod tests {
             used: None,
             migration: Migration::None,
             block: None,
+            own: None,
             cgroup_cpu_us: None,
             tracking: None,
             dedup: None,

@@ -96,7 +96,7 @@ impl Member {
         let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
-        let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::FREED_STALE_AFTER);
         memory.note_freed(free.map(|reading| reading.value), now);
         let tracked = view.tracking.as_ref().filter(|t| t.age(now) <= tuning::USED_STALE_AFTER);
         let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);

@@ -18,6 +18,10 @@ pub const STALE_AFTER: Millis = Millis::secs(5);
 /// The host's own counters older than this count as unknown.
 pub const USED_STALE_AFTER: Millis = Millis::secs(10);
 
+/// And of what a guest has freed: the kernel's page tables are walked for no more than a part of a CPU, so that of a
+/// large guest it is counted less often.
+pub const FREED_STALE_AFTER: Millis = Millis::secs(30);
+
 /// Swap traffic per second from which a VM counts as in demand. Kim 2014 takes any; a page now and
 /// then is housekeeping, not demand.
 pub const DEMAND_PER_SECOND: Bytes = Bytes::kib(64);

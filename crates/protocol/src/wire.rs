@@ -81,7 +81,6 @@ impl Request {
 
     /// The number of the request in a packet, and the request, its values within their ranges; or what the shim
     /// is to answer: [`Refusal::Invalid`], or under the number [`HELLO`] [`Refusal::Malformed`].
-    #[must_use]
     pub fn decode(packet: &[u8]) -> (u32, Result<Self, Refusal>) {
         let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
         // Hello has no number, and everything else has one.

@@ -166,6 +166,7 @@ impl Guest {
             used: Some(Reading::new(self.used, now)),
             migration,
             block: None,
+            own: None,
             cgroup_cpu_us: None,
             pid: None,
             tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),

@@ -17,7 +17,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::watch::{Record, Watch, now_us};
+use super::watch::{Record, Seen, Watch, now_us};
 use crate::lab::{Lab, LabError, Machine};
 
 /// What the shim's threads are called.
@@ -92,12 +92,13 @@ impl Account {
     }
 }
 
-/// The share of the time for which the vCPU waited at traps: each second's, of which none is longer than a second.
+/// The share of the time for which the vCPU waited at traps: not for longer than that.
 fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
-    let inside = record.seen.iter().filter(|seen| (from_us..=until_us).contains(&seen.at_us));
-    let shares = inside.map(|seen| seen.tracking.cost.vcpu_share.min(1.0));
-    let (sum, count) = shares.fold((0.0, 0.0), |(sum, count), share| (sum + share, count + 1.0));
-    if count > 0.0 { sum / count } else { 0.0 }
+    let is_inside = |seen: &&Seen| (from_us..=until_us).contains(&seen.at_us);
+    let mut inside = record.seen.iter().filter(is_inside);
+    let Some((first, last)) = inside.next().zip(inside.last()) else { return 0.0 };
+    let held_us = last.tracking.cost.held_us.saturating_sub(first.tracking.cost.held_us);
+    (held_us as f64 / last.at_us.saturating_sub(first.at_us).max(1) as f64).min(1.0)
 }
 
 /// What tracking took, each as a share of the CPU.
@@ -146,18 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn traps_count_in_the_window_and_never_more_than_its_time() {
-        let seen = |at_us, vcpu_share| {
-            let cost = TrackingCost { vcpu_share, ..TrackingCost::default() };
+    fn traps_count_in_the_window() {
+        let seen = |at_us, held_us| {
+            let cost = TrackingCost { held_us, ..TrackingCost::default() };
             let tracking = Tracking { cost, ..Tracking::default() };
             let curve = pages::curve::MissRatioCurve::unknown();
-            crate::meb::watch::Seen { at_us, tracking, curve, event: None }
+            Seen { at_us, tracking, curve, event: None }
         };
-        let seen = vec![seen(1, 9.0), seen(10, 0.5), seen(20, 7.0), seen(31, 9.0)];
+        let seen = vec![seen(1, 0), seen(10, 5), seen(20, 6), seen(30, 10), seen(41, 40)];
         let (second, cpu) = (Duration::from_secs(1), Duration::ZERO);
         let record = Record { seen, lasted: second, cpu, lost: 0, up_ratio: 1.0 };
-        assert!((trap_share(&record, 5, 30) - 0.75).abs() < 1e-9);
-        assert!(trap_share(&record, 40, 50).abs() < 1e-9, "nothing was seen");
+        assert!((trap_share(&record, 5, 30) - 0.25).abs() < 1e-9);
+        assert!(trap_share(&record, 50, 60).abs() < 1e-9, "nothing was seen");
     }
 
     #[test]

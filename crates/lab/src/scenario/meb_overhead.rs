@@ -227,7 +227,7 @@ impl Cell {
         let percent = |share: f64| format!("{:.2}", share * 100.0);
         format!(
             "{:+.2} %; CPU time: the tracker {} %, the shim {} %, traps {} %; by speed {:+.2} %, {}; \
-             {:.0} traps/s, in one second at most {} % of the vCPU, on for {:.0} % of the time",
+             {:.0} traps/s, in half a minute at most {} % of the vCPU, tracker and shim included, on for {:.0} % of the time",
             self.overhead * 100.0,
             percent(self.taken.tracker),
             percent(self.taken.shim),

@@ -44,6 +44,8 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<u32, String>,
+    /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on from there.
+    spent: BTreeMap<VmName, (u64, Reading<f64>)>,
     /// What is taken of what VMs have freed, by the last plan.
     takes: BTreeMap<VmName, Take>,
     is_paused: bool,
@@ -127,6 +129,8 @@ impl Workers {
                     pid,
                     swapped: swapped(vm),
                     memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
+                    own: vm.own,
+                    spent: self.spent(name, vm.incarnation),
                     budget,
                     leaves,
                     freed: self.freed_order(own, name),
@@ -147,6 +151,12 @@ impl Workers {
             is_lazy: own.is_some_and(|(_, group)| group.free_pages.is_lazy()),
             keep: self.takes.get(name).map(|take| take.keep),
         }
+    }
+
+    /// What tracking took of a VM, as a worker said last.
+    fn spent(&self, name: &VmName, incarnation: u64) -> Option<Reading<f64>> {
+        let (_, spent) = self.spent.get(name).filter(|(life, _)| *life == incarnation)?;
+        Some(*spent)
     }
 
     /// QEMU's process, if its shim may be talked to; or why not.
@@ -179,6 +189,12 @@ impl Workers {
                     Ok(report) => {
                         let dedup = report.value.dedup.as_ref().map(|reading| &reading.value);
                         self.shared.note(&name, vm.incarnation, group, dedup);
+                        if let Some(tracking) = &report.value.tracking {
+                            // The cost is of when the report was made.
+                            let cost = tracking.value.cost.vcpu_share;
+                            let spent = (vm.incarnation, Reading::new(cost, report.at));
+                            self.spent.insert(name, spent);
+                        }
                         show_report(vm, report);
                     }
                     Err(why) => limit(vm, all_of(&why)),
@@ -186,6 +202,7 @@ impl Workers {
             }
         }
         self.shared.count(view);
+        self.spent.retain(|name, _| view.vms.contains_key(name));
     }
 
     /// The VMs whose QEMUs have the shim, by process.

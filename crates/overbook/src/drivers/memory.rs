@@ -57,6 +57,11 @@ impl Meter {
         Ok(Some(used))
     }
 
+    /// What QEMU occupies beside its guest, as it was last measured.
+    pub(super) fn own(&self) -> Option<Bytes> {
+        self.overhead.map(|overhead| overhead.own)
+    }
+
     /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not in it; copies of them
     /// are, in the place of RAM's own.
     fn explains(&self, used: Bytes, counters: &Counters) -> bool {

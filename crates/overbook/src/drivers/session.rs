@@ -190,7 +190,12 @@ impl<'a> Session<'a> {
         let now = boot_now();
         match outcome {
             Ok(Some(used)) => {
-                self.slot.state().view.used = Some(Reading::new(used, now));
+                let own = meter.own();
+                {
+                    let view = &mut self.slot.state().view;
+                    view.used = Some(Reading::new(used, now));
+                    view.own = own;
+                }
                 self.slot.limit(Mechanism::HostMemory, None);
             }
             Ok(None) => {}

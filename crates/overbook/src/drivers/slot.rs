@@ -152,6 +152,7 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         used: None,
         migration: Migration::Unknown,
         block: None,
+        own: None,
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,

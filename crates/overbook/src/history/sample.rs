@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Dedup, FreePages, GroupName, Loan, Mode, PagesPerMs, Reason, VmName, VmView,
-    plan::Outcome,
+    Action, Bytes, Dedup, FreePages, GroupName, Loan, Millis, Mode, PagesPerMs, Reading, Reason,
+    Time, VmName, VmView, plan::Outcome,
 };
 
 use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
@@ -20,6 +20,8 @@ pub(super) const COARSE_S: [u32; 2] = [10, 60];
 pub(super) const FINEST_S: u32 = 1;
 /// A recommendation that is repeated in every tick is written once in this time.
 const ECHO_MS: u64 = 60_000;
+/// Readings that are older are not written down.
+const OLD: Millis = Millis::secs(10);
 
 /// What one VM had at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -132,9 +134,9 @@ impl Track {
             balloon: view.balloon.map(|r| r.value),
             target: decision.and_then(|decision| decision.target),
             swap_per_s: self.meter.rate(view),
-            working_set: view.tracking.as_ref().and_then(|r| r.value.working_set),
-            dedup: view.dedup.map(|r| r.value),
-            free_pages: view.free_pages.map(|r| r.value),
+            working_set: young(view.tracking.as_ref(), tick.at).and_then(|t| t.working_set),
+            dedup: young(view.dedup.as_ref(), tick.at).copied(),
+            free_pages: young(view.free_pages.as_ref(), tick.at).copied(),
             scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
         let wall_ms = tick.wall_ms;
@@ -168,6 +170,12 @@ impl Track {
             reason: change.reason.clone(),
         })
     }
+}
+
+/// What is old when it is written down would stand beside a moment that it is not of.
+fn young<T>(reading: Option<&Reading<T>>, now: Time) -> Option<&T> {
+    let reading = reading.filter(|reading| reading.age(now) <= OLD)?;
+    Some(&reading.value)
 }
 
 impl Track {

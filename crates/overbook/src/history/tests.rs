@@ -47,6 +47,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         limits: BTreeMap::new(),
         last_error: None,
         block: None,
+        own: None,
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,

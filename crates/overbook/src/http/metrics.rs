@@ -250,13 +250,17 @@ impl Snapshot {
         page.gauges("vm_working_set", help, Some(Unit::Bytes), set)?;
         let ratio = || Some(Unit::Other("ratio".to_owned()));
         let cost = column(|t| Some(t.cost.vcpu_share));
-        let help = "Share of one vCPU that tracking takes, as measured.";
+        let help = "Share of one vCPU that tracking took in the last half minute, as measured.";
         page.gauges("vm_tracking_cost", help, ratio(), cost)?;
         let traps = column(|t| Some(seconds(t.cost.traps, 1.0)));
         page.counters("vm_tracking_traps", "Accesses trapped by tracking.", None, traps)?;
         let rate = column(|t| Some(t.references_per_s));
         let help = "Pieces of memory touched per second, each counted once in 0.1 s.";
-        page.gauges("vm_references_per_second", help, None, rate)
+        page.gauges("vm_references_per_second", help, None, rate)?;
+        let now = self.shown.published.at;
+        let age = self.column(&|vm| Some(seconds(vm.view.tracking.as_ref()?.age(now).0, 1e3)));
+        let help = "Age of the working set and the references.";
+        page.gauges("vm_tracking_age", help, Some(Unit::Seconds), age)
     }
 
     fn free_pages(&self, page: &mut Page<'_>) -> fmt::Result {

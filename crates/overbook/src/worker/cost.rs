@@ -7,8 +7,8 @@
 //! which a machine that is busy cannot make longer. To that comes the CPU time of tracking itself, the worker's and
 //! that of the shim's control thread.
 //!
-//! All of it is of the last [`WINDOW`], or since the connection was made, and divided by that very time. So a
-//! share of more than one stands only for more than one thread that was held.
+//! All of it is of the last [`WINDOW`], and divided by that very time. So a share of more than one stands only for more
+//! than one thread that was held. A worker that begins anew goes on with what the one before has said ([`Before`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +18,9 @@ use model::tracking::TrackingCost;
 use super::link::Counters;
 
 /// The time that a cost is of.
-const WINDOW: Duration = Duration::from_secs(10);
+pub(super) const WINDOW: Duration = Duration::from_secs(30);
+/// What an earlier connection took is known to no more than this.
+const BEFORE_US: u64 = 1_000_000;
 /// What happens in less time than this is counted as one.
 const SPAN_US: u64 = 50_000;
 /// What a switch there and back takes until the shim has measured it, in nanoseconds: between idle CPUs.
@@ -39,10 +41,20 @@ pub(super) struct Taken {
     pub(super) cpu_ns: u64,
 }
 
+/// What tracking took before, on another connection or by another worker.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Before {
+    /// Share of one vCPU's time in a [`WINDOW`].
+    pub(super) share: f64,
+    /// When that ended, in microseconds.
+    pub(super) until_us: u64,
+}
+
 /// Follows the counters.
 #[derive(Clone, Debug)]
 pub(super) struct CostMeter {
     first_traps: u64,
+    held_ns: u64,
     last: Counters,
     last_us: u64,
     /// Until when, since when, and what it took: the newest last.
@@ -57,12 +69,13 @@ pub(super) struct CostMeter {
 
 impl CostMeter {
     /// Begins at what the counters show now.
-    pub(super) fn new(counters: Counters, now_us: u64) -> Self {
+    pub(super) fn new(counters: Counters, now_us: u64, before: Option<Before>) -> Self {
         let mut meter = Self {
             first_traps: counters.traps,
+            held_ns: 0,
             last: counters,
             last_us: now_us,
-            spans: VecDeque::new(),
+            spans: before.map_or_else(VecDeque::new, |before| before.spans(now_us)),
             cpu_ns: 0,
             round_trips: Quickest::default(),
             handlers: Quickest::default(),
@@ -105,6 +118,7 @@ impl CostMeter {
             cpu_ns: std::mem::take(&mut self.cpu_ns)
                 .saturating_add(control_ns((self.last.control_ns, counters.control_ns), passed_us)),
         };
+        self.held_ns = self.held_ns.saturating_add(taken.held_ns);
         self.spans.push_back((now_us, self.last_us, taken));
         (self.last, self.last_us) = (counters, now_us);
         let begin_us = now_us.saturating_sub(us(WINDOW));
@@ -122,15 +136,21 @@ impl CostMeter {
         TrackingCost {
             traps_per_s: per_s(taken.traps),
             traps: self.last.traps.saturating_sub(self.first_traps),
+            held_us: self.held_ns / 1_000,
             vcpu_share: per_s(taken.held_ns.saturating_add(taken.cpu_ns)) / 1e9,
         }
     }
 
-    /// For how long a trap of the window held its thread, in nanoseconds; where there was none, what it is expected to.
+    /// For how long a trap holds its thread as a rule, in nanoseconds: the median over the spans of the window in which there were
+    /// any, so that a few that had to fill huge pages change little; without any, what it is expected to.
     pub(super) fn trap_ns(&self) -> u64 {
-        let Taken { traps, held_ns, .. } = self.all();
-        let expected = || self.round_trips.ns.unwrap_or(UNMEASURED_NS).max(CHEAPEST_NS);
-        held_ns.checked_div(traps).unwrap_or_else(expected)
+        let of_span = |(_, _, taken): &(u64, u64, Taken)| taken.held_ns.checked_div(taken.traps);
+        let mut held_ns: Vec<u64> = self.spans.iter().filter_map(of_span).collect();
+        let middle = held_ns.len() / 2;
+        if held_ns.is_empty() {
+            return self.round_trips.ns.unwrap_or(UNMEASURED_NS).max(CHEAPEST_NS);
+        }
+        *held_ns.select_nth_unstable(middle).1
     }
 
     fn all(&self) -> Taken {
@@ -153,6 +173,26 @@ impl CostMeter {
         // The quickest of one or two may have been disturbed itself.
         let most = if self.round_trips.made < FEW { UNMEASURED_NS } else { u64::MAX };
         switches.clamp(CHEAPEST_NS, most)
+    }
+}
+
+impl Before {
+    /// As if it had been spread evenly.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "a share of a second, and not negative"
+    )]
+    fn spans(self, now_us: u64) -> VecDeque<(u64, u64, Taken)> {
+        let (mut until_us, end_us) = (self.until_us.min(now_us), now_us.saturating_sub(us(WINDOW)));
+        let cpu_ns = (self.share.clamp(0.0, 1e3) * BEFORE_US as f64 * 1e3) as u64;
+        let mut spans = VecDeque::new();
+        while let Some(since_us) = until_us.checked_sub(BEFORE_US).filter(|us| *us >= end_us) {
+            spans.push_front((until_us, since_us, Taken { cpu_ns, ..Taken::default() }));
+            until_us = since_us;
+        }
+        spans
     }
 }
 
@@ -194,7 +234,7 @@ mod tests {
 
     #[test]
     fn the_cost_is_the_time_taken_over_the_time_that_passed() {
-        let mut meter = CostMeter::new(counters(1_000, 0, 30_000), 0);
+        let mut meter = CostMeter::new(counters(1_000, 0, 30_000), 0, None);
         assert_eq!(meter.look(counters(1_100, 1, 30_000), 40_000, || 0), None, "that was just now");
         meter.spent(1_000_000);
         // The handler took 20 µs of the 30, so that 10 go into the switches.
@@ -209,16 +249,16 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_taken_to_be_free() {
-        assert_eq!(CostMeter::new(counters(0, 0, 0), 0).trap_ns(), UNMEASURED_NS);
-        assert_eq!(CostMeter::new(counters(0, 0, 1), 0).trap_ns(), CHEAPEST_NS);
-        let mut meter = CostMeter::new(counters(0, 0, 0), 0);
+        assert_eq!(CostMeter::new(counters(0, 0, 0), 0, None).trap_ns(), UNMEASURED_NS);
+        assert_eq!(CostMeter::new(counters(0, 0, 1), 0, None).trap_ns(), CHEAPEST_NS);
+        let mut meter = CostMeter::new(counters(0, 0, 0), 0, None);
         let taken = meter.look(counters(10, 0, 0), SECOND, || 0).unwrap();
         assert_eq!(taken.held_ns, 10 * UNMEASURED_NS);
     }
 
     #[test]
     fn touches_that_were_disturbed_make_no_other_trap_dearer() {
-        let mut meter = CostMeter::new(counters(0, 0, 20_000), 0);
+        let mut meter = CostMeter::new(counters(0, 0, 20_000), 0, None);
         for second in 1..8 {
             let now = counters(second * 100, second * 1_000_000, 3_000_000 + second);
             meter.look(now, second * SECOND, || 0);
@@ -229,7 +269,7 @@ mod tests {
 
     #[test]
     fn no_thread_waits_or_works_for_longer_than_time_has_passed() {
-        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0);
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0, None);
         let lie = Counters { control_ns: u64::MAX, ..counters(1, 0, 10_000) };
         let taken = meter.look(lie, SECOND, || u64::MAX).unwrap();
         assert_eq!((taken.held_ns, taken.cpu_ns), (1_000_010_000, 1_000_000_000));
@@ -237,19 +277,35 @@ mod tests {
 
     #[test]
     fn what_lies_further_back_than_the_window_does_not_count() {
-        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0);
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0, None);
         meter.look(counters(1_000, 1_000_000_000, 10_000), SECOND, || 0);
         assert!(meter.cost().vcpu_share > 0.9);
-        for second in 2..=11 {
+        for second in 2..=31 {
             meter.look(counters(1_000, 1_000_000_000, 10_000), second * SECOND, || 0);
         }
         assert_eq!(meter.cost().vcpu_share, 0.0);
     }
 
     #[test]
+    fn who_begins_anew_goes_on_with_what_was_taken_before() {
+        let before = Before { share: 0.02, until_us: 98 * SECOND };
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 100 * SECOND, Some(before));
+        meter.look(counters(0, 0, 10_000), 101 * SECOND, || 0);
+        let share = |meter: &CostMeter| meter.cost().vcpu_share;
+        assert!((share(&meter) - 0.018).abs() < 1e-3, "27 of 30 s: {}", share(&meter));
+        assert_eq!(meter.trap_ns(), 10_000, "of no trap anything is known");
+        for second in 102..=128 {
+            meter.look(counters(0, 0, 10_000), second * SECOND, || 0);
+        }
+        assert_eq!(share(&meter), 0.0);
+        let lie = Before { share: f64::NAN, until_us: u64::MAX };
+        assert_eq!(share(&CostMeter::new(counters(0, 0, 0), 100 * SECOND, Some(lie))), 0.0);
+    }
+
+    #[test]
     fn counters_that_run_backwards_cost_nothing_and_break_nothing() {
         let all = Counters { control_ns: u64::MAX, ..counters(u64::MAX, u64::MAX, u64::MAX) };
-        let mut meter = CostMeter::new(all, 0);
+        let mut meter = CostMeter::new(all, 0, None);
         let taken = meter.look(counters(0, 0, u64::MAX), SECOND, || 0).unwrap();
         assert_eq!((taken, meter.cost().traps), (Taken::default(), 0));
     }

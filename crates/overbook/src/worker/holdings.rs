@@ -3,48 +3,34 @@
 //! No working set is larger. An estimate can be: it stands for pieces of memory of which the guest has one page, it
 //! needs a while to see that a program has ended, and after a worker's start much of the guest is not known yet. So
 //! the kernel's counters are the bound, read as often as a reading is made (some tens of microseconds). QEMU's own
-//! memory, which they count as well and which hardly changes, is measured now and then (`sys::memory_of`).
-
-use std::time::{Duration, Instant};
+//! memory, which they count as well and which hardly changes, the daemon measures now and then and passes on: to
+//! measure it can mean to wait for QEMU.
 
 use model::Bytes;
-use sys::memory_of::{Counters, Overhead};
+use sys::memory_of::Counters;
 
-/// How often QEMU's own memory is measured, at most.
-const MEASURE_EVERY: Duration = Duration::from_secs(10);
-
-/// What one VM holds.
-#[derive(Debug)]
-pub(super) struct Holdings {
-    pid: u32,
-    own: Option<Overhead>,
-    due: Instant,
-    held: Option<Bytes>,
+/// What QEMU process `pid` holds for its guest, which shares so much with others, when `own` of it is QEMU's; `None`:
+/// the process is gone.
+pub(super) fn held(pid: u32, own: Bytes, shared: Bytes) -> Option<Bytes> {
+    let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
+    Some(anonymous.plus(hugetlb).plus(swapped).plus(shared).minus(own))
 }
 
-impl Holdings {
-    pub(super) fn of(pid: u32) -> Self {
-        Self { pid, own: None, due: Instant::now(), held: None }
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// Looks at a VM with these pieces of RAM, which shares so much with others.
-    pub(super) fn look(&mut self, ram_sizes: &[Bytes], shared: Bytes) {
-        if Instant::now() >= self.due {
-            self.own = Overhead::measure(self.pid, ram_sizes).ok();
-            let rest = self.own.as_ref().map_or(Duration::ZERO, Overhead::rest);
-            self.due = Instant::now() + rest.max(MEASURE_EVERY);
-        }
-        // Page tables are the host's to need.
-        let counters = Counters::of(self.pid).ok();
-        let counters = counters.map(|all| Counters { page_tables: Bytes::ZERO, ..all });
-        self.held =
-            self.own.as_ref().zip(counters).map(|(own, counters)| {
-                own.guest_used(&counters).plus(counters.swapped).plus(shared)
-            });
-    }
-
-    /// What it held then; `None`: that cannot be known.
-    pub(super) fn held(&self) -> Option<Bytes> {
-        self.held
+    #[test]
+    fn what_is_held_grows_with_what_is_touched_and_what_is_shared_and_is_less_by_qemus_own() {
+        let pid = std::process::id();
+        let all = |own, shared| held(pid, own, shared).unwrap();
+        let before = all(Bytes::ZERO, Bytes::ZERO);
+        let block = vec![1_u8; 64 << 20];
+        let after = all(Bytes::ZERO, Bytes::ZERO);
+        assert!(after.minus(before) > Bytes::mib(32), "{before} {after}");
+        std::hint::black_box(&block);
+        assert!(all(Bytes::ZERO, Bytes::mib(500)) > Bytes::mib(500));
+        assert_eq!(all(Bytes(u64::MAX), Bytes::ZERO), Bytes::ZERO);
+        assert_eq!(held(u32::MAX, Bytes::ZERO, Bytes::ZERO), None);
     }
 }

@@ -24,7 +24,7 @@ use sys::meminfo::MemInfo;
 use sys::threads::Thread;
 
 use super::clock::{boot, moment, now_us, own_cpu_ns, time};
-use super::cost::CostMeter;
+use super::cost::{Before, CostMeter, WINDOW};
 use super::freed::{Freed, FreedOrder};
 use super::granules::{Granules, PAGE};
 use super::link::{Link, LinkError, News};
@@ -69,20 +69,29 @@ pub(super) struct Linked {
 
 impl Linked {
     /// Tracks what the shim has told of.
-    pub(super) fn new(link: Link, pid: u32, settings: &Settings) -> Result<Self, LinkError> {
+    pub(super) fn new(
+        link: Link,
+        pid: u32,
+        settings: &Settings,
+        before: Option<Before>,
+    ) -> Result<Self, LinkError> {
         // Without a word of the kernel's there is the larger bound.
         let host = MemInfo::read().map_or(Bytes(u64::MAX), |host| host.total);
         let granules = Granules::new(link.regions(), settings.granule_pages, host)?;
         let (now, counters) = (now_us(), link.counters()?);
+        let mut strategy = settings.strategy(&granules, time(now));
+        if let Some(before) = before {
+            strategy.begin_after(before.share, WINDOW);
+        }
         Ok(Self {
-            strategy: settings.strategy(&granules, time(now)),
+            strategy,
             granules,
             asked: None,
             is_on: false,
             resumes: None,
             status_due: Instant::now() + STATUS_EVERY,
             given_back: counters.given_back,
-            cost: CostMeter::new(counters, now),
+            cost: CostMeter::new(counters, now, before),
             freeing_ns: 0,
             fault_thread: FaultThread::of(pid),
             lost: 0,
@@ -218,11 +227,6 @@ impl Linked {
     /// Whether the shim is just taking what is freed.
     pub(super) fn is_taking(&self) -> bool {
         self.link.is_taking()
-    }
-
-    /// The pieces of guest RAM.
-    pub(super) fn ram_sizes(&self) -> Vec<Bytes> {
-        self.link.regions().iter().map(|region| Bytes(u64::from(region.pages) * PAGE)).collect()
     }
 
     /// What the guest shares with others.

@@ -31,6 +31,12 @@ pub struct Order {
     pub swapped: Bytes,
     /// What the guest may use.
     pub memory: Bytes,
+    /// What QEMU occupies beside its guest; absent: not known yet.
+    #[serde(default)]
+    pub own: Option<Bytes>,
+    /// What share of a vCPU's time tracking took in half a minute, as a worker said last; absent: nothing is known.
+    #[serde(default)]
+    pub spent: Option<Reading<f64>>,
     /// What tracking may take; off: its pages are only merged.
     pub budget: TrackingBudget,
     /// It leaves the group: what it shares is unshared.

@@ -1,5 +1,7 @@
 //! The product's way to track: working-set probes within a budget (`pages::probe`).
 
+use std::time::Duration;
+
 use model::{Millis, Time};
 use pages::budget::Governor;
 use pages::probe::{Reading, Tracker};
@@ -76,6 +78,11 @@ impl Strategy for ProbeStrategy {
             self.observed = now;
             self.tracker.governor_mut().observe_trap_ns(trap_ns);
         }
+    }
+
+    fn begin_after(&mut self, share: f64, length: Duration) {
+        let length = Millis(u64::try_from(length.as_millis()).unwrap_or(u64::MAX));
+        self.tracker.governor_mut().begin_after(share, length);
     }
 
     fn estimate(&self, _now: Time) -> Option<Estimate> {

@@ -162,11 +162,12 @@ impl Members {
             let mode = budget.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
-                tracked: Tracked::new(order.pid, Settings::new(mode)),
+                tracked: Tracked::new(order.pid, Settings::new(mode)).after(order.spent),
             });
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
             member.tracked.set_memory(order.memory);
+            member.tracked.set_own(order.own);
             member.tracked.set_freed(order.freed);
         }
         let merge = |rate| Task::Merge(Some(rate));
@@ -228,7 +229,8 @@ mod tests {
         let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
         let budget = model::TrackingBudget::default();
         let freed = FreedOrder::default();
-        Order { incarnation: 1, pid, swapped, memory, budget, leaves: false, freed }
+        let (own, spent, leaves) = (None, None, false);
+        Order { incarnation: 1, pid, swapped, memory, own, spent, budget, leaves, freed }
     }
 
     fn orders(names: &[&str]) -> Orders {

@@ -4,6 +4,7 @@
 //! A strategy is pure: time, touches and costs are arguments. Granules are counted through without gaps.
 
 use std::fmt;
+use std::time::Duration;
 
 use model::Time;
 use pages::curve::MissRatioCurve;
@@ -54,6 +55,9 @@ pub(super) trait Strategy: fmt::Debug + Send {
 
     /// What one trap costs the VM, and what tracking it took since the last call.
     fn observe(&mut self, now: Time, trap_ns: u64, taken: Taken);
+
+    /// Before, this share of a vCPU's time was taken for so long.
+    fn begin_after(&mut self, _share: f64, _length: Duration) {}
 
     /// Whether everything is followed now, or only watched for a change (intermittent tracking).
     fn is_following(&self) -> bool {

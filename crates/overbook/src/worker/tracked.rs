@@ -16,10 +16,12 @@ use model::{Bytes, FreePages, Reading, Tracking};
 use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
+use sys::clock::boot_now;
 
-use super::clock::own_cpu_ns;
+use super::clock::{now_us, own_cpu_ns};
+use super::cost::Before;
 use super::freed::FreedOrder;
-use super::holdings::Holdings;
+use super::holdings;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
@@ -65,7 +67,12 @@ pub struct Tracked {
     phase: Phase,
     retry: Duration,
     reading: Option<Reading<Tracking>>,
-    holdings: Holdings,
+    /// What tracking took before the connection there is.
+    before: Option<Before>,
+    /// What QEMU occupies beside its guest.
+    own: Option<Bytes>,
+    /// What the VM held when the reading was made; `None`: not known.
+    held: Option<Bytes>,
     reading_due: Instant,
     /// The number of the connection, among all of this process.
     session: u64,
@@ -92,7 +99,9 @@ impl Tracked {
             phase: Phase::Apart { next: Instant::now() },
             retry: FIRST_RETRY,
             reading: None,
-            holdings: Holdings::of(pid),
+            before: None,
+            own: None,
+            held: None,
             reading_due: Instant::now(),
             session: 0,
         }
@@ -129,7 +138,7 @@ impl Tracked {
     pub fn reading(&self) -> Option<Reading<Tracking>> {
         let Reading { value: known, at } = self.reading.as_ref()?;
         let memory = self.memory.or(self.ram())?;
-        let held = self.holdings.held().unwrap_or(Bytes(u64::MAX));
+        let held = self.held.unwrap_or(Bytes(u64::MAX));
         let inside = known.working_set.map(|set| set.min(held));
         let set = inside.map(|set| working_set::demand(set, Some(self.swapped), memory));
         let swapped = set.unwrap_or_default().minus(inside.unwrap_or_default());
@@ -201,6 +210,21 @@ impl Tracked {
         self.memory = Some(memory);
     }
 
+    /// What QEMU occupies beside its guest: without it no working set is held against what the VM holds.
+    pub fn set_own(&mut self, own: Option<Bytes>) {
+        self.own = own;
+    }
+
+    /// An earlier worker took this share of a vCPU's time in the half minute before that moment.
+    #[must_use]
+    pub fn after(self, spent: Option<Reading<f64>>) -> Self {
+        let before = |spent: Reading<f64>| {
+            let ago_us = spent.age(boot_now()).0.saturating_mul(1_000);
+            Before { share: spent.value, until_us: now_us().saturating_sub(ago_us) }
+        };
+        Self { before: spent.map(before), ..self }
+    }
+
     /// What is to become of what the guest frees.
     pub fn set_freed(&mut self, order: FreedOrder) {
         self.freed = order;
@@ -254,7 +278,8 @@ impl Tracked {
                     self.reading_due = Instant::now() + READING_EVERY;
                     // Where nothing new is known, what is known grows older.
                     self.reading = linked.reading().or(self.reading.take());
-                    self.holdings.look(&linked.ram_sizes(), linked.shared());
+                    let shared = linked.shared();
+                    self.held = self.own.and_then(|own| holdings::held(self.pid, own, shared));
                 }
                 Ok(())
             }
@@ -271,7 +296,8 @@ impl Tracked {
         let Phase::Greeting(link) = std::mem::replace(&mut self.phase, apart) else {
             return Err(LinkError::Unexpected("it was not greeted"));
         };
-        self.phase = Phase::Linked(Box::new(Linked::new(*link, self.pid, &self.settings)?));
+        self.phase =
+            Phase::Linked(Box::new(Linked::new(*link, self.pid, &self.settings, self.before)?));
         self.set_freed(self.freed);
         self.session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -284,6 +310,10 @@ impl Tracked {
             matches!(error, LinkError::NoShim { .. } | LinkError::Refused(Refusal::Version { .. }));
         self.state = if is_lasting { State::Unsupported { why } } else { State::Waiting { why } };
         self.reading = None;
+        if let Phase::Linked(linked) = &self.phase {
+            let share = linked.cost().vcpu_share;
+            self.before = Some(Before { share, until_us: now_us() });
+        }
         self.phase = Phase::Apart { next: Instant::now() + self.retry };
         self.retry = (self.retry * 2).min(LAST_RETRY);
     }

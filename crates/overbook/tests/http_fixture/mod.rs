@@ -132,6 +132,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         limits: BTreeMap::new(),
         last_error: None,
         block: None,
+        own: None,
         cgroup_cpu_us: None,
         pid: None,
         tracking: None,
@@ -149,7 +150,12 @@ fn tracking() -> Tracking {
         curve: vec![point(10, 1.0), point(100, 0.25), point(130, 0.05)],
         references_per_s: 12_000.0,
         granule: Bytes::kib(128),
-        cost: TrackingCost { traps_per_s: 210.0, traps: 42_000, vcpu_share: 0.0095 },
+        cost: TrackingCost {
+            traps_per_s: 210.0,
+            traps: 42_000,
+            held_us: 2_000_000,
+            vcpu_share: 0.0095,
+        },
     }
 }
 

@@ -146,6 +146,7 @@ impl World {
                 .map(|(used, age)| Reading::new(used.unwrap_or(base), Time(self.now.0 - age))),
             migration: shown.migration,
             block: None,
+            own: None,
             cgroup_cpu_us: None,
             pid: None,
             tracking: shown

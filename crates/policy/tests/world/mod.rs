@@ -74,6 +74,7 @@ impl World {
             used: Some(Reading::new(Bytes::mib(actual), self.now)),
             migration: Migration::None,
             block: None,
+            own: None,
             cgroup_cpu_us: None,
             pid: None,
             tracking: None,

@@ -18,13 +18,14 @@ pub struct TrackingStatus {
     pub swapped_bytes: u64,
     /// Pieces of memory touched, each counted once in a tenth of a second.
     pub references_per_second: f64,
-    /// Accesses that were trapped in the last second.
+    /// Accesses that were trapped, in the last half minute.
     pub traps_per_second: f64,
     /// Accesses trapped since the group's worker began with this VM.
     pub traps_total: u64,
-    /// What the traps took, as measured: share of one vCPU's time.
+    /// What tracking took in the last half minute, as measured: the time that traps held the guest's threads, and CPU time
+    /// of worker and shim, as a share of one vCPU's time.
     pub cost_ratio: f64,
-    /// Age of all this at the tick.
+    /// Age at the tick of what is known of the guest; the cost is never older.
     pub age_ms: u64,
 }
 
@@ -57,6 +58,9 @@ pub struct MissRatioCurve {
     pub references_per_second: f64,
     /// By growing memory.
     pub points: Vec<CurvePoint>,
+    /// Age of all this at the tick.
+    #[serde(default)]
+    pub age_ms: u64,
 }
 
 /// One point of a miss-ratio curve.
@@ -75,8 +79,9 @@ impl MissRatioCurve {
     /// Why there is none.
     pub fn of(shown: &Shown, vm: &VmName) -> Result<Self, String> {
         let view = shown.published.view.vms.get(vm);
-        let tracking = view.and_then(|view| view.tracking.as_ref()).map(|reading| &reading.value);
-        let Some(tracking) = tracking.filter(|tracking| !tracking.curve.is_empty()) else {
+        let reading = view.and_then(|view| view.tracking.as_ref());
+        let reading = reading.filter(|reading| !reading.value.curve.is_empty());
+        let Some(Reading { value: tracking, at }) = reading else {
             let limit = view.and_then(|view| view.limits.get(&Mechanism::Tracking));
             return Err(limit.cloned().unwrap_or_else(|| NOT_YET.to_owned()));
         };
@@ -90,6 +95,7 @@ impl MissRatioCurve {
             swapped_bytes: tracking.swapped.0,
             references_per_second: tracking.references_per_s,
             points: tracking.curve.iter().map(point).collect(),
+            age_ms: shown.published.at.since(*at).0,
         })
     }
 }
