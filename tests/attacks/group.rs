@@ -71,7 +71,7 @@ impl Group {
 
     /// What is known of a VM; nothing, as if it shared nothing.
     pub(crate) fn reading(&self, pid: u32) -> Reading {
-        self.dedup.reading(pid).unwrap_or_default()
+        self.dedup.reading(pid).map(|reading| reading.value).unwrap_or_default()
     }
 
     /// Where the connections stand.

@@ -119,8 +119,8 @@ impl Liar {
         while let Some(connection) = &self.connection {
             match connection.receive(&mut buffer) {
                 Ok(Some(packet)) => {
-                    let request = Request::decode(&buffer[..packet.length]).unwrap();
-                    self.answer(&request);
+                    let (id, request) = Request::decode(&buffer[..packet.length]);
+                    self.answer(id, &request.unwrap());
                 }
                 Ok(None) => return,
                 Err(_) => self.connection = None,
@@ -128,14 +128,14 @@ impl Liar {
         }
     }
 
-    fn answer(&mut self, request: &Request) {
+    fn answer(&mut self, id: u32, request: &Request) {
         let is_greeting = matches!(request, Request::Hello { .. });
         self.greetings += u32::from(is_greeting);
         let answer = (self.lie)(request).unwrap_or_else(|| self.truth(request));
         let fd = is_greeting.then(|| self.fd.as_fd());
         if let Some(connection) = &self.connection {
             // A worker that has hung up is noticed at the next look.
-            let _ = connection.send(&answer.encode().unwrap(), fd);
+            let _ = connection.send(&answer.encode(id).unwrap(), fd);
         }
     }
 
