@@ -15,7 +15,8 @@
 //! * What the tracker itself takes is smoothed and set aside; the rest of the budget is for traps.
 //!   A budget below that still probes, slowly: a tenth of it is for traps.
 //! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
-//!   that the tracker is not blind just when something happened, and the other half repays.
+//!   that the tracker is not blind just when something happened, and the other half repays. Deep in debt (traps wait for a
+//!   CPU for milliseconds, or the guest wakes up again and again) there are none, until the most of it is paid.
 //!
 //! What a trap is thought to cost decides how many probes there may be. What traps did cost is paid, once it has
 //! been measured ([`Governor::measured`]): also for those that no probe has caused, of memory that was never there.
@@ -49,6 +50,8 @@ const FIRST_TRAP_NS: f64 = 50_000.0;
 const LEAST_TRAP_NS: f64 = 5_000.0;
 /// Nor above this: it is a stopped machine. Where many threads want each CPU, every trap waits for milliseconds.
 const MOST_TRAP_NS: f64 = 20_000_000.0;
+/// Beyond this debt, in earnings, nothing is revoked.
+const DEEP_DEBT: Millis = Millis::secs(10);
 /// A larger debt, in earnings, is remitted: what held the guest for so long was not tracking alone.
 const MOST_DEBT: Millis = Millis::secs(30);
 /// How far one observation moves the cost.
@@ -136,8 +139,10 @@ impl Governor {
         if self.balance_ns > 0.0 {
             let covered = self.balance_ns / self.trap_ns;
             self.allowed = (self.allowed.fract() + AHEAD * share).min(covered);
-        } else {
+        } else if self.balance_ns >= self.debt(DEEP_DEBT) {
             self.allowed = self.allowed.fract() + share / 2.0;
+        } else {
+            self.allowed = 0.0;
         }
         whole(self.allowed)
     }
@@ -173,17 +178,18 @@ impl Governor {
     pub fn measured(&mut self, held_ns: u64) {
         let paid = std::mem::take(&mut self.presumed_ns);
         let after = self.balance_ns + paid - held_ns as f64;
-        self.balance_ns = after.max(self.most_debt().min(self.balance_ns));
+        self.balance_ns = after.max(self.debt(MOST_DEBT).min(self.balance_ns));
     }
 
     /// Before, this share of a vCPU's time was taken for so long: what of it was over the budget is still to be paid.
     pub fn begin_after(&mut self, share: f64, length: Millis) {
         let over = (share * 1e9 - self.budget_ns_per_s).max(0.0) * length.0 as f64 / 1e3;
-        self.balance_ns = (self.balance_ns - over).max(self.most_debt());
+        self.balance_ns = (self.balance_ns - over).max(self.debt(MOST_DEBT));
     }
 
-    fn most_debt(&self) -> f64 {
-        -(MOST_DEBT.0 as f64) / 1e3 * self.budget_ns_per_s
+    /// The balance of who owes what is earned in so long.
+    fn debt(&self, earnings: Millis) -> f64 {
+        -(earnings.0 as f64) / 1e3 * self.budget_ns_per_s
     }
 
     /// The shim's fuse: more traps in a second than `revoked` granules and the probes of that
@@ -354,6 +360,19 @@ mod tests {
         assert!((begun(0.0175) + 1e8).abs() < 1.0, "ten seconds of one per cent");
         assert_eq!((begun(0.007), begun(f64::NAN)), (0.0, 0.0));
         assert!((begun(9.0) + 30.0 * 0.0075e9).abs() < 1.0);
+    }
+
+    #[test]
+    fn deep_in_debt_nothing_is_revoked_until_the_most_of_it_is_paid() {
+        let mut governor = Governor::default();
+        governor.measured(u64::MAX);
+        let seconds = (0..600).find(|step| {
+            let more = governor.allowance(Time(step * 100));
+            governor.revoked(more);
+            more > 0
+        });
+        let seconds = seconds.unwrap() / 10;
+        assert!((19..=21).contains(&seconds), "twenty of thirty seconds' debt: {seconds} s");
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Account {
 fn trap_share(record: &Record, from_us: u64, until_us: u64) -> f64 {
     let is_inside = |seen: &&Seen| (from_us..=until_us).contains(&seen.at_us);
     let mut inside = record.seen.iter().filter(is_inside);
-    let Some((first, last)) = inside.next().zip(inside.last()) else { return 0.0 };
+    let Some((first, last)) = inside.next().zip(inside.next_back()) else { return 0.0 };
     let held_us = last.tracking.cost.held_us.saturating_sub(first.tracking.cost.held_us);
     (held_us as f64 / last.at_us.saturating_sub(first.at_us).max(1) as f64).min(1.0)
 }

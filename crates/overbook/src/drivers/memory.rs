@@ -13,7 +13,7 @@ use sys::memory_of::{Counters, Overhead, OverheadError};
 use tokio::task::JoinHandle;
 
 const FIRST: Duration = Duration::from_secs(1);
-const SLOWEST: Duration = Duration::from_secs(60);
+const SLOWEST: Duration = Duration::from_secs(15);
 
 /// Counts the memory of one QEMU process's guest.
 #[derive(Debug)]
