@@ -153,9 +153,11 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
         result.transpose()?;
         for (block, run) in &runs {
             disk.note_read(*block, run);
+        }
+        // What has been looked at is given up at once: others wait for it.
+        for (_, run) in runs {
             run.check(hand.shared, "a look after asynchronous reads");
         }
-        drop(runs);
         hand.rest(std::time::Duration::from_millis(5));
     }
     Ok(())

@@ -11,14 +11,17 @@ use crate::page::PAGE;
 use crate::watch::Kind;
 
 /// Most pages at a time.
-const MOST: usize = 128;
+const MOST: usize = 32;
+/// Longest in between: a few MiB a second, for which a disk has room. Whoever holds RAM while it comes back holds up the
+/// others.
+const REST: Duration = Duration::from_millis(40);
 
 /// Pages runs of pages out until the end, whoever owns them.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn page_out(hand: &mut Hand<'_>) -> io::Result<()> {
-    while hand.rest(Duration::from_millis(8)) {
+    while hand.rest(REST) {
         let Some(held) = hand.any_ram() else { continue };
         let pages = held.range().1 / PAGE;
         let first = hand.rng.below(pages);
