@@ -20,7 +20,7 @@ use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE, lock};
-use crate::merge::Pool;
+use crate::merge::{self, Pool};
 use crate::time::{AsNanos, now, own_cpu};
 use crate::tracker::Tracker;
 use crate::{bench, fault_thread, freed, remapping, threads, watchdog};
@@ -189,7 +189,7 @@ impl Worker {
             }
             Request::Merge { runs } => {
                 start_threads()?;
-                Answer::Merged(engine::merge(&runs, || !self.hung_up())?)
+                Answer::Merged(merge::merge(&runs, || !self.hung_up())?)
             }
             Request::Unshare { page, pages } => {
                 start_threads()?;

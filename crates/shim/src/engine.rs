@@ -10,22 +10,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use protocol::layout::{GiveBack, PageState};
-use protocol::{Content, Merge, Merged, Refusal, Region, State, Tracking};
+use protocol::{Refusal, Region, State, Tracking};
 use rustix::io::Errno;
-use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range, Untouched};
+use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Range};
 use sys::userfaultfd::{Fault, OpenError, Userfaultfd};
 
-use crate::channel::{Channel, Part};
+use crate::channel::Channel;
 use crate::cuts::Cuts;
-use crate::disks::Disks;
 use crate::holds::Holds;
-use crate::merge::{Place, Pool, page_sum};
+use crate::merge::Pool;
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, Tracker, fill_stray, page_of};
 use crate::transitions::{self, Host, Run};
 use crate::turns::{Turn, Turns, turn};
-use crate::{cuts, disks, hot_set, merge, remapping, tracker, unshare, watchdog};
+use crate::{cuts, hot_set, merge, tracker, unshare, watchdog};
 
 /// Everything that the lock guards.
 pub(crate) struct Engine {
@@ -223,65 +222,6 @@ impl Engine {
         }
     }
 
-    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where others want the CPUs, the
-    /// thread that reads while mappings are moved is late each time.
-    fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
-        let refused = |why: String| Refusal::NotMerging { why };
-        if let Some(why) = self.obstacle() {
-            return Err(refused(why.into_owned()));
-        }
-        let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
-        let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
-        let Some(channel) = &self.channel else { return Ok((runs.len(), Merged::default())) };
-        let buffer = merge::buffer(uffd).ok_or_else(|| refused("no memory".to_owned()))?;
-        let parts: Vec<Vec<Part>> =
-            runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
-        let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
-        self.begin_moving(uffd, &ranges, 0).map_err(|errno| Refusal::Kernel {
-            call: "UFFDIO_REGISTER".to_owned(),
-            errno: errno.raw_os_error(),
-        })?;
-        // Only once the guest has written to a shared page: it takes three times as long.
-        let shares = runs.iter().any(|run| run.content != Content::Zeros);
-        let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
-        let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
-        let room = is_prepared.then(|| Untouched::new(merge::TURN_BYTES, false).ok()).flatten();
-        let prepared_at = room.as_ref();
-        let _remapping = prepared_at.map(|_| remapping::Turn::begin());
-        let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
-        let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
-            return Ok((runs.len(), Merged::default()));
-        };
-        let pool = pool.as_ref();
-        'turn: for (run, parts) in runs.iter().zip(parts) {
-            for Part { page, range: home } in parts {
-                let Some(block) = ram.block(home.start) else { continue };
-                let place = Place { host: Host { uffd, pagemap }, block, pool, prepared_at };
-                let content = run.content_at(page);
-                let run = Run { home, away: buffer.start, page };
-                moving.run = Some(run);
-                // SAFETY: registered, by the tracker or just now; the buffer always is.
-                merged += unsafe { transitions::merge(&place, channel, run, content) };
-                if channel.has(home, PageState::Aside) {
-                    done += 1;
-                    break 'turn;
-                }
-                let _ = uffd.wake(home);
-            }
-            done += 1;
-            if now() > deadline {
-                break;
-            }
-        }
-        self.settle();
-        merged.kept = page_sum(&runs[..done])
-            - merged.shared
-            - merged.dropped
-            - merged.different
-            - merged.no_room;
-        Ok((done, merged))
-    }
-
     /// Registers what must be so that these parts of one block can be moved, and `more` bytes on both sides. Answers what
     /// to [close](close_window): nothing when a tracker has all of it registered. Does not allocate.
     pub(crate) fn open_window(
@@ -427,51 +367,6 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
         tracker.begin_arming();
     }
     Ok(in_turns(Tracker::arm_some) + in_turns(Tracker::shrink_hot_set))
-}
-
-/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
-/// the last one's is under way.
-pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
-    cuts::recount_if_due();
-    let mut disks = Disks::new();
-    let mut all: Option<Merged> = None;
-    for turn in merge::turns(runs) {
-        let mut rest = turn.as_slice();
-        while !rest.is_empty() && is_wanted() {
-            let turn = merge_next(&mut disks, rest);
-            let (done, merged) = match (turn, &all) {
-                (Ok(done), _) => done,
-                (Err(refusal), None) => return Err(refusal),
-                // What was done is done.
-                (Err(_), Some(_)) => {
-                    (rest.len(), Merged { kept: page_sum(rest), ..Merged::default() })
-                }
-            };
-            *all.get_or_insert_default() += merged;
-            rest = &rest[done..];
-        }
-    }
-    let all = all.unwrap_or_default();
-    if all.shared > 0 {
-        // It may have seen nothing to watch, and sleep.
-        watchdog::ring();
-    }
-    Ok(all)
-}
-
-/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is opened meanwhile is looked
-/// at first: QEMU does not get it before the turn is over.
-fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
-    loop {
-        let seen = disks::opened();
-        if let Some(why) = disks.objection(seen) {
-            return Err(Refusal::NotMerging { why: why.to_owned() });
-        }
-        let mut engine = lock();
-        if disks::opened() == seen {
-            return engine.merge_turn(runs);
-        }
-    }
 }
 
 /// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be

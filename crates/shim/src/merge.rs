@@ -23,7 +23,8 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-use protocol::{Content, Merge, Refusal};
+use protocol::layout::PageState;
+use protocol::{Content, Merge, Merged, Refusal};
 use sys::mappings::is_mapped;
 use sys::memory_map::{
     Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Range, Reserved, Untouched, advise,
@@ -32,10 +33,15 @@ use sys::memory_map::{
 use sys::pool_file::PoolView;
 use sys::userfaultfd::Userfaultfd;
 
+use crate::channel::Part;
 use crate::descriptors::Guarded;
+use crate::disks::Disks;
+use crate::engine::{Engine, lock, userfaultfd};
 use crate::ram::Block;
-use crate::transitions::{Fresh, Host, Mapper, Verdict};
-use crate::{cuts, unshare};
+use crate::time::now;
+use crate::transitions::{self, Fresh, Host, Mapper, Run, Verdict};
+use crate::turns::turn;
+use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
 
 /// Most pages in a turn: well below a millisecond. Where slots are prepared aside it may end with fewer.
 pub(crate) const AT_ONCE: u32 = 64;
@@ -97,6 +103,112 @@ pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
         }
     }
     turns
+}
+
+/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
+/// the last one's is under way.
+pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
+    cuts::recount_if_due();
+    let mut disks = Disks::new();
+    let mut all: Option<Merged> = None;
+    for turn in turns(runs) {
+        let mut rest = turn.as_slice();
+        while !rest.is_empty() && is_wanted() {
+            let turn = merge_next(&mut disks, rest);
+            let (done, merged) = match (turn, &all) {
+                (Ok(done), _) => done,
+                (Err(refusal), None) => return Err(refusal),
+                // What was done is done.
+                (Err(_), Some(_)) => {
+                    (rest.len(), Merged { kept: page_sum(rest), ..Merged::default() })
+                }
+            };
+            *all.get_or_insert_default() += merged;
+            rest = &rest[done..];
+        }
+    }
+    let all = all.unwrap_or_default();
+    if all.shared > 0 {
+        // It may have seen nothing to watch, and sleep.
+        watchdog::ring();
+    }
+    Ok(all)
+}
+
+/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is opened meanwhile is looked
+/// at first: QEMU does not get it before the turn is over.
+fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
+    loop {
+        let seen = disks::opened();
+        if let Some(why) = disks.objection(seen) {
+            return Err(Refusal::NotMerging { why: why.to_owned() });
+        }
+        let mut engine = lock();
+        if disks::opened() == seen {
+            return engine.merge_turn(runs);
+        }
+    }
+}
+
+impl Engine {
+    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where others want the CPUs, the
+    /// thread that reads while mappings are moved is late each time.
+    fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
+        let refused = |why: String| Refusal::NotMerging { why };
+        if let Some(why) = self.obstacle() {
+            return Err(refused(why.into_owned()));
+        }
+        let uffd = userfaultfd().map_err(|error| refused(error.to_string()))?;
+        let pagemap = tracker::pagemap().ok_or_else(|| refused("no page tables".to_owned()))?;
+        let Some(channel) = &self.channel else { return Ok((runs.len(), Merged::default())) };
+        let buffer = buffer(uffd).ok_or_else(|| refused("no memory".to_owned()))?;
+        let parts: Vec<Vec<Part>> =
+            runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
+        let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
+        self.begin_moving(uffd, &ranges, 0).map_err(|errno| Refusal::Kernel {
+            call: "UFFDIO_REGISTER".to_owned(),
+            errno: errno.raw_os_error(),
+        })?;
+        // Only once the guest has written to a shared page: it takes three times as long.
+        let shares = runs.iter().any(|run| run.content != Content::Zeros);
+        let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
+        let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
+        let room = is_prepared.then(|| Untouched::new(TURN_BYTES, false).ok()).flatten();
+        let prepared_at = room.as_ref();
+        let _remapping = prepared_at.map(|_| remapping::Turn::begin());
+        let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
+        let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
+            return Ok((runs.len(), Merged::default()));
+        };
+        let pool = pool.as_ref();
+        'turn: for (run, parts) in runs.iter().zip(parts) {
+            for Part { page, range: home } in parts {
+                let Some(block) = ram.block(home.start) else { continue };
+                let place = Place { host: Host { uffd, pagemap }, block, pool, prepared_at };
+                let content = run.content_at(page);
+                let run = Run { home, away: buffer.start, page };
+                moving.run = Some(run);
+                // SAFETY: registered, by the tracker or just now; the buffer always is.
+                merged += unsafe { transitions::merge(&place, channel, run, content) };
+                if channel.has(home, PageState::Aside) {
+                    done += 1;
+                    break 'turn;
+                }
+                let _ = uffd.wake(home);
+            }
+            done += 1;
+            if now() > deadline {
+                break;
+            }
+        }
+        self.settle();
+        merged.kept = page_sum(&runs[..done])
+            - merged.shared
+            - merged.dropped
+            - merged.different
+            - merged.no_room;
+        Ok((done, merged))
+    }
 }
 
 /// The pages of all these runs.

@@ -48,25 +48,27 @@
 //!
 //! Nothing here allocates or touches guest RAM.
 
+mod host;
 #[cfg(test)]
 mod tests;
+mod way;
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use protocol::layout::{PageState, Shared};
 use protocol::{Content, Merged};
 use rustix::io::Errno;
-use sys::memory_map::{Advice, PAGE_BYTES, PageSet, Pagemap, Range, advise};
-use sys::userfaultfd::{Progress, Userfaultfd};
+use sys::memory_map::{PAGE_BYTES, PageSet, Range};
+use sys::userfaultfd::Progress;
 
 use crate::channel::Channel;
-use crate::time::{Nanos, now};
+use crate::time::Nanos;
+
+pub(crate) use host::{Host, fill_hole, fill_holes, forget_late, late};
+use way::Way;
 
 /// How long a step tries a page that the kernel is busy with.
 pub(crate) const HOLD: Duration = Duration::from_millis(1);
-/// How long a page may fail to come home, over many steps, before QEMU is ended.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a page is tried that need not move, or a copy that need not be made.
 const TRIES: u32 = 8;
 
@@ -601,140 +603,4 @@ fn is_all(shared: Shared<'_>, run: Run, wanted: PageState) -> bool {
 
 fn pages_of(range: Range) -> usize {
     usize::try_from(range.len / PAGE_BYTES).unwrap_or(usize::MAX)
-}
-
-/// How far a range is done. What stops is tried as one page before it is judged: a range may span two
-/// mappings, which the kernel refuses as a whole.
-struct Way {
-    len: u64,
-    at: u64,
-    one_page: bool,
-}
-
-impl Way {
-    fn new(len: u64) -> Self {
-        Self { len, at: 0, one_page: false }
-    }
-
-    /// Where to go on, and for how many bytes.
-    fn next(&self) -> Option<(u64, u64)> {
-        let rest = self.len.checked_sub(self.at).filter(|&rest| rest > 0)?;
-        Some((self.at, if self.one_page { PAGE_BYTES.min(rest) } else { rest }))
-    }
-
-    /// Notes how far it went; answers what stopped a page that was tried alone.
-    fn went(&mut self, progress: Progress) -> Option<Errno> {
-        self.at += progress.bytes;
-        let errno = progress.stopped.filter(|_| progress.bytes == 0);
-        let judged = errno.filter(|_| self.one_page);
-        self.one_page = errno.is_some();
-        judged
-    }
-
-    /// Leaves a page as it is.
-    fn skip(&mut self) {
-        self.at += PAGE_BYTES;
-        self.one_page = false;
-    }
-}
-
-/// The kernel that this process runs on.
-#[derive(Clone, Copy)]
-pub(crate) struct Host {
-    pub(crate) uffd: &'static Userfaultfd,
-    pub(crate) pagemap: &'static Pagemap,
-}
-
-/// The page that has not come home for the longest time, and since when: 0 and 0 if all have.
-static LATE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
-
-/// A page that has not come home when it should have: its address there.
-pub(crate) fn late() -> Option<u64> {
-    let [at, since] = &LATE;
-    (since.load(Ordering::Acquire) != 0).then(|| at.load(Ordering::Acquire))
-}
-
-/// It is nowhere any more: QEMU has discarded it, or has mapped something else there.
-pub(crate) fn forget_late() {
-    LATE[1].store(0, Ordering::Release);
-}
-
-impl Kernel for Host {
-    unsafe fn move_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        // SAFETY: as the caller promises.
-        unsafe { self.uffd.move_pages(dst, src, len) }
-    }
-
-    unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress {
-        // SAFETY: as the caller promises.
-        unsafe { self.uffd.copy_pages(dst, src, len) }
-    }
-
-    unsafe fn discard(&self, ours: Range) -> Result<(), Errno> {
-        // SAFETY: as the caller promises.
-        unsafe { advise(ours, Advice::LinuxDontNeed) }
-    }
-
-    fn populated(&self, range: Range) -> Result<PageSet, Errno> {
-        self.pagemap.populated_set(range)
-    }
-
-    fn now(&self) -> Nanos {
-        now()
-    }
-
-    fn pause(&self) {
-        rustix::thread::sched_yield();
-    }
-
-    fn tried(&self, home: Range, away: &PageSet) {
-        let [at, since] = &LATE;
-        let (late, began) = (at.load(Ordering::Acquire), since.load(Ordering::Acquire));
-        if began == 0 {
-            if let Some(page) = away.first() {
-                at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
-                since.store(now().0, Ordering::Release);
-            }
-        } else if (home.start..home.start + home.len).contains(&late) {
-            if !away.has(pages_of(Range { start: home.start, len: late - home.start })) {
-                since.store(0, Ordering::Release);
-            } else if now().since(Nanos(began)) > PATIENCE {
-                self.end(STUCK, Errno::TIMEDOUT);
-            }
-        }
-    }
-
-    fn end(&self, what: &str, errno: Errno) -> ! {
-        crate::threads::end_process(what, errno)
-    }
-}
-
-/// Maps zeros at `page`, if it is a hole: no memory is used until the guest writes. Answers whether it was.
-///
-/// # Safety
-/// Whatever belongs there is there already, and it is not mapped from a pool.
-pub(crate) unsafe fn fill_hole(uffd: &Userfaultfd, page: Range) -> bool {
-    // SAFETY: as the caller promises.
-    unsafe { uffd.zero_pages(page) }.stopped != Some(Errno::EXIST)
-}
-
-/// Maps zeros wherever `range` has a hole.
-///
-/// # Safety
-/// As for [`fill_hole`].
-pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, range: Range) {
-    let (mut at, mut tries) = (0, 0);
-    while at < range.len {
-        let rest = Range { start: range.start + at, len: range.len - at };
-        // SAFETY: as the caller promises.
-        let progress = unsafe { uffd.zero_pages(rest) };
-        at += progress.bytes;
-        match progress.stopped {
-            None => break,
-            Some(Errno::EXIST) => at += PAGE_BYTES,
-            Some(Errno::AGAIN) if tries < TRIES => tries += 1,
-            // Whoever waits for a page that is still missing traps again.
-            Some(_) => break,
-        }
-    }
 }
