@@ -112,6 +112,7 @@ mod nursery;
 mod qemu;
 mod ram;
 mod remapping;
+mod thread_locals;
 mod threads;
 mod time;
 mod tracker;
