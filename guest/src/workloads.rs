@@ -8,6 +8,7 @@ mod data;
 mod fileio;
 mod graph;
 mod idle;
+mod kinds;
 mod kv;
 mod matrix;
 mod memhog;
@@ -51,6 +52,8 @@ pub(crate) enum Workload {
     Fileio(fileio::Options),
     /// Answer requests over a working set, open loop with --rate; ops = requests
     Web(web::Options),
+    /// One kind of work after the other: memory, system calls, a disk; ops = pages or calls
+    Kinds(kinds::Options),
     /// A nearly idle service: wakes up, touches 1 MB; ops = wake-ups
     Idle,
     /// Fill memory with a checkable pattern, rewrite and verify it; ops = MB verified
@@ -88,6 +91,7 @@ impl Workload {
             Self::Pi => "pi",
             Self::Fileio(_) => "fileio",
             Self::Web(_) => "web",
+            Self::Kinds(_) => "kinds",
             Self::Idle => "idle",
             Self::Verify(_) => "verify",
             Self::Scan(_) => "scan",
@@ -113,6 +117,7 @@ impl Workload {
             Self::Pi => pi::run(worker),
             Self::Fileio(options) => fileio::run(options, worker),
             Self::Web(options) => web::run(options, worker),
+            Self::Kinds(options) => kinds::run(options, worker),
             Self::Idle => idle::run(worker),
             Self::Verify(options) => verify::run(options, worker),
             Self::Scan(options) => scan::run(options, worker),

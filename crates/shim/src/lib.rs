@@ -91,6 +91,7 @@
 //! | `hot_set` | what only experiments have |
 //! | `fault_thread`, `remapping`, `watchdog`, `control` | our four threads |
 //! | `bench` | what a trap costs |
+//! | `thread_locals` | thread-locals without a TLS segment, which would cost the guest |
 //! | `channel` | the memory that the worker reads |
 
 mod bench;

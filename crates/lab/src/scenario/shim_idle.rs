@@ -1,24 +1,27 @@
 //! `shim-idle`: what the shim costs a guest that nobody tracks.
 //!
-//! Two guests that differ in nothing but the preloaded shim run the same workload side by side, each on a CPU of
-//! its own, and change CPUs every few seconds, so that neither the CPU nor what else runs on the host favours
-//! one. Each pair of windows gives one ratio; the median over all pairs, workloads and boots counts. Who boots
-//! first takes turns, too.
+//! Two guests that differ in nothing but the preloaded shim write, read and copy memory, change it at random places, call their
+//! kernel, and read a disk, each for some seconds, side by side. Where QEMU's memory lies differs from boot to boot, and a
+//! guest's speed with it: so each pair of boots gives one ratio for each kind of work, and the median over the pairs counts.
+//!
+//! What is compared is work for the time that all threads of the QEMU were on a CPU, shim's included: what else runs on the
+//! host takes part of the wall time, and not of that. CPU and order of the boots change from pair to pair.
 
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::process::Pid;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use model::Bytes;
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
 use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::meb::pairs::Median;
 use crate::meb::progress;
-use crate::meb::workloads::{ALL, MEMORY, Workload, cpu_of};
+use crate::meb::workloads::{MEMORY, cpu_of};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "shim-idle",
@@ -26,128 +29,171 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const ROUNDS: usize = 8;
-/// Pairs of windows in each round.
-const PAIRS: usize = 4;
-/// Lines of a window, one second each.
-const WINDOW: usize = 3;
+/// Pairs of guests.
+const PAIRS: usize = 28;
+const WORKLOAD: &str = "kinds --mb 96 --each 3 --path /dev/data --disk-mb 64";
+const DISK: Bytes = Bytes::mib(64);
+/// What the guest does, in its order.
+const KINDS: [&str; 6] = ["write", "read", "copy", "random", "system_calls", "disk"];
 const FILL_LIMIT: Duration = Duration::from_secs(60);
+/// Some multiples of what the guest takes on a quiet machine.
+const LIMIT: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(3);
 const WITH: &str = "with";
 const WITHOUT: &str = "without";
 
 /// What one pair of guests showed.
-struct Round {
-    workload: &'static str,
-    /// How much longer the guest with the shim took, for each pair of windows: 0.01 is one percent.
-    slowdowns: Vec<f64>,
+struct Pair {
+    /// How much longer the guest with the shim took for each kind of work: 0.01 is one percent.
+    slowdowns: [f64; KINDS.len()],
     boot_s_with: f64,
     boot_s_without: f64,
 }
 
+/// A guest's line, and what its QEMU had been on a CPU then.
+#[derive(Clone, Copy)]
+struct Mark {
+    phase: usize,
+    t_s: f64,
+    ops: f64,
+    cpu_s: f64,
+}
+
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut rounds = Vec::new();
-    for number in 0..ROUNDS {
-        let workload = &ALL[number % ALL.len()];
-        context.say(&format!("{}, with the shim and without ...", workload.name));
-        rounds.push(round(context, number, workload)?);
+    let mut pairs = Vec::new();
+    for number in 0..PAIRS {
+        context.say(&format!("pair {} of {PAIRS} ...", number + 1));
+        pairs.push(pair(context, number)?);
     }
-    let mut figures = figures(context, &rounds);
-    page(&rounds).write(&context.dir, &mut figures)?;
+    let mut figures = figures(context, &pairs);
+    page(&pairs).write(&context.dir, &mut figures)?;
     Ok(figures)
 }
 
-fn round(context: &Context, number: usize, workload: &Workload) -> Result<Round, LabError> {
+fn pair(context: &Context, number: usize) -> Result<Pair, LabError> {
     let guest = |name: &str, place| MachineSpec {
         seed: context.seed,
         shim: name == WITH,
         cpus: cpu_of(place),
-        ..MachineSpec::new(name, "idle", MEMORY, MEMORY, workload.command)
+        data_disk: Some(DISK),
+        ..MachineSpec::new(name, "idle", MEMORY, MEMORY, WORKLOAD)
     };
     let names = if number.is_multiple_of(2) { [WITH, WITHOUT] } else { [WITHOUT, WITH] };
-    let specs = [guest(names[0], 0), guest(names[1], 1)];
+    // Every second pair the CPUs change, too.
+    let turned = number / 2 % 2;
+    let specs = [guest(names[0], turned), guest(names[1], 1 - turned)];
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let (with, without) = (place(&lab, WITH), place(&lab, WITHOUT));
-    let mut slowdowns = Vec::new();
-    for _ in 0..PAIRS {
-        let mut product = 1.0;
-        for swapped in [0, 1] {
-            for (place, machine) in lab.machines().iter().enumerate() {
-                move_to(machine, &cpu_of(place + swapped))?;
-            }
-            // In the first line it has moved.
-            let rates = progress::rates(&lab, 1, WINDOW)?;
-            product *= rates[without] / rates[with];
-        }
-        slowdowns.push(product.sqrt() - 1.0);
-    }
+    let marks = marks(&lab)?;
+    let speed = |place: usize, kind| speed(&marks[place], kind);
+
+    let slowdowns = std::array::from_fn(|kind| speed(without, kind) / speed(with, kind) - 1.0);
     let boot_s = |place: usize| lab.machines()[place].boot_time().as_secs_f64();
     let (boot_s_with, boot_s_without) = (boot_s(with), boot_s(without));
     lab.stop()?;
-    Ok(Round { workload: workload.name, slowdowns, boot_s_with, boot_s_without })
+    Ok(Pair { slowdowns, boot_s_with, boot_s_without })
 }
 
 fn place(lab: &Lab, name: &str) -> usize {
     lab.machines().iter().position(|machine| machine.spec().name == name).unwrap_or(0)
 }
 
-/// Moves all threads of a QEMU; one that begins later follows the one that began it.
-fn move_to(machine: &Machine, cpus: &[usize]) -> Result<(), LabError> {
-    if cpus.is_empty() {
-        return Ok(());
+/// Each guest's lines until it has done all kinds of work.
+fn marks(lab: &Lab) -> Result<Vec<Vec<Mark>>, LabError> {
+    let deadline = Instant::now() + LIMIT;
+    let mut marks: Vec<Vec<Mark>> = lab.machines().iter().map(|_| Vec::new()).collect();
+    while marks.iter().any(|marks| marks.last().is_none_or(|last| last.phase < KINDS.len())) {
+        if Instant::now() > deadline {
+            let what = "the guests to do all kinds of work".to_owned();
+            return Err(LabError::Timeout { what, limit: LIMIT });
+        }
+        for (machine, marks) in lab.machines().iter().zip(&mut marks) {
+            if !machine.alive() {
+                return Err(machine.death());
+            }
+            let newest = progress::Line::newest(machine);
+            let Some(line) = newest.filter(|line| marks.last().is_none_or(|m| m.t_s < line.t_s))
+            else {
+                continue;
+            };
+            let phase = line.value["phase"].as_u64().and_then(|phase| usize::try_from(phase).ok());
+            let Some(phase) = phase else { continue };
+            marks.push(Mark { phase, t_s: line.t_s, ops: line.ops, cpu_s: cpu_s(machine)? });
+        }
+        interrupt::sleep(POLL)?;
     }
-    let mut set = CpuSet::new();
-    cpus.iter().for_each(|cpu| set.set(*cpu));
-    let tasks = format!("/proc/{}/task", machine.process().pid);
-    for task in std::fs::read_dir(tasks)? {
-        let id = task?.file_name().to_string_lossy().parse::<i32>().ok().and_then(Pid::from_raw);
-        // A thread that has ended meanwhile needs no CPU.
-        let _ = id.map(|id| sched_setaffinity(Some(id), &set));
-    }
-    Ok(())
+    Ok(marks)
 }
 
-fn figures(context: &Context, rounds: &[Round]) -> Figures {
-    let runs = u32::try_from(rounds.len()).unwrap_or(u32::MAX);
+/// Work of one kind for each second on a CPU; not a number when fewer than two lines tell of it.
+fn speed(marks: &[Mark], kind: usize) -> f64 {
+    let mut of_kind = marks.iter().filter(|mark| mark.phase == kind);
+    match (of_kind.next(), of_kind.next_back()) {
+        (Some(first), Some(last)) => (last.ops - first.ops) / (last.cpu_s - first.cpu_s),
+        _ => f64::NAN,
+    }
+}
+
+/// How long the threads of a QEMU have been on a CPU.
+fn cpu_s(machine: &Machine) -> Result<f64, LabError> {
+    let threads = Path::new("/proc").join(machine.process().pid.to_string()).join("task");
+    let mut cpu_s = 0.0;
+    for thread in std::fs::read_dir(threads)? {
+        // A thread may end meanwhile.
+        let text = std::fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+        cpu_s += text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e9;
+    }
+    Ok(cpu_s)
+}
+
+fn figures(context: &Context, pairs: &[Pair]) -> Figures {
+    let runs = u32::try_from(pairs.len()).unwrap_or(u32::MAX);
     let mut figures = context.figures(SCENARIO.name, runs);
-    let all = Median::of(rounds.iter().flat_map(|round| round.slowdowns.clone()).collect());
-    figures.add(
-        "slowdown",
-        Figure::new(
-            all.value,
-            "ratio",
-            format!("rate without / with - 1, {}", all.interval_percent()),
-        )
-        .target(Target::AtMost(0.01)),
-    );
-    let boots = Median::of(rounds.iter().map(|r| r.boot_s_with / r.boot_s_without - 1.0).collect());
+    let medians = KINDS.iter().enumerate().map(|(kind, name)| (*name, median(pairs, kind)));
+    let medians: Vec<(&str, Median)> = medians.collect();
+    // What is not a number is the largest of all.
+    let worst = medians.iter().max_by(|a, b| a.1.value.total_cmp(&b.1.value));
+    if let Some((name, median)) = worst {
+        let note =
+            format!("{name}: work for CPU time, without / with - 1, {}", median.interval_percent());
+        figures.add(
+            "slowdown_max",
+            Figure::new(median.value, "ratio", note).target(Target::AtMost(0.01)),
+        );
+    }
+    for (name, median) in &medians {
+        figures.add(
+            &format!("slowdown_{name}"),
+            Figure::new(median.value, "ratio", median.interval_percent()),
+        );
+    }
+    let boots = Median::of(pairs.iter().map(|p| p.boot_s_with / p.boot_s_without - 1.0).collect());
     let note = format!(
         "boot with / without - 1, {}; {:.2} s against {:.2} s",
         boots.interval_percent(),
-        Median::of(rounds.iter().map(|round| round.boot_s_with).collect()).value,
-        Median::of(rounds.iter().map(|round| round.boot_s_without).collect()).value,
+        Median::of(pairs.iter().map(|pair| pair.boot_s_with).collect()).value,
+        Median::of(pairs.iter().map(|pair| pair.boot_s_without).collect()).value,
     );
     figures.add("boot_slowdown", Figure::new(boots.value, "ratio", note));
-    for round in rounds {
-        let median = Median::of(round.slowdowns.clone());
-        let name = format!("slowdown_{}", round.workload);
-        figures.add(&name, Figure::new(median.value, "ratio", median.interval_percent()));
-    }
     figures
 }
 
-fn page(rounds: &[Round]) -> Page {
-    let all = rounds.iter().flat_map(|round| &round.slowdowns).zip(0_u32..);
-    let points = all.map(|(slowdown, pair)| (f64::from(pair), (1.0 + slowdown) * 100.0)).collect();
-    let marks = rounds.iter().zip(0_u32..).map(|(round, number)| {
-        let pairs = u32::try_from(PAIRS).unwrap_or(1);
-        (f64::from(number * pairs), round.workload.to_owned())
-    });
-    let lines = vec![Line { name: "time with shim".to_owned(), points }];
+fn median(pairs: &[Pair], kind: usize) -> Median {
+    Median::of(pairs.iter().map(|pair| pair.slowdowns[kind]).filter(|s| s.is_finite()).collect())
+}
+
+fn page(pairs: &[Pair]) -> Page {
+    let line = |(kind, name): (usize, &&str)| {
+        let points = pairs.iter().zip(0_u32..);
+        let points = points.map(|(p, n)| (f64::from(n), (1.0 + p.slowdowns[kind]) * 100.0));
+        Line { name: (*name).to_owned(), points: points.collect() }
+    };
+    let lines = KINDS.iter().enumerate().map(line).collect();
     let mut page = Page::default();
     page.add(
-        "Time for the same work with the shim, in percent of the time without",
-        Chart { unit: "%", across: "pairs", is_log: false, lines, marks: marks.collect() },
+        "CPU time for the same work with the shim, in percent of that without",
+        Chart { unit: "%", across: "pairs", is_log: false, lines, marks: Vec::new() },
     );
     page
 }
