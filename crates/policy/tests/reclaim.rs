@@ -113,6 +113,6 @@ fn nothing_is_taken_on_stale_readings_nor_while_paused() {
     assert_eq!(taken(&world.second()), []);
     world.memory = policy::Memory::fresh(false);
     world.see("a").link = model::Link::Down { since: world.now, why: "gone".into() };
-    let plan = world.seconds(15);
+    let plan = world.seconds(35);
     assert_eq!(taken(&plan).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["b", "c"]);
 }
