@@ -15,6 +15,7 @@ use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
 
 use crate::time::now;
 use crate::transitions::{self, Host, Kernel as _};
+use crate::watchdog;
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
 
@@ -74,7 +75,7 @@ impl Bench {
                 unsafe { transitions::fill_holes(host.uffd, guest) };
             }
         }
-        let _ = host.uffd.wake(self.guest(LARGEST));
+        watchdog::wake(host.uffd, self.guest(LARGEST));
     }
 
     /// Whether an address lies in its first half.

@@ -26,7 +26,7 @@ use crate::time::{Nanos, now};
 use crate::tracker::{self, page_of};
 use crate::transitions::Host;
 use crate::unshare::{self, Replacement};
-use crate::{merge, remapping};
+use crate::{merge, remapping, watchdog};
 
 /// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
 const NEAR: Duration = Duration::from_millis(100);
@@ -160,7 +160,7 @@ impl Engine {
             // SAFETY: every page is in its place.
             unsafe { uffd.unregister(part.range) }
                 .map_err(|errno| refused("UFFDIO_UNREGISTER", errno))?;
-            let _ = uffd.wake(part.range);
+            watchdog::wake(uffd, part.range);
             unshare::copy(part.range)
                 .map_err(|errno| refused("madvise(MADV_POPULATE_WRITE)", errno))?;
         }
@@ -190,7 +190,7 @@ impl Engine {
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
             if is_replaced {
-                let _ = uffd.wake(part);
+                watchdog::wake(uffd, part);
                 self.join_at_ends(part, SOON_JOINED);
             }
         }
@@ -245,14 +245,14 @@ impl Engine {
                 // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
                 unsafe { replacement.rejoin(piece) };
             });
-            let _ = uffd.wake(piece);
+            watchdog::wake(uffd, piece);
         }
     }
 
     /// Lets writes to `range` go on: the kernel makes the copies. What is QEMU's own to protect traps again, or is about to.
     pub(crate) fn let_write(&self, uffd: &Userfaultfd, range: Range) {
         if self.holds.are_qemus(range) {
-            let _ = uffd.wake(range);
+            watchdog::wake(uffd, range);
         } else {
             unshare::let_write(uffd, range);
         }
@@ -265,7 +265,7 @@ impl Engine {
         for merged in channel.merged(range).filter(|merged| !self.holds.are_qemus(*merged)) {
             // SAFETY: every page is in its place.
             let _ = unsafe { uffd.unregister(merged) };
-            let _ = uffd.wake(merged);
+            watchdog::wake(uffd, merged);
         }
     }
 

@@ -118,8 +118,7 @@ impl Engine {
         if let Some(run) = moving.run {
             // SAFETY: it was taken from there, and what was registered for that still is.
             let is_home = unsafe { transitions::put_back(&Host { uffd, pagemap }, channel, run) };
-            // It fails only for what is no longer mapped, where nobody waits.
-            let _ = uffd.wake(run.home);
+            watchdog::wake(uffd, run.home);
             if !is_home {
                 watchdog::ring();
                 return false;
@@ -150,7 +149,7 @@ impl Engine {
         for region in self.regions() {
             if let Ok(uffd) = userfaultfd() {
                 let len = u64::from(region.pages) * PAGE_BYTES;
-                let _ = uffd.wake(Range { start: region.address, len });
+                watchdog::wake(uffd, Range { start: region.address, len });
             }
         }
     }
@@ -272,7 +271,7 @@ impl Engine {
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
         // A page that would not go home when its turn ended: who waits for it goes on, or traps again.
         if !self.settle() {
-            let _ = uffd.wake(page);
+            watchdog::wake(uffd, page);
             return Served::Yes;
         }
         if is_merged && is_protected {
@@ -284,11 +283,11 @@ impl Engine {
             return served;
         } else if is_merged || is_protected {
             // It was touched while it was aside, and is the pool's page now; or the other way round.
-            let _ = uffd.wake(page);
+            watchdog::wake(uffd, page);
         } else if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel) {
             return tracker.serve(channel, address, received);
         } else if self.holds.are_qemus(page) {
-            let _ = uffd.wake(page);
+            watchdog::wake(uffd, page);
         } else {
             fill_stray(uffd, address);
         }

@@ -194,7 +194,7 @@ impl Engine {
                     done += 1;
                     break 'turn;
                 }
-                let _ = uffd.wake(home);
+                watchdog::wake(uffd, home);
             }
             done += 1;
             if now() > deadline {

@@ -13,8 +13,8 @@ use rustix::event::Timespec;
 use sys::memory_map::{PAGE_BYTES, Range};
 use sys::userfaultfd::{Fault, MAX_FAULTS};
 
-use crate::engine;
 use crate::fault_thread::{self, Reader};
+use crate::{engine, watchdog};
 
 /// How long it waits before it looks whether the turn is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
@@ -64,8 +64,8 @@ pub(crate) fn run() {
         if first <= last {
             let start = first / PAGE_BYTES * PAGE_BYTES;
             // Everybody in between, too: who is woken too early traps again.
-            let _ = uffd
-                .wake(Range { start, len: last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start });
+            let len = last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start;
+            watchdog::wake(uffd, Range { start, len });
             fault_thread::has_none(Reader::Remapper);
         }
     }

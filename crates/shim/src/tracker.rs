@@ -32,6 +32,7 @@ use crate::nursery::Nursery;
 use crate::ram::Block;
 use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, Host, Kernel as _};
+use crate::watchdog;
 
 /// Most pages that are out of reach at a time: as many as 8,192 granules of 128 KiB have, 1 GiB. A thread of QEMU's that
 /// needs all of them in their places waits for as long as that takes.
@@ -232,8 +233,7 @@ impl Tracker {
 
     /// Who waits for a page of `range` goes on, or traps again.
     fn wake(&self, range: Range) {
-        // It fails only for a range that is no longer mapped, where nobody waits.
-        let _ = self.host.uffd.wake(range);
+        watchdog::wake(self.host.uffd, range);
     }
 
     /// Resolves a fault at `address`, whose page is not merged, received at `received`.
@@ -248,12 +248,8 @@ impl Tracker {
         };
         let shared = channel.shared();
         let is_known = granule.is_staged(shared);
-        let is_found = if is_known { Ok(false) } else { self.finds_staged(shared, granule) };
-        let Ok(is_found) = is_found else {
-            // Where nothing can be asked nothing is filled in: who waits traps again.
-            self.wake(granule.guest);
-            return Served::Yes;
-        };
+        // Where nothing can be asked, what was found when its state was set holds.
+        let is_found = !is_known && self.finds_staged(shared, granule).unwrap_or(false);
         let was_staged = is_known || is_found;
         if was_staged && !self.give_back(shared, granule) {
             // Some of it would not go. Who waits for just that traps again, and again it is tried.
@@ -399,7 +395,7 @@ impl Tracker {
         // SAFETY: the fault thread serves.
         if unsafe { self.host.uffd.register(range) }.is_err() {
             self.is_incomplete = true;
-            crate::watchdog::give_up();
+            watchdog::give_up();
         }
     }
 
@@ -508,7 +504,7 @@ pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let page = page_of(address);
     // SAFETY: as said.
     unsafe { transitions::fill_hole(uffd, page) };
-    let _ = uffd.wake(page);
+    watchdog::wake(uffd, page);
 }
 
 pub(crate) fn page_of(address: u64) -> Range {

@@ -41,7 +41,7 @@ use crate::channel::Channel;
 use crate::descriptors::kept;
 use crate::ram::{Block, end};
 use crate::transitions::{self, Fresh, Host, Kernel as _, Run};
-use crate::{merge, tracker};
+use crate::{merge, tracker, watchdog};
 
 /// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
 pub(crate) const LOST_PLACE: &str = "guest memory has lost its place";
@@ -113,8 +113,7 @@ pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
             // SAFETY: as said; every page is in its place.
             let _ = unsafe { uffd.unprotect(page).or_else(|_| uffd.unregister(page)) };
         }
-        // It fails only for what is no longer mapped, where nobody waits.
-        let _ = uffd.wake(merged);
+        watchdog::wake(uffd, merged);
     }
 }
 
@@ -183,7 +182,7 @@ impl<'a> Replacement<'a> {
             // known who holds it.
             let _ = unsafe { uffd.unregister(left) };
         }
-        let _ = uffd.wake(merged);
+        watchdog::wake(uffd, merged);
     }
 
     /// Answers whether the place is the guest's own.

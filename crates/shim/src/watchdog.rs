@@ -12,6 +12,8 @@ use std::time::Duration;
 use protocol::layout::GiveBack;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sys::faults::{self, Call, NOWHERE};
+use sys::memory_map::Range;
+use sys::userfaultfd::Userfaultfd;
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE};
@@ -31,6 +33,8 @@ static FUSE_BLOWN: AtomicBool = AtomicBool::new(false);
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 /// When the worker last said something; 0: there is none.
 static LAST_WORD: AtomicU64 = AtomicU64::new(0);
+/// Somebody waits who should have been woken.
+static NOT_WOKEN: AtomicBool = AtomicBool::new(false);
 static STALLS: AtomicU64 = AtomicU64::new(0);
 static BELL: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -87,7 +91,7 @@ pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
     let mut unread_since = None;
     loop {
-        let on = engine::is_watched() || late().is_some();
+        let on = engine::is_watched() || late().is_some() || NOT_WOKEN.load(Ordering::Acquire);
         wait(bell, on.then_some(TICK));
         if !on {
             unread_since = None;
@@ -103,15 +107,17 @@ pub(crate) fn run() {
         };
         let nobody_reads = unread_since.is_some_and(|(_, since)| now().since(since) > SLOW_FAULT);
         let reason = reason_to_give_back();
-        if !nobody_reads && reason.is_none() && late().is_none() {
+        let not_woken = NOT_WOKEN.swap(false, Ordering::AcqRel);
+        if !nobody_reads && reason.is_none() && late().is_none() && !not_woken {
             continue;
         }
         let Some(mut engine) = ENGINE.lock_within(SLOW_FAULT) else {
             STALLS.fetch_add(1, Ordering::Relaxed);
+            NOT_WOKEN.fetch_or(not_woken, Ordering::AcqRel);
             continue;
         };
         engine.bring_home_late_pages();
-        if nobody_reads || reason == Some(GiveBack::SlowFault) {
+        if nobody_reads || not_woken || reason == Some(GiveBack::SlowFault) {
             // Whoever has read it and does not serve it: they trap again.
             engine.wake_all();
         }
@@ -122,6 +128,15 @@ pub(crate) fn run() {
         if let Some(reason) = reason.or(nobody_reads.then_some(GiveBack::SlowFault)) {
             engine::give_back(Some(reason));
         }
+    }
+}
+
+/// Who waits for a page of `range` goes on, or traps again. The kernel refuses that for wrong addresses only; should it
+/// refuse, all who wait are woken by the watchdog.
+pub(crate) fn wake(uffd: &Userfaultfd, range: Range) {
+    if uffd.wake(range).is_err() {
+        NOT_WOKEN.store(true, Ordering::Release);
+        ring();
     }
 }
 

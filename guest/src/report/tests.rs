@@ -65,7 +65,9 @@ fn a_line_covers_its_second_and_the_final_one_the_run() {
 fn fields_without_meaning_are_absent() {
     let mut reporter = Reporter::new("test", Arc::new(Shared::new()), Vec::new());
     let line = serde_json::to_value(reporter.line(Duration::from_secs(1), false)).unwrap();
-    let names: Vec<&String> = line.as_object().unwrap().keys().collect();
+    // On a machine with swap the guest's own is told, too.
+    let names = line.as_object().unwrap().keys().filter(|name| *name != "swap_kb");
+    let names: Vec<&String> = names.collect();
     assert_eq!(names.len(), 5, "{names:?}");
 }
 

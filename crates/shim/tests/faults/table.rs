@@ -1,4 +1,4 @@
-//! Where the shim may end QEMU, and what is known to be wrong.
+//! Where the shim may end QEMU, and where QEMU is told that a call of its own has failed.
 
 use rustix::io::Errno;
 use sys::faults::{Call, How};
@@ -18,28 +18,10 @@ pub(crate) const MAY_END: &[Row] = &[
     }),
 ];
 
-/// In these cases it does wrong, as yet; they are left out.
-pub(crate) const KNOWN: &[Row] = &[
-    // `moves::give` tries for 10 s to give back what was never taken, for it does not ask the page tables whether anything is
-    // away.
-    ("QEMU is ended because of pages that are at home", |case| {
-        is_busy_for_ever(case) && begins_by_taking(case)
-    }),
-    // `merge::replace_by_fresh` writes zeros where nothing is mapped, if the kernel has unmapped what was there before it
-    // failed, as it does before Linux 6.12.
-    ("the shim writes to what is not mapped", |case| {
-        case.call == Call::MapFresh && has_discard_merged(case) && is_half(case)
-    }),
-    // Who touches a page waits for longer than anybody here, and may wait for ever: it is not known which.
-    ("nobody answers while the page tables do not", |case| {
-        let is_taking = case.scenario() == "freeing" && case.step().starts_with("take");
-        case.call == Call::Scan && case.times == u64::MAX && is_taking
-    }),
-    // Nobody looks at what `Userfaultfd::wake` answers. The kernel refuses it for wrong addresses only.
-    ("nobody wakes who waits", |case| case.call == Call::Wake),
-    // `UFFDIO_UNREGISTER` fails where the kernel has no memory to cut a mapping in two; then QEMU cannot register its memory
-    // itself, and is told so.
-    ("QEMU's own registration is refused", |case| {
+/// In these cases QEMU's own call fails, and QEMU is told so; they are left out.
+pub(crate) const MAY_REFUSE: &[Row] = &[
+    // The kernel has no memory to cut a mapping in two. Its migration or snapshot fails then; the guest runs on.
+    ("what we have registered cannot be unregistered, and QEMU cannot register it", |case| {
         case.call == Call::Unregister && case.scenario() == "QEMU's own userfaultfd"
     }),
 ];
@@ -58,12 +40,4 @@ fn is_busy_for_ever(case: &Case) -> bool {
 fn begins_by_taking(case: &Case) -> bool {
     const TAKING: [&str; 4] = ["track", "revoke", "merge", "merge more"];
     TAKING.contains(&case.step())
-}
-
-fn has_discard_merged(case: &Case) -> bool {
-    case.scenario().starts_with("merging")
-}
-
-fn is_half(case: &Case) -> bool {
-    matches!(case.how, How::Part { .. })
 }
