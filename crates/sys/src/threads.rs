@@ -43,7 +43,14 @@ mod tests {
     fn a_thread_is_found_by_its_name_and_what_it_waited_only_grows() {
         let named = std::thread::Builder::new().name("ob-threads-test".to_owned());
         let (done, wait) = std::sync::mpsc::channel::<()>();
-        let thread = named.spawn(move || wait.recv()).unwrap();
+        let (begins, begun) = std::sync::mpsc::channel();
+        let thread = named.spawn(move || {
+            begins.send(()).unwrap();
+            wait.recv()
+        });
+        let thread = thread.unwrap();
+        // It gives itself its name.
+        begun.recv().unwrap();
         let pid = std::process::id();
         let found = Thread::named(pid, "ob-threads-test").unwrap();
         let before = found.waited_ns().unwrap();
