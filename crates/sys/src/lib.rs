@@ -18,6 +18,7 @@ pub mod meminfo;
 pub mod memory_map;
 pub mod memory_of;
 pub mod mergeable;
+pub mod pagemap;
 pub mod pool_file;
 pub mod pool_maps;
 pub mod pressure;

@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 
 use protocol::Region;
 use sys::memory_map::PAGE_LEN;
+use sys::userfaultfd::Progress;
 
+use crate::time::Nanos;
 use crate::transitions::*;
 
 pub(super) const HOME: u64 = 0x10_0000;
