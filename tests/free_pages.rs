@@ -45,7 +45,8 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
     fleet::wait_until_working(&stage.lab).unwrap();
     assert!(stage.vm("guest")["unsupported"]["free_pages"].as_str().unwrap().contains("\"off\""));
     // Tracking would hold some of it aside.
-    configure(&stage, "tracking = \"1 %\"", "tracking = \"off\"\nfree_pages = \"lazy\"");
+    configure(&stage, "tracking = \"1 %\"", "tracking = \"off\"");
+    configure(&stage, "free_pages = \"off\"", "free_pages = \"lazy\"");
 
     stage.until("the guest's freed memory stays with it", |stage| {
         free_pages(stage, "lazy_bytes") > ENOUGH

@@ -153,6 +153,8 @@ impl StandIn {
 
     /// How many mappings its first block is made of.
     pub(crate) fn mappings_of(&self, worker: &Worker) -> usize {
+        // A write goes on before what it has cut is one mapping again: the answer comes after that.
+        worker.status();
         let region = worker.regions[0];
         let block = region.address..region.address + u64::from(region.pages) * 4096;
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
