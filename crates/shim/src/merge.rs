@@ -4,12 +4,12 @@
 //! can write to them: neither a vCPU, nor QEMU, nor a disk.
 //!
 //! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where I/O does not pin nothing is
-//! merged: [`disks`](crate::disks)), compared there, and if it is equal, the pool's page is mapped where it was,
+//! merged: [`disks`]), compared there, and if it is equal, the pool's page is mapped where it was,
 //! copy-on-write. Whoever touches it meanwhile waits for the fault thread, which waits for our turn to end. A page of zeros
 //! is simply dropped: its place is a hole, which reads as zeros.
 //!
-//! **Invariants.** Everything here runs under the engine's lock; the steps are those of [`transitions`](crate::transitions),
-//! and what a turn leaves aside goes back before the next one begins ([`settle`](crate::engine::Engine::settle)). A page's
+//! **Invariants.** Everything here runs under the engine's lock; the steps are those of [`transitions`],
+//! and what a turn leaves aside goes back before the next one begins ([`settle`](Engine::settle)). A page's
 //! state is "merged" exactly while its place is mapped from a pool; what is there cannot be moved, so such a page is never taken again, nor ever filled with zeros (for `UFFDIO_ZEROPAGE` a
 //! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
 //! cannot do that, it makes a copy in the same mapping.
