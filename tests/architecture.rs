@@ -30,7 +30,8 @@ const ORDER: [&str; 13] = [
 /// Crates without any outside world.
 const PURE: [&str; 4] = ["crates/model", "crates/policy", "crates/pages", "crates/sim"];
 
-/// Where `unsafe` may stand: the kernel's calls, what QEMU loads into its own process, and what stands in for QEMU.
+/// Where `unsafe` may stand: the kernel's calls, what QEMU loads into its own process, and what
+/// stands in for QEMU.
 const BOUNDARY: [&str; 4] = ["crates/sys/", "crates/shim/", "crates/stand-in/", "crates/tracer/"];
 
 /// What a pure crate never names.

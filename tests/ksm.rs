@@ -1,5 +1,5 @@
-//! VMs without the shim are merged by the kernel's KSM, end to end: real guests of one group, a QEMU that Overbook
-//! does not know, the daemon, a crash of it, and a release.
+//! VMs without the shim are merged by the kernel's KSM, end to end: real guests of one group, a
+//! QEMU that Overbook does not know, the daemon, a crash of it, and a release.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

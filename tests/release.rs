@@ -1,5 +1,5 @@
-//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with one that cannot be
-//! asked, with a faulty configuration.
+//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with one
+//! that cannot be asked, with a faulty configuration.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

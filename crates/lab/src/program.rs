@@ -1,5 +1,5 @@
-//! A program that treats its memory as QEMU does, with the real shim in it and the real kernel under it, and does as it is
-//! told: for what a guest's own pace would hide.
+//! A program that treats its memory as QEMU does, with the real shim in it and the real kernel
+//! under it, and does as it is told: for what a guest's own pace would hide.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::OwnedFd;

@@ -143,7 +143,7 @@ pub struct Loan {
     pub reason: Reason,
 }
 
-/// One group's memory, in physical bytes (DESIGN §5; Kim 2014 §4.2).
+/// One group's memory, in physical bytes (Kim 2014 §4.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// What the tenant pays for.

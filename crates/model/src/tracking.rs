@@ -52,8 +52,8 @@ pub struct TrackingCost {
     /// For how long they held the guest's threads, in microseconds.
     #[serde(default)]
     pub held_us: u64,
-    /// Share of one vCPU's time that tracking took in these: for which traps held the guest's threads, and CPU time of worker
-    /// and shim. Of a reading it is the newest part.
+    /// Share of one vCPU's time that tracking took in these: for which traps held the guest's
+    /// threads, and CPU time of worker and shim. Of a reading it is the newest part.
     pub vcpu_share: f64,
 }
 

@@ -80,8 +80,8 @@ enum Command {
     Resume(Format),
     /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
     ///
-    /// A daemon that does not answer is told to end, and killed if it does not. One that is started after that
-    /// is paused, too.
+    /// A daemon that does not answer is told to end, and killed if it does not. One that is started
+    /// after that is paused, too.
     Release(Format),
     /// Show what a VM had and what was done to it, or what a group lent and borrowed
     History(history::Arguments),

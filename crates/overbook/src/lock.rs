@@ -2,7 +2,8 @@
 //!
 //! Two daemons would undo each other's work and write one journal over the other. The lock is
 //! `flock` on a file: the kernel gives it up when its holder dies, however it dies, so there is no
-//! stale lock. What stands in the file says who it is; that it is so, the kernel says ([`file_lock`]).
+//! stale lock. What stands in the file says who it is; that it is so, the kernel says
+//! ([`file_lock`]).
 
 use std::{
     fmt,

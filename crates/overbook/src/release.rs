@@ -2,10 +2,10 @@
 //! nothing else.
 //!
 //! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
-//! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's cooperation,
-//! and a broken configuration does not stop it. A daemon that has the state and cannot be asked is ended before
-//! that ([`eviction`]). It is idempotent; what could not be put back stays on record and is tried again by the
-//! next one.
+//! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's
+//! cooperation, and a broken configuration does not stop it. A daemon that has the state and cannot
+//! be asked is ended before that ([`eviction`]). It is idempotent; what could not be put back stays
+//! on record and is tried again by the next one.
 
 pub mod eviction;
 

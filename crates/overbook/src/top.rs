@@ -5,8 +5,8 @@
 //! that, a pure function that is tested letter by letter. So a stuck daemon freezes the figures, says
 //! so, and never the keys.
 //!
-//! The terminal is put back whatever happens: at the end, on an error, on a panic and on a signal. When the
-//! terminal itself has gone, the view ends ([`ending`]).
+//! The terminal is put back whatever happens: at the end, on an error, on a panic and on a signal.
+//! When the terminal itself has gone, the view ends ([`ending`]).
 
 mod draw;
 mod ending;

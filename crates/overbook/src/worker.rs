@@ -12,10 +12,12 @@
 //! is the group's, and killing it harms nobody, because the shims give everything back as soon as the
 //! connection closes. It holds no state that matters: a new worker learns within seconds.
 //!
-//! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`), how they are
-//! chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for comparison), what it
-//! takes from the VM (`cost`), what it holds (`holdings`), and what becomes of what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`] gives them copies again where no worker runs.
-//! `process` drives many of them by orders; experiments drive one directly:
+//! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`),
+//! how they are chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for
+//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), and what becomes of
+//! what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`]
+//! gives them copies again where no worker runs. `process` drives many of them by orders;
+//! experiments drive one directly:
 //!
 //! ```no_run
 //! use overbook::worker::{Mode, STEP, Settings, Tracked};

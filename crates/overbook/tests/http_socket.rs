@@ -1,4 +1,5 @@
-//! The unix socket's file while the daemon runs: what becomes of it when others delete or replace it.
+//! The unix socket's file while the daemon runs: what becomes of it when others delete or replace
+//! it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -18,16 +18,17 @@
 //!   that the tracker is not blind just when something happened, and the other half repays. Deep in debt (traps wait for a
 //!   CPU for milliseconds, or the guest wakes up again and again) there are none, until the most of it is paid.
 //!
-//! What a trap is thought to cost decides how many probes there may be. What traps did cost is paid, once it has
-//! been measured ([`Governor::measured`]): also for those that no probe has caused, of memory that was never there.
-//! An account is opened empty. So a tracker that begins anew, again and again, has no credit to spend.
+//! What a trap is thought to cost decides how many probes there may be. What traps did cost is
+//! paid, once it has been measured ([`Governor::measured`]): also for those that no probe has
+//! caused, of memory that was never there. An account is opened empty. So a tracker that begins
+//! anew, again and again, has no credit to spend.
 //!
 //! Invariant: over any span, traps × cost ≤ budget × span + `CREDIT` + one trap per tracked
-//! granule. The trap cost is measured by the shim and smoothed here: the first observation is believed,
-//! each later one moves it by a tenth, and never as if it were more than twice or less than half of what was
-//! believed, so that one preempted handler changes little and a slower machine is believed within a few
-//! seconds. Left out: what nobody can count, caches that are colder after a trap; a quarter of the budget is
-//! kept for it.
+//! granule. The trap cost is measured by the shim and smoothed here: the first observation is
+//! believed, each later one moves it by a tenth, and never as if it were more than twice or less
+//! than half of what was believed, so that one preempted handler changes little and a slower
+//! machine is believed within a few seconds. Left out: what nobody can count, caches that are
+//! colder after a trap; a quarter of the budget is kept for it.
 
 use model::{Millis, Time};
 
@@ -48,7 +49,8 @@ const CREDIT: Millis = Millis(200);
 const FIRST_TRAP_NS: f64 = 50_000.0;
 /// No measurement below this is believed.
 const LEAST_TRAP_NS: f64 = 5_000.0;
-/// Nor above this: it is a stopped machine. Where many threads want each CPU, every trap waits for milliseconds.
+/// Nor above this: it is a stopped machine. Where many threads want each CPU, every trap waits for
+/// milliseconds.
 const MOST_TRAP_NS: f64 = 20_000_000.0;
 /// Beyond this debt, in earnings, nothing is revoked.
 const DEEP_DEBT: Millis = Millis::secs(10);
@@ -173,15 +175,16 @@ impl Governor {
         self.balance_ns -= ns;
     }
 
-    /// All traps since the last call have held the guest's threads for so long: that is paid, and not what they were
-    /// believed to cost.
+    /// All traps since the last call have held the guest's threads for so long: that is paid, and
+    /// not what they were believed to cost.
     pub fn measured(&mut self, held_ns: u64) {
         let paid = std::mem::take(&mut self.presumed_ns);
         let after = self.balance_ns + paid - held_ns as f64;
         self.balance_ns = after.max(self.debt(MOST_DEBT).min(self.balance_ns));
     }
 
-    /// Before, this share of a vCPU's time was taken for so long: what of it was over the budget is still to be paid.
+    /// Before, this share of a vCPU's time was taken for so long: what of it was over the budget is
+    /// still to be paid.
     pub fn begin_after(&mut self, share: f64, length: Millis) {
         let over = (share * 1e9 - self.budget_ns_per_s).max(0.0) * length.0 as f64 / 1e3;
         self.balance_ns = (self.balance_ns - over).max(self.debt(MOST_DEBT));

@@ -30,13 +30,14 @@
 //! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink before
 //! all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
 //!
-//! Few probes: where the budget bears less than [`FIRST_PROBES`] in a window, because a trap is dear or a burst of them has
-//! to be paid for, the last so many count, however long that took. A reading says of when it is ([`Reading::at`]): it
-//! is older than the last tick by as much as its probes are older than those of a window.
+//! Few probes: where the budget bears less than [`FIRST_PROBES`] in a window, because a trap is
+//! dear or a burst of them has to be paid for, the last so many count, however long that took. A
+//! reading says of when it is ([`Reading::at`]): it is older than the last tick by as much as its
+//! probes are older than those of a window.
 //!
-//! What cannot be revoked: a granule that shares all of its pages with others, or whose pages the guest has given up. It
-//! is not drawn again for ten seconds, and counts as not touched since it was last seen to be, unless it was hot:
-//! who reads a shared page is not seen.
+//! What cannot be revoked: a granule that shares all of its pages with others, or whose pages the
+//! guest has given up. It is not drawn again for ten seconds, and counts as not touched since it
+//! was last seen to be, unless it was hot: who reads a shared page is not seen.
 //!
 //! Start-up: a first reading stands after [`FIRST_PROBES`] probes, within a second; hazards at ages
 //! not yet lived through are taken from the last one known, so that the working set is rather over-
@@ -76,7 +77,8 @@ pub const TICK: Millis = Millis(100);
 pub const TOLERABLE_MISS_RATIO: f64 = 0.05;
 /// Time constant with which references fade, in the tracker and in the exact curve.
 pub const AGEING: Millis = Millis(400);
-/// Most granules that are tracked of one VM: no more than may be out of reach at a time (1 GiB in granules of 128 KiB).
+/// Most granules that are tracked of one VM: no more than may be out of reach at a time (1 GiB in
+/// granules of 128 KiB).
 pub const MAX_TRACKED: u32 = 1 << 13;
 /// Probes that a first reading rests on.
 pub const FIRST_PROBES: f64 = 50.0;
@@ -203,7 +205,8 @@ impl Tracker {
         self.granules.revoke(index, at, before);
     }
 
-    /// The granule, which was to be revoked, cannot be now: all of its pages are shared, or given up by the guest.
+    /// The granule, which was to be revoked, cannot be now: all of its pages are shared, or given
+    /// up by the guest.
     pub fn cannot_be_revoked(&mut self, granule: u32, at: Time, is_given_up: bool) {
         if let Some(index) = self.granules.find(granule) {
             self.granules.lose(index, at, is_given_up);

@@ -1,7 +1,7 @@
 //! Idle memory moves to who is short: from the members that leave most unused, grants before base.
 //!
 //! Only memory that the guest has *free* is taken, beyond a margin that it keeps: what page cache is
-//! worth needs a miss-ratio curve, and guessing at it is what users complain about most (PEERS §2, 7).
+//! worth needs a miss-ratio curve, and guessing at it is what users complain about most.
 //! And only where taking frees something: inflating a balloon over pages that were never touched gives
 //! the host nothing, and untouched memory is counted as surplus already.
 

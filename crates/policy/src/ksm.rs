@@ -1,14 +1,15 @@
 //! Whom the kernel's own merging (KSM) may serve: VMs whose QEMU was started without the shim.
 //!
-//! KSM knows no groups: it merges whatever is marked mergeable on the host, and a guest can tell by the time
-//! of a write that somebody else has the same page. So it may only work where everybody is of one group: every
-//! VM that was found belongs to it, and every process that has mergeable memory is one of these VMs. A process
-//! of which that is not known counts as a stranger. What is found to be otherwise stops it at once; that it may
-//! begin, or that what was changed is put back (which unmerges, and costs the time and memory of copying
-//! everything), has to be settled for a while ([`tuning::KSM_SETTLED`]).
+//! KSM knows no groups: it merges whatever is marked mergeable on the host, and a guest can tell by
+//! the time of a write that somebody else has the same page. So it may only work where everybody is
+//! of one group: every VM that was found belongs to it, and every process that has mergeable memory
+//! is one of these VMs. A process of which that is not known counts as a stranger. What is found to
+//! be otherwise stops it at once; that it may begin, or that what was changed is put back (which
+//! unmerges, and costs the time and memory of copying everything), has to be settled for a while
+//! ([`tuning::KSM_SETTLED`]).
 //!
-//! Leaves out how the processes are found, and that one may have come since they were last looked at: no older
-//! look than [`tuning::KSM_LOOK_FRESH`] counts.
+//! Leaves out how the processes are found, and that one may have come since they were last looked
+//! at: no older look than [`tuning::KSM_LOOK_FRESH`] counts.
 
 use std::collections::BTreeSet;
 
@@ -19,8 +20,8 @@ use model::{
 
 use crate::tuning;
 
-/// The group whose VMs KSM may merge as far as VMs are concerned; `observed` are the VMs that are known to be
-/// without the shim.
+/// The group whose VMs KSM may merge as far as VMs are concerned; `observed` are the VMs that are
+/// known to be without the shim.
 ///
 /// # Errors
 /// Why it may merge none.
@@ -52,10 +53,12 @@ pub fn group_of<'a>(
     Ok(group)
 }
 
-/// Which processes of the host have mergeable memory, as it was last looked; or why that could not be seen.
+/// Which processes of the host have mergeable memory, as it was last looked; or why that could not
+/// be seen.
 pub type Look = Result<Vec<Mergeable>, String>;
 
-/// Nothing, if the VMs of `view` alone have memory that KSM could merge, by the latest look at all processes.
+/// Nothing, if the VMs of `view` alone have memory that KSM could merge, by the latest look at all
+/// processes.
 ///
 /// # Errors
 /// Who else has, or may have.

@@ -1,4 +1,4 @@
-//! The ledger of a group: where its memory is, in physical bytes (DESIGN §5; Kim 2014 §4.2.2).
+//! The ledger of a group: where its memory is, in physical bytes (Kim 2014 §4.2.2).
 //!
 //! ```text
 //!   budget ├───────────── used ─────────────┼─ promised ─┼─ surplus ─┼─ reserve ─┤

@@ -3,7 +3,7 @@
 //! They are always on. Only the simulator switches one off, to prove that its scenario then fails: a
 //! rule whose absence nobody notices protects nobody.
 
-/// One safety rule (DESIGN §5, PEERS §4).
+/// One safety rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rule {

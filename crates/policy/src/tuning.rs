@@ -18,8 +18,8 @@ pub const STALE_AFTER: Millis = Millis::secs(5);
 /// The host's own counters older than this count as unknown.
 pub const USED_STALE_AFTER: Millis = Millis::secs(10);
 
-/// And of what a guest has freed: the kernel's page tables are walked for no more than a part of a CPU, so that of a
-/// large guest it is counted less often.
+/// And of what a guest has freed: the kernel's page tables are walked for no more than a part of a
+/// CPU, so that of a large guest it is counted less often.
 pub const FREED_STALE_AFTER: Millis = Millis::secs(30);
 
 /// Swap traffic per second from which a VM counts as in demand. Kim 2014 takes any; a page now and
@@ -255,8 +255,8 @@ pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 /// has just started finds its VMs within this time, and a new VM shows its name and its shim; KSM rests
 /// meanwhile.
 pub const KSM_SETTLED: Millis = Millis::secs(10);
-/// The least pause between two looks at which processes have memory that KSM may merge: for so long one that has
-/// just come may be merged with the rest.
+/// The least pause between two looks at which processes have memory that KSM may merge: for so long
+/// one that has just come may be merged with the rest.
 pub const KSM_LOOK_PAUSE: Millis = Millis::secs(5);
 /// The longest, on hosts where one look takes long.
 pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);

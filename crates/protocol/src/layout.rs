@@ -129,8 +129,9 @@ pub enum Counter {
     /// Gauge: what a trap costs the thread that touches, in nanoseconds, handler included; measured
     /// on a page of the shim's own.
     RoundTripNs,
-    /// CPU time that tracking took of the thread that answers the worker and revokes, in nanoseconds, as of the last
-    /// answer. What it took to merge, to unshare and to take what was freed is not in it.
+    /// CPU time that tracking took of the thread that answers the worker and revokes, in
+    /// nanoseconds, as of the last answer. What it took to merge, to unshare and to take what was
+    /// freed is not in it.
     ControlNs,
     /// How often everything was given back unasked.
     GivenBack,
@@ -138,7 +139,8 @@ pub enum Counter {
     MergedPages,
     /// Pages that the guest freed and that were handed over to the kernel, again and again.
     HandedOver,
-    /// Gauge: the longest time for which one of QEMU's own threads has waited for the shim, in nanoseconds.
+    /// Gauge: the longest time for which one of QEMU's own threads has waited for the shim, in
+    /// nanoseconds.
     LongestWaitNs,
     /// Gauge: the longest time for which the shim's lock was held, in nanoseconds.
     LongestHoldNs,
@@ -221,8 +223,8 @@ pub enum PageState {
     /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel drops it when memory is
     /// short, unless the guest writes to it first, and of neither is anything heard.
     Freed = 3,
-    /// In a buffer of the shim's while it is compared with the pool's, or until it can go back where QEMU expects it: the
-    /// guest's next touch traps.
+    /// In a buffer of the shim's while it is compared with the pool's, or until it can go back
+    /// where QEMU expects it: the guest's next touch traps.
     Aside = 4,
     /// A number that this version does not know.
     Unknown = 255,

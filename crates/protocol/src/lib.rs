@@ -25,8 +25,9 @@ pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 /// Changes whenever a message or the layout does. Both sides must have the same.
 pub const VERSION: u16 = 7;
 
-/// The number of [`Request::Hello`], and of no other request: nothing stands in its packet for it. An answer of this number
-/// belongs to Hello, or is a refusal of what was not understood or not asked for.
+/// The number of [`Request::Hello`], and of no other request: nothing stands in its packet for it.
+/// An answer of this number belongs to Hello, or is a refusal of what was not understood or not
+/// asked for.
 pub const HELLO: u32 = 0;
 
 /// Longest packet that either side sends or accepts, in bytes.

@@ -7,12 +7,12 @@
 //! held against its range before anybody sees it. A decoded [`Request`] or [`Answer`] needs no
 //! further check of its own; what depends on the VM (does granule 7 exist?) the receiver checks.
 //!
-//! The number of a request stands behind the message, in its packet as in that of its answer; [`HELLO`] is not
-//! written.
+//! The number of a request stands behind the message, in its packet as in that of its answer;
+//! [`HELLO`] is not written.
 //!
-//! Invariants: a packet decodes to one message and one number with no byte left over. [`Request::Hello`]
-//! and the [`Refusal::Version`] that answers it keep their bytes in every version, so that two releases can
-//! at least tell each other who they are; a test pins them.
+//! Invariants: a packet decodes to one message and one number with no byte left over.
+//! [`Request::Hello`] and the [`Refusal::Version`] that answers it keep their bytes in every
+//! version, so that two releases can at least tell each other who they are; a test pins them.
 //!
 //! Leaves out: streams. A `SEQPACKET` socket keeps packets apart, and tells when one was cut short.
 
@@ -79,8 +79,9 @@ impl Request {
         if matches!(self, Self::Hello { .. }) { HELLO } else { id }
     }
 
-    /// The number of the request in a packet, and the request, its values within their ranges; or what the shim
-    /// is to answer: [`Refusal::Invalid`], or under the number [`HELLO`] [`Refusal::Malformed`].
+    /// The number of the request in a packet, and the request, its values within their ranges; or
+    /// what the shim is to answer: [`Refusal::Invalid`], or under the number [`HELLO`]
+    /// [`Refusal::Malformed`].
     pub fn decode(packet: &[u8]) -> (u32, Result<Self, Refusal>) {
         let length = u32::try_from(packet.len()).unwrap_or(u32::MAX);
         // Hello has no number, and everything else has one.
@@ -141,7 +142,8 @@ impl Answer {
         encode(self, id)
     }
 
-    /// The number of the request that a packet answers, and the answer, its values within their ranges.
+    /// The number of the request that a packet answers, and the answer, its values within their
+    /// ranges.
     ///
     /// # Errors
     /// When it is malformed, or a value is out of its range.

@@ -55,7 +55,8 @@ impl Bench {
         }
     }
 
-    /// Revokes it; answers the address to touch. What it holds nobody needs, so nothing is asked afterwards.
+    /// Revokes it; answers the address to touch. What it holds nobody needs, so nothing is asked
+    /// afterwards.
     pub(crate) fn arm(&self, host: &Host, granule_pages: u32) -> Option<u64> {
         let guest = self.guest(u64::from(granule_pages) * PAGE_BYTES);
         self.away.store(guest.len, Ordering::Relaxed);

@@ -1,8 +1,9 @@
 //! The thread that answers a worker.
 //!
-//! One worker at a time, run by root or by whoever runs QEMU by hand: another is told so and turned away; it is
-//! not heard. Each packet is one request with one answer of its number; a packet that is not understood is
-//! refused and changes nothing. When the connection closes, for whatever reason, everything goes back.
+//! One worker at a time, run by root or by whoever runs QEMU by hand: another is told so and turned
+//! away; it is not heard. Each packet is one request with one answer of its number; a packet that
+//! is not understood is refused and changes nothing. When the connection closes, for whatever
+//! reason, everything goes back.
 //!
 //! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
 

@@ -142,7 +142,8 @@ impl Engine {
         ranges
     }
 
-    /// Has the kernel make the copies of what is still merged of these pages, a turn's worth of them.
+    /// Has the kernel make the copies of what is still merged of these pages, a turn's worth of
+    /// them.
     ///
     /// # Errors
     /// QEMU watches what it writes there itself; or the kernel's.
@@ -233,7 +234,8 @@ impl Engine {
     /// alone, and memory that has a place on the host's nodes: what is mapped anew has none.
     fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
-        // What is moved counts as written, and so would what the guest has freed. What is staged is not there to be moved.
+        // What is moved counts as written, and so would what the guest has freed. What is staged is
+        // not there to be moved.
         let is_plain = |channel: &Channel| {
             let others = [PageState::Freed, PageState::Staged, PageState::Aside];
             channel.merged(piece).next().is_none()
@@ -275,7 +277,8 @@ impl Engine {
         else {
             return;
         };
-        // With a page on each side, so that what comes in their place becomes one mapping with what is there.
+        // With a page on each side, so that what comes in their place becomes one mapping with what
+        // is there.
         if !is_possible(uffd) || self.begin_moving(uffd, parts, PAGE_BYTES).is_err() {
             return;
         }

@@ -8,8 +8,9 @@
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// userfaultfd twice, page tables, mappings, what the host promises, bell, shared memory and pool twice (while they
-/// change), listener, connection, and one more that is turned away; and some to spare.
+/// userfaultfd twice, page tables, mappings, what the host promises, bell, shared memory and pool
+/// twice (while they change), listener, connection, and one more that is turned away; and some to
+/// spare.
 const MOST: usize = 16;
 /// Far from those that programs close one by one.
 const LEAST_SECOND: i32 = 500;

@@ -5,11 +5,12 @@
 //! of some filesystems, NFS and Ceph among them, holds pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not
 //! look at.
 //!
-//! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a filesystem that is known to pin.
-//! A file that QEMU opens for direct I/O, makes so, or receives is looked at before anything more is merged: QEMU gets it
-//! only when the turn that is under way is over ([`has_opened`]). It looks again every [`LOOK`] all the same. Files that QEMU
-//! registers with io_uring can be read by a number that nobody sees: then nothing is merged any more. Tracking needs none of
-//! this: what it moves aside comes back as the same page.
+//! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a
+//! filesystem that is known to pin. A file that QEMU opens for direct I/O, makes so, or receives is
+//! looked at before anything more is merged: QEMU gets it only when the turn that is under way is
+//! over ([`has_opened`]). It looks again every [`LOOK`] all the same. Files that QEMU registers
+//! with io_uring can be read by a number that nobody sees: then nothing is merged any more.
+//! Tracking needs none of this: what it moves aside comes back as the same page.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -39,7 +40,8 @@ static OPENED: AtomicU32 = AtomicU32::new(0);
 /// QEMU has registered files with io_uring.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// QEMU has got a file that may be open for direct I/O. To be called under the engine's lock, before QEMU can use it.
+/// QEMU has got a file that may be open for direct I/O. To be called under the engine's lock,
+/// before QEMU can use it.
 pub(crate) fn has_opened(_: &mut Engine) {
     OPENED.fetch_add(1, Ordering::AcqRel);
 }

@@ -41,8 +41,9 @@ pub(crate) struct Engine {
     paused: Option<GiveBack>,
 }
 
-/// A turn that moves pages by way of the buffer. It outlives the function that began it, so that a page that would not go
-/// home is still known to be aside, and whoever has the lock next brings it home.
+/// A turn that moves pages by way of the buffer. It outlives the function that began it, so that a
+/// page that would not go home is still known to be aside, and whoever has the lock next brings it
+/// home.
 pub(crate) struct Moving {
     /// What was registered for it, to be unregistered when all is home.
     window: Option<Range>,
@@ -75,8 +76,8 @@ pub(crate) fn lock_first() -> Turn<'static, Engine> {
     ENGINE.lock_first()
 }
 
-/// The same once every page is where its state says: nothing is aside. It waits while a page will not go home, as long as
-/// one may ([`transitions`]).
+/// The same once every page is where its state says: nothing is aside. It waits while a page will
+/// not go home, as long as one may ([`transitions`]).
 pub(crate) fn lock_settled() -> Turn<'static, Engine> {
     loop {
         let mut engine = lock_first();
@@ -106,8 +107,8 @@ pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
 }
 
 impl Engine {
-    /// Ends the turn that moves pages: what is still aside goes home, and what was registered for the turn is so no more.
-    /// Answers whether all is home; if not, it is tried again later.
+    /// Ends the turn that moves pages: what is still aside goes home, and what was registered for
+    /// the turn is so no more. Answers whether all is home; if not, it is tried again later.
     pub(crate) fn settle(&mut self) -> bool {
         let Some(moving) = &self.moving else { return true };
         let (Ok(uffd), Some(pagemap), Some(channel)) =
@@ -154,8 +155,8 @@ impl Engine {
         }
     }
 
-    /// Begins a turn that moves these parts of one block by way of the buffer, and registers what must be for that, and
-    /// `more` bytes on both sides. Does not allocate.
+    /// Begins a turn that moves these parts of one block by way of the buffer, and registers what
+    /// must be for that, and `more` bytes on both sides. Does not allocate.
     pub(crate) fn begin_moving(
         &mut self,
         uffd: &'static Userfaultfd,
@@ -269,7 +270,8 @@ impl Engine {
         let page = page_of(address);
         let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
-        // A page that would not go home when its turn ended: who waits for it goes on, or traps again.
+        // A page that would not go home when its turn ended: who waits for it goes on, or traps
+        // again.
         if !self.settle() {
             watchdog::wake(uffd, page);
             return Served::Yes;
@@ -462,7 +464,8 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
         if give_back_turn(reason, &mut total) {
             return total;
         }
-        // Who serves faults gets in between two turns by himself. A page that will not go waits for somebody else.
+        // Who serves faults gets in between two turns by himself. A page that will not go waits for
+        // somebody else.
         if total == before {
             rustix::thread::sched_yield();
         }

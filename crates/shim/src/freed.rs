@@ -81,8 +81,8 @@ impl Engine {
         (result, left)
     }
 
-    /// Where `range` is mapped from a pool it would show the pool's content again: there fresh memory is mapped, as far as
-    /// the kernel has room for more mappings.
+    /// Where `range` is mapped from a pool it would show the pool's content again: there fresh
+    /// memory is mapped, as far as the kernel has room for more mappings.
     fn discard_merged(&mut self, range: Range) -> Discarded {
         let mut discarded = Discarded::default();
         let Some(channel) = &self.channel else { return discarded };
@@ -163,8 +163,9 @@ pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken
     Ok(all.unwrap_or_default())
 }
 
-/// Does that with a part of one block. The kernel drops pages while nobody holds the lock: that may take a while, and
-/// whatever happens meanwhile, a freed page holds what the guest left there, or zeros.
+/// Does that with a part of one block. The kernel drops pages while nobody holds the lock: that may
+/// take a while, and whatever happens meanwhile, a freed page holds what the guest left there, or
+/// zeros.
 fn take_turn(of: Pages) -> Result<Taken, Refusal> {
     let no_tables = || Refusal::NotTaking { why: "no page tables".to_owned() };
     let pagemap = tracker::pagemap().ok_or_else(no_tables)?;

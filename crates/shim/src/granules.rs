@@ -63,8 +63,8 @@ impl Granules {
         pages.div_ceil(self.granule_pages) as usize
     }
 
-    /// Where staging holds a page that nobody has brought home, as its home's address; `None` if the page tables say that it
-    /// holds none. What they do not say is asked again.
+    /// Where staging holds a page that nobody has brought home, as its home's address; `None` if
+    /// the page tables say that it holds none. What they do not say is asked again.
     pub(crate) fn left_in_staging(&self, pagemap: &Pagemap) -> Option<u64> {
         self.shadowed.iter().find_map(|Shadowed { guest, staging, .. }| {
             let all = Range { start: *staging, ..*guest };

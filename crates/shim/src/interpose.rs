@@ -202,7 +202,8 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -
     }
 }
 
-/// Writes zeros to guest RAM that QEMU has discarded, where the kernel had no room for fresh memory.
+/// Writes zeros to guest RAM that QEMU has discarded, where the kernel had no room for fresh
+/// memory.
 fn write_zeros(range: Range) {
     // SAFETY: mapped, writable, and QEMU has said that its content may go.
     unsafe { pointer(range).cast::<u8>().write_bytes(0, size(range)) };
@@ -346,10 +347,12 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     result
 }
 
-/// Stands before the functions that open files: one for direct I/O QEMU gets when it is known to whoever merges.
+/// Stands before the functions that open files: one for direct I/O QEMU gets when it is known to
+/// whoever merges.
 macro_rules! opens {
     ($($name:ident($($arg:ident: $type:ty),*) with $flags:ident;)*) => { $(
-        /// Stands before the C function of this name. Where that has a variable argument, it is passed on as it came.
+        /// Stands before the C function of this name. Where that has a variable argument, it is
+        /// passed on as it came.
         ///
         /// # Safety
         /// That of the C function.
@@ -416,7 +419,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     received
 }
 
-/// Stands before the functions of liburing that register files, which can be read then though nobody sees them open.
+/// Stands before the functions of liburing that register files, which can be read then though
+/// nobody sees them open.
 macro_rules! registers {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => { $(
         /// Stands before liburing's function of this name.

@@ -8,11 +8,13 @@
 //! copy-on-write. Whoever touches it meanwhile waits for the fault thread, which waits for our turn to end. A page of zeros
 //! is simply dropped: its place is a hole, which reads as zeros.
 //!
-//! **Invariants.** Everything here runs under the engine's lock; the steps are those of [`transitions`],
-//! and what a turn leaves aside goes back before the next one begins ([`settle`](Engine::settle)). A page's
-//! state is "merged" exactly while its place is mapped from a pool; what is there cannot be moved, so such a page is never taken again, nor ever filled with zeros (for `UFFDIO_ZEROPAGE` a
-//! pool's page that is not mapped yet is a hole). A write to it traps, and has it replaced ([`unshare`]); where the kernel
-//! cannot do that, it makes a copy in the same mapping.
+//! **Invariants.** Everything here runs under the engine's lock; the steps are those of
+//! [`transitions`], and what a turn leaves aside goes back before the next one begins
+//! ([`settle`](Engine::settle)). A page's state is "merged" exactly while its place is mapped from
+//! a pool; what is there cannot be moved, so such a page is never taken again, nor ever filled with
+//! zeros (for `UFFDIO_ZEROPAGE` a pool's page that is not mapped yet is a hole). A write to it
+//! traps, and has it replaced ([`unshare`]); where the kernel cannot do that, it makes a copy in
+//! the same mapping.
 //!
 //! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per mapping once the guest has
 //! written to a merged page ([`Place::prepared_at`]); the kernel keeps some 400 bytes per mapping.
@@ -105,8 +107,8 @@ pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
     turns
 }
 
-/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that nothing of
-/// the last one's is under way.
+/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that
+/// nothing of the last one's is under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
     cuts::recount_if_due();
     let mut disks = Disks::new();
@@ -135,8 +137,8 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
     Ok(all)
 }
 
-/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is opened meanwhile is looked
-/// at first: QEMU does not get it before the turn is over.
+/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is
+/// opened meanwhile is looked at first: QEMU does not get it before the turn is over.
 fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
     loop {
         let seen = disks::opened();
@@ -151,8 +153,8 @@ fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refu
 }
 
 impl Engine {
-    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where others want the CPUs, the
-    /// thread that reads while mappings are moved is late each time.
+    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where
+    /// others want the CPUs, the thread that reads while mappings are moved is late each time.
     fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         if let Some(why) = self.obstacle() {
@@ -221,8 +223,9 @@ pub(crate) struct Place<'a> {
     pub(crate) host: Host,
     pub(crate) block: &'a Block,
     pub(crate) pool: Option<&'a Pool>,
-    /// Where slots are mapped and protected, to be moved to the guest then: it has room for a turn. Without it, who writes
-    /// to what is mapped and not yet protected gets a copy that stays in its mapping.
+    /// Where slots are mapped and protected, to be moved to the guest then: it has room for a turn.
+    /// Without it, who writes to what is mapped and not yet protected gets a copy that stays in its
+    /// mapping.
     pub(crate) prepared_at: Option<&'a Untouched>,
 }
 
@@ -291,7 +294,8 @@ impl Mapper for Place<'_> {
             return false;
         }
         for advice in self.block.shared_advice() {
-            // SAFETY: this advice discards nothing. Without it a forked child has a few pages too many.
+            // SAFETY: this advice discards nothing. Without it a forked child has a few pages too
+            // many.
             let _ = unsafe { advise(home, advice) };
         }
         true

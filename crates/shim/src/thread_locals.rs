@@ -1,17 +1,21 @@
 //! Thread-locals without a TLS segment: a block per thread, found by a POSIX key.
 //!
-//! **Problem.** What a preloaded library has as TLS segment lengthens a table that the C library allocates for each thread, and
-//! with it the distance of everything in QEMU's heap from where it would lie. TCG's speed depends on where that is: with
-//! `malloc`, the CPU's state begins at one of four places in a cache line, and at one of them guests copy memory by a tenth slower.
+//! **Problem.** What a preloaded library has as TLS segment lengthens a table that the C library
+//! allocates for each thread, and with it the distance of everything in QEMU's heap from where it
+//! would lie. TCG's speed depends on where that is: with `malloc`, the CPU's state begins at one of
+//! four places in a cache line, and at one of them guests copy memory by a tenth slower.
 //!
-//! **Idea.** Rust's standard library has thread-locals, and asks for each by `__tls_get_addr`, as position-independent code
-//! does. So the library has that function itself, hidden from all others, and is linked without the segment (`link.ld`). The
-//! loader then has nothing to allocate, and numbers our module 0.
+//! **Idea.** Rust's standard library has thread-locals, and asks for each by `__tls_get_addr`, as
+//! position-independent code does. So the library has that function itself, hidden from all others,
+//! and is linked without the segment (`link.ld`). The loader then has nothing to allocate, and
+//! numbers our module 0.
 //!
-//! **Invariants.** Nothing here allocates from the heap or has a thread-local: blocks come from the kernel, and a key of the
-//! first 32, as one of the first that a process makes, stands in the thread itself. A block lives until its thread ends.
+//! **Invariants.** Nothing here allocates from the heap or has a thread-local: blocks come from the
+//! kernel, and a key of the first 32, as one of the first that a process makes, stands in the
+//! thread itself. A block lives until its thread ends.
 //!
-//! **Cost**: some nanoseconds a use instead of one, and a page for each thread that runs code of ours that has need of one.
+//! **Cost**: some nanoseconds a use instead of one, and a page for each thread that runs code of
+//! ours that has need of one.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};

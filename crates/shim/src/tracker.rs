@@ -4,10 +4,11 @@
 //! *revoked* by moving its pages to staging; the next touch traps, and [`Tracker::serve`] moves all of it
 //! back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros here.
 //!
-//! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under the
-//! engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving allocates nothing and
-//! reads no guest RAM (4). Zeros are put only where staging holds nothing (7). At most [`MOST_STAGED`] pages are out of
-//! reach at a time, so that they are back soon when QEMU wants them.
+//! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under
+//! the engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving
+//! allocates nothing and reads no guest RAM (4). Zeros are put only where staging holds nothing
+//! (7). At most [`MOST_STAGED`] pages are out of reach at a time, so that they are back soon when
+//! QEMU wants them.
 //!
 //! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would have
 //! put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a place of our
@@ -34,8 +35,8 @@ use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, Host, Kernel as _};
 use crate::watchdog;
 
-/// Most pages that are out of reach at a time: as many as 8,192 granules of 128 KiB have, 1 GiB. A thread of QEMU's that
-/// needs all of them in their places waits for as long as that takes.
+/// Most pages that are out of reach at a time: as many as 8,192 granules of 128 KiB have, 1 GiB. A
+/// thread of QEMU's that needs all of them in their places waits for as long as that takes.
 const MOST_STAGED: u64 = 8_192 * 32;
 
 /// What serving one fault came to.
@@ -338,8 +339,8 @@ impl Tracker {
         (given, self.is_staging_empty(shared))
     }
 
-    /// Tries again what would not go back when it was touched or recalled, without being asked; answers whether there was
-    /// such a granule.
+    /// Tries again what would not go back when it was touched or recalled, without being asked;
+    /// answers whether there was such a granule.
     pub(crate) fn give_late_pages(&mut self, channel: &Channel) -> bool {
         let shared = channel.shared();
         let late = transitions::late().and_then(|address| self.granules.at(address));
@@ -349,7 +350,8 @@ impl Tracker {
         true
     }
 
-    /// Asks the page tables whether staging may go. What it holds against all that is known of it counts as staged again.
+    /// Asks the page tables whether staging may go. What it holds against all that is known of it
+    /// counts as staged again.
     fn is_staging_empty(&mut self, shared: Shared<'_>) -> bool {
         let Some(left) = self.granules.left_in_staging(self.host.pagemap) else { return true };
         if let Some(granule) = self.granules.at(left) {
@@ -359,8 +361,9 @@ impl Tracker {
         false
     }
 
-    /// Asks the page tables for pages of a granule that lie in staging and count as home, before zeros take their place.
-    /// There are none as far as anybody knows; if there are, they count as staged again.
+    /// Asks the page tables for pages of a granule that lie in staging and count as home, before
+    /// zeros take their place. There are none as far as anybody knows; if there are, they count as
+    /// staged again.
     fn finds_staged(&self, shared: Shared<'_>, granule: Granule) -> Result<bool, Errno> {
         let there = self.host.populated(Range { start: granule.staging, ..granule.guest })?;
         let mut found = false;
@@ -400,7 +403,8 @@ impl Tracker {
     }
 
     /// The content of `range` at its home was discarded, under the same lock: has its staged copies
-    /// discarded too; answers whether they are gone. The granules stay revoked: the next touch is news.
+    /// discarded too; answers whether they are gone. The granules stay revoked: the next touch is
+    /// news.
     pub(crate) fn discarded(
         &self,
         channel: &Channel,

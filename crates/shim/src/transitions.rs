@@ -1,9 +1,10 @@
 //! Where the content of a page is, and every step by which that changes.
 //!
-//! Each page of guest RAM is in exactly one state. The states stand in the memory that the worker reads
-//! ([`PageState`]); what stands behind them is in the page tables, which have the last word: **each step ends by asking
-//! them (`PAGEMAP_SCAN`) whether what it claims is so**, and a call's own answer is never believed (Linux 6.18 has moved
-//! a whole granule and said that it had done nothing).
+//! Each page of guest RAM is in exactly one state. The states stand in the memory that the worker
+//! reads ([`PageState`]); what stands behind them is in the page tables, which have the last word:
+//! **each step ends by asking them (`PAGEMAP_SCAN`) whether what it claims is so**, and a call's
+//! own answer is never believed (Linux 6.18 has moved a whole granule and said that it had done
+//! nothing).
 //!
 //! | state | its content lies |
 //! |---|---|
@@ -30,21 +31,23 @@
 //! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it |
 //! | any | QEMU maps something else there | home | `interpose` | QEMU | everything was home before |
 //!
-//! A step whose pages are not all in the state that it begins with does nothing: a run that was put together wrongly costs a
-//! measurement or a merge, and no page.
+//! A step whose pages are not all in the state that it begins with does nothing: a run that was put
+//! together wrongly costs a measurement or a merge, and no page.
 //!
-//! All of it happens under the engine's lock. No step waits: a page that the kernel is busy with is tried for
-//! [`HOLD`], stays in its state, and is tried again by the next touch and by the watchdog. What staging or the buffer
-//! hold is never discarded, and neither is ever used or unmapped, unless the page tables say that it is empty.
+//! All of it happens under the engine's lock. No step waits: a page that the kernel is busy with is
+//! tried for [`HOLD`], stays in its state, and is tried again by the next touch and by the
+//! watchdog. What staging or the buffer hold is never discarded, and neither is ever used or
+//! unmapped, unless the page tables say that it is empty.
 //!
-//! **What does not add up** is repaired where the content is known: a page that will not move is copied; a page that
-//! is in the buffer takes its place back. Three things end QEMU, loudly, because going on would show the guest
-//! wrong memory: a page that is in two places ([`TWO_PLACES`]), one that has not come home for 10 s ([`STUCK`]),
-//! and a place in guest RAM that is gone and cannot be mapped again (`unshare::mend`).
+//! **What does not add up** is repaired where the content is known: a page that will not move is
+//! copied; a page that is in the buffer takes its place back. Three things end QEMU, loudly,
+//! because going on would show the guest wrong memory: a page that is in two places
+//! ([`TWO_PLACES`]), one that has not come home for 10 s ([`STUCK`]), and a place in guest RAM that
+//! is gone and cannot be mapped again (`unshare::mend`).
 //!
-//! The steps are generic over the [`Kernel`], so that `tests` can run them in every interleaving against one
-//! that is a model: with a guest that reads and writes, a disk that pins, a QEMU that discards, and calls that
-//! fail, do a part, or lie.
+//! The steps are generic over the [`Kernel`], so that `tests` can run them in every interleaving
+//! against one that is a model: with a guest that reads and writes, a disk that pins, a QEMU that
+//! discards, and calls that fail, do a part, or lie.
 //!
 //! Nothing here allocates or touches guest RAM.
 
@@ -74,10 +77,12 @@ const TRIES: u32 = 8;
 
 /// Why QEMU is ended: nobody can say which of the two is the guest's.
 pub(crate) const TWO_PLACES: &str = "a page of guest memory is in two places";
-/// Why QEMU is ended: a guest that waits for ever is no better, and its content would be lost with the next step.
+/// Why QEMU is ended: a guest that waits for ever is no better, and its content would be lost with
+/// the next step.
 pub(crate) const STUCK: &str = "guest memory cannot be given back";
 
-/// Pages side by side of one block: their home, where they lie otherwise, and the first one's number.
+/// Pages side by side of one block: their home, where they lie otherwise, and the first one's
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) home: Range,
@@ -195,7 +200,8 @@ pub(crate) unsafe fn set_aside<K: Kernel>(
 pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
     let shared = channel.shared();
     let is_aside = |page| state(shared, run, page) == PageState::Aside;
-    // What has been shared or dropped since is not to be moved: its place is taken, and the buffer has a hole there.
+    // What has been shared or dropped since is not to be moved: its place is taken, and the buffer
+    // has a hole there.
     let (mut first, mut all_home) = (0, true);
     while let Some(from) = (first..pages_of(run.home)).find(|&page| is_aside(page)) {
         let to = (from..pages_of(run.home)).find(|&page| !is_aside(page));
@@ -212,12 +218,14 @@ pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run
 /// Aside → shared; answers whether it is. If not, it is still aside.
 ///
 /// # Safety
-/// All pages of the run are aside and hold what the slots do; the fault thread serves when the lock is free.
+/// All pages of the run are aside and hold what the slots do; the fault thread serves when the lock
+/// is free.
 pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, slot: u32) -> bool {
     if !is_all(channel.shared(), run, PageState::Aside) {
         return false;
     }
-    // Whoever has something there now would lose it. That a page is in two places is found when it is put back.
+    // Whoever has something there now would lose it. That a page is in two places is found when it
+    // is put back.
     if !mapper.kernel().populated(run.home).is_ok_and(|at_home| at_home.is_empty()) {
         return false;
     }
@@ -226,8 +234,9 @@ pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, s
         return false;
     }
     channel.set(run.home, PageState::Merged);
-    // From here on the guest may have written there: whatever is found now, nothing is to be mapped over it.
-    // SAFETY: what they hold is in the pool. Should this fail, the buffer is not empty, and no more is set aside.
+    // From here on the guest may have written there: whatever is found now, nothing is to be mapped
+    // over it. SAFETY: what they hold is in the pool. Should this fail, the buffer is not empty,
+    // and no more is set aside.
     let _ = unsafe { discard(mapper.kernel(), run.place()) };
     true
 }
@@ -246,12 +255,12 @@ pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: R
     is_dropped
 }
 
-/// Shared → aside → home; answers whether the place is the guest's own. Then what will not go home is aside. If not, it
-/// is shared as it was.
+/// Shared → aside → home; answers whether the place is the guest's own. Then what will not go home
+/// is aside. If not, it is shared as it was.
 ///
 /// # Safety
-/// The pages of the run are the pool's, and nobody can write to them; buffer and what is mapped over them are
-/// registered, and the fault thread serves when the lock is free.
+/// The pages of the run are the pool's, and nobody can write to them; buffer and what is mapped
+/// over them are registered, and the fault thread serves when the lock is free.
 pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
     let (kernel, place) = (mapper.kernel(), run.place());
     if !is_all(channel.shared(), run, PageState::Merged) {
@@ -356,8 +365,8 @@ pub(crate) unsafe fn merge<M: Mapper>(
     merged
 }
 
-/// Has the buffer be empty, of which no page is aside: a copy may be left there that could not be discarded. Answers
-/// whether it is.
+/// Has the buffer be empty, of which no page is aside: a copy may be left there that could not be
+/// discarded. Answers whether it is.
 ///
 /// # Safety
 /// No page's state says that it is aside.
@@ -376,7 +385,8 @@ enum Taken {
     Unknown,
 }
 
-/// Moves what can be moved of `run` away. What is pinned stays; what the kernel is busy with is tried a few times.
+/// Moves what can be moved of `run` away. What is pinned stays; what the kernel is busy with is
+/// tried a few times.
 ///
 /// # Safety
 /// Both ranges are registered, and who touches a page that is away is served after this.
@@ -456,8 +466,8 @@ unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
     Given { moved, away }
 }
 
-/// For a page that will not move, for example because the kernel has merged it with others. Answers whether it was
-/// copied.
+/// For a page that will not move, for example because the kernel has merged it with others. Answers
+/// whether it was copied.
 ///
 /// # Safety
 /// The page at `from`, if there is one, belongs to `home`.
@@ -502,7 +512,8 @@ unsafe fn copy_all<K: Kernel>(kernel: &K, run: Run) -> bool {
 /// # Safety
 /// Nobody needs what it holds.
 unsafe fn discard<K: Kernel>(kernel: &K, ours: Range) -> bool {
-    // The kernel refuses nothing here; it may be interrupted, or short of memory to split a huge page.
+    // The kernel refuses nothing here; it may be interrupted, or short of memory to split a huge
+    // page.
     (0..TRIES).any(|_| {
         // SAFETY: as the caller promises.
         let _ = unsafe { kernel.discard(ours) };

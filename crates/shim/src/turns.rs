@@ -1,15 +1,17 @@
 //! A lock that is held for a short turn at a time, with an order among those who want it.
 //!
-//! A lock makes no promise of its own: who releases it and wants it again usually has it before the one it
-//! has woken is there. A guest could so wait for a request of a thousand turns, and a request, or the
-//! watchdog, or QEMU's own thread, for a guest that traps without a pause. Therefore:
+//! A lock makes no promise of its own: who releases it and wants it again usually has it before the
+//! one it has woken is there. A guest could so wait for a request of a thousand turns, and a
+//! request, or the watchdog, or QEMU's own thread, for a guest that traps without a pause.
+//! Therefore:
 //!
 //! * whoever serves a fault, and QEMU's threads, go before other work between two turns of it;
 //! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes longer than
 //!   a turn: then it is the machine that keeps it, and no guest waits for that.
 //!
-//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a vCPU of a real-time
-//! priority does not wait for a thread of ours that gets no CPU. How long it was waited for and held is counted.
+//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a vCPU
+//! of a real-time priority does not wait for a thread of ours that gets no CPU. How long it was
+//! waited for and held is counted.
 
 use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
@@ -169,7 +171,8 @@ impl<T> Turns<T> {
     }
 
     fn take(&self) -> Turn<'_, T> {
-        // SAFETY: the mutex is made. It fails only for a thread that holds it already, which none of ours does.
+        // SAFETY: the mutex is made. It fails only for a thread that holds it already, which none
+        // of ours does.
         let result = unsafe { libc::pthread_mutex_lock(self.mutex()) };
         assert_eq!(result, 0, "the lock is not to be had");
         Turn { turns: self, since: now() }
@@ -179,7 +182,8 @@ impl<T> Turns<T> {
     fn mutex(&self) -> *mut libc::pthread_mutex_t {
         let mutex = self.mutex.get();
         self.made.call_once(|| {
-            // SAFETY: nobody uses the mutex yet, and the attributes are ours. What fails leaves an ordinary one.
+            // SAFETY: nobody uses the mutex yet, and the attributes are ours. What fails leaves an
+            // ordinary one.
             unsafe {
                 let mut attributes = std::mem::zeroed();
                 if libc::pthread_mutexattr_init(&raw mut attributes) == 0 {
@@ -295,7 +299,8 @@ mod tests {
         assert!(waited < 1000, "{waited}");
     }
 
-    /// Has the calling thread run on the first CPU only, before all others by `priority`; `false`: it may not.
+    /// Has the calling thread run on the first CPU only, before all others by `priority`; `false`:
+    /// it may not.
     fn run_first(priority: i32) -> bool {
         // SAFETY: sets of CPUs and parameters of ours.
         unsafe {

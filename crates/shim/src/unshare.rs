@@ -64,8 +64,8 @@ pub(crate) fn mappings() -> Option<&'static Mappings> {
     MAPPINGS.get_or_init(|| kept(Mappings::open())).as_ref()
 }
 
-/// Looks up the pages of `merged`, and stops writes to it until they are served if that is `wanted`, as far as the kernel
-/// does that ([`unwritten_around`] tells).
+/// Looks up the pages of `merged`, and stops writes to it until they are served if that is
+/// `wanted`, as far as the kernel does that ([`unwritten_around`] tells).
 ///
 /// # Safety
 /// Its pages are a pool's, and have just been mapped; the fault thread serves.
@@ -107,7 +107,8 @@ pub(crate) unsafe fn unwritten_around(
 pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
     // SAFETY: as said.
     if unsafe { uffd.unprotect(merged) }.is_err() {
-        // A part is not registered, and the kernel stops there. What it refuses for another reason traps no more.
+        // A part is not registered, and the kernel stops there. What it refuses for another reason
+        // traps no more.
         for start in (merged.start..end(merged)).step_by(PAGE_LEN) {
             let page = Range { start, len: PAGE_BYTES };
             // SAFETY: as said; every page is in its place.
@@ -248,7 +249,8 @@ pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
     true
 }
 
-/// Fresh memory has just been mapped over `range`: makes it like the rest of its block, and has it trap.
+/// Fresh memory has just been mapped over `range`: makes it like the rest of its block, and has it
+/// trap.
 ///
 /// # Safety
 /// The fault thread serves when the turn is over.

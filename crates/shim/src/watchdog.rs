@@ -1,8 +1,9 @@
 //! Gives everything back when something is not as it should be, without being asked.
 //!
-//! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait too long,
-//! does QEMU migrate? While something is merged: does a fault wait too long? While a page will not come home: does it now?
-//! Otherwise it sleeps. It can serve faults itself, should the fault thread have stopped.
+//! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait
+//! too long, does QEMU migrate? While something is merged: does a fault wait too long? While a page
+//! will not come home: does it now? Otherwise it sleeps. It can serve faults itself, should the
+//! fault thread have stopped.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -86,7 +87,8 @@ pub(crate) fn ring() {
     }
 }
 
-/// The thread's body. It waits for nothing that it watches: a lock that is not to be had in time is counted.
+/// The thread's body. It waits for nothing that it watches: a lock that is not to be had in time is
+/// counted.
 pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
     let mut unread_since = None;
@@ -131,8 +133,8 @@ pub(crate) fn run() {
     }
 }
 
-/// Who waits for a page of `range` goes on, or traps again. The kernel refuses that for wrong addresses only; should it
-/// refuse, all who wait are woken by the watchdog.
+/// Who waits for a page of `range` goes on, or traps again. The kernel refuses that for wrong
+/// addresses only; should it refuse, all who wait are woken by the watchdog.
 pub(crate) fn wake(uffd: &Userfaultfd, range: Range) {
     if uffd.wake(range).is_err() {
         NOT_WOKEN.store(true, Ordering::Release);

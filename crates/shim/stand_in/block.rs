@@ -87,7 +87,8 @@ impl Block {
         Ok(pages.to_string())
     }
 
-    /// Whether each of these pages holds what `fill` or `stamp` wrote there, or nothing, if that may be.
+    /// Whether each of these pages holds what `fill` or `stamp` wrote there, or nothing, if that
+    /// may be.
     pub(crate) fn holds(
         &self,
         first: usize,

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use common::{StandIn, shim};
 
-/// Sizes and places in the headers of a 64-bit ELF file; `PT_TLS` is what takes memory of each thread.
+/// Sizes and places in the headers of a 64-bit ELF file; `PT_TLS` is what takes memory of each
+/// thread.
 const TYPE_AT: usize = 0;
 const PT_LOAD: u32 = 1;
 const PT_TLS: u32 = 7;

@@ -1,5 +1,5 @@
-//! What happens while one of the shim's kernel calls is under way, or fails again and again: nobody waits for what may
-//! take long, nothing slips in between, and every page keeps its content.
+//! What happens while one of the shim's kernel calls is under way, or fails again and again: nobody
+//! waits for what may take long, nothing slips in between, and every page keeps its content.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;

@@ -202,7 +202,8 @@ fn what_a_disk_reads_in_meanwhile_is_there() {
         eprintln!("not tested: {error}");
         return;
     }
-    // Until some were read into before they could be unshared, and others not: on a busy machine that takes a few rounds.
+    // Until some were read into before they could be unshared, and others not: on a busy machine
+    // that takes a few rounds.
     let began = Instant::now();
     let mut was_in_the_middle = false;
     for round in 0.. {

@@ -1,9 +1,11 @@
-//! What a vCPU runs, and how it is told: a list of pages, of each of which is known what it must hold.
+//! What a vCPU runs, and how it is told: a list of pages, of each of which is known what it must
+//! hold.
 //!
-//! A few lines of machine code do what [`Content`] does: they compare each word with what is drawn from the page's id, make
-//! one small change, or write all anew. At the first word that is wrong the guest copies the page for the host to see, and
-//! stops. It keeps its place in the [`Mailbox`], so that the host needs no call of the kernel but the one that runs it; it
-//! leaves by a store to an address without memory.
+//! A few lines of machine code do what [`Content`] does: they compare each word with what is drawn
+//! from the page's id, make one small change, or write all anew. At the first word that is wrong
+//! the guest copies the page for the host to see, and stops. It keeps its place in the [`Mailbox`],
+//! so that the host needs no call of the kernel but the one that runs it; it leaves by a store to
+//! an address without memory.
 //!
 //! The code stands among this program's constants, and never runs there.
 
@@ -20,8 +22,9 @@ const LINE: usize = 8;
 
 // The guest is started with rdi, the mailbox, and r15, where to store to leave.
 //
-// Its registers: rsi the job's number, rbx the job, r8 the page, r9 its id, r10 its count, r11 the order, ecx the
-// word's number, rdx what it must be, r12 what it is. The mailbox is that of `Mailbox`, in bytes.
+// Its registers: rsi the job's number, rbx the job, r8 the page, r9 its id, r10 its count, r11 the
+// order, ecx the word's number, rdx what it must be, r12 what it is. The mailbox is that of
+// `Mailbox`, in bytes.
 std::arch::global_asm!(
     // rdx = rng::mix(id ^ ecx << 54)
     ".macro overbook_word id",
@@ -217,7 +220,8 @@ impl<'a> Mailbox<'a> {
         self.list[1].store(jobs.end as u64, Relaxed);
     }
 
-    /// The number of the job before which the guest has stopped, and what is wrong with that job's page.
+    /// The number of the job before which the guest has stopped, and what is wrong with that job's
+    /// page.
     pub(crate) fn answer(&self) -> (usize, Option<Wrong>) {
         let number = |word: &AtomicU64| usize::try_from(word.load(Relaxed)).unwrap_or(usize::MAX);
         let is_wrong = self.list[2].load(Relaxed) != 0;

@@ -1,7 +1,7 @@
 //! What the host's kernel does to guest RAM when memory is short: it pages out what it likes.
 //!
-//! It asks neither QEMU nor the shim, so the call goes to the kernel directly. Without swap only what the guest has freed,
-//! and what was merged, can go.
+//! It asks neither QEMU nor the shim, so the call goes to the kernel directly. Without swap only
+//! what the guest has freed, and what was merged, can go.
 
 use std::io;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::watch::Kind;
 
 /// Most pages at a time.
 const MOST: usize = 32;
-/// Longest in between: a few MiB a second, for which a disk has room. Whoever holds RAM while it comes back holds up the
-/// others.
+/// Longest in between: a few MiB a second, for which a disk has room. Whoever holds RAM while it
+/// comes back holds up the others.
 const REST: Duration = Duration::from_millis(40);
 
 /// Pages runs of pages out until the end, whoever owns them.

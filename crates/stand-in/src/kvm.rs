@@ -1,8 +1,9 @@
-//! What a guest's processors do under KVM: the same accesses as [`vcpu`](crate::vcpu), made by a guest ([`machine`](crate::machine)).
+//! What a guest's processors do under KVM: the same accesses as [`vcpu`](crate::vcpu), made by a
+//! guest ([`machine`](crate::machine)).
 //!
-//! A thread owns some pages of a piece of RAM, puts on its vCPU's list what each must hold and what to do with it, and runs the
-//! guest until all is done. From time to time a signal takes vCPUs out of the guest, or out of the fault that they wait in, as
-//! QEMU does to tell them something.
+//! A thread owns some pages of a piece of RAM, puts on its vCPU's list what each must hold and what
+//! to do with it, and runs the guest until all is done. From time to time a signal takes vCPUs out
+//! of the guest, or out of the fault that they wait in, as QEMU does to tell them something.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -202,7 +203,8 @@ pub(crate) fn kick(hand: &mut Hand<'_>) -> io::Result<()> {
         let seats = &hand.shared.kicks.0;
         let thread = seats[hand.rng.below(seats.len())].load(Ordering::Relaxed);
         if thread != 0 {
-            // SAFETY: a signal that does nothing, to a thread of ours or, if it has just ended, to nobody.
+            // SAFETY: a signal that does nothing, to a thread of ours or, if it has just ended, to
+            // nobody.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
         }
     }

@@ -1,12 +1,14 @@
-//! A virtual machine of KVM's, whose memory is guest RAM as QEMU has it, and whose vCPUs run [`guest`].
+//! A virtual machine of KVM's, whose memory is guest RAM as QEMU has it, and whose vCPUs run
+//! [`guest`].
 //!
-//! **Problem.** On users' hosts a guest's touch comes through KVM: its memory slots, its own page tables beside the process's,
-//! the kernel's notes to it about pages that move (MMU notifiers), and faults that it takes on a vCPU's behalf. A thread that
-//! touches memory has none of this.
+//! **Problem.** On users' hosts a guest's touch comes through KVM: its memory slots, its own page
+//! tables beside the process's, the kernel's notes to it about pages that move (MMU notifiers), and
+//! faults that it takes on a vCPU's behalf. A thread that touches memory has none of this.
 //!
-//! **Idea.** The guest has no kernel. It runs at user level from the first instruction (64 bits, CPL 3), under page tables that map every
-//! address to itself, in huge pages, readable, writable and executable. A KVM that emulates guests' kernels runs that, too. Page
-//! tables, code and mailboxes lie in a slot of their own that is no guest RAM. There are no descriptor tables: what
+//! **Idea.** The guest has no kernel. It runs at user level from the first instruction (64 bits,
+//! CPL 3), under page tables that map every address to itself, in huge pages, readable, writable
+//! and executable. A KVM that emulates guests' kernels runs that, too. Page tables, code and
+//! mailboxes lie in a slot of their own that is no guest RAM. There are no descriptor tables: what
 //! should not be in the guest ends it (a triple fault), and is told.
 //!
 //! Each piece of guest RAM ([`Slot`](crate::ram::Slot)) is a memory slot while it is plugged.
@@ -36,7 +38,8 @@ const PRIVATE: u64 = HUGE_PAGE;
 /// The first address behind it, without memory: who stores there leaves the guest.
 const LEAVE: u64 = PRIVATE;
 
-// Its pages: the two upper levels of page tables, a directory for each GiB, the code, the mailboxes.
+// Its pages: the two upper levels of page tables, a directory for each GiB, the code, the
+// mailboxes.
 const DIRECTORIES: u64 = 2;
 const ENTRIES: u64 = 512;
 
@@ -44,7 +47,8 @@ const ENTRIES: u64 = 512;
 const TABLE: u64 = 0x27;
 const LEAF: u64 = TABLE | 0x40 | 0x80;
 
-// Control registers: protection and paging on, write protection as always; PAE and SSE; long mode, active.
+// Control registers: protection and paging on, write protection as always; PAE and SSE; long mode,
+// active.
 const CR0: u64 = 0x8005_0033;
 const CR4: u64 = 0x620;
 const EFER: u64 = 0x500;
@@ -132,8 +136,8 @@ impl Machine {
             memory_size: bytes,
             userspace_addr: start.expose_provenance() as u64,
         };
-        // SAFETY: the memory is RAM that is plugged, and is unplugged here before it goes; the guest writes to pages
-        // only whose owner runs it.
+        // SAFETY: the memory is RAM that is plugged, and is unplugged here before it goes; the
+        // guest writes to pages only whose owner runs it.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(io::Error::from)
     }
 }
@@ -152,7 +156,8 @@ impl Vcpu {
         Mailbox::new([self.private.page(self.mailbox), self.private.page(self.mailbox + 1)])
     }
 
-    /// Has the guest do the jobs of these numbers: before which one it has stopped, and what is wrong there.
+    /// Has the guest do the jobs of these numbers: before which one it has stopped, and what is
+    /// wrong there.
     ///
     /// # Errors
     /// When the guest does anything else but leave, or the kernel cannot run it.
@@ -188,7 +193,8 @@ struct Private {
     start: NonNull<u8>,
 }
 
-// SAFETY: the mapping belongs to no thread, and its content is reached through atomics once a guest can run.
+// SAFETY: the mapping belongs to no thread, and its content is reached through atomics once a guest
+// can run.
 unsafe impl Send for Private {}
 // SAFETY: as above.
 unsafe impl Sync for Private {}
@@ -206,7 +212,8 @@ impl Private {
     fn page(&self, number: u64) -> &Words {
         assert!(number < PRIVATE / PAGE as u64, "page {number} of the private slot");
         let offset = usize::try_from(number).unwrap_or(0) * PAGE;
-        // SAFETY: in the mapping, as was just checked; aligned; every bit pattern is a word; others reach it through atomics.
+        // SAFETY: in the mapping, as was just checked; aligned; every bit pattern is a word; others
+        // reach it through atomics.
         unsafe { &*self.start.as_ptr().wrapping_add(offset).cast::<Words>() }
     }
 

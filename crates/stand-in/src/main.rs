@@ -3,19 +3,20 @@
 //!
 //! **Problem.** A shim that loses one page in a billion moves is worthless, and a guest would rarely notice.
 //!
-//! **Idea.** A program that treats its RAM as QEMU does, only worse. It allocates by the same calls; many
-//! threads read, write and compare ([`page`]), and so do guests that KVM runs ([`kvm`]); the kernel reads and writes on
-//! behalf of others ([`disk`]) and pages out ([`host`]); pages are discarded, pieces of RAM come and go, children are
-//! forked, and RAM is registered with a second userfaultfd ([`qemu`]). It knows nothing of the shim, and runs without it
-//! too: somebody else, at the same time, asks the shim preloaded into it to do its worst.
+//! **Idea.** A program that treats its RAM as QEMU does, only worse. It allocates by the same
+//! calls; many threads read, write and compare ([`page`]), and so do guests that KVM runs
+//! ([`kvm`]); the kernel reads and writes on behalf of others ([`disk`]) and pages out ([`host`]);
+//! pages are discarded, pieces of RAM come and go, children are forked, and RAM is registered with
+//! a second userfaultfd ([`qemu`]). It knows nothing of the shim, and runs without it too: somebody
+//! else, at the same time, asks the shim preloaded into it to do its worst.
 //!
-//! **Use.** `overbook-stand-in <directory> <seed> <MiB>`; works until its standard input closes, then looks
-//! at every page once more. Prints a line of JSON twice a second, and a last one with `"final":true`. Exit
-//! status 0: no byte was wrong and every thread came to its end. Where KVM runs no such guest it says so, and goes on
-//! without.
+//! **Use.** `overbook-stand-in <directory> <seed> <MiB>`; works until its standard input closes,
+//! then looks at every page once more. Prints a line of JSON twice a second, and a last one with
+//! `"final":true`. Exit status 0: no byte was wrong and every thread came to its end. Where KVM
+//! runs no such guest it says so, and goes on without.
 //!
-//! **Leaves out.** An operating system in the guest: the same is done with real ones, if without KVM where that is a
-//! slow one.
+//! **Leaves out.** An operating system in the guest: the same is done with real ones, if without
+//! KVM where that is a slow one.
 
 mod aio;
 mod crew;

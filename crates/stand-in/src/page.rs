@@ -10,9 +10,9 @@
 //! its own, guarded by a sequence lock per page: a writer makes the sequence odd and owns the page; a
 //! reader compares first and believes the result only if the sequence has not moved.
 //!
-//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host may drop
-//! when it likes ([`Content::freed`]) holds what it held, or zeros, until it is written anew. Harm is put right where
-//! the page is owned, so that a wrong byte counts once.
+//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host may
+//! drop when it likes ([`Content::freed`]) holds what it held, or zeros, until it is written anew.
+//! Harm is put right where the page is owned, so that a wrong byte counts once.
 //!
 //! **Cost.** About a microsecond per page compared.
 
@@ -91,7 +91,8 @@ impl Content {
         (harm.bytes > 0).then_some(harm)
     }
 
-    /// Makes one small change, as a guest's store does: to one word, after a look at it. Not to a freed page.
+    /// Makes one small change, as a guest's store does: to one word, after a look at it. Not to a
+    /// freed page.
     pub(crate) fn modify(&mut self, words: &Words) -> Option<Harm> {
         let [id, count] = [0, 1].map(|index: usize| words[index].load(Ordering::Relaxed));
         if (id, count) != (self.id, self.count) {

@@ -40,7 +40,8 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
     }
 }
 
-/// Plugs and unplugs the RAM of all slots but the first until the end; machines forget the first and know it again.
+/// Plugs and unplugs the RAM of all slots but the first until the end; machines forget the first
+/// and know it again.
 ///
 /// # Errors
 /// When the kernel refuses.

@@ -133,7 +133,8 @@ impl Slot {
         self.entries.len()
     }
 
-    /// Its RAM, which stays plugged meanwhile; none while somebody waits to change it: a thread may hold it already.
+    /// Its RAM, which stays plugged meanwhile; none while somebody waits to change it: a thread may
+    /// hold it already.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         let guard = match self.mapping.try_read() {
             Ok(guard) => guard,
@@ -143,7 +144,8 @@ impl Slot {
         guard.is_some().then_some(Held { guard, slot: self })
     }
 
-    /// Unplugs its RAM, or plugs new one, which is all zeros. The machines know of it as long as it is there.
+    /// Unplugs its RAM, or plugs new one, which is all zeros. The machines know of it as long as it
+    /// is there.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -163,8 +165,8 @@ impl Slot {
         })
     }
 
-    /// Has the machines forget its RAM and know it again, as when a guest's memory map changes; nobody touches
-    /// it meanwhile.
+    /// Has the machines forget its RAM and know it again, as when a guest's memory map changes;
+    /// nobody touches it meanwhile.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -221,8 +223,8 @@ impl<'a> Held<'a> {
         self.slot.entries[first..].iter().take(count).map_while(Entry::own).collect()
     }
 
-    /// Gives the pages of a run back to the host: they read as zeros afterwards. Of what a guest reports free, which is
-    /// more than one page, so much is not promised.
+    /// Gives the pages of a run back to the host: they read as zeros afterwards. Of what a guest
+    /// reports free, which is more than one page, so much is not promised.
     ///
     /// # Errors
     /// When the kernel refuses.

@@ -1,12 +1,14 @@
-//! The one place through which each kernel call goes that the shim makes: where a test can have it fail.
+//! The one place through which each kernel call goes that the shim makes: where a test can have it
+//! fail.
 //!
-//! **Problem.** The kernel refuses a call that moves a guest's memory once in a million times. What the shim does then must
-//! be right, and be seen to be. A library that stands before the C library's functions does not see these calls: they go to
-//! the kernel directly.
+//! **Problem.** The kernel refuses a call that moves a guest's memory once in a million times. What
+//! the shim does then must be right, and be seen to be. A library that stands before the C
+//! library's functions does not see these calls: they go to the kernel directly.
 //!
-//! **Idea.** Each call is made by one of the functions below, with what it does and the memory that it concerns. As shipped they
-//! do nothing else. With the feature `faults` a file that a test has mapped, too, says which calls are refused, done by
-//! half, done and denied, or held until the test lets them go on: the plan can change while the process runs.
+//! **Idea.** Each call is made by one of the functions below, with what it does and the memory that
+//! it concerns. As shipped they do nothing else. With the feature `faults` a file that a test has
+//! mapped, too, says which calls are refused, done by half, done and denied, or held until the test
+//! lets them go on: the plan can change while the process runs.
 //!
 //! **Cost**: none without the feature: the functions vanish.
 

@@ -1,5 +1,5 @@
-//! Who holds the lock (`flock`) on a file, by what the kernel says of every process's open files. What somebody has
-//! written into the file may be old.
+//! Who holds the lock (`flock`) on a file, by what the kernel says of every process's open files.
+//! What somebody has written into the file may be old.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,8 +7,8 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::process::Identity;
 
-/// The processes that hold a lock on `file`, the oldest first: one, and for a moment those that it has just forked.
-/// Those that cannot be seen are missing.
+/// The processes that hold a lock on `file`, the oldest first: one, and for a moment those that it
+/// has just forked. Those that cannot be seen are missing.
 ///
 /// # Errors
 /// When the file or `/proc` cannot be read.

@@ -1,13 +1,15 @@
 //! Which processes of the host have memory that KSM may merge: any program can have marked some
 //! (`MADV_MERGEABLE`, `PR_SET_MEMORY_MERGE`, systemd's `MemoryKSM=`), not QEMU alone.
 //!
-//! Since Linux 6.16 a line of `/proc/PID/ksm_stat` says it, at the price of a walk over the process's mappings. Older
-//! kernels say it only in `smaps` (`VmFlags: mg`), which counts every page on the way; that is read mapping by
-//! mapping, and no further than the first one that is marked. Whoever asks often should mind that.
+//! Since Linux 6.16 a line of `/proc/PID/ksm_stat` says it, at the price of a walk over the
+//! process's mappings. Older kernels say it only in `smaps` (`VmFlags: mg`), which counts every
+//! page on the way; that is read mapping by mapping, and no further than the first one that is
+//! marked. Whoever asks often should mind that.
 //!
-//! A process of which the kernel does not say it is told apart, and is not to be taken for one that has none. One
-//! whose first thread has ended shows its memory through its other threads only. Leaves out memory of another pid
-//! namespace that we cannot see ([`sees_all`]), and what becomes mergeable a moment later.
+//! A process of which the kernel does not say it is told apart, and is not to be taken for one that
+//! has none. One whose first thread has ended shows its memory through its other threads only.
+//! Leaves out memory of another pid namespace that we cannot see ([`sees_all`]), and what becomes
+//! mergeable a moment later.
 //!
 //! Source: `fs/proc/base.c`, `proc_pid_ksm_stat`; `fs/proc/task_mmu.c`, `show_smap_vma_flags`.
 
@@ -56,8 +58,8 @@ pub fn processes() -> io::Result<Vec<Process>> {
 /// The number of the first pid namespace (`PROC_PID_INIT_INO`).
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Whether `/proc` shows every process of the host: we are in the first pid namespace, and nothing is hidden from us
-/// (`hidepid`), as the first process would be.
+/// Whether `/proc` shows every process of the host: we are in the first pid namespace, and nothing
+/// is hidden from us (`hidepid`), as the first process would be.
 fn sees_all() -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     namespace.as_os_str() == FIRST_NAMESPACE && Path::new("/proc/1/status").exists()
@@ -134,7 +136,8 @@ fn by_smaps(task: &Path) -> Result<Option<bool>, ProcError> {
     marks(BufReader::new(File::open(&path).map_err(failed)?)).map_err(failed)
 }
 
-/// Whether one of the mappings in `smaps` is marked; `None`: there are no mappings. Stops at the first.
+/// Whether one of the mappings in `smaps` is marked; `None`: there are no mappings. Stops at the
+/// first.
 fn marks(smaps: impl Read) -> io::Result<Option<bool>> {
     let mut smaps = BufReader::new(smaps);
     let mut line = Vec::new();

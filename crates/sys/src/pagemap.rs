@@ -1,7 +1,7 @@
 //! A process's page tables, to look at: which pages are there, and of what kind.
 //!
-//! `PAGEMAP_SCAN` (Linux 6.7) walks a range under the kernel's lock and answers in runs: half a microsecond for a few dozen
-//! pages. Nothing here changes anything.
+//! `PAGEMAP_SCAN` (Linux 6.7) walks a range under the kernel's lock and answers in runs: half a
+//! microsecond for a few dozen pages. Nothing here changes anything.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -121,8 +121,9 @@ impl Pagemap {
         File::open(format!("/proc/{pid}/pagemap")).map(Self)
     }
 
-    /// The pages of `range` that are in memory and that the process has to itself, in ascending order:
-    /// not holes, not the page of zeros, not what is mapped from a file, not what is swapped out.
+    /// The pages of `range` that are in memory and that the process has to itself, in ascending
+    /// order: not holes, not the page of zeros, not what is mapped from a file, not what is swapped
+    /// out.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -140,7 +141,8 @@ impl Pagemap {
         self.present(range, PAGE_IS_FILE)
     }
 
-    /// The pages of `range` that are in memory and shared with a file: not holes, not private copies.
+    /// The pages of `range` that are in memory and shared with a file: not holes, not private
+    /// copies.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -200,7 +202,8 @@ impl Pagemap {
         self.count(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
     }
 
-    /// Where the first page of `range` with content is, in memory or swapped out. Does not allocate.
+    /// Where the first page of `range` with content is, in memory or swapped out. Does not
+    /// allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -228,7 +231,8 @@ impl Pagemap {
         Ok(None)
     }
 
-    /// Which pages of `range`, at most [`PageSet::MOST`] of them, have content, in memory or swapped out. Does not allocate.
+    /// Which pages of `range`, at most [`PageSet::MOST`] of them, have content, in memory or
+    /// swapped out. Does not allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].
@@ -237,7 +241,8 @@ impl Pagemap {
         self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, 0)
     }
 
-    /// Which of them are in memory and shared with a file: not holes, not private copies. Does not allocate.
+    /// Which of them are in memory and shared with a file: not holes, not private copies. Does not
+    /// allocate.
     ///
     /// # Errors
     /// As for [`Self::populated`].

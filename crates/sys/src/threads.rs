@@ -1,8 +1,9 @@
 //! How long a thread of another process has waited for a CPU, by the kernel's own count.
 //!
-//! Who waits for a thread waits for a CPU with it, where the machine is busy. The kernel counts that for each
-//! thread (`schedstat`, second number), exactly and at no cost. Found by name once, a thread is read by number: some
-//! microseconds. A kernel that does not count (`CONFIG_SCHED_INFO`) has no such file, and then nothing is known.
+//! Who waits for a thread waits for a CPU with it, where the machine is busy. The kernel counts
+//! that for each thread (`schedstat`, second number), exactly and at no cost. Found by name once, a
+//! thread is read by number: some microseconds. A kernel that does not count (`CONFIG_SCHED_INFO`)
+//! has no such file, and then nothing is known.
 
 use std::path::PathBuf;
 
@@ -26,8 +27,8 @@ impl Thread {
         Some(Self { schedstat: path.join("schedstat") })
     }
 
-    /// For how long it has waited for a CPU since it began, in nanoseconds; `None`: it has ended, or the kernel
-    /// does not count.
+    /// For how long it has waited for a CPU since it began, in nanoseconds; `None`: it has ended,
+    /// or the kernel does not count.
     #[must_use]
     pub fn waited_ns(&self) -> Option<u64> {
         let text = std::fs::read_to_string(&self.schedstat).ok()?;

@@ -350,7 +350,8 @@ impl Userfaultfd {
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn wake(&self, range: Range) -> Result<(), Errno> {
         faults::through(Call::Wake, range, |mut range| {
-            // SAFETY: the structure is the one of this request; a thread that is woken too early traps again.
+            // SAFETY: the structure is the one of this request; a thread that is woken too early
+            // traps again.
             unsafe { self.ask::<WAKE, _>(&mut range) }
         })
     }

@@ -1,7 +1,9 @@
-//! `kinds`: one kind of work after the other, each for a few seconds: what a cost that is everywhere, and small, is looked for in.
+//! `kinds`: one kind of work after the other, each for a few seconds: what a cost that is
+//! everywhere, and small, is looked for in.
 //!
-//! Memory is written, read and copied in turn, and changed at random places; then the kernel is called, and a disk read past the
-//! page cache. The gauge `phase` counts the kinds, over repetitions; operations of different kinds are not to be compared.
+//! Memory is written, read and copied in turn, and changed at random places; then the kernel is
+//! called, and a disk read past the page cache. The gauge `phase` counts the kinds, over
+//! repetitions; operations of different kinds are not to be compared.
 
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;

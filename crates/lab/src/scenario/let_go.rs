@@ -1,9 +1,11 @@
-//! `let-go`: for how long a thread of QEMU's waits until all of a large VM's memory is in its place.
+//! `let-go`: for how long a thread of QEMU's waits until all of a large VM's memory is in its
+//! place.
 //!
-//! Before QEMU registers guest RAM with a userfaultfd of its own (postcopy, a background snapshot), hands it to a device,
-//! or changes what is mapped there, everything that is out of reach must be back, and QEMU's thread waits for that, as a rule
-//! with the lock that all of QEMU needs. So the shim lets no more than 1 GiB be out of reach at a time. Here that much is,
-//! of 16 GiB that are tracked in granules of 128 KiB, in small pages; then the program does what QEMU does.
+//! Before QEMU registers guest RAM with a userfaultfd of its own (postcopy, a background snapshot),
+//! hands it to a device, or changes what is mapped there, everything that is out of reach must be
+//! back, and QEMU's thread waits for that, as a rule with the lock that all of QEMU needs. So the
+//! shim lets no more than 1 GiB be out of reach at a time. Here that much is, of 16 GiB that are
+//! tracked in granules of 128 KiB, in small pages; then the program does what QEMU does.
 //!
 //! No memory beyond that GiB is touched: what is not there is not out of reach either.
 

@@ -1,8 +1,10 @@
-//! `readings`: what Overbook says of its guests is true, with everything on and while workers are killed.
+//! `readings`: what Overbook says of its guests is true, with everything on and while workers are
+//! killed.
 //!
-//! Four guests start programs and end them, stream over memory, and idle. A daemon tracks them, merges what is the
-//! same, takes what they free, and moves memory between them; their worker is killed again and again. Each second
-//! what the daemon shows is held against what this program sees for itself:
+//! Four guests start programs and end them, stream over memory, and idle. A daemon tracks them,
+//! merges what is the same, takes what they free, and moves memory between them; their worker is
+//! killed again and again. Each second what the daemon shows is held against what this program sees
+//! for itself:
 //!
 //! * **stale**: a value whose digits have been the same since before the moment that it is said to be of. So its moment is not
 //!   when it was found out;
@@ -10,7 +12,8 @@
 //!   swapped out), at any moment from that of the reading to now, and a twentieth;
 //! * **over budget**: a cost above what the group's configuration allows.
 //!
-//! How old readings are, and for how much of the time there are none, is told as well: who says nothing is never wrong.
+//! How old readings are, and for how much of the time there are none, is told as well: who says
+//! nothing is never wrong.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -211,7 +214,8 @@ impl Known {
         }
     }
 
-    /// Since when the digits have been what they are; `None`: nothing was referenced, and digits tell nothing.
+    /// Since when the digits have been what they are; `None`: nothing was referenced, and digits
+    /// tell nothing.
     fn unchanged_since(&mut self, reading: &Reading<Tracking>, now: Time) -> Option<Time> {
         let Tracking { references_per_s, curve, .. } = &reading.value;
         let ratios = curve.iter().map(|point| point.miss_ratio.to_bits());

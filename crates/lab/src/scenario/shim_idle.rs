@@ -1,11 +1,13 @@
 //! `shim-idle`: what the shim costs a guest that nobody tracks.
 //!
-//! Two guests that differ in nothing but the preloaded shim write, read and copy memory, change it at random places, call their
-//! kernel, and read a disk, each for some seconds, side by side. Where QEMU's memory lies differs from boot to boot, and a
-//! guest's speed with it: so each pair of boots gives one ratio for each kind of work, and the median over the pairs counts.
+//! Two guests that differ in nothing but the preloaded shim write, read and copy memory, change it
+//! at random places, call their kernel, and read a disk, each for some seconds, side by side. Where
+//! QEMU's memory lies differs from boot to boot, and a guest's speed with it: so each pair of boots
+//! gives one ratio for each kind of work, and the median over the pairs counts.
 //!
-//! What is compared is work for the time that all threads of the QEMU were on a CPU, shim's included: what else runs on the
-//! host takes part of the wall time, and not of that. CPU and order of the boots change from pair to pair.
+//! What is compared is work for the time that all threads of the QEMU were on a CPU, shim's
+//! included: what else runs on the host takes part of the wall time, and not of that. CPU and order
+//! of the boots change from pair to pair.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

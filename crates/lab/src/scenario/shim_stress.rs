@@ -1,9 +1,9 @@
 //! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim ([`crate::stress`]).
 //!
-//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed, and whose guests KVM runs; a
-//! swap file takes what is paged out. Then ten
-//! with real guests that verify their memory and their disk, which QEMU reads past the host's page cache,
-//! by threads and by the kernel's own asynchronous input, while their balloons go up and down.
+//! Ten minutes with a program that stands in for QEMU, where every operation is known and timed,
+//! and whose guests KVM runs; a swap file takes what is paged out. Then ten with real guests that
+//! verify their memory and their disk, which QEMU reads past the host's page cache, by threads and
+//! by the kernel's own asynchronous input, while their balloons go up and down.
 //!
 //! Either part lasts half of the minutes that are asked for: `--minutes 120` is an hour each.
 
@@ -51,8 +51,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// In a lab without guests, which holds the directory and sweeps it; also how much was swapped out meanwhile, `None`
-/// without a swap file.
+/// In a lab without guests, which holds the directory and sweeps it; also how much was swapped out
+/// meanwhile, `None` without a swap file.
 fn torment_stand_in(
     context: &Context,
     duration: Duration,

@@ -1,9 +1,10 @@
 //! The worker from hell: does to a shim whatever the protocol allows, in no order, and much that it forbids.
 //!
-//! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at any
-//! instant, in the middle of a message or of a release. Its life is drawn from a seed: it tracks with every
-//! mode and size of granule, revokes in bursts, merges and unshares, has freed memory handed over and takes it, floods the
-//! socket without reading, sends garbage, falls silent, hangs up, comes back. Each answer is held against what it may be.
+//! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at
+//! any instant, in the middle of a message or of a release. Its life is drawn from a seed: it
+//! tracks with every mode and size of granule, revokes in bursts, merges and unshares, has freed
+//! memory handed over and takes it, floods the socket without reading, sends garbage, falls silent,
+//! hangs up, comes back. Each answer is held against what it may be.
 //!
 //! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a question
 //! unanswered for ten seconds, except by closing the connection. Whether guest memory survived is for
@@ -36,7 +37,8 @@ const TAKEN: u32 = 8;
 const NEAR: u32 = 8192;
 /// Longer than a shim bears silence.
 const SILENCE_MS: (u64, u64) = (2_300, 2_900);
-/// By then it has given everything back, on whatever machine; if it tracks nothing there is nothing to give back.
+/// By then it has given everything back, on whatever machine; if it tracks nothing there is nothing
+/// to give back.
 const LONGEST_SILENCE: Duration = Duration::from_secs(8);
 
 /// Torments the shim of process `pid` for `life`, and tells its deeds on standard output.

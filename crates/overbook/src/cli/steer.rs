@@ -36,7 +36,8 @@ pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError>
     let mut since = Instant::now();
     let mut evicted = None;
     loop {
-        // A configuration that cannot be read does not say where the daemon is; the lock tells if one runs.
+        // A configuration that cannot be read does not say where the daemon is; the lock tells if
+        // one runs.
         let is_hung = match ask(context) {
             Ok(done) => return shown(&after(evicted, done.message), json),
             Err(
@@ -72,7 +73,8 @@ pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError>
     }
 }
 
-/// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that works.
+/// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that
+/// works.
 fn ask(context: &Context) -> Result<Done, CliError> {
     let client = context.client()?;
     for sign in 1.. {

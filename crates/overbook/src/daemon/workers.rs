@@ -44,7 +44,8 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<u32, String>,
-    /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on from there.
+    /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on
+    /// from there.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
     /// What is taken of what VMs have freed, by the last plan.
     takes: BTreeMap<VmName, Take>,

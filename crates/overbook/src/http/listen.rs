@@ -4,9 +4,9 @@
 //! daemon never takes the first one's place silently, and a path that is no socket is never removed.
 //! The file gets its mode between `bind` and `listen`: at no moment can a stranger connect.
 //!
-//! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the kernel tells nobody.
-//! So it is looked at once a second ([`UnixDoor`]), and made again under the same rules as at the start: what another
-//! daemon answers at is left to it.
+//! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the
+//! kernel tells nobody. So it is looked at once a second ([`UnixDoor`]), and made again under the
+//! same rules as at the start: what another daemon answers at is left to it.
 
 use std::{
     fs, io,

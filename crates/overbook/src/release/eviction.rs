@@ -1,9 +1,11 @@
-//! Ends a daemon that has the state and cannot be asked: its socket leads nowhere, it was stopped, or it hangs.
+//! Ends a daemon that has the state and cannot be asked: its socket leads nowhere, it was stopped,
+//! or it hangs.
 //!
-//! It is told to end (SIGTERM, and SIGCONT for one that was stopped), and killed if it does not in time: any process of
-//! Overbook may be killed at any instant. Its workers end with it by the kernel's hand; they are waited for, because
-//! nobody else can unshare what they have. The pause is set first: a daemon that is started again, by systemd for
-//! example, then changes nothing, as after a release that the daemon does itself.
+//! It is told to end (SIGTERM, and SIGCONT for one that was stopped), and killed if it does not in
+//! time: any process of Overbook may be killed at any instant. Its workers end with it by the
+//! kernel's hand; they are waited for, because nobody else can unshare what they have. The pause is
+//! set first: a daemon that is started again, by systemd for example, then changes nothing, as
+//! after a release that the daemon does itself.
 
 use std::{io, path::Path, time::Duration};
 
@@ -48,8 +50,8 @@ pub enum EvictionError {
     },
 }
 
-/// Ends the daemon that has the lock of this state directory; answers what was done, for the operator. One that has ended
-/// meanwhile is no error.
+/// Ends the daemon that has the lock of this state directory; answers what was done, for the
+/// operator. One that has ended meanwhile is no error.
 ///
 /// # Errors
 /// When it cannot be ended.

@@ -1,8 +1,9 @@
 //! Ends the view when its terminal has gone or a signal says so, whatever the view is doing.
 //!
-//! The library that reads keys never returns from reading a terminal that has gone, and a terminal that takes no
-//! output holds up whoever paints. So a thread of its own waits for the end. It asks first; who has not obeyed
-//! after [`GRACE`] is ended, and the terminal is put back as far as it can be.
+//! The library that reads keys never returns from reading a terminal that has gone, and a terminal
+//! that takes no output holds up whoever paints. So a thread of its own waits for the end. It asks
+//! first; who has not obeyed after [`GRACE`] is ended, and the terminal is put back as far as it
+//! can be.
 
 use std::{
     io::{self, IsTerminal},
@@ -70,7 +71,8 @@ fn wait_for_end(signals: &UnixStream) {
     while poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
 }
 
-/// Puts the terminal back and ends the process, while the view waits for something that may never come.
+/// Puts the terminal back and ends the process, while the view waits for something that may never
+/// come.
 fn insist() -> ! {
     // Needs neither room in the terminal nor the lock on its output.
     let _ = disable_raw_mode();

@@ -18,7 +18,8 @@ pub(super) fn time(us: u64) -> Time {
     Time(us / 1_000)
 }
 
-/// The same moment on the boot clock, on which the daemon dates what it knows: none that is later than now.
+/// The same moment on the boot clock, on which the daemon dates what it knows: none that is later
+/// than now.
 pub(super) fn boot(at: Time) -> Time {
     let ago = time(now_us()).since(at);
     Time(boot_now().0.saturating_sub(ago.0))

@@ -1,14 +1,16 @@
 //! What tracking takes from a VM: time by the clock, of one and the same window.
 //!
-//! A trapped access costs its vCPU the way to the shim's fault thread, the handling, and the way back. The
-//! shim counts the handling, trap by trap ([`Counters::trap_ns`]). For how long its fault thread waited for a
-//! CPU meanwhile the kernel counts ([`sys::threads`]). What is left of the way, the two switches of context, nobody sees
-//! trap by trap: it is taken to be what the quickest touch of the shim's own granule took beyond the quickest handling,
-//! which a machine that is busy cannot make longer. To that comes the CPU time of tracking itself, the worker's and
-//! that of the shim's control thread.
+//! A trapped access costs its vCPU the way to the shim's fault thread, the handling, and the way
+//! back. The shim counts the handling, trap by trap ([`Counters::trap_ns`]). For how long its fault
+//! thread waited for a CPU meanwhile the kernel counts ([`sys::threads`]). What is left of the way,
+//! the two switches of context, nobody sees trap by trap: it is taken to be what the quickest touch
+//! of the shim's own granule took beyond the quickest handling, which a machine that is busy cannot
+//! make longer. To that comes the CPU time of tracking itself, the worker's and that of the shim's
+//! control thread.
 //!
-//! All of it is of the last [`WINDOW`], and divided by that very time. So a share of more than one stands only for more
-//! than one thread that was held. A worker that begins anew goes on with what the one before has said ([`Before`]).
+//! All of it is of the last [`WINDOW`], and divided by that very time. So a share of more than one
+//! stands only for more than one thread that was held. A worker that begins anew goes on with what
+//! the one before has said ([`Before`]).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,7 +25,8 @@ pub(super) const WINDOW: Duration = Duration::from_secs(30);
 const BEFORE_US: u64 = 1_000_000;
 /// What happens in less time than this is counted as one.
 const SPAN_US: u64 = 50_000;
-/// What a switch there and back takes until the shim has measured it, in nanoseconds: between idle CPUs.
+/// What a switch there and back takes until the shim has measured it, in nanoseconds: between idle
+/// CPUs.
 const UNMEASURED_NS: u64 = 50_000;
 /// It takes the system calls that it needs, whatever a shim says.
 const CHEAPEST_NS: u64 = 2_000;
@@ -89,8 +92,9 @@ impl CostMeter {
         self.cpu_ns = self.cpu_ns.saturating_add(ns);
     }
 
-    /// Looks at the counters, and for how many nanoseconds the shim's fault thread has `waited` for a CPU since it was
-    /// last looked. Answers what tracking took since then; `None`: that was just now.
+    /// Looks at the counters, and for how many nanoseconds the shim's fault thread has `waited` for
+    /// a CPU since it was last looked. Answers what tracking took since then; `None`: that was just
+    /// now.
     pub(super) fn look(
         &mut self,
         counters: Counters,
@@ -108,7 +112,8 @@ impl CostMeter {
             self.round_trips.take(counters.round_trip_ns);
         }
         self.handlers.take(handled_ns.checked_div(traps).unwrap_or(0));
-        // A thread that nobody waits for may wait as long as it likes, and none longer than time has passed.
+        // A thread that nobody waits for may wait as long as it likes, and none longer than time
+        // has passed.
         let waited_ns = waited();
         let waited_ns = if traps > 0 { waited_ns.min(passed_us.saturating_mul(1_000)) } else { 0 };
         let switches_ns = traps.saturating_mul(self.switch_ns());
@@ -141,8 +146,9 @@ impl CostMeter {
         }
     }
 
-    /// For how long a trap holds its thread as a rule, in nanoseconds: the median over the spans of the window in which there were
-    /// any, so that a few that had to fill huge pages change little; without any, what it is expected to.
+    /// For how long a trap holds its thread as a rule, in nanoseconds: the median over the spans of
+    /// the window in which there were any, so that a few that had to fill huge pages change little;
+    /// without any, what it is expected to.
     pub(super) fn trap_ns(&self) -> u64 {
         let of_span = |(_, _, taken): &(u64, u64, Taken)| taken.held_ns.checked_div(taken.traps);
         let mut held_ns: Vec<u64> = self.spans.iter().filter_map(of_span).collect();
@@ -213,7 +219,8 @@ impl Quickest {
     }
 }
 
-/// What the shim's control thread took between two looks: never more than the time that has passed, whatever a shim says.
+/// What the shim's control thread took between two looks: never more than the time that has passed,
+/// whatever a shim says.
 fn control_ns((before_ns, ns): (u64, u64), passed_us: u64) -> u64 {
     ns.saturating_sub(before_ns).min(passed_us.saturating_mul(1_000))
 }

@@ -1,16 +1,18 @@
-//! What a VM holds of the host: what it occupies, what it shares, and what of it the host has swapped out.
+//! What a VM holds of the host: what it occupies, what it shares, and what of it the host has
+//! swapped out.
 //!
-//! No working set is larger. An estimate can be: it stands for pieces of memory of which the guest has one page, it
-//! needs a while to see that a program has ended, and after a worker's start much of the guest is not known yet. So
-//! the kernel's counters are the bound, read as often as a reading is made (some tens of microseconds). QEMU's own
-//! memory, which they count as well and which hardly changes, the daemon measures now and then and passes on: to
-//! measure it can mean to wait for QEMU.
+//! No working set is larger. An estimate can be: it stands for pieces of memory of which the guest
+//! has one page, it needs a while to see that a program has ended, and after a worker's start much
+//! of the guest is not known yet. So the kernel's counters are the bound, read as often as a
+//! reading is made (some tens of microseconds). QEMU's own memory, which they count as well and
+//! which hardly changes, the daemon measures now and then and passes on: to measure it can mean to
+//! wait for QEMU.
 
 use model::Bytes;
 use sys::memory_of::Counters;
 
-/// What QEMU process `pid` holds for its guest, which shares so much with others, when `own` of it is QEMU's; `None`:
-/// the process is gone.
+/// What QEMU process `pid` holds for its guest, which shares so much with others, when `own` of it
+/// is QEMU's; `None`: the process is gone.
 pub(super) fn held(pid: u32, own: Bytes, shared: Bytes) -> Option<Bytes> {
     let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
     Some(anonymous.plus(hugetlb).plus(swapped).plus(shared).minus(own))

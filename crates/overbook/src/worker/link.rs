@@ -3,15 +3,16 @@
 //! **Problem.** One worker serves all VMs of a group, and each shim lives inside a QEMU that may be
 //! stopped, stuck, of another release or hostile. None of them may hold up the others.
 //!
-//! **Idea.** Nothing here waits. Each request has a number, under which one table keeps what was asked
-//! for; answers are looked for at every step, and one that does not come within [`PATIENCE`] ends the
-//! connection. What the shim shares is mapped for reading only, and each number in it is held against its
-//! bounds.
+//! **Idea.** Nothing here waits. Each request has a number, under which one table keeps what was
+//! asked for; answers are looked for at every step, and one that does not come within [`PATIENCE`]
+//! ends the connection. What the shim shares is mapped for reading only, and each number in it is
+//! held against its bounds.
 //!
-//! **Invariants.** An answer belongs to the request that it names, in whatever order answers come. One that names
-//! a request that is not in flight, or is of another kind, ends the connection. At most [`MOST_IN_FLIGHT`] are open:
-//! whoever asks keeps to a number of his own, and comes again in the next step where that is reached. A
-//! connection that failed once is not used again: dropping it is the sign for the shim to give everything back.
+//! **Invariants.** An answer belongs to the request that it names, in whatever order answers come.
+//! One that names a request that is not in flight, or is of another kind, ends the connection. At
+//! most [`MOST_IN_FLIGHT`] are open: whoever asks keeps to a number of his own, and comes again in
+//! the next step where that is reached. A connection that failed once is not used again: dropping
+//! it is the sign for the shim to give everything back.
 //!
 //! What merges may have come to outlives the connection; `dedup` keeps that, under the same number.
 
@@ -36,7 +37,8 @@ use super::granules::TooLarge;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
-/// Requests in flight: what the kernel holds of packets that a shim has not read, by default (`net.unix.max_dgram_qlen`).
+/// Requests in flight: what the kernel holds of packets that a shim has not read, by default
+/// (`net.unix.max_dgram_qlen`).
 const MOST_IN_FLIGHT: usize = 10;
 
 /// Why there is no connection, or no more.
@@ -119,7 +121,8 @@ pub(super) enum News {
     Welcome(State),
     /// It tracks now as it was asked to.
     Tracking,
-    /// These granules, by index, were to be taken out of reach at that moment, and were as far as they could be.
+    /// These granules, by index, were to be taken out of reach at that moment, and were as far as
+    /// they could be.
     Revoked(Vec<u32>, Time),
     /// The granules named are within reach again.
     Recalled,
@@ -129,7 +132,8 @@ pub(super) enum News {
     Status(State),
     /// Everything has been given back.
     Released,
-    /// What became of the request of this number: for a pool, a merge, or copies of their own for shared pages.
+    /// What became of the request of this number: for a pool, a merge, or copies of their own for
+    /// shared pages.
     Merged(u32, Result<Merged, Refusal>),
     /// What the guest frees is handed over from now on, or discarded.
     HandingOver,
@@ -194,7 +198,8 @@ impl Link {
         self.ask(&Request::Track(tracking), Asked::Track)
     }
 
-    /// Asks to take granules out of reach, at this moment: their numbers, at most `MAX_REVOKE`, and their indexes.
+    /// Asks to take granules out of reach, at this moment: their numbers, at most `MAX_REVOKE`, and
+    /// their indexes.
     pub(super) fn revoke(
         &mut self,
         numbers: Vec<u32>,

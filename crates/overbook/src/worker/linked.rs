@@ -199,8 +199,8 @@ impl Linked {
         Ok(is_staged)
     }
 
-    /// Asks for what is to be recalled, once the shim has done with what was before. That nobody touched it the strategy need
-    /// not be told: no trap tells of it.
+    /// Asks for what is to be recalled, once the shim has done with what was before. That nobody
+    /// touched it the strategy need not be told: no trap tells of it.
     pub(super) fn recall(&mut self) -> Result<(), LinkError> {
         if self.to_recall.is_empty() || self.link.is_recalling() {
             return Ok(());
@@ -213,7 +213,8 @@ impl Linked {
         self.merged.pop_front()
     }
 
-    /// So much CPU time was taken for the last step. What it took for what the guest frees is not tracking's.
+    /// So much CPU time was taken for the last step. What it took for what the guest frees is not
+    /// tracking's.
     pub(super) fn spent(&mut self, ns: u64) {
         let freeing_ns = std::mem::take(&mut self.freeing_ns);
         self.cost.spent(ns.saturating_sub(freeing_ns));

@@ -34,7 +34,8 @@ pub struct Order {
     /// What QEMU occupies beside its guest; absent: not known yet.
     #[serde(default)]
     pub own: Option<Bytes>,
-    /// What share of a vCPU's time tracking took in half a minute, as a worker said last; absent: nothing is known.
+    /// What share of a vCPU's time tracking took in half a minute, as a worker said last; absent:
+    /// nothing is known.
     #[serde(default)]
     pub spent: Option<Reading<f64>>,
     /// What tracking may take; off: its pages are only merged.
@@ -47,7 +48,8 @@ pub struct Order {
     pub freed: FreedOrder,
 }
 
-/// From the worker, once in a second: what it knows. All moments are on the boot clock, which both processes share.
+/// From the worker, once in a second: what it knows. All moments are on the boot clock, which both
+/// processes share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// When it was made.

@@ -44,7 +44,8 @@ pub(super) trait Strategy: fmt::Debug + Send {
         self.touched(granule, at);
     }
 
-    /// The granule, which was to be revoked at `at`, cannot be: all of its pages are shared, or given up by the guest.
+    /// The granule, which was to be revoked at `at`, cannot be: all of its pages are shared, or
+    /// given up by the guest.
     fn cannot_be_revoked(&mut self, _granule: u32, _at: Time, _is_given_up: bool) {}
 
     /// Some touches were lost; which granules are out of reach now can be asked.

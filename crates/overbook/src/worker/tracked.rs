@@ -210,7 +210,8 @@ impl Tracked {
         self.memory = Some(memory);
     }
 
-    /// What QEMU occupies beside its guest: without it no working set is held against what the VM holds.
+    /// What QEMU occupies beside its guest: without it no working set is held against what the VM
+    /// holds.
     pub fn set_own(&mut self, own: Option<Bytes>) {
         self.own = own;
     }

@@ -221,7 +221,8 @@ impl Granules {
         }
     }
 
-    /// A pending granule cannot be revoked; where the guest has given it up, what is known of its use is void.
+    /// A pending granule cannot be revoked; where the guest has given it up, what is known of its
+    /// use is void.
     pub(super) fn lose(&mut self, index: u32, at: Time, is_given_up: bool) {
         let ms = self.ms(at);
         let granule = &mut self.list[index as usize];

@@ -111,7 +111,8 @@ impl LifeTable {
         }
     }
 
-    /// Lets what was counted fade to this share; what tells of the first ages, which only probes do, to that of `young`.
+    /// Lets what was counted fade to this share; what tells of the first ages, which only probes
+    /// do, to that of `young`.
     pub(super) fn fade(&mut self, share: f64, young: f64) {
         for counts in &mut self.counts {
             for (bin, count) in counts.iter_mut().enumerate() {

@@ -84,7 +84,8 @@ impl Kernel for Host {
     }
 }
 
-/// Maps zeros at `page`, if it is a hole: no memory is used until the guest writes. Answers whether it was.
+/// Maps zeros at `page`, if it is a hole: no memory is used until the guest writes. Answers whether
+/// it was.
 ///
 /// # Safety
 /// Whatever belongs there is there already, and it is not mapped from a pool.

@@ -36,8 +36,8 @@ pub(crate) trait Kernel {
     /// Lets others run for a moment.
     fn pause(&self);
 
-    /// A step has tried to bring `home` back, and these pages of it are still away. Ends QEMU when that has gone on
-    /// for too long.
+    /// A step has tried to bring `home` back, and these pages of it are still away. Ends QEMU when
+    /// that has gone on for too long.
     fn tried(&self, home: Range, away: &PageSet);
 
     /// Ends QEMU.
@@ -51,8 +51,8 @@ pub(crate) trait Fresh {
 
     fn kernel(&self) -> &Self::Kernel;
 
-    /// Maps memory that nobody has touched and that traps over `home`; answers whether it is mapped. If not, nothing has
-    /// changed.
+    /// Maps memory that nobody has touched and that traps over `home`; answers whether it is
+    /// mapped. If not, nothing has changed.
     ///
     /// # Safety
     /// What was there is aside.
@@ -64,8 +64,8 @@ pub(crate) trait Mapper: Fresh {
     /// What the pages of `aside` that can be read hold: one verdict each.
     fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]);
 
-    /// Maps slots of the pool over `home`, and looks them up; answers whether they are mapped. If not, memory that traps is
-    /// there still, or again.
+    /// Maps slots of the pool over `home`, and looks them up; answers whether they are mapped. If
+    /// not, memory that traps is there still, or again.
     ///
     /// # Safety
     /// What was there is aside.

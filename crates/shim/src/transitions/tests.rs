@@ -1,8 +1,9 @@
-//! Every step in every interleaving with a guest, a disk and a kernel that fails, does a part, or lies: over two pages.
+//! Every step in every interleaving with a guest, a disk and a kernel that fails, does a part, or
+//! lies: over two pages.
 //!
-//! An explorer without any cleverness: a run asks for its choices one by one, and is repeated until all choices have been
-//! made, depth first. Before each call of the kernel the other actor may do something, and the call may go wrong, as
-//! often as a run's [`Budget`] allows.
+//! An explorer without any cleverness: a run asks for its choices one by one, and is repeated until
+//! all choices have been made, depth first. Before each call of the kernel the other actor may do
+//! something, and the call may go wrong, as often as a run's [`Budget`] allows.
 
 mod model;
 
@@ -217,7 +218,8 @@ fn a_step_from_another_state_does_nothing() {
 #[test]
 fn what_lay_in_the_buffer_passes_for_no_page() {
     explore(Budget { faults: 2, deeds: 2 }, false, |model, channel| {
-        // A copy of what the pool holds, which nobody could discard; the guest's page holds something else.
+        // A copy of what the pool holds, which nobody could discard; the guest's page holds
+        // something else.
         let stale = POOL[0];
         {
             let mut world = model.world.borrow_mut();

@@ -4,8 +4,8 @@ use rustix::io::Errno;
 use sys::memory_map::PAGE_BYTES;
 use sys::userfaultfd::Progress;
 
-/// How far a range is done. What stops is tried as one page before it is judged: a range may span two
-/// mappings, which the kernel refuses as a whole.
+/// How far a range is done. What stops is tried as one page before it is judged: a range may span
+/// two mappings, which the kernel refuses as a whole.
 pub(super) struct Way {
     len: u64,
     at: u64,

@@ -61,8 +61,9 @@ impl StandIn {
         let mut command = Command::new(env!("CARGO_BIN_EXE_overbook-shim-stand-in"));
         command.env("LD_PRELOAD", shim()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let go_first = || {
-            // A fault that waits for a busy machine looks like one that waits for a broken shim, and the shim gives
-            // everything back. Whoever may not have that tests on a calm machine.
+            // A fault that waits for a busy machine looks like one that waits for a broken shim,
+            // and the shim gives everything back. Whoever may not have that tests on a calm
+            // machine.
             let _ = rustix::process::setpriority_process(None, -20);
             Ok(())
         };

@@ -47,7 +47,8 @@ pub(crate) enum End {
     Loudly(String),
     /// The process has ended otherwise.
     Silently(String),
-    /// A page does not hold what it must, a request or a touch has no answer, or something is left behind.
+    /// A page does not hold what it must, a request or a touch has no answer, or something is left
+    /// behind.
     Badly(String),
 }
 
@@ -316,7 +317,8 @@ impl Bed {
         }
     }
 
-    /// Everything is as before: nothing staged, merged, freed, or held; and every page holds what it must.
+    /// Everything is as before: nothing staged, merged, freed, or held; and every page holds what
+    /// it must.
     pub(crate) fn restore(&mut self) {
         self.faults.forget(0);
         self.check(0..PAGES);
@@ -337,7 +339,8 @@ impl Bed {
         self.check(0..PAGES);
     }
 
-    /// Whether another scenario can begin here; otherwise a new stand-in is needed, and nothing is wrong.
+    /// Whether another scenario can begin here; otherwise a new stand-in is needed, and nothing is
+    /// wrong.
     pub(crate) fn is_as_new(&mut self) -> bool {
         let (state, _) = self.worker().status();
         let merged = self.worker().count(Counter::MergedPages);

@@ -1,8 +1,9 @@
-//! Every kernel call of the shim fails, at every place, in every way: no byte is lost, nobody waits for ever, and QEMU is
-//! ended only where a table says so.
+//! Every kernel call of the shim fails, at every place, in every way: no byte is lost, nobody waits
+//! for ever, and QEMU is ended only where a table says so.
 //!
-//! Each scenario is done once to see which calls its steps make. Then it is done again for each call and each way to fail:
-//! the others of its steps follow, everything is given back, and every page must hold what it must.
+//! Each scenario is done once to see which calls its steps make. Then it is done again for each
+//! call and each way to fail: the others of its steps follow, everything is given back, and every
+//! page must hold what it must.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -21,8 +22,8 @@ use sys::faults::{Call, Fault, How};
 use bed::{Bed, End, PAGES};
 use scenarios::Scenario;
 
-/// Cases of `make test`, and those of them that need a process of their own. All of them take some minutes
-/// (`OVERBOOK_FAULTS_OF=`: those of which the words hold).
+/// Cases of `make test`, and those of them that need a process of their own. All of them take some
+/// minutes (`OVERBOOK_FAULTS_OF=`: those of which the words hold).
 const SOME: usize = 1200;
 const SOME_FRESH: usize = 60;
 /// How often the shim tries again what the kernel is busy with, and once more.
@@ -183,7 +184,8 @@ fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
     bed
 }
 
-/// How a case ends, from where in the code the call was made that failed, and the stand-in if it can be used again.
+/// How a case ends, from where in the code the call was made that failed, and the stand-in if it
+/// can be used again.
 fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
     let mut bed = bed_for(case.scenario, before);
     let Case { call, place, times, how, .. } = *case;
@@ -251,7 +253,8 @@ fn run_all(cases: &[Case]) -> Vec<String> {
     wrong
 }
 
-/// As many of the cases as `make test` has time for: of those at the first place of a step all, of the rest some, evenly.
+/// As many of the cases as `make test` has time for: of those at the first place of a step all, of
+/// the rest some, evenly.
 fn some(all: Vec<Case>) -> Vec<Case> {
     let (fresh, all): (Vec<Case>, Vec<Case>) =
         all.into_iter().partition(|case| case.scenario.is_fresh);
@@ -292,7 +295,8 @@ fn no_fault_loses_a_byte() {
     );
 }
 
-/// How an interleaving is forced: a call is held, something is done meanwhile, and the call goes on.
+/// How an interleaving is forced: a call is held, something is done meanwhile, and the call goes
+/// on.
 #[test]
 fn who_writes_to_a_page_while_it_comes_back_is_not_forgotten() {
     for how in [How::HoldBefore, How::HoldAfter] {

@@ -1,4 +1,5 @@
-//! What is done while a kernel call fails: each step by itself is what a worker, QEMU or the guest may do.
+//! What is done while a kernel call fails: each step by itself is what a worker, QEMU or the guest
+//! may do.
 
 use crate::bed::{Bed, FULL, PAGES, ZEROS};
 

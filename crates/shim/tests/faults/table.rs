@@ -20,7 +20,8 @@ pub(crate) const MAY_END: &[Row] = &[
 
 /// In these cases QEMU's own call fails, and QEMU is told so; they are left out.
 pub(crate) const MAY_REFUSE: &[Row] = &[
-    // The kernel has no memory to cut a mapping in two. Its migration or snapshot fails then; the guest runs on.
+    // The kernel has no memory to cut a mapping in two. Its migration or snapshot fails then; the
+    // guest runs on.
     ("what we have registered cannot be unregistered, and QEMU cannot register it", |case| {
         case.call == Call::Unregister && case.scenario() == "QEMU's own userfaultfd"
     }),

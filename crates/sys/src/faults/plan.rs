@@ -29,8 +29,8 @@ const BYTES: usize = 8192;
 pub enum How {
     /// Nothing is done.
     Refuse(Errno),
-    /// So many pages are done, or the first half if the call has no more; then it is refused. What maps something over
-    /// memory has only unmapped that.
+    /// So many pages are done, or the first half if the call has no more; then it is refused. What
+    /// maps something over memory has only unmapped that.
     Part {
         /// How many.
         pages: u64,
@@ -50,7 +50,8 @@ pub enum How {
 pub struct Fault {
     /// Such calls.
     pub call: Call,
-    /// That concern this memory, what is moved or copied as from where as to where; `None`: any, or none.
+    /// That concern this memory, what is moved or copied as from where as to where; `None`: any, or
+    /// none.
     pub within: Option<Range>,
     /// The first of them from when it was planned on, counted from 0.
     pub place: u64,
@@ -113,7 +114,8 @@ impl std::fmt::Debug for Table {
 }
 
 impl Faults {
-    /// Makes an empty plan in a file; whoever has its path in [`PLAN_ENV`] when it begins follows it.
+    /// Makes an empty plan in a file; whoever has its path in [`PLAN_ENV`] when it begins follows
+    /// it.
     ///
     /// # Errors
     /// When the file cannot be made.
@@ -123,8 +125,8 @@ impl Faults {
         map(&file)
     }
 
-    /// Plans a fault; it is to be known by this number, which is below [`MOST_FAULTS`]. One that was planned before by
-    /// that number is forgotten.
+    /// Plans a fault; it is to be known by this number, which is below [`MOST_FAULTS`]. One that
+    /// was planned before by that number is forgotten.
     ///
     /// # Panics
     /// There is no such number.
@@ -225,7 +227,8 @@ fn encode(how: How) -> (u32, i32, u64) {
 
 fn map(file: &File) -> io::Result<Faults> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: the kernel chooses the place; the file is a test's, which does not shrink it, and is never unmapped.
+    // SAFETY: the kernel chooses the place; the file is a test's, which does not shrink it, and is
+    // never unmapped.
     let start = unsafe {
         rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file, 0)
     }?;

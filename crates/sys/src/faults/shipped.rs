@@ -21,7 +21,8 @@ pub fn outcome(_: Call, _: Range, call: impl FnOnce() -> libc::c_int) -> libc::c
     call()
 }
 
-/// Makes a call that works its way through `range`, and may stop in the middle of it without saying where.
+/// Makes a call that works its way through `range`, and may stop in the middle of it without saying
+/// where.
 #[inline(always)]
 pub(crate) fn through(
     _: Call,
@@ -31,8 +32,8 @@ pub(crate) fn through(
     call(range)
 }
 
-/// Makes a call that works its way through `range`, and says how far it got. What it puts there comes from the address that
-/// follows, or from nowhere: then that is the range's own.
+/// Makes a call that works its way through `range`, and says how far it got. What it puts there
+/// comes from the address that follows, or from nowhere: then that is the range's own.
 #[inline(always)]
 pub(crate) fn progress(
     _: Call,
@@ -43,7 +44,8 @@ pub(crate) fn progress(
     call(range)
 }
 
-/// Makes a call that maps something over `range`. Done by half, what was there is unmapped, and nothing is in its place.
+/// Makes a call that maps something over `range`. Done by half, what was there is unmapped, and
+/// nothing is in its place.
 #[inline(always)]
 pub(crate) fn over<T>(
     _: Call,

@@ -1,8 +1,9 @@
-//! Looks again and again which processes of the host have memory that KSM may merge, while somebody wants to know.
+//! Looks again and again which processes of the host have memory that KSM may merge, while somebody
+//! wants to know.
 //!
-//! A look takes from some milliseconds to seconds, by the kernel's age and the host's size, and the kernel may hold
-//! it up behind a process that is stuck. So it is done beside the loop, takes about a hundredth of a CPU at most, and
-//! carries the time at which it began.
+//! A look takes from some milliseconds to seconds, by the kernel's age and the host's size, and the
+//! kernel may hold it up behind a process that is stuck. So it is done beside the loop, takes about
+//! a hundredth of a CPU at most, and carries the time at which it began.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

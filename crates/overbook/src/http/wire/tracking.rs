@@ -22,8 +22,8 @@ pub struct TrackingStatus {
     pub traps_per_second: f64,
     /// Accesses trapped since the group's worker began with this VM.
     pub traps_total: u64,
-    /// What tracking took in the last half minute, as measured: the time that traps held the guest's threads, and CPU time
-    /// of worker and shim, as a share of one vCPU's time.
+    /// What tracking took in the last half minute, as measured: the time that traps held the
+    /// guest's threads, and CPU time of worker and shim, as a share of one vCPU's time.
     pub cost_ratio: f64,
     /// Age at the tick of what is known of the guest; the cost is never older.
     pub age_ms: u64,

@@ -63,7 +63,8 @@ pub(super) struct Vm {
     /// The window that is looked at again until what was recalled is there, and since when.
     again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
-    /// Requests that wait for their answers, by the numbers that they have on the connection it was last met over.
+    /// Requests that wait for their answers, by the numbers that they have on the connection it was
+    /// last met over.
     sent: BTreeMap<u32, Asked>,
     /// The shim has refused, and why.
     rests: Option<(Instant, String)>,

@@ -102,7 +102,8 @@ impl Model<'_> {
         way
     }
 
-    /// The other actor's turn: it may read or write a page, have a disk begin to read into it, or have that end.
+    /// The other actor's turn: it may read or write a page, have a disk begin to read into it, or
+    /// have that end.
     pub(super) fn others(&self) {
         let left = self.left.get();
         if left.deeds == 0 {
@@ -202,7 +203,8 @@ impl Model<'_> {
         }
     }
 
-    /// Does what `each` does for page after page, until one cannot be done, or something goes wrong.
+    /// Does what `each` does for page after page, until one cannot be done, or something goes
+    /// wrong.
     pub(super) fn pages(&self, dst: u64, src: u64, len: u64, each: impl Fn(u64, u64)) -> Progress {
         self.others();
         let fault = self.fault(6);
