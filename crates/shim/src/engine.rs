@@ -121,7 +121,6 @@ impl Engine {
             let is_home = unsafe { transitions::put_back(&Host { uffd, pagemap }, channel, run) };
             watchdog::wake(uffd, run.home);
             if !is_home {
-                watchdog::ring();
                 return false;
             }
         }

@@ -326,8 +326,8 @@ unsafe fn bytes<'a>(range: Range) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(start, usize::try_from(range.len).unwrap_or(0)) }
 }
 
-/// Maps fresh memory over what is mapped from a pool, whose content nobody needs any more. Answers whether
-/// that went well; otherwise nothing has changed.
+/// Maps fresh memory over what is mapped from a pool, whose content nobody needs any more. Answers
+/// whether no page of the pool is there now.
 ///
 /// # Safety
 /// The pages of `range` are merged, and QEMU discards them.
@@ -347,7 +347,8 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
         // SAFETY: this advice discards nothing, and the memory is fresh.
         let _ = unsafe { advise(range, advice) };
     }
-    true
+    let of_file = tracker::pagemap().map(|pagemap| pagemap.of_file(range));
+    of_file.is_some_and(|found| found.is_ok_and(|pages| pages.is_empty()))
 }
 
 /// Pages in so many bytes.

@@ -21,14 +21,14 @@
 //! | staged | discard | staged, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
 //! | home | merge, join | aside, or home if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
 //! | aside | equal to a slot | shared | [`share`] | control | before: home is empty; afterwards: the buffer holds none of it |
-//! | aside | zeros | home, and nowhere | [`drop_zeros`] | control | – (a hole is zero, whatever lies aside: see below) |
+//! | aside | zeros | home, and nowhere | [`drop_zeros`] | control | the buffer holds none of it |
 //! | aside | different; the turn ends; the next turn begins | home | [`put_back`] | whoever has the turn | the buffer holds none of it; what it still holds stays aside |
 //! | shared, not written | write, unshare | home, by way of aside | [`replace`] | fault thread, control | the buffer held all of it before the place was taken, and none of it afterwards |
 //! | shared | write, no room for mappings, or QEMU wants RAM for itself | shared | `cuts` | fault thread | – (the kernel copies) |
-//! | shared | discard | home, and nowhere | `merge::replace_by_fresh` | QEMU | no page of the pool is there |
+//! | shared | discard | home, and nowhere | `merge::replace_by_fresh` | QEMU | no page of a file is there; else zeros are written |
 //! | home, freed | report | freed | `freed` | QEMU | – (the kernel's `MADV_FREE` either was or was not) |
 //! | freed | taken, kept, discarded, found missing at a touch | home | `freed`, `tracker` | control, QEMU, fault thread | – (both states name the same place) |
-//! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it |
+//! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it, if the page tables can be asked |
 //! | any | QEMU maps something else there | home | `interpose` | QEMU | everything was home before |
 //!
 //! A step whose pages are not all in the state that it begins with does nothing: a run that was put

@@ -1,5 +1,6 @@
 //! What all threads share, and what each of them is.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -117,6 +118,28 @@ impl<'a> Hand<'a> {
         self.shared.watch.time(self.seat, kind, operation)
     }
 
+    /// Goes through RAM until the end, near a place that changes now and then.
+    ///
+    /// # Errors
+    /// Those of `step`, which gets the place, a number of any size.
+    pub(crate) fn roam(
+        &mut self,
+        pace: &Pace,
+        mut step: impl FnMut(&mut Self, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut place = 0;
+        for number in 0.. {
+            if number % pace.stay == 0 {
+                place = self.rng.below(1 << 30);
+            }
+            if number % pace.spell == 0 && !self.rest(pace.rest) {
+                break;
+            }
+            step(self, place)?;
+        }
+        Ok(())
+    }
+
     /// Sleeps up to `most`; false when it is time to end.
     pub(crate) fn rest(&mut self, most: Duration) -> bool {
         let micros = usize::try_from(most.as_micros()).unwrap_or(usize::MAX).max(1);
@@ -129,6 +152,16 @@ impl<'a> Hand<'a> {
         }
         !self.shared.is_stopping()
     }
+}
+
+/// How a thread goes through RAM.
+pub(crate) struct Pace {
+    /// Steps until it goes elsewhere.
+    pub(crate) stay: usize,
+    /// Steps between two short sleeps.
+    pub(crate) spell: usize,
+    /// The longest of these.
+    pub(crate) rest: Duration,
 }
 
 /// Pages in a row that one thread owns. Dropped in this order: pages, then the RAM.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::crew::{Hand, Shared};
+use crate::crew::{Hand, Pace, Shared};
 use crate::guest::{Job, MOST_JOBS, Order, Wrong};
 use crate::machine::{Machine, RAM_BEGINS, Vcpu};
 use crate::page::{Content, Harm, Owned, PAGE};
@@ -24,11 +24,8 @@ const ROUND: usize = 32;
 const _: () = assert!(ROUND <= MOST_JOBS);
 /// Pages of the hot window.
 const WINDOW: usize = 1024;
-/// Rounds until it jumps.
-const STAY: usize = 1_000;
-/// Rounds between two short sleeps.
-const SPELL: usize = 8;
-const REST: Duration = Duration::from_millis(1);
+/// In rounds.
+const PACE: Pace = Pace { stay: 1_000, spell: 8, rest: Duration::from_millis(1) };
 /// Longest between two signals.
 const KICK: Duration = Duration::from_millis(4);
 /// A vCPU that has not come back by then does not run.
@@ -71,17 +68,7 @@ pub(crate) fn machines(end: u64) -> io::Result<(Vec<Machine>, Vec<Vcpu>)> {
 /// When the guest does what it should not, or the kernel cannot run it.
 pub(crate) fn work(hand: &mut Hand<'_>, mut vcpu: Vcpu) -> io::Result<()> {
     let _kicked = hand.shared.kicks.sit_down();
-    let mut window = 0;
-    for number in 0.. {
-        if number % STAY == 0 {
-            window = hand.rng.below(1 << 30);
-        }
-        if number % SPELL == 0 && !hand.rest(REST) {
-            break;
-        }
-        round(hand, &mut vcpu, window)?;
-    }
-    Ok(())
+    hand.roam(&PACE, |hand, window| round(hand, &mut vcpu, window))
 }
 
 /// A page of a round: its number, who owns it, and what becomes of it.

@@ -7,38 +7,28 @@
 use std::io;
 use std::time::Duration;
 
-use crate::crew::{Hand, Shared};
+use crate::crew::{Hand, Pace, Shared};
 use crate::page::{Owned, PAGE};
 use crate::ram::Held;
 use crate::watch::Kind;
 
 /// Pages of the hot window.
 const WINDOW: usize = 1024;
-/// Accesses until it jumps.
-const STAY: usize = 20_000;
-/// Accesses between two short sleeps: what is measured shall be the shim, not the queue for a CPU.
-const SPELL: usize = 100;
-const REST: Duration = Duration::from_millis(1);
+/// In accesses. It rests often: what is measured shall be the shim, not the queue for a CPU.
+const PACE: Pace = Pace { stay: 20_000, spell: 100, rest: Duration::from_millis(1) };
 
 /// Reads and writes until the end.
 pub(crate) fn work(hand: &mut Hand<'_>) -> io::Result<()> {
-    let mut window = 0;
-    for number in 0.. {
-        if number % STAY == 0 {
-            window = hand.rng.below(1 << 30);
-        }
-        if number % SPELL == 0 && !hand.rest(REST) {
-            break;
-        }
+    hand.roam(&PACE, |hand, window| {
         access(hand, window);
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Reads pages anywhere until the end, without ever owning one.
 pub(crate) fn look(hand: &mut Hand<'_>) -> io::Result<()> {
     for number in 0.. {
-        if number % SPELL == 0 && !hand.rest(REST) {
+        if number % PACE.spell == 0 && !hand.rest(PACE.rest) {
             break;
         }
         let Some(held) = hand.any_ram() else { continue };

@@ -238,27 +238,8 @@ impl Pagemap {
     /// As for [`Self::populated`].
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn populated_set(&self, range: Range) -> Result<PageSet, Errno> {
-        self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, 0)
-    }
-
-    /// Which of them are in memory and shared with a file: not holes, not private copies. Does not
-    /// allocate.
-    ///
-    /// # Errors
-    /// As for [`Self::populated`].
-    #[cfg_attr(feature = "faults", track_caller)]
-    pub fn of_file_set(&self, range: Range) -> Result<PageSet, Errno> {
-        self.set(range, PAGE_IS_PRESENT, PAGE_IS_FILE)
-    }
-
-    #[cfg_attr(feature = "faults", track_caller)]
-    fn set(&self, range: Range, any_of: u64, all_of: u64) -> Result<PageSet, Errno> {
-        let wanted = ScanArg {
-            category_mask: all_of,
-            category_anyof_mask: any_of,
-            return_mask: any_of | all_of,
-            ..ScanArg::default()
-        };
+        let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        let wanted = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
         let mut set = PageSet::default();
         self.scan(range, wanted, |found| set.add(range, found.range()))?;
         Ok(set)

@@ -69,6 +69,8 @@ impl Kernel for Host {
             if let Some(page) = away.first() {
                 at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
                 since.store(now().0, Ordering::Release);
+                // It may see nothing else to watch, and sleep.
+                crate::watchdog::ring();
             }
         } else if (home.start..home.start + home.len).contains(&late) {
             if !away.has(pages_of(Range { start: home.start, len: late - home.start })) {
