@@ -77,7 +77,9 @@ pub enum LabError {
     #[error("the daemon ended; it said:\n{0}")]
     Daemon(String),
     /// One of Overbook's own programs or libraries is not where it should be.
-    #[error("{0} is missing; build it with `make build`")]
+    #[error(
+        "{0} is missing; build it with `make build` (for the paper's hot set: `make experiments`)"
+    )]
     NotBuilt(PathBuf),
     /// The loader takes blanks and colons for the ends of names.
     #[error("cannot preload {0}: its path holds a blank or colon; install it elsewhere")]

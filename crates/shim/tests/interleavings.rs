@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::prepared::{Prepared, prepared_in};
-use common::{GRANULE, StandIn, Worker, by_name};
+use common::{GRANULE, StandIn, by_name};
 use protocol::layout::Counter;
 use protocol::{Merged, Request};
 use rustix::io::Errno;
@@ -220,16 +220,4 @@ fn a_move_that_is_done_and_denied_loses_nothing() {
     worker.unshare(0, 64);
     assert!(faults.met(0) > 10);
     stand_in.expect("check 0 1");
-}
-
-#[test]
-fn the_shim_that_ships_has_no_hot_set() {
-    if cfg!(feature = "hot-set") {
-        return;
-    }
-    let stand_in = StandIn::with_ram(64);
-    let worker = Worker::meet(&stand_in);
-    let wanted = protocol::Tracking { hot_set: Some(64), ..by_name() };
-    let refusal = worker.refused(&Request::Track(wanted)).to_string();
-    assert!(refusal.contains("hot_set: 64: this shim was built without"), "{refusal}");
 }

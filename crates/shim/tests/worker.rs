@@ -171,3 +171,13 @@ fn a_worker_that_reads_nothing_holds_nobody_up() {
     drop(connection);
     Worker::tracking(&stand_in);
 }
+
+#[test]
+#[cfg(not(feature = "hot-set"))]
+fn the_shim_that_ships_has_no_hot_set() {
+    let stand_in = StandIn::with_ram(MIB);
+    let worker = Worker::meet(&stand_in);
+    let wanted = Tracking { hot_set: Some(64), ..by_name() };
+    let refusal = worker.refused(&Request::Track(wanted)).to_string();
+    assert!(refusal.contains("hot_set: 64: this shim was built without"), "{refusal}");
+}
