@@ -26,7 +26,7 @@ use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, advis
 
 use crate::channel::{Channel, Part};
 use crate::engine::{Engine, close_window, lock, userfaultfd};
-use crate::interpose::keep_errno;
+use crate::interpose::{fail, keep_errno};
 use crate::merge;
 use crate::ram::end;
 use crate::tracker::{self, Tracker};
@@ -61,7 +61,8 @@ impl Engine {
         let is_there =
             || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
         let is_handed_over = lazily && is_there() && call(range, true) == 0;
-        let mut result = if is_handed_over { 0 } else { call(range, false) };
+        let result = if is_handed_over { 0 } else { call(range, false) };
+        let mut comes_back = false;
         keep_errno(|| {
             if let (0, Some(channel)) = (result, &self.channel) {
                 if let Some(tracker) = &self.tracker
@@ -69,8 +70,7 @@ impl Engine {
                         call(staged, false);
                     })
                 {
-                    // What the guest was to find no more would come back.
-                    result = -1;
+                    comes_back = true;
                 } else if is_handed_over {
                     channel.hand_over(range);
                 } else {
@@ -78,7 +78,8 @@ impl Engine {
                 }
             }
         });
-        (result, left)
+        // Of what comes back QEMU is told that it has not gone.
+        (if comes_back { fail(libc::EAGAIN) } else { result }, left)
     }
 
     /// Where `range` is mapped from a pool it would show the pool's content again: there fresh

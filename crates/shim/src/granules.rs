@@ -63,16 +63,18 @@ impl Granules {
         pages.div_ceil(self.granule_pages) as usize
     }
 
-    /// Where staging holds a page that nobody has brought home, as its home's address; `None` if
-    /// the page tables say that it holds none. What they do not say is asked again.
-    pub(crate) fn left_in_staging(&self, pagemap: &Pagemap) -> Option<u64> {
-        self.shadowed.iter().find_map(|Shadowed { guest, staging, .. }| {
+    /// Where staging holds a page that nobody has brought home, as its home's address.
+    ///
+    /// # Errors
+    /// The page tables' of one block.
+    pub(crate) fn left_in_staging(&self, pagemap: &Pagemap) -> Result<Option<u64>, Errno> {
+        for Shadowed { guest, staging, .. } in &self.shadowed {
             let all = Range { start: *staging, ..*guest };
-            match pagemap.first_populated(all) {
-                Ok(left) => left.map(|left| guest.start + (left - staging)),
-                Err(_) => Some(guest.start),
+            if let Some(left) = pagemap.first_populated(all)? {
+                return Ok(Some(guest.start + (left - staging)));
             }
-        })
+        }
+        Ok(None)
     }
 
     /// Guest RAM and staging: what is registered.

@@ -454,8 +454,13 @@ fn has_opened() {
 }
 
 fn bad_descriptor() -> c_int {
+    fail(libc::EBADF)
+}
+
+/// Fails as a function of the C library does.
+pub(crate) fn fail(errno: c_int) -> c_int {
     // SAFETY: the C library's `errno` of this thread.
-    unsafe { *libc::__errno_location() = libc::EBADF };
+    unsafe { *libc::__errno_location() = errno };
     -1
 }
 

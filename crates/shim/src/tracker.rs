@@ -21,7 +21,7 @@ use std::time::Duration;
 use protocol::layout::{Counter, PageState, Shared, is_sampled};
 use protocol::{Region, Tracking, Trap};
 use rustix::io::Errno;
-use sys::memory_map::{PAGE_BYTES, Pagemap, Range};
+use sys::memory_map::{PAGE_BYTES, PageSet, Pagemap, Range};
 use sys::userfaultfd::Userfaultfd;
 
 use crate::bench::Bench;
@@ -343,6 +343,10 @@ impl Tracker {
     /// answers whether there was such a granule.
     pub(crate) fn give_late_pages(&mut self, channel: &Channel) -> bool {
         let shared = channel.shared();
+        if self.releasing {
+            // Whoever gives everything back tries them all.
+            return true;
+        }
         let late = transitions::late().and_then(|address| self.granules.at(address));
         let Some(granule) = late.filter(|granule| granule.is_staged(shared)) else { return false };
         self.give_back(shared, granule);
@@ -351,11 +355,21 @@ impl Tracker {
     }
 
     /// Asks the page tables whether staging may go. What it holds against all that is known of it
-    /// counts as staged again.
+    /// counts as staged again; and where they do not answer, everything may be late.
     fn is_staging_empty(&mut self, shared: Shared<'_>) -> bool {
-        let Some(left) = self.granules.left_in_staging(self.host.pagemap) else { return true };
-        if let Some(granule) = self.granules.at(left) {
-            let _ = self.finds_staged(shared, granule);
+        let Some(first) = self.granules.from(0) else { return true };
+        match self.granules.left_in_staging(self.host.pagemap) {
+            Ok(None) => return true,
+            Ok(Some(left)) => {
+                if let Some(granule) = self.granules.at(left) {
+                    let _ = self.finds_staged(shared, granule);
+                }
+            }
+            Err(_) => {
+                let mut all = PageSet::default();
+                all.add(first.guest, first.guest);
+                self.host.tried(first.guest, &all);
+            }
         }
         self.cursor = 0;
         false

@@ -221,3 +221,15 @@ fn a_move_that_is_done_and_denied_loses_nothing() {
     assert!(faults.met(0) > 10);
     stand_in.expect("check 0 1");
 }
+
+#[test]
+fn who_gives_everything_back_does_not_wait_for_ever_for_page_tables_that_do_not_answer() {
+    let (Prepared { mut stand_in, worker, .. }, faults) = planned(0);
+    worker.ask(&Request::Track(by_name()));
+    let never = How::Refuse(Errno::NOMEM);
+    faults.plan(0, Fault { times: u64::MAX, ..Fault::once(Call::Scan, never) });
+    // Nothing is away; but that staging may go, nobody says.
+    stand_in.begin("register 0");
+    assert!(stand_in.has_answer_within(LONG), "it neither went on nor ended");
+    assert!(stand_in.finish().is_err(), "staging was unmapped on a guess");
+}
