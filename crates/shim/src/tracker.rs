@@ -248,10 +248,9 @@ impl Tracker {
             return Served::Yes;
         };
         let shared = channel.shared();
-        let is_known = granule.is_staged(shared);
         // Where nothing can be asked, what was found when its state was set holds.
-        let is_found = !is_known && self.finds_staged(shared, granule).unwrap_or(false);
-        let was_staged = is_known || is_found;
+        let was_staged =
+            granule.is_staged(shared) || self.finds_staged(shared, granule).unwrap_or(false);
         if was_staged && !self.give_back(shared, granule) {
             // Some of it would not go. Who waits for just that traps again, and again it is tried.
             self.wake(granule.guest);
