@@ -47,13 +47,14 @@ pub struct CurvePoint {
 pub struct TrackingCost {
     /// Traps, in the last half minute.
     pub traps_per_s: f64,
-    /// Traps since this worker began to track this VM.
+    /// Traps since the worker last connected to this VM's shim.
     pub traps: u64,
     /// For how long they held the guest's threads, in microseconds.
     #[serde(default)]
     pub held_us: u64,
-    /// Share of one vCPU's time that tracking took in these: for which traps held the guest's
-    /// threads, and CPU time of worker and shim. Of a reading it is the newest part.
+    /// Share of one vCPU's time that tracking took in the last half minute: the time for which
+    /// traps held the guest's threads, and CPU time of worker and shim. It is of when the report
+    /// was made, also where the rest of the reading is older.
     pub vcpu_share: f64,
 }
 

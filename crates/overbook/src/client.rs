@@ -110,6 +110,15 @@ impl Client {
         self.parse(&self.ask(Method::POST, path, WRITE_LIMIT)?)
     }
 
+    /// The process that listens at the socket; `None`: nobody, or it cannot be seen.
+    #[must_use]
+    pub fn peer(&self) -> Option<u32> {
+        let connected =
+            async { time::timeout(READ_LIMIT, UnixStream::connect(&self.socket)).await };
+        let stream = self.runtime.block_on(connected).ok()?.ok()?;
+        u32::try_from(stream.peer_cred().ok()?.pid()?).ok()
+    }
+
     fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ClientError> {
         serde_json::from_slice(body).map_err(|error| self.garbled(&error))
     }

@@ -161,7 +161,7 @@ fn tracked(reading: &Reading<Tracking>, now: Time) -> String {
     let age = reading.age(now);
     let old = if age > OLD { format!(", as it was {age} before this tick") } else { String::new() };
     let cost = tracking.cost.vcpu_share * 100.0;
-    format!("{set}{old}; knowing it takes {cost:.2} % of one vCPU")
+    format!("{set}{old}; knowing it took {cost:.2} % of one vCPU in the last half minute")
 }
 
 /// What the last move by `balance` was expected to save, and what it saved.

@@ -33,8 +33,8 @@ pub enum Holder {
 /// Who has the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// What it is.
-    pub by: Holder,
+    /// What it is; `None`: it has not said so, for its disk was full.
+    pub by: Option<Holder>,
     /// Its process; `None`: it cannot be seen from here.
     pub pid: Option<u32>,
 }
@@ -42,8 +42,8 @@ pub struct Held {
 impl Held {
     const fn advice(self) -> &'static str {
         match self.by {
-            Holder::Daemon => "stop it first or set another `state` in [host]",
-            Holder::Release => "wait until it has ended",
+            Some(Holder::Release) => "wait until it has ended",
+            Some(Holder::Daemon) | None => "stop it first or set another `state` in [host]",
         }
     }
 }
@@ -52,8 +52,9 @@ impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pid = self.pid.map_or("unknown".to_owned(), |pid| pid.to_string());
         match self.by {
-            Holder::Daemon => write!(f, "another overbook daemon (pid {pid})"),
-            Holder::Release => write!(f, "another `overbook release` (pid {pid})"),
+            Some(Holder::Daemon) => write!(f, "another overbook daemon (pid {pid})"),
+            Some(Holder::Release) => write!(f, "another `overbook release` (pid {pid})"),
+            None => write!(f, "another overbook (pid {pid})"),
         }
     }
 }
@@ -162,13 +163,14 @@ pub(crate) fn held_in(directory: &Path) -> Option<Held> {
     Some(held(&mut file)).filter(|held| held.pid.is_some())
 }
 
+const DAEMON: &str = "daemon";
 const RELEASE: &str = "release";
 
 fn write_holder(file: &mut File, holder: Holder) -> io::Result<()> {
     file.set_len(0)?;
     file.rewind()?;
     let word = match holder {
-        Holder::Daemon => "daemon",
+        Holder::Daemon => DAEMON,
         Holder::Release => RELEASE,
     };
     writeln!(file, "{} {word}", std::process::id())
@@ -183,8 +185,12 @@ fn held(file: &mut File) -> Held {
     // A child that the holder has just forked has the lock too, for a moment.
     let is_true = |pid: &u32| holders.contains(pid);
     let pid = written.filter(is_true).or(holders.first().copied());
-    let is_release = written == pid && words.next() == Some(RELEASE);
-    Held { by: if is_release { Holder::Release } else { Holder::Daemon }, pid }
+    let by = words.next().filter(|_| written == pid).and_then(|word| match word {
+        DAEMON => Some(Holder::Daemon),
+        RELEASE => Some(Holder::Release),
+        _ => None,
+    });
+    Held { by, pid }
 }
 
 #[cfg(test)]
@@ -211,7 +217,7 @@ mod tests {
         let _release = StateLock::acquire(dir.path(), Holder::Release).unwrap();
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
-        assert_eq!(*holder, Held { by: Holder::Release, pid: Some(std::process::id()) });
+        assert_eq!(*holder, Held { by: Some(Holder::Release), pid: Some(std::process::id()) });
         assert!(error.to_string().ends_with("wait until it has ended"), "{error}");
     }
 
@@ -223,7 +229,7 @@ mod tests {
         fs::write(dir.path().join("lock"), "1 release\n").unwrap();
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
-        assert_eq!(*holder, Held { by: Holder::Daemon, pid: Some(std::process::id()) });
+        assert_eq!(*holder, Held { by: None, pid: Some(std::process::id()) });
     }
 
     #[test]

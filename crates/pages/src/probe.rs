@@ -129,12 +129,13 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Starts with every granule accessible. One seed gives one sequence of probes.
+    /// Starts with every granule accessible. At most `most` are tracked, for no more may be revoked
+    /// at a time. One seed gives one sequence of probes.
     #[must_use]
-    pub fn new(granules: u32, governor: Governor, seed: u64, now: Time) -> Self {
+    pub fn new(granules: u32, most: u32, governor: Governor, seed: u64, now: Time) -> Self {
         let table = LifeTable::new();
         Self {
-            granules: Granules::new(granules, seed, now),
+            granules: Granules::new(granules, most.min(MAX_TRACKED), seed, now),
             pending: Vec::new(),
             asked: Vec::new(),
             hazards: table.hazards(),

@@ -1,8 +1,8 @@
 //! Grants come back: when the group is over its budget, or the host is short.
 //!
-//! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has free,
-//! then that of calm guests, and that of a guest under pressure only when nobody holds anything else.
-//! Nothing below base is touched here: base is guaranteed.
+//! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has
+//! free, then that of calm guests, and that of a guest under pressure only when nobody holds
+//! anything else. Nothing below base is touched here: base is guaranteed.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 

@@ -255,8 +255,9 @@ pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 /// has just started finds its VMs within this time, and a new VM shows its name and its shim; KSM rests
 /// meanwhile.
 pub const KSM_SETTLED: Millis = Millis::secs(10);
-/// The least pause between two looks at which processes have memory that KSM may merge: for so long
-/// one that has just come may be merged with the rest.
+/// The least pause between two looks at which processes have memory that KSM may merge. For at
+/// least so long one that has just come may be merged with the rest; at most for
+/// [`KSM_LOOK_FRESH`].
 pub const KSM_LOOK_PAUSE: Millis = Millis::secs(5);
 /// The longest, on hosts where one look takes long.
 pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);

@@ -7,8 +7,8 @@
 //! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under
 //! the engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving
 //! allocates nothing and reads no guest RAM (4). Zeros are put only where staging holds nothing
-//! (7). At most [`MOST_STAGED`] pages are out of reach at a time, so that they are back soon when
-//! QEMU wants them.
+//! (7). At most [`most_revoked`] granules are out of reach at a time, so that they are back soon
+//! when QEMU wants them.
 //!
 //! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would have
 //! put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a place of our
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use protocol::layout::{Counter, PageState, Shared, is_sampled};
-use protocol::{Region, Tracking, Trap};
+use protocol::{Region, Tracking, Trap, most_revoked};
 use rustix::io::Errno;
 use sys::memory_map::{PAGE_BYTES, PageSet, Pagemap, Range};
 use sys::userfaultfd::Userfaultfd;
@@ -34,10 +34,6 @@ use crate::ram::Block;
 use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, Host, Kernel as _};
 use crate::watchdog;
-
-/// Most pages that are out of reach at a time: as many as 8,192 granules of 128 KiB have, 1 GiB. A
-/// thread of QEMU's that needs all of them in their places waits for as long as that takes.
-const MOST_STAGED: u64 = 8_192 * 32;
 
 /// What serving one fault came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +196,9 @@ impl Tracker {
     fn revoke_granule(&mut self, channel: &Channel, granule: Granule) -> bool {
         let shared = channel.shared();
         let sampled = is_sampled(granule.number, self.tracking.sample);
-        let is_full = shared.get(Counter::StagedPages) + u64::from(granule.pages) > MOST_STAGED;
+        let granule_pages = self.tracking.granule_pages;
+        let most_pages = u64::from(most_revoked(granule_pages)) * u64::from(granule_pages);
+        let is_full = shared.get(Counter::StagedPages) + u64::from(granule.pages) > most_pages;
         if self.is_releasing() || !sampled || is_full || granule.is_staged(shared) {
             return false;
         }

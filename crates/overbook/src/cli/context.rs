@@ -24,13 +24,14 @@ impl Context {
         }
         match config_files::load(&self.config) {
             Ok(spec) => Ok(spec.api.socket),
-            Err(_) if self.config == Path::new(config_files::DEFAULT_PATH) => {
-                Ok(PathBuf::from(DEFAULT_SOCKET))
-            }
             // One with faults stays the file of a daemon that runs on with the last good one.
-            Err(faults) => config_files::salvage(&self.config)
-                .socket
-                .ok_or_else(|| CliError::Said(format!("{faults}\n(or name the --socket)"))),
+            Err(faults) => match config_files::salvage(&self.config).socket {
+                Some(socket) => Ok(socket),
+                None if self.config == Path::new(config_files::DEFAULT_PATH) => {
+                    Ok(PathBuf::from(DEFAULT_SOCKET))
+                }
+                None => Err(CliError::Said(format!("{faults}\n(or name the --socket)"))),
+            },
         }
     }
 

@@ -3,13 +3,14 @@
 //! `release` must work in every state, above all when the daemon is dead: then the journal says what
 //! there is to undo. A daemon that cannot be asked is ended first.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::{context::Context, error::CliError, output::Output};
 use crate::{
     client::ClientError,
     http::wire::Done,
-    lock::{Holder, LockError},
+    lock::{self, Holder, LockError},
     release::{self, ReleaseError, eviction::evict},
 };
 
@@ -38,7 +39,7 @@ pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError>
     loop {
         // A configuration that cannot be read does not say where the daemon is; the lock tells if
         // one runs.
-        let is_hung = match ask(context) {
+        let is_hung = match ask(context, &state) {
             Ok(done) => return shown(&after(evicted, done.message), json),
             Err(
                 error @ CliError::Client(ClientError::Refused(_) | ClientError::NotPermitted(_)),
@@ -54,29 +55,41 @@ pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError>
                 return Ok(shown(&after(evicted, summary.text), json)?.with_code(code));
             }
             Err(ReleaseError::Lock(LockError::Held { holder, .. })) => holder,
-            Err(error) => return Err(said(&error)),
+            Err(error) => return Err(said(&after(evicted, error.to_string()).message)),
         };
+        let is_daemon = holder.by == Some(Holder::Daemon);
         let patience = match holder.by {
-            Holder::Release => OTHERS,
-            Holder::Daemon if is_hung => Duration::ZERO,
-            Holder::Daemon => DEAF,
+            Some(Holder::Release) => OTHERS,
+            _ if is_hung => Duration::ZERO,
+            _ => DEAF,
         };
         if since.elapsed() < patience {
             std::thread::sleep(PAUSE);
-        } else if holder.by == Holder::Daemon && evicted.is_none() {
+        } else if is_daemon && evicted.is_none() && context.socket.is_none() {
             evicted = Some(evict(&state, holder).map_err(|error| said(&error))?);
             // Another one may have been started meanwhile. It is paused.
             since = Instant::now();
         } else {
-            return Err(said(&LockError::Held { holder, directory: state }));
+            let error = format!(
+                "{holder} uses {} and cannot be asked: end it, then release again",
+                state.display()
+            );
+            return Err(said(&after(evicted, error).message));
         }
     }
 }
 
 /// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that
-/// works.
-fn ask(context: &Context) -> Result<Done, CliError> {
+/// works. Where the user names no socket it must be the one that has this state.
+fn ask(context: &Context, state: &Path) -> Result<Done, CliError> {
     let client = context.client()?;
+    let is_anothers = || {
+        let holder = lock::held_in(state).and_then(|held| held.pid);
+        client.peer().zip(holder).is_some_and(|(peer, holder)| peer != holder)
+    };
+    if context.socket.is_none() && is_anothers() {
+        return Err(CliError::Said("the socket is another daemon's".to_owned()));
+    }
     for sign in 1.. {
         match client.get_text("/healthz") {
             // Late or not, it answers.

@@ -141,7 +141,7 @@ fn working_set(tracking: Option<&TrackingStatus>) -> String {
 
 fn cost(tracking: &TrackingStatus) -> String {
     format!(
-        "{:.2} % of one vCPU, {:.0} traps/s, {:.0} references/s; {} before the tick",
+        "{:.2} % of one vCPU and {:.0} traps/s in the last half minute; {:.0} references/s, known {} before the tick",
         tracking.cost_ratio * 100.0,
         tracking.traps_per_second,
         tracking.references_per_second,

@@ -137,7 +137,7 @@ impl HostKsm {
                     format!("kernel KSM merges pages of the VMs of group {group}")
                 }
                 false => {
-                    let why = why_not.unwrap_or("it begins again");
+                    let why = why_not.unwrap_or("the daemon starts it anew");
                     format!("kernel KSM is not driven any more: {why}")
                 }
             });

@@ -19,6 +19,7 @@ use model::{
     Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, Take, Time,
     TrackingBudget, VmName, VmView,
 };
+use policy::tuning;
 use sys::clock::boot_now;
 
 use crate::worker::{FreedOrder, Order, VmReport};
@@ -270,7 +271,10 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     vm.tracking = tracking.map(|reading| no_younger(reading, report.at));
     vm.dedup = dedup.map(|reading| no_younger(reading, report.at));
     vm.free_pages = free_pages.map(|reading| no_younger(reading, report.at));
-    if let (Some(used), Some(free)) = (&mut vm.used, free_pages) {
+    let free = vm
+        .free_pages
+        .filter(|free| vm.used.is_some_and(|used| free.age(used.at) <= tuning::FREED_STALE_AFTER));
+    if let (Some(used), Some(free)) = (&mut vm.used, free) {
         used.value = used.value.minus(free.value.lazy);
     }
     let whys = [

@@ -12,6 +12,8 @@ use model::{
     Time, VmName, VmView, plan::Outcome,
 };
 
+use policy::tuning;
+
 use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
 
 /// The coarser steps, in seconds. Every tick is kept too, as step [`FINEST_S`].
@@ -20,8 +22,6 @@ pub(super) const COARSE_S: [u32; 2] = [10, 60];
 pub(super) const FINEST_S: u32 = 1;
 /// A recommendation that is repeated in every tick is written once in this time.
 const ECHO_MS: u64 = 60_000;
-/// Readings that are older are not written down.
-const OLD: Millis = Millis::secs(10);
 
 /// What one VM had at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -134,9 +134,11 @@ impl Track {
             balloon: view.balloon.map(|r| r.value),
             target: decision.and_then(|decision| decision.target),
             swap_per_s: self.meter.rate(view),
-            working_set: young(view.tracking.as_ref(), tick.at).and_then(|t| t.working_set),
-            dedup: young(view.dedup.as_ref(), tick.at).copied(),
-            free_pages: young(view.free_pages.as_ref(), tick.at).copied(),
+            working_set: young(view.tracking.as_ref(), tick.at, tuning::USED_STALE_AFTER)
+                .and_then(|t| t.working_set),
+            dedup: young(view.dedup.as_ref(), tick.at, tuning::USED_STALE_AFTER).copied(),
+            free_pages: young(view.free_pages.as_ref(), tick.at, tuning::FREED_STALE_AFTER)
+                .copied(),
             scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
         let wall_ms = tick.wall_ms;
@@ -173,8 +175,9 @@ impl Track {
 }
 
 /// What is old when it is written down would stand beside a moment that it is not of.
-fn young<T>(reading: Option<&Reading<T>>, now: Time) -> Option<&T> {
-    let reading = reading.filter(|reading| reading.age(now) <= OLD)?;
+/// What is not older than `most`: the rest is not written down.
+fn young<T>(reading: Option<&Reading<T>>, now: Time, most: Millis) -> Option<&T> {
+    let reading = reading.filter(|reading| reading.age(now) <= most)?;
     Some(&reading.value)
 }
 

@@ -39,8 +39,9 @@ pub enum EvictionError {
     },
     /// It hangs in the kernel, or its cgroup is frozen.
     #[error(
-        "{what} (pid {pid}) does not answer and does not end, though it was killed: it hangs in the kernel, on \
-         a disk for example, or its cgroup is frozen; end that, then release again"
+        "{what} (pid {pid}) does not answer and does not end, though it was killed: it hangs in the \
+         kernel, on a disk for example, or its cgroup is frozen; end that, then release again; one \
+         that is started later is paused until `overbook resume`"
     )]
     Immortal {
         /// The daemon, or a worker of it.
@@ -66,7 +67,7 @@ fn evict_within(patience: Duration, state: &Path, holder: Held) -> Result<String
     let Some(daemon) = Identity::of(pid) else { return ended };
     let workers = children_of(pid).map_err(refused)?;
     // Only now is it known that the number is still the holder's.
-    if holder.by != Holder::Daemon || !holds(state, pid) {
+    if holder.by != Some(Holder::Daemon) || !holds(state, pid) {
         return ended;
     }
     let pause = PauseFile::in_state(state);
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(line, "ready\n");
         let error = StateLock::acquire(state, Holder::Release).unwrap_err();
         let LockError::Held { holder, .. } = error else { panic!("{error}") };
-        assert_eq!(holder, Held { by: Holder::Daemon, pid: Some(child.id()) });
+        assert_eq!(holder, Held { by: Some(Holder::Daemon), pid: Some(child.id()) });
         (child, holder)
     }
 
@@ -171,7 +172,7 @@ mod tests {
     fn who_has_the_number_and_not_the_lock_is_left_alone() {
         let state = state();
         let mut other = Command::new("sleep").arg("60").spawn().unwrap();
-        let held = Held { by: Holder::Daemon, pid: Some(other.id()) };
+        let held = Held { by: Some(Holder::Daemon), pid: Some(other.id()) };
         let said = evict_within(LONG, state.path(), held).unwrap();
         assert!(said.ends_with("has ended"), "{said}");
         assert!(Identity::of(other.id()).unwrap().is_alive());

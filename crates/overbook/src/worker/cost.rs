@@ -44,6 +44,13 @@ pub(super) struct Taken {
     pub(super) cpu_ns: u64,
 }
 
+/// A part of the window, until the next one begins, and what tracking took in it.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    since_us: u64,
+    taken: Taken,
+}
+
 /// What tracking took before, on another connection or by another worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Before {
@@ -60,8 +67,8 @@ pub(super) struct CostMeter {
     held_ns: u64,
     last: Counters,
     last_us: u64,
-    /// Until when, since when, and what it took: the newest last.
-    spans: VecDeque<(u64, u64, Taken)>,
+    /// The newest last.
+    spans: VecDeque<Span>,
     /// CPU time that is in no span yet.
     cpu_ns: u64,
     /// The shim's own touches.
@@ -124,10 +131,11 @@ impl CostMeter {
                 .saturating_add(control_ns((self.last.control_ns, counters.control_ns), passed_us)),
         };
         self.held_ns = self.held_ns.saturating_add(taken.held_ns);
-        self.spans.push_back((now_us, self.last_us, taken));
+        self.spans.push_back(Span { since_us: self.last_us, taken });
         (self.last, self.last_us) = (counters, now_us);
         let begin_us = now_us.saturating_sub(us(WINDOW));
-        while self.spans.front().is_some_and(|(_, since_us, _)| *since_us < begin_us) {
+        // The newest stays, however long nobody has looked.
+        while self.spans.len() > 1 && self.spans[0].since_us < begin_us {
             self.spans.pop_front();
         }
         Some(taken)
@@ -150,7 +158,7 @@ impl CostMeter {
     /// the window in which there were any, so that a few that had to fill huge pages change little;
     /// without any, what it is expected to.
     pub(super) fn trap_ns(&self) -> u64 {
-        let of_span = |(_, _, taken): &(u64, u64, Taken)| taken.held_ns.checked_div(taken.traps);
+        let of_span = |span: &Span| span.taken.held_ns.checked_div(span.taken.traps);
         let mut held_ns: Vec<u64> = self.spans.iter().filter_map(of_span).collect();
         let middle = held_ns.len() / 2;
         if held_ns.is_empty() {
@@ -160,7 +168,7 @@ impl CostMeter {
     }
 
     fn all(&self) -> Taken {
-        self.spans.iter().fold(Taken::default(), |all, (_, _, taken)| Taken {
+        self.spans.iter().fold(Taken::default(), |all, Span { taken, .. }| Taken {
             traps: all.traps.saturating_add(taken.traps),
             held_ns: all.held_ns.saturating_add(taken.held_ns),
             cpu_ns: all.cpu_ns.saturating_add(taken.cpu_ns),
@@ -168,7 +176,7 @@ impl CostMeter {
     }
 
     fn window_us(&self) -> u64 {
-        let since_us = self.spans.front().map_or(self.last_us, |(_, since_us, _)| *since_us);
+        let since_us = self.spans.front().map_or(self.last_us, |span| span.since_us);
         self.last_us.saturating_sub(since_us)
     }
 
@@ -190,12 +198,13 @@ impl Before {
         clippy::cast_precision_loss,
         reason = "a share of a second, and not negative"
     )]
-    fn spans(self, now_us: u64) -> VecDeque<(u64, u64, Taken)> {
+    fn spans(self, now_us: u64) -> VecDeque<Span> {
         let (mut until_us, end_us) = (self.until_us.min(now_us), now_us.saturating_sub(us(WINDOW)));
         let cpu_ns = (self.share.clamp(0.0, 1e3) * BEFORE_US as f64 * 1e3) as u64;
         let mut spans = VecDeque::new();
         while let Some(since_us) = until_us.checked_sub(BEFORE_US).filter(|us| *us >= end_us) {
-            spans.push_front((until_us, since_us, Taken { cpu_ns, ..Taken::default() }));
+            let taken = Taken { cpu_ns, ..Taken::default() };
+            spans.push_front(Span { since_us, taken });
             until_us = since_us;
         }
         spans
@@ -315,5 +324,13 @@ mod tests {
         let mut meter = CostMeter::new(all, 0, None);
         let taken = meter.look(counters(0, 0, u64::MAX), SECOND, || 0).unwrap();
         assert_eq!((taken, meter.cost().traps), (Taken::default(), 0));
+    }
+
+    #[test]
+    fn who_was_not_looked_at_for_long_is_not_shown_as_free() {
+        let mut meter = CostMeter::new(counters(0, 0, 10_000), 0, None);
+        meter.look(counters(1_000, 900 * SECOND, 10_000), 90 * SECOND, || 0).unwrap();
+        let share = meter.cost().vcpu_share;
+        assert!((0.01..0.02).contains(&share), "{share}");
     }
 }

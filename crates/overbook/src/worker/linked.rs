@@ -81,7 +81,9 @@ impl Linked {
         let (now, counters) = (now_us(), link.counters()?);
         let mut strategy = settings.strategy(&granules, time(now));
         if let Some(before) = before {
-            strategy.begin_after(before.share, WINDOW);
+            // What is longer ago is paid.
+            let ago = Duration::from_micros(now.saturating_sub(before.until_us));
+            strategy.begin_after(before.share, WINDOW.saturating_sub(ago));
         }
         Ok(Self {
             strategy,

@@ -26,7 +26,8 @@ pub(super) struct ProbeStrategy {
 impl ProbeStrategy {
     /// Probes of these granules that cost at most `budget`, a share of one vCPU.
     pub(super) fn new(budget: f64, granules: &Granules, seed: u64, now: Time) -> Self {
-        let tracker = Tracker::new(granules.count(), Governor::new(budget), seed, now);
+        let most = protocol::most_revoked(granules.granule_pages());
+        let tracker = Tracker::new(granules.count(), most, Governor::new(budget), seed, now);
         let tracking = Tracking {
             granule_pages: granules.granule_pages(),
             hot_set: None,

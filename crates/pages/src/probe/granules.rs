@@ -6,14 +6,14 @@
 //! them as they are: a fixed order would find each granule just one round after its last probe, and
 //! so miss short returns (arrivals that see time averages: Wolff 1982).
 //!
-//! Of more than [`MAX_TRACKED`] granules one in each of as many equal parts is tracked. Moments are
-//! kept as milliseconds since the start in 32 bits; what stays revoked for weeks is held at
-//! [`LONGEST_MS`].
+//! Of more than [`MAX_TRACKED`](super::MAX_TRACKED) granules one in each of as many equal parts is
+//! tracked. Moments are kept as milliseconds since the start in 32 bits; what stays revoked for
+//! weeks is held at [`LONGEST_MS`].
 
 use model::Time;
 
 use super::{
-    MAX_TRACKED, TICK,
+    TICK,
     life_table::{FRESH, FRESH_TICKS, IDLE, UNKNOWN, class_of},
 };
 
@@ -64,8 +64,8 @@ impl Granules {
     #[cfg(test)]
     pub(super) const BYTES: usize = size_of::<Granule>() + size_of::<u32>();
 
-    pub(super) fn new(all: u32, seed: u64, now: Time) -> Self {
-        let tracked = all.min(MAX_TRACKED);
+    pub(super) fn new(all: u32, most: u32, seed: u64, now: Time) -> Self {
+        let tracked = all.min(most);
         let list = (0..tracked).map(|slot| Granule {
             since_ms: 0,
             seen_ms: 0,

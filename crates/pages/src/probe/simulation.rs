@@ -167,7 +167,7 @@ pub(super) fn run(guest: &mut dyn Guest, setup: Setup) -> Report {
     let Setup { granules, seed, .. } = setup;
     let mut random = fastrand::Rng::with_seed(seed);
     let governor = budget(setup.probes_per_s);
-    let mut tracker = Tracker::new(granules as u32, governor, seed ^ 77, Time(0));
+    let mut tracker = Tracker::new(granules as u32, MAX_TRACKED, governor, seed ^ 77, Time(0));
     let mut exact = Exact::new(granules);
     let mut touched = vec![false; granules];
     let mut in_tick = vec![false; granules];

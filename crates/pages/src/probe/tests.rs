@@ -113,7 +113,7 @@ fn probes_meet_the_targets_on_guests_of_a_few_kinds() {
 
 #[test]
 fn growth_and_shrinkage_are_seen_within_seconds() {
-    let mut tracker = Tracker::new(3200, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(3200, MAX_TRACKED, budget(200.0), 1, Time(0));
     keep_touching(&mut tracker, 400, 0, 40_000);
     assert!((working_set(&tracker) - 400.0).abs() < 15.0);
     for granule in 400..2000 {
@@ -128,7 +128,7 @@ fn growth_and_shrinkage_are_seen_within_seconds() {
 
 #[test]
 fn granules_that_cannot_be_revoked_count_as_what_the_others_are() {
-    let mut tracker = Tracker::new(1000, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(1000, MAX_TRACKED, budget(200.0), 1, Time(0));
     for ms in (0..60_000).step_by(20) {
         for granule in tracker.tick(Time(ms)).to_vec() {
             if granule < 50 {
@@ -145,7 +145,7 @@ fn granules_that_cannot_be_revoked_count_as_what_the_others_are() {
 
 #[test]
 fn a_trap_before_its_acknowledgement_is_a_touch_at_once() {
-    let mut tracker = Tracker::new(100, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(100, MAX_TRACKED, budget(200.0), 1, Time(0));
     tracker.tick(Time(0));
     let granule = tracker.tick(Time(100))[0];
     tracker.touched(granule, Time(101));
@@ -155,7 +155,7 @@ fn a_trap_before_its_acknowledgement_is_a_touch_at_once() {
 
 #[test]
 fn lost_traps_are_made_good_from_the_page_states() {
-    let mut tracker = Tracker::new(1000, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(1000, MAX_TRACKED, budget(200.0), 1, Time(0));
     keep_touching(&mut tracker, 300, 0, 20_000);
     assert!(tracker.revoked_count() > 500);
     tracker.resync(Time(20_000), |granule| granule >= 900);
@@ -166,7 +166,7 @@ fn lost_traps_are_made_good_from_the_page_states() {
 
 #[test]
 fn giving_everything_back_is_no_touch() {
-    let mut tracker = Tracker::new(1000, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(1000, MAX_TRACKED, budget(200.0), 1, Time(0));
     keep_touching(&mut tracker, 300, 0, 20_000);
     tracker.given_back(Time(20_000));
     assert_eq!(tracker.revoked_count(), 0);
@@ -176,7 +176,7 @@ fn giving_everything_back_is_no_touch() {
 
 #[test]
 fn calling_granules_back_is_no_touch() {
-    let mut tracker = Tracker::new(100, Governor::new(0.01), 1, Time(0));
+    let mut tracker = Tracker::new(100, MAX_TRACKED, Governor::new(0.01), 1, Time(0));
     keep_touching(&mut tracker, 10, 0, 30_000);
     let before = working_set(&tracker);
     let idle: Vec<u32> = (50..70).collect();
@@ -192,7 +192,7 @@ fn calling_granules_back_is_no_touch() {
 
 #[test]
 fn a_large_guest_is_seen_through_a_part_of_its_granules() {
-    let mut tracker = Tracker::new(1 << 20, budget(500.0), 1, Time(0));
+    let mut tracker = Tracker::new(1 << 20, MAX_TRACKED, budget(500.0), 1, Time(0));
     keep_touching(&mut tracker, 1 << 18, 0, 30_000);
     let reading = tracker.reading().unwrap();
     let share = reading.working_set / f64::from(1 << 18);
@@ -202,9 +202,18 @@ fn a_large_guest_is_seen_through_a_part_of_its_granules() {
 }
 
 #[test]
+fn no_more_is_revoked_than_may_be_and_an_idle_guest_is_seen_all_the_same() {
+    let mut tracker = Tracker::new(8_192, 512, budget(500.0), 1, Time(0));
+    keep_touching(&mut tracker, 4_096, 0, 60_000);
+    assert!(tracker.revoked_count() <= 512);
+    let share = tracker.reading().unwrap().working_set / 4_096.0;
+    assert!((0.85..1.15).contains(&share), "{share}");
+}
+
+#[test]
 fn guests_of_one_granule_and_of_none_are_no_trouble() {
     for granules in [0, 1, 2] {
-        let mut tracker = Tracker::new(granules, budget(200.0), 1, Time(0));
+        let mut tracker = Tracker::new(granules, MAX_TRACKED, budget(200.0), 1, Time(0));
         keep_touching(&mut tracker, 2, 0, 10_000);
         assert!(tracker.reading().is_none_or(|r| r.working_set <= f64::from(granules)));
     }
@@ -212,7 +221,7 @@ fn guests_of_one_granule_and_of_none_are_no_trouble() {
 
 #[test]
 fn numbers_and_moments_that_cannot_be_are_harmless() {
-    let mut tracker = Tracker::new(100, budget(200.0), 1, Time(1_000));
+    let mut tracker = Tracker::new(100, MAX_TRACKED, budget(200.0), 1, Time(1_000));
     keep_touching(&mut tracker, 50, 1_000, 5_000);
     tracker.touched(u32::MAX, Time(5_000));
     tracker.revoked(100, Time(5_000));
@@ -225,7 +234,7 @@ fn numbers_and_moments_that_cannot_be_are_harmless() {
 
 #[test]
 fn sentinels_are_left_alone_and_the_others_stand_for_them() {
-    let mut tracker = Tracker::new(1000, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(1000, MAX_TRACKED, budget(200.0), 1, Time(0));
     let sentinels = Sentinels::new(1000, 100, Millis(5_000), 3, Time(0));
     tracker.exclude(sentinels.granules());
     for ms in (0..20_000).step_by(20) {
@@ -242,7 +251,7 @@ fn sentinels_are_left_alone_and_the_others_stand_for_them() {
 
 #[test]
 fn an_idle_guest_costs_nothing_once_it_is_revoked() {
-    let mut tracker = Tracker::new(1000, budget(200.0), 1, Time(0));
+    let mut tracker = Tracker::new(1000, MAX_TRACKED, budget(200.0), 1, Time(0));
     keep_touching(&mut tracker, 0, 0, 10_000);
     assert_eq!(tracker.revoked_count(), 1000);
     assert!(tracker.tick(Time(10_000)).is_empty());

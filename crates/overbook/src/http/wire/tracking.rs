@@ -20,7 +20,7 @@ pub struct TrackingStatus {
     pub references_per_second: f64,
     /// Accesses that were trapped, in the last half minute.
     pub traps_per_second: f64,
-    /// Accesses trapped since the group's worker began with this VM.
+    /// Accesses trapped since the group's worker last connected to this VM.
     pub traps_total: u64,
     /// What tracking took in the last half minute, as measured: the time that traps held the
     /// guest's threads, and CPU time of worker and shim, as a share of one vCPU's time.

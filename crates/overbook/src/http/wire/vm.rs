@@ -123,10 +123,12 @@ impl VmStatus {
         }
     }
 
-    /// Its working set, where it is known.
+    /// Its working set, where it is known and not too old to count.
     #[must_use]
     pub fn working_set_bytes(&self) -> Option<u64> {
-        self.tracking.as_ref()?.working_set_bytes
+        let counts =
+            |tracking: &&TrackingStatus| tracking.age_ms <= policy::tuning::USED_STALE_AFTER.0;
+        self.tracking.as_ref().filter(counts)?.working_set_bytes
     }
 
     /// What it needs less because of shared pages, where they are looked for.
