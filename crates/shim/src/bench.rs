@@ -39,20 +39,17 @@ impl Bench {
             // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
             let _ = unsafe { place.advise(advice) };
         }
+        // While it is registered nowhere: who had to wait for the fault thread here would hold the lock.
+        for page in 0..LARGEST / PAGE_BYTES {
+            // SAFETY: fresh memory of ours.
+            unsafe { pointer(place.range().start + page * PAGE_BYTES).write_volatile(1) };
+        }
         Ok(Self { place, away: AtomicU64::new(0) })
     }
 
     /// What to register.
     pub(crate) fn range(&self) -> Range {
         self.place.range()
-    }
-
-    /// Gives it the content of a granule, before it is registered.
-    pub(crate) fn populate(&self, granule_pages: u32) {
-        for page in 0..u64::from(granule_pages) {
-            // SAFETY: memory of ours, not registered.
-            unsafe { pointer(self.place.range().start + page * PAGE_BYTES).write_volatile(1) };
-        }
     }
 
     /// Revokes it; answers the address to touch. What it holds nobody needs, so nothing is asked

@@ -133,7 +133,7 @@ impl Engine {
         let Some(channel) = &self.channel else { return Vec::new() };
         let parts = channel.parts(page, pages, PageState::Merged);
         let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
-        self.replace(&ranges, |replacement| {
+        self.with_replacement(&ranges, |replacement| {
             for &merged in &ranges {
                 // SAFETY: so their states say, and the other thread reads while mappings are moved.
                 unsafe { replacement.replace(merged) };
@@ -186,7 +186,7 @@ impl Engine {
         });
         let mut is_replaced = false;
         if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
-            self.replace(&[part], |replacement| {
+            self.with_replacement(&[part], |replacement| {
                 // SAFETY: so the page tables say, and the other thread reads while mappings are moved.
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
@@ -243,7 +243,7 @@ impl Engine {
         };
         let is_inside = common(piece, block) == piece && !has_policy(block.start);
         if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
-            self.replace(&[piece], |replacement| {
+            self.with_replacement(&[piece], |replacement| {
                 // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
                 unsafe { replacement.rejoin(piece) };
             });
@@ -260,6 +260,16 @@ impl Engine {
         }
     }
 
+    /// Serving a fault of this page has failed. Who waits traps again, or writes to what the kernel copies: where a page
+    /// may be away nothing else is to be done.
+    pub(crate) fn let_go_on(&self, uffd: &Userfaultfd, page: Range) {
+        if self.channel.as_ref().is_some_and(|channel| channel.has(page, PageState::Merged)) {
+            self.let_write(uffd, page);
+        } else {
+            watchdog::wake(uffd, page);
+        }
+    }
+
     /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to all of it, or to stop
     /// writes. What is QEMU's own already stays so.
     pub(crate) fn let_all_write(&self, range: Range) {
@@ -272,7 +282,7 @@ impl Engine {
     }
 
     /// Has something done with these parts of one block, if pages can be replaced now.
-    fn replace(&mut self, parts: &[Range], act: impl FnOnce(&mut Replacement<'_>)) {
+    fn with_replacement(&mut self, parts: &[Range], act: impl FnOnce(&mut Replacement<'_>)) {
         let (None, Ok(uffd), Some(pagemap)) = (self.obstacle(), userfaultfd(), tracker::pagemap())
         else {
             return;
@@ -290,7 +300,7 @@ impl Engine {
             unsafe { Replacement::new(host, block, channel, &mut moving.run) }
         });
         if let Some(mut replacement) = replacement {
-            let _remapping = remapping::Turn::begin();
+            let _remapping = remapping::Reading::begin();
             act(&mut replacement);
         }
         self.settle();

@@ -234,8 +234,10 @@ impl Engine {
         for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
             // SAFETY: the fault thread serves, as soon as this turn is over.
             if let Err(errno) = unsafe { uffd.register(part) } {
+                // Not what could not be registered: it may be QEMU's own, and the kernel may let us end that.
+                let begun = window.map(|window| Range { len: part.start - window.start, ..window });
                 // SAFETY: nothing was moved.
-                unsafe { close_window(uffd, channel, window) };
+                unsafe { close_window(uffd, channel, begun) };
                 return Err(errno);
             }
         }
@@ -283,7 +285,12 @@ impl Engine {
             self.break_sharing(uffd, address, received);
             return served;
         } else if is_merged || is_protected {
-            // It was touched while it was aside, and is the pool's page now; or the other way round.
+            // It was touched while it was aside, and is the pool's page now; or the other way round. What nobody knows to
+            // be merged nobody would let be written.
+            if is_protected && !self.holds.are_qemus(page) {
+                // SAFETY: nobody relies on it.
+                let _ = unsafe { uffd.unprotect(page) };
+            }
             watchdog::wake(uffd, page);
         } else if let (Some(tracker), Some(channel)) = (&mut self.tracker, &mut self.channel) {
             return tracker.serve(channel, address, received);

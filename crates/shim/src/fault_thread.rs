@@ -57,7 +57,7 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool 
             Ok(Served::Yes) => {}
             Ok(Served::FuseBlown) => watchdog::blow_fuse(),
             Err(_) => {
-                ENGINE.lock_for_fault().let_write(uffd, page_of(fault.address));
+                ENGINE.lock_for_fault().let_go_on(uffd, page_of(fault.address));
                 watchdog::give_up();
             }
         }

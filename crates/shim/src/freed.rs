@@ -27,9 +27,9 @@ use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, advis
 use crate::channel::{Channel, Part};
 use crate::engine::{Engine, close_window, lock, userfaultfd};
 use crate::interpose::{fail, keep_errno};
-use crate::merge;
 use crate::ram::end;
 use crate::tracker::{self, Tracker};
+use crate::unshare;
 
 /// What became of merged pages that QEMU discards.
 #[derive(Default)]
@@ -95,7 +95,7 @@ impl Engine {
                 let part = Range { start: rest.start, len };
                 rest = Range { start: rest.start + len, len: rest.len - len };
                 // SAFETY: merged, and discarded by QEMU.
-                if unsafe { merge::replace_by_fresh(block, part) } {
+                if unsafe { unshare::replace_by_fresh(block, part) } {
                     channel.set(part, PageState::Plain);
                     if let Some(tracker) = &mut self.tracker {
                         tracker.register_fresh(part);
@@ -124,7 +124,8 @@ impl Engine {
         let Some(channel) = &self.channel else { return };
         channel.count_as_plain(part);
         let has_huge_pages = self.ram.block(part.start).is_some_and(|block| block.huge);
-        if kept == 0 && has_huge_pages && is_huge(part) {
+        // QEMU may have begun to watch its memory since it was asked.
+        if kept == 0 && has_huge_pages && is_huge(part) && self.obstacle().is_none() {
             self.drop_page_table(channel, pagemap, part);
         }
     }
@@ -172,10 +173,16 @@ fn take_turn(of: Pages) -> Result<Taken, Refusal> {
     let pagemap = tracker::pagemap().ok_or_else(no_tables)?;
     let parts = lock().to_take(of)?;
     let mut taken = Taken::default();
-    for part in parts {
-        let of_part = take_part(pagemap, part.range)?;
-        taken += of_part;
-        lock().taken(pagemap, part.range, of_part.kept);
+    for (at, part) in parts.iter().enumerate() {
+        match take_part(pagemap, part.range) {
+            Ok(of_part) => {
+                taken += of_part;
+                lock().taken(pagemap, part.range, of_part.kept);
+            }
+            Err(refusal) if at == 0 => return Err(refusal),
+            // What was taken is taken.
+            Err(_) => break,
+        }
     }
     if let Some(channel) = &lock().channel {
         channel.forget_empty_block(of.page / BLOCK_PAGES);

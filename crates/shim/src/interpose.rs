@@ -1,7 +1,7 @@
 //! The functions of the C library that QEMU calls and we stand before.
 //!
-//! Almost every call goes straight on: what has nothing to do with guest RAM takes no lock and touches no
-//! more than two atomics. The rest is told to the engine, before the call where pages must first be in
+//! Almost every call goes straight on: what has nothing to do with guest RAM, with files for direct I/O
+//! or with our descriptors takes no lock and looks at a few atomics. The rest is told to the engine, before the call where pages must first be in
 //! their places, after it where its success is the news. The answer that QEMU gets is the C library's,
 //! `errno` included; if our part panics, the call has been made or is made all the same.
 
@@ -137,13 +137,14 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
         |range: Range, advice| unsafe { next::madvise(pointer(range), size(range), advice) };
     let call = |range| advise(range, advice);
     let advised = range(address, length);
-    if !may_concern(advised) {
+    if !may_concern(advised) || !advised.start.is_multiple_of(PAGE_BYTES) {
         // SAFETY: as above, and unchanged: a wrong address gets the kernel's answer.
         return unsafe { next::madvise(address, length, advice) };
     }
     let Some(_inside) = Inside::enter() else { return call(advised) };
     match advice {
-        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | libc::MADV_DONTNEED_LOCKED => {
+        // `MADV_REMOVE` is for shared memory, which is never ours.
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
             discard(advised, advice, &advise)
         }
         _ => {
@@ -266,7 +267,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 /// # Safety
 /// That of the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {
         let Some(_inside) = Inside::enter() else {
             // SAFETY: ours, closed by us.
@@ -357,7 +358,7 @@ macro_rules! opens {
         /// # Safety
         /// That of the C function.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($arg: $type),*) -> c_int {
+        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> c_int {
             // SAFETY: the caller's arguments.
             let fd = unsafe { next::$name($($arg),*) };
             if fd >= 0 && $flags & libc::O_DIRECT != 0 {
@@ -384,13 +385,22 @@ opens! {
 /// # Safety
 /// That of the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the caller's arguments.
-    let result = unsafe { next::fcntl(fd, command, argument) };
+    let call = || unsafe { next::fcntl(fd, command, argument) };
     let flags = c_int::try_from(argument & 0xFFFF_FFFF).unwrap_or(0);
-    if command == libc::F_SETFL && result >= 0 && flags & libc::O_DIRECT != 0 {
-        has_opened();
+    if command != libc::F_SETFL || flags & libc::O_DIRECT == 0 {
+        return call();
     }
+    let Some(_inside) = Inside::enter() else { return call() };
+    // Others may be using that file: so no turn is under way when it becomes one for direct I/O.
+    let turn = quietly(lock_first);
+    let result = call();
+    keep_errno(|| {
+        if let Some(mut engine) = turn {
+            disks::has_opened(&mut engine);
+        }
+    });
     result
 }
 
@@ -399,7 +409,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
 /// # Safety
 /// That of the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: the caller's arguments.
     unsafe { fcntl(fd, command, argument) }
 }
@@ -409,7 +419,7 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -
 /// # Safety
 /// That of the C function.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: the caller's arguments.
     let received = unsafe { next::recvmsg(fd, message, flags) };
     // SAFETY: the kernel has just written it.

@@ -25,12 +25,15 @@
 //!    child has neither guest RAM nor staging (`MADV_DONTFORK`) and does nothing.
 //! 2. Everything is back before a range is unregistered, unmapped, locked, or registered by QEMU itself
 //!    (`engine::give_back`, called from `interpose`), and the page tables say so before staging is unmapped.
-//! 3. One lock for page states, moves, zeros and discards (`engine`). Nobody holds it for longer than a turn, or one call
-//!    of the kernel's; for how long is counted. "Staged" is set before a page moves out and cleared when it is back.
+//! 3. One lock for page states, moves, zeros and discards (`engine`). While a guest is tracked
+//!    nobody holds it for longer than a turn, or one call of the kernel's; to begin and to end
+//!    takes as long as to register all of RAM. For how long it is held is counted. "Staged" is
+//!    set before a page moves out and cleared when it is back.
 //! 4. The handler touches no guest RAM that could trap, allocates nothing and logs nothing (`fault_thread`, `tracker::serve`).
 //! 5. Staging has guest RAM's protection, and its advice about forks, core dumps and huge pages (`ram`).
 //! 6. A watchdog gives everything back when the worker is gone or silent for 2 s, the fuse blows, or a fault
-//!    is older than 100 ms; it serves faults itself if the handler has stopped, and it waits for no lock (`watchdog`).
+//!    is older than 100 ms; it serves faults itself if the handler has stopped, and begins nothing
+//!    while the lock is not to be had (`watchdog`).
 //! 7. A page that will not move back is tried again by each touch and by the watchdog, then copied, and after 10 s QEMU is
 //!    ended: never zeros in its place. Zeros are put only where staging holds nothing.
 //! 8. A discard drops the staged copy too, under the same lock (`freed`).
@@ -67,7 +70,7 @@
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is taken but by the first write
 //! to a page that is still merged. If anything is in doubt, QEMU runs as if the shim were not there.
 //!
-//! **Cost**: tracking off, one comparison per interposed call; a trap some 20 to 50 µs, measured while
+//! **Cost**: tracking off, a few comparisons per interposed call; a trap some 20 to 50 µs, measured while
 //! tracking (`bench`); staging takes no memory of its own but page tables.
 //!
 //! **Leaves out.** Shared, file-backed and huge-page RAM, locked memory, VFIO: refused with the reason. A

@@ -27,7 +27,6 @@ use std::sync::OnceLock;
 
 use protocol::layout::PageState;
 use protocol::{Content, Merge, Merged, Refusal};
-use sys::mappings::is_mapped;
 use sys::memory_map::{
     Advice, HUGE_PAGE_BYTES, Over, PAGE_BYTES, PAGE_LEN, Range, Reserved, Untouched, advise,
     is_zeros,
@@ -41,7 +40,7 @@ use crate::disks::Disks;
 use crate::engine::{Engine, lock, userfaultfd};
 use crate::ram::Block;
 use crate::time::now;
-use crate::transitions::{self, Fresh, Host, Mapper, Run, Verdict};
+use crate::transitions::{self, HasKernel, Host, Mapper, Run, Verdict};
 use crate::turns::turn;
 use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
 
@@ -167,17 +166,15 @@ impl Engine {
         let parts: Vec<Vec<Part>> =
             runs.iter().map(|run| channel.parts(run.page, run.pages, PageState::Plain)).collect();
         let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
-        self.begin_moving(uffd, &ranges, 0).map_err(|errno| Refusal::Kernel {
-            call: "UFFDIO_REGISTER".to_owned(),
-            errno: errno.raw_os_error(),
-        })?;
+        self.begin_moving(uffd, &ranges, 0)
+            .map_err(|errno| refused(format!("no turn can begin: {errno}")))?;
         // Only once the guest has written to a shared page: it takes three times as long.
         let shares = runs.iter().any(|run| run.content != Content::Zeros);
         let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
         let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
         let room = is_prepared.then(|| Untouched::new(TURN_BYTES, false).ok()).flatten();
         let prepared_at = room.as_ref();
-        let _remapping = prepared_at.map(|_| remapping::Turn::begin());
+        let _remapping = prepared_at.map(|_| remapping::Reading::begin());
         let (mut merged, mut done, deadline) = (Merged::default(), 0, turn());
         let Self { ram, channel: Some(channel), pool, moving: Some(moving), .. } = self else {
             return Ok((runs.len(), Merged::default()));
@@ -229,22 +226,11 @@ pub(crate) struct Place<'a> {
     pub(crate) prepared_at: Option<&'a Untouched>,
 }
 
-impl Fresh for Place<'_> {
+impl HasKernel for Place<'_> {
     type Kernel = Host;
 
     fn kernel(&self) -> &Host {
         &self.host
-    }
-
-    unsafe fn map_fresh(&self, home: Range) -> bool {
-        let over = Over { range: home, reserve: self.block.reserve };
-        // SAFETY: as the caller promises.
-        let mapped = unsafe { over.map_fresh() }.is_ok();
-        if mapped {
-            // SAFETY: the fault thread serves when the turn is over.
-            unsafe { unshare::make_trap(&self.host, self.block, home) };
-        }
-        mapped
     }
 }
 
@@ -288,6 +274,11 @@ impl Mapper for Place<'_> {
         }
         // SAFETY: as the caller promises, and another thread reads while mappings are moved.
         let in_place = |at: &Untouched| unsafe { at.map_over(home) }.is_ok();
+        if !mapped && self.prepared_at.is_some() {
+            // It is to be used again, and unmapped.
+            // SAFETY: ours, and nothing is there but what was tried to be mapped.
+            let _ = unsafe { unshare::refill(self.block, first) };
+        }
         if !mapped || !self.prepared_at.is_none_or(in_place) {
             // SAFETY: the pages are aside, and go back when the turn ends.
             unsafe { unshare::mend(&self.host, self.block, home) };
@@ -324,31 +315,6 @@ unsafe fn bytes<'a>(range: Range) -> &'a [u8] {
     let start = std::ptr::with_exposed_provenance(usize::try_from(range.start).unwrap_or(0));
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(start, usize::try_from(range.len).unwrap_or(0)) }
-}
-
-/// Maps fresh memory over what is mapped from a pool, whose content nobody needs any more. Answers
-/// whether no page of the pool is there now.
-///
-/// # Safety
-/// The pages of `range` are merged, and QEMU discards them.
-pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
-    let over = Over { range, reserve: block.reserve };
-    // SAFETY: as the caller promises.
-    if unsafe { over.map_fresh() }.is_err() {
-        if is_mapped(range) {
-            return false;
-        }
-        // The kernel had unmapped it before it failed, as it does before Linux 6.12.
-        if let Err(errno) = over.map_fresh_into_hole() {
-            crate::threads::end_process(unshare::LOST_PLACE, errno);
-        }
-    }
-    for advice in block.own_advice() {
-        // SAFETY: this advice discards nothing, and the memory is fresh.
-        let _ = unsafe { advise(range, advice) };
-    }
-    let of_file = tracker::pagemap().map(|pagemap| pagemap.of_file(range));
-    of_file.is_some_and(|found| found.is_ok_and(|pages| pages.is_empty()))
 }
 
 /// Pages in so many bytes.

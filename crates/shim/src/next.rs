@@ -1,5 +1,7 @@
 //! The functions that ours stand before.
 //!
+//! Some of them are where a thread may be cancelled (`pthread_cancel`), which unwinds through us.
+//!
 //! The C library's, or those of another preloaded library; looked up when first needed, which may be
 //! before any constructor has run. Should the linker not find one, the system call takes its place.
 
@@ -17,7 +19,7 @@ macro_rules! next {
         /// That of the C function.
         pub(crate) unsafe fn $name($($arg: $type),*) -> $result {
             static ADDRESS: AtomicUsize = AtomicUsize::new(0);
-            type Function = unsafe extern "C" fn($($type),*) -> $result;
+            type Function = unsafe extern "C-unwind" fn($($type),*) -> $result;
             match look_up(&ADDRESS, $symbol) {
                 // SAFETY: the symbol has this type; the arguments are the caller's.
                 Some(address) => unsafe {
@@ -54,7 +56,7 @@ next! {
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, c"recvmsg", libc::SYS_recvmsg;
 }
 
-/// Declares a function of liburing: without it nobody calls ours.
+/// Declares a function of liburing, which may have come with a module that keeps it for itself.
 macro_rules! of_liburing {
     ($($name:ident($($arg:ident: $type:ty),*), $symbol:literal;)*) => { $(
         /// The next definition.
@@ -64,7 +66,7 @@ macro_rules! of_liburing {
         pub(crate) unsafe fn $name($($arg: $type),*) -> c_int {
             static ADDRESS: AtomicUsize = AtomicUsize::new(0);
             type Function = unsafe extern "C" fn($($type),*) -> c_int;
-            match look_up(&ADDRESS, $symbol) {
+            match look_up(&ADDRESS, $symbol).or_else(|| look_up_in_liburing(&ADDRESS, $symbol)) {
                 // SAFETY: the symbol has this type; the arguments are the caller's.
                 Some(address) => unsafe {
                     std::mem::transmute::<*mut c_void, Function>(address)($($arg),*)
@@ -90,6 +92,20 @@ fn look_up(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
         cache.store(address, Ordering::Relaxed);
     }
     (address != 0).then(|| std::ptr::with_exposed_provenance_mut(address))
+}
+
+fn look_up_in_liburing(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
+    let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: both names end with a zero byte. What is loaded already stays so: the caller runs in it.
+    let address = unsafe {
+        let library = libc::dlopen(c"liburing.so.2".as_ptr(), flags);
+        if library.is_null() {
+            return None;
+        }
+        libc::dlsym(library, symbol.as_ptr())
+    };
+    cache.store(address.expose_provenance(), Ordering::Relaxed);
+    (!address.is_null()).then_some(address)
 }
 
 /// What a system call answers, as the C function answers it.

@@ -23,10 +23,10 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
 static TURNS: Mutex<u32> = Mutex::new(0);
 static BEGUN: Condvar = Condvar::new();
 
-/// A turn in which registered mappings may be moved; it ends when this is dropped.
-pub(crate) struct Turn(());
+/// While one lives, registered mappings may be moved: the thread reads.
+pub(crate) struct Reading(());
 
-impl Turn {
+impl Reading {
     pub(crate) fn begin() -> Self {
         count();
         BEGUN.notify_one();
@@ -34,7 +34,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Reading {
     fn drop(&mut self) {
         count();
     }

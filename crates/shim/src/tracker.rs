@@ -93,7 +93,6 @@ impl Tracker {
             Granules::new(regions, tracking.granule_pages).map_err(|errno| ("mmap", errno))?;
         let pagemap = pagemap().ok_or(("open(/proc/self/pagemap)", Errno::NOENT))?;
         let bench = Bench::get().ok_or(("mmap", Errno::NOMEM))?;
-        bench.populate(tracking.granule_pages);
         let tracker = Self {
             host: Host { uffd, pagemap },
             tracking,

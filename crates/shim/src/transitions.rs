@@ -25,7 +25,7 @@
 //! | aside | different; the turn ends; the next turn begins | home | [`put_back`] | whoever has the turn | the buffer holds none of it; what it still holds stays aside |
 //! | shared, not written | write, unshare | home, by way of aside | [`replace`] | fault thread, control | the buffer held all of it before the place was taken, and none of it afterwards |
 //! | shared | write, no room for mappings, or QEMU wants RAM for itself | shared | `cuts` | fault thread | – (the kernel copies) |
-//! | shared | discard | home, and nowhere | `merge::replace_by_fresh` | QEMU | no page of a file is there; else zeros are written |
+//! | shared | discard | home, and nowhere | `unshare::replace_by_fresh` | QEMU | no page of a file is there; else zeros are written |
 //! | home, freed | report | freed | `freed` | QEMU | – (the kernel's `MADV_FREE` either was or was not) |
 //! | freed | taken, kept, discarded, found missing at a touch | home | `freed`, `tracker` | control, QEMU, fault thread | – (both states name the same place) |
 //! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it, if the page tables can be asked |
@@ -34,10 +34,10 @@
 //! A step whose pages are not all in the state that it begins with does nothing: a run that was put
 //! together wrongly costs a measurement or a merge, and no page.
 //!
-//! All of it happens under the engine's lock. No step waits: a page that the kernel is busy with is
-//! tried for [`HOLD`], stays in its state, and is tried again by the next touch and by the
-//! watchdog. What staging or the buffer hold is never discarded, and neither is ever used or
-//! unmapped, unless the page tables say that it is empty.
+//! All of it happens under the engine's lock. No step waits for long: a page that the kernel is busy
+//! with is tried for [`HOLD`], stays in its state, and is tried again by the next touch and by the
+//! watchdog. What staging or the buffer hold is discarded by the steps above only, and neither is
+//! used or unmapped unless the page tables say that it is empty.
 //!
 //! **What does not add up** is repaired where the content is known: a page that will not move is
 //! copied; a page that is in the buffer takes its place back. Three things end QEMU, loudly,
@@ -67,7 +67,7 @@ use sys::memory_map::{PAGE_BYTES, PageSet, Range};
 use crate::channel::Channel;
 
 pub(crate) use host::{Host, fill_hole, fill_holes, forget_late, late};
-pub(crate) use kernel::{Fresh, Kernel, Mapper, Verdict};
+pub(crate) use kernel::{Fresh, HasKernel, Kernel, Mapper, Verdict};
 use way::Way;
 
 /// How long a step tries a page that the kernel is busy with.

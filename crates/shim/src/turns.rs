@@ -9,11 +9,13 @@
 //! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes longer than
 //!   a turn: then it is the machine that keeps it, and no guest waits for that.
 //!
-//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a vCPU
-//! of a real-time priority does not wait for a thread of ours that gets no CPU. How long it was
-//! waited for and held is counted.
+//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a thread
+//! of QEMU's with a real-time priority does not wait for one of ours that gets no CPU. A vCPU that
+//! traps waits for the fault thread, to which it lends nothing. How long the lock was waited for and
+//! held is counted.
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -67,6 +69,8 @@ unsafe impl<T: Send> Sync for Turns<T> {}
 pub(crate) struct Turn<'a, T> {
     turns: &'a Turns<T>,
     since: Nanos,
+    /// The thread that has locked unlocks.
+    _of_this_thread: PhantomData<*const ()>,
 }
 
 /// When a turn that begins now must end.
@@ -118,7 +122,7 @@ impl<T> Turns<T> {
         let until = deadline(patience);
         // SAFETY: the mutex is made, and the time is one.
         let result = unsafe { libc::pthread_mutex_timedlock(self.mutex(), &raw const until) };
-        (result == 0).then(|| Turn { turns: self, since: now() })
+        (result == 0).then(|| Turn { turns: self, since: now(), _of_this_thread: PhantomData })
     }
 
     fn enter(&self) -> Turn<'_, T> {
@@ -175,7 +179,7 @@ impl<T> Turns<T> {
         // of ours does.
         let result = unsafe { libc::pthread_mutex_lock(self.mutex()) };
         assert_eq!(result, 0, "the lock is not to be had");
-        Turn { turns: self, since: now() }
+        Turn { turns: self, since: now(), _of_this_thread: PhantomData }
     }
 
     /// The mutex, which inherits priorities where the C library and the kernel can.

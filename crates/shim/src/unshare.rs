@@ -40,7 +40,7 @@ use sys::userfaultfd::Userfaultfd;
 use crate::channel::Channel;
 use crate::descriptors::kept;
 use crate::ram::{Block, end};
-use crate::transitions::{self, Fresh, Host, Kernel as _, Run};
+use crate::transitions::{self, Fresh, HasKernel, Host, Kernel as _, Run};
 use crate::{merge, tracker, watchdog};
 
 /// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
@@ -156,10 +156,7 @@ impl<'a> Replacement<'a> {
     ) -> Option<Self> {
         let buffer = merge::buffer(host.uffd)?;
         let untouched = Untouched::new(buffer.len, block.reserve).ok()?;
-        for advice in block.own_advice() {
-            // SAFETY: this advice discards nothing, and the memory is fresh.
-            let _ = unsafe { advise(untouched.range(), advice) };
-        }
+        advise_alike(block, untouched.range());
         // SAFETY: as the caller promises, wherever it is mapped.
         unsafe { host.uffd.register(untouched.range()) }.ok()?;
         Some(Self { host, block, channel, moving, buffer, untouched })
@@ -216,13 +213,15 @@ impl<'a> Replacement<'a> {
     }
 }
 
-impl Fresh for Replacement<'_> {
+impl HasKernel for Replacement<'_> {
     type Kernel = Host;
 
     fn kernel(&self) -> &Host {
         &self.host
     }
+}
 
+impl Fresh for Replacement<'_> {
     unsafe fn map_fresh(&self, home: Range) -> bool {
         // SAFETY: as the caller promises, and another thread reads the userfaultfd.
         let mapped = unsafe { self.untouched.map_over(home) }.is_ok();
@@ -231,33 +230,31 @@ impl Fresh for Replacement<'_> {
     }
 }
 
-/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel may have unmapped what was
-/// there, and then fresh memory is mapped that traps. Answers whether it was so. What cannot be mended ends QEMU.
+/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel may
+/// have unmapped what was there, as it does before Linux 6.12, and then fresh memory is mapped.
+/// Answers whether it was so. What cannot be mended ends QEMU.
+///
+/// # Safety
+/// Nobody needs what was there.
+pub(crate) unsafe fn refill(block: &Block, range: Range) -> bool {
+    if is_mapped(range) {
+        return false;
+    }
+    if let Err(errno) = (Over { range, reserve: block.reserve }).map_fresh_into_hole() {
+        crate::threads::end_process(LOST_PLACE, errno);
+    }
+    advise_alike(block, range);
+    true
+}
+
+/// The same in guest RAM, where the fresh memory traps.
 ///
 /// # Safety
 /// What `range` held is aside; the fault thread serves when the turn is over.
 pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
-    if is_mapped(range) {
-        return false;
-    }
-    let over = Over { range, reserve: block.reserve };
-    if let Err(errno) = over.map_fresh_into_hole() {
-        host.end(LOST_PLACE, errno);
-    }
     // SAFETY: as the caller promises.
-    unsafe { make_trap(host, block, range) };
-    true
-}
-
-/// Fresh memory has just been mapped over `range`: makes it like the rest of its block, and has it
-/// trap.
-///
-/// # Safety
-/// The fault thread serves when the turn is over.
-pub(crate) unsafe fn make_trap(host: &Host, block: &Block, range: Range) {
-    for advice in block.own_advice() {
-        // SAFETY: this advice discards nothing, and the memory is fresh.
-        let _ = unsafe { advise(range, advice) };
+    if !unsafe { refill(block, range) } {
+        return false;
     }
     // SAFETY: as the caller promises.
     if let Err(errno) = unsafe { host.uffd.register(range) } {
@@ -266,5 +263,34 @@ pub(crate) unsafe fn make_trap(host: &Host, block: &Block, range: Range) {
     // Who touched it before it was registered has seen zeros.
     if host.pagemap.populated(range) != Ok(0) {
         host.end("guest memory was touched while it was missing", Errno::EXIST);
+    }
+    true
+}
+
+/// Maps fresh memory over what is mapped from a pool, whose content nobody needs any more. Answers
+/// whether no page of the pool is there now.
+///
+/// # Safety
+/// The pages of `range` are merged, and QEMU discards them.
+pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
+    let over = Over { range, reserve: block.reserve };
+    // SAFETY: as the caller promises.
+    let is_fresh = match unsafe { over.map_fresh() } {
+        Ok(()) => {
+            advise_alike(block, range);
+            true
+        }
+        // SAFETY: as the caller promises.
+        Err(_) => unsafe { refill(block, range) },
+    };
+    let of_file = || tracker::pagemap().map(|pagemap| pagemap.of_file(range));
+    is_fresh && of_file().is_some_and(|found| found.is_ok_and(|pages| pages.is_empty()))
+}
+
+/// Fresh memory is treated by the kernel as the rest of its block is.
+fn advise_alike(block: &Block, range: Range) {
+    for advice in block.own_advice() {
+        // SAFETY: this advice discards nothing, and the memory is fresh.
+        let _ = unsafe { advise(range, advice) };
     }
 }

@@ -14,13 +14,14 @@ use protocol::layout::GiveBack;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use sys::faults::{self, Call, NOWHERE};
 use sys::memory_map::Range;
-use sys::userfaultfd::Userfaultfd;
+use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
 
 use crate::descriptors::Guarded;
 use crate::engine::{self, ENGINE};
 use crate::fault_thread::{self, Reader};
 use crate::qemu;
 use crate::time::now;
+use crate::tracker::page_of;
 use crate::transitions::late;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -87,7 +88,7 @@ pub(crate) fn ring() {
     }
 }
 
-/// The thread's body. It waits for nothing that it watches: a lock that is not to be had in time is
+/// The thread's body. It takes the lock only when that is to be had in time; otherwise that is
 /// counted.
 pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
@@ -116,6 +117,12 @@ pub(crate) fn run() {
         let Some(mut engine) = ENGINE.lock_within(SLOW_FAULT) else {
             STALLS.fetch_add(1, Ordering::Relaxed);
             NOT_WOKEN.fetch_or(not_woken, Ordering::AcqRel);
+            if nobody_reads {
+                // Whoever holds the lock may wait for just that. Who traps here traps again.
+                let mut faults = [Fault::default(); MAX_FAULTS];
+                let read = uffd.read_faults(&mut faults).unwrap_or(0);
+                faults[..read].iter().for_each(|fault| wake(uffd, page_of(fault.address)));
+            }
             continue;
         };
         engine.bring_home_late_pages();

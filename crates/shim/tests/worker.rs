@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::{GRANULE, StandIn, Worker, by_name, connect, receive};
 use protocol::layout::{Counter, GiveBack};
-use protocol::{Answer, Refusal, Request, State, Tracking, VERSION};
+use protocol::{Answer, Refusal, Request, State, Tracking, VERSION, most_revoked};
 
 const MIB: u32 = 64;
 const GRANULES: u32 = MIB * 256 / GRANULE;
@@ -89,15 +89,16 @@ fn traps_that_nobody_reads_are_counted_as_lost() {
     worker.ask(&Request::Track(Tracking { granule_pages: 1, ..by_name() }));
     worker.traps();
     let began = worker.count(Counter::Traps);
-    for _ in 0..5 {
-        for first in (0..MIB * 256).step_by(2048) {
+    let at_once = most_revoked(1);
+    for _ in 0..10 {
+        for first in (0..at_once).step_by(2048) {
             worker.revoke(first..first + 2048);
         }
         stand_in.expect_beside(&worker, "check 0 1");
     }
     let made = worker.count(Counter::Traps) - began;
     let (read, drained) = worker.traps();
-    assert_eq!(made, 5 * 16384);
+    assert_eq!(made, 10 * u64::from(at_once));
     assert_eq!(read.len() as u64 + drained.lost, made);
     assert!(drained.lost > 0);
 }

@@ -210,11 +210,11 @@ impl Untouched {
         })?;
         let start = start.addr() as u64;
         let used = Range { start: start + PAGE_BYTES, len };
-        let new = Self { whole: Range { start, len: whole_len }, used };
-        // A border on both sides: it must not become one mapping with what the process has touched.
+        // A border on both sides: it must not become one mapping with what the process has touched. If this fails the
+        // kernel may have unmapped it, and others may be there by now: so the addresses are left alone.
         // SAFETY: reserved just now.
         unsafe { Over { range: used, reserve }.map_fresh() }?;
-        Ok(new)
+        Ok(Self { whole: Range { start, len: whole_len }, used })
     }
 
     /// Where it is.

@@ -44,13 +44,16 @@ pub(crate) trait Kernel {
     fn end(&self, what: &str, errno: Errno) -> !;
 }
 
-/// What replacing pages asks of it beside.
-pub(crate) trait Fresh {
-    /// The kernel under it.
+/// Who asks more than a [`Kernel`] is asked, on one.
+pub(crate) trait HasKernel {
+    /// That one.
     type Kernel: Kernel;
 
     fn kernel(&self) -> &Self::Kernel;
+}
 
+/// What replacing pages asks beside.
+pub(crate) trait Fresh: HasKernel {
     /// Maps memory that nobody has touched and that traps over `home`; answers whether it is
     /// mapped. If not, nothing has changed.
     ///
@@ -59,8 +62,8 @@ pub(crate) trait Fresh {
     unsafe fn map_fresh(&self, home: Range) -> bool;
 }
 
-/// What merging asks of it beside.
-pub(crate) trait Mapper: Fresh {
+/// What merging asks beside.
+pub(crate) trait Mapper: HasKernel {
     /// What the pages of `aside` that can be read hold: one verdict each.
     fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]);
 

@@ -312,13 +312,15 @@ impl Kernel for Model<'_> {
     }
 }
 
-impl Fresh for Model<'_> {
+impl HasKernel for Model<'_> {
     type Kernel = Self;
 
     fn kernel(&self) -> &Self {
         self
     }
+}
 
+impl Fresh for Model<'_> {
     unsafe fn map_fresh(&self, home: Range) -> bool {
         self.others();
         if self.fault(1) > 0 {
