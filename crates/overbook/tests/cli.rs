@@ -77,7 +77,10 @@ fn working_sets_and_what_they_cost_are_shown() {
     assert!(status.lines().any(|line| line.starts_with("web-1") && line.contains("150 MiB")));
     let vm = says(&server, &["vm", "web-1"]);
     assert!(vm.contains("host view: working set  150 MiB, 20 MiB of it in its swap\n"), "{vm}");
-    assert!(vm.contains("tracking                0.95 % of one vCPU and 210 traps/s in the last"), "{vm}");
+    assert!(
+        vm.contains("tracking                0.95 % of one vCPU and 210 traps/s in the last"),
+        "{vm}"
+    );
     let group = says(&server, &["group", "web"]);
     assert!(group.contains("worker of web: process 4711, 6 MiB, 1.5 s of CPU time"), "{group}");
 }
