@@ -11,12 +11,13 @@ use std::{
 };
 
 /// The crates in order; each may need only those before it.
-const ORDER: [&str; 13] = [
+const ORDER: [&str; 14] = [
     "overbook-model",
     "overbook-policy",
     "overbook-pages",
     "overbook-sys",
     "overbook-protocol",
+    "overbook-pageserver",
     "overbook-shim",
     "overbook-stand-in",
     "overbook-tracer",

@@ -27,6 +27,7 @@ pub mod procfs;
 pub mod remote_memory;
 pub mod seqpacket;
 pub mod shared_memory;
+pub mod slab;
 pub mod threads;
 pub mod tsc;
 pub mod userfaultfd;

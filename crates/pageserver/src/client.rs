@@ -1,0 +1,333 @@
+//! A client of one export: many requests under way on one connection.
+//!
+//! Whoever asks adds to a buffer and wakes the connection's task, which sends all that was added
+//! since it ran last. So requests that come together travel together.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use futures_util::task::AtomicWaker;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::oneshot;
+
+use crate::buffer::Incoming;
+use crate::nbd::dialogue::{Dialogue, Step, Wanted};
+use crate::nbd::in_flight::{Brought, InFlight};
+use crate::nbd::negotiation::Session;
+use crate::nbd::reply::Extent;
+use crate::nbd::request::{Command, Request};
+use crate::nbd::{Errno, ProtocolError};
+use crate::tls::Connector;
+
+/// Why a request came to nothing.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The server says so.
+    #[error("the server answers: {0}")]
+    Refused(#[from] Errno),
+    /// There is no connection any more.
+    #[error("no connection: {0}")]
+    Gone(String),
+    /// The server breaks the protocol.
+    #[error(transparent)]
+    Protocol(#[from] ProtocolError),
+}
+
+impl From<io::Error> for ClientError {
+    fn from(error: io::Error) -> Self {
+        Self::Gone(error.to_string())
+    }
+}
+
+/// Asks things of an export. Cheap to clone.
+#[derive(Clone)]
+pub struct Client {
+    shared: Arc<Shared>,
+    session: Session,
+}
+
+/// Carries what clients ask; nothing happens unless it is polled.
+pub struct Connection<S> {
+    shared: Arc<Shared>,
+    stream: S,
+    input: Incoming,
+    /// What is being sent.
+    out: Vec<u8>,
+    sent: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    waker: AtomicWaker,
+}
+
+#[derive(Default)]
+struct State {
+    in_flight: InFlight,
+    waiting: HashMap<u64, oneshot::Sender<Result<Brought, ClientError>>>,
+    /// What is to be sent next.
+    out: Vec<u8>,
+    /// Why there is no connection any more.
+    gone: Option<ClientError>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, why: ClientError) {
+        let waiting = {
+            let mut state = self.state();
+            state.gone.get_or_insert_with(|| why.clone());
+            std::mem::take(&mut state.waiting)
+        };
+        for sender in waiting.into_values() {
+            // Whoever asked may have given up.
+            let _ = sender.send(Err(why.clone()));
+        }
+    }
+}
+
+/// Chooses an export of the server at the other end of `stream`. With `tls`, only after a handshake
+/// with a server of that name; [`Wanted::tls`] must say so, too.
+///
+/// # Errors
+///
+/// The stream's, the server's refusals, and what it does against the protocol.
+pub async fn connect<S>(
+    mut stream: S,
+    wanted: Wanted,
+) -> Result<(Client, Connection<S>), ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut dialogue = Dialogue::new(wanted);
+    let mut input = Incoming::default();
+    match talk(&mut stream, &mut dialogue, &mut input, Vec::new()).await? {
+        Some(session) => Ok(ready(stream, session, input)),
+        None => Err(ProtocolError::Broken("TLS is wanted, and nobody is there to do it").into()),
+    }
+}
+
+/// As [`connect`], by TLS with the server `host`.
+///
+/// # Errors
+///
+/// As there, and those of TLS.
+pub async fn connect_tls<S>(
+    mut stream: S,
+    name: String,
+    status: bool,
+    (connector, host): (&Connector, &str),
+) -> Result<(Client, Connection<tokio_rustls::client::TlsStream<S>>), ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    const ODD: ProtocolError = ProtocolError::Broken("the server goes on without TLS");
+    let mut dialogue = Dialogue::new(Wanted { name, tls: true, status });
+    let mut input = Incoming::default();
+    if talk(&mut stream, &mut dialogue, &mut input, Vec::new()).await?.is_some() {
+        return Err(ODD.into());
+    }
+    input.clear();
+    let mut stream = connector.connect(host, stream).await?;
+    let mut out = Vec::new();
+    dialogue.secured(&mut out);
+    let session = talk(&mut stream, &mut dialogue, &mut input, out).await?.ok_or(ODD)?;
+    Ok(ready(stream, session, input))
+}
+
+/// Talks until there is a session, or TLS is next.
+async fn talk(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    dialogue: &mut Dialogue,
+    input: &mut Incoming,
+    mut out: Vec<u8>,
+) -> Result<Option<Session>, ClientError> {
+    loop {
+        while let Some((length, step)) = dialogue.advance(input.bytes(), &mut out)? {
+            input.consume(length);
+            match step {
+                Step::Next => {}
+                Step::StartTls => return Ok(None),
+                Step::Ready(session) => return Ok(Some(session)),
+            }
+        }
+        stream.write_all(&out).await?;
+        stream.flush().await?;
+        out.clear();
+        if poll_fn(|context| input.poll_fill(Pin::new(&mut *stream), context)).await? == 0 {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+    }
+}
+
+fn ready<S>(stream: S, session: Session, input: Incoming) -> (Client, Connection<S>) {
+    let shared = Arc::new(Shared::default());
+    let connection = Connection { shared: shared.clone(), stream, input, out: Vec::new(), sent: 0 };
+    (Client { shared, session }, connection)
+}
+
+impl Client {
+    /// What was agreed on.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Reads `length` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The server's, and those of the connection.
+    pub async fn read(&self, offset: u64, length: u32) -> Result<Vec<u8>, ClientError> {
+        match self.ask(Command::Read, 0, (offset, length), &[]).await? {
+            Brought::Data(data) => Ok(data),
+            _ => Err(ODD_KIND.into()),
+        }
+    }
+
+    /// Writes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::read`].
+    pub async fn write(&self, offset: u64, data: &[u8]) -> Result<(), ClientError> {
+        let length = u32::try_from(data.len()).map_err(|_| Errno::Overflow)?;
+        self.ask(Command::Write, 0, (offset, length), data).await.map(|_| ())
+    }
+
+    /// Does something else: `command` with `flags` to `length` bytes at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::read`].
+    pub async fn order(
+        &self,
+        command: Command,
+        flags: u16,
+        offset: u64,
+        length: u32,
+    ) -> Result<(), ClientError> {
+        self.ask(command, flags, (offset, length), &[]).await.map(|_| ())
+    }
+
+    /// Asks which parts of a range hold nothing.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::read`].
+    pub async fn extents(&self, offset: u64, length: u32) -> Result<Vec<Extent>, ClientError> {
+        match self.ask(Command::BlockStatus, 0, (offset, length), &[]).await? {
+            Brought::Extents(extents) => Ok(extents),
+            _ => Err(ODD_KIND.into()),
+        }
+    }
+
+    /// So many requests are not answered yet.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.shared.state().in_flight.len()
+    }
+
+    async fn ask(
+        &self,
+        command: Command,
+        flags: u16,
+        (offset, length): (u64, u32),
+        data: &[u8],
+    ) -> Result<Brought, ClientError> {
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut state = self.shared.state();
+            if let Some(gone) = &state.gone {
+                return Err(gone.clone());
+            }
+            let cookie = state.in_flight.ask(command, offset, length);
+            let request = Request { flags, command: Some(command), cookie, offset, length };
+            request.encode(&mut state.out);
+            state.out.extend_from_slice(data);
+            state.waiting.insert(cookie, sender);
+        }
+        self.shared.waker.wake();
+        receiver.await.unwrap_or_else(|_| Err(ClientError::Gone("it has ended".to_owned())))
+    }
+}
+
+const ODD_KIND: ProtocolError = ProtocolError::Broken("a reply is of another kind than asked for");
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// Carries requests and replies until the connection ends. Whoever waits then, and whoever asks
+    /// afterwards, is told why.
+    pub async fn run(mut self) -> ClientError {
+        let error = poll_fn(|context| {
+            self.shared.waker.register(context.waker());
+            match self.pass(context) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(error),
+            }
+        })
+        .await;
+        self.shared.end(error.clone());
+        error
+    }
+
+    /// Does what can be done without waiting.
+    fn pass(&mut self, context: &mut Context<'_>) -> Result<(), ClientError> {
+        loop {
+            self.send(context)?;
+            match self.input.poll_fill(Pin::new(&mut self.stream), context)? {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(0) => {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
+                Poll::Ready(_) => self.hear()?,
+            }
+        }
+    }
+
+    fn send(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        loop {
+            if self.sent == self.out.len() {
+                self.out.clear();
+                self.sent = 0;
+                std::mem::swap(&mut self.out, &mut self.shared.state().out);
+                if self.out.is_empty() {
+                    let _ = Pin::new(&mut self.stream).poll_flush(context)?;
+                    return Ok(());
+                }
+            }
+            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.sent..])? {
+                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(n) => self.sent += n,
+                Poll::Pending => return Ok(()),
+            }
+        }
+    }
+
+    fn hear(&mut self) -> Result<(), ClientError> {
+        let mut state = self.shared.state();
+        while let Some((length, finished)) = state.in_flight.advance(self.input.bytes())? {
+            self.input.consume(length);
+            let Some(finished) = finished else { continue };
+            if let Some(sender) = state.waiting.remove(&finished.cookie) {
+                // Whoever asked may have given up.
+                let _ = sender.send(finished.result.map_err(ClientError::from));
+            }
+        }
+        self.input.expect(state.in_flight.expects(self.input.bytes()));
+        Ok(())
+    }
+}
+
+impl<S> Drop for Connection<S> {
+    fn drop(&mut self) {
+        self.shared.end(ClientError::Gone("it has ended".to_owned()));
+    }
+}

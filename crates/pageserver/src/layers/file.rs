@@ -1,0 +1,235 @@
+//! `file`: content in a file or on a disk of this host.
+//!
+//! What lies in the page cache is read at once; everything else is done by threads that may wait
+//! for the disk. A write is done when the kernel has it: no process that dies loses it. So that a
+//! guest that swaps fast cannot fill this host's memory with what is not yet on the disk, no more
+//! than [`MOST_DIRTY`] may be; then writes wait for the disk. And what is on the disk leaves the
+//! page cache: a host that is short of memory has none for copies of swap.
+//!
+//! The kernel tells of a failed write once, and may drop what it could not write: from then on the
+//! file may hold old content, so nothing is read from it or written to it any more.
+
+use std::fs::{File as Handle, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::fs::{Advice, FallocateFlags, SeekFrom};
+use rustix::io::ReadWriteFlags;
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
+
+use crate::layer::{Answer, Layer, Read, Zeros};
+use crate::nbd::Errno;
+use crate::nbd::reply::Extent;
+
+/// So much is written before the disk is asked to catch up, in bytes.
+const MOST_DIRTY: u64 = 64 << 20;
+/// Most extents in one answer.
+const MOST_EXTENTS: usize = 1024;
+
+/// Content in a file.
+#[derive(Debug)]
+pub struct File {
+    path: PathBuf,
+    size: u64,
+    open: Arc<Open>,
+    /// Held by whoever makes the disk catch up.
+    catching_up: Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Open {
+    handle: Handle,
+    /// Bytes written since the disk last caught up.
+    dirty: AtomicU64,
+    /// The disk has failed.
+    failed: AtomicBool,
+}
+
+impl File {
+    /// Opens a file or disk. A file becomes `size` bytes long, and all of it is allocated, so that a
+    /// full disk is found out now and not at a guest's write.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's: no such file, no room, no such rights.
+    pub fn create(path: &Path, size: u64) -> io::Result<Self> {
+        let handle =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        if handle.metadata()?.is_file() {
+            handle.set_len(size)?;
+            rustix::fs::fallocate(&handle, FallocateFlags::empty(), 0, size)?;
+        }
+        Ok(Self::of(path, handle, size))
+    }
+
+    /// Opens a file or disk as it is.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's: no such file, no such rights.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let handle = OpenOptions::new().read(true).write(true).open(path)?;
+        let size = rustix::fs::seek(&handle, SeekFrom::End(0))?;
+        Ok(Self::of(path, handle, size))
+    }
+
+    fn of(path: &Path, handle: Handle, size: u64) -> Self {
+        let open = Open { handle, dirty: AtomicU64::new(0), failed: AtomicBool::new(false) };
+        Self { path: path.to_owned(), size, open: Arc::new(open), catching_up: Mutex::new(()) }
+    }
+
+    /// Does something that may wait for the disk.
+    async fn slowly<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&Open) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, Errno> {
+        let open = self.open.clone();
+        let done = spawn_blocking(move || {
+            open.usable()?;
+            what(&open)
+        });
+        done.await.map_err(|_| Errno::Io)?.map_err(|error| errno(&error))
+    }
+
+    /// Waits until there is room for more that is not on the disk.
+    async fn catch_up(&self, most: u64) -> Result<(), Errno> {
+        if self.open.dirty.load(Ordering::Relaxed) <= most {
+            return Ok(());
+        }
+        let _one_at_a_time = self.catching_up.lock().await;
+        if self.open.dirty.load(Ordering::Relaxed) <= most {
+            return Ok(());
+        }
+        self.slowly(Open::sync).await
+    }
+}
+
+impl Open {
+    fn usable(&self) -> io::Result<()> {
+        if self.failed.load(Ordering::Relaxed) {
+            return Err(io::Error::other("the disk has failed before"));
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let dirty = self.dirty.load(Ordering::Relaxed);
+        self.handle.sync_data().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
+        self.dirty.fetch_sub(dirty, Ordering::Relaxed);
+        // It is a request, and what is refused costs memory only.
+        let _ = rustix::fs::fadvise(&self.handle, 0, None, Advice::DontNeed);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.dirty.fetch_add(data.len() as u64, Ordering::Relaxed);
+        self.handle.write_all_at(data, offset)
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> io::Result<()> {
+        let flags = match zeros {
+            Zeros::Trim => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Zeros::Write => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+        };
+        match rustix::fs::fallocate(&self.handle, flags, offset, length) {
+            Err(rustix::io::Errno::OPNOTSUPP) if zeros == Zeros::Trim => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => self.write_zeros(offset, length),
+            done => Ok(done?),
+        }
+    }
+
+    fn write_zeros(&self, offset: u64, length: u64) -> io::Result<()> {
+        let zeros = [0; 64 << 10];
+        let mut at = 0;
+        while at < length {
+            let n = (length - at).min(zeros.len() as u64);
+            self.write(offset + at, &zeros[..usize::try_from(n).unwrap_or(zeros.len())])?;
+            at += n;
+        }
+        Ok(())
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT) => Errno::NoSpace,
+        Some(rustix::io::Errno::NOMEM) => Errno::NoMemory,
+        _ => Errno::Io,
+    }
+}
+
+impl Layer for File {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn describe(&self) -> String {
+        format!("file {}", self.path.display())
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        if self.open.usable().is_err() {
+            return Read::Now(Err(Errno::Io));
+        }
+        let length = into.len();
+        let handle = self.open.handle.as_fd();
+        let slice = &mut [io::IoSliceMut::new(into)];
+        if rustix::io::preadv2(handle, slice, offset, ReadWriteFlags::NOWAIT) == Ok(length) {
+            return Read::Now(Ok(()));
+        }
+        Read::Later(Box::pin(async move {
+            self.slowly(move |open| {
+                let mut data = vec![0; length];
+                open.handle.read_exact_at(&mut data, offset)?;
+                Ok(data)
+            })
+            .await
+        }))
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        let data = data.to_vec();
+        Answer::Later(Box::pin(async move {
+            self.catch_up(MOST_DIRTY).await?;
+            self.slowly(move |open| open.write(offset, &data)).await
+        }))
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        Answer::Later(Box::pin(self.slowly(move |open| open.zero(offset, length, zeros))))
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        Answer::Later(Box::pin(async {
+            let _one_at_a_time = self.catching_up.lock().await;
+            self.slowly(Open::sync).await
+        }))
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        let mut extents = Vec::new();
+        let end = offset + u64::from(length);
+        let mut at = offset;
+        while at < end && extents.len() < MOST_EXTENTS {
+            let data = rustix::fs::seek(&self.open.handle, SeekFrom::Data(at));
+            let (is_hole, until) = match data {
+                Ok(data) if data > at => (true, data),
+                Ok(_) => {
+                    let hole = rustix::fs::seek(&self.open.handle, SeekFrom::Hole(at));
+                    (false, hole.unwrap_or(end))
+                }
+                Err(rustix::io::Errno::NXIO) => (true, end),
+                Err(_) => (false, end),
+            };
+            let until = until.clamp(at + 1, end);
+            extents.push(Extent { length: u32::try_from(until - at).unwrap_or(length), is_hole });
+            at = until;
+        }
+        extents
+    }
+}

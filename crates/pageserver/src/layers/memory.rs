@@ -1,0 +1,254 @@
+//! `memory`: content in this process' own memory, for as long as it runs.
+//!
+//! In slabs of 16 MiB, each with a lock of its own, which come into being at their first write, or
+//! were there before ([`Memory::of`]). A bit per page says what was written: what was not
+//! is a hole, and reads as zeros without being touched. A slab can be taken back: from then on
+//! nothing can be read there or written.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sys::slab::Slab;
+
+use crate::layer::{Answer, Layer, Read, Zeros};
+use crate::nbd::Errno;
+use crate::nbd::reply::Extent;
+
+/// Size of a slab, in bytes.
+pub const SLAB: usize = 16 << 20;
+const PAGE: usize = 4096;
+const PAGES: usize = SLAB / PAGE;
+
+/// Content in memory.
+#[derive(Debug)]
+pub struct Memory {
+    size: u64,
+    slabs: Vec<Mutex<State>>,
+}
+
+/// What became of a slab.
+#[derive(Debug)]
+enum State {
+    /// Nothing was written there.
+    Empty,
+    /// Something may have been.
+    There(Pages),
+    /// It was taken back.
+    Gone,
+}
+
+/// A slab, and what of it was written.
+#[derive(Debug)]
+struct Pages {
+    slab: Slab,
+    written: Box<[u64; PAGES / 64]>,
+}
+
+/// The part of a request that lies in one slab.
+#[derive(Clone, Copy)]
+struct Part {
+    slab: usize,
+    begin: usize,
+    length: usize,
+}
+
+impl Memory {
+    /// Of this size in bytes; all of it reads as zeros.
+    #[must_use]
+    pub fn new(size: u64) -> Self {
+        let slabs = size.div_ceil(SLAB as u64);
+        Self { size, slabs: (0..slabs).map(|_| Mutex::new(State::Empty)).collect() }
+    }
+
+    /// In these slabs, which are of [`SLAB`] bytes and hold zeros.
+    #[must_use]
+    pub fn of(slabs: Vec<Slab>) -> Self {
+        let size = (slabs.len() * SLAB) as u64;
+        let there = |slab| Mutex::new(State::There(Pages::of(slab)));
+        Self { size, slabs: slabs.into_iter().map(there).collect() }
+    }
+
+    /// Gives the last slab that is there back to the host; answers whether there was one.
+    pub fn take_back_last(&self) -> bool {
+        (0..self.slabs.len()).rev().any(|slab| self.take(slab).is_some())
+    }
+
+    /// Takes all slabs out; nothing can be read or written any more.
+    pub fn empty(&self) -> Vec<Slab> {
+        (0..self.slabs.len()).filter_map(|slab| self.take(slab)).collect()
+    }
+
+    fn take(&self, slab: usize) -> Option<Slab> {
+        match std::mem::replace(&mut *self.slab(slab), State::Gone) {
+            State::There(pages) => Some(pages.slab),
+            State::Empty | State::Gone => None,
+        }
+    }
+
+    /// So many slabs are there.
+    #[must_use]
+    pub fn there(&self) -> usize {
+        let there = |slab: &usize| matches!(*self.slab(*slab), State::There(_));
+        (0..self.slabs.len()).filter(there).count()
+    }
+
+    fn slab(&self, slab: usize) -> MutexGuard<'_, State> {
+        self.slabs[slab].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Divides a range by slabs.
+fn parts(offset: u64, length: u64) -> impl Iterator<Item = Part> {
+    let end = offset + length;
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let begin = at % SLAB as u64;
+        let length = (SLAB as u64 - begin).min(end - at);
+        let slab = at / SLAB as u64;
+        at += length;
+        let fits = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        (length > 0).then(|| Part { slab: fits(slab), begin: fits(begin), length: fits(length) })
+    })
+}
+
+impl Pages {
+    fn of(slab: Slab) -> Self {
+        Self { slab, written: Box::new([0; PAGES / 64]) }
+    }
+
+    fn is_written(&self, page: usize) -> bool {
+        self.written[page / 64] & (1 << (page % 64)) != 0
+    }
+
+    fn set(&mut self, page: usize, is_written: bool) {
+        let bit = 1 << (page % 64);
+        if is_written {
+            self.written[page / 64] |= bit;
+        } else {
+            self.written[page / 64] &= !bit;
+        }
+    }
+
+    fn read(&self, begin: usize, into: &mut [u8]) {
+        let mut rest = into;
+        let mut at = begin;
+        while !rest.is_empty() {
+            let length = (PAGE - at % PAGE).min(rest.len());
+            let (part, after) = rest.split_at_mut(length);
+            if self.is_written(at / PAGE) {
+                part.copy_from_slice(&self.slab.bytes()[at..at + length]);
+            } else {
+                part.fill(0);
+            }
+            (rest, at) = (after, at + length);
+        }
+    }
+
+    fn write(&mut self, begin: usize, data: &[u8]) {
+        self.slab.bytes_mut()[begin..begin + data.len()].copy_from_slice(data);
+        for page in begin / PAGE..(begin + data.len()).div_ceil(PAGE) {
+            self.set(page, true);
+        }
+    }
+
+    /// Whole pages are given back; what is left of others becomes zeros.
+    fn zero(&mut self, begin: usize, length: usize) {
+        let end = begin + length;
+        let whole = begin.next_multiple_of(PAGE)..end / PAGE * PAGE;
+        if whole.start >= whole.end {
+            self.slab.bytes_mut()[begin..end].fill(0);
+            return;
+        }
+        self.slab.bytes_mut()[begin..whole.start].fill(0);
+        self.slab.bytes_mut()[whole.end..end].fill(0);
+        if self.slab.discard(whole.clone()).is_err() {
+            // It is pinned, and keeps its pages.
+            self.slab.bytes_mut()[whole.clone()].fill(0);
+        }
+        for page in whole.start / PAGE..whole.end / PAGE {
+            self.set(page, false);
+        }
+    }
+}
+
+impl Layer for Memory {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn describe(&self) -> String {
+        "memory".to_owned()
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        let mut rest = into;
+        for part in parts(offset, rest.len() as u64) {
+            let (now, after) = rest.split_at_mut(part.length);
+            match &*self.slab(part.slab) {
+                State::There(pages) => pages.read(part.begin, now),
+                State::Empty => now.fill(0),
+                State::Gone => return Read::Now(Err(Errno::Io)),
+            }
+            rest = after;
+        }
+        Read::Now(Ok(()))
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        let mut rest = data;
+        for part in parts(offset, data.len() as u64) {
+            let (now, after) = rest.split_at(part.length);
+            let mut slab = self.slab(part.slab);
+            if let State::Empty = *slab {
+                match Slab::new(SLAB) {
+                    Ok(new) => *slab = State::There(Pages::of(new)),
+                    Err(_) => return Answer::Now(Err(Errno::NoMemory)),
+                }
+            }
+            match &mut *slab {
+                State::There(pages) => pages.write(part.begin, now),
+                State::Empty | State::Gone => return Answer::Now(Err(Errno::Io)),
+            }
+            rest = after;
+        }
+        Answer::Now(Ok(()))
+    }
+
+    fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
+        for part in parts(offset, length) {
+            let mut slab = self.slab(part.slab);
+            match &mut *slab {
+                State::There(pages) => pages.zero(part.begin, part.length),
+                State::Empty => {}
+                State::Gone => return Answer::Now(Err(Errno::Io)),
+            }
+        }
+        Answer::Now(Ok(()))
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        Answer::Now(Ok(()))
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        for part in parts(offset, length.into()) {
+            let slab = self.slab(part.slab);
+            let mut at = part.begin;
+            while at < part.begin + part.length {
+                let length = (PAGE - at % PAGE).min(part.begin + part.length - at);
+                let is_hole = match &*slab {
+                    State::There(pages) => !pages.is_written(at / PAGE),
+                    State::Empty => true,
+                    State::Gone => false,
+                };
+                let length = u32::try_from(length).unwrap_or(u32::MAX);
+                match extents.last_mut().filter(|last| last.is_hole == is_hole) {
+                    Some(last) => last.length += length,
+                    None => extents.push(Extent { length, is_hole }),
+                }
+                at += length as usize;
+            }
+        }
+        extents
+    }
+}

@@ -1,0 +1,341 @@
+//! `remote`: pages in the memory of other hosts.
+//!
+//! A table says where each page lies: in which repository, and where in the lease that was had
+//! there. A new page goes to the repository with the most room. When a connection breaks, all that
+//! lay there is forgotten; a task connects anew, and what is written from then on has room there
+//! again. Reads of what is not there, and all that a repository does not answer, are errors.
+//!
+//! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
+//! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
+//! what a page must be.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, try_join_all};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::client::{self, Client, ClientError};
+use crate::layer::{Answer, Layer, Read, Zeros};
+use crate::layers::memory::SLAB;
+use crate::layers::seal::PAGE;
+use crate::nbd::Errno;
+use crate::nbd::dialogue::Wanted;
+use crate::repository::LEASE;
+use crate::tls::Connector;
+
+/// How long it is waited before a repository is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Pages that share a lock.
+const SHARD: usize = 4096;
+
+/// Where a repository listens.
+#[derive(Clone)]
+pub enum Address {
+    /// On this host.
+    Unix(std::path::PathBuf),
+    /// On another one: name or address and port.
+    Tcp(String, Option<Connector>),
+}
+
+/// Where a page lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    repository: u16,
+    /// Of which lease there.
+    lease: u32,
+    /// Page of the lease.
+    page: u32,
+}
+
+/// Pages in other hosts' memory.
+pub struct Remote {
+    size: u64,
+    places: Vec<Mutex<Box<[Option<Place>]>>>,
+    repositories: Vec<Arc<Repository>>,
+    /// New pages go there.
+    admits: AtomicBool,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// One repository, as it is seen from here.
+struct Repository {
+    address: Address,
+    /// Slabs that are wanted.
+    slabs: u64,
+    lease: Mutex<Option<Lease>>,
+    leases: AtomicU32,
+}
+
+/// What is had of a repository.
+struct Lease {
+    number: u32,
+    client: Client,
+    /// Pages that hold nothing; the first ones are at the end.
+    free: Vec<u32>,
+}
+
+/// Pages that lie side by side here and there.
+struct Run {
+    client: Client,
+    /// In bytes.
+    at: u64,
+    /// Pages of the request.
+    pages: std::ops::Range<usize>,
+}
+
+impl Remote {
+    /// Of `size` bytes, in these repositories, of each of which so much is wanted as all of it
+    /// needs. Connects in the background.
+    #[must_use]
+    pub fn new(size: u64, addresses: Vec<Address>) -> Self {
+        let slabs = size.div_ceil(SLAB as u64);
+        let repository = |address| {
+            let (lease, leases) = (Mutex::new(None), AtomicU32::new(0));
+            Arc::new(Repository { address, slabs, lease, leases })
+        };
+        let repositories: Vec<_> = addresses.into_iter().map(repository).collect();
+        let tasks = repositories.iter().cloned().map(|r| tokio::spawn(r.keep_connected()));
+        let pages = usize::try_from(size / PAGE as u64).unwrap_or(usize::MAX);
+        let shard = |_| Mutex::new(vec![None; SHARD].into_boxed_slice());
+        Self {
+            size,
+            places: (0..pages.div_ceil(SHARD)).map(shard).collect(),
+            tasks: tasks.collect(),
+            repositories,
+            admits: AtomicBool::new(true),
+        }
+    }
+
+    /// Whether new pages are to go there.
+    pub fn admit(&self, admits: bool) {
+        self.admits.store(admits, Ordering::Relaxed);
+    }
+
+    /// So many repositories are connected.
+    #[must_use]
+    pub fn connected(&self) -> usize {
+        self.repositories.iter().filter(|repository| repository.lease().is_some()).count()
+    }
+
+    /// So many pages lie in repositories that are connected.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        let shards = self.places.iter().map(|shard| {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.iter().flatten().filter(|place| self.client(place).is_some()).count() as u64
+        });
+        shards.sum()
+    }
+
+    fn place<T>(&self, page: u64, what: impl FnOnce(&mut Option<Place>) -> T) -> T {
+        let page = usize::try_from(page).unwrap_or(usize::MAX);
+        let mut shard = self.places[page / SHARD].lock().unwrap_or_else(PoisonError::into_inner);
+        what(&mut shard[page % SHARD])
+    }
+
+    /// Whom to ask for what lies there; `None`: it is lost.
+    fn client(&self, place: &Place) -> Option<Client> {
+        let lease = self.repositories[usize::from(place.repository)].lease();
+        lease.as_ref().filter(|lease| lease.number == place.lease).map(|l| l.client.clone())
+    }
+
+    /// A place that holds nothing, in the repository with the most room.
+    fn find_room(&self) -> Option<Place> {
+        let room = |repository: &Repository| repository.lease().as_ref().map(|l| l.free.len());
+        let repositories = self.repositories.iter().enumerate();
+        let (index, repository) = repositories.max_by_key(|(_, repository)| room(repository))?;
+        let mut lease = repository.lease();
+        let lease = lease.as_mut()?;
+        let page = lease.free.pop()?;
+        Some(Place { repository: u16::try_from(index).ok()?, lease: lease.number, page })
+    }
+
+    /// What lay there does not any more.
+    fn free(&self, place: Place) {
+        let mut lease = self.repositories[usize::from(place.repository)].lease();
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == place.lease) {
+            lease.free.push(place.page);
+        }
+    }
+
+    /// Where these pages lie, in runs; `None`: one of them is not there, or `place` has none for it.
+    fn runs(
+        &self,
+        pages: impl Iterator<Item = u64>,
+        mut place: impl FnMut(u64) -> Option<Place>,
+    ) -> Option<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut last: Option<Place> = None;
+        for (i, page) in pages.enumerate() {
+            let found = place(page)?;
+            let follows = last.is_some_and(|last| Place { page: last.page + 1, ..last } == found);
+            match runs.last_mut().filter(|_| follows) {
+                Some(run) => run.pages.end = i + 1,
+                None => runs.push(Run {
+                    client: self.client(&found)?,
+                    at: u64::from(found.page) * PAGE as u64,
+                    pages: i..i + 1,
+                }),
+            }
+            last = Some(found);
+        }
+        Some(runs)
+    }
+
+    /// A place for a page that is written anew: the one that it has, if that is not lost.
+    fn place_for(&self, page: u64) -> Option<Place> {
+        let has = self.place(page, |place| *place);
+        if has.is_some_and(|place| self.client(&place).is_some()) {
+            return has;
+        }
+        let found = self.find_room();
+        self.place(page, |place| *place = found);
+        found
+    }
+
+    fn forget(&self, pages: impl Iterator<Item = u64>) {
+        for page in pages {
+            if let Some(place) = self.place(page, Option::take) {
+                self.free(place);
+            }
+        }
+    }
+
+    async fn read(&self, runs: Vec<Run>, length: usize) -> Result<Vec<u8>, Errno> {
+        if let [run] = &runs[..] {
+            return run.client.read(run.at, run.length()).await.map_err(|_| Errno::Io);
+        }
+        let parts = try_join_all(runs.iter().map(|run| run.client.read(run.at, run.length())));
+        let parts = parts.await.map_err(|_| Errno::Io)?;
+        let mut data = Vec::with_capacity(length);
+        parts.iter().for_each(|part| data.extend_from_slice(part));
+        Ok(data)
+    }
+}
+
+/// The pages of a range.
+fn pages_of(offset: u64, length: u64) -> std::ops::Range<u64> {
+    offset / PAGE as u64..(offset + length) / PAGE as u64
+}
+
+impl Run {
+    fn length(&self) -> u32 {
+        u32::try_from(self.pages.len() * PAGE).unwrap_or(u32::MAX)
+    }
+}
+
+impl Repository {
+    fn lease(&self) -> MutexGuard<'_, Option<Lease>> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn keep_connected(self: Arc<Self>) {
+        loop {
+            if let Ok(Ok((client, connection))) = timeout(CONNECT, self.connect()).await {
+                self.begin(client);
+                connection.await;
+                *self.lease() = None;
+            }
+            sleep(RETRY).await;
+        }
+    }
+
+    async fn connect(&self) -> Result<(Client, BoxFuture<'static, ClientError>), ClientError> {
+        let name = format!("{LEASE}{}", self.slabs);
+        let wanted = |name| Wanted { name, tls: false, status: false };
+        Ok(match &self.address {
+            Address::Unix(path) => {
+                let stream = UnixStream::connect(path).await?;
+                let (client, connection) = client::connect(stream, wanted(name)).await?;
+                (client, Box::pin(connection.run()))
+            }
+            Address::Tcp(address, connector) => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                match connector {
+                    None => {
+                        let (client, connection) = client::connect(stream, wanted(name)).await?;
+                        (client, Box::pin(connection.run()))
+                    }
+                    Some(connector) => {
+                        let host = address.rsplit_once(':').map_or(&**address, |(host, _)| host);
+                        let with = (connector, host.trim_matches(['[', ']']));
+                        let (client, connection) =
+                            client::connect_tls(stream, name, false, with).await?;
+                        (client, Box::pin(connection.run()))
+                    }
+                }
+            }
+        })
+    }
+
+    fn begin(&self, client: Client) {
+        let pages = client.session().export.size / PAGE as u64;
+        let number = self.leases.fetch_add(1, Ordering::Relaxed);
+        let free = (0..u32::try_from(pages).unwrap_or(u32::MAX)).rev().collect();
+        *self.lease() = Some(Lease { number, client, free });
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Layer for Remote {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn describe(&self) -> String {
+        format!("remote ({} of {} connected)", self.connected(), self.repositories.len())
+    }
+
+    fn block(&self) -> u32 {
+        4096
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        let length = into.len();
+        let runs =
+            self.runs(pages_of(offset, length as u64), |page| self.place(page, |place| *place));
+        match runs {
+            Some(runs) => Read::Later(Box::pin(self.read(runs, length))),
+            None => Read::Now(Err(Errno::Io)),
+        }
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        let pages = pages_of(offset, data.len() as u64);
+        if !self.admits.load(Ordering::Relaxed) {
+            self.forget(pages);
+            return Answer::Now(Err(Errno::NoSpace));
+        }
+        let Some(runs) = self.runs(pages.clone(), |page| self.place_for(page)) else {
+            self.forget(pages);
+            return Answer::Now(Err(Errno::NoSpace));
+        };
+        let data = data.to_vec();
+        Answer::Later(Box::pin(async move {
+            let part = |run: &Run| run.pages.start * PAGE..run.pages.end * PAGE;
+            let writes = runs.iter().map(|run| run.client.write(run.at, &data[part(run)]));
+            try_join_all(writes).await.map(|_| ()).map_err(|_| Errno::Io)
+        }))
+    }
+
+    fn zero(&self, offset: u64, length: u64, _: Zeros) -> Answer<'_> {
+        self.forget(pages_of(offset, length));
+        Answer::Now(Ok(()))
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        Answer::Now(Ok(()))
+    }
+}

@@ -1,0 +1,25 @@
+//! The page server: NBD on both sides.
+//!
+//! A VM's disks are exports of its group's worker. What an export is made of is a stack of
+//! [`layer`]s; the protocol ([`nbd`]) knows nothing of sockets, and the sockets nothing of layers.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`nbd`] | the protocol: bytes in, bytes out |
+//! | [`server`] | listens and negotiates; who may connect |
+//! | [`serve`] | requests of one connection, many at a time |
+//! | [`client`] | asks things of another server |
+//! | [`repository`] | memory that hosts lend each other |
+//! | [`tls`] | certificates on both sides |
+//! | [`layer`] | what all layers can do |
+//! | [`layers`] | one file each |
+
+pub mod buffer;
+pub mod client;
+pub mod layer;
+pub mod layers;
+pub mod nbd;
+pub mod repository;
+pub mod serve;
+pub mod server;
+pub mod tls;

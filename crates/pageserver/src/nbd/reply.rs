@@ -1,0 +1,70 @@
+//! How a server answers a request: simply, or in chunks if that was agreed on.
+//!
+//! Only reads and block status come in chunks; the protocol lets a server answer the rest simply.
+
+use super::Errno;
+use super::wire::{self, chunk};
+
+/// Length of a simple reply without data, in bytes.
+pub const SIMPLE: usize = 16;
+/// Length of what stands before a chunk's content, in bytes.
+pub const CHUNK: usize = 20;
+/// Length of an offset, in bytes: it stands before a chunk's data.
+pub const OFFSET: usize = 8;
+
+/// A stretch of an export, and what is known of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its length in bytes.
+    pub length: u32,
+    /// Nothing is allocated there, and zeros are read.
+    pub is_hole: bool,
+}
+
+/// Appends a reply without data.
+pub fn simple(out: &mut Vec<u8>, cookie: u64, result: Result<(), Errno>) {
+    let error = result.map_or_else(|errno| errno as u32, |()| 0);
+    out.extend_from_slice(&wire::SIMPLE_REPLY.to_be_bytes());
+    out.extend_from_slice(&error.to_be_bytes());
+    out.extend_from_slice(&cookie.to_be_bytes());
+}
+
+fn chunk(out: &mut Vec<u8>, kind: u16, cookie: u64, length: u32) {
+    out.extend_from_slice(&wire::STRUCTURED_REPLY.to_be_bytes());
+    out.extend_from_slice(&chunk::DONE.to_be_bytes());
+    out.extend_from_slice(&kind.to_be_bytes());
+    out.extend_from_slice(&cookie.to_be_bytes());
+    out.extend_from_slice(&length.to_be_bytes());
+}
+
+/// Appends what stands before the `length` bytes read at `offset`.
+pub fn before_data(out: &mut Vec<u8>, structured: bool, cookie: u64, offset: u64, length: u32) {
+    if structured {
+        chunk(out, chunk::OFFSET_DATA, cookie, length + wire::length(OFFSET));
+        out.extend_from_slice(&offset.to_be_bytes());
+    } else {
+        simple(out, cookie, Ok(()));
+    }
+}
+
+/// Appends the reply to a read or a question for block status that failed.
+pub fn failed(out: &mut Vec<u8>, structured: bool, cookie: u64, errno: Errno) {
+    if structured {
+        chunk(out, chunk::ERROR, cookie, 6);
+        out.extend_from_slice(&(errno as u32).to_be_bytes());
+        out.extend_from_slice(&0_u16.to_be_bytes());
+    } else {
+        simple(out, cookie, Err(errno));
+    }
+}
+
+/// Appends the reply to a question for block status. There is at least one extent.
+pub fn block_status(out: &mut Vec<u8>, cookie: u64, extents: &[Extent]) {
+    chunk(out, chunk::BLOCK_STATUS, cookie, wire::length(4 + extents.len() * 8));
+    out.extend_from_slice(&wire::ALLOCATION_ID.to_be_bytes());
+    for extent in extents {
+        let state = if extent.is_hole { wire::STATE_HOLE | wire::STATE_ZERO } else { 0 };
+        out.extend_from_slice(&extent.length.to_be_bytes());
+        out.extend_from_slice(&state.to_be_bytes());
+    }
+}

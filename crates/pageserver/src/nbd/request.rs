@@ -1,0 +1,157 @@
+//! What a client may ask of an export, and whether it makes sense.
+
+use super::wire::{self, Bytes, MAX_PAYLOAD, command_flag};
+use super::{Errno, ProtocolError};
+
+/// Length of a request without its payload, in bytes.
+pub const HEADER: usize = 28;
+
+/// What an export is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Its size in bytes.
+    pub size: u64,
+    /// It cannot be written.
+    pub read_only: bool,
+    /// Offsets and lengths are multiples of this, in bytes; a power of two.
+    pub block: u32,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Read.
+    Read,
+    /// Write what follows.
+    Write,
+    /// End the connection.
+    Disconnect,
+    /// Put what was answered on stable storage.
+    Flush,
+    /// The content is not needed any more.
+    Trim,
+    /// Write zeros.
+    WriteZeroes,
+    /// Tell where nothing is allocated.
+    BlockStatus,
+}
+
+impl Command {
+    const ALL: [(Self, u16); 7] = [
+        (Self::Read, 0),
+        (Self::Write, 1),
+        (Self::Disconnect, 2),
+        (Self::Flush, 3),
+        (Self::Trim, 4),
+        (Self::WriteZeroes, 6),
+        (Self::BlockStatus, 7),
+    ];
+
+    /// Its number.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        Self::ALL.iter().find(|(command, _)| *command == self).map_or(0, |(_, number)| *number)
+    }
+
+    fn of(number: u16) -> Option<Self> {
+        Self::ALL.iter().find(|(_, n)| *n == number).map(|(command, _)| *command)
+    }
+}
+
+/// A request as it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// See [`command_flag`].
+    pub flags: u16,
+    /// What is to be done; `None`: nobody knows.
+    pub command: Option<Command>,
+    /// Stands in the reply.
+    pub cookie: u64,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub length: u32,
+}
+
+impl Request {
+    /// Reads the request at the front of `input`; `None`: it is not whole yet.
+    ///
+    /// # Errors
+    ///
+    /// It is no request, or its payload is longer than any may be.
+    pub fn parse(input: &[u8]) -> Result<Option<Self>, ProtocolError> {
+        let mut bytes = Bytes::new(input);
+        let Some(header) = bytes.take(HEADER) else { return Ok(None) };
+        let mut header = Bytes::new(header);
+        let magic = header.u32().unwrap_or(0);
+        wire::magic("a request", magic.into(), wire::REQUEST.into())?;
+        let request = Self {
+            flags: header.u16().unwrap_or(0),
+            command: header.u16().and_then(Command::of),
+            cookie: header.u64().unwrap_or(0),
+            offset: header.u64().unwrap_or(0),
+            length: header.u32().unwrap_or(0),
+        };
+        if request.payload() > MAX_PAYLOAD as usize {
+            let (length, most) = (request.length.into(), MAX_PAYLOAD.into());
+            return Err(ProtocolError::TooLong { what: "a write's payload", length, most });
+        }
+        Ok(Some(request))
+    }
+
+    /// Appends the request to `out`; its payload is to follow.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&wire::REQUEST.to_be_bytes());
+        out.extend_from_slice(&self.flags.to_be_bytes());
+        out.extend_from_slice(&self.command.map_or(u16::MAX, Command::number).to_be_bytes());
+        out.extend_from_slice(&self.cookie.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        out.extend_from_slice(&self.length.to_be_bytes());
+    }
+
+    /// So many bytes follow.
+    #[must_use]
+    pub fn payload(&self) -> usize {
+        if self.command == Some(Command::Write) { self.length as usize } else { 0 }
+    }
+
+    /// Whether this flag is set.
+    #[must_use]
+    pub fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// What is to be done of `export`; `status` says whether block status was agreed on.
+    ///
+    /// # Errors
+    ///
+    /// What the protocol has a server say of a request that makes no sense.
+    pub fn check(&self, export: Export, status: bool) -> Result<Command, Errno> {
+        use command_flag::{DF, FUA, NO_HOLE, REQ_ONE};
+        let command = self.command.ok_or(Errno::Invalid)?;
+        let (flags, writes) = match command {
+            Command::Disconnect | Command::Flush => return Ok(command),
+            Command::Read => (FUA | DF, false),
+            Command::Write | Command::Trim => (FUA, true),
+            Command::WriteZeroes => (FUA | NO_HOLE, true),
+            Command::BlockStatus if status => (FUA | REQ_ONE, false),
+            Command::BlockStatus => return Err(Errno::Invalid),
+        };
+        if writes && export.read_only {
+            return Err(Errno::Permission);
+        }
+        let mask = u64::from(export.block) - 1;
+        let is_aligned = self.offset & mask == 0 && u64::from(self.length) & mask == 0;
+        if self.flags & !flags != 0 || self.length == 0 || !is_aligned {
+            return Err(Errno::Invalid);
+        }
+        if command == Command::Read && self.length > MAX_PAYLOAD {
+            return Err(Errno::Invalid);
+        }
+        let end = self.offset.checked_add(self.length.into());
+        if end.is_none_or(|end| end > export.size) {
+            return Err(if writes { Errno::NoSpace } else { Errno::Invalid });
+        }
+        Ok(command)
+    }
+}

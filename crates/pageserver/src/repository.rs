@@ -1,0 +1,249 @@
+//! A repository: pinned memory that hosts lend each other for swapped pages (Overdriver §4.4.2).
+//!
+//! All of the memory is pinned when the repository starts, in slabs. A client that chooses the
+//! export `lease/N` is given at most N slabs for itself, as a new export whose name is a
+//! capability: 32 random bytes, which the server tells that client alone
+//! (`NBD_INFO_NAME`). Without that name the slabs can be neither read nor written nor found. The
+//! lease lasts while a connection has it, and [`GRACE`] longer, so that a client whose connection
+//! broke finds it again. Slabs are zeroed before anybody else has them.
+//!
+//! What a host keeps here it can lose at any moment, and must have elsewhere.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::time::Duration;
+
+use ring::rand::{SecureRandom, SystemRandom};
+use sys::slab::Slab;
+
+use crate::layer::{Answer, Layer, Read, Zeros};
+use crate::layers::memory::{Memory, SLAB};
+use crate::nbd::reply::Extent;
+use crate::nbd::request::Export;
+use crate::server::{Catalogue, Opened, of_layer};
+
+/// How long a lease lasts that no connection has.
+pub const GRACE: Duration = Duration::from_secs(10);
+/// What the name of an export begins with that is a new lease.
+pub const LEASE: &str = "lease/";
+
+/// What a repository lends.
+pub struct Repository {
+    shared: Arc<Shared>,
+    /// Most slabs of one lease.
+    most: usize,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// To whom slabs go that are to be zeroed.
+    used: mpsc::Sender<Vec<Slab>>,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Slab>,
+    /// By capability.
+    leases: HashMap<String, Arc<Lease>>,
+}
+
+/// Slabs that somebody has.
+struct Lease {
+    memory: Memory,
+    connections: AtomicUsize,
+}
+
+/// A lease, as a connection has it.
+struct Attached {
+    lease: Arc<Lease>,
+    capability: String,
+    shared: Weak<Shared>,
+}
+
+/// What a repository has lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lent {
+    /// Slabs that nobody has.
+    pub free: usize,
+    /// Slabs that somebody has.
+    pub lent: usize,
+    /// Leases.
+    pub leases: usize,
+}
+
+impl Repository {
+    /// Pins memory for so many slabs, of which one lease has no more than `most`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such memory, or it may not be pinned (`RLIMIT_MEMLOCK`), or there can be no
+    /// thread.
+    pub fn new(slabs: usize, most: usize) -> io::Result<Self> {
+        let pinned = || {
+            let mut slab = Slab::new(SLAB)?;
+            slab.lock()?;
+            Ok(slab)
+        };
+        let free: io::Result<Vec<_>> = (0..slabs).map(|_| pinned()).collect();
+        let (used, dirty) = mpsc::channel::<Vec<Slab>>();
+        let state = Mutex::new(State { free: free?, leases: HashMap::new() });
+        let shared = Arc::new(Shared { state, used });
+        let keeper = Arc::downgrade(&shared);
+        std::thread::Builder::new().name("zeroing".to_owned()).spawn(move || {
+            for slab in dirty.into_iter().flatten() {
+                let mut slab = slab;
+                slab.bytes_mut().fill(0);
+                let Some(shared) = keeper.upgrade() else { return };
+                shared.state().free.push(slab);
+            }
+        })?;
+        Ok(Self { shared, most })
+    }
+
+    /// What is lent at the moment.
+    #[must_use]
+    pub fn lent(&self) -> Lent {
+        let state = self.shared.state();
+        let lent = state.leases.values().map(|lease| lease.memory.there()).sum();
+        Lent { free: state.free.len(), lent, leases: state.leases.len() }
+    }
+
+    /// Gives up to `slabs` slabs back to the host: free ones first, then the last ones of the
+    /// largest leases. Answers how many it were.
+    pub fn take_back(&self, slabs: usize) -> usize {
+        let mut state = self.shared.state();
+        let keep = state.free.len().saturating_sub(slabs);
+        let mut taken = state.free.drain(keep..).count();
+        while taken < slabs {
+            let largest = state.leases.values().max_by_key(|lease| lease.memory.there());
+            if !largest.is_some_and(|lease| lease.memory.take_back_last()) {
+                break;
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn wanted(&self, name: &str) -> Option<usize> {
+        let wanted: usize = name.strip_prefix(LEASE)?.parse().ok()?;
+        (wanted > 0).then(|| wanted.min(self.most))
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the lease unless a connection has it.
+    fn end_if_left(&self, capability: &str) {
+        let mut state = self.state();
+        let is_left = |lease: &Arc<Lease>| lease.connections.load(Ordering::SeqCst) == 0;
+        if state.leases.get(capability).is_some_and(is_left)
+            && let Some(lease) = state.leases.remove(capability)
+        {
+            drop(state);
+            let slabs = lease.memory.empty();
+            // Without the thread that zeroes them nobody has them any more.
+            let _ = self.used.send(slabs);
+        }
+    }
+}
+
+impl Catalogue for Repository {
+    fn list(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn find(&self, name: &str) -> Option<Export> {
+        let state = self.shared.state();
+        if let Some(wanted) = self.wanted(name) {
+            let slabs = wanted.min(state.free.len()) as u64;
+            let size = slabs * SLAB as u64;
+            return (size > 0).then_some(Export { size, read_only: false, block: 1 });
+        }
+        state.leases.get(name).map(|lease| of_layer(&lease.memory))
+    }
+
+    fn open(&self, name: &str) -> Option<Opened> {
+        let mut state = self.shared.state();
+        let (capability, lease) = if let Some(wanted) = self.wanted(name) {
+            let keep = state.free.len().saturating_sub(wanted);
+            let slabs: Vec<Slab> = state.free.drain(keep..).collect();
+            if slabs.is_empty() {
+                return None;
+            }
+            let memory = Memory::of(slabs);
+            let lease = Arc::new(Lease { memory, connections: AtomicUsize::new(0) });
+            let capability = capability()?;
+            state.leases.insert(capability.clone(), lease.clone());
+            (capability, lease)
+        } else {
+            (name.to_owned(), state.leases.get(name)?.clone())
+        };
+        lease.connections.fetch_add(1, Ordering::SeqCst);
+        let shared = Arc::downgrade(&self.shared);
+        let layer = Arc::new(Attached { lease, capability: capability.clone(), shared });
+        Some(Opened { name: capability, layer })
+    }
+}
+
+/// 32 random bytes, in hexadecimal digits; `None`: the kernel has none.
+fn capability() -> Option<String> {
+    let mut bytes = [0; 32];
+    SystemRandom::new().fill(&mut bytes).ok()?;
+    Some(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if self.lease.connections.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
+        }
+        let (shared, capability) = (self.shared.clone(), std::mem::take(&mut self.capability));
+        let end = move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.end_if_left(&capability);
+            }
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(async move {
+                tokio::time::sleep(GRACE).await;
+                end();
+            })),
+            Err(_) => end(),
+        }
+    }
+}
+
+impl Layer for Attached {
+    fn size(&self) -> u64 {
+        self.lease.memory.size()
+    }
+
+    fn describe(&self) -> String {
+        format!("a lease of {} slabs", self.lease.memory.there())
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        self.lease.memory.read(offset, into)
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        self.lease.memory.write(offset, data)
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        self.lease.memory.zero(offset, length, zeros)
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        Answer::Now(Ok(()))
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        self.lease.memory.extents(offset, length)
+    }
+}

@@ -1,0 +1,152 @@
+//! TLS with certificates on both sides.
+//!
+//! Files are named as QEMU names them (`tls-creds-x509`): `ca-cert.pem`, and `server-cert.pem` with
+//! `server-key.pem`, or `client-cert.pem` with `client-key.pem`. Both sides must show a certificate
+//! that the authority has signed. TLS 1.3 alone: nothing can be negotiated down.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or holds nothing of what it should.
+    #[error("{}: {why}", .path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The files do not fit each other.
+    #[error("{}: {why}", .directory.display())]
+    Unfit {
+        /// Where they are.
+        directory: PathBuf,
+        /// What is wrong with them.
+        why: String,
+    },
+}
+
+/// The server's side.
+#[derive(Clone)]
+pub struct Acceptor(TlsAcceptor);
+
+/// The client's side.
+#[derive(Clone)]
+pub struct Connector(TlsConnector);
+
+/// What a directory holds.
+struct Files {
+    roots: Arc<RootCertStore>,
+    certificates: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Files {
+    fn read(directory: &Path, side: &str) -> Result<Self, TlsError> {
+        let certificates = |name: &str| {
+            let path = directory.join(name);
+            let unread = |why: String| TlsError::File { path: path.clone(), why };
+            let found = CertificateDer::pem_file_iter(&path).map_err(|e| unread(e.to_string()))?;
+            let found: Result<Vec<_>, _> = found.collect();
+            let found = found.map_err(|e| unread(e.to_string()))?;
+            if found.is_empty() {
+                return Err(unread("holds no certificate".to_owned()));
+            }
+            Ok(found)
+        };
+        let mut roots = RootCertStore::empty();
+        for root in certificates("ca-cert.pem")? {
+            roots.add(root).map_err(|e| unfit(directory, &e))?;
+        }
+        let path = directory.join(format!("{side}-key.pem"));
+        let key = PrivateKeyDer::from_pem_file(&path)
+            .map_err(|e| TlsError::File { path, why: e.to_string() })?;
+        let certificates = certificates(&format!("{side}-cert.pem"))?;
+        Ok(Self { roots: Arc::new(roots), certificates, key })
+    }
+}
+
+fn unfit(directory: &Path, why: &dyn std::fmt::Display) -> TlsError {
+    TlsError::Unfit { directory: directory.to_owned(), why: why.to_string() }
+}
+
+impl Acceptor {
+    /// With the files of a directory.
+    ///
+    /// # Errors
+    ///
+    /// They are not there, or do not fit each other.
+    pub fn new(directory: &Path) -> Result<Self, TlsError> {
+        let files = Files::read(directory, "server")?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(files.roots, provider.clone())
+            .build()
+            .map_err(|e| unfit(directory, &e))?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .and_then(|config| {
+                config
+                    .with_client_cert_verifier(verifier)
+                    .with_single_cert(files.certificates, files.key)
+            })
+            .map_err(|e| unfit(directory, &e))?;
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// The server's side of the handshake.
+    ///
+    /// # Errors
+    ///
+    /// The stream's, and a client without a certificate that is trusted.
+    pub async fn accept<S>(&self, stream: S) -> io::Result<server::TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        self.0.accept(stream).await
+    }
+}
+
+impl Connector {
+    /// With the files of a directory.
+    ///
+    /// # Errors
+    ///
+    /// They are not there, or do not fit each other.
+    pub fn new(directory: &Path) -> Result<Self, TlsError> {
+        let files = Files::read(directory, "client")?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .and_then(|config| {
+                config
+                    .with_root_certificates(files.roots)
+                    .with_client_auth_cert(files.certificates, files.key)
+            })
+            .map_err(|e| unfit(directory, &e))?;
+        Ok(Self(TlsConnector::from(Arc::new(config))))
+    }
+
+    /// The client's side of the handshake with a server of this name or address.
+    ///
+    /// # Errors
+    ///
+    /// The stream's, and a server without a certificate for that name that is trusted.
+    pub async fn connect<S>(&self, host: &str, stream: S) -> io::Result<client::TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        self.0.connect(name, stream).await
+    }
+}

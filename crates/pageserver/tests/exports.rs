@@ -1,0 +1,150 @@
+//! Exports as a client sees them: what is written is read again, through every stack of layers.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{One, listen};
+use pageserver::client::ClientError;
+use pageserver::layer::Layer;
+use pageserver::layers::count::Count;
+use pageserver::layers::file::File;
+use pageserver::layers::memory::{Memory, SLAB};
+use pageserver::layers::remote::{Address, Remote};
+use pageserver::layers::seal::Seal;
+use pageserver::layers::write_through::WriteThrough;
+use pageserver::nbd::Errno;
+use pageserver::nbd::request::Command;
+use pageserver::repository::Repository;
+
+const SIZE: u64 = 24 << 20;
+
+/// Writes here and there, and reads all of it again, against a copy.
+async fn is_a_disk(layer: Arc<dyn Layer>) {
+    let block = layer.block() as usize;
+    let server = listen(Arc::new(One("disk", layer)));
+    let client = server.client("disk").await.unwrap();
+    let mut copy = vec![0; SIZE as usize];
+    let mut random = fastrand::Rng::with_seed(1);
+    for _ in 0..400 {
+        let length = random.usize(1..=64) * block.max(512);
+        let offset = random.usize(0..=(copy.len() - length) / block) * block;
+        let bytes = length as u32;
+        let range = offset..offset + length;
+        match random.u8(0..8) {
+            0 => {
+                client.order(Command::WriteZeroes, 0, offset as u64, bytes).await.unwrap();
+                copy[range].fill(0);
+            }
+            1..4 => {
+                let data: Vec<u8> = (0..length).map(|_| random.u8(..)).collect();
+                client.write(offset as u64, &data).await.unwrap();
+                copy[range].copy_from_slice(&data);
+            }
+            4 => client.order(Command::Flush, 0, 0, 0).await.unwrap(),
+            _ => {
+                let read = client.read(offset as u64, bytes).await.unwrap();
+                assert!(read == copy[range], "{length} bytes at {offset} differ");
+            }
+        }
+    }
+    let status = client.extents(0, SIZE as u32).await.unwrap();
+    let mut at = 0;
+    for extent in status {
+        let part = &copy[at..at + extent.length as usize];
+        assert!(!extent.is_hole || part.iter().all(|byte| *byte == 0), "a hole holds something");
+        at += part.len();
+    }
+}
+
+async fn waits_for(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..3_000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited in vain for {what}");
+}
+
+#[tokio::test]
+async fn memory_is_a_disk() {
+    is_a_disk(Arc::new(Count::over(Arc::new(Memory::new(SIZE))))).await;
+}
+
+#[tokio::test]
+async fn a_file_is_a_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    is_a_disk(Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap())).await;
+}
+
+#[tokio::test]
+async fn what_is_written_through_to_a_file_is_a_disk() {
+    let repository = listen(Arc::new(Repository::new(4, 4).unwrap()));
+    let dir = tempfile::tempdir().unwrap();
+    let file = Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap());
+    let remote = Arc::new(Remote::new(SIZE, vec![Address::Unix(repository.socket.clone())]));
+    waits_for("the repository", || remote.connected() == 1).await;
+    let sealed = Arc::new(Seal::over(remote.clone()).unwrap());
+    let both = Arc::new(WriteThrough::new(sealed.clone(), file));
+    is_a_disk(both.clone()).await;
+    assert_eq!(sealed.forged(), 0);
+    assert!(remote.pages() > 0);
+    assert!(both.counters().near.load(std::sync::atomic::Ordering::Relaxed) > 0);
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused() {
+    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    assert!(server.client("other").await.is_err());
+    let client = server.client("disk").await.unwrap();
+    let refused = |result: Result<(), ClientError>, errno: Errno| match result {
+        Err(ClientError::Refused(found)) => assert_eq!(found, errno),
+        other => panic!("expected {errno}, found {other:?}"),
+    };
+    refused(client.read(SIZE - 10, 20).await.map(|_| ()), Errno::Invalid);
+    refused(client.read(u64::MAX - 10, 20).await.map(|_| ()), Errno::Invalid);
+    refused(client.read(0, (32 << 20) + 1).await.map(|_| ()), Errno::Invalid);
+    refused(client.write(SIZE - 10, &[1; 20]).await, Errno::NoSpace);
+    refused(client.order(Command::Trim, 0, SIZE, 1).await, Errno::NoSpace);
+    refused(client.order(Command::Trim, 1 << 15, 0, 512).await, Errno::Invalid);
+    assert_eq!(client.read(0, 16).await.unwrap(), [0; 16]);
+}
+
+#[tokio::test]
+async fn a_lease_is_found_by_its_capability_alone() {
+    let repository = Arc::new(Repository::new(3, 2).unwrap());
+    let server = listen(repository.clone());
+    let first = server.client("lease/5").await.unwrap();
+    assert_eq!(first.session().export.size, 2 * SLAB as u64);
+    first.write(4096, b"a secret").await.unwrap();
+    let capability = first.session().name.clone();
+    assert_eq!(capability.len(), 64);
+    let again = server.client(&capability).await.unwrap();
+    assert_eq!(again.read(4096, 8).await.unwrap(), b"a secret");
+    let second = server.client("lease/2").await.unwrap();
+    assert_eq!(second.session().export.size, SLAB as u64);
+    assert_eq!(second.read(4096, 8).await.unwrap(), [0; 8]);
+    for name in ["", "lease/", "lease/0", "lease/-1", &capability[1..], &"0".repeat(64)] {
+        assert!(server.client(name).await.is_err(), "{name} is an export");
+    }
+    assert!(server.client("lease/1").await.is_err(), "nothing is left");
+}
+
+#[tokio::test]
+async fn memory_that_is_taken_back_cannot_be_read() {
+    let repository = Arc::new(Repository::new(2, 2).unwrap());
+    let server = listen(repository.clone());
+    let client = server.client("lease/2").await.unwrap();
+    client.write(0, b"first").await.unwrap();
+    client.write(SLAB as u64, b"second").await.unwrap();
+    assert_eq!(repository.take_back(1), 1);
+    assert_eq!(client.read(0, 5).await.unwrap(), b"first");
+    assert!(matches!(client.read(SLAB as u64, 6).await, Err(ClientError::Refused(Errno::Io))));
+    assert!(client.write(SLAB as u64, b"second").await.is_err());
+    assert_eq!(repository.take_back(5), 1);
+    assert!(client.read(0, 5).await.is_err());
+}

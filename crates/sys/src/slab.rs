@@ -1,0 +1,125 @@
+//! A piece of private memory that belongs to this process alone, and to no other thing in it.
+//!
+//! Problem: memory that holds other hosts' pages must be given back page by page, must not go to
+//! this host's swap, and must not lie in its dumps. An allocator promises none of that. Idea: a
+//! mapping of its own for each slab. It is handed out as a plain slice, for nobody else has it.
+//!
+//! Cost: a page is there from its first write on; reading a page that was never written maps the
+//! kernel's page of zeros. Leaves out: which pages hold something; the owner knows.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Memory that reads as zeros where nothing was written.
+#[derive(Debug)]
+pub struct Slab {
+    base: NonNull<c_void>,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the value alone, whichever thread has that.
+unsafe impl Send for Slab {}
+// SAFETY: a shared reference only reads.
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// So many bytes, a multiple of the size of a page and not 0.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's: there are no more mappings or addresses to be had.
+    pub fn new(length: usize) -> Result<Self, Errno> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at a place that the kernel chooses touches nothing.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, flags)? };
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+        let slab = Self { base, length };
+        for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
+            slab.advise(0..length, advice)?;
+        }
+        Ok(slab)
+    }
+
+    /// Keeps all of it in memory: none of it is written to swap, and all of it is there from now
+    /// on.
+    ///
+    /// # Errors
+    ///
+    /// `NOMEM`: it is more than the process may lock (`RLIMIT_MEMLOCK`), or than there is. `PERM`:
+    /// the process may lock nothing.
+    pub fn lock(&mut self) -> Result<(), Errno> {
+        // SAFETY: the range is our own mapping.
+        unsafe { rustix::mm::mlock(self.base.as_ptr(), self.length) }
+    }
+
+    /// What it holds.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping is readable, as long as the value lives, and only `&mut` writes it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length) }
+    }
+
+    /// What it holds, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is writable, as long as the value lives, and `&mut` is the only way.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().cast(), self.length) }
+    }
+
+    /// Gives these whole pages back to the kernel; from now on they read as zeros.
+    ///
+    /// # Errors
+    ///
+    /// `INVAL`: the range is not of whole pages of this slab, or the slab is locked.
+    pub fn discard(&mut self, range: Range<usize>) -> Result<(), Errno> {
+        if range.start > range.end || range.end > self.length {
+            return Err(Errno::INVAL);
+        }
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> Result<(), Errno> {
+        // SAFETY: the range lies in our own mapping; what the advice does to its content only
+        // `discard` lets happen, which has the value to itself.
+        unsafe {
+            rustix::mm::madvise(self.base.as_ptr().byte_add(range.start), range.len(), advice)
+        }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a reference into a value that is dropped.
+        let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr(), self.length) };
+        debug_assert!(unmapped.is_ok(), "our own mapping cannot be unmapped");
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_there_until_it_is_discarded() {
+        let mut slab = Slab::new(3 * 4096).unwrap();
+        assert!(slab.bytes().iter().all(|byte| *byte == 0));
+        slab.bytes_mut().fill(7);
+        slab.discard(4096..8192).unwrap();
+        assert!(slab.bytes()[..4096].iter().all(|byte| *byte == 7));
+        assert!(slab.bytes()[4096..8192].iter().all(|byte| *byte == 0));
+        assert!(slab.bytes()[8192..].iter().all(|byte| *byte == 7));
+    }
+
+    #[test]
+    fn a_range_that_is_not_its_own_is_refused() {
+        let mut slab = Slab::new(4096).unwrap();
+        assert_eq!(slab.discard(0..8192), Err(Errno::INVAL));
+        assert_eq!(slab.discard(1..4096), Err(Errno::INVAL));
+        assert_eq!(Slab::new(0).unwrap_err(), Errno::INVAL);
+    }
+}
