@@ -1,6 +1,7 @@
 //! Exports as a client sees them: what is written is read again, through every stack of layers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::cast_possible_truncation, reason = "a disk of 24 MiB")]
 
 mod common;
 
