@@ -109,6 +109,8 @@ pub struct MachineSpec {
     pub seed: u64,
     /// Its swap disk.
     pub swap: Option<Swap>,
+    /// Where its swap disk is served by NBD, and the export's name; `None`: it lies in a file.
+    pub swap_nbd: Option<(PathBuf, String)>,
     /// Its data disk (`/dev/data`), sparse.
     pub data_disk: Option<Bytes>,
     /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
@@ -144,6 +146,7 @@ impl MachineSpec {
             workload: workload.split_whitespace().map(str::to_owned).collect(),
             seed: 1,
             swap: None,
+            swap_nbd: None,
             data_disk: None,
             data_direct: None,
             cpus: Vec::new(),
@@ -263,7 +266,15 @@ pub fn command(
     for socket in [&files.daemon_socket, &files.lab_socket] {
         add("-qmp", format!("unix:{},server=on,wait=off", file(socket)));
     }
-    if let Some(swap) = spec.swap {
+    if let Some((socket, export)) = &spec.swap_nbd {
+        // Held while nobody answers, and the guest stopped rather than failed after that.
+        let server = format!("server.type=unix,server.path={}", socket.display());
+        let patience = "reconnect-delay=300,open-timeout=30";
+        let node = format!("driver=nbd,node-name=swap,{server},export={export},{patience}");
+        add("-blockdev", format!("{node},discard=unmap"));
+        let device = "virtio-blk-pci,drive=swap,serial=swap,rerror=stop,werror=stop";
+        add("-device", device.to_owned());
+    } else if let Some(swap) = spec.swap {
         let iops = swap.iops.map(|iops| format!(",throttling.iops-total={iops}"));
         let options = format!("{}{}", file(&files.swap), iops.unwrap_or_default());
         add("-drive", format!("if=none,id=swap,format=raw,file={options}"));

@@ -5,6 +5,7 @@
 //! [`interrupted`](crate::interrupt::interrupted) in every loop (the lab's own waits do).
 
 mod boot;
+mod coop_swap;
 mod daemon_cost;
 mod daemon_kill;
 mod dedup_cost;
@@ -32,6 +33,7 @@ mod meb_balance;
 mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
+mod page_server_kill;
 mod quickstart;
 mod readings;
 mod shim_idle;
@@ -136,6 +138,8 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::BUSY,
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
+    coop_swap::SCENARIO,
+    page_server_kill::SCENARIO,
     readings::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,

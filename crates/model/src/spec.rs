@@ -24,6 +24,9 @@ pub struct Spec {
     pub groups: BTreeMap<GroupName, GroupSpec>,
     /// VMs with settings of their own.
     pub vms: BTreeMap<VmName, VmSpec>,
+    /// Disks that VMs have by NBD, by name.
+    #[serde(default)]
+    pub disks: BTreeMap<String, DiskSpec>,
 }
 
 /// Host-wide settings.
@@ -134,6 +137,29 @@ pub struct VmSpec {
     pub share: ShareSpec,
 }
 
+/// A disk that a VM has by NBD: what `overbook disks` makes its export of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// Whose it is; its group's process serves it.
+    pub vm: VmName,
+    /// Where its content lies on this host.
+    pub file: PathBuf,
+    /// Its size: whole pages.
+    pub size: Bytes,
+    /// Repositories that hold its pages as well, `host:port`; none: it is a plain file.
+    pub repositories: Vec<String>,
+    /// Directory of the certificates for these; `None`: without TLS.
+    pub tls: Option<PathBuf>,
+    /// For experiments: each read of the file takes so many microseconds longer, one after the
+    /// other, as on a disk with one head.
+    pub read_delay_us: u32,
+}
+
+impl DiskSpec {
+    /// The delays that can be written, in microseconds.
+    pub const READ_DELAYS_US: core::ops::RangeInclusive<u32> = 0..=1_000_000;
+}
+
 /// How much one VM's misses count against others' where memory is balanced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareSpec {
@@ -172,6 +198,25 @@ impl Spec {
     #[must_use]
     pub fn group_of(&self, vm: &VmName) -> Option<(&GroupName, &GroupSpec)> {
         self.groups.iter().find(|(_, group)| group.vms.iter().any(|p| p.matches(vm)))
+    }
+
+    /// The disks that the process of `group` serves, by name.
+    pub fn disks_of(&self, group: &GroupName) -> impl Iterator<Item = (&String, &DiskSpec)> {
+        self.disks
+            .iter()
+            .filter(move |(_, disk)| self.group_of(&disk.vm).is_some_and(|(own, _)| own == group))
+    }
+
+    /// Where the disk of this name is to be reached.
+    #[must_use]
+    pub fn disk_socket(&self, disk: &str) -> PathBuf {
+        self.disk_directory().join(format!("{disk}.sock"))
+    }
+
+    /// Where the sockets of disks lie: beside the API's.
+    #[must_use]
+    pub fn disk_directory(&self) -> PathBuf {
+        self.api.socket.parent().unwrap_or(&self.api.socket).join("disks")
     }
 
     /// The limits of `vm`, started with `ram`, in `group`.

@@ -7,6 +7,7 @@
 mod check;
 mod context;
 mod daemon;
+mod disks;
 mod error;
 mod explain;
 mod group;
@@ -16,6 +17,7 @@ mod mrc;
 mod output;
 mod pages;
 mod plan;
+mod repository;
 mod status;
 mod steer;
 mod table;
@@ -57,6 +59,10 @@ enum Command {
     /// Track the memory of a group's VMs; started by the daemon, which it talks JSON lines with
     #[command(hide = true)]
     Worker(worker::Arguments),
+    /// Serve the disks of a group's VMs by NBD, in the foreground
+    Disks(disks::Arguments),
+    /// Lend memory to other hosts, for pages that their VMs have swapped out; in the foreground
+    Repository(repository::Arguments),
     /// Check the configuration and report every fault with its file and line; or check the host
     ///
     /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
@@ -137,6 +143,8 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     match cli.command {
         Command::Daemon => daemon::run(&context),
         Command::Worker(arguments) => worker::run(&arguments),
+        Command::Disks(arguments) => disks::run(&context, &arguments),
+        Command::Repository(arguments) => repository::run(&arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),
         Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),

@@ -5,6 +5,7 @@ pub mod client;
 pub mod config_files;
 pub mod curve_chart;
 pub mod daemon;
+pub mod disks;
 pub mod drivers;
 pub mod explain;
 pub mod history;

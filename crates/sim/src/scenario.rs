@@ -54,7 +54,7 @@ impl Scenario {
         let (groups, vms) = (BTreeMap::new(), BTreeMap::new());
         Self {
             seed,
-            spec: Spec { host, modes, api, groups, vms },
+            spec: Spec { host, modes, api, groups, vms, disks: BTreeMap::new() },
             total: Bytes::mib(64 * 1024),
             others: Load::steady(Bytes::ZERO),
             guests: Vec::new(),

@@ -4,6 +4,8 @@
 //! them meet: limits out of order, groups that overlap, a VM in no group, a promise above the
 //! budget.
 
+mod disks;
+
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
@@ -45,12 +47,14 @@ pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
     for (name, vm) in &draft.vms {
         vm_is_in_a_group(name, vm, &draft, faults);
     }
+    let disks = disks::finish(&draft, &api, faults);
     Spec {
         host,
         modes: Modes { balloon: draft.balloon.unwrap_or_default() },
         api,
         groups: draft.groups.into_iter().map(|(name, g)| (name.into(), g.into())).collect(),
         vms: draft.vms.into_iter().map(|(name, v)| (name.into(), v.into())).collect(),
+        disks,
     }
 }
 

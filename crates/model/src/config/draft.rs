@@ -3,11 +3,12 @@
 //! Each value remembers its place, so that a fault between two values that stand in different files
 //! can name both lines. A later file replaces single values; what it does not mention stays.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::{At, Place, Table};
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, Policy, TrackingBudget, spec::ShareSpec,
+    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, Policy, TrackingBudget,
+    spec::{DiskSpec, ShareSpec},
 };
 
 /// All files together.
@@ -26,6 +27,7 @@ pub(super) struct Draft {
     pub(super) token_place: Option<Place>,
     pub(super) groups: BTreeMap<String, GroupDraft>,
     pub(super) vms: BTreeMap<String, VmDraft>,
+    pub(super) disks: BTreeMap<String, DiskDraft>,
 }
 
 /// One `[group.*]`.
@@ -48,6 +50,19 @@ pub(super) struct VmDraft {
     pub(super) swap: Option<bool>,
     pub(super) weight: Option<u32>,
     pub(super) priority: Option<u8>,
+}
+
+/// One `[disk.*]`.
+pub(super) struct DiskDraft {
+    pub(super) place: Place,
+    pub(super) vm: Option<At<String>>,
+    pub(super) file: Option<At<String>>,
+    pub(super) size: Option<At<Bytes>>,
+    pub(super) repositories: Option<At<Vec<At<String>>>>,
+    pub(super) tls: Option<At<String>>,
+    pub(super) read_delay_us: Option<u32>,
+    /// Which of the keys that it needs are written, whether they are right or not.
+    pub(super) written: BTreeSet<&'static str>,
 }
 
 /// `min`, `base` and `max`.
@@ -98,6 +113,9 @@ impl Draft {
         }
         for (name, table) in file.named_tables("vm") {
             self.vms.entry(name).or_insert_with(|| VmDraft::new(&table)).apply(&table);
+        }
+        for (name, table) in file.named_tables("disk") {
+            self.disks.entry(name).or_insert_with(|| DiskDraft::new(&table)).apply(&table);
         }
         file.finish();
     }
@@ -154,6 +172,35 @@ impl VmDraft {
         set(&mut self.swap, table.flag("swap"));
         set(&mut self.weight, table.count("weight", &ShareSpec::WEIGHTS));
         set(&mut self.priority, table.count("priority", &ShareSpec::PRIORITIES));
+        table.finish();
+    }
+}
+
+impl DiskDraft {
+    /// Without these there is no disk.
+    pub(super) const NEEDED: [&'static str; 3] = ["vm", "file", "size"];
+
+    fn new(table: &Table<'_>) -> Self {
+        Self {
+            place: table.place(),
+            vm: None,
+            file: None,
+            size: None,
+            repositories: None,
+            tls: None,
+            read_delay_us: None,
+            written: BTreeSet::new(),
+        }
+    }
+
+    fn apply(&mut self, table: &Table<'_>) {
+        set(&mut self.vm, table.text("vm"));
+        set(&mut self.file, table.text("file"));
+        set(&mut self.size, table.size("size"));
+        set(&mut self.repositories, table.texts("repositories"));
+        set(&mut self.tls, table.text("tls"));
+        set(&mut self.read_delay_us, table.count("read_delay_us", &DiskSpec::READ_DELAYS_US));
+        self.written.extend(Self::NEEDED.iter().filter(|key| table.place_of(key).is_some()));
         table.finish();
     }
 }

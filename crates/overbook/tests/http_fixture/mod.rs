@@ -53,6 +53,7 @@ fn spec() -> Spec {
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
         groups: BTreeMap::from([("web".into(), web)]),
         vms: BTreeMap::new(),
+        disks: std::collections::BTreeMap::new(),
     }
 }
 

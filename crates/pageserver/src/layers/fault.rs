@@ -13,7 +13,8 @@ use crate::nbd::Errno;
 /// What is wrong at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// Each read and write takes so much longer, one after the other: a disk with one head.
+    /// Each read takes so much longer, one after the other: a disk with one head. (Writes lie in its
+    /// cache first.)
     pub delay: Duration,
     /// One of so many operations fails; 0: none.
     pub error_in: u64,
@@ -42,12 +43,12 @@ impl Fault {
         self.faults.send_replace(faults);
     }
 
-    async fn suffer(&self) -> Result<(), Errno> {
+    async fn suffer(&self, is_read: bool) -> Result<(), Errno> {
         let mut faults = self.faults.subscribe();
         // The sender lives as long as this layer.
         let now =
             faults.wait_for(|faults| !faults.cut).await.map_or_else(|_| Faults::default(), |f| *f);
-        if !now.delay.is_zero() {
+        if is_read && !now.delay.is_zero() {
             let _head = self.head.lock().await;
             sleep(now.delay).await;
         }
@@ -75,7 +76,7 @@ impl Layer for Fault {
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
         let length = into.len();
         Read::Later(Box::pin(async move {
-            self.suffer().await?;
+            self.suffer(true).await?;
             layer::read(&*self.below, offset, length).await
         }))
     }
@@ -83,21 +84,21 @@ impl Layer for Fault {
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
         let data = data.to_vec();
         Answer::Later(Box::pin(async move {
-            self.suffer().await?;
+            self.suffer(false).await?;
             self.below.write(offset, &data).result().await
         }))
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
         Answer::Later(Box::pin(async move {
-            self.suffer().await?;
+            self.suffer(false).await?;
             self.below.zero(offset, length, zeros).result().await
         }))
     }
 
     fn flush(&self) -> Answer<'_> {
         Answer::Later(Box::pin(async move {
-            self.suffer().await?;
+            self.suffer(false).await?;
             self.below.flush().result().await
         }))
     }

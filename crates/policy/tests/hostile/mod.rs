@@ -360,6 +360,7 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
                 )
             })
             .collect(),
+        disks: BTreeMap::new(),
         vms: swaps
             .into_iter()
             .enumerate()

@@ -1,0 +1,155 @@
+//! `coop-swap`: a guest that swaps, on a disk, on a local file, and with a repository beside it
+//! that keeps its pages in memory.
+//!
+//! The disk answers one read in five milliseconds, as one with moving heads does. The same disk
+//! stands behind the repository: all that is written lies on it too, so the guest loses nothing when
+//! the repository dies. What differs is where reads come from.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::recording::median;
+use crate::remote_swap::{Disk, RemoteSwap};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "coop-swap",
+    summary: "a guest that swaps, on a disk, on a local file, and into another host's memory",
+    run,
+};
+
+const GUEST: &str = "swaps";
+const MEMORY: Bytes = Bytes::mib(96);
+const WORKLOAD: &str = "random-array --mb 128";
+const SWAP: Bytes = Bytes::mib(256);
+/// What a disk with moving heads takes for a read, in microseconds.
+const READ_US: u32 = 5_000;
+const FILL_LIMIT: Duration = Duration::from_secs(180);
+const SETTLE: Duration = Duration::from_secs(5);
+const MEASURE: Duration = Duration::from_secs(25);
+
+/// One of the three.
+struct Way {
+    name: &'static str,
+    disk: Disk,
+}
+
+/// What was seen of it.
+struct Seen {
+    /// Accesses per second, second by second.
+    rates: Vec<f64>,
+    read_us_median: u64,
+    /// Share of the reads that a repository answered.
+    near: f64,
+    forged: u64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO };
+    let ways = [
+        Way { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
+        Way { name: "file", disk: plain },
+        Way { name: "network memory", disk: Disk { read_delay_us: READ_US, lent: SWAP, ..plain } },
+    ];
+    let mut seen = Vec::new();
+    for way in &ways {
+        context.say(&format!("{} ...", way.name));
+        seen.push(course(context, way.disk)?);
+    }
+    let lines = ways.iter().zip(&seen).map(|(way, seen)| Line {
+        name: way.name.to_owned(),
+        points: (0_u32..).map(f64::from).zip(seen.rates.iter().copied()).collect(),
+    });
+    let chart = Chart {
+        unit: "accesses per second",
+        across: "seconds",
+        is_log: true,
+        lines: lines.collect(),
+        marks: Vec::new(),
+    };
+    let mut figures = figures(context, &ways, &seen);
+    let mut page = Page::default();
+    page.add("Accesses of a guest that lacks 32 of 128 MiB", chart);
+    page.write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
+    let swap = RemoteSwap::start(&context.dir.with_extension("swap"), GUEST, disk)?;
+    let guest = MachineSpec {
+        seed: context.seed,
+        ..MachineSpec::new(GUEST, "swapping", MEMORY, MEMORY, WORKLOAD)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    lab.wait_for("the guest to have its array", FILL_LIMIT, |lab| {
+        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
+    })?;
+    interrupt::sleep(SETTLE)?;
+    let before = swap.status().unwrap_or_default().repositories.unwrap_or_default();
+    let mut rates = Vec::new();
+    let (begun, mut last) = (Instant::now(), sample(&lab)?);
+    while begun.elapsed() < MEASURE {
+        interrupt::sleep(Duration::from_secs(1))?;
+        let now = sample(&lab)?;
+        rates.push(((now.1 - last.1) / (now.0 - last.0).as_secs_f64()).max(1.0));
+        last = now;
+    }
+    let status = swap.status().unwrap_or_default();
+    lab.stop()?;
+    swap.end()?;
+    let repositories = status.repositories.unwrap_or_default();
+    let near = repositories.reads - before.reads;
+    let other = repositories.misses + repositories.late - before.misses - before.late;
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    let near = near as f64 / (near + other).max(1) as f64;
+    let (read_us_median, forged) = (status.read_us_median, repositories.forged);
+    Ok(Seen { rates, read_us_median, near, forged })
+}
+
+/// When, and what the guest has done until then.
+fn sample(lab: &Lab) -> Result<(Instant, f64), LabError> {
+    Ok((Instant::now(), lab.machine(GUEST)?.reported("ops")))
+}
+
+fn figures(context: &Context, ways: &[Way], seen: &[Seen]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let rate = |i: usize| median(seen[i].rates.clone());
+    figures.add(
+        "network_vs_disk",
+        Figure::new(rate(2) / rate(0), "ratio", "accesses per second, medians")
+            .target(Target::AtLeast(2.0))
+            .paper("network memory reads at 2.7 times the disk's throughput (Overdriver, table 1)"),
+    );
+    figures.add(
+        "network_vs_file",
+        Figure::new(rate(2) / rate(1), "ratio", "the same, to a file on this machine's own disk"),
+    );
+    for (way, seen) in ways.iter().zip(seen) {
+        let name = way.name.replace(' ', "_");
+        figures.add(
+            &format!("rate_{name}"),
+            Figure::new(median(seen.rates.clone()), "1/s", "accesses of the guest, median second"),
+        );
+        #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
+        let us = seen.read_us_median as f64;
+        let note = "half of the disk's reads took less, to a power of two";
+        figures.add(&format!("read_us_{name}"), Figure::new(us, "us", note));
+    }
+    figures.add(
+        "near",
+        Figure::new(seen[2].near, "ratio", "of the reads: answered by the repository")
+            .target(Target::AtLeast(0.9)),
+    );
+    #[expect(clippy::cast_precision_loss, reason = "zero is exact")]
+    let forged = seen[2].forged as f64;
+    let note = "pages that were not what had been written";
+    figures.add("forged", Figure::new(forged, "count", note).target(Target::Equals(0.0)));
+    figures
+}

@@ -1,0 +1,195 @@
+//! `page-server-kill`: what serves a guest's swap is killed, again and again, while the guest swaps
+//! hard and checks every byte.
+//!
+//! Four things die at random, alone and in pairs: the process that serves the disk, the repository,
+//! the daemon, and the network between the first two. (The network is dead when the repository
+//! is stopped: nobody answers, and no connection breaks.) Each comes back after a while. The guest
+//! may wait; it must not see an error, and no byte may change.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Mode};
+use serde_json::json;
+
+use super::{Context, Scenario};
+use crate::daemon::Daemon;
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::random::Random;
+use crate::remote_swap::{Disk, RemoteSwap};
+use crate::{fleet, interrupt};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "page-server-kill",
+    summary: "what serves a guest's swap is killed 200 times, and no byte is lost",
+    run,
+};
+
+const KILLS: u32 = 200;
+const GUEST: &str = "swaps";
+const MEMORY: Bytes = Bytes::mib(80);
+const WORKLOAD: &str = "verify --mb 112";
+const DISK: Disk = Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256) };
+const FILL_LIMIT: Duration = Duration::from_secs(180);
+/// How long something is dead, and how long all lives then.
+const DEAD_MS: (u64, u64) = (0, 1_500);
+const ALIVE_MS: (u64, u64) = (200, 2_500);
+/// When it is given up to wait for a part to do its work again; the target is lower.
+const LIMIT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(5);
+
+/// What can die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Disks,
+    Repository,
+    Network,
+    Daemon,
+}
+
+const PARTS: [Part; 4] = [Part::Disks, Part::Repository, Part::Network, Part::Daemon];
+
+/// What was found.
+#[derive(Default)]
+struct Toll {
+    kills: u32,
+    io_errors: u32,
+    slowest: Duration,
+    near: u64,
+    late: u64,
+    forged: u64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let swap_dir = context.dir.with_extension("swap");
+    let mut swap = RemoteSwap::start(&swap_dir, GUEST, DISK)?;
+    let guest = MachineSpec {
+        seed: context.seed,
+        ..MachineSpec::new(GUEST, "swapping", MEMORY, MEMORY, WORKLOAD)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
+    let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;
+    lab.wait_for("the guest to work", FILL_LIMIT, |lab| {
+        Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
+    })?;
+    let mut random = Random::new(context.seed);
+    let mut toll = Toll::default();
+    let pick = |random: &mut Random| PARTS[usize::try_from(random.between(0, 3)).unwrap_or(0)];
+    while toll.kills < KILLS {
+        let (first, second) = (pick(&mut random), pick(&mut random));
+        let is_pair = random.between(0, 1) == 1 && can_both(first, second);
+        let parts = if is_pair { vec![first, second] } else { vec![first] };
+        for part in &parts {
+            // What the process has counted dies with it.
+            if *part == Part::Disks {
+                toll.note(&swap);
+            }
+            kill(*part, &mut swap, &mut daemon, &mut lab)?;
+            toll.kills += 1;
+        }
+        interrupt::sleep(Duration::from_millis(random.between(DEAD_MS.0, DEAD_MS.1)))?;
+        for part in &parts {
+            bring_back(*part, &mut swap, &mut daemon, &mut lab)?;
+        }
+        let back = Instant::now();
+        lab.wait_for("the disk and its repository to answer", LIMIT, |_| {
+            let status = swap.status().unwrap_or_default();
+            let works = status.reads + status.writes > 0;
+            let connected = status.repositories.is_some_and(|r| r.connected == 1);
+            interrupt::sleep(POLL)?;
+            Ok(works && connected)
+        })?;
+        toll.slowest = toll.slowest.max(back.elapsed());
+        let state = lab.machine(GUEST)?.qmp("query-status", json!({}))?;
+        toll.io_errors += u32::from(state["running"] != true);
+        interrupt::sleep(Duration::from_millis(random.between(ALIVE_MS.0, ALIVE_MS.1)))?;
+    }
+    toll.note(&swap);
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    let checked = lab.machine(GUEST)?.reported("ops");
+    lab.stop()?;
+    swap.end()?;
+    Ok(figures(context, &toll, bad_bytes, checked))
+}
+
+impl Toll {
+    /// Adds what the process that serves the disk has counted in its life.
+    fn note(&mut self, swap: &RemoteSwap) {
+        if let Some(repositories) = swap.status().and_then(|status| status.repositories) {
+            self.near += repositories.reads;
+            self.late += repositories.late;
+            self.forged += repositories.forged;
+        }
+    }
+}
+
+/// The network lies between two that live.
+fn can_both(first: Part, second: Part) -> bool {
+    let both = [first, second];
+    first != second && !(both.contains(&Part::Network) && both.contains(&Part::Repository))
+}
+
+fn kill(
+    part: Part,
+    swap: &mut RemoteSwap,
+    daemon: &mut Daemon,
+    lab: &mut Lab,
+) -> Result<(), LabError> {
+    match part {
+        Part::Disks => swap.kill_disks(),
+        Part::Repository => swap.kill_repository(),
+        Part::Network => swap.silence_repository(true),
+        Part::Daemon => daemon.kill(lab),
+    }
+}
+
+fn bring_back(
+    part: Part,
+    swap: &mut RemoteSwap,
+    daemon: &mut Daemon,
+    lab: &mut Lab,
+) -> Result<(), LabError> {
+    match part {
+        Part::Disks => swap.start_disks(),
+        Part::Repository => swap.start_repository(),
+        Part::Network => swap.silence_repository(false),
+        Part::Daemon => daemon.restart(lab),
+    }
+}
+
+fn figures(context: &Context, toll: &Toll, bad_bytes: u64, work: f64) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, toll.kills);
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53, and zero is exact")]
+    let count = |n: u64| n as f64;
+    let none = Target::Equals(0.0);
+    figures.add(
+        "bad_bytes",
+        Figure::new(count(bad_bytes), "B", "wrong bytes found by `verify`").target(none),
+    );
+    figures.add(
+        "guest_io_errors",
+        Figure::new(toll.io_errors.into(), "count", "times that the guest had been stopped")
+            .target(none),
+    );
+    figures.add(
+        "recovery_s_max",
+        Figure::new(toll.slowest.as_secs_f64(), "s", "from a part's return until it works again")
+            .target(Target::AtMost(1.0)),
+    );
+    figures.add(
+        "kills",
+        Figure::new(toll.kills.into(), "count", "parts killed, alone and in pairs")
+            .target(Target::AtLeast(KILLS.into())),
+    );
+    let note = "reads that a repository answered, as far as it was asked in time";
+    let near = Figure::new(count(toll.near), "count", note).target(Target::AtLeast(1.0));
+    figures.add("near_reads", near);
+    let note = "reads that it did not answer in time";
+    figures.add("late_reads", Figure::new(count(toll.late), "count", note));
+    let note = "pages that were not what had been written";
+    figures.add("forged", Figure::new(count(toll.forged), "count", note).target(none));
+    let note = "MiB that the guest has checked, one after the other";
+    figures.add("work", Figure::new(work, "count", note).target(Target::AtLeast(1.0)));
+    figures
+}

@@ -1,0 +1,18 @@
+//! `overbook disks GROUP`: hand over to the process that serves them.
+
+use clap::Args;
+
+use super::{context::Context, error::CliError, output::Output};
+use crate::disks;
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The group whose disks are served
+    group: String,
+}
+
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
+    let served = disks::run(&context.config, &arguments.group);
+    served.map_err(|error| CliError::Said(error.to_string()))?;
+    Ok(Output::nothing())
+}

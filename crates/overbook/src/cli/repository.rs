@@ -1,0 +1,92 @@
+//! `overbook repository`: lend memory to other hosts' swapped pages.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use model::Bytes;
+use pageserver::layers::memory::SLAB;
+use pageserver::repository::Repository;
+use pageserver::server::{Limits, Server};
+use pageserver::tls::Acceptor;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{error::CliError, output::Output};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// Memory to lend, which is pinned: `4GiB`
+    #[arg(long, value_name = "SIZE")]
+    memory: Bytes,
+    /// Most that one client gets; all of it if not given
+    #[arg(long, value_name = "SIZE")]
+    most: Option<Bytes>,
+    /// Where to listen for other hosts; without --tls only on this host
+    #[arg(long, value_name = "ADDRESS:PORT", required_unless_present = "unix")]
+    listen: Option<SocketAddr>,
+    /// Directory of ca-cert.pem, server-cert.pem and server-key.pem
+    #[arg(long, value_name = "DIRECTORY", requires = "listen")]
+    tls: Option<PathBuf>,
+    /// A socket to listen on
+    #[arg(long, value_name = "PATH", conflicts_with = "listen")]
+    unix: Option<PathBuf>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| CliError::Said(error.to_string()))?;
+    runtime.block_on(serve(arguments))?;
+    Ok(Output::nothing())
+}
+
+async fn serve(arguments: &Arguments) -> Result<(), CliError> {
+    let said = |text: String| CliError::Said(text);
+    let slabs = |size: Bytes| usize::try_from(size.0 / SLAB as u64).unwrap_or(usize::MAX);
+    let all = slabs(arguments.memory);
+    let most = arguments.most.map_or(all, slabs);
+    if all == 0 || most == 0 {
+        return Err(said("a repository lends slabs of 16 MiB: give it at least one".to_owned()));
+    }
+    if arguments.listen.is_some_and(|to| !to.ip().is_loopback()) && arguments.tls.is_none() {
+        return Err(said(
+            "other hosts are served by TLS only: name a directory by --tls".to_owned(),
+        ));
+    }
+    let tls = arguments.tls.as_deref().map(Acceptor::new).transpose();
+    let tls = tls.map_err(|error| said(error.to_string()))?;
+    let repository = Repository::new(all, most).map_err(|error| {
+        let size = Bytes((all * SLAB) as u64);
+        said(format!("{size} cannot be pinned (see `ulimit -l`): {error}"))
+    })?;
+    let server = Server::new(Arc::new(repository), tls, Limits::default());
+    let listens = match (&arguments.unix, arguments.listen) {
+        (Some(path), _) => {
+            let listener = UnixListener::bind(path)
+                .map_err(|error| CliError::File { path: path.clone(), error })?;
+            tokio::spawn(server.listen_unix(listener));
+            path.display().to_string()
+        }
+        (None, Some(address)) => {
+            let listener = TcpListener::bind(address)
+                .await
+                .map_err(|error| said(format!("{address}: {error}")))?;
+            tokio::spawn(server.listen_tcp(listener));
+            address.to_string()
+        }
+        (None, None) => return Err(said("name --listen or --unix".to_owned())),
+    };
+    eprintln!("overbook: lends {} at {listens}", Bytes((all * SLAB) as u64));
+    let ended = async || {
+        let (mut term, mut int) =
+            (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        io::Result::Ok(())
+    };
+    ended().await.map_err(|error| said(error.to_string()))
+}

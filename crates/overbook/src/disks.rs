@@ -1,0 +1,334 @@
+//! `overbook disks GROUP`: the NBD exports of a group's VMs.
+//!
+//! Problem: a worker ends with its daemon, so that what it holds goes back to the guests; a disk
+//! must not end while its guest runs. So exports have a process of their own. It needs the
+//! configuration and nothing else: no daemon, no worker. It belongs to one group, so no content of
+//! two groups meets in it. When it is killed and started again, everything that was answered is in
+//! the files, and QEMU connects anew (`reconnect-delay`).
+//!
+//! Each disk has a socket of its own, which belongs to whoever owns the disk's file: who may open
+//! the one may connect to the other. Beside them lies a socket that tells every caller how the
+//! disks do, in one JSON object ([`Status`]).
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use model::config;
+use model::spec::DiskSpec;
+use model::{GroupName, Spec};
+use pageserver::layer::Layer;
+use pageserver::layers::count::{Count, Counters, Operation};
+use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::file::File;
+use pageserver::layers::remote::{Address, Remote};
+use pageserver::layers::seal::Seal;
+use pageserver::layers::write_through::WriteThrough;
+use pageserver::nbd::request::Export;
+use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::tls::{Connector, TlsError};
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config_files;
+
+/// How long somebody who asks for the status may take to read it.
+const STATUS_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why the disks cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum DisksError {
+    /// The configuration has faults.
+    #[error(transparent)]
+    Configuration(#[from] config::Faults),
+    /// There is nothing to serve.
+    #[error("group `{group}` has no disks; groups that have: {others}")]
+    None {
+        /// The group.
+        group: String,
+        /// Those that have disks.
+        others: String,
+    },
+    /// Another process does it.
+    #[error("the disks of group `{0}` are served already, by another process")]
+    Served(String),
+    /// A file or socket cannot be used.
+    #[error("{what} {}: {error}", .path.display())]
+    File {
+        /// What it is.
+        what: &'static str,
+        /// Which one.
+        path: PathBuf,
+        /// What the kernel says.
+        error: io::Error,
+    },
+    /// The certificates are no good.
+    #[error("disk `{disk}`: {error}")]
+    Tls {
+        /// Whose.
+        disk: String,
+        /// What is wrong.
+        error: TlsError,
+    },
+    /// The kernel has no random numbers for a key, or the process no threads.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// How a group's disks do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// By name.
+    pub disks: BTreeMap<String, DiskStatus>,
+}
+
+/// How one disk does, since its process began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// What it is made of.
+    pub made_of: String,
+    /// Reads, and their bytes.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Half of the reads took less, in microseconds, to a power of two.
+    pub read_us_median: u64,
+    /// 99 % of the reads took less.
+    pub read_us_p99: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Half of the writes took less, in microseconds, to a power of two.
+    pub write_us_median: u64,
+    /// Bytes trimmed.
+    pub trimmed_bytes: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Repositories; absent: it is a plain file.
+    pub repositories: Option<RepositoryStatus>,
+}
+
+/// What a disk has of repositories.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RepositoryStatus {
+    /// So many are connected.
+    pub connected: u64,
+    /// Pages that lie there.
+    pub pages: u64,
+    /// Reads that they answered.
+    pub reads: u64,
+    /// Reads of what they do not have.
+    pub misses: u64,
+    /// Reads that they did not answer in time.
+    pub late: u64,
+    /// Pages that came back changed, old or from another place.
+    pub forged: u64,
+}
+
+/// A disk that is served.
+struct Disk {
+    name: String,
+    layer: Arc<Count>,
+    counters: Arc<Counters>,
+    near: Option<Near>,
+}
+
+/// The part of a disk that lies in repositories.
+struct Near {
+    remote: Arc<Remote>,
+    seal: Arc<Seal>,
+    through: Arc<WriteThrough>,
+}
+
+/// Serves the disks of `group` until it is asked to end.
+///
+/// # Errors
+///
+/// Why it cannot begin. Once it serves, nothing ends it but a signal.
+pub fn run(config: &Path, group: &str) -> Result<(), DisksError> {
+    let spec = config_files::load(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(serve(&spec, &GroupName::from(group)))
+}
+
+async fn serve(spec: &Spec, group: &GroupName) -> Result<(), DisksError> {
+    let own: Vec<(&String, &DiskSpec)> = spec.disks_of(group).collect();
+    if own.is_empty() {
+        let owners = spec.disks.values().filter_map(|disk| spec.group_of(&disk.vm));
+        let mut others: Vec<String> = owners.map(|(group, _)| format!("`{group}`")).collect();
+        others.sort();
+        others.dedup();
+        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+        return Err(DisksError::None { group: group.to_string(), others });
+    }
+    let directory = spec.disk_directory();
+    let unusable = |what, path: &Path| {
+        let path = path.to_owned();
+        move |error| DisksError::File { what, path, error }
+    };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(&directory)
+        .map_err(unusable("directory", &directory))?;
+    // Whoever has this may remove sockets that somebody left behind.
+    let lock = directory.join(format!("{group}.lock"));
+    let held = fs::File::create(&lock).map_err(unusable("lock", &lock))?;
+    flock(&held, FlockOperation::NonBlockingLockExclusive)
+        .map_err(|_| DisksError::Served(group.to_string()))?;
+    let mut disks = Vec::new();
+    for (name, disk) in own {
+        disks.push(Disk::build(name, disk)?);
+    }
+    for (disk, (_, of)) in disks.iter().zip(spec.disks_of(group)) {
+        let socket = spec.disk_socket(&disk.name);
+        let owner = fs::metadata(&of.file).map_err(unusable("file", &of.file))?;
+        let owner = (owner.uid(), owner.gid());
+        let listener = listen(&socket, Some(owner)).map_err(unusable("socket", &socket))?;
+        let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
+        let server = Server::new(Arc::new(one), None, Limits::default());
+        tokio::spawn(server.listen_unix(listener));
+        eprintln!("overbook: disk {} of {} at {}", disk.name, of.vm, socket.display());
+    }
+    let socket = status_socket(spec, group);
+    let listener = listen(&socket, None).map_err(unusable("socket", &socket))?;
+    tokio::spawn(tell(listener, disks));
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+/// Where a group's disks tell how they do.
+#[must_use]
+pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
+    spec.disk_directory().join(format!("{group}.status"))
+}
+
+impl Disk {
+    fn build(name: &str, spec: &DiskSpec) -> Result<Self, DisksError> {
+        let file = File::create(&spec.file, spec.size.0).map_err(|error| DisksError::File {
+            what: "file",
+            path: spec.file.clone(),
+            error,
+        })?;
+        let file: Arc<dyn Layer> = match spec.read_delay_us {
+            0 => Arc::new(file),
+            us => {
+                let delay = Duration::from_micros(us.into());
+                let faults = Faults { delay, ..Faults::default() };
+                Arc::new(Fault::over(Arc::new(file), faults))
+            }
+        };
+        let (below, near): (Arc<dyn Layer>, _) = if spec.repositories.is_empty() {
+            (file, None)
+        } else {
+            let connector = spec.tls.as_deref().map(Connector::new).transpose();
+            let connector =
+                connector.map_err(|error| DisksError::Tls { disk: name.to_owned(), error })?;
+            let address = |text: &String| match text.strip_prefix('/') {
+                Some(_) => Address::Unix(text.into()),
+                None => Address::Tcp(text.clone(), connector.clone()),
+            };
+            let addresses = spec.repositories.iter().map(address).collect();
+            let remote = Arc::new(Remote::new(spec.size.0, addresses));
+            let seal = Seal::over(remote.clone())
+                .ok_or_else(|| io::Error::other("the kernel has no random numbers"))?;
+            let seal = Arc::new(seal);
+            let through = Arc::new(WriteThrough::new(seal.clone(), file));
+            (through.clone(), Some(Near { remote, seal, through }))
+        };
+        let layer = Arc::new(Count::over(below));
+        let counters = layer.counters();
+        Ok(Self { name: name.to_owned(), layer, counters, near })
+    }
+
+    fn status(&self) -> DiskStatus {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { reads, writes, trimmed, errors } = &*self.counters;
+        let bytes = |operation: &Operation| read(&operation.bytes);
+        DiskStatus {
+            made_of: self.layer.describe(),
+            reads: read(&reads.count),
+            read_bytes: bytes(reads),
+            read_us_median: reads.latency_us(0.5),
+            read_us_p99: reads.latency_us(0.99),
+            writes: read(&writes.count),
+            written_bytes: bytes(writes),
+            write_us_median: writes.latency_us(0.5),
+            trimmed_bytes: read(trimmed),
+            errors: read(errors),
+            repositories: self.near.as_ref().map(|near| RepositoryStatus {
+                connected: near.remote.connected() as u64,
+                pages: near.remote.pages(),
+                reads: read(&near.through.counters().near),
+                misses: read(&near.through.counters().below),
+                late: read(&near.through.counters().hedged),
+                forged: near.seal.forged(),
+            }),
+        }
+    }
+}
+
+/// A server's one export.
+struct One {
+    name: String,
+    layer: Arc<Count>,
+}
+
+impl Catalogue for One {
+    fn list(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+
+    fn find(&self, name: &str) -> Option<Export> {
+        (name == self.name).then(|| of_layer(&*self.layer))
+    }
+
+    fn open(&self, name: &str) -> Option<Opened> {
+        let layer = self.layer.clone();
+        (name == self.name).then(|| Opened { name: name.to_owned(), layer })
+    }
+}
+
+/// A socket for its owner alone, in place of one that somebody left behind.
+fn listen(socket: &Path, owner: Option<(u32, u32)>) -> io::Result<UnixListener> {
+    match fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let bound = tokio::net::UnixSocket::new_stream()?;
+    bound.bind(socket)?;
+    // Nobody can connect before it listens.
+    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
+    if let Some((user, group)) = owner {
+        chown(socket, Some(user), Some(group))?;
+    }
+    bound.listen(64)
+}
+
+/// Tells everybody who connects how the disks do.
+async fn tell(listener: UnixListener, disks: Vec<Disk>) {
+    loop {
+        let Ok((mut stream, _)) = listener.accept().await else {
+            tokio::time::sleep(STATUS_LIMIT).await;
+            continue;
+        };
+        let disks = disks.iter().map(|disk| (disk.name.clone(), disk.status())).collect();
+        if let Ok(text) = serde_json::to_vec(&Status { disks }) {
+            // Who does not read it need not have asked.
+            let _ = tokio::time::timeout(STATUS_LIMIT, stream.write_all(&text)).await;
+        }
+    }
+}
