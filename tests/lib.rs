@@ -58,6 +58,12 @@ pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
+/// What guests are made of; `None` (and a word about it) where there can be none.
+#[must_use]
+pub fn provisions() -> Option<Provisions> {
+    Provisions::provide(Choice::Auto).map_err(|error| skip(&error.to_string())).ok()
+}
+
 /// Says why a test cannot be run here. In CI each can.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "CI must run this test: {why}");
@@ -102,13 +108,7 @@ impl Stage {
     #[must_use]
     pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         let turn = take_turn()?;
-        let provisions = match Provisions::provide(Choice::Auto) {
-            Ok(provisions) => provisions,
-            Err(error) => {
-                skip(&error.to_string());
-                return None;
-            }
-        };
+        let provisions = provisions()?;
         let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
         let mut lab = Lab::start(&dir.path().join("lab"), &provisions, guests).unwrap();
         let daemon = Daemon::start(&mut lab, mode).unwrap();

@@ -55,7 +55,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod random;
 pub mod recording;
-mod remote_swap;
+pub mod remote_swap;
 pub mod report;
 pub mod scenario;
 pub mod slab;

@@ -17,23 +17,24 @@ use crate::lab::LabError;
 use crate::machine::MachineSpec;
 
 /// Whose disks they are.
-pub(crate) const GROUP: &str = "swapping";
+pub const GROUP: &str = "swapping";
 const DISK: &str = "swap";
 /// A process that is told to end may take so long.
 const END: Duration = Duration::from_secs(10);
 
 /// What a swap disk is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Disk {
-    pub(crate) size: Bytes,
+pub struct Disk {
+    /// Its size.
+    pub size: Bytes,
     /// How much longer each read of the file takes, one after the other.
-    pub(crate) read_delay_us: u32,
+    pub read_delay_us: u32,
     /// What a repository lends; 0: there is none.
-    pub(crate) lent: Bytes,
+    pub lent: Bytes,
 }
 
 /// The two processes, in a directory of their own.
-pub(crate) struct RemoteSwap {
+pub struct RemoteSwap {
     dir: PathBuf,
     disk: Disk,
     disks: Option<Child>,
@@ -41,8 +42,11 @@ pub(crate) struct RemoteSwap {
 }
 
 impl RemoteSwap {
-    /// Starts what the disk needs.
-    pub(crate) fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
+    /// Starts what the disk needs, in `dir`.
+    ///
+    /// # Errors
+    /// When a program is missing or a file cannot be written.
+    pub fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
         fs::create_dir_all(dir)?;
         let repositories = if disk.lent.is_zero() {
             String::new()
@@ -67,13 +71,17 @@ impl RemoteSwap {
     }
 
     /// The guest, with this as its swap disk.
-    pub(crate) fn given_to(&self, guest: MachineSpec) -> MachineSpec {
+    #[must_use]
+    pub fn given_to(&self, guest: MachineSpec) -> MachineSpec {
         let socket = self.dir.join("disks").join(format!("{DISK}.sock"));
         MachineSpec { swap_nbd: Some((socket, DISK.to_owned())), ..guest }
     }
 
     /// Starts, or starts again, what serves the disk.
-    pub(crate) fn start_disks(&mut self) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn start_disks(&mut self) -> Result<(), LabError> {
         let config = self.dir.join("overbook.toml");
         let spawn = Spawn::new(built("overbook")?).arg("--config").arg(config);
         self.disks = Some(self.spawn(spawn.args(["disks", GROUP]), "disks.log")?);
@@ -81,7 +89,10 @@ impl RemoteSwap {
     }
 
     /// Starts, or starts again, the repository.
-    pub(crate) fn start_repository(&mut self) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn start_repository(&mut self) -> Result<(), LabError> {
         let socket = self.dir.join("repository");
         match fs::remove_file(&socket) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
@@ -100,17 +111,26 @@ impl RemoteSwap {
     }
 
     /// Kills what serves the disk.
-    pub(crate) fn kill_disks(&mut self) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill_disks(&mut self) -> Result<(), LabError> {
         kill(self.disks.take())
     }
 
     /// Kills the repository.
-    pub(crate) fn kill_repository(&mut self) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill_repository(&mut self) -> Result<(), LabError> {
         kill(self.repository.take())
     }
 
     /// The network to the repository is dead: it does not answer, and no connection breaks.
-    pub(crate) fn silence_repository(&mut self, is_silent: bool) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn silence_repository(&mut self, is_silent: bool) -> Result<(), LabError> {
         if let Some(repository) = &mut self.repository {
             repository.signal(if is_silent { Signal::STOP } else { Signal::CONT })?;
         }
@@ -118,7 +138,8 @@ impl RemoteSwap {
     }
 
     /// How the disk does; `None`: nobody answers.
-    pub(crate) fn status(&self) -> Option<DiskStatus> {
+    #[must_use]
+    pub fn status(&self) -> Option<DiskStatus> {
         let socket = self.dir.join("disks").join(format!("{GROUP}.status"));
         let mut text = String::new();
         UnixStream::connect(socket).ok()?.read_to_string(&mut text).ok()?;
@@ -127,7 +148,10 @@ impl RemoteSwap {
     }
 
     /// Ends both; after the guest.
-    pub(crate) fn end(mut self) -> Result<(), LabError> {
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn end(mut self) -> Result<(), LabError> {
         for child in [self.disks.take(), self.repository.take()].iter_mut().flatten() {
             child.end(END)?;
         }

@@ -1,5 +1,6 @@
 //! The layers that an export can be made of.
 
+pub mod cache;
 pub mod count;
 pub mod fault;
 pub mod file;

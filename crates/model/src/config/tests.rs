@@ -115,7 +115,7 @@ priority = "high"
 overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
 overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: `ksm` is \"always\"; valid: off, drive
-overbook.toml:6: unknown table [mod]; valid: api, group, host, mode, vm; did you mean `mode`?
+overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
 overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
@@ -404,4 +404,53 @@ fn files_with_faults_still_say_where_state_and_socket_are() {
     assert_eq!(found, Salvaged { state: Some("/s/2".into()), socket: Some("/s/a".into()) });
     let useless = "[host]\nstate = 5\n[api]\nsocket = \"relative\"\n";
     assert_eq!(salvage(&[("a".to_owned(), useless.to_owned())]), Salvaged::default());
+}
+
+#[test]
+fn a_disk_arrives_in_the_spec() {
+    let spec = parse_one(
+        r#"
+        api.socket = "/run/o/overbook.sock"
+        group.web.vms = ["web-*"]
+        [disk.web-1-swap]
+        vm = "web-1"
+        file = "/srv/web-1"
+        size = "4GiB"
+        repositories = ["host-b:10810", "[::1]:10810", "/run/repository"]
+        tls = "/etc/overbook/tls"
+        read_delay_us = 5000
+        "#,
+    )
+    .unwrap();
+    let (name, disk) = spec.disks_of(&"web".into()).next().unwrap();
+    assert_eq!((name.as_str(), disk.vm.as_str()), ("web-1-swap", "web-1"));
+    assert_eq!((disk.size, disk.read_delay_us), (Bytes::mib(4096), 5_000));
+    assert_eq!(disk.repositories.len(), 3);
+    assert_eq!(spec.disk_socket(name).to_str(), Some("/run/o/disks/web-1-swap.sock"));
+    assert_eq!(spec.disks_of(&"db".into()).count(), 0);
+}
+
+#[test]
+fn a_disk_that_cannot_be_says_why() {
+    let disk = |keys: &str| faults_of(&format!("group.web.vms = [\"web-*\"]\n[disk.d]\n{keys}"));
+    let whole = "vm = \"web-1\"\nfile = \"/srv/d\"\nsize = \"4GiB\"\n";
+    for key in ["vm", "file", "size"] {
+        let lacks: String =
+            whole.lines().filter(|l| !l.starts_with(key)).collect::<Vec<_>>().join("\n");
+        assert!(disk(&lacks).contains(&format!("[disk.d] has no `{key}`")), "{}", disk(&lacks));
+    }
+    let other = disk(&whole.replace("web-1", "db-1"));
+    assert!(other.contains("`vm` is \"db-1\", which no group's `vms` match"), "{other}");
+    let odd = disk(&whole.replace("4GiB", "4097B"));
+    assert!(odd.contains("`size` of 4097 is no multiple of 4 KiB"), "{odd}");
+    let relative = disk(&whole.replace("/srv/d", "srv/d"));
+    assert!(relative.contains("`file` is \"srv/d\"; write a path that begins with /"));
+    let port = disk(&format!("{whole}repositories = [\"host-b\"]"));
+    assert!(port.contains("`repositories` has \"host-b\"; write a host and a port"), "{port}");
+    let tls = disk(&format!("{whole}tls = \"/etc/tls\""));
+    assert!(tls.contains("`tls` has no effect without `repositories`"), "{tls}");
+    let twice = disk(&format!("{whole}[disk.e]\n{whole}"));
+    assert!(twice.contains("is the disk `d` already"), "{twice}");
+    let name = faults_of(&format!("group.web.vms = [\"web-*\"]\n[disk.\"../d\"]\n{whole}"));
+    assert!(name.contains("a disk cannot be called `../d`"), "{name}");
 }

@@ -1,0 +1,443 @@
+//! `cache`: pages of data disks in memory that the group does not need at the moment (Kim §4.2.3).
+//!
+//! A [`Space`] belongs to a group, and all disks of its VMs share it. Its capacity is whatever
+//! policy finds to spare, and changes each second. It holds clean pages only, so giving it up costs
+//! no writing: whole slabs go back at once, with whatever lies in them. Which page makes room for
+//! which is `quick_cache`'s business (Clock-PRO, much like S3-FIFO): pages that are read once, one
+//! after the other, do not drive out those that are read again.
+//!
+//! A write drives the page out. A page that is being read from below while a write to it is under
+//! way, or begins, is not kept: nobody knows whether it is old.
+
+use std::hash::RandomState;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use quick_cache::unsync::Cache as Index;
+use quick_cache::{Lifecycle, UnitWeighter};
+use sys::slab::Slab;
+
+use crate::layer::{self, Answer, Layer, Read, Zeros};
+use crate::layers::memory::SLAB;
+use crate::nbd::Errno;
+use crate::nbd::reply::Extent;
+
+const PAGE: usize = 4096;
+const PAGES: usize = SLAB / PAGE;
+/// Slots that stay free, so that there is one before room is made for it.
+const SPARE: usize = 64;
+/// Pages that share a count of writes.
+const STRIPES: usize = 1024;
+/// Of a slot that holds nothing.
+const NOBODY: Key = Key::MAX;
+
+/// Disk and page.
+type Key = u64;
+
+/// Memory that a group's disks share.
+pub struct Space {
+    held: Mutex<Held>,
+    disks: AtomicU32,
+    counters: Counters,
+}
+
+/// What came of reads, in pages.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Found here.
+    pub hits: AtomicU64,
+    /// Read from below.
+    pub misses: AtomicU64,
+}
+
+struct Held {
+    slabs: Vec<Slab>,
+    /// Where a page lies: its slot.
+    index: Index<Key, u32, UnitWeighter, RandomState, Evicted>,
+    /// What lies in a slot.
+    owners: Vec<Key>,
+    free: Vec<u32>,
+}
+
+/// Gathers the slots of what had to make room.
+struct Evicted;
+
+impl Lifecycle<Key, u32> for Evicted {
+    type RequestState = Vec<u32>;
+
+    fn on_evict(&self, slots: &mut Vec<u32>, _: Key, slot: u32) {
+        slots.push(slot);
+    }
+}
+
+impl Default for Space {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Space {
+    /// Without any memory.
+    #[must_use]
+    pub fn new() -> Self {
+        let index = Index::with(PAGES, 0, UnitWeighter, RandomState::new(), Evicted);
+        let (slabs, owners, free) = (Vec::new(), Vec::new(), Vec::new());
+        let held = Mutex::new(Held { slabs, index, owners, free });
+        Self { held, disks: AtomicU32::new(0), counters: Counters::default() }
+    }
+
+    /// What came of reads.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// What it may hold, in bytes.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        (self.held().slabs.len() * SLAB) as u64
+    }
+
+    /// So many pages lie in it.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.held().index.len()
+    }
+
+    /// From now on it may hold so many bytes, in whole slabs. What it holds beyond goes back to the
+    /// host before this returns. It stays smaller where the host has no more to give.
+    pub fn set_capacity(&self, bytes: u64) {
+        let slabs = usize::try_from(bytes / SLAB as u64).unwrap_or(usize::MAX);
+        let mut held = self.held();
+        let held = &mut *held;
+        while held.slabs.len() > slabs {
+            held.give_back();
+        }
+        while held.slabs.len() < slabs && held.take_more() {}
+        held.spare();
+        let slots = held.owners.len();
+        held.index.set_capacity(slots.saturating_sub(SPARE) as u64);
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    fn take_more(&mut self) -> bool {
+        let Ok(slab) = Slab::new(SLAB) else { return false };
+        let Ok(first) = u32::try_from(self.owners.len()) else { return false };
+        let Ok(end) = u32::try_from(self.owners.len() + PAGES) else { return false };
+        self.free.extend((first..end).rev());
+        self.owners.resize(self.owners.len() + PAGES, NOBODY);
+        self.slabs.push(slab);
+        true
+    }
+
+    /// The last slab goes, and what lies in it.
+    fn give_back(&mut self) {
+        let first = self.owners.len().saturating_sub(PAGES);
+        for key in self.owners.drain(first..).filter(|key| *key != NOBODY) {
+            self.index.remove(&key);
+        }
+        self.free.retain(|slot| (*slot as usize) < first);
+        self.slabs.pop();
+    }
+
+    /// Makes room for those slots that stay free, where a smaller space lacks them.
+    fn spare(&mut self) {
+        for slot in (0..self.owners.len()).rev() {
+            if self.free.len() >= SPARE {
+                return;
+            }
+            if self.owners[slot] != NOBODY {
+                self.drop_page(self.owners[slot]);
+            }
+        }
+    }
+
+    fn slot(&self, slot: u32) -> (usize, std::ops::Range<usize>) {
+        let slot = slot as usize;
+        let begin = slot % PAGES * PAGE;
+        (slot / PAGES, begin..begin + PAGE)
+    }
+
+    fn read(&self, key: Key, begin: usize, into: &mut [u8]) -> bool {
+        let Some(slot) = self.index.get(&key) else { return false };
+        let (slab, range) = self.slot(*slot);
+        let page = &self.slabs[slab].bytes()[range];
+        into.copy_from_slice(&page[begin..begin + into.len()]);
+        true
+    }
+
+    fn keep(&mut self, key: Key, page: &[u8]) {
+        if self.index.contains_key(&key) {
+            // Somebody else has read it meanwhile.
+            return;
+        }
+        let Some(slot) = self.free.pop() else { return };
+        let (slab, range) = self.slot(slot);
+        self.slabs[slab].bytes_mut()[range].copy_from_slice(page);
+        self.owners[slot as usize] = key;
+        let mut evicted = Vec::new();
+        self.index.insert_with_lifecycle(key, slot, &mut evicted);
+        for slot in evicted {
+            self.owners[slot as usize] = NOBODY;
+            self.free.push(slot);
+        }
+    }
+
+    fn drop_page(&mut self, key: Key) {
+        if let Some((_, slot)) = self.index.remove(&key) {
+            self.owners[slot as usize] = NOBODY;
+            self.free.push(slot);
+        }
+    }
+}
+
+/// A disk, some of whose pages lie in a space.
+pub struct Cache {
+    below: Arc<dyn Layer>,
+    space: Arc<Space>,
+    disk: u64,
+    stripes: Vec<Stripe>,
+}
+
+/// The writes to some of the pages.
+#[derive(Default)]
+struct Stripe {
+    begun: AtomicU64,
+    under_way: AtomicU64,
+}
+
+/// A write that is under way; ended when this is dropped, whatever became of it.
+struct Writing<'a> {
+    cache: &'a Cache,
+    pages: std::ops::Range<u64>,
+}
+
+impl Cache {
+    /// Over `below`; `space` is shared with other disks of the same group.
+    #[must_use]
+    pub fn over(below: Arc<dyn Layer>, space: Arc<Space>) -> Self {
+        let disk = u64::from(space.disks.fetch_add(1, Ordering::Relaxed)) << 48;
+        let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
+        Self { below, space, disk, stripes }
+    }
+
+    fn stripe(&self, page: u64) -> &Stripe {
+        &self.stripes[usize::try_from(page).unwrap_or(0) % STRIPES]
+    }
+
+    /// Copies what lies here; `false`: not all of it does.
+    fn hit(&self, offset: u64, into: &mut [u8]) -> bool {
+        let held = self.space.held();
+        let mut rest = into;
+        let mut at = offset;
+        while !rest.is_empty() {
+            let begin = usize::try_from(at % PAGE as u64).unwrap_or(0);
+            let length = (PAGE - begin).min(rest.len());
+            let (part, after) = rest.split_at_mut(length);
+            if !held.read(self.disk | (at / PAGE as u64), begin, part) {
+                return false;
+            }
+            (rest, at) = (after, at + length as u64);
+        }
+        true
+    }
+
+    async fn miss(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
+        let first = offset.div_ceil(PAGE as u64);
+        let end = (offset + length as u64) / PAGE as u64;
+        let seen = |page| {
+            let stripe = self.stripe(page);
+            let is_quiet = stripe.under_way.load(Ordering::SeqCst) == 0;
+            is_quiet.then(|| stripe.begun.load(Ordering::SeqCst))
+        };
+        let before: Vec<Option<u64>> = (first..end).map(seen).collect();
+        let data = layer::read(&*self.below, offset, length).await?;
+        let mut held = self.space.held();
+        for (page, before) in (first..end).zip(before) {
+            if before.is_some() && seen(page) == before {
+                let begin = usize::try_from(page * PAGE as u64 - offset).unwrap_or(0);
+                held.keep(self.disk | page, &data[begin..begin + PAGE]);
+            }
+        }
+        Ok(data)
+    }
+
+    /// A write to these bytes begins: they do not lie here any more.
+    fn begin(&self, offset: u64, length: u64) -> Writing<'_> {
+        let pages = offset / PAGE as u64..(offset + length).div_ceil(PAGE as u64);
+        let mut held = self.space.held();
+        for page in pages.clone() {
+            let stripe = self.stripe(page);
+            stripe.under_way.fetch_add(1, Ordering::SeqCst);
+            stripe.begun.fetch_add(1, Ordering::SeqCst);
+            held.drop_page(self.disk | page);
+        }
+        Writing { cache: self, pages }
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        for page in self.pages.clone() {
+            self.cache.stripe(page).under_way.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+/// The write lasts until the layer below has answered.
+fn during<'a>(writing: Writing<'a>, answer: Answer<'a>) -> Answer<'a> {
+    match answer {
+        Answer::Now(result) => Answer::Now(result),
+        Answer::Later(future) => Answer::Later(Box::pin(async move {
+            let _writing = writing;
+            future.await
+        })),
+    }
+}
+
+impl Layer for Cache {
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn describe(&self) -> String {
+        format!("cache over {}", self.below.describe())
+    }
+
+    fn block(&self) -> u32 {
+        self.below.block()
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        let length = into.len();
+        let pages = length.div_ceil(PAGE) as u64;
+        if self.hit(offset, into) {
+            self.space.counters.hits.fetch_add(pages, Ordering::Relaxed);
+            return Read::Now(Ok(()));
+        }
+        self.space.counters.misses.fetch_add(pages, Ordering::Relaxed);
+        Read::Later(Box::pin(self.miss(offset, length)))
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        let writing = self.begin(offset, data.len() as u64);
+        during(writing, self.below.write(offset, data))
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        let writing = self.begin(offset, length);
+        during(writing, self.below.zero(offset, length, zeros))
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        self.below.flush()
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        self.below.extents(offset, length)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use super::*;
+    use crate::layers::memory::Memory;
+
+    const SIZE: u64 = 64 << 20;
+
+    fn cache(capacity: u64) -> (Arc<Space>, Cache) {
+        let space = Arc::new(Space::new());
+        space.set_capacity(capacity);
+        let below = Memory::new(SIZE);
+        for page in 0..SIZE / PAGE as u64 {
+            let written = below.write(page * PAGE as u64, &page.to_le_bytes());
+            assert!(matches!(written, Answer::Now(Ok(()))));
+        }
+        let cache = Cache::over(Arc::new(below), space.clone());
+        (space, cache)
+    }
+
+    async fn page(cache: &Cache, page: u64) -> u64 {
+        let read = layer::read(cache, page * PAGE as u64, PAGE).await.unwrap();
+        u64::from_le_bytes(read[..8].try_into().unwrap())
+    }
+
+    fn hits(space: &Space) -> u64 {
+        space.counters().hits.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test]
+    async fn what_was_read_is_found_again_until_it_is_written() {
+        let (space, cache) = cache(SLAB as u64);
+        assert_eq!((page(&cache, 5).await, page(&cache, 5).await), (5, 5));
+        assert_eq!((hits(&space), space.pages()), (1, 1));
+        cache.write(5 * PAGE as u64, &[9; 8]).result().await.unwrap();
+        assert_eq!(space.pages(), 0);
+        assert_eq!(page(&cache, 5).await, u64::from_le_bytes([9; 8]));
+        cache.zero(5 * PAGE as u64, PAGE as u64, Zeros::Write).result().await.unwrap();
+        assert_eq!((page(&cache, 5).await, hits(&space)), (0, 1));
+    }
+
+    #[tokio::test]
+    async fn it_never_holds_more_than_it_may() {
+        let (space, cache) = cache(2 * SLAB as u64);
+        for i in 0..SIZE / PAGE as u64 {
+            assert_eq!(page(&cache, i).await, i);
+        }
+        assert!(space.pages() <= 2 * PAGES - SPARE && space.pages() > PAGES, "{}", space.pages());
+        space.set_capacity(SLAB as u64);
+        assert_eq!(space.capacity(), SLAB as u64);
+        assert!(space.pages() <= PAGES - SPARE);
+        for i in (0..SIZE / PAGE as u64).rev() {
+            assert_eq!(page(&cache, i).await, i);
+        }
+        space.set_capacity(0);
+        assert_eq!((space.pages(), space.capacity()), (0, 0));
+        assert_eq!(page(&cache, 7).await, 7);
+        assert_eq!(space.pages(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_scan_does_not_drive_out_what_is_read_again() {
+        let (space, cache) = cache(SLAB as u64);
+        for _ in 0..3 {
+            for i in 0..512 {
+                page(&cache, i).await;
+            }
+        }
+        for i in 4096..16_384 {
+            page(&cache, i).await;
+        }
+        let before = hits(&space);
+        for i in 0..512 {
+            page(&cache, i).await;
+        }
+        assert!(hits(&space) - before > 384, "{} of 512 are left", hits(&space) - before);
+    }
+
+    #[tokio::test]
+    async fn two_disks_do_not_see_each_others_pages() {
+        let (space, first) = cache(SLAB as u64);
+        assert_eq!(page(&first, 3).await, 3);
+        let other = Cache::over(Arc::new(Memory::new(SIZE)), space);
+        assert_eq!(page(&other, 3).await, 0);
+        assert_eq!(page(&first, 3).await, 3);
+    }
+
+    #[tokio::test]
+    async fn what_is_read_while_it_is_written_is_not_kept() {
+        let (space, cache) = cache(SLAB as u64);
+        let writing = cache.begin(8 * PAGE as u64, PAGE as u64);
+        assert_eq!(page(&cache, 8).await, 8);
+        assert_eq!(space.pages(), 0);
+        drop(writing);
+        assert_eq!(page(&cache, 8).await, 8);
+        assert_eq!(space.pages(), 1);
+    }
+}
