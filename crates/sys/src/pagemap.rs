@@ -57,10 +57,12 @@ impl PageSet {
 
     /// Adds the pages of `part`, which lies in `whole`.
     pub fn add(&mut self, whole: Range, part: Range) {
-        let first = (part.start.saturating_sub(whole.start) / PAGE_BYTES) as usize;
-        let pages = (part.len / PAGE_BYTES) as usize;
-        for page in first..(first + pages).min(Self::MOST) {
-            self.0[page / 64] |= 1 << (page % 64);
+        let mut page = (part.start.saturating_sub(whole.start) / PAGE_BYTES) as usize;
+        let end = (page + (part.len / PAGE_BYTES) as usize).min(Self::MOST);
+        while page < end {
+            let bits = (64 - page % 64).min(end - page);
+            self.0[page / 64] |= u64::MAX >> (64 - bits) << (page % 64);
+            page += bits;
         }
     }
 
@@ -79,7 +81,8 @@ impl PageSet {
     /// The first page that is in it.
     #[must_use]
     pub fn first(&self) -> Option<usize> {
-        (0..Self::MOST).find(|&page| self.has(page))
+        let word = self.0.iter().position(|&word| word != 0)?;
+        Some(word * 64 + self.0[word].trailing_zeros() as usize)
     }
 
     /// Whether no page is in it.
@@ -357,6 +360,23 @@ unsafe impl rustix::ioctl::Ioctl for ScanRequest<'_> {
 mod tests {
     use super::*;
     use crate::memory_map::{Advice, HUGE_PAGE_BYTES, Reserved, pointer};
+
+    #[test]
+    fn a_set_holds_what_was_added_and_nothing_else() {
+        let range = |first: usize, pages: usize| Range {
+            start: 4096 + first as u64 * PAGE_BYTES,
+            len: pages as u64 * PAGE_BYTES,
+        };
+        let whole = range(0, PageSet::MOST);
+        for (first, pages) in [(0, 1), (63, 2), (5, 59), (64, 64), (1, 510), (0, 512), (500, 40)] {
+            let mut set = PageSet::default();
+            assert_eq!((set.first(), set.is_empty()), (None, true));
+            set.add(whole, range(first, pages));
+            let end = (first + pages).min(PageSet::MOST);
+            assert!((0..PageSet::MOST).all(|page| set.has(page) == (first..end).contains(&page)));
+            assert_eq!((set.first(), set.count() as usize), (Some(first), end - first));
+        }
+    }
 
     #[test]
     fn private_pages_are_those_that_were_written_and_nothing_else() {
