@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use model::Bytes;
 use overbook::disks::DiskStatus;
-use sys::process::{Child, Signal, Spawn};
+use sys::process::{Child, Signal, Spawn, children_of};
 
 use crate::inside::built;
 use crate::lab::LabError;
@@ -77,11 +77,7 @@ impl RemoteSwap {
         MachineSpec { swap_nbd: Some((socket, DISK.to_owned())), ..guest }
     }
 
-    /// Starts, or starts again, what serves the disk.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn start_disks(&mut self) -> Result<(), LabError> {
+    fn start_disks(&mut self) -> Result<(), LabError> {
         let config = self.dir.join("overbook.toml");
         let spawn = Spawn::new(built("overbook")?).arg("--config").arg(config);
         self.disks = Some(self.spawn(spawn.args(["disks", GROUP]), "disks.log")?);
@@ -110,12 +106,17 @@ impl RemoteSwap {
         Ok(spawn.output_to(log)?.die_with_parent().spawn()?)
     }
 
-    /// Kills what serves the disk.
+    /// Kills what serves the disk; who keeps it starts it again.
     ///
     /// # Errors
     /// The kernel's.
     pub fn kill_disks(&mut self) -> Result<(), LabError> {
-        kill(self.disks.take())
+        let Some(keeper) = &self.disks else { return Ok(()) };
+        for serving in children_of(keeper.identity().pid)? {
+            // It may be ending by itself.
+            let _ = serving.signal(Signal::KILL);
+        }
+        Ok(())
     }
 
     /// Kills the repository.

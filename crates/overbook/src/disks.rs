@@ -6,14 +6,16 @@
 //! two groups meets in it. When it is killed and started again, everything that was answered is in
 //! the files, and QEMU connects anew (`reconnect-delay`).
 //!
+//! Those who serve may die: the [`keeper`] holds the sockets and starts them again.
+//!
 //! Each disk has a socket of its own, which belongs to whoever owns the disk's file: who may open
 //! the one may connect to the other. Beside them lies a socket that tells every caller how the
 //! disks do, in one JSON object ([`Status`]).
 
+mod keeper;
+
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,14 +34,17 @@ use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
 use pageserver::tls::{Connector, TlsError};
-use rustix::fs::{FlockOperation, flock};
+use rustix::mm::{MlockAllFlags, mlockall};
 use serde::{Deserialize, Serialize};
+use sys::process::{become_io_flusher, inherited};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config_files;
 
+/// The name of the socket that tells how the disks do: no disk's, for those begin with no `.`.
+const STATUS: &str = ".status";
 /// How long somebody who asks for the status may take to read it.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 
@@ -149,59 +154,58 @@ struct Near {
     through: Arc<WriteThrough>,
 }
 
-/// Serves the disks of `group` until it is asked to end.
+/// Keeps the disks of `group` served until it is asked to end: `sockets` is empty; or serves them on
+/// the sockets that a keeper has left open, `NAME=NUMBER` each.
 ///
 /// # Errors
 ///
 /// Why it cannot begin. Once it serves, nothing ends it but a signal.
-pub fn run(config: &Path, group: &str) -> Result<(), DisksError> {
+pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksError> {
+    let group = GroupName::from(group);
+    need_no_memory();
+    if sockets.is_empty() {
+        return keeper::run(config, &group);
+    }
     let spec = config_files::load(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(&spec, &GroupName::from(group)))
+    runtime.block_on(serve(&spec, &group, sockets))
 }
 
-async fn serve(spec: &Spec, group: &GroupName) -> Result<(), DisksError> {
-    let own: Vec<(&String, &DiskSpec)> = spec.disks_of(group).collect();
-    if own.is_empty() {
-        let owners = spec.disks.values().filter_map(|disk| spec.group_of(&disk.vm));
-        let mut others: Vec<String> = owners.map(|(group, _)| format!("`{group}`")).collect();
-        others.sort();
-        others.dedup();
-        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
-        return Err(DisksError::None { group: group.to_string(), others });
+/// Guests swap when memory is short: who serves that must not wait for memory, nor lie in swap
+/// himself. Without the rights it does as well as it can.
+fn need_no_memory() {
+    if let Err(error) = become_io_flusher() {
+        eprintln!("overbook: the kernel may have this process wait for its own disks: {error}");
     }
-    let directory = spec.disk_directory();
-    let unusable = |what, path: &Path| {
-        let path = path.to_owned();
-        move |error| DisksError::File { what, path, error }
-    };
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(&directory)
-        .map_err(unusable("directory", &directory))?;
-    // Whoever has this may remove sockets that somebody left behind.
-    let lock = directory.join(format!("{group}.lock"));
-    let held = fs::File::create(&lock).map_err(unusable("lock", &lock))?;
-    flock(&held, FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| DisksError::Served(group.to_string()))?;
+    let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if let Err(error) = mlockall(all) {
+        eprintln!("overbook: this process may be swapped out itself: {error}");
+    }
+}
+
+async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(), DisksError> {
     let mut disks = Vec::new();
-    for (name, disk) in own {
-        disks.push(Disk::build(name, disk)?);
+    let mut status = None;
+    for socket in sockets {
+        let odd = || io::Error::other(format!("`{socket}` is no NAME=NUMBER of a socket"));
+        let (name, number) = socket.split_once('=').ok_or_else(odd)?;
+        let listener =
+            std::os::unix::net::UnixListener::from(inherited(number.parse().map_err(|_| odd())?)?);
+        listener.set_nonblocking(true)?;
+        let listener = UnixListener::from_std(listener)?;
+        if name == STATUS {
+            status = Some(listener);
+        } else if let Some((_, disk)) = spec.disks_of(group).find(|(own, _)| *own == name) {
+            let disk = Disk::build(name, disk)?;
+            let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
+            let server = Server::new(Arc::new(one), None, Limits::default());
+            tokio::spawn(server.listen_unix(listener));
+            disks.push(disk);
+        }
     }
-    for (disk, (_, of)) in disks.iter().zip(spec.disks_of(group)) {
-        let socket = spec.disk_socket(&disk.name);
-        let owner = fs::metadata(&of.file).map_err(unusable("file", &of.file))?;
-        let owner = (owner.uid(), owner.gid());
-        let listener = listen(&socket, Some(owner)).map_err(unusable("socket", &socket))?;
-        let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
-        let server = Server::new(Arc::new(one), None, Limits::default());
-        tokio::spawn(server.listen_unix(listener));
-        eprintln!("overbook: disk {} of {} at {}", disk.name, of.vm, socket.display());
+    if let Some(listener) = status {
+        tokio::spawn(tell(listener, disks));
     }
-    let socket = status_socket(spec, group);
-    let listener = listen(&socket, None).map_err(unusable("socket", &socket))?;
-    tokio::spawn(tell(listener, disks));
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = term.recv() => {}
@@ -300,22 +304,6 @@ impl Catalogue for One {
         let layer = self.layer.clone();
         (name == self.name).then(|| Opened { name: name.to_owned(), layer })
     }
-}
-
-/// A socket for its owner alone, in place of one that somebody left behind.
-fn listen(socket: &Path, owner: Option<(u32, u32)>) -> io::Result<UnixListener> {
-    match fs::remove_file(socket) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let bound = tokio::net::UnixSocket::new_stream()?;
-    bound.bind(socket)?;
-    // Nobody can connect before it listens.
-    fs::set_permissions(socket, fs::Permissions::from_mode(0o600))?;
-    if let Some((user, group)) = owner {
-        chown(socket, Some(user), Some(group))?;
-    }
-    bound.listen(64)
 }
 
 /// Tells everybody who connects how the disks do.

@@ -21,7 +21,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -337,6 +337,33 @@ impl Identity {
             Err(error) => Err(error),
         }
     }
+}
+
+/// A copy of a descriptor that the program which started this one left open for it.
+///
+/// # Errors
+/// There is none of this number.
+pub fn inherited(number: i32) -> io::Result<OwnedFd> {
+    if number < 3 {
+        return Err(io::Error::from(rustix::io::Errno::BADF));
+    }
+    // SAFETY: it is only copied; the kernel says so if there is none.
+    let there = unsafe { BorrowedFd::borrow_raw(number) };
+    Ok(rustix::io::fcntl_dupfd_cloexec(there, 3)?)
+}
+
+/// From now on this thread, and those that it starts, serve what others need to free memory: while
+/// they ask for memory themselves the kernel does not wait for I/O, which may be theirs
+/// (`PR_SET_IO_FLUSHER`).
+///
+/// # Errors
+/// Without `CAP_SYS_RESOURCE`.
+pub fn become_io_flusher() -> io::Result<()> {
+    /// By `linux/prctl.h`, since Linux 5.6.
+    const PR_SET_IO_FLUSHER: libc::c_int = 57;
+    // SAFETY: only numbers are passed.
+    let set = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Orphans among our descendants become our children, instead of getting lost to process 1.

@@ -151,7 +151,8 @@ fn bring_back(
     lab: &mut Lab,
 ) -> Result<(), LabError> {
     match part {
-        Part::Disks => swap.start_disks(),
+        // Who keeps its sockets has started it already.
+        Part::Disks => Ok(()),
         Part::Repository => swap.start_repository(),
         Part::Network => swap.silence_repository(false),
         Part::Daemon => daemon.restart(lab),

@@ -9,10 +9,13 @@ use crate::disks;
 pub(super) struct Arguments {
     /// The group whose disks are served
     group: String,
+    /// A socket that the process which keeps them has left open: for its own use
+    #[arg(long, value_name = "NAME=NUMBER", hide = true)]
+    socket: Vec<String>,
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
-    let served = disks::run(&context.config, &arguments.group);
+    let served = disks::run(&context.config, &arguments.group, &arguments.socket);
     served.map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

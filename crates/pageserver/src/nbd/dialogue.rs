@@ -4,8 +4,8 @@ use super::ProtocolError;
 use super::negotiation::Session;
 use super::request::Export;
 use super::wire::{
-    self, ALLOCATION, ALLOCATION_ID, Bytes, MAX_OPTION, MAX_STRING, export_flag, info, option,
-    option_reply, push_text,
+    self, ALLOCATION, Bytes, MAX_OPTION, MAX_STRING, export_flag, info, option, option_reply,
+    push_text,
 };
 
 /// Most replies to one option.
@@ -162,9 +162,7 @@ impl Dialogue {
                 self.ask_go(out);
             }
             Waits::Status if kind == option_reply::META_CONTEXT => {
-                let id = Bytes::new(data).u32();
-                self.status |=
-                    id == Some(ALLOCATION_ID) && data.get(4..) == Some(ALLOCATION.as_bytes());
+                self.status |= data.get(4..) == Some(ALLOCATION.as_bytes());
             }
             Waits::Status if kind == option_reply::ACK || is_error => {
                 self.status &= !is_error;

@@ -8,11 +8,13 @@ use std::collections::HashMap;
 
 use super::reply::{CHUNK, Extent, OFFSET, SIMPLE};
 use super::request::Command;
-use super::wire::{self, Bytes, MAX_PAYLOAD, chunk};
+use super::wire::{self, Bytes, MAX_PAYLOAD, MAX_STRING, chunk};
 use super::{Errno, ProtocolError};
 
 /// Longest content of a chunk, in bytes.
-const MAX_CHUNK: u32 = MAX_PAYLOAD + 4096;
+const MAX_CHUNK: u32 = MAX_PAYLOAD + MAX_ERROR;
+/// Longest content of a chunk that tells of an error: its words, and what stands before them.
+const MAX_ERROR: u32 = MAX_STRING + 16;
 
 /// What a request that has succeeded brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +40,10 @@ pub struct Finished {
 #[derive(Debug)]
 struct Waiting {
     offset: u64,
+    length: u32,
     brings: Brought,
-    /// So many bytes of the data are there.
-    filled: usize,
+    /// So many bytes of the data are there, or are told about.
+    filled: u64,
     /// A chunk has told an error; more chunks may come.
     failed: Option<Errno>,
 }
@@ -82,7 +85,8 @@ impl InFlight {
         };
         let cookie = self.next;
         self.next += 1;
-        self.waiting.insert(cookie, Waiting { offset, brings, filled: 0, failed: None });
+        let waiting = Waiting { offset, length, brings, filled: 0, failed: None };
+        self.waiting.insert(cookie, waiting);
         cookie
     }
 
@@ -140,7 +144,7 @@ impl InFlight {
                 Brought::Data(data) => {
                     let Some(read) = rest.get(..data.len()) else { return Ok(None) };
                     data.copy_from_slice(read);
-                    (waiting.filled, used) = (data.len(), used + data.len());
+                    (waiting.filled, used) = (waiting.length.into(), used + data.len());
                 }
                 Brought::Extents(_) => {
                     return Err(ProtocolError::Broken("block status comes without a chunk"));
@@ -155,6 +159,11 @@ impl InFlight {
     fn chunk(&mut self, input: &[u8]) -> Result<Option<(usize, Option<Finished>)>, ProtocolError> {
         let Some(chunk) = Chunk::parse(input)? else { return Ok(None) };
         let waiting = self.waiting.get_mut(&chunk.cookie).ok_or(UNASKED)?;
+        if chunk.length > waiting.longest() {
+            return Err(ProtocolError::Broken(
+                "a chunk is longer than anything that was asked for",
+            ));
+        }
         let Some(content) = input[CHUNK..].get(..chunk.length) else { return Ok(None) };
         waiting.take(chunk.kind, content)?;
         let finished = if chunk.is_last { Some(self.finish(chunk.cookie)?) } else { None };
@@ -168,7 +177,7 @@ impl InFlight {
         }
         let is_whole = match &waiting.brings {
             Brought::Done => true,
-            Brought::Data(data) => waiting.filled == data.len(),
+            Brought::Data(_) => waiting.filled == u64::from(waiting.length),
             Brought::Extents(extents) => !extents.is_empty(),
         };
         if !is_whole {
@@ -197,6 +206,16 @@ impl Chunk {
 }
 
 impl Waiting {
+    /// The longest content of a chunk that makes sense, in bytes.
+    fn longest(&self) -> usize {
+        let longest = match &self.brings {
+            Brought::Done => 0,
+            Brought::Data(data) => OFFSET + data.len(),
+            Brought::Extents(_) => MAX_CHUNK as usize,
+        };
+        longest.max(MAX_ERROR as usize)
+    }
+
     fn take(&mut self, kind: u16, content: &[u8]) -> Result<(), ProtocolError> {
         let mut bytes = Bytes::new(content);
         match kind {
@@ -230,24 +249,34 @@ impl Waiting {
         let Brought::Data(data) = &mut self.brings else { return Err(BEYOND) };
         let begin = offset.checked_sub(self.offset).and_then(|begin| usize::try_from(begin).ok());
         let begin = begin.filter(|_| length > 0).ok_or(BEYOND)?;
-        self.filled += length;
-        if self.filled > data.len() {
+        self.filled += length as u64;
+        if self.filled > self.length.into() {
             return Err(BEYOND);
         }
         data.get_mut(begin..begin.saturating_add(length)).ok_or(BEYOND)
     }
 
+    /// Block status is told in one chunk, and the last extent alone may reach beyond what was asked
+    /// about. So what a server tells is bounded. Its number is the server's, and of no meaning: only
+    /// one thing is ever asked for.
     fn extents(&mut self, mut bytes: Bytes<'_>) -> Result<(), ProtocolError> {
         let Brought::Extents(extents) = &mut self.brings else {
             return Err(ProtocolError::Broken("block status comes unasked"));
         };
-        if bytes.u32() != Some(wire::ALLOCATION_ID) || !bytes.rest().len().is_multiple_of(8) {
+        if self.filled > 0 {
+            return Err(ProtocolError::Broken("block status comes twice"));
+        }
+        if bytes.u32().is_none() || !bytes.rest().len().is_multiple_of(8) {
             return Err(CUT_OFF);
         }
         while let (Some(length), Some(state)) = (bytes.u32(), bytes.u32()) {
             if length == 0 {
                 return Err(ProtocolError::Broken("an extent is empty"));
             }
+            if self.filled >= self.length.into() {
+                return Err(ProtocolError::Broken("block status of more than was asked for"));
+            }
+            self.filled += u64::from(length);
             let is_hole = state & (wire::STATE_HOLE | wire::STATE_ZERO) != 0;
             extents.push(Extent { length, is_hole });
         }

@@ -1,0 +1,10 @@
+//! A hostile server negotiates with our client.
+//! How to run it: `negotiation.rs`.
+
+#![no_main]
+
+#[allow(dead_code, reason = "each target does one of these")]
+#[path = "../tests/fuzzed/mod.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::dialogue(data));

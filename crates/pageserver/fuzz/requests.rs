@@ -1,0 +1,10 @@
+//! A hostile client asks things of an export.
+//! How to run it: `negotiation.rs`.
+
+#![no_main]
+
+#[allow(dead_code, reason = "each target does one of these")]
+#[path = "../tests/fuzzed/mod.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::requests(data));

@@ -1,0 +1,10 @@
+//! A hostile client, and our server, over a stream that lies in memory.
+//! How to run it: `negotiation.rs`.
+
+#![no_main]
+
+#[allow(dead_code, reason = "each target does one of these")]
+#[path = "../tests/fuzzed/mod.rs"]
+mod fuzzed;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzzed::serving(data));
