@@ -13,7 +13,7 @@ use crate::interrupt::{self, EXIT_INTERRUPTED};
 use crate::keeper::{self, Ended};
 use crate::lab::{LabError, Provisions};
 use crate::scenario::{self, Context, SCENARIOS, Scenario};
-use crate::{fleet, state, status, stress};
+use crate::{fleet, nbd_servers, state, status, stress};
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
 #[derive(Debug, Parser)]
@@ -67,6 +67,9 @@ enum Command {
     /// Hold a lab for `up`
     #[command(name = keeper::SUBCOMMAND, hide = true)]
     Hold,
+    /// Serve memory by NBD, for `page-server-vs`
+    #[command(name = nbd_servers::SUBCOMMAND, hide = true)]
+    ServeMemory(nbd_servers::ServeMemory),
     /// Be a shim's worst worker, for `shim-stress`
     #[command(hide = true)]
     Torment {
@@ -142,6 +145,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         Command::Hold => keeper::hold(&dir)?,
+        Command::ServeMemory(server) => server.run()?,
         Command::Torment { pid, seed, millis } => {
             stress::torment::live(*pid, *seed, std::time::Duration::from_millis(*millis))?;
         }

@@ -18,6 +18,7 @@
 //! truth                         which pages a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
+//! nbd_load  nbd_servers         page servers, ours and others, under the same load
 //! fleet  scenario  recording    which guests, which experiments, what happened second by second
 //! figures  report  chart        numbers beside their targets, tables and plots
 //! ```
@@ -48,6 +49,8 @@ pub mod meb;
 pub mod memory_group;
 pub mod merger;
 pub mod metrics;
+mod nbd_load;
+mod nbd_servers;
 pub mod packages;
 pub mod pinning;
 mod program;

@@ -34,6 +34,7 @@ mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
 mod page_server_kill;
+mod page_server_vs;
 mod quickstart;
 mod readings;
 mod shim_idle;
@@ -140,6 +141,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::MEMORY,
     coop_swap::SCENARIO,
     page_server_kill::SCENARIO,
+    page_server_vs::SCENARIO,
     readings::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,

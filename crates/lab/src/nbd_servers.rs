@@ -1,0 +1,302 @@
+//! Servers of the same memory by NBD: ours, and two that others use.
+//!
+//! `nbdkit` and `qemu-storage-daemon` come from the distribution, unpacked privately as the lab's
+//! QEMU is. Ours is this program's own `serve-memory`: a page server of one export, which is of the
+//! layer `memory` alone.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pageserver::layer::Layer;
+use pageserver::layers::memory::Memory;
+use pageserver::nbd::request::Export;
+use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::tls::Acceptor;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+use sys::process::{Child, Spawn};
+
+use crate::cache::Cache;
+use crate::interrupt;
+use crate::lab::LabError;
+use crate::nbd_load::{Address, EXPORT, Load};
+use crate::packages::{Apt, PackageError};
+
+/// What the hidden subcommand is called.
+pub(crate) const SUBCOMMAND: &str = "serve-memory";
+const MIB: u64 = 1 << 20;
+/// Where Debian's packages put libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+/// Memory that looks like a file, for the one server that has no memory of its own.
+const SHARED_MEMORY: &str = "/dev/shm";
+const START_LIMIT: Duration = Duration::from_secs(10);
+const END: Duration = Duration::from_secs(5);
+
+/// Whose server it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ours,
+    Nbdkit,
+    Qemu,
+}
+
+/// How clients reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Unix,
+    Tcp,
+    Tls,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Ours, Self::Nbdkit, Self::Qemu];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Nbdkit => "nbdkit",
+            Self::Qemu => "qemu-storage-daemon",
+        }
+    }
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 3] = [Self::Unix, Self::Tcp, Self::Tls];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Unix => "unix",
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+        }
+    }
+}
+
+/// The programs of others.
+pub(crate) struct Programs {
+    root: PathBuf,
+}
+
+impl Programs {
+    /// From the cache, else from the distribution.
+    pub(crate) fn provide() -> Result<Self, LabError> {
+        let cache = Cache::open()?;
+        let fill = |dir: &Path| -> Result<(), PackageError> {
+            eprintln!("lab: unpacking nbdkit and qemu-storage-daemon into {}", dir.display());
+            for package in ["nbdkit", "qemu-utils"] {
+                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
+            }
+            Ok(())
+        };
+        let root = cache.directory("nbd-servers", fill).map_err(io::Error::other)?;
+        Ok(Self { root })
+    }
+
+    fn spawn(&self, program: &str) -> Spawn {
+        let libraries = LIBRARIES.map(|dir| self.root.join(dir).display().to_string()).join(":");
+        let program = self.root.join("usr/bin").join(program);
+        Spawn::new(program).env("LD_LIBRARY_PATH", libraries)
+    }
+
+    fn nbdkit(&self, address: &Address, size_mib: u64) -> Spawn {
+        let plugin = "usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-memory-plugin.so";
+        let spawn = self.spawn("nbdkit").args(["--foreground", "--exit-with-parent"]);
+        let spawn = match address {
+            Address::Unix(path) => spawn.arg("--unix").arg(path),
+            Address::Tcp(at) | Address::Tls(at, _) => {
+                spawn.args(["--ipaddr", "127.0.0.1", "--port", &at.port().to_string()])
+            }
+        };
+        let spawn = match address {
+            Address::Tls(_, dir) => {
+                let spawn = spawn.args(["--tls", "require", "--tls-verify-peer"]);
+                spawn.arg("--tls-certificates").arg(dir)
+            }
+            _ => spawn,
+        };
+        spawn.arg(self.root.join(plugin)).arg(format!("size={}", size_mib * MIB))
+    }
+
+    fn qemu(&self, address: &Address, file: &Path) -> Spawn {
+        let file = file.display();
+        let spawn = self.spawn("qemu-storage-daemon").arg("--blockdev");
+        let spawn = spawn.arg(format!("driver=file,node-name={EXPORT},filename={file}"));
+        let at =
+            |at: &SocketAddr| format!("addr.type=inet,addr.host=127.0.0.1,addr.port={}", at.port());
+        let (spawn, listen) = match address {
+            Address::Unix(path) => (spawn, format!("addr.type=unix,addr.path={}", path.display())),
+            Address::Tcp(to) => (spawn, at(to)),
+            Address::Tls(to, dir) => {
+                let dir = dir.display();
+                let tls =
+                    format!("tls-creds-x509,id=tls,endpoint=server,verify-peer=yes,dir={dir}");
+                (spawn.arg("--object").arg(tls), at(to) + ",tls-creds=tls")
+            }
+        };
+        let export = format!("type=nbd,id=export,node-name={EXPORT},writable=on");
+        spawn.arg("--nbd-server").arg(listen).arg("--export").arg(export)
+    }
+}
+
+/// A server that runs, and ends with this.
+pub(crate) struct Running {
+    pub(crate) kind: Kind,
+    pub(crate) way: Way,
+    pub(crate) child: Child,
+    pub(crate) load: Load,
+    _file: Option<tempfile::NamedTempFile>,
+}
+
+impl Running {
+    /// Starts it in `dir`, which has the certificates, too, and writes all its memory once.
+    pub(crate) fn start(
+        (kind, way): (Kind, Way),
+        programs: &Programs,
+        dir: &Path,
+        size_mib: u64,
+    ) -> Result<Self, LabError> {
+        let address = match way {
+            Way::Unix => Address::Unix(dir.join(format!("{}.sock", kind.name()))),
+            Way::Tcp => Address::Tcp(free_port()?),
+            Way::Tls => Address::Tls(free_port()?, dir.to_owned()),
+        };
+        let mut file = None;
+        let spawn = match kind {
+            Kind::Ours => ours(&address, size_mib)?,
+            Kind::Nbdkit => programs.nbdkit(&address, size_mib),
+            Kind::Qemu => {
+                let memory = tempfile::NamedTempFile::new_in(SHARED_MEMORY)?;
+                memory.as_file().set_len(size_mib * MIB)?;
+                let spawn = programs.qemu(&address, memory.path());
+                file = Some(memory);
+                spawn
+            }
+        };
+        let log = dir.join(format!("{}-{}.log", kind.name(), way.name()));
+        let spawn = spawn.output_to(std::fs::File::create(&log)?)?;
+        let mut child = spawn.die_with_parent().spawn()?;
+        let begun = Instant::now();
+        let mut load = loop {
+            match Load::connect(&address) {
+                Ok(load) => break load,
+                Err(error) if child.try_wait()?.is_some() || begun.elapsed() > START_LIMIT => {
+                    let said = std::fs::read_to_string(&log).unwrap_or_default();
+                    let text = format!("{} by {}: {error}\n{said}", kind.name(), way.name());
+                    return Err(io::Error::other(text).into());
+                }
+                Err(_) => interrupt::sleep(Duration::from_millis(50))?,
+            }
+        };
+        load.fill()?;
+        Ok(Self { kind, way, child, load, _file: file })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // If it cannot be ended now, it ends with this process.
+        let _ = self.child.end(END);
+    }
+}
+
+fn ours(address: &Address, size_mib: u64) -> io::Result<Spawn> {
+    let spawn = Spawn::new(std::env::current_exe()?).arg(SUBCOMMAND);
+    let spawn = spawn.args(["--size-mb", &size_mib.to_string()]);
+    Ok(match address {
+        Address::Unix(path) => spawn.arg("--unix").arg(path),
+        Address::Tcp(at) => spawn.args(["--tcp", &at.to_string()]),
+        Address::Tls(at, dir) => spawn.args(["--tcp", &at.to_string()]).arg("--tls").arg(dir),
+    })
+}
+
+/// A port that nobody had a moment ago.
+fn free_port() -> io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Writes certificates of a new authority, under the names that all three servers know.
+pub(crate) fn certificates(dir: &Path) -> Result<(), LabError> {
+    let write = |dir: &Path| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let mut authority = CertificateParams::default();
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        authority.distinguished_name.push(rcgen::DnType::CommonName, "lab");
+        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
+        std::fs::write(dir.join("ca-cert.pem"), authority.pem())?;
+        let sides = [
+            ("server", ExtendedKeyUsagePurpose::ServerAuth),
+            ("client", ExtendedKeyUsagePurpose::ClientAuth),
+        ];
+        for (side, purpose) in sides {
+            let names = ["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
+            let mut params = CertificateParams::new(names)?;
+            params.distinguished_name.push(rcgen::DnType::CommonName, side);
+            params.key_usages =
+                vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+            params.extended_key_usages = vec![purpose];
+            let key = KeyPair::generate()?;
+            let certificate = params.signed_by(&key, &authority)?;
+            std::fs::write(dir.join(format!("{side}-cert.pem")), certificate.pem())?;
+            std::fs::write(dir.join(format!("{side}-key.pem")), key.serialize_pem())?;
+        }
+        Ok(())
+    };
+    write(dir).map_err(|error| io::Error::other(error).into())
+}
+
+/// One export of memory.
+struct One(Arc<dyn Layer>);
+
+impl Catalogue for One {
+    fn list(&self) -> Vec<String> {
+        vec![EXPORT.to_owned()]
+    }
+
+    fn find(&self, name: &str) -> Option<Export> {
+        (name == EXPORT).then(|| of_layer(&*self.0))
+    }
+
+    fn open(&self, name: &str) -> Option<Opened> {
+        (name == EXPORT).then(|| Opened { name: name.to_owned(), layer: self.0.clone() })
+    }
+}
+
+/// Where our server of memory is to listen.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeMemory {
+    #[arg(long)]
+    size_mb: u64,
+    #[arg(long)]
+    unix: Option<PathBuf>,
+    #[arg(long, required_unless_present = "unix")]
+    tcp: Option<SocketAddr>,
+    #[arg(long)]
+    tls: Option<PathBuf>,
+}
+
+impl ServeMemory {
+    /// Serves until a signal comes.
+    pub(crate) fn run(&self) -> Result<(), LabError> {
+        let tls = self.tls.as_deref().map(Acceptor::new).transpose().map_err(io::Error::other)?;
+        let catalogue = Arc::new(One(Arc::new(Memory::new(self.size_mb * MIB))));
+        let server = Server::new(catalogue, tls, Limits::default());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async {
+            if let Some(path) = &self.unix {
+                tokio::spawn(server.clone().listen_unix(tokio::net::UnixListener::bind(path)?));
+            }
+            if let Some(at) = self.tcp {
+                tokio::spawn(server.listen_tcp(tokio::net::TcpListener::bind(at).await?));
+            }
+            while !interrupt::interrupted() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Ok(())
+        })
+    }
+}
