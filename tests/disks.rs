@@ -38,6 +38,7 @@ fn a_guest_loses_nothing_when_those_who_serve_its_swap_die() {
     let guest = MachineSpec::new(GUEST, GROUP, MEMORY, MEMORY, "verify --mb 96");
     let specs = [swap.given_to(guest)];
     let mut lab = Lab::start(&dir.path().join("lab"), &with, &specs).unwrap();
+    lab::fleet::wait_until_working(&lab).unwrap();
     until("the repository answers reads", || status(&swap).1.reads > 0);
 
     swap.kill_repository().unwrap();

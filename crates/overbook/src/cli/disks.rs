@@ -11,11 +11,11 @@ pub(super) struct Arguments {
     group: String,
     /// A socket that the process which keeps them has left open: for its own use
     #[arg(long, value_name = "NAME=NUMBER", hide = true)]
-    socket: Vec<String>,
+    inherited: Vec<String>,
 }
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
-    let served = disks::run(&context.config, &arguments.group, &arguments.socket);
+    let served = disks::run(&context.config, &arguments.group, &arguments.inherited);
     served.map_err(|error| CliError::Said(error.to_string()))?;
     Ok(Output::nothing())
 }

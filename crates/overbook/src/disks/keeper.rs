@@ -107,7 +107,7 @@ fn serve(config: &Path, group: &GroupName, sockets: &[Socket]) -> io::Result<Chi
     for Socket { name, listener } in sockets {
         // Left open for the child, under the number that it has here.
         fcntl_setfd(listener.as_fd(), FdFlags::empty())?;
-        spawn = spawn.arg("--socket").arg(format!("{name}={}", listener.as_raw_fd()));
+        spawn = spawn.arg("--inherited").arg(format!("{name}={}", listener.as_raw_fd()));
     }
     spawn.die_with_parent().spawn()
 }

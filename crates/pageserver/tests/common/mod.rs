@@ -1,16 +1,25 @@
-//! A server on a unix socket in this process, and clients of it.
+//! A server on a unix socket in this process, and clients of it: honest ones, and raw streams for
+//! those that are not.
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses a part; what fails has failed")]
 
+pub(crate) mod certificates;
+pub(crate) mod raw;
+
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use pageserver::client::{self, Client, ClientError};
 use pageserver::layer::Layer;
 use pageserver::nbd::dialogue::Wanted;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::tls::{Acceptor, Connector};
 use tokio::net::{UnixListener, UnixStream};
+
+/// How long anything may take; a busy machine is no failure.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// One export of one name.
 pub(crate) struct One(pub(crate) &'static str, pub(crate) Arc<dyn Layer>);
@@ -39,16 +48,29 @@ pub(crate) struct Listening {
 
 /// Serves `catalogue` until this is dropped.
 pub(crate) fn listen(catalogue: Arc<dyn Catalogue>) -> Listening {
+    listen_with(catalogue, None, Limits::default())
+}
+
+/// The same, with TLS and limits.
+pub(crate) fn listen_with(
+    catalogue: Arc<dyn Catalogue>,
+    tls: Option<Acceptor>,
+    limits: Limits,
+) -> Listening {
     let dir = tempfile::tempdir().unwrap();
-    let mut listening = listen_at(dir.path().join("socket"), catalogue);
+    let server = Server::new(catalogue, tls, limits);
+    let mut listening = serve_at(dir.path().join("socket"), server);
     listening._dir = Some(dir);
     listening
 }
 
 /// The same, there.
 pub(crate) fn listen_at(socket: PathBuf, catalogue: Arc<dyn Catalogue>) -> Listening {
+    serve_at(socket, Server::new(catalogue, None, Limits::default()))
+}
+
+fn serve_at(socket: PathBuf, server: Arc<Server>) -> Listening {
     let listener = UnixListener::bind(&socket).unwrap();
-    let server = Server::new(catalogue, None, Limits::default());
     let task = tokio::spawn(server.listen_unix(listener));
     Listening { socket, task, _dir: None }
 }
@@ -68,4 +90,32 @@ impl Listening {
         tokio::spawn(connection.run());
         Ok(client)
     }
+
+    /// The same by TLS, with a server that should be called `host`.
+    pub(crate) async fn tls_client(
+        &self,
+        name: &str,
+        with: (&Connector, &str),
+    ) -> Result<Client, ClientError> {
+        let stream = UnixStream::connect(&self.socket).await?;
+        let (client, connection) = client::connect_tls(stream, name.to_owned(), true, with).await?;
+        tokio::spawn(connection.run());
+        Ok(client)
+    }
+
+    /// A stream to say anything on.
+    pub(crate) async fn raw(&self) -> UnixStream {
+        UnixStream::connect(&self.socket).await.unwrap()
+    }
+}
+
+/// Waits until it is so.
+pub(crate) async fn waits_for(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..6_000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("waited in vain for {what}");
 }

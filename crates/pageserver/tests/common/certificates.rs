@@ -1,0 +1,84 @@
+//! Authorities, and certificates that they have signed, in files as QEMU names them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Signs certificates.
+pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// Which certificate.
+#[derive(Clone, Copy)]
+pub(crate) struct Wish<'a> {
+    /// What it is for.
+    pub(crate) usage: Usage,
+    /// Whose it is: a host's name or address.
+    pub(crate) name: &'a str,
+    /// It begins to be valid so many days from now, and ends so many.
+    pub(crate) days: (i32, i32),
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Usage {
+    Server,
+    Client,
+}
+
+/// A server's certificate that is in order.
+pub(crate) const SERVER: Wish<'static> =
+    Wish { usage: Usage::Server, name: "localhost", days: (-1, 30) };
+/// A client's certificate that is in order.
+pub(crate) const CLIENT: Wish<'static> =
+    Wish { usage: Usage::Client, name: "client", days: (-1, 30) };
+
+impl Authority {
+    /// A new one.
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A new certificate and its key, as PEM.
+    pub(crate) fn sign(&self, wish: Wish<'_>) -> (String, String) {
+        let mut params = CertificateParams::new(vec![wish.name.to_owned()]).unwrap();
+        params.extended_key_usages = vec![match wish.usage {
+            Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        (params.not_before, params.not_after) = (day(wish.days.0).into(), day(wish.days.1).into());
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.0).unwrap();
+        (certificate.pem(), key.serialize_pem())
+    }
+
+    /// The authority's own certificate, as PEM.
+    pub(crate) fn pem(&self) -> String {
+        self.0.pem()
+    }
+
+    /// A directory with the files of one side, which trusts this authority and shows what `signer`
+    /// has signed.
+    pub(crate) fn files(&self, below: &Path, signer: &Self, side: &str, wish: Wish<'_>) -> PathBuf {
+        let dir = tempfile::tempdir_in(below).unwrap().keep();
+        let (certificate, key) = signer.sign(wish);
+        std::fs::write(dir.join("ca-cert.pem"), self.pem()).unwrap();
+        std::fs::write(dir.join(format!("{side}-cert.pem")), certificate).unwrap();
+        std::fs::write(dir.join(format!("{side}-key.pem")), key).unwrap();
+        dir
+    }
+}
+
+fn day(days: i32) -> SystemTime {
+    let far = DAY * days.unsigned_abs();
+    let now = SystemTime::now();
+    if days < 0 { now - far } else { now + far }
+}

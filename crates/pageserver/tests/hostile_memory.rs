@@ -1,0 +1,140 @@
+//! What a hostile client can make a server hold is bounded. The tests take turns: each looks at the
+//! memory of the whole process.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::raw::{self, choose};
+use common::{LIMIT, Listening, One, listen};
+use pageserver::client;
+use pageserver::layers::fault::{Fault, Faults};
+use pageserver::layers::memory::Memory;
+use pageserver::nbd::dialogue::Wanted;
+use pageserver::nbd::request::Command;
+use pageserver::nbd::wire::{self, MAX_PAYLOAD};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+const SIZE: u64 = 64 << 20;
+const MIB: usize = 1 << 20;
+
+static TURN: Mutex<()> = Mutex::const_new(());
+
+/// What this process has in memory, in MiB.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() >> 10
+}
+
+fn grown_by_less_than(mib: usize, before: usize) {
+    let now = resident();
+    assert!(now < before + mib, "{before} MiB have become {now}");
+}
+
+async fn is_served(server: &Listening) {
+    let client = timeout(LIMIT, server.client("disk")).await.unwrap().unwrap();
+    for i in 0..200 {
+        timeout(LIMIT, client.read(i * 4096, 4096)).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_claims_much_and_sends_little_costs_little() {
+    let _turn = TURN.lock().await;
+    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    let before = resident();
+    let mut claims = Vec::new();
+    for _ in 0..64 {
+        let mut stream = server.raw().await;
+        choose(&mut stream, "disk").await;
+        stream.write_all(&raw::request(Command::Write, 1, 0, MAX_PAYLOAD)).await.unwrap();
+        // So much does not fit into the socket: the server has most of it.
+        stream.write_all(&vec![1; MIB]).await.unwrap();
+        claims.push(stream);
+    }
+    is_served(&server).await;
+    // 2 GiB were claimed, and 64 MiB were sent.
+    grown_by_less_than(400, before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_read_replies_is_not_read_from() {
+    let _turn = TURN.lock().await;
+    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(SIZE)))));
+    let before = resident();
+    let mut asks = raw::request(Command::Read, 1, 0, 1 << 20).repeat(10_000);
+    asks.extend_from_slice(&raw::request(Command::Read, 1, 0, MAX_PAYLOAD));
+    let mut talking = Vec::new();
+    for _ in 0..4 {
+        let mut stream = server.raw().await;
+        choose(&mut stream, "disk").await;
+        let asks = asks.clone();
+        talking.push(tokio::spawn(async move { stream.write_all(&asks).await }));
+    }
+    is_served(&server).await;
+    // 40 GiB of replies were asked for.
+    grown_by_less_than(300, before);
+    talking.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_does_not_answer_holds_no_more_than_so_much() {
+    let _turn = TURN.lock().await;
+    let faults = Faults { cut: true, ..Faults::default() };
+    let disk = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
+    let server = listen(Arc::new(One("disk", disk.clone())));
+    let before = resident();
+    let (mut hears, mut says) = {
+        let mut stream = server.raw().await;
+        choose(&mut stream, "disk").await;
+        stream.into_split()
+    };
+    const WRITES: usize = 400;
+    let talking = tokio::spawn(async move {
+        for _ in 0..WRITES {
+            says.write_all(&raw::request(Command::Write, 1, 0, 1 << 20)).await.unwrap();
+            says.write_all(&vec![1; MIB]).await.unwrap();
+        }
+        says
+    });
+    let other = server.client("disk").await.unwrap();
+    for _ in 0..20 {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        grown_by_less_than(300, before);
+    }
+    disk.set(Faults::default());
+    let mut replies = vec![0; WRITES * 16];
+    timeout(LIMIT, hears.read_exact(&mut replies)).await.unwrap().unwrap();
+    assert!(replies == raw::simple_reply(0, 1).repeat(WRITES));
+    assert_eq!(other.read(0, 1).await.unwrap(), [1]);
+    drop(talking.await.unwrap());
+}
+
+/// A server that tells a client of extents without an end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn block_status_without_an_end_is_ended() {
+    let _turn = TURN.lock().await;
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let serving = tokio::spawn(async move {
+        theirs.write_all(&raw::server_says()).await.unwrap();
+        let mut content = wire::ALLOCATION_ID.to_be_bytes().to_vec();
+        content.extend_from_slice(&[0, 0, 0, 1, 0, 0, 0, 0].repeat(100_000));
+        let mut chunk = raw::chunk(wire::chunk::BLOCK_STATUS, 0, &content);
+        chunk[4..6].copy_from_slice(&[0, 0]);
+        while theirs.write_all(&chunk).await.is_ok() {}
+    });
+    let wanted = Wanted { name: "disk".to_owned(), tls: false, status: true };
+    let before = resident();
+    let (client, connection) = client::connect(ours, wanted).await.unwrap();
+    let running = tokio::spawn(connection.run());
+    assert!(timeout(LIMIT, client.extents(0, 1 << 20)).await.unwrap().is_err());
+    timeout(LIMIT, running).await.unwrap().unwrap();
+    timeout(LIMIT, serving).await.unwrap().unwrap();
+    grown_by_less_than(100, before);
+}
