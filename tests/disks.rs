@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use lab::remote_swap::{Disk, GROUP, RemoteSwap};
 use lab::{Lab, MachineSpec};
-use model::Bytes;
-use overbook::disks::{DiskStatus, RepositoryStatus};
+use model::{Bytes, DiskReading, RepositoriesReading};
 use overbook_tests::{provisions, take_turn};
 
 const GUEST: &str = "swaps";
@@ -24,9 +23,9 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-fn status(swap: &RemoteSwap) -> (DiskStatus, RepositoryStatus) {
+fn status(swap: &RemoteSwap) -> (DiskReading, RepositoriesReading) {
     let disk = swap.status().unwrap_or_default();
-    let repositories = disk.repositories.clone().unwrap_or_default();
+    let repositories = disk.repositories.unwrap_or_default();
     (disk, repositories)
 }
 

@@ -8,8 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::Bytes;
-use overbook::disks::DiskStatus;
+use model::{Bytes, DiskReading};
 use sys::process::{Child, Signal, Spawn, children_of};
 
 use crate::inside::built;
@@ -140,7 +139,7 @@ impl RemoteSwap {
 
     /// How the disk does; `None`: nobody answers.
     #[must_use]
-    pub fn status(&self) -> Option<DiskStatus> {
+    pub fn status(&self) -> Option<DiskReading> {
         let socket = self.dir.join("disks").join(format!("{GROUP}.status"));
         let mut text = String::new();
         UnixStream::connect(socket).ok()?.read_to_string(&mut text).ok()?;

@@ -10,6 +10,7 @@
 
 pub mod config;
 pub mod dedup;
+mod disk;
 pub mod free_pages;
 pub mod ksm;
 pub mod names;
@@ -22,6 +23,7 @@ pub mod units;
 pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
+pub use disk::{DiskReading, RepositoriesReading};
 pub use free_pages::{FreePages, FreePagesSpec};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal, KsmSpec, Mergeable};
 pub use names::{GroupName, NamePattern, VmName};

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, Dedup, FreePages, GroupName, KsmReading, Millis, Time, Tracking, VmName, WorkerReading,
+    Bytes, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time, Tracking, VmName,
+    WorkerReading,
 };
 
 /// Everything that is known about one host at one moment.
@@ -111,6 +112,9 @@ pub struct VmView {
     /// What it has freed, where that is handed over to the host.
     #[serde(default)]
     pub free_pages: Option<Reading<FreePages>>,
+    /// Its disks that Overbook serves, by name, where their process answers.
+    #[serde(default)]
+    pub disks: BTreeMap<String, Reading<DiskReading>>,
     /// Mechanisms that this VM cannot take part in, each with the reason.
     pub limits: BTreeMap<Mechanism, String>,
     /// The last action that QEMU refused, in its words.

@@ -14,6 +14,7 @@
 //!
 //! [`journal`]: crate::journal
 
+mod disks;
 mod error;
 mod ksm;
 mod log;
@@ -46,6 +47,7 @@ use crate::{
     release,
     worker::StillShares,
 };
+use disks::Disks;
 pub use error::DaemonError;
 use ksm::HostKsm;
 use workers::Workers;
@@ -76,6 +78,7 @@ struct Daemon {
     drivers: Drivers,
     workers: Workers,
     ksm: HostKsm,
+    disks: Disks,
     memory: Memory,
     pause: PauseFile,
     history: History,
@@ -127,6 +130,7 @@ impl Daemon {
             drivers,
             workers,
             ksm,
+            disks: Disks::default(),
             memory,
             pause,
             history,
@@ -188,7 +192,8 @@ impl Daemon {
         let spec = self.reloader.spec();
         let memory = self.memory.clone();
         let (drivers, workers, ksm) = (&mut self.drivers, &mut self.workers, &mut self.ksm);
-        let mut world = World { drivers, workers, ksm, spec: &spec };
+        let disks = &mut self.disks;
+        let mut world = World { drivers, workers, ksm, disks, spec: &spec };
         let (view, plan) = policy::cycle(&mut world, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
         self.ticks.record(started.elapsed());

@@ -23,13 +23,13 @@ use std::time::Duration;
 
 use model::config;
 use model::spec::DiskSpec;
-use model::{GroupName, Spec};
+use model::{Bytes, DiskReading, GroupName, RepositoriesReading, Spec};
 use pageserver::layer::Layer;
-use pageserver::layers::count::{Count, Counters, Operation};
+use pageserver::layers::count::{Count, Counters};
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
 use pageserver::layers::remote::{Address, Remote};
-use pageserver::layers::seal::Seal;
+use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
@@ -37,8 +37,8 @@ use pageserver::tls::{Connector, TlsError};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::{Deserialize, Serialize};
 use sys::process::{become_io_flusher, inherited};
-use tokio::io::AsyncWriteExt;
-use tokio::net::UnixListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config_files;
@@ -47,6 +47,8 @@ use crate::config_files;
 const STATUS: &str = ".status";
 /// How long somebody who asks for the status may take to read it.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
+/// Longest status, in bytes.
+const MOST_STATUS: u64 = 16 << 20;
 
 /// Why the disks cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -92,51 +94,7 @@ pub enum DisksError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// By name.
-    pub disks: BTreeMap<String, DiskStatus>,
-}
-
-/// How one disk does, since its process began.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct DiskStatus {
-    /// What it is made of.
-    pub made_of: String,
-    /// Reads, and their bytes.
-    pub reads: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Half of the reads took less, in microseconds, to a power of two.
-    pub read_us_median: u64,
-    /// 99 % of the reads took less.
-    pub read_us_p99: u64,
-    /// Writes.
-    pub writes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Half of the writes took less, in microseconds, to a power of two.
-    pub write_us_median: u64,
-    /// Bytes trimmed.
-    pub trimmed_bytes: u64,
-    /// Operations that failed.
-    pub errors: u64,
-    /// Repositories; absent: it is a plain file.
-    pub repositories: Option<RepositoryStatus>,
-}
-
-/// What a disk has of repositories.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RepositoryStatus {
-    /// So many are connected.
-    pub connected: u64,
-    /// Pages that lie there.
-    pub pages: u64,
-    /// Reads that they answered.
-    pub reads: u64,
-    /// Reads of what they do not have.
-    pub misses: u64,
-    /// Reads that they did not answer in time.
-    pub late: u64,
-    /// Pages that came back changed, old or from another place.
-    pub forged: u64,
+    pub disks: BTreeMap<String, DiskReading>,
 }
 
 /// A disk that is served.
@@ -214,6 +172,18 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
     Ok(())
 }
 
+/// Asks a group's disks how they do; `None`: nobody answers.
+pub async fn ask(socket: &Path) -> Option<Status> {
+    let mut text = Vec::new();
+    let answer = async {
+        let mut stream = UnixStream::connect(socket).await.ok()?;
+        // However many disks a group has, this is much.
+        (&mut stream).take(MOST_STATUS).read_to_end(&mut text).await.ok()
+    };
+    tokio::time::timeout(STATUS_LIMIT, answer).await.ok()??;
+    serde_json::from_slice(&text).ok()
+}
+
 /// Where a group's disks tell how they do.
 #[must_use]
 pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
@@ -258,24 +228,23 @@ impl Disk {
         Ok(Self { name: name.to_owned(), layer, counters, near })
     }
 
-    fn status(&self) -> DiskStatus {
+    fn status(&self) -> DiskReading {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { reads, writes, trimmed, errors } = &*self.counters;
-        let bytes = |operation: &Operation| read(&operation.bytes);
-        DiskStatus {
+        DiskReading {
             made_of: self.layer.describe(),
             reads: read(&reads.count),
-            read_bytes: bytes(reads),
+            read: Bytes(read(&reads.bytes)),
             read_us_median: reads.latency_us(0.5),
             read_us_p99: reads.latency_us(0.99),
             writes: read(&writes.count),
-            written_bytes: bytes(writes),
+            written: Bytes(read(&writes.bytes)),
             write_us_median: writes.latency_us(0.5),
-            trimmed_bytes: read(trimmed),
+            trimmed: Bytes(read(trimmed)),
             errors: read(errors),
-            repositories: self.near.as_ref().map(|near| RepositoryStatus {
+            repositories: self.near.as_ref().map(|near| RepositoriesReading {
                 connected: near.remote.connected() as u64,
-                pages: near.remote.pages(),
+                held: Bytes(near.remote.pages() * PAGE as u64),
                 reads: read(&near.through.counters().near),
                 misses: read(&near.through.counters().below),
                 late: read(&near.through.counters().hedged),

@@ -155,6 +155,7 @@ mod tests {
             tracking: None,
             dedup: None,
             free_pages: None,
+            disks: BTreeMap::new(),
             limits: BTreeMap::new(),
             last_error: None,
         };

@@ -172,6 +172,7 @@ impl Guest {
             tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),
             dedup: None,
             free_pages: None,
+            disks: BTreeMap::new(),
             limits,
             last_error: None,
         })

@@ -18,7 +18,9 @@ use super::{
 use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
-    http::wire::{DedupStatus, FreePagesStatus, MissRatioCurve, TrackingStatus, VmStatus},
+    http::wire::{
+        DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, TrackingStatus, VmStatus,
+    },
 };
 
 #[derive(Debug, Args)]
@@ -114,6 +116,7 @@ fn in_full(vm: &VmStatus) -> String {
     lines.extend(vm.tracking.iter().map(|tracking| ("tracking", cost(tracking))));
     lines.extend(vm.dedup.iter().map(|dedup| ("dedup", merged(dedup))));
     lines.extend(vm.free_pages.iter().map(|free| ("free pages", taken(free))));
+    lines.extend(vm.disks.iter().map(|(name, of)| ("disk", disk(name, of))));
     lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
     lines
         .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
@@ -182,6 +185,32 @@ fn taken(free: &FreePagesStatus) -> String {
         Bytes(free.refaulted_bytes_total),
         Bytes(free.taken_back_bytes_total),
         Millis(free.age_ms),
+    )
+}
+
+fn disk(name: &str, disk: &DiskStatus) -> String {
+    let far = disk.repositories.map_or_else(String::new, |far| {
+        format!(
+            "; {} in {} repositories, which answered {} of its reads ({} they did not have, {} came \
+             too late, {} were forged)",
+            Bytes(far.held_bytes),
+            far.connected,
+            far.reads_total,
+            far.misses_total,
+            far.late_total,
+            far.forged_total,
+        )
+    });
+    format!(
+        "{name}: {} reads (half below {} us, 99 % below {} us), {} written, {} errors{far}; {} before \
+         the tick; {}",
+        disk.reads_total,
+        disk.read_median_us,
+        disk.read_p99_us,
+        Bytes(disk.written_bytes_total),
+        disk.errors_total,
+        Millis(disk.age_ms),
+        disk.made_of,
     )
 }
 

@@ -1,4 +1,4 @@
-//! The world that the policy sees: drivers, workers and the kernel's KSM together.
+//! The world that the policy sees: drivers, workers, disks and the kernel's KSM together.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use model::{
     ports::{Act, Sense},
 };
 
-use super::{ksm::HostKsm, workers::Workers};
+use super::{disks::Disks, ksm::HostKsm, workers::Workers};
 use crate::drivers::Drivers;
 
 /// Everything that can be seen and done in a tick.
@@ -15,6 +15,7 @@ pub(super) struct World<'a> {
     pub(super) drivers: &'a mut Drivers,
     pub(super) workers: &'a mut Workers,
     pub(super) ksm: &'a mut HostKsm,
+    pub(super) disks: &'a mut Disks,
     pub(super) spec: &'a Spec,
 }
 
@@ -23,6 +24,7 @@ impl Sense for World<'_> {
         let mut view = self.drivers.view();
         self.workers.tick(self.spec, &mut view);
         self.ksm.tick(self.spec, self.workers.with_shim(), &mut view);
+        self.disks.tick(self.spec, &mut view);
         view
     }
 }

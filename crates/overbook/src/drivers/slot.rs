@@ -158,6 +158,7 @@ pub(super) fn unknown_vm(why: String) -> VmView {
         tracking: None,
         dedup: None,
         free_pages: None,
+        disks: BTreeMap::new(),
         limits: BTreeMap::new(),
         last_error: None,
     }

@@ -53,6 +53,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         tracking: None,
         dedup: None,
         free_pages: None,
+        disks: BTreeMap::new(),
     };
     Published {
         at,

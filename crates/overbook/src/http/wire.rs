@@ -6,6 +6,7 @@
 //! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
 
 mod dedup;
+mod disk;
 mod free_pages;
 mod group;
 mod history;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
+pub use disk::{DiskStatus, RepositoriesStatus};
 pub use free_pages::{FreePagesStatus, GroupFreePages};
 pub use group::GroupStatus;
 pub use history::HistoryRow;

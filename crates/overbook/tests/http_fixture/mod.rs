@@ -139,6 +139,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         tracking: None,
         dedup: None,
         free_pages: None,
+        disks: BTreeMap::new(),
     }
 }
 

@@ -157,6 +157,7 @@ impl World {
             free_pages: shown.freed.map(|(freed, age)| Reading::new(freed, Time(self.now.0 - age))),
             limits: BTreeMap::new(),
             last_error: None,
+            disks: BTreeMap::new(),
         }
     }
 

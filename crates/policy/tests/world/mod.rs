@@ -48,6 +48,7 @@ impl World {
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
             groups: [("g".into(), group)].into(),
             vms: BTreeMap::new(),
+            disks: BTreeMap::new(),
         };
         let (view, memory) = (HostView::default(), Memory::default());
         let (silent, cpu_busy, available, pressure) = (None, None, Bytes(1 << 39), None);
@@ -80,6 +81,7 @@ impl World {
             tracking: None,
             dedup: None,
             free_pages: None,
+            disks: BTreeMap::new(),
             limits: BTreeMap::new(),
             last_error: None,
         };

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    DedupStatus, FreePagesStatus, LastChange, TrackingStatus, Words, host::is_uncooperative, raw,
+    DedupStatus, DiskStatus, FreePagesStatus, LastChange, TrackingStatus, Words,
+    host::is_uncooperative, raw,
 };
 use crate::{explain, http::follow::Shown};
 
@@ -49,6 +50,9 @@ pub struct VmStatus {
     /// Host view: what it has freed, where that is handed over.
     #[serde(default)]
     pub free_pages: Option<FreePagesStatus>,
+    /// Its disks that Overbook serves, by name.
+    #[serde(default)]
+    pub disks: BTreeMap<String, DiskStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
     /// Guest view: not used for anything.
@@ -192,6 +196,11 @@ impl VmStatus {
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
             free_pages: view.free_pages.as_ref().map(|r| FreePagesStatus::of(shown, name, r)),
+            disks: view
+                .disks
+                .iter()
+                .map(|(name, r)| (name.clone(), DiskStatus::of(shown, r)))
+                .collect(),
             guest_total_bytes: raw(stats.total),
             guest_free_bytes: raw(stats.free),
             guest_available_bytes: raw(stats.available),

@@ -1,0 +1,49 @@
+//! How the disks do that VMs have by NBD.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Bytes;
+
+/// How one disk does, since the process that serves it began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DiskReading {
+    /// The layers that it is made of.
+    pub made_of: String,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read: Bytes,
+    /// Half of the reads took less, in microseconds, to a power of two.
+    pub read_us_median: u64,
+    /// 99 % of the reads took less.
+    pub read_us_p99: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written: Bytes,
+    /// Half of the writes took less, in microseconds, to a power of two.
+    pub write_us_median: u64,
+    /// Bytes trimmed.
+    pub trimmed: Bytes,
+    /// Operations that failed.
+    pub errors: u64,
+    /// What it has of repositories; absent: it is a plain file.
+    pub repositories: Option<RepositoriesReading>,
+}
+
+/// What a disk has of repositories.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RepositoriesReading {
+    /// So many are connected.
+    pub connected: u64,
+    /// What lies there.
+    pub held: Bytes,
+    /// Reads that they answered.
+    pub reads: u64,
+    /// Reads of what they do not have.
+    pub misses: u64,
+    /// Reads that they did not answer in time.
+    pub late: u64,
+    /// Pages that came back changed, old or from another place.
+    pub forged: u64,
+}

@@ -1,0 +1,109 @@
+//! What the processes that serve VMs' disks say, as the loop sees it.
+//!
+//! They run on their own, and may be dead or slow. So each tick starts to ask the groups' processes,
+//! a task each, and shows what the one before has brought.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use model::{GroupName, HostView, Reading, Spec};
+use sys::clock::boot_now;
+use tokio::task::JoinHandle;
+
+use crate::disks::{self, Status};
+
+/// A status that is older than this is not shown.
+const FRESH: model::Millis = model::Millis::secs(10);
+
+/// What is known of the disks.
+#[derive(Debug, Default)]
+pub(super) struct Disks {
+    told: Arc<Mutex<BTreeMap<GroupName, Reading<Status>>>>,
+    asking: BTreeMap<GroupName, JoinHandle<()>>,
+}
+
+impl Disks {
+    /// Puts into the view what the disks said last, and asks them again.
+    pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
+        let now = boot_now();
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|group, status| spec.groups.contains_key(group) && status.age(now) <= FRESH);
+        for Reading { at, value } in told.values() {
+            for (name, disk) in &value.disks {
+                let vm = spec.disks.get(name).and_then(|disk| view.vms.get_mut(&disk.vm));
+                if let Some(vm) = vm {
+                    vm.disks.insert(name.clone(), Reading::new(disk.clone(), *at));
+                }
+            }
+        }
+        drop(told);
+        self.asking.retain(|_, task| !task.is_finished());
+        for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
+            if !self.asking.contains_key(group) {
+                self.asking.insert(group.clone(), self.ask(spec, group));
+            }
+        }
+    }
+
+    fn ask(&self, spec: &Spec, group: &GroupName) -> JoinHandle<()> {
+        let (told, group) = (self.told.clone(), group.clone());
+        let socket = disks::status_socket(spec, &group);
+        tokio::spawn(async move {
+            let asked = boot_now();
+            if let Some(status) = disks::ask(&socket).await {
+                let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                told.insert(group, Reading::new(status, asked));
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use model::{DiskReading, VmName};
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::UnixListener;
+
+    use super::*;
+    use crate::fixture;
+
+    fn spec(dir: &std::path::Path) -> Spec {
+        let text = format!(
+            "[api]\nsocket = \"{}/s\"\n[group.web]\nvms = [\"web-*\"]\n[disk.d]\nvm = \"web-1\"\n\
+             file = \"/srv/d\"\nsize = \"1GiB\"\n",
+            dir.display()
+        );
+        model::config::parse(&[("overbook.toml".to_owned(), text)]).unwrap()
+    }
+
+    #[tokio::test]
+    async fn what_a_disks_process_says_is_shown_with_its_vm_and_nothing_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = spec(dir.path());
+        std::fs::create_dir(spec.disk_directory()).unwrap();
+        let mut disks = Disks::default();
+        let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
+        // Nobody is there.
+        disks.tick(&spec, &mut view);
+        assert!(view.vms[&vm].disks.is_empty());
+        let listener = UnixListener::bind(disks::status_socket(&spec, &"web".into())).unwrap();
+        let answer = tokio::spawn(async move {
+            let of = DiskReading { reads: 7, ..DiskReading::default() };
+            let status = Status { disks: [("d".to_owned(), of)].into() };
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(&serde_json::to_vec(&status).unwrap()).await.unwrap();
+        });
+        for _ in 0..3_000 {
+            disks.tick(&spec, &mut view);
+            if let Some(disk) = view.vms[&vm].disks.get("d") {
+                assert_eq!(disk.value.reads, 7);
+                answer.await.unwrap();
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("the disk was never shown");
+    }
+}
