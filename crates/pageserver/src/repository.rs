@@ -83,6 +83,7 @@ impl Repository {
     pub fn new(slabs: usize, most: usize) -> io::Result<Self> {
         let pinned = || {
             let mut slab = Slab::new(SLAB)?;
+            slab.prefer_huge();
             slab.lock()?;
             Ok(slab)
         };

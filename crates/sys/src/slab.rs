@@ -45,6 +45,12 @@ impl Slab {
         Ok(slab)
     }
 
+    /// Asks for huge pages where nothing was written yet: they come and go in a hundredth of the
+    /// time. A kernel that has none, or is told to give none, gives small ones.
+    pub fn prefer_huge(&mut self) {
+        let _is_a_wish = self.advise(0..self.length, Advice::LinuxHugepage);
+    }
+
     /// Keeps all of it in memory: none of it is written to swap, and all of it is there from now
     /// on.
     ///

@@ -110,8 +110,8 @@ impl Space {
         let slabs = usize::try_from(bytes / SLAB as u64).unwrap_or(usize::MAX);
         let mut held = self.held();
         let held = &mut *held;
-        while held.slabs.len() > slabs {
-            held.give_back();
+        if held.slabs.len() > slabs {
+            held.give_back(slabs);
         }
         while held.slabs.len() < slabs && held.take_more() {}
         held.spare();
@@ -126,23 +126,24 @@ impl Space {
 
 impl Held {
     fn take_more(&mut self) -> bool {
-        let Ok(slab) = Slab::new(SLAB) else { return false };
+        let Ok(mut slab) = Slab::new(SLAB) else { return false };
         let Ok(first) = u32::try_from(self.owners.len()) else { return false };
         let Ok(end) = u32::try_from(self.owners.len() + PAGES) else { return false };
-        self.free.extend((first..end).rev());
+        slab.prefer_huge();
+        // The first slabs are filled first, for the last ones go first.
+        self.free.splice(0..0, (first..end).rev());
         self.owners.resize(self.owners.len() + PAGES, NOBODY);
         self.slabs.push(slab);
         true
     }
 
-    /// The last slab goes, and what lies in it.
-    fn give_back(&mut self) {
-        let first = self.owners.len().saturating_sub(PAGES);
-        for key in self.owners.drain(first..).filter(|key| *key != NOBODY) {
-            self.index.remove(&key);
-        }
-        self.free.retain(|slot| (*slot as usize) < first);
-        self.slabs.pop();
+    /// All slabs but the first `slabs` go, and what lies in them.
+    fn give_back(&mut self, slabs: usize) {
+        let slots = slabs * PAGES;
+        self.index.retain(|_, slot| (*slot as usize) < slots);
+        self.free.retain(|slot| (*slot as usize) < slots);
+        self.owners.truncate(slots);
+        self.slabs.truncate(slabs);
     }
 
     /// Makes room for those slots that stay free, where a smaller space lacks them.
