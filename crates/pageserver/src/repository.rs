@@ -4,8 +4,8 @@
 //! export `lease/N` is given at most N slabs for itself, as a new export whose name is a
 //! capability: 32 random bytes, which the server tells that client alone
 //! (`NBD_INFO_NAME`). Without that name the slabs can be neither read nor written nor found. The
-//! lease lasts while a connection has it, and [`GRACE`] longer, so that a client whose connection
-//! broke finds it again. Slabs are zeroed before anybody else has them.
+//! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
+//! them; whoever wants slabs meanwhile, and more than are free, is to come again.
 //!
 //! What a host keeps here it can lose at any moment, and must have elsewhere.
 
@@ -13,7 +13,6 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
-use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
 use sys::slab::Slab;
@@ -24,8 +23,6 @@ use crate::nbd::reply::Extent;
 use crate::nbd::request::Export;
 use crate::server::{Catalogue, Opened, of_layer};
 
-/// How long a lease lasts that no connection has.
-pub const GRACE: Duration = Duration::from_secs(10);
 /// What the name of an export begins with that is a new lease.
 pub const LEASE: &str = "lease/";
 
@@ -45,6 +42,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     free: Vec<Slab>,
+    /// So many are being zeroed.
+    used: usize,
     /// By capability.
     leases: HashMap<String, Arc<Lease>>,
 }
@@ -89,7 +88,7 @@ impl Repository {
         };
         let free: io::Result<Vec<_>> = (0..slabs).map(|_| pinned()).collect();
         let (used, dirty) = mpsc::channel::<Vec<Slab>>();
-        let state = Mutex::new(State { free: free?, leases: HashMap::new() });
+        let state = Mutex::new(State { free: free?, used: 0, leases: HashMap::new() });
         let shared = Arc::new(Shared { state, used });
         let keeper = Arc::downgrade(&shared);
         std::thread::Builder::new().name("zeroing".to_owned()).spawn(move || {
@@ -97,7 +96,9 @@ impl Repository {
                 let mut slab = slab;
                 slab.bytes_mut().fill(0);
                 let Some(shared) = keeper.upgrade() else { return };
-                shared.state().free.push(slab);
+                let mut state = shared.state();
+                state.used -= 1;
+                state.free.push(slab);
             }
         })?;
         Ok(Self { shared, most })
@@ -145,8 +146,9 @@ impl Shared {
         if state.leases.get(capability).is_some_and(is_left)
             && let Some(lease) = state.leases.remove(capability)
         {
-            drop(state);
             let slabs = lease.memory.empty();
+            state.used += slabs.len();
+            drop(state);
             // Without the thread that zeroes them nobody has them any more.
             let _ = self.used.send(slabs);
         }
@@ -171,11 +173,11 @@ impl Catalogue for Repository {
     fn open(&self, name: &str) -> Option<Opened> {
         let mut state = self.shared.state();
         let (capability, lease) = if let Some(wanted) = self.wanted(name) {
-            let keep = state.free.len().saturating_sub(wanted);
-            let slabs: Vec<Slab> = state.free.drain(keep..).collect();
-            if slabs.is_empty() {
+            let free = state.free.len();
+            if free == 0 || (free < wanted && state.used > 0) {
                 return None;
             }
+            let slabs: Vec<Slab> = state.free.drain(free.saturating_sub(wanted)..).collect();
             let memory = Memory::of(slabs);
             let lease = Arc::new(Lease { memory, connections: AtomicUsize::new(0) });
             let capability = capability()?;
@@ -203,18 +205,8 @@ impl Drop for Attached {
         if self.lease.connections.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
-        let (shared, capability) = (self.shared.clone(), std::mem::take(&mut self.capability));
-        let end = move || {
-            if let Some(shared) = shared.upgrade() {
-                shared.end_if_left(&capability);
-            }
-        };
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(async move {
-                tokio::time::sleep(GRACE).await;
-                end();
-            })),
-            Err(_) => end(),
+        if let Some(shared) = self.shared.upgrade() {
+            shared.end_if_left(&self.capability);
         }
     }
 }

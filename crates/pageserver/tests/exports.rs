@@ -136,6 +136,22 @@ async fn a_lease_is_found_by_its_capability_alone() {
 }
 
 #[tokio::test]
+async fn a_lease_ends_with_its_last_connection_and_the_next_one_holds_zeros() {
+    let repository = Arc::new(Repository::new(2, 2).unwrap());
+    let server = listen(repository.clone());
+    let (first, connection) = server.connect("lease/2").await.unwrap();
+    let running = tokio::spawn(connection.run());
+    first.write(SLAB as u64, b"a secret").await.unwrap();
+    let capability = first.session().name.clone();
+    running.abort();
+    waits_for("the slabs to be free again", || repository.lent().free == 2).await;
+    assert!(server.client(&capability).await.is_err(), "the lease has ended");
+    let second = server.client("lease/2").await.unwrap();
+    assert_eq!(second.session().export.size, 2 * SLAB as u64);
+    assert_eq!(second.read(SLAB as u64, 8).await.unwrap(), [0; 8]);
+}
+
+#[tokio::test]
 async fn memory_that_is_taken_back_cannot_be_read() {
     let repository = Arc::new(Repository::new(2, 2).unwrap());
     let server = listen(repository.clone());

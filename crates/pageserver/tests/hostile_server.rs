@@ -118,22 +118,31 @@ async fn replies_without_an_end_are_ended() {
 /// A client, and the server's end of its connection, after an honest negotiation.
 async fn connected() -> (Client, DuplexStream) {
     let (ours, mut theirs) = duplex(1 << 20);
-    theirs.write_all(&server_says()).await.unwrap();
-    let wanted = Wanted { name: "disk".to_owned(), tls: false, status: true };
-    let (client, connection) = client::connect(ours, wanted).await.unwrap();
-    tokio::spawn(connection.run());
-    // What the client has said until it had its export; all that comes now is requests.
-    let mut said = [0; 4];
-    theirs.read_exact(&mut said).await.unwrap();
-    let mut header = [0; 16];
-    loop {
-        theirs.read_exact(&mut header).await.unwrap();
-        let length = u32::from_be_bytes(header[12..].try_into().unwrap());
-        theirs.read_exact(&mut vec![0; length as usize]).await.unwrap();
-        if header[8..12] == option::GO.to_be_bytes() {
-            return (client, theirs);
+    let negotiating = async {
+        let says = server_says();
+        theirs.write_all(&says[..18]).await.unwrap();
+        theirs.read_exact(&mut [0; 4]).await.unwrap();
+        let mut rest = &says[18..];
+        while !rest.is_empty() {
+            let mut header = [0; 16];
+            theirs.read_exact(&mut header).await.unwrap();
+            let length = u32::from_be_bytes(header[12..].try_into().unwrap());
+            theirs.read_exact(&mut vec![0; length as usize]).await.unwrap();
+            // All replies to this option, which they name behind their magic number.
+            while rest.get(8..12) == Some(&header[8..12]) {
+                let length = u32::from_be_bytes(rest[16..20].try_into().unwrap());
+                let (reply, after) = rest.split_at(20 + length as usize);
+                theirs.write_all(reply).await.unwrap();
+                rest = after;
+            }
         }
-    }
+    };
+    let wanted = Wanted { name: "disk".to_owned(), tls: false, status: true };
+    let both = async { tokio::join!(client::connect(ours, wanted), negotiating) };
+    let (connected, ()) = timeout(LIMIT, both).await.unwrap();
+    let (client, connection) = connected.unwrap();
+    tokio::spawn(connection.run());
+    (client, theirs)
 }
 
 /// What our client says of this answer to its first request, whose cookie is 0: a read of 8 bytes at

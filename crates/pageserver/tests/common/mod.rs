@@ -84,11 +84,19 @@ impl Drop for Listening {
 impl Listening {
     /// A client of an export; its connection runs by itself.
     pub(crate) async fn client(&self, name: &str) -> Result<Client, ClientError> {
-        let stream = UnixStream::connect(&self.socket).await?;
-        let wanted = Wanted { name: name.to_owned(), tls: false, status: true };
-        let (client, connection) = client::connect(stream, wanted).await?;
+        let (client, connection) = self.connect(name).await?;
         tokio::spawn(connection.run());
         Ok(client)
+    }
+
+    /// The same; its connection is to be run.
+    pub(crate) async fn connect(
+        &self,
+        name: &str,
+    ) -> Result<(Client, client::Connection<UnixStream>), ClientError> {
+        let stream = UnixStream::connect(&self.socket).await?;
+        let wanted = Wanted { name: name.to_owned(), tls: false, status: true };
+        client::connect(stream, wanted).await
     }
 
     /// The same by TLS, with a server that should be called `host`.

@@ -361,15 +361,15 @@ fn replies(choices: &mut Choices<'_>, questions: &[Question]) -> Vec<u8> {
         }
         let kind = choices.of(&[1_u16, 2, 5, 1, 0, wire::chunk::ERROR, wire::chunk::ERROR + 6, 9]);
         let mut content = Vec::new();
-        let part = u64::from(choices.byte());
+        let part = choices.byte();
         match kind {
             1 => {
-                content.extend_from_slice(&(offset + part).to_be_bytes());
+                content.extend_from_slice(&(offset + u64::from(part)).to_be_bytes());
                 let length = if part == 0 { length as usize } else { choices.byte().into() };
                 content.resize(8 + length, 0xaa);
             }
             2 => {
-                content.extend_from_slice(&(offset + part).to_be_bytes());
+                content.extend_from_slice(&(offset + u64::from(part)).to_be_bytes());
                 content.extend_from_slice(&u32::from(choices.byte()).to_be_bytes());
             }
             5 => {
@@ -379,7 +379,7 @@ fn replies(choices: &mut Choices<'_>, questions: &[Question]) -> Vec<u8> {
                     content.extend_from_slice(&u32::from(choices.byte()).to_be_bytes());
                 }
             }
-            _ => content.extend_from_slice(choices.take(part as usize)),
+            _ => content.extend_from_slice(choices.take(part.into())),
         }
         all.extend_from_slice(&wire::STRUCTURED_REPLY.to_be_bytes());
         all.extend_from_slice(&u16::from(choice >> 4 & 1).to_be_bytes());
