@@ -30,7 +30,7 @@ impl Incoming {
 
     /// The first `n` bytes are understood.
     pub fn consume(&mut self, n: usize) {
-        self.begin = (self.begin + n).min(self.end);
+        self.begin = self.begin.saturating_add(n).min(self.end);
         self.expected = 0;
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);

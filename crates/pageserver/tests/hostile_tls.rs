@@ -1,0 +1,318 @@
+//! TLS: who may not come does not get in, and nobody on the way takes it out or puts anything in
+//! front of it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use common::certificates::{Authority, CLIENT, SERVER, Usage, Wish};
+use common::raw::{self, flags, go, greet, hear, option, option_reply as reply, to_the_end};
+use common::{LIMIT, Listening, One, listen, listen_with};
+use pageserver::client::{self, ClientError};
+use pageserver::layers::memory::Memory;
+use pageserver::nbd::ProtocolError;
+use pageserver::nbd::dialogue::Wanted;
+use pageserver::nbd::wire::{self, option, option_reply};
+use pageserver::server::Limits;
+use pageserver::tls::{Acceptor, Connector, TlsError};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+struct World {
+    dir: tempfile::TempDir,
+    ours: Authority,
+    others: Authority,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap(), ours: Authority::new(), others: Authority::new() }
+    }
+
+    /// A server that shows a certificate of `signer`.
+    fn acceptor(&self, signer: &Authority, wish: Wish<'_>) -> Acceptor {
+        Acceptor::new(&self.ours.files(self.dir.path(), signer, "server", wish)).unwrap()
+    }
+
+    /// A client that shows a certificate of `signer`.
+    fn connector(&self, signer: &Authority, wish: Wish<'_>) -> Connector {
+        Connector::new(&self.ours.files(self.dir.path(), signer, "client", wish)).unwrap()
+    }
+
+    /// A server as it should be.
+    fn server(&self) -> Listening {
+        self.server_with(self.acceptor(&self.ours, SERVER))
+    }
+
+    fn server_with(&self, acceptor: Acceptor) -> Listening {
+        listen_with(disk(), Some(acceptor), Limits::default())
+    }
+}
+
+fn disk() -> Arc<One> {
+    Arc::new(One("disk", Arc::new(Memory::new(1 << 20))))
+}
+
+async fn gets_in(server: &Listening, connector: &Connector, host: &str) -> bool {
+    let client = timeout(LIMIT, server.tls_client("disk", (connector, host))).await.unwrap();
+    match client {
+        Ok(client) => {
+            client.write(0, b"by TLS").await.unwrap();
+            client.read(0, 6).await.unwrap() == b"by TLS"
+        }
+        Err(ClientError::Gone(_)) => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
+async fn both_sides_with_certificates_of_the_authority_meet() {
+    let world = World::new();
+    let connector = world.connector(&world.ours, CLIENT);
+    assert!(gets_in(&world.server(), &connector, "localhost").await);
+    let by_address = world.acceptor(&world.ours, Wish { name: "127.0.0.1", ..SERVER });
+    assert!(gets_in(&world.server_with(by_address), &connector, "127.0.0.1").await);
+}
+
+#[tokio::test]
+async fn a_client_with_the_wrong_certificate_does_not_get_in() {
+    let world = World::new();
+    let server = world.server();
+    let wrong = [
+        (&world.others, CLIENT),
+        (&world.ours, Wish { days: (-10, -1), ..CLIENT }),
+        (&world.ours, Wish { days: (1, 10), ..CLIENT }),
+        (&world.ours, Wish { usage: Usage::Server, ..CLIENT }),
+    ];
+    for (i, (signer, wish)) in wrong.into_iter().enumerate() {
+        let connector = world.connector(signer, wish);
+        assert!(!gets_in(&server, &connector, "localhost").await, "number {i} gets in");
+    }
+    assert!(gets_in(&server, &world.connector(&world.ours, CLIENT), "localhost").await);
+}
+
+#[tokio::test]
+async fn a_server_with_the_wrong_certificate_is_not_talked_to() {
+    let world = World::new();
+    let connector = world.connector(&world.ours, CLIENT);
+    let wrong = [
+        (&world.others, SERVER),
+        (&world.ours, Wish { name: "localhost.example", ..SERVER }),
+        (&world.ours, Wish { days: (-10, -1), ..SERVER }),
+        (&world.ours, Wish { days: (1, 10), ..SERVER }),
+        (&world.ours, Wish { usage: Usage::Client, ..SERVER }),
+    ];
+    for (i, (signer, wish)) in wrong.into_iter().enumerate() {
+        let server = world.server_with(world.acceptor(signer, wish));
+        assert!(!gets_in(&server, &connector, "localhost").await, "number {i} is talked to");
+    }
+    let server = world.server();
+    for host in ["127.0.0.1", "host", "", "no name", "localhost.", "*"] {
+        let met = gets_in(&server, &connector, host).await;
+        assert!(!met || host == "localhost.", "{host:?} is taken for localhost");
+    }
+}
+
+/// A client's half of TLS that shows no certificate.
+fn without_certificate(world: &World) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(world.ours.pem().as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    TlsConnector::from(Arc::new(config))
+}
+
+async fn asks_for_tls(stream: &mut UnixStream) {
+    greet(stream).await;
+    stream.write_all(&option(option::STARTTLS, &[])).await.unwrap();
+    assert_eq!(hear(stream).await, (option::STARTTLS, option_reply::ACK, Vec::new()));
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_hears_nothing() {
+    let world = World::new();
+    let server = world.server();
+    let mut stream = server.raw().await;
+    asks_for_tls(&mut stream).await;
+    let localhost = ServerName::try_from("localhost").unwrap();
+    // The client's half may be done before the server has seen that there is no certificate.
+    if let Ok(mut stream) = without_certificate(&world).connect(localhost, stream).await {
+        let _ = stream.write_all(&go("disk")).await;
+        let mut said = Vec::new();
+        let _error = timeout(LIMIT, stream.read_to_end(&mut said)).await.unwrap();
+        assert!(said.is_empty());
+    }
+    for garbage in [&b""[..], &[0x16, 3, 1, 0xff, 0xff], &[0xff; 4096], &go("disk")] {
+        let mut stream = server.raw().await;
+        asks_for_tls(&mut stream).await;
+        let _ = stream.write_all(garbage).await;
+        let _ = stream.shutdown().await;
+        let mut said = Vec::new();
+        let _or_reset = timeout(LIMIT, stream.read_to_end(&mut said)).await.unwrap();
+        assert!(!said.starts_with(&wire::OPTION_REPLY.to_be_bytes()), "it answers without TLS");
+    }
+    assert!(gets_in(&server, &world.connector(&world.ours, CLIENT), "localhost").await);
+}
+
+#[tokio::test]
+async fn where_tls_is_required_nothing_is_told_without_it() {
+    let world = World::new();
+    let server = world.server();
+    let mut stream = server.raw().await;
+    greet(&mut stream).await;
+    let every = (2..20).filter(|n| ![option::ABORT, option::STARTTLS].contains(n));
+    for number in every {
+        stream.write_all(&option(number, b"\0\0\0\x04disk\0\0")).await.unwrap();
+        assert_eq!(hear(&mut stream).await, (number, option_reply::TLS_REQUIRED, Vec::new()));
+    }
+    stream.write_all(&option(option::STARTTLS, b"data")).await.unwrap();
+    assert_eq!(hear(&mut stream).await.1, option_reply::INVALID);
+    stream.write_all(&option(option::EXPORT_NAME, b"disk")).await.unwrap();
+    assert!(to_the_end(&mut stream).await.is_empty());
+    let refused = server.client("disk").await.map(|_| ()).unwrap_err();
+    let is_refusal = matches!(refused, ClientError::Protocol(ProtocolError::Refused { .. }));
+    assert!(is_refusal, "{refused}");
+}
+
+#[tokio::test]
+async fn what_was_said_before_tls_is_forgotten() {
+    let world = World::new();
+    let server = world.server();
+    let mut stream = server.raw().await;
+    stream.read_exact(&mut [0; 18]).await.unwrap();
+    // Somebody on the way puts a choice of his own behind the client's wish for TLS.
+    let injected = [&flags()[..], &option(option::STARTTLS, &[]), &go("disk")].concat();
+    stream.write_all(&injected).await.unwrap();
+    assert_eq!(hear(&mut stream).await.1, option_reply::ACK);
+    let dir = world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
+    let connector = Connector::new(&dir).unwrap();
+    let mut stream = connector.connect("localhost", stream).await.unwrap();
+    stream.write_all(&option(option::LIST, &[])).await.unwrap();
+    stream.flush().await.unwrap();
+    assert_eq!(hear(&mut stream).await.0, option::LIST, "what came before TLS is answered");
+    stream.write_all(&option(option::STARTTLS, &[])).await.unwrap();
+    while hear(&mut stream).await.1 == option_reply::SERVER {}
+    assert_eq!(hear(&mut stream).await.1, option_reply::INVALID, "TLS in TLS");
+}
+
+#[tokio::test]
+async fn what_a_server_says_before_tls_is_forgotten() {
+    let world = World::new();
+    let acceptor = world.acceptor(&world.ours, SERVER);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let serving = async {
+        theirs.write_all(&raw::server_says()[..18]).await.unwrap();
+        theirs.read_exact(&mut [0; 20]).await.unwrap();
+        // Somebody on the way says yes to what the client will ask next.
+        let yes = reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
+        let ack = reply(option::STARTTLS, option_reply::ACK, &[]);
+        theirs.write_all(&[ack, yes].concat()).await.unwrap();
+        let mut stream = acceptor.accept(theirs).await?;
+        let no = reply(option::STRUCTURED_REPLY, option_reply::UNSUPPORTED, &[]);
+        let size = [&[0, 0][..], &4096_u64.to_be_bytes(), &[0, 1]].concat();
+        let info = reply(option::GO, option_reply::INFO, &size);
+        let done = reply(option::GO, option_reply::ACK, &[]);
+        stream.read_exact(&mut [0; 16]).await?;
+        stream.write_all(&no).await?;
+        stream.read_exact(&mut vec![0; go("disk").len() + 2]).await?;
+        stream.write_all(&[info, done].concat()).await?;
+        stream.flush().await?;
+        Ok::<_, std::io::Error>(stream)
+    };
+    let connector = world.connector(&world.ours, CLIENT);
+    let connecting = client::connect_tls(ours, "disk".to_owned(), true, (&connector, "localhost"));
+    let both = async { tokio::join!(connecting, serving) };
+    let (connected, _stream) = timeout(LIMIT, both).await.unwrap();
+    let (client, _connection) = connected.unwrap();
+    assert!(!client.session().structured, "what came before TLS is believed");
+    assert_eq!(client.session().export.size, 4096);
+}
+
+/// What a client that wants TLS says to a server that answers its wish with this, in all.
+async fn says_without_tls(answer: &[u8]) -> Vec<u8> {
+    let world = World::new();
+    let connector = world.connector(&world.ours, CLIENT);
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let connecting = async {
+        let with = (&connector, "localhost");
+        client::connect_tls(ours, "disk".to_owned(), true, with).await.map(|_| ()).unwrap_err();
+    };
+    let serving = async {
+        theirs.write_all(&raw::server_says()[..18]).await.unwrap();
+        let mut said = vec![0; 20];
+        theirs.read_exact(&mut said).await.unwrap();
+        let _ = theirs.write_all(answer).await;
+        let _ = theirs.shutdown().await;
+        let mut after = Vec::new();
+        let _or_reset = theirs.read_to_end(&mut after).await;
+        said.extend(after);
+        said
+    };
+    let both = async { tokio::join!(connecting, serving) };
+    timeout(LIMIT, both).await.unwrap().1
+}
+
+#[tokio::test]
+async fn a_client_that_wants_tls_never_does_without() {
+    let wish = [&flags()[..], &option(option::STARTTLS, &[])].concat();
+    for kind in [
+        option_reply::UNSUPPORTED,
+        option_reply::POLICY,
+        option_reply::INVALID,
+        option_reply::INFO,
+        0,
+    ] {
+        assert_eq!(says_without_tls(&reply(option::STARTTLS, kind, &[])).await, wish, "{kind}");
+    }
+    let other = reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
+    assert_eq!(says_without_tls(&other).await, wish);
+    // The server says yes and goes on in plain.
+    let plain = [reply(option::STARTTLS, option_reply::ACK, &[]), other].concat();
+    let plain = [&plain[..], &raw::server_says()[18..]].concat();
+    let said = says_without_tls(&plain).await;
+    let magic = wire::IHAVEOPT.to_be_bytes();
+    let options = said.windows(8).filter(|bytes| *bytes == magic).count();
+    assert_eq!(options, 1, "options are sent in plain");
+    let server = listen(disk());
+    let world = World::new();
+    let connector = world.connector(&world.ours, CLIENT);
+    assert!(server.tls_client("disk", (&connector, "localhost")).await.is_err());
+    let wanted = Wanted { name: "disk".to_owned(), tls: true, status: true };
+    assert!(client::connect(server.raw().await, wanted.clone()).await.is_err());
+    assert!(client::connect(world.server().raw().await, wanted).await.is_err());
+}
+
+#[tokio::test]
+async fn files_that_do_not_fit_are_told() {
+    let world = World::new();
+    let made = || world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
+    let spoilt = |spoil: &dyn Fn(&Path)| {
+        let dir = made();
+        spoil(&dir);
+        Acceptor::new(&dir).map(|_| ()).unwrap_err()
+    };
+    for name in ["ca-cert.pem", "server-cert.pem", "server-key.pem"] {
+        let missing = spoilt(&|dir| std::fs::remove_file(dir.join(name)).unwrap());
+        assert!(missing.to_string().contains(name), "{missing}");
+        let empty = spoilt(&|dir| std::fs::write(dir.join(name), "").unwrap());
+        assert!(matches!(empty, TlsError::File { .. }), "{empty}");
+    }
+    let other = made();
+    let unfit = spoilt(&|dir| {
+        std::fs::copy(other.join("server-key.pem"), dir.join("server-key.pem")).unwrap();
+    });
+    assert!(matches!(unfit, TlsError::Unfit { .. }), "{unfit}");
+    assert!(Connector::new(&made()).is_err(), "a server's files are a client's");
+}
