@@ -8,9 +8,11 @@
 //! Bounds: a client that does not read its replies is not read from either, once [`MOST_OUT`] lie
 //! unsent. What is under way holds at most [`MOST_HELD`] bytes and [`MOST_LATER`] requests.
 
+mod patience;
+
 use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
@@ -24,9 +26,12 @@ use crate::nbd::reply::{self, Extent};
 use crate::nbd::request::{Command, HEADER, Request};
 use crate::nbd::wire::command_flag::{FUA, REQ_ONE};
 use crate::nbd::{Errno, ProtocolError};
+use patience::Patience;
 
 /// More replies are not made while so many bytes wait to be sent.
 const MOST_OUT: usize = 1 << 20;
+/// How often more is received before replies to what was received are sent.
+const MOST_RECEIVED: u32 = 4;
 /// A buffer that has grown beyond this is not kept, in bytes.
 const KEPT_OUT: usize = 4 << 20;
 /// Requests that are under way.
@@ -65,6 +70,7 @@ struct Connection<'a, S> {
     held: usize,
     /// No more requests come: the client has said so, or closed its half.
     is_over: bool,
+    patience: Patience,
 }
 
 /// Serves requests until the client ends the connection.
@@ -88,6 +94,7 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         later: FuturesUnordered::new(),
         held: 0,
         is_over: false,
+        patience: Patience::default(),
     };
     poll_fn(|context| connection.pass(context)).await
 }
@@ -95,15 +102,25 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
     /// Does what can be done without waiting. Ready: the connection has ended.
     fn pass(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServeError>> {
+        let mut received = 0;
         loop {
             self.gather(context);
             let has_answered = self.answer_all()?;
+            // What comes meanwhile is answered by the same write.
+            let may_receive = received < MOST_RECEIVED;
+            if may_receive && self.receive(context)? {
+                received += 1;
+                continue;
+            }
+            received = 0;
             let has_sent = self.send(context)?;
             if self.is_over && self.later.is_empty() && self.sent == self.out.len() {
                 return Poll::Ready(Ok(()));
             }
-            let has_received = self.receive(context)?;
-            if !has_answered && !has_sent && !has_received {
+            if may_receive && !has_answered && !has_sent {
+                if self.later.is_empty() && self.patience.look_again() {
+                    let _ = pin!(tokio::task::yield_now()).poll(context);
+                }
                 return Poll::Pending;
             }
         }
@@ -137,6 +154,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
                 self.input.expect(length);
                 break;
             }
+            self.patience.came();
             self.answer(request);
             self.input.consume(length);
             answered = true;

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -25,6 +26,10 @@ use crate::tls::Acceptor;
 
 /// How long a listener rests that cannot accept: there are no descriptors left, most likely.
 const REST: Duration = Duration::from_millis(100);
+
+/// What a unix socket is to take at once, in bytes; half of what the kernel then counts, which is
+/// more than the data. A write that does not fit waits until the client has read nearly all of it.
+const AT_ONCE: usize = 512 << 10;
 
 /// What a server has.
 pub trait Catalogue: Send + Sync {
@@ -137,7 +142,11 @@ impl Server {
     pub async fn listen_unix(self: Arc<Self>, listener: UnixListener) {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => self.clone().welcome(stream),
+                Ok((stream, _)) => {
+                    // As much of it as the host allows (`net.core.wmem_max`).
+                    let _ = set_socket_send_buffer_size(&stream, AT_ONCE);
+                    self.clone().welcome(stream);
+                }
                 Err(_) => sleep(REST).await,
             }
         }
