@@ -119,6 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             }
             if may_receive && !has_answered && !has_sent {
                 if self.later.is_empty() && self.patience.look_again() {
+                    // The runtime comes back to this task when it has looked at its sockets.
                     let _ = pin!(tokio::task::yield_now()).poll(context);
                 }
                 return Poll::Pending;

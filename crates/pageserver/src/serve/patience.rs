@@ -69,7 +69,9 @@ impl Patience {
 
     fn learn(&mut self, waited: Duration) {
         if waited > SOON {
-            (self.looks, self.is_trial, self.left) = (false, false, self.rest);
+            if self.looks {
+                self.settle(false);
+            }
             return;
         }
         let waited = u32::try_from(waited.as_nanos()).unwrap_or(u32::MAX);
@@ -86,10 +88,14 @@ impl Patience {
         }
         // To look costs CPU time: it has to be worth it.
         let [sleeping, looking] = self.usual;
-        let is_better = looking < sleeping - sleeping / 4;
-        self.rest = if is_better == self.looks { FIRST_REST } else { self.rest * 2 };
-        self.rest = self.rest.min(LAST_REST);
-        (self.looks, self.is_trial, self.left) = (is_better, false, self.rest);
+        self.settle(looking < sleeping - sleeping / 4);
+    }
+
+    /// From now on waits go by looking, or do not, until the next trial.
+    fn settle(&mut self, looks: bool) {
+        let before = self.looks != self.is_trial;
+        self.rest = if looks == before { (self.rest * 2).min(LAST_REST) } else { FIRST_REST };
+        (self.looks, self.is_trial, self.left) = (looks, false, self.rest);
     }
 }
 
@@ -118,6 +124,22 @@ mod tests {
         let mut patience = Patience::default();
         let looked = looks(&mut patience, 100_000, |looks| if looks { 60 } else { 10 });
         assert!(looked < 500, "{looked}");
+    }
+
+    #[test]
+    fn it_keeps_trying_where_some_waits_are_long() {
+        let mut patience = Patience::default();
+        let noisy = |looks, number: u64| match number % 100 {
+            0 => 1_000,
+            _ if looks => 20,
+            _ => 90,
+        };
+        let mut number = 0;
+        let looked = (0..100).map(|_| {
+            number += 1;
+            looks(&mut patience, 100, |looks| noisy(looks, number))
+        });
+        assert!(looked.sum::<u32>() > 5_000);
     }
 
     #[test]
