@@ -1,0 +1,403 @@
+//! Others' NBD clients against our page server: libnbd's programs, QEMU's, and the kernel's driver
+//! where it is there. By unix socket and by TCP with TLS.
+//!
+//! The programs come from the distribution and are unpacked privately, as the lab's QEMU is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lab::cache::Cache;
+use lab::packages::{Apt, PackageError};
+use overbook_tests::{skip, text};
+use pageserver::layer::{self, Layer};
+use pageserver::layers::file::File;
+use pageserver::layers::memory::Memory;
+use pageserver::nbd::request::Export;
+use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::tls::Acceptor;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+use serde_json::Value;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::Runtime;
+
+const SIZE: u64 = 32 << 20;
+/// Where Debian's packages put libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// Others' clients.
+struct Programs(PathBuf);
+
+impl Programs {
+    fn provide() -> Option<Self> {
+        let cache = Cache::open().unwrap();
+        let fill = |dir: &Path| -> Result<(), PackageError> {
+            for package in ["libnbd-bin", "qemu-utils"] {
+                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
+            }
+            Ok(())
+        };
+        cache.directory("nbd-clients", fill).map(Self).map_err(|why| skip(&why.to_string())).ok()
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Output {
+        let libraries = LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":");
+        let mut command = Command::new(self.0.join("usr/bin").join(program));
+        command.env("LD_LIBRARY_PATH", libraries).args(arguments).output().unwrap()
+    }
+
+    /// What the program says, which must succeed.
+    fn succeeds(&self, program: &str, arguments: &[&str]) -> String {
+        let output = self.run(program, arguments);
+        let said = text(&output);
+        assert!(output.status.success(), "{program} {arguments:?}:\n{said}");
+        said
+    }
+
+    /// What `qemu-io` says to these commands.
+    fn qemu_io(&self, image: &[&str], commands: &[&str]) -> String {
+        let commands = commands.iter().flat_map(|command| ["-c", command]);
+        let said =
+            self.succeeds("qemu-io", &image.iter().copied().chain(commands).collect::<Vec<_>>());
+        assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+        said
+    }
+}
+
+/// A disk of each kind.
+struct Disks(Vec<(&'static str, Arc<dyn Layer>)>);
+
+impl Catalogue for Disks {
+    fn list(&self) -> Vec<String> {
+        self.0.iter().map(|(name, _)| (*name).to_owned()).collect()
+    }
+
+    fn find(&self, name: &str) -> Option<Export> {
+        self.0.iter().find(|disk| disk.0 == name).map(|(_, layer)| of_layer(&**layer))
+    }
+
+    fn open(&self, name: &str) -> Option<Opened> {
+        let (name, layer) = self.0.iter().find(|disk| disk.0 == name)?;
+        Some(Opened { name: (*name).to_owned(), layer: layer.clone() })
+    }
+}
+
+/// A page server of two disks on a unix socket, and by TLS on a port.
+struct Stage {
+    programs: Programs,
+    dir: tempfile::TempDir,
+    memory: Arc<Memory>,
+    port: u16,
+    runtime: Runtime,
+}
+
+impl Stage {
+    fn start() -> Option<Self> {
+        let programs = Programs::provide()?;
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let memory = Arc::new(Memory::new(SIZE));
+        let file = Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap());
+        let disks = Arc::new(Disks(vec![("memory", memory.clone()), ("file", file)]));
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.unwrap();
+        certificates(dir.path());
+        let port = {
+            let _inside = runtime.enter();
+            let plain = Server::new(disks.clone(), None, Limits::default());
+            let socket = UnixListener::bind(dir.path().join("socket")).unwrap();
+            runtime.spawn(plain.listen_unix(socket));
+            let tls = Acceptor::new(&dir.path().join("server")).unwrap();
+            let tls = Server::new(disks, Some(tls), Limits::default());
+            let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            runtime.spawn(tls.listen_tcp(listener));
+            port
+        };
+        Some(Self { programs, dir, memory, port, runtime })
+    }
+
+    /// A path below the stage's directory.
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn unix(&self, disk: &str) -> String {
+        format!("nbd+unix:///{disk}?socket={}", self.path("socket"))
+    }
+
+    /// By TLS, as libnbd names it.
+    fn tls(&self, disk: &str) -> String {
+        format!("nbds://localhost:{}/{disk}?tls-certificates={}", self.port, self.path("client"))
+    }
+
+    /// By TLS, as QEMU's options name it.
+    fn tls_options(&self, disk: &str) -> [String; 2] {
+        let (dir, port) = (self.path("client"), self.port);
+        let object = format!("tls-creds-x509,id=tls,endpoint=client,dir={dir}");
+        let image = format!(
+            "driver=nbd,server.type=inet,server.host=localhost,server.port={port},export={disk},\
+             tls-creds=tls"
+        );
+        [object, image]
+    }
+
+    /// Fills a file with pages that are not all alike, and with holes.
+    fn image(&self, name: &str) -> Vec<u8> {
+        let mut random = fastrand::Rng::with_seed(11);
+        let mut image = vec![0; usize::try_from(SIZE).unwrap()];
+        for page in image.chunks_exact_mut(64 << 10) {
+            if random.bool() {
+                page.fill_with(|| random.u8(..));
+            }
+        }
+        std::fs::write(self.path(name), &image).unwrap();
+        image
+    }
+
+    fn is_in_memory(&self, image: &[u8]) {
+        let found = self.runtime.block_on(layer::read(&*self.memory, 0, image.len())).unwrap();
+        assert!(found == image, "something else has come");
+    }
+}
+
+/// An authority, and certificates of it for both sides, as QEMU and libnbd look for them.
+fn certificates(dir: &Path) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let sides = [
+        ("server", ExtendedKeyUsagePurpose::ServerAuth),
+        ("client", ExtendedKeyUsagePurpose::ClientAuth),
+    ];
+    for (side, usage) in sides {
+        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        params.key_usages =
+            vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        let dir = dir.join(side);
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join("ca-cert.pem"), authority.pem()).unwrap();
+        std::fs::write(dir.join(format!("{side}-cert.pem")), certificate.pem()).unwrap();
+        std::fs::write(dir.join(format!("{side}-key.pem")), key.serialize_pem()).unwrap();
+    }
+}
+
+#[test]
+fn libnbd_lists_and_knows_what_there_is() {
+    let Some(stage) = Stage::start() else { return };
+    for uri in [stage.unix("file"), stage.tls("file")] {
+        let info = stage.programs.succeeds("nbdinfo", &["--json", &uri]);
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_eq!(info["protocol"], "newstyle-fixed");
+        assert_eq!(info["structured"], true, "{info}");
+        let export = &info["exports"][0];
+        assert_eq!(export["export-size"], SIZE, "{info}");
+        for can in ["is_read_only", "is_rotational"] {
+            assert_eq!(export[can], false, "{can}: {info}");
+        }
+        for can in ["can_multi_conn", "can_trim", "can_zero", "can_fua", "can_flush", "can_df"] {
+            assert_eq!(export[can], true, "{can}: {info}");
+        }
+        assert_eq!(export["contexts"][0], "base:allocation", "{info}");
+    }
+    let uri = stage.unix("");
+    let list = stage.programs.succeeds("nbdinfo", &["--list", &uri]);
+    assert!(list.contains("export=\"memory\"") && list.contains("export=\"file\""), "{list}");
+    let plain = format!("nbd://localhost:{}/file", stage.port);
+    assert!(!stage.programs.run("nbdinfo", &[&plain]).status.success(), "it does without TLS");
+    assert!(!stage.programs.run("nbdinfo", &[&stage.unix("other")]).status.success());
+}
+
+#[test]
+fn libnbd_copies_in_and_out_on_many_connections() {
+    let Some(stage) = Stage::start() else { return };
+    let image = stage.image("image");
+    let (from, to) = (stage.path("image"), stage.path("copy"));
+    let memory = [stage.unix("memory"), stage.tls("memory")];
+    for (i, uri) in memory.iter().enumerate() {
+        let many = ["--connections=4", "--requests=32", "--flush"];
+        stage.programs.succeeds("nbdcopy", &[&many[..], &[&*from, &**uri]].concat());
+        stage.is_in_memory(&image);
+        let uri = &memory[1 - i];
+        stage.programs.succeeds("nbdcopy", &[&many[..2], &[&**uri, &*to]].concat());
+        assert!(std::fs::read(&to).unwrap() == image, "a copy differs");
+    }
+    stage.programs.succeeds("nbdcopy", &[&memory[0], &stage.tls("file")]);
+    stage.programs.succeeds("nbdcopy", &["--synchronous", &stage.unix("file"), &to]);
+    assert!(std::fs::read(&to).unwrap() == image, "a copy differs");
+    let map = stage.programs.succeeds("nbdinfo", &["--map", "--json", &memory[0]]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    let mut at = 0;
+    for extent in map.as_array().unwrap() {
+        let number = |name: &str| usize::try_from(extent[name].as_u64().unwrap()).unwrap();
+        assert_eq!(number("offset"), at, "{map}");
+        let part = &image[at..at + number("length")];
+        at += part.len();
+        let is_hole = number("type") != 0;
+        assert!(!is_hole || part.iter().all(|byte| *byte == 0), "a hole holds something: {extent}");
+    }
+    assert_eq!(at, image.len());
+    assert!(map.as_array().unwrap().len() > 10, "there are holes: {map}");
+}
+
+#[test]
+fn qemu_copies_compares_and_maps() {
+    let Some(stage) = Stage::start() else { return };
+    let image = stage.image("image");
+    let (from, unix) = (stage.path("image"), stage.unix("memory"));
+    let [object, options] = stage.tls_options("memory");
+    let programs = &stage.programs;
+    programs.succeeds("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", &from, &unix]);
+    stage.is_in_memory(&image);
+    let tls = ["--object", &object, "--image-opts"];
+    let target = "driver=raw,file.filename=".to_owned() + &from;
+    programs.succeeds("qemu-img", &[&["compare"], &tls[..], &[&*options, &*target]].concat());
+    let info = programs
+        .succeeds("qemu-img", &[&["info", "--output=json"], &tls[..], &[&*options]].concat());
+    let info: Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["virtual-size"], SIZE);
+    let map = programs.succeeds("qemu-img", &["map", "--output=json", "-f", "raw", &unix]);
+    let map: Value = serde_json::from_str(&map).unwrap();
+    assert!(map.as_array().unwrap().iter().any(|extent| extent["zero"] == true), "{map}");
+    let bench = ["bench", "-c", "5000", "-d", "64", "-s", "4096", "-f", "raw", "-w", &unix];
+    programs.succeeds("qemu-img", &bench);
+    let other = format!("{unix}x");
+    assert!(!programs.run("qemu-img", &["info", &other]).status.success());
+}
+
+#[test]
+fn qemu_writes_trims_and_zeroes() {
+    let Some(stage) = Stage::start() else { return };
+    for disk in ["memory", "file"] {
+        let unix = stage.unix(disk);
+        let [object, options] = stage.tls_options(disk);
+        let tls = ["--object", &object, "--image-opts", &*options];
+        for image in [&["-f", "raw", &*unix][..], &tls] {
+            let said = stage.programs.qemu_io(
+                image,
+                &[
+                    "write -P 0x5a 0 1M",
+                    "write -f -P 0xa5 64k 4k",
+                    "read -P 0x5a 0 64k",
+                    "read -P 0xa5 64k 4k",
+                    "read -P 0x5a 68k 956k",
+                    "write -z 128k 128k",
+                    "write -z -u 256k 64k",
+                    "write -z -f 320k 64k",
+                    "read -P 0 128k 256k",
+                    "discard 512k 128k",
+                    "read -P 0 512k 128k",
+                    "aio_write -P 0x11 700k 8k",
+                    "aio_write -P 0x22 720k 8k",
+                    "aio_flush",
+                    "flush",
+                    "read -P 0x11 700k 8k",
+                    "read -P 0x22 720k 8k",
+                    "read -P 0x5a 384k 128k",
+                ],
+            );
+            assert!(said.contains("wrote 1048576/1048576"), "{said}");
+        }
+        let beyond = ["-f", "raw", "-c", "read 32M 4k", &*unix];
+        assert!(
+            !stage.programs.run("qemu-io", &beyond).status.success(),
+            "it reads beyond the end"
+        );
+    }
+}
+
+/// Our server behind QEMU's, and our client before it.
+#[test]
+fn our_client_asks_qemus_server_before_ours() {
+    let Some(stage) = Stage::start() else { return };
+    let libraries = LIBRARIES.map(|dir| stage.programs.0.join(dir).display().to_string()).join(":");
+    let socket = stage.path("qemu");
+    let [object, _] = stage.tls_options("memory");
+    let mut server = Command::new(stage.programs.0.join("usr/bin/qemu-storage-daemon"))
+        .env("LD_LIBRARY_PATH", libraries)
+        .args(["--object", &object, "--blockdev"])
+        .arg(format!(
+            "driver=nbd,node-name=disk,server.type=inet,server.host=localhost,server.port={},\
+             export=memory,tls-creds=tls,discard=unmap",
+            stage.port
+        ))
+        .args(["--nbd-server", &format!("addr.type=unix,addr.path={socket}"), "--export"])
+        .arg("type=nbd,id=export,node-name=disk,name=disk,writable=on")
+        .spawn()
+        .unwrap();
+    let done = stage.runtime.block_on(async {
+        use pageserver::client::{self, ClientError};
+        use pageserver::nbd::dialogue::Wanted;
+        use pageserver::nbd::request::Command;
+        let mut tries = 0..600;
+        let stream = loop {
+            match tokio::net::UnixStream::connect(&socket).await {
+                Ok(stream) => break stream,
+                Err(_) if tries.next().is_some() => {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let wanted = Wanted { name: "disk".to_owned(), tls: false, status: true };
+        let (client, connection) = client::connect(stream, wanted).await?;
+        tokio::spawn(connection.run());
+        assert_eq!(client.session().export.size, SIZE);
+        assert!(client.session().status, "block status is not agreed on");
+        client.write(1 << 20, &[7; 8192]).await?;
+        client.order(Command::Flush, 0, 0, 0).await?;
+        assert_eq!(client.read(1 << 20, 8192).await?, [7; 8192]);
+        client.order(Command::WriteZeroes, 0, 1 << 20, 4096).await?;
+        assert_eq!(client.read(1 << 20, 4096).await?, [0; 4096]);
+        let extents = client.extents(0, 2 << 20).await?;
+        assert!(extents.len() > 1 && extents[0].is_hole, "{extents:?}");
+        assert!(client.read(SIZE, 512).await.is_err());
+        Ok::<_, ClientError>(())
+    });
+    server.kill().unwrap();
+    server.wait().unwrap();
+    done.unwrap();
+    let found = stage.runtime.block_on(layer::read(&*stage.memory, 1 << 20, 8192)).unwrap();
+    assert!(found[..4096] == [0; 4096] && found[4096..] == [7; 4096]);
+}
+
+#[test]
+fn the_kernels_driver_uses_a_disk() {
+    let device = "/dev/nbd0";
+    if !Path::new(device).exists() {
+        eprintln!("SKIPPED: this kernel has no {device}");
+        return;
+    }
+    let Ok(found) = Command::new("nbd-client").arg("--version").output() else {
+        eprintln!("SKIPPED: nbd-client is not installed");
+        return;
+    };
+    drop(found);
+    let Some(stage) = Stage::start() else { return };
+    let socket = stage.path("socket");
+    let connect = ["-unix", &socket, "-N", "memory", device];
+    let attached = Command::new("nbd-client").args(connect).output().unwrap();
+    if !attached.status.success() {
+        eprintln!("SKIPPED: the kernel's driver cannot be used: {}", text(&attached));
+        return;
+    }
+    let image = stage.image("image");
+    let written = std::fs::write(device, &image);
+    let read = std::fs::read(device);
+    let detached = Command::new("nbd-client").args(["-d", device]).output().unwrap();
+    written.unwrap();
+    assert!(read.unwrap() == image, "the kernel reads something else");
+    assert!(detached.status.success(), "{}", text(&detached));
+    stage.is_in_memory(&image);
+}
