@@ -3,7 +3,7 @@
 
 #![no_main]
 
-#[allow(dead_code, reason = "each target does one of these")]
+#[allow(dead_code, unused_imports, reason = "each target does one of these")]
 #[path = "../tests/fuzzed/mod.rs"]
 mod fuzzed;
 
