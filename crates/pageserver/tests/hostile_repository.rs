@@ -31,7 +31,6 @@ const SIZE: u64 = 1 << 20;
 const PAGES: u64 = SIZE / PAGE as u64;
 
 /// Keeps all that it was ever told of each page, and answers with any of it.
-#[derive(Default)]
 struct Liar {
     told: Mutex<HashMap<u64, Vec<Vec<u8>>>>,
     random: Mutex<fastrand::Rng>,
@@ -39,6 +38,11 @@ struct Liar {
 }
 
 impl Liar {
+    fn new() -> Self {
+        let random = Mutex::new(fastrand::Rng::with_seed(9));
+        Self { told: Mutex::default(), random, lies: AtomicU64::new(0) }
+    }
+
     fn random(&self, below: u64) -> u64 {
         self.random.lock().unwrap().u64(0..below)
     }
@@ -172,7 +176,7 @@ async fn sees_what_was_written(
 
 #[tokio::test(start_paused = true)]
 async fn a_layer_that_lies_is_never_believed() {
-    let liar = Arc::new(Liar::default());
+    let liar = Arc::new(Liar::new());
     let seal = Arc::new(Seal::over(liar.clone()).unwrap());
     let disk = WriteThrough::new(seal.clone(), Arc::new(Memory::new(SIZE)));
     let part = |i: u64| sees_what_was_written(&disk, i * 32..(i + 1) * 32, i, 1500);
@@ -255,7 +259,7 @@ async fn a_repository_that_lies_on_the_wire_is_never_believed() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("socket");
     let listener = UnixListener::bind(&socket).unwrap();
-    let liar = Arc::new(Liar::default());
+    let liar = Arc::new(Liar::new());
     let (of_server, connections) = (liar.clone(), Arc::new(AtomicU64::new(0)));
     let counted = connections.clone();
     let serving = tokio::spawn(async move {
