@@ -17,6 +17,8 @@ use crate::nbd::reply::Extent;
 pub const SLAB: usize = 16 << 20;
 const PAGE: usize = 4096;
 const PAGES: usize = SLAB / PAGE;
+/// Who asks for block status is told of so many bytes at most, and asks again.
+const MOST_LOOKED_AT: u32 = 64 << 20;
 
 /// Content in memory.
 #[derive(Debug)]
@@ -231,7 +233,7 @@ impl Layer for Memory {
 
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
-        for part in parts(offset, length.into()) {
+        for part in parts(offset, length.min(MOST_LOOKED_AT).into()) {
             let slab = self.slab(part.slab);
             let mut at = part.begin;
             while at < part.begin + part.length {
