@@ -113,21 +113,17 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
 fn until_seen(merger: &Merger, passes: u64) {
     let is_seen = |reading: &Dedup| reading.passes > passes;
     until("everything was looked at", || {
-        merger.readings().iter().filter(|reading| is_seen(reading)).count() >= 2
+        merger.readings().iter().filter(|reading| is_seen(reading)).count() == 2
     });
 }
 
-/// A guest that has 60 MB as others have, and touches them no more.
-fn cold(name: &str, seed: u64) -> MachineSpec {
-    MachineSpec {
+/// Two guests that have the same 60 MB, and touch them no more; and their processes.
+fn two_cold_guests(dir: &Path) -> (Lab, Vec<u32>) {
+    let cold = |name: &str, seed| MachineSpec {
         shim: true,
         seed,
         ..MachineSpec::new(name, "shop", MAX, MAX, "copies --same-mb 60 --own-mb 4 --rest")
-    }
-}
-
-/// Two of these, and their processes.
-fn two_cold_guests(dir: &Path) -> (Lab, Vec<u32>) {
+    };
     start(dir, &[cold("one", 1), cold("two", 2)], |lab| fleet::wait_until_filled(lab, 64))
 }
 
@@ -171,10 +167,7 @@ fn what_the_kernel_has_merged_stays_so_while_it_is_looked_at() {
 fn where_most_hashes_collide_no_guest_finds_a_wrong_byte() {
     let Some(_turn) = take_turn() else { return };
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
-    // What is the same rests; what is compared in vain is written meanwhile, and verified.
-    let guests = [cold("one", 1), cold("two", 2), guest("three")];
-    let filled = |lab: &Lab| fleet::wait_until_filled(lab, 40);
-    let (mut lab, pids) = start(dir.path(), &guests, filled);
+    let (mut lab, pids) = two_guests(dir.path());
     let merger = Merger::start_colliding(&pids).unwrap();
     until("what is the same is merged", || merger.pool_bytes() > 0);
     until_seen(&merger, 3);
