@@ -51,13 +51,16 @@ impl Merger {
         Self::start_with(Dedup::new(GROUP), pids, pages_per_ms, tracking)
     }
 
-    /// The same with a hash under which most pages collide: of 256 values.
+    /// The same with a hash under which most pages collide: of 4096 values, spread over the index.
     ///
     /// # Errors
     /// As for [`Self::start`].
     pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
-        let weak: Hash =
-            |page, _| u64::from(page.iter().fold(1, |sum: u8, byte| sum.wrapping_add(*byte)));
+        // Times 2^64 over the golden ratio: what varies in its low bits alone falls into one bucket.
+        let weak: Hash = |page, _| {
+            let sum = page.iter().map(|byte| u64::from(*byte)).sum::<u64>() % 4096;
+            (sum + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        };
         Self::start_with(Dedup::new(GROUP).hashing_with(weak), pids, None, None)
     }
 

@@ -117,9 +117,13 @@ mod tests {
     use super::*;
     use crate::lock::{LockError, StateLock};
 
-    /// Has the lock of `state` and does `what` until it is ended.
-    fn holder(state: &Path, what: &str) -> (Child, Held) {
-        let script = format!("echo $$ daemon > lock; exec 9<>lock; flock 9; echo ready; {what}");
+    /// Has the lock of `state`, and does `at_term` when it is told to end.
+    fn holder(state: &Path, at_term: &str) -> (Child, Held) {
+        let trap = format!("trap '{at_term}' TERM");
+        // What it sleeps in has no part in the lock.
+        let wait = "while :; do sleep 0.1 9<&-; done";
+        let script =
+            format!("echo $$ daemon > lock; exec 9<>lock; flock 9; {trap}; echo ready; {wait}");
         let mut child = Command::new("sh")
             .args(["-c", &script])
             .current_dir(state)
@@ -142,14 +146,11 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(60);
-    /// Its children have no part in the lock.
-    const STUBBORN: &str = "trap '' TERM; while :; do sleep 0.1 9<&-; done";
 
     #[test]
     fn one_that_was_stopped_is_woken_to_end_and_the_next_one_will_be_paused() {
         let state = state();
-        let (mut child, held) =
-            holder(state.path(), "trap 'exit 0' TERM; while :; do sleep 0.1; done");
+        let (mut child, held) = holder(state.path(), "exit 0");
         let daemon = Identity::of(child.id()).unwrap();
         daemon.signal(Signal::STOP).unwrap();
         let said = evict_within(LONG, state.path(), held).unwrap();
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn one_that_does_not_end_is_killed() {
         let state = state();
-        let (mut child, held) = holder(state.path(), STUBBORN);
+        let (mut child, held) = holder(state.path(), "");
         let said = evict_within(Duration::from_millis(300), state.path(), held).unwrap();
         assert!(said.contains("was killed"), "{said}");
         child.wait().unwrap();
