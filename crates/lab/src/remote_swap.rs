@@ -3,7 +3,7 @@
 //! started again.
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -142,7 +142,9 @@ impl RemoteSwap {
     pub fn status(&self) -> Option<DiskReading> {
         let socket = self.dir.join("disks").join(format!("{GROUP}.status"));
         let mut text = String::new();
-        UnixStream::connect(socket).ok()?.read_to_string(&mut text).ok()?;
+        let mut stream = UnixStream::connect(socket).ok()?;
+        stream.write_all(b"{}\n").ok()?;
+        stream.read_to_string(&mut text).ok()?;
         let mut status: overbook::disks::Status = serde_json::from_str(&text).ok()?;
         status.disks.remove(DISK)
     }

@@ -31,6 +31,23 @@ pub struct DiskReading {
     pub repositories: Option<RepositoriesReading>,
 }
 
+/// How a group's second-level cache does: pages of data disks in memory that the group has to spare
+/// (Kim 2014 §4.2.3). Totals count since the process that serves its disks began.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheReading {
+    /// What it may hold now.
+    pub capacity: Bytes,
+    /// What it holds.
+    pub held: Bytes,
+    /// Pages that were read from it.
+    pub hits: u64,
+    /// Pages that were read from disks.
+    pub misses: u64,
+    /// Of all pages that were read, the share that a cache of this size would have held, as SHARDS
+    /// estimates it for LRU; sizes ascend.
+    pub curve: Vec<(Bytes, f32)>,
+}
+
 /// What a disk has of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepositoriesReading {

@@ -23,11 +23,11 @@ pub mod units;
 pub mod view;
 
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
-pub use disk::{DiskReading, RepositoriesReading};
+pub use disk::{CacheReading, DiskReading, RepositoriesReading};
 pub use free_pages::{FreePages, FreePagesSpec};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal, KsmSpec, Mergeable};
 pub use names::{GroupName, NamePattern, VmName};
-pub use plan::{Action, Decision, Ledger, Loan, Plan, Scan, Take};
+pub use plan::{Action, Decision, Ledger, Loan, Plan, Quota, Scan, Take};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{Tracking, TrackingBudget, WorkerReading};

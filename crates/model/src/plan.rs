@@ -27,6 +27,9 @@ pub struct Plan {
     /// Of what VMs have freed, what is taken.
     #[serde(default)]
     pub takes: BTreeMap<VmName, Take>,
+    /// What each group's second-level cache may hold, where a disk of it has one.
+    #[serde(default)]
+    pub caches: BTreeMap<GroupName, Quota>,
     /// What happens to each VM, groups together.
     pub vms: BTreeMap<VmName, Decision>,
     /// Something about the host that everybody should know, for example that it is short of memory.
@@ -129,6 +132,15 @@ pub struct Take {
     /// So much of what it has freed stays.
     pub keep: Bytes,
     /// Why no more.
+    pub reason: Reason,
+}
+
+/// Memory that a group's second-level cache may hold until the next plan (Kim 2014 §4.2.3).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// How much.
+    pub amount: Bytes,
+    /// Why so much.
     pub reason: Reason,
 }
 

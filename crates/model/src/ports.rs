@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Action, GroupName, HostView, Scan, Take, Time, VmName};
+use crate::{Action, GroupName, HostView, Quota, Scan, Take, Time, VmName};
 
 /// Answers with what is known now.
 pub trait Sense {
@@ -25,6 +25,9 @@ pub trait Act {
 
     /// Hands over what is taken of what VMs have freed, from now on: from those that are not named nothing is.
     fn take(&mut self, _takes: &BTreeMap<VmName, Take>) {}
+
+    /// Hands over what the groups' second-level caches may hold from now on: those that are not named, nothing.
+    fn cache(&mut self, _quotas: &BTreeMap<GroupName, Quota>) {}
 }
 
 /// Tells the time.

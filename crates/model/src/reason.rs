@@ -60,6 +60,16 @@ pub enum Reason {
         base: Bytes,
     },
 
+    /// What nobody needs serves as the group's second-level cache.
+    #[error("the group has {surplus} that nobody needs at the moment")]
+    Spare {
+        /// What is left of its surplus.
+        surplus: Bytes,
+    },
+    /// Nothing is left for the group's second-level cache.
+    #[error("the group has nothing to spare")]
+    NothingSpare,
+
     // --- why memory is taken -------------------------------------------------------------------
     /// The group occupies more than its budget.
     #[error("the group is {deficit} over its budget: grants come back, the cheapest first")]

@@ -150,6 +150,9 @@ pub struct DiskSpec {
     pub repositories: Vec<String>,
     /// Directory of the certificates for these; `None`: without TLS.
     pub tls: Option<PathBuf>,
+    /// Whether pages that were read from it may lie in its group's cache: a data disk.
+    #[serde(default)]
+    pub cache: bool,
     /// For experiments: each read of the file takes so many microseconds longer, one after the
     /// other, as on a disk with one head.
     pub read_delay_us: u32,
@@ -205,6 +208,12 @@ impl Spec {
         self.disks
             .iter()
             .filter(move |(_, disk)| self.group_of(&disk.vm).is_some_and(|(own, _)| own == group))
+    }
+
+    /// Whether pages of a disk of `group` may lie in memory that the group has to spare.
+    #[must_use]
+    pub fn has_cache(&self, group: &GroupName) -> bool {
+        self.disks_of(group).any(|(_, disk)| disk.cache)
     }
 
     /// Where the disk of this name is to be reached.

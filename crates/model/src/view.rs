@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time, Tracking, VmName,
-    WorkerReading,
+    Bytes, CacheReading, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time,
+    Tracking, VmName, WorkerReading,
 };
 
 /// Everything that is known about one host at one moment.
@@ -23,6 +23,9 @@ pub struct HostView {
     /// Each group's worker, where one is needed.
     #[serde(default)]
     pub workers: BTreeMap<GroupName, Reading<WorkerReading>>,
+    /// Each group's second-level cache, where the process of its disks answers.
+    #[serde(default)]
+    pub caches: BTreeMap<GroupName, Reading<CacheReading>>,
     /// The kernel's own merging of identical pages; `None`: the kernel has none, or it was not read yet.
     #[serde(default)]
     pub ksm: Option<Reading<KsmReading>>,

@@ -9,9 +9,10 @@
 //! Those who serve may die: the [`keeper`] holds the sockets and starts them again.
 //!
 //! Each disk has a socket of its own, which belongs to whoever owns the disk's file: who may open
-//! the one may connect to the other. Beside them lies a socket that tells every caller how the
-//! disks do, in one JSON object ([`Status`]).
+//! the one may connect to the other. Beside them lies a socket on which the daemon says what it
+//! wants of them ([`Order`]), one line of JSON, and is told how they do ([`Status`]).
 
+mod cached;
 mod keeper;
 
 use std::collections::BTreeMap;
@@ -23,8 +24,9 @@ use std::time::Duration;
 
 use model::config;
 use model::spec::DiskSpec;
-use model::{Bytes, DiskReading, GroupName, RepositoriesReading, Spec};
+use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec};
 use pageserver::layer::Layer;
+use pageserver::layers::cache::Cache;
 use pageserver::layers::count::{Count, Counters};
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
@@ -37,18 +39,21 @@ use pageserver::tls::{Connector, TlsError};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::{Deserialize, Serialize};
 use sys::process::{become_io_flusher, inherited};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config_files;
+use cached::Cached;
 
 /// The name of the socket that tells how the disks do: no disk's, for those begin with no `.`.
 const STATUS: &str = ".status";
-/// How long somebody who asks for the status may take to read it.
+/// How long somebody who asks for the status may take to say what he wants, and to read it.
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 /// Longest status, in bytes.
 const MOST_STATUS: u64 = 16 << 20;
+/// Longest order, in bytes.
+const MOST_ORDER: u64 = 1 << 20;
 
 /// Why the disks cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -90,11 +95,23 @@ pub enum DisksError {
     Io(#[from] io::Error),
 }
 
+/// What the daemon wants of a group's disks. It holds for some seconds: a daemon that has died wants
+/// nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// What the group's cache may hold; absent: as before.
+    #[serde(default)]
+    pub cache: Option<Bytes>,
+}
+
 /// How a group's disks do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// By name.
     pub disks: BTreeMap<String, DiskReading>,
+    /// The group's cache, if one of its disks has pages in it.
+    #[serde(default)]
+    pub cache: Option<CacheReading>,
 }
 
 /// A disk that is served.
@@ -144,6 +161,7 @@ fn need_no_memory() {
 async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(), DisksError> {
     let mut disks = Vec::new();
     let mut status = None;
+    let cached = spec.has_cache(group).then(Cached::new);
     for socket in sockets {
         let odd = || io::Error::other(format!("`{socket}` is no NAME=NUMBER of a socket"));
         let (name, number) = socket.split_once('=').ok_or_else(odd)?;
@@ -154,7 +172,7 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
         if name == STATUS {
             status = Some(listener);
         } else if let Some((_, disk)) = spec.disks_of(group).find(|(own, _)| *own == name) {
-            let disk = Disk::build(name, disk)?;
+            let disk = Disk::build(name, disk, cached.as_ref())?;
             let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
             let server = Server::new(Arc::new(one), None, Limits::default());
             tokio::spawn(server.listen_unix(listener));
@@ -162,7 +180,7 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
         }
     }
     if let Some(listener) = status {
-        tokio::spawn(tell(listener, disks));
+        tokio::spawn(tell(listener, disks, cached));
     }
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
@@ -172,11 +190,14 @@ async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(),
     Ok(())
 }
 
-/// Asks a group's disks how they do; `None`: nobody answers.
-pub async fn ask(socket: &Path) -> Option<Status> {
+/// Says what is wanted of a group's disks, and asks them how they do; `None`: nobody answers.
+pub async fn ask(socket: &Path, order: &Order) -> Option<Status> {
     let mut text = Vec::new();
+    let mut line = serde_json::to_vec(order).ok()?;
+    line.push(b'\n');
     let answer = async {
         let mut stream = UnixStream::connect(socket).await.ok()?;
+        stream.write_all(&line).await.ok()?;
         // However many disks a group has, this is much.
         (&mut stream).take(MOST_STATUS).read_to_end(&mut text).await.ok()
     };
@@ -191,12 +212,14 @@ pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
 }
 
 impl Disk {
-    fn build(name: &str, spec: &DiskSpec) -> Result<Self, DisksError> {
+    fn build(name: &str, spec: &DiskSpec, cached: Option<&Cached>) -> Result<Self, DisksError> {
         let file = File::create(&spec.file, spec.size.0).map_err(|error| DisksError::File {
             what: "file",
             path: spec.file.clone(),
             error,
         })?;
+        let cached = cached.filter(|_| spec.cache);
+        let file = if cached.is_some() { file.cached_above() } else { file };
         let file: Arc<dyn Layer> = match spec.read_delay_us {
             0 => Arc::new(file),
             us => {
@@ -206,7 +229,8 @@ impl Disk {
             }
         };
         let (below, near): (Arc<dyn Layer>, _) = if spec.repositories.is_empty() {
-            (file, None)
+            let over = |cached: &Cached| Arc::new(Cache::over(file.clone(), cached.space()));
+            (cached.map(over).map_or_else(|| file.clone(), |cache| cache as Arc<dyn Layer>), None)
         } else {
             let connector = spec.tls.as_deref().map(Connector::new).transpose();
             let connector =
@@ -275,17 +299,30 @@ impl Catalogue for One {
     }
 }
 
-/// Tells everybody who connects how the disks do.
-async fn tell(listener: UnixListener, disks: Vec<Disk>) {
+/// Hears everybody who connects, and tells him how the disks do.
+async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) {
     loop {
         let Ok((mut stream, _)) = listener.accept().await else {
             tokio::time::sleep(STATUS_LIMIT).await;
             continue;
         };
+        let order = tokio::time::timeout(STATUS_LIMIT, hear(&mut stream)).await;
+        let order = order.ok().flatten().unwrap_or_default();
+        if let (Some(cached), Some(capacity)) = (&cached, order.cache) {
+            cached.order(capacity);
+        }
         let disks = disks.iter().map(|disk| (disk.name.clone(), disk.status())).collect();
-        if let Ok(text) = serde_json::to_vec(&Status { disks }) {
+        let status = Status { disks, cache: cached.as_ref().map(Cached::reading) };
+        if let Ok(text) = serde_json::to_vec(&status) {
             // Who does not read it need not have asked.
             let _ = tokio::time::timeout(STATUS_LIMIT, stream.write_all(&text)).await;
         }
     }
+}
+
+/// What somebody wants; `None`: nothing that makes sense.
+async fn hear(stream: &mut UnixStream) -> Option<Order> {
+    let mut line = Vec::new();
+    BufReader::new(stream).take(MOST_ORDER).read_until(b'\n', &mut line).await.ok()?;
+    serde_json::from_slice(&line).ok()
 }

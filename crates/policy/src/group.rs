@@ -162,6 +162,16 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// What nobody needs of its own surplus, after all that was decided.
+    pub(crate) fn spare(&self) -> Bytes {
+        let given = |member: &Member| {
+            let target = member.change.as_ref().map(|change| change.target);
+            target.map_or(Bytes::ZERO, |target| target.minus(member.target))
+        };
+        let given: Bytes = self.members.iter().map(given).sum();
+        self.ledger.surplus.minus(self.ledger.borrowed).minus(given)
+    }
+
     /// The member that is shortest, and what those that are short lack beyond what is the group's own.
     fn unmet(&self) -> Option<(usize, Bytes)> {
         let own = self.ledger.surplus.minus(self.ledger.borrowed);

@@ -19,11 +19,13 @@ pub(crate) struct Headroom {
 }
 
 impl Headroom {
-    /// Measures the host; `promised` is what all groups were granted and have not touched.
+    /// Measures the host; `promised` is what all groups were granted and have not touched, `cached`
+    /// what is in caches and gives way at once.
     pub(crate) fn measure(
         host: Option<Reading<HostReading>>,
         reserve: Option<Bytes>,
         promised: Bytes,
+        cached: Bytes,
         rules: Rules,
         now: Time,
     ) -> Self {
@@ -32,6 +34,7 @@ impl Headroom {
             return unknown;
         };
         let HostReading { total, available, .. } = host.value;
+        let available = available.plus(cached);
         let reserve = reserve.unwrap_or(total.percent(tuning::HOST_RESERVE_PERCENT));
         if !rules.has(Rule::HostReserve) {
             return Self { left: Bytes(u64::MAX), ..unknown };
@@ -43,11 +46,21 @@ impl Headroom {
         }
     }
 
+    /// What has not been claimed.
+    pub(crate) fn left(&self) -> Bytes {
+        self.left
+    }
+
+    /// Why there is no more.
+    pub(crate) fn refusal(&self) -> Reason {
+        self.refusal.clone()
+    }
+
     /// Reserves up to `wanted`; answers what was left, or why nothing was.
     pub(crate) fn claim(&mut self, wanted: Bytes) -> Result<Bytes, Reason> {
         let granted = wanted.min(self.left);
         if granted < tuning::STEP_MIN.min(wanted) {
-            return Err(self.refusal.clone());
+            return Err(self.refusal());
         }
         self.left = self.left.minus(granted);
         Ok(granted)

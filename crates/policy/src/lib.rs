@@ -15,7 +15,8 @@
 //!    from those who leave it unused, if somebody is short ([`idle`]); or memory goes where it saves the
 //!    most misses ([`balancing`], by the [`optimum`]).
 //!
-//! What guests have freed is taken when it is needed ([`reclaim`]).
+//! What guests have freed is taken when it is needed ([`reclaim`]). What nobody needs at the moment
+//! serves as a cache of disks ([`cache`]).
 //!
 //! Beside its memory each group has its scan rate: how fast its identical pages are looked for
 //! ([`scan_rate`]), and whether the kernel may do that for VMs without the shim ([`ksm`]).
@@ -27,6 +28,7 @@
 //! consent to lending meet only in the host's headroom, never in each other's ledgers.
 
 mod balancing;
+mod cache;
 mod case;
 mod experience;
 mod group;

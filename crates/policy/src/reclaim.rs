@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 use model::{Bytes, GroupName, HostReading, HostView, Reason, Time, VmName, plan::Take};
 
-use crate::{group::Group, member::Member, tuning};
+use crate::{cache, group::Group, member::Member, tuning};
 
 /// What is taken until the next tick; from whom nothing is, is not in it.
 pub(crate) fn decide(
@@ -22,7 +22,8 @@ pub(crate) fn decide(
     now: Time,
 ) -> BTreeMap<VmName, Take> {
     let host = view.host.filter(|host| host.age(now) <= tuning::STALE_AFTER);
-    let Some(short) = host.and_then(|host| shortage(&host.value, groups, reserve)) else {
+    let cached = cache::held(view, now);
+    let Some(short) = host.and_then(|host| shortage(&host.value, groups, reserve, cached)) else {
         return BTreeMap::new();
     };
     let mut members: Vec<(Bytes, &Member)> = groups
@@ -61,10 +62,11 @@ fn shortage(
     host: &HostReading,
     groups: &BTreeMap<GroupName, Group<'_>>,
     reserve: Option<Bytes>,
+    cached: Bytes,
 ) -> Option<Shortage> {
     let members = groups.values().flat_map(|group| &group.members);
     let freed: Bytes = members.map(|member| member.free_pages.lazy).sum();
-    let left = host.available.minus(freed);
+    let left = host.available.plus(cached).minus(freed);
     let reserve = reserve.unwrap_or(host.total.percent(tuning::HOST_RESERVE_PERCENT));
     let wanted = reserve.percent(tuning::TAKE_FREED_PERCENT);
     let needed = wanted.minus(left);

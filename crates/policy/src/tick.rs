@@ -10,7 +10,7 @@ use model::{
 };
 
 use crate::{
-    Memory, Rules,
+    Memory, Rules, cache,
     group::Group,
     headroom::Headroom,
     ledger,
@@ -39,7 +39,8 @@ pub fn tick_with(
     let mut plan = Plan { at: now, mode, ..Plan::default() };
     let mut groups = assemble(view, spec, memory, &mut plan, rules, now);
     let promised: Bytes = groups.values().map(|group| group.ledger.promised).sum();
-    let mut host = Headroom::measure(view.host, spec.host.reserve, promised, rules, now);
+    let cached = cache::held(view, now);
+    let mut host = Headroom::measure(view.host, spec.host.reserve, promised, cached, rules, now);
     plan.host.extend(host.short.clone());
     let idle_because = match mode {
         _ if memory.paused => Some(Reason::Paused),
@@ -59,6 +60,9 @@ pub fn tick_with(
             None => group.decide(&mut host, rules, now),
         }
         plan.groups.insert(name.clone(), group.ledger);
+    }
+    if !memory.paused {
+        plan.caches = cache::quotas(&groups, spec, &host);
     }
     for (name, group) in groups {
         memory.unmet_at.insert(name.clone(), group.unmet_at);
@@ -101,6 +105,7 @@ pub fn cycle_with(
         world.scan(group, scan);
     }
     world.take(&plan.takes);
+    world.cache(&plan.caches);
     (view, plan)
 }
 

@@ -428,6 +428,17 @@ fn a_disk_arrives_in_the_spec() {
     assert_eq!(disk.repositories.len(), 3);
     assert_eq!(spec.disk_socket(name).to_str(), Some("/run/o/disks/web-1-swap.sock"));
     assert_eq!(spec.disks_of(&"db".into()).count(), 0);
+    assert!(!spec.has_cache(&"web".into()));
+}
+
+#[test]
+fn a_group_has_a_cache_when_one_of_its_disks_has() {
+    let spec = parse_one(
+        "group.web.vms = [\"web-*\"]\ngroup.db.vms = [\"db\"]\n[disk.d]\nvm = \"web-1\"\n\
+         file = \"/srv/d\"\nsize = \"4GiB\"\ncache = true",
+    )
+    .unwrap();
+    assert!(spec.has_cache(&"web".into()) && !spec.has_cache(&"db".into()));
 }
 
 #[test]
@@ -449,6 +460,8 @@ fn a_disk_that_cannot_be_says_why() {
     assert!(port.contains("`repositories` has \"host-b\"; write a host and a port"), "{port}");
     let tls = disk(&format!("{whole}tls = \"/etc/tls\""));
     assert!(tls.contains("`tls` has no effect without `repositories`"), "{tls}");
+    let both = disk(&format!("{whole}repositories = [\"/run/r\"]\ncache = true"));
+    assert!(both.contains("a disk has one of them"), "{both}");
     let twice = disk(&format!("{whole}[disk.e]\n{whole}"));
     assert!(twice.contains("is the disk `d` already"), "{twice}");
     let name = faults_of(&format!("group.web.vms = [\"web-*\"]\n[disk.\"../d\"]\n{whole}"));

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     client::path_of,
-    http::wire::{GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
+    http::wire::{CacheSize, CacheStatus, GroupDedup, GroupFreePages, GroupStatus, WorkerStatus},
 };
 
 const COLUMNS: [Column; 9] = [
@@ -63,7 +63,9 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
         .filter_map(|group| Some(worker(&group.name, group.worker.as_ref()?, &group.tracking)));
     let dedup = groups.iter().map(|group| dedup(&group.name, &group.dedup));
     let freed = groups.iter().filter_map(|group| freed(&group.name, group.free_pages));
-    let below: String = loans(groups).chain(workers).chain(dedup).chain(freed).collect();
+    let caches = groups.iter().filter_map(|group| Some(cache(&group.name, group.cache.as_ref()?)));
+    let below: String =
+        loans(groups).chain(workers).chain(dedup).chain(freed).chain(caches).collect();
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
 }
 
@@ -98,6 +100,24 @@ fn freed(group: &str, free: GroupFreePages) -> Option<String> {
             "freed memory of {group}: the host can take {lazy}; {handed_over} was freed, {taken} taken, of which VMs touched {refaulted} again\n"
         )
     })
+}
+
+/// What the group has to spare and holds pages of its disks.
+fn cache(group: &str, cache: &CacheStatus) -> String {
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    let hits = cache.hit_ratio().map_or_else(
+        || "nothing was read yet".to_owned(),
+        |ratio| format!("{} of the pages read were found in it", percent(ratio)),
+    );
+    let more = cache.twice().map(|CacheSize { bytes, hit_ratio }| {
+        format!(", and {} would be in {}", percent(hit_ratio.into()), Bytes(bytes))
+    });
+    let quota = match (cache.quota_bytes, &cache.quota) {
+        (Some(bytes), Some(why)) => format!("it may hold {}: {}", Bytes(bytes), why.text),
+        _ => "it may hold nothing: Overbook is paused".to_owned(),
+    };
+    let (held, more) = (Bytes(cache.held_bytes), more.unwrap_or_default());
+    format!("cache of {group}: it holds {held}, {hits}{more}; {quota}\n")
 }
 
 /// The pool; nothing where no pages are shared nor are to be.

@@ -1,16 +1,16 @@
 //! What the processes that serve VMs' disks say, as the loop sees it.
 //!
-//! They run on their own, and may be dead or slow. So each tick starts to ask the groups' processes,
-//! a task each, and shows what the one before has brought.
+//! They run on their own, and may be dead or slow. So at the end of each tick the groups' processes are
+//! told what is wanted of them and asked how they do, in a task each; the next tick shows what that brought.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use model::{GroupName, HostView, Reading, Spec};
+use model::{Bytes, GroupName, HostView, Quota, Reading, Spec};
 use sys::clock::boot_now;
 use tokio::task::JoinHandle;
 
-use crate::disks::{self, Status};
+use crate::disks::{self, Order, Status};
 
 /// A status that is older than this is not shown.
 const FRESH: model::Millis = model::Millis::secs(10);
@@ -23,12 +23,15 @@ pub(super) struct Disks {
 }
 
 impl Disks {
-    /// Puts into the view what the disks said last, and asks them again.
-    pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
+    /// Puts into the view what the disks said last.
+    pub(super) fn show(&self, spec: &Spec, view: &mut HostView) {
         let now = boot_now();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.retain(|group, status| spec.groups.contains_key(group) && status.age(now) <= FRESH);
-        for Reading { at, value } in told.values() {
+        for (group, Reading { at, value }) in told.iter() {
+            if let Some(cache) = &value.cache {
+                view.caches.insert(group.clone(), Reading::new(cache.clone(), *at));
+            }
             for (name, disk) in &value.disks {
                 let vm = spec.disks.get(name).and_then(|disk| view.vms.get_mut(&disk.vm));
                 if let Some(vm) = vm {
@@ -36,21 +39,25 @@ impl Disks {
                 }
             }
         }
-        drop(told);
+    }
+
+    /// Says what the caches may hold, and asks all disks how they do.
+    pub(super) fn ask(&mut self, spec: &Spec, quotas: &BTreeMap<GroupName, Quota>) {
         self.asking.retain(|_, task| !task.is_finished());
         for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
             if !self.asking.contains_key(group) {
-                self.asking.insert(group.clone(), self.ask(spec, group));
+                let quota = quotas.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
+                self.asking.insert(group.clone(), self.ask_one(spec, group, quota));
             }
         }
     }
 
-    fn ask(&self, spec: &Spec, group: &GroupName) -> JoinHandle<()> {
+    fn ask_one(&self, spec: &Spec, group: &GroupName, quota: Bytes) -> JoinHandle<()> {
         let (told, group) = (self.told.clone(), group.clone());
         let socket = disks::status_socket(spec, &group);
         tokio::spawn(async move {
             let asked = boot_now();
-            if let Some(status) = disks::ask(&socket).await {
+            if let Some(status) = disks::ask(&socket, &Order { cache: Some(quota) }).await {
                 let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                 told.insert(group, Reading::new(status, asked));
             }
@@ -63,7 +70,7 @@ mod tests {
     use std::time::Duration;
 
     use model::{DiskReading, VmName};
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
 
     use super::*;
@@ -79,24 +86,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_disks_process_says_is_shown_with_its_vm_and_nothing_waits_for_it() {
+    async fn a_disks_process_hears_what_is_wanted_and_says_how_it_does_and_nothing_waits_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let spec = spec(dir.path());
         std::fs::create_dir(spec.disk_directory()).unwrap();
         let mut disks = Disks::default();
         let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
         // Nobody is there.
-        disks.tick(&spec, &mut view);
+        let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
+        let quotas = BTreeMap::from([("web".into(), quota)]);
+        disks.ask(&spec, &quotas);
+        disks.show(&spec, &mut view);
         assert!(view.vms[&vm].disks.is_empty());
         let listener = UnixListener::bind(disks::status_socket(&spec, &"web".into())).unwrap();
         let answer = tokio::spawn(async move {
             let of = DiskReading { reads: 7, ..DiskReading::default() };
-            let status = Status { disks: [("d".to_owned(), of)].into() };
+            let status = Status { disks: [("d".to_owned(), of)].into(), cache: None };
             let (mut stream, _) = listener.accept().await.unwrap();
+            let mut order = String::new();
+            BufReader::new(&mut stream).read_line(&mut order).await.unwrap();
+            let wanted = Order { cache: Some(Bytes::mib(7)) };
+            assert_eq!(serde_json::from_str::<Order>(&order).unwrap(), wanted);
             stream.write_all(&serde_json::to_vec(&status).unwrap()).await.unwrap();
         });
         for _ in 0..3_000 {
-            disks.tick(&spec, &mut view);
+            disks.ask(&spec, &quotas);
+            disks.show(&spec, &mut view);
             if let Some(disk) = view.vms[&vm].disks.get("d") {
                 assert_eq!(disk.value.reads, 7);
                 answer.await.unwrap();

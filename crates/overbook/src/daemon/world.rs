@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, GroupName, HostView, Scan, Spec, Take, VmName,
+    Action, GroupName, HostView, Quota, Scan, Spec, Take, VmName,
     ports::{Act, Sense},
 };
 
@@ -24,7 +24,7 @@ impl Sense for World<'_> {
         let mut view = self.drivers.view();
         self.workers.tick(self.spec, &mut view);
         self.ksm.tick(self.spec, self.workers.with_shim(), &mut view);
-        self.disks.tick(self.spec, &mut view);
+        self.disks.show(self.spec, &mut view);
         view
     }
 }
@@ -41,5 +41,9 @@ impl Act for World<'_> {
 
     fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
         self.workers.take(takes);
+    }
+
+    fn cache(&mut self, quotas: &BTreeMap<GroupName, Quota>) {
+        self.disks.ask(self.spec, quotas);
     }
 }

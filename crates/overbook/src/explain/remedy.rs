@@ -42,6 +42,8 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::LoanRecalled { .. }
         | Reason::LoanNotConsented
         | Reason::NoLender
+        | Reason::Spare { .. }
+        | Reason::NothingSpare
         | Reason::Demand { .. }
         | Reason::Share { .. }
         | Reason::Balance { .. }

@@ -5,6 +5,7 @@
 //! daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there is one
 //! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
 
+mod cache;
 mod dedup;
 mod disk;
 mod free_pages;
@@ -20,6 +21,7 @@ use model::{Bytes, Reason};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub use cache::{CacheSize, CacheStatus};
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
 pub use disk::{DiskStatus, RepositoriesStatus};
 pub use free_pages::{FreePagesStatus, GroupFreePages};

@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
-    Action, Bytes, Decision, Dedup, DedupSpec, FreePages, GroupSpec, GuestStats, HostReading,
-    HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode, NamePattern, PagesPerMs,
-    Plan, Policy, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits, VmView,
-    WorkerReading,
+    Action, Bytes, CacheReading, Decision, Dedup, DedupSpec, FreePages, GroupSpec, GuestStats,
+    HostReading, HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode, NamePattern,
+    PagesPerMs, Plan, Policy, Quota, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits,
+    VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -92,6 +92,7 @@ fn view() -> HostView {
         host: Some(Reading::new(host, NOW)),
         workers: BTreeMap::from([("web".into(), Reading::new(worker, NOW))]),
         ksm: Some(Reading::new(ksm(), NOW)),
+        caches: BTreeMap::from([("web".into(), Reading::new(cache(), NOW))]),
         vms: BTreeMap::from([
             ("web-1".into(), tracked),
             ("web-2".into(), stuck),
@@ -101,6 +102,16 @@ fn view() -> HostView {
 }
 
 /// KSM saves 200 MiB for group `web`.
+fn cache() -> CacheReading {
+    CacheReading {
+        capacity: Bytes::mib(64),
+        held: Bytes::mib(60),
+        hits: 300,
+        misses: 100,
+        curve: vec![(Bytes::mib(64), 0.75), (Bytes::mib(128), 0.9)],
+    }
+}
+
 fn ksm() -> KsmReading {
     KsmReading {
         saved: Bytes::mib(200),
@@ -229,6 +240,7 @@ fn plan() -> Plan {
     let scan = Scan { rate: Some(PagesPerMs(25)), reason, payer: None };
     let reason = Reason::FreedHostShort { left: mib(2_000), wanted: mib(3_072) };
     let take = Take { keep: mib(20), reason };
+    let quota = Quota { amount: mib(70), reason: Reason::Spare { surplus: mib(70) } };
     let loan = Loan { borrower: "web".into(), amount: mib(60), reason: lend };
     Plan {
         at: NOW,
@@ -237,6 +249,7 @@ fn plan() -> Plan {
         loans: BTreeMap::from([("shop".into(), loan)]),
         scans: BTreeMap::from([("web".into(), scan)]),
         takes: BTreeMap::from([("web-1".into(), take)]),
+        caches: BTreeMap::from([("web".into(), quota)]),
         vms: BTreeMap::from([
             ("web-1".into(), member(mib(202), Some(change), vec![pressed])),
             ("web-2".into(), member(mib(128), None, vec![stuck])),

@@ -6,6 +6,8 @@
 //! which is `quick_cache`'s business (Clock-PRO, much like S3-FIFO): pages that are read once, one
 //! after the other, do not drive out those that are read again.
 //!
+//! What more of it would be worth shows a sample of what was read (SHARDS, `pages::shards`).
+//!
 //! A write drives the page out. A page that is being read from below while a write to it is under
 //! way, or begins, is not kept: nobody knows whether it is old.
 
@@ -13,6 +15,8 @@ use std::hash::RandomState;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pages::curve::MissRatioCurve;
+use pages::shards::Shards;
 use quick_cache::unsync::Cache as Index;
 use quick_cache::{Lifecycle, UnitWeighter};
 use sys::slab::Slab;
@@ -28,6 +32,12 @@ const PAGES: usize = SLAB / PAGE;
 const SPARE: usize = 64;
 /// Pages that share a count of writes.
 const STRIPES: usize = 1024;
+/// Pages in the sample of what is read.
+const SAMPLE: usize = 8192;
+/// Pages that are read before the sample looks at them, all at once.
+const BATCH: usize = 256;
+/// So many slabs go back at once; others have their turn in between.
+const SLABS_AT_ONCE: usize = 16;
 /// Of a slot that holds nothing.
 const NOBODY: Key = Key::MAX;
 
@@ -37,6 +47,7 @@ type Key = u64;
 /// Memory that a group's disks share.
 pub struct Space {
     held: Mutex<Held>,
+    sample: Mutex<Sample>,
     disks: AtomicU32,
     counters: Counters,
 }
@@ -57,6 +68,12 @@ struct Held {
     /// What lies in a slot.
     owners: Vec<Key>,
     free: Vec<u32>,
+}
+
+/// What was read, as far as it tells what more memory would be worth.
+struct Sample {
+    shards: Option<Shards>,
+    batch: Vec<Key>,
 }
 
 /// Gathers the slots of what had to make room.
@@ -83,13 +100,24 @@ impl Space {
         let index = Index::with(PAGES, 0, UnitWeighter, RandomState::new(), Evicted);
         let (slabs, owners, free) = (Vec::new(), Vec::new(), Vec::new());
         let held = Mutex::new(Held { slabs, index, owners, free });
-        Self { held, disks: AtomicU32::new(0), counters: Counters::default() }
+        let shards = Shards::fixed_size(SAMPLE).ok();
+        let sample = Mutex::new(Sample { shards, batch: Vec::with_capacity(BATCH) });
+        Self { held, sample, disks: AtomicU32::new(0), counters: Counters::default() }
     }
 
     /// What came of reads.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Which share of the pages that were read an LRU of so many pages would not have held, by its
+    /// size in pages.
+    #[must_use]
+    pub fn curve(&self) -> MissRatioCurve {
+        let mut sample = self.sample();
+        sample.look();
+        sample.shards.as_ref().map_or_else(MissRatioCurve::unknown, Shards::curve)
     }
 
     /// What it may hold, in bytes.
@@ -105,9 +133,20 @@ impl Space {
     }
 
     /// From now on it may hold so many bytes, in whole slabs. What it holds beyond goes back to the
-    /// host before this returns. It stays smaller where the host has no more to give.
-    pub fn set_capacity(&self, bytes: u64) {
+    /// host before this ends. It stays smaller where the host has no more to give.
+    pub async fn set_capacity(&self, bytes: u64) {
         let slabs = usize::try_from(bytes / SLAB as u64).unwrap_or(usize::MAX);
+        loop {
+            let has = self.held().slabs.len();
+            self.step(slabs.max(has.saturating_sub(SLABS_AT_ONCE)));
+            if has <= slabs.saturating_add(SLABS_AT_ONCE) {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn step(&self, slabs: usize) {
         let mut held = self.held();
         let held = &mut *held;
         if held.slabs.len() > slabs {
@@ -121,6 +160,26 @@ impl Space {
 
     fn held(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sample(&self) -> MutexGuard<'_, Sample> {
+        self.sample.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sample {
+    fn note(&mut self, pages: impl Iterator<Item = Key>) {
+        self.batch.extend(pages);
+        if self.batch.len() >= BATCH {
+            self.look();
+        }
+    }
+
+    fn look(&mut self) {
+        if let Some(shards) = &mut self.shards {
+            shards.touch_all(&self.batch);
+        }
+        self.batch.clear();
     }
 }
 
@@ -316,7 +375,10 @@ impl Layer for Cache {
 
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
         let length = into.len();
-        let pages = length.div_ceil(PAGE) as u64;
+        let first = offset / PAGE as u64;
+        let end = (offset + length as u64).div_ceil(PAGE as u64);
+        let pages = end - first;
+        self.space.sample().note((first..end).map(|page| self.disk | page));
         if self.hit(offset, into) {
             self.space.counters.hits.fetch_add(pages, Ordering::Relaxed);
             return Read::Now(Ok(()));
@@ -352,9 +414,9 @@ mod tests {
 
     const SIZE: u64 = 64 << 20;
 
-    fn cache(capacity: u64) -> (Arc<Space>, Cache) {
+    async fn cache(capacity: u64) -> (Arc<Space>, Cache) {
         let space = Arc::new(Space::new());
-        space.set_capacity(capacity);
+        space.set_capacity(capacity).await;
         let below = Memory::new(SIZE);
         for page in 0..SIZE / PAGE as u64 {
             let written = below.write(page * PAGE as u64, &page.to_le_bytes());
@@ -375,7 +437,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_read_is_found_again_until_it_is_written() {
-        let (space, cache) = cache(SLAB as u64);
+        let (space, cache) = cache(SLAB as u64).await;
         assert_eq!((page(&cache, 5).await, page(&cache, 5).await), (5, 5));
         assert_eq!((hits(&space), space.pages()), (1, 1));
         cache.write(5 * PAGE as u64, &[9; 8]).result().await.unwrap();
@@ -387,18 +449,18 @@ mod tests {
 
     #[tokio::test]
     async fn it_never_holds_more_than_it_may() {
-        let (space, cache) = cache(2 * SLAB as u64);
+        let (space, cache) = cache(2 * SLAB as u64).await;
         for i in 0..SIZE / PAGE as u64 {
             assert_eq!(page(&cache, i).await, i);
         }
         assert!(space.pages() <= 2 * PAGES - SPARE && space.pages() > PAGES, "{}", space.pages());
-        space.set_capacity(SLAB as u64);
+        space.set_capacity(SLAB as u64).await;
         assert_eq!(space.capacity(), SLAB as u64);
         assert!(space.pages() <= PAGES - SPARE);
         for i in (0..SIZE / PAGE as u64).rev() {
             assert_eq!(page(&cache, i).await, i);
         }
-        space.set_capacity(0);
+        space.set_capacity(0).await;
         assert_eq!((space.pages(), space.capacity()), (0, 0));
         assert_eq!(page(&cache, 7).await, 7);
         assert_eq!(space.pages(), 0);
@@ -406,7 +468,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_scan_does_not_drive_out_what_is_read_again() {
-        let (space, cache) = cache(SLAB as u64);
+        let (space, cache) = cache(SLAB as u64).await;
         for _ in 0..3 {
             for i in 0..512 {
                 page(&cache, i).await;
@@ -423,8 +485,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn it_tells_what_more_of_it_would_be_worth() {
+        let (space, cache) = cache(0).await;
+        for _ in 0..4 {
+            for i in 0..4096 {
+                page(&cache, i).await;
+            }
+        }
+        let curve = space.curve();
+        assert!(curve.miss_ratio(1000.0) > 0.95, "{curve:?}");
+        // All but the first round.
+        assert!((curve.miss_ratio(5000.0) - 0.25).abs() < 0.05, "{curve:?}");
+    }
+
+    #[tokio::test]
     async fn two_disks_do_not_see_each_others_pages() {
-        let (space, first) = cache(SLAB as u64);
+        let (space, first) = cache(SLAB as u64).await;
         assert_eq!(page(&first, 3).await, 3);
         let other = Cache::over(Arc::new(Memory::new(SIZE)), space);
         assert_eq!(page(&other, 3).await, 0);
@@ -433,7 +509,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_read_while_it_is_written_is_not_kept() {
-        let (space, cache) = cache(SLAB as u64);
+        let (space, cache) = cache(SLAB as u64).await;
         let writing = cache.begin(8 * PAGE as u64, PAGE as u64);
         assert_eq!(page(&cache, 8).await, 8);
         assert_eq!(space.pages(), 0);

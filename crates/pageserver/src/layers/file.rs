@@ -11,6 +11,7 @@
 
 use std::fs::{File as Handle, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -37,6 +38,8 @@ pub struct File {
     path: PathBuf,
     size: u64,
     open: Arc<Open>,
+    /// What was read need not stay in the page cache.
+    is_cached_above: bool,
     /// Held by whoever makes the disk catch up.
     catching_up: Mutex<()>,
 }
@@ -80,7 +83,22 @@ impl File {
 
     fn of(path: &Path, handle: Handle, size: u64) -> Self {
         let open = Open { handle, dirty: AtomicU64::new(0), failed: AtomicBool::new(false) };
-        Self { path: path.to_owned(), size, open: Arc::new(open), catching_up: Mutex::new(()) }
+        Self {
+            path: path.to_owned(),
+            size,
+            open: Arc::new(open),
+            is_cached_above: false,
+            catching_up: Mutex::new(()),
+        }
+    }
+
+    /// What is read leaves the page cache at once, and nothing is read ahead: a layer above keeps
+    /// what is worth it, and the guest reads ahead itself.
+    #[must_use]
+    pub fn cached_above(self) -> Self {
+        // They are requests, and what is refused costs memory only.
+        let _ = rustix::fs::fadvise(&self.open.handle, 0, None, Advice::Random);
+        Self { is_cached_above: true, ..self }
     }
 
     /// Does something that may wait for the disk.
@@ -182,10 +200,15 @@ impl Layer for File {
         if rustix::io::preadv2(handle, slice, offset, ReadWriteFlags::NOWAIT) == Ok(length) {
             return Read::Now(Ok(()));
         }
+        let forget = self.is_cached_above;
         Read::Later(Box::pin(async move {
             self.slowly(move |open| {
                 let mut data = vec![0; length];
                 open.handle.read_exact_at(&mut data, offset)?;
+                if let Some(length) = NonZeroU64::new(length as u64).filter(|_| forget) {
+                    let _ =
+                        rustix::fs::fadvise(&open.handle, offset, Some(length), Advice::DontNeed);
+                }
                 Ok(data)
             })
             .await

@@ -44,9 +44,15 @@ pub(super) fn finish(
                 size: whole_pages(size, faults),
                 repositories: repositories(disk, faults),
                 tls: path("tls", disk.tls.as_ref(), faults),
+                cache: disk.cache.unwrap_or_default(),
                 read_delay_us: disk.read_delay_us.unwrap_or_default(),
             },
         );
+        if let (Some(true), Some(repositories)) = (disk.cache, &disk.repositories) {
+            faults.push(repositories.place.fault(
+                "`repositories` are for swap and `cache` is for data disks: a disk has one of them",
+            ));
+        }
         if let (Some(tls), None) = (&disk.tls, &disk.repositories) {
             faults.push(tls.place.fault("`tls` has no effect without `repositories`"));
         }

@@ -4,7 +4,7 @@ use model::{GroupName, Loan, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{GroupDedup, GroupFreePages, LoanStatus, WorkerStatus};
+use super::{CacheStatus, GroupDedup, GroupFreePages, LoanStatus, WorkerStatus};
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
@@ -47,6 +47,9 @@ pub struct GroupStatus {
     /// What its VMs have freed.
     #[serde(default)]
     pub free_pages: GroupFreePages,
+    /// Pages of its data disks in memory that it has to spare; absent: none of its disks has a cache.
+    #[serde(default)]
+    pub cache: Option<CacheStatus>,
     /// The process that works on its VMs' memory; absent: none is needed.
     pub worker: Option<WorkerStatus>,
 }
@@ -88,6 +91,7 @@ impl GroupStatus {
             tracking: spec.map(|group| group.tracking.to_string()).unwrap_or_default(),
             dedup: GroupDedup::of(shown, name),
             free_pages: GroupFreePages::of(shown, name),
+            cache: CacheStatus::of(shown, name),
             worker: worker.map(|reading| WorkerStatus::from(&reading.value)),
         }
     }
