@@ -1,18 +1,20 @@
-//! A guest whose swap lies in a repository's memory, and what becomes of it when those who serve it
-//! die.
+//! A guest whose swap lies in a repository's memory, or whose data disk has a cache, and what becomes
+//! of it when those who serve it die.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::time::{Duration, Instant};
 
+use lab::daemon::Daemon;
 use lab::remote_swap::{Disk, GROUP, RemoteSwap};
 use lab::{Lab, MachineSpec};
-use model::{Bytes, DiskReading, RepositoriesReading};
+use model::{Bytes, DiskReading, Mode, RepositoriesReading};
 use overbook_tests::{provisions, take_turn};
 
 const GUEST: &str = "swaps";
 const MEMORY: Bytes = Bytes::mib(80);
-const DISK: Disk = Disk { size: Bytes::mib(128), read_delay_us: 0, lent: Bytes::mib(128) };
+const DISK: Disk =
+    Disk { size: Bytes::mib(128), read_delay_us: 0, lent: Bytes::mib(128), cache: false };
 const LIMIT: Duration = Duration::from_secs(180);
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -65,4 +67,37 @@ fn a_guest_loses_nothing_when_those_who_serve_its_swap_die() {
     assert_eq!(status(&swap).0.errors, 0);
     lab.stop().unwrap();
     swap.end().unwrap();
+}
+
+#[test]
+fn what_a_group_has_to_spare_is_a_cache_of_its_disks_as_long_as_somebody_says_so() {
+    let (Some(_turn), Some(with)) = (take_turn(), provisions()) else { return };
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let disk = Disk { lent: Bytes::ZERO, cache: true, ..DISK };
+    let served = RemoteSwap::start(&dir.path().join("disk"), GUEST, disk).unwrap();
+    // Only a part of the disk fits into its memory. What its neighbour never touches, they can spare.
+    let guest = MachineSpec::new(GUEST, GROUP, MEMORY, MEMORY, "fileio --path /dev/data --mb 128");
+    let much = Bytes::mib(384);
+    let specs = [served.given_as_data(guest), MachineSpec::new("rests", GROUP, much, much, "idle")];
+    let mut lab = Lab::start(&dir.path().join("lab"), &with, &specs).unwrap();
+    lab::fleet::wait_until_working(&lab).unwrap();
+    assert_eq!(served.cache().unwrap().held, Bytes::ZERO, "nobody has said anything yet");
+
+    served.make_known(&lab).unwrap();
+    let daemon = Daemon::start(&mut lab, Mode::Observe).unwrap();
+    until("pages are found in the cache", || {
+        served.cache().is_some_and(|cache| cache.hits > 500 && !cache.held.is_zero())
+    });
+    let plan = daemon.case().unwrap().decide();
+    assert!(!plan.caches[&GROUP.into()].amount.is_zero());
+
+    daemon.kill(&mut lab).unwrap();
+    until("nothing is held for a daemon that is no more", || {
+        served.cache().is_some_and(|cache| cache.held.is_zero() && cache.capacity.is_zero())
+    });
+    let before = served.status().unwrap().reads;
+    until("the disk is read all the same", || served.status().unwrap().reads > before + 50);
+    assert_eq!(served.status().unwrap().errors, 0);
+    lab.stop().unwrap();
+    served.end().unwrap();
 }

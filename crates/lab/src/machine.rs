@@ -113,6 +113,8 @@ pub struct MachineSpec {
     pub swap_nbd: Option<(PathBuf, String)>,
     /// Its data disk (`/dev/data`), sparse.
     pub data_disk: Option<Bytes>,
+    /// Where its data disk is served by NBD, and the export's name; `None`: it lies in a file, if it has one.
+    pub data_nbd: Option<(PathBuf, String)>,
     /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
     pub data_direct: Option<Direct>,
     /// The host's CPUs that it runs on; empty: any.
@@ -148,6 +150,7 @@ impl MachineSpec {
             swap: None,
             swap_nbd: None,
             data_disk: None,
+            data_nbd: None,
             data_direct: None,
             cpus: Vec::new(),
             balloon_driver: true,
@@ -266,15 +269,17 @@ pub fn command(
     for socket in [&files.daemon_socket, &files.lab_socket] {
         add("-qmp", format!("unix:{},server=on,wait=off", file(socket)));
     }
-    if let Some((socket, export)) = &spec.swap_nbd {
+    for (id, served) in [("swap", &spec.swap_nbd), ("data", &spec.data_nbd)] {
+        let Some((socket, export)) = served else { continue };
         // Held while nobody answers, and the guest stopped rather than failed after that.
         let server = format!("server.type=unix,server.path={}", socket.display());
         let patience = "reconnect-delay=300,open-timeout=30";
-        let node = format!("driver=nbd,node-name=swap,{server},export={export},{patience}");
+        let node = format!("driver=nbd,node-name={id},{server},export={export},{patience}");
         add("-blockdev", format!("{node},discard=unmap"));
-        let device = "virtio-blk-pci,drive=swap,serial=swap,rerror=stop,werror=stop";
-        add("-device", device.to_owned());
-    } else if let Some(swap) = spec.swap {
+        let device = format!("virtio-blk-pci,drive={id},serial={id},rerror=stop,werror=stop");
+        add("-device", device);
+    }
+    if let Some(swap) = spec.swap {
         let iops = swap.iops.map(|iops| format!(",throttling.iops-total={iops}"));
         let options = format!("{}{}", file(&files.swap), iops.unwrap_or_default());
         add("-drive", format!("if=none,id=swap,format=raw,file={options}"));

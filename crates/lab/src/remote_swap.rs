@@ -4,15 +4,16 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, DiskReading};
+use model::{Bytes, CacheReading, DiskReading};
 use sys::process::{Child, Signal, Spawn, children_of};
 
 use crate::inside::built;
-use crate::lab::LabError;
+use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 
 /// Whose disks they are.
@@ -30,12 +31,16 @@ pub struct Disk {
     pub read_delay_us: u32,
     /// What a repository lends; 0: there is none.
     pub lent: Bytes,
+    /// Whether it is a data disk whose pages may lie in what its group has to spare.
+    pub cache: bool,
 }
 
 /// The two processes, in a directory of their own.
 pub struct RemoteSwap {
     dir: PathBuf,
     disk: Disk,
+    /// What the configuration says of it.
+    table: String,
     disks: Option<Child>,
     repository: Option<Child>,
 }
@@ -47,21 +52,15 @@ impl RemoteSwap {
     /// When a program is missing or a file cannot be written.
     pub fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
         fs::create_dir_all(dir)?;
-        let repositories = if disk.lent.is_zero() {
-            String::new()
-        } else {
-            format!("repositories = [\"{}\"]\n", dir.join("repository").display())
-        };
+        let table = table(dir, guest, disk);
+        let mut swap = Self { dir: dir.to_owned(), disk, table, disks: None, repository: None };
         let at = dir.display();
         let config = format!(
             "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
-             [group.{GROUP}]\nvms = [\"{guest}\"]\n\
-             [disk.{DISK}]\nvm = \"{guest}\"\nfile = \"{at}/file\"\nsize = \"{}B\"\n\
-             read_delay_us = {}\n{repositories}",
-            disk.size.0, disk.read_delay_us
+             [group.{GROUP}]\nvms = [\"{guest}\"]\n{}",
+            swap.table
         );
         fs::write(dir.join("overbook.toml"), config)?;
-        let mut swap = Self { dir: dir.to_owned(), disk, disks: None, repository: None };
         if !disk.lent.is_zero() {
             swap.start_repository()?;
         }
@@ -69,11 +68,35 @@ impl RemoteSwap {
         Ok(swap)
     }
 
+    /// The file that has its content.
+    #[must_use]
+    pub fn file(dir: &Path) -> PathBuf {
+        dir.join("file")
+    }
+
     /// The guest, with this as its swap disk.
     #[must_use]
     pub fn given_to(&self, guest: MachineSpec) -> MachineSpec {
         let socket = self.dir.join("disks").join(format!("{DISK}.sock"));
         MachineSpec { swap_nbd: Some((socket, DISK.to_owned())), ..guest }
+    }
+
+    /// The guest, with this as its data disk.
+    #[must_use]
+    pub fn given_as_data(&self, guest: MachineSpec) -> MachineSpec {
+        let socket = self.dir.join("disks").join(format!("{DISK}.sock"));
+        MachineSpec { data_nbd: Some((socket, DISK.to_owned())), ..guest }
+    }
+
+    /// Has the daemon that is started for these guests know the disk, and find who serves it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn make_known(&self, lab: &Lab) -> Result<(), LabError> {
+        let drop_ins = lab.dir().join("etc").join("overbook.d");
+        fs::create_dir_all(&drop_ins)?;
+        fs::write(drop_ins.join("disk.toml"), &self.table)?;
+        Ok(symlink(self.dir.join("disks"), lab.dir().join("run").join("disks"))?)
     }
 
     fn start_disks(&mut self) -> Result<(), LabError> {
@@ -140,13 +163,22 @@ impl RemoteSwap {
     /// How the disk does; `None`: nobody answers.
     #[must_use]
     pub fn status(&self) -> Option<DiskReading> {
+        self.ask()?.disks.remove(DISK)
+    }
+
+    /// How its group's cache does; `None`: it has none, or nobody answers.
+    #[must_use]
+    pub fn cache(&self) -> Option<CacheReading> {
+        self.ask()?.cache
+    }
+
+    fn ask(&self) -> Option<overbook::disks::Status> {
         let socket = self.dir.join("disks").join(format!("{GROUP}.status"));
         let mut text = String::new();
         let mut stream = UnixStream::connect(socket).ok()?;
         stream.write_all(b"{}\n").ok()?;
         stream.read_to_string(&mut text).ok()?;
-        let mut status: overbook::disks::Status = serde_json::from_str(&text).ok()?;
-        status.disks.remove(DISK)
+        serde_json::from_str(&text).ok()
     }
 
     /// Ends both; after the guest.
@@ -159,6 +191,21 @@ impl RemoteSwap {
         }
         Ok(fs::remove_dir_all(&self.dir)?)
     }
+}
+
+/// The disk in the configuration.
+fn table(dir: &Path, guest: &str, disk: Disk) -> String {
+    let (at, Disk { size, read_delay_us, cache, lent }) = (dir.display(), disk);
+    let repositories = if lent.is_zero() {
+        String::new()
+    } else {
+        format!("repositories = [\"{at}/repository\"]\n")
+    };
+    format!(
+        "[disk.{DISK}]\nvm = \"{guest}\"\nfile = \"{at}/file\"\nsize = \"{}B\"\n\
+         read_delay_us = {read_delay_us}\ncache = {cache}\n{repositories}",
+        size.0
+    )
 }
 
 fn kill(child: Option<Child>) -> Result<(), LabError> {

@@ -27,6 +27,7 @@ mod kim_lending;
 mod kim_policies;
 mod kim_scan_rates;
 mod kim_table1;
+mod kim_table2;
 mod let_go;
 mod meb_accuracy;
 mod meb_balance;
@@ -132,6 +133,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_controllers::MIXED,
     kim_scan_rates::SCENARIO,
     kim_policies::SCENARIO,
+    kim_table2::SCENARIO,
     kim_allocations::SETS,
     kim_allocations::WITHIN,
     kim_isolation::HOG,

@@ -54,7 +54,19 @@ pub fn run(
     warm_up: Duration,
     window: Duration,
 ) -> Result<Course, LabError> {
-    let mut lab = Lab::start(&context.dir, &context.provisions, mix)?;
+    follow(Lab::start(&context.dir, &context.provisions, mix)?, setting, warm_up, window)
+}
+
+/// [`run`] with guests that have just been started.
+///
+/// # Errors
+/// As for [`run`].
+pub fn follow(
+    mut lab: Lab,
+    setting: &Setting,
+    warm_up: Duration,
+    window: Duration,
+) -> Result<Course, LabError> {
     progress::wait_until_working(&lab, FILL_LIMIT)?;
     let began = Instant::now();
     let (mut first, cpu) = (lines(&lab), CpuTime::read().map_err(std::io::Error::other)?);

@@ -52,7 +52,7 @@ struct Seen {
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO };
+    let plain = Disk { size: SWAP, read_delay_us: 0, lent: Bytes::ZERO, cache: false };
     let ways = [
         Way { name: "disk", disk: Disk { read_delay_us: READ_US, ..plain } },
         Way { name: "file", disk: plain },

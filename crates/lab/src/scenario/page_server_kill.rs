@@ -30,7 +30,8 @@ const KILLS: u32 = 200;
 const GUEST: &str = "swaps";
 const MEMORY: Bytes = Bytes::mib(80);
 const WORKLOAD: &str = "verify --mb 112";
-const DISK: Disk = Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256) };
+const DISK: Disk =
+    Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256), cache: false };
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// How long something is dead, and how long all lives then.
 const DEAD_MS: (u64, u64) = (0, 1_500);

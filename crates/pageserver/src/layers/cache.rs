@@ -4,7 +4,16 @@
 //! policy finds to spare, and changes each second. It holds clean pages only, so giving it up costs
 //! no writing: whole slabs go back at once, with whatever lies in them. Which page makes room for
 //! which is `quick_cache`'s business (Clock-PRO, much like S3-FIFO): pages that are read once, one
-//! after the other, do not drive out those that are read again.
+//! after the other, do not drive out those that are read again. On a block trace of CloudPhysics
+//! (1.14 M pages, 269 k distinct) it misses as little as what is better known:
+//!
+//! ```text
+//! capacity   LRU   quick_cache  W-TinyLFU  S3-FIFO   ARC      (miss ratio)
+//!     5 %   0.887     0.857       0.905     0.866   0.856
+//!    10 %   0.874     0.810       0.855     0.815   0.825
+//!    20 %   0.813     0.729       0.750     0.727   0.779
+//!    40 %   0.600     0.542       0.493     0.577   0.596
+//! ```
 //!
 //! What more of it would be worth shows a sample of what was read (SHARDS, `pages::shards`).
 //!

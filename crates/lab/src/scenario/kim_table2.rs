@@ -1,0 +1,152 @@
+//! `kim-table2`: what a group has to spare as a cache of a guest's disk (Kim 2014 §6.2.3, Table 2).
+//!
+//! One guest reads a file at random, more than its memory holds, from a disk with moving heads. It
+//! does not swap, so `demand` gives it little. Four others compute pi and hold much that is the same.
+//! What merging finds there is shared out by each policy in turn, and once what nobody asks for is a
+//! cache of the disk.
+//!
+//! Each setting has fresh guests. Merging has the warm-up to find what is the same; the window counts.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use pageserver::layer;
+use pageserver::layers::cache::{Cache, Space};
+use pageserver::layers::memory::Memory;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::kim::course::{self, Course};
+use crate::kim::jobs::{self, Job, PI};
+use crate::kim::setting::{BASELINE, POLICIES, Setting};
+use crate::lab::{Lab, LabError};
+use crate::random::Random;
+use crate::recording::median;
+use crate::remote_swap::{Disk, GROUP, RemoteSwap};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "kim-table2",
+    summary: "a guest that reads files, under each policy, and with a cache of what is to spare",
+    run,
+};
+
+/// Reads 16 KiB at random places of its data disk.
+const FIO: Job = Job { name: "fio", command: "fileio --path /dev/data --mb 256" };
+const FILE: Bytes = Bytes::mib(256);
+/// 150 reads a second, as a disk with moving heads does.
+const READ_US: u32 = 6_667;
+const WARM_UP: Duration = Duration::from_secs(60);
+const WINDOW: Duration = Duration::from_secs(60);
+/// What each read brings, in KiB.
+const READ_KIB: f64 = 16.0;
+/// What the cache is to give back.
+const GIVEN_BACK: Bytes = Bytes::mib(1024);
+const ROUNDS: u32 = 3;
+
+/// A setting, and whether the disk has a cache under it.
+struct Way {
+    name: String,
+    setting: Setting,
+    cache: bool,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let plain = |setting: Setting| Way { name: setting.name.to_owned(), setting, cache: false };
+    let [_, _, demand] = POLICIES;
+    let cached = Way { name: "demand_cache".to_owned(), setting: demand, cache: true };
+    let ways = [BASELINE].into_iter().chain(POLICIES).map(plain).chain([cached]);
+    let mut seen = Vec::new();
+    for way in ways {
+        context.say(&format!("{} ...", way.name));
+        let course = course(context, &way)?;
+        context.say(&course.in_words());
+        seen.push((way.name, course));
+    }
+    let mut figures = context.figures(SCENARIO.name, 1);
+    add_figures(&mut figures, &seen);
+    let times = (0..ROUNDS).map(|_| give_back_ms()).collect::<Result<Vec<_>, _>>()?;
+    let note = format!("for the cache to give back 1 GiB, median of {ROUNDS} times");
+    let figure = Figure::new(median(times), "ms", note).target(Target::AtMost(50.0));
+    figures.add("give_back_ms", figure);
+    Ok(figures)
+}
+
+fn course(context: &Context, way: &Way) -> Result<Course, LabError> {
+    let dir = context.dir.with_extension("disk");
+    std::fs::create_dir_all(&dir)?;
+    std::fs::write(RemoteSwap::file(&dir), content(context.seed))?;
+    let [fio, others @ ..] = &mut jobs::group(GROUP, &[FIO, PI, PI, PI, PI], context.seed)[..]
+    else {
+        return Err(std::io::Error::other("no guests").into());
+    };
+    let disk = Disk { size: FILE, read_delay_us: READ_US, lent: Bytes::ZERO, cache: way.cache };
+    let served = RemoteSwap::start(&dir, &fio.name, disk)?;
+    let mut mix = vec![served.given_as_data(fio.clone())];
+    mix.extend_from_slice(others);
+    let lab = Lab::start(&context.dir, &context.provisions, &mix)?;
+    served.make_known(&lab)?;
+    let course = course::follow(lab, &way.setting, WARM_UP, WINDOW)?;
+    served.end()?;
+    Ok(course)
+}
+
+/// What lies in the file: no page of it is like another, or merging would find them.
+fn content(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let words = (0..FILE.0 / 8).flat_map(|_| random.between(0, u64::MAX - 1).to_le_bytes());
+    words.collect()
+}
+
+fn add_figures(figures: &mut Figures, seen: &[(String, Course)]) {
+    let speed = |name: &str| {
+        let found = seen.iter().find(|(known, _)| known == name);
+        found.map_or(f64::NAN, |(_, course)| course.speeds[0])
+    };
+    let paper = [
+        ("fair", "1.22 (Kim 2014, Table 2)"),
+        ("entitlement", "1.03"),
+        ("demand", "1.06"),
+        ("demand_cache", "1.32"),
+    ];
+    for (name, paper) in paper {
+        let note =
+            format!("{:.0} KB/s, to {:.0}", speed(name) * READ_KIB, speed("baseline") * READ_KIB);
+        let mut figure = Figure::new(speed(name) / speed("baseline"), "ratio", note).paper(paper);
+        if name == "demand_cache" {
+            figure = figure.target(Target::AtLeast(1.32));
+        }
+        figures.add(&format!("speed_{name}"), figure);
+    }
+    let note = "speed of the guest that reads: demand and cache, to fair";
+    let figure = Figure::new(speed("demand_cache") / speed("fair"), "ratio", note);
+    figures.add("cache_vs_fair", figure.target(Target::AtLeast(1.0)).paper("1.08"));
+    let last = seen.last().and_then(|(_, course)| course.ticks.last());
+    let cache = last.and_then(|tick| tick.case.view.caches.values().next());
+    if let Some(cache) = cache {
+        let cache = &cache.value;
+        let note = "that the cache held at the end";
+        figures.add("cache_held", Figure::new(cache.held.as_mib(), "MiB", note));
+        #[expect(clippy::cast_precision_loss, reason = "a share")]
+        let hits = cache.hits as f64 / (cache.hits + cache.misses).max(1) as f64;
+        let note = "of the pages that the guest read from its disk, found in the cache";
+        figures.add("cache_hits", Figure::new(hits, "ratio", note));
+    }
+}
+
+/// How long a full cache takes to give all back, in milliseconds.
+fn give_back_ms() -> Result<f64, LabError> {
+    const READ: usize = 1 << 20;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    runtime.block_on(async {
+        let space = Arc::new(Space::new());
+        space.set_capacity(GIVEN_BACK.0).await;
+        let cache = Cache::over(Arc::new(Memory::new(GIVEN_BACK.0)), space.clone());
+        for at in (0..GIVEN_BACK.0).step_by(READ) {
+            layer::read(&cache, at, READ).await.map_err(|_| std::io::Error::other("memory"))?;
+        }
+        let began = Instant::now();
+        space.set_capacity(0).await;
+        Ok(began.elapsed().as_secs_f64() * 1e3)
+    })
+}
