@@ -37,6 +37,7 @@ pub mod cpio;
 pub mod daemon;
 pub mod figures;
 pub mod fleet;
+pub mod hosts;
 pub mod image;
 pub mod inside;
 pub mod interrupt;

@@ -61,10 +61,10 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// Connects, and chooses the export.
-    pub(crate) fn connect(address: &Address) -> io::Result<Self> {
+    /// Connects, and chooses the export of this name.
+    pub(crate) fn connect(address: &Address, export: &str) -> io::Result<Self> {
         let tls = matches!(address, Address::Tls(..));
-        let mut dialogue = Dialogue::new(Wanted { name: EXPORT.to_owned(), tls, status: false });
+        let mut dialogue = Dialogue::new(Wanted { name: export.to_owned(), tls, status: false });
         let (stream, size): (Box<dyn Stream>, _) = match address {
             Address::Unix(path) => {
                 let mut stream = UnixStream::connect(path)?;
@@ -94,7 +94,22 @@ impl Load {
     /// Writes every page once.
     pub(crate) fn fill(&mut self) -> io::Result<()> {
         let mut pages = (0..self.size / u64::from(PAGE)).map(|page| page * u64::from(PAGE));
-        self.drive(Command::Write, 16, |_| pages.next()).map(|_| ())
+        self.drive(Command::Write, PAGE, 16, |_| pages.next()).map(|_| ())
+    }
+
+    /// Reads or writes the first `total` bytes one after the other, in requests of `length` bytes with
+    /// so many under way. Answers how many MB (10^6 bytes) that makes in a second.
+    pub(crate) fn stream(
+        &mut self,
+        command: Command,
+        (length, depth): (u32, u32),
+        total: u64,
+    ) -> io::Result<f64> {
+        let mut places = (0..total / u64::from(length)).map(|n| n * u64::from(length));
+        let began = Instant::now();
+        let took = self.drive(command, length, depth, |_| places.next())?;
+        let bytes = took.len() as f64 * f64::from(length);
+        Ok(bytes / 1e6 / began.elapsed().as_secs_f64())
     }
 
     /// Reads or writes pages at random for this long, with so many requests under way.
@@ -110,7 +125,7 @@ impl Load {
         let began = Instant::now();
         let mut next =
             |now: Instant| (now - began < time).then(|| random.between(0, last) * u64::from(PAGE));
-        let mut took = self.drive(command, depth, &mut next)?;
+        let mut took = self.drive(command, PAGE, depth, &mut next)?;
         Ok(Rate::of(&mut took, began.elapsed()))
     }
 
@@ -119,17 +134,17 @@ impl Load {
     fn drive(
         &mut self,
         command: Command,
+        length: u32,
         depth: u32,
         mut next: impl FnMut(Instant) -> Option<u64>,
     ) -> io::Result<Vec<u32>> {
-        let page = [0x5a_u8; PAGE as usize];
+        let data = vec![0x5a_u8; length as usize];
         let mut ask = |out: &mut Vec<u8>, cookie: u64, now: Instant| {
             let Some(offset) = next(now) else { return false };
-            let request =
-                Request { flags: 0, command: Some(command), cookie, offset, length: PAGE };
+            let request = Request { flags: 0, command: Some(command), cookie, offset, length };
             request.encode(out);
             if command == Command::Write {
-                out.extend_from_slice(&page);
+                out.extend_from_slice(&data);
             }
             true
         };
@@ -142,7 +157,8 @@ impl Load {
             self.receive()?;
             now = Instant::now();
             out.clear();
-            while let Some((length, done)) = parse(&self.input[self.unread.clone()], command)? {
+            let brings = if command == Command::Read { length as usize } else { 0 };
+            while let Some((length, done)) = parse(&self.input[self.unread.clone()], brings)? {
                 self.unread.start += length;
                 let Some(cookie) = done else { continue };
                 let sent = usize::try_from(cookie).ok().and_then(|n| sent.get_mut(n));
@@ -190,7 +206,8 @@ impl Rate {
 }
 
 /// The reply, or part of one, at the front of `input`: how long it is, and which request it ends.
-fn parse(input: &[u8], command: Command) -> io::Result<Option<(usize, Option<u64>)>> {
+/// `brings`: so many bytes of data follow a simple one.
+fn parse(input: &[u8], brings: usize) -> io::Result<Option<(usize, Option<u64>)>> {
     let mut bytes = Bytes::new(input);
     let (length, done) = match bytes.u32() {
         Some(SIMPLE_REPLY) => {
@@ -198,7 +215,6 @@ fn parse(input: &[u8], command: Command) -> io::Result<Option<(usize, Option<u64
             if error != 0 {
                 return Err(broken("the server says that it failed"));
             }
-            let brings = if command == Command::Read { PAGE as usize } else { 0 };
             (SIMPLE + brings, Some(cookie))
         }
         Some(STRUCTURED_REPLY) => {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pageserver::layer::Layer;
+use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
@@ -74,6 +75,15 @@ impl Way {
             Self::Tcp => "tcp",
             Self::Tls => "tls",
         }
+    }
+
+    /// Where a server in `dir` is to listen.
+    fn address(self, kind: Kind, dir: &Path) -> io::Result<Address> {
+        Ok(match self {
+            Self::Unix => Address::Unix(dir.join(format!("{}.sock", kind.name()))),
+            Self::Tcp => Address::Tcp(free_port()?),
+            Self::Tls => Address::Tls(free_port()?, dir.to_owned()),
+        })
     }
 }
 
@@ -152,6 +162,15 @@ pub(crate) struct Running {
     _file: Option<tempfile::NamedTempFile>,
 }
 
+/// How slowly our server's memory is read: like a disk with one head.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slow {
+    /// For each read, in microseconds.
+    pub(crate) read_us: u64,
+    /// For each of its bytes.
+    pub(crate) ns_per_byte: f64,
+}
+
 impl Running {
     /// Starts it in `dir`, which has the certificates, too, and writes all its memory once.
     pub(crate) fn start(
@@ -160,14 +179,10 @@ impl Running {
         dir: &Path,
         size_mib: u64,
     ) -> Result<Self, LabError> {
-        let address = match way {
-            Way::Unix => Address::Unix(dir.join(format!("{}.sock", kind.name()))),
-            Way::Tcp => Address::Tcp(free_port()?),
-            Way::Tls => Address::Tls(free_port()?, dir.to_owned()),
-        };
+        let address = way.address(kind, dir)?;
         let mut file = None;
         let spawn = match kind {
-            Kind::Ours => ours(&address, size_mib)?,
+            Kind::Ours => return Self::ours(way, dir, size_mib, Slow::default()),
             Kind::Nbdkit => programs.nbdkit(&address, size_mib),
             Kind::Qemu => {
                 let memory = tempfile::NamedTempFile::new_in(SHARED_MEMORY)?;
@@ -177,12 +192,37 @@ impl Running {
                 spawn
             }
         };
+        Self::run((kind, way), &address, spawn, dir, file)
+    }
+
+    /// The same with ours, which may be slow on purpose.
+    pub(crate) fn ours(way: Way, dir: &Path, size_mib: u64, slow: Slow) -> Result<Self, LabError> {
+        let address = way.address(Kind::Ours, dir)?;
+        let spawn = Spawn::new(std::env::current_exe()?).arg(SUBCOMMAND);
+        let spawn = spawn.args(["--size-mb", &size_mib.to_string()]);
+        let spawn = spawn.args(["--read-us", &slow.read_us.to_string()]);
+        let spawn = spawn.args(["--ns-per-byte", &slow.ns_per_byte.to_string()]);
+        let spawn = match &address {
+            Address::Unix(path) => spawn.arg("--unix").arg(path),
+            Address::Tcp(at) => spawn.args(["--tcp", &at.to_string()]),
+            Address::Tls(at, dir) => spawn.args(["--tcp", &at.to_string()]).arg("--tls").arg(dir),
+        };
+        Self::run((Kind::Ours, way), &address, spawn, dir, None)
+    }
+
+    fn run(
+        (kind, way): (Kind, Way),
+        address: &Address,
+        spawn: Spawn,
+        dir: &Path,
+        file: Option<tempfile::NamedTempFile>,
+    ) -> Result<Self, LabError> {
         let log = dir.join(format!("{}-{}.log", kind.name(), way.name()));
         let spawn = spawn.output_to(std::fs::File::create(&log)?)?;
         let mut child = spawn.die_with_parent().spawn()?;
         let begun = Instant::now();
         let mut load = loop {
-            match Load::connect(&address) {
+            match Load::connect(address, EXPORT) {
                 Ok(load) => break load,
                 Err(error) if child.try_wait()?.is_some() || begun.elapsed() > START_LIMIT => {
                     let said = std::fs::read_to_string(&log).unwrap_or_default();
@@ -204,23 +244,14 @@ impl Drop for Running {
     }
 }
 
-fn ours(address: &Address, size_mib: u64) -> io::Result<Spawn> {
-    let spawn = Spawn::new(std::env::current_exe()?).arg(SUBCOMMAND);
-    let spawn = spawn.args(["--size-mb", &size_mib.to_string()]);
-    Ok(match address {
-        Address::Unix(path) => spawn.arg("--unix").arg(path),
-        Address::Tcp(at) => spawn.args(["--tcp", &at.to_string()]),
-        Address::Tls(at, dir) => spawn.args(["--tcp", &at.to_string()]).arg("--tls").arg(dir),
-    })
-}
-
 /// A port that nobody had a moment ago.
 fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Writes certificates of a new authority, under the names that all three servers know.
-pub(crate) fn certificates(dir: &Path) -> Result<(), LabError> {
+/// Writes certificates of a new authority, under the names that all three servers know, for this host
+/// and for `address`.
+pub(crate) fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     let write = |dir: &Path| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let mut authority = CertificateParams::default();
         authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -233,7 +264,7 @@ pub(crate) fn certificates(dir: &Path) -> Result<(), LabError> {
             ("client", ExtendedKeyUsagePurpose::ClientAuth),
         ];
         for (side, purpose) in sides {
-            let names = ["localhost".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
+            let names = ["localhost".to_owned(), address.to_string()];
             let mut params = CertificateParams::new(names)?;
             params.distinguished_name.push(rcgen::DnType::CommonName, side);
             params.key_usages =
@@ -277,13 +308,26 @@ pub(crate) struct ServeMemory {
     tcp: Option<SocketAddr>,
     #[arg(long)]
     tls: Option<PathBuf>,
+    /// Like a disk: so long for each read …
+    #[arg(long, default_value_t = 0)]
+    read_us: u64,
+    /// … and so long for each byte of it
+    #[arg(long, default_value_t = 0.0)]
+    ns_per_byte: f64,
 }
 
 impl ServeMemory {
     /// Serves until a signal comes.
     pub(crate) fn run(&self) -> Result<(), LabError> {
         let tls = self.tls.as_deref().map(Acceptor::new).transpose().map_err(io::Error::other)?;
-        let catalogue = Arc::new(One(Arc::new(Memory::new(self.size_mb * MIB))));
+        let memory = Arc::new(Memory::new(self.size_mb * MIB));
+        let (delay, ns_per_byte) = (Duration::from_micros(self.read_us), self.ns_per_byte);
+        let layer: Arc<dyn Layer> = if delay.is_zero() {
+            memory
+        } else {
+            Arc::new(Fault::over(memory, Faults { delay, ns_per_byte, ..Faults::default() }))
+        };
+        let catalogue = Arc::new(One(layer));
         let server = Server::new(catalogue, tls, Limits::default());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {

@@ -3,7 +3,7 @@
 //! started again.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,11 @@ use std::time::Duration;
 use model::{Bytes, CacheReading, DiskReading};
 use sys::process::{Child, Signal, Spawn, children_of};
 
+use crate::hosts::{Host, Hosts};
 use crate::inside::built;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
+use crate::nbd_servers::certificates;
 
 /// Whose disks they are.
 pub const GROUP: &str = "swapping";
@@ -41,6 +43,8 @@ pub struct RemoteSwap {
     disk: Disk,
     /// What the configuration says of it.
     table: String,
+    /// On which hosts they are, if not on this one.
+    hosts: Option<Hosts>,
     disks: Option<Child>,
     repository: Option<Child>,
 }
@@ -51,9 +55,35 @@ impl RemoteSwap {
     /// # Errors
     /// When a program is missing or a file cannot be written.
     pub fn start(dir: &Path, guest: &str, disk: Disk) -> Result<Self, LabError> {
+        Self::start_on(None, dir, guest, disk)
+    }
+
+    /// The same with the repository on another host, which is reached by TLS.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_apart(
+        hosts: Hosts,
+        dir: &Path,
+        guest: &str,
+        disk: Disk,
+    ) -> Result<Self, LabError> {
         fs::create_dir_all(dir)?;
-        let table = table(dir, guest, disk);
-        let mut swap = Self { dir: dir.to_owned(), disk, table, disks: None, repository: None };
+        certificates(dir, Host::Far.address())?;
+        Self::start_on(Some(hosts), dir, guest, disk)
+    }
+
+    fn start_on(
+        hosts: Option<Hosts>,
+        dir: &Path,
+        guest: &str,
+        disk: Disk,
+    ) -> Result<Self, LabError> {
+        fs::create_dir_all(dir)?;
+        let table = table(dir, guest, disk, hosts.is_some());
+        let dir = dir.to_owned();
+        let mut swap = Self { dir, disk, table, hosts, disks: None, repository: None };
+        let dir = &swap.dir;
         let at = dir.display();
         let config = format!(
             "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
@@ -68,6 +98,12 @@ impl RemoteSwap {
         Ok(swap)
     }
 
+    /// Where the disk is served, and its export's name.
+    #[must_use]
+    pub fn export(&self) -> (PathBuf, &'static str) {
+        (self.dir.join("disks").join(format!("{DISK}.sock")), DISK)
+    }
+
     /// The file that has its content.
     #[must_use]
     pub fn file(dir: &Path) -> PathBuf {
@@ -77,15 +113,15 @@ impl RemoteSwap {
     /// The guest, with this as its swap disk.
     #[must_use]
     pub fn given_to(&self, guest: MachineSpec) -> MachineSpec {
-        let socket = self.dir.join("disks").join(format!("{DISK}.sock"));
-        MachineSpec { swap_nbd: Some((socket, DISK.to_owned())), ..guest }
+        let (socket, name) = self.export();
+        MachineSpec { swap_nbd: Some((socket, name.to_owned())), ..guest }
     }
 
     /// The guest, with this as its data disk.
     #[must_use]
     pub fn given_as_data(&self, guest: MachineSpec) -> MachineSpec {
-        let socket = self.dir.join("disks").join(format!("{DISK}.sock"));
-        MachineSpec { data_nbd: Some((socket, DISK.to_owned())), ..guest }
+        let (socket, name) = self.export();
+        MachineSpec { data_nbd: Some((socket, name.to_owned())), ..guest }
     }
 
     /// Has the daemon that is started for these guests know the disk, and find who serves it.
@@ -101,7 +137,7 @@ impl RemoteSwap {
 
     fn start_disks(&mut self) -> Result<(), LabError> {
         let config = self.dir.join("overbook.toml");
-        let spawn = Spawn::new(built("overbook")?).arg("--config").arg(config);
+        let spawn = self.program(Host::Near)?.arg("--config").arg(config);
         self.disks = Some(self.spawn(spawn.args(["disks", GROUP]), "disks.log")?);
         Ok(())
     }
@@ -111,16 +147,26 @@ impl RemoteSwap {
     /// # Errors
     /// The kernel's.
     pub fn start_repository(&mut self) -> Result<(), LabError> {
-        let socket = self.dir.join("repository");
-        match fs::remove_file(&socket) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
-        let spawn = Spawn::new(built("overbook")?).arg("repository");
         let memory = format!("{}B", self.disk.lent.0);
-        let spawn = spawn.arg("--memory").arg(memory).arg("--unix").arg(socket);
+        let spawn = self.program(Host::Far)?.arg("repository").arg("--memory").arg(memory);
+        let spawn = if self.hosts.is_some() {
+            spawn.arg("--listen").arg(far()).arg("--tls").arg(&self.dir)
+        } else {
+            let socket = self.dir.join("repository");
+            match fs::remove_file(&socket) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+            spawn.arg("--unix").arg(socket)
+        };
         self.repository = Some(self.spawn(spawn, "repository.log")?);
         Ok(())
+    }
+
+    fn program(&self, host: Host) -> Result<Spawn, LabError> {
+        let overbook = built("overbook")?;
+        let hosts = self.hosts.as_ref();
+        Ok(hosts.map_or_else(|| Spawn::new(&overbook), |hosts| hosts.spawn(host, &overbook)))
     }
 
     fn spawn(&self, spawn: Spawn, log: &str) -> Result<Child, LabError> {
@@ -194,10 +240,12 @@ impl RemoteSwap {
 }
 
 /// The disk in the configuration.
-fn table(dir: &Path, guest: &str, disk: Disk) -> String {
+fn table(dir: &Path, guest: &str, disk: Disk, is_apart: bool) -> String {
     let (at, Disk { size, read_delay_us, cache, lent }) = (dir.display(), disk);
     let repositories = if lent.is_zero() {
         String::new()
+    } else if is_apart {
+        format!("repositories = [\"{}\"]\ntls = \"{at}\"\n", far())
     } else {
         format!("repositories = [\"{at}/repository\"]\n")
     };
@@ -206,6 +254,11 @@ fn table(dir: &Path, guest: &str, disk: Disk) -> String {
          read_delay_us = {read_delay_us}\ncache = {cache}\n{repositories}",
         size.0
     )
+}
+
+/// Where a repository on another host listens.
+fn far() -> String {
+    format!("{}:10810", Host::Far.address())
 }
 
 fn kill(child: Option<Child>) -> Result<(), LabError> {

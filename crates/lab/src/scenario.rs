@@ -34,6 +34,7 @@ mod meb_balance;
 mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
+mod overdriver_table1;
 mod page_server_kill;
 mod page_server_vs;
 mod quickstart;
@@ -142,6 +143,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
     coop_swap::SCENARIO,
+    overdriver_table1::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

@@ -1,0 +1,96 @@
+//! Two hosts on one: network namespaces with a cable between them.
+//!
+//! The cable is a pair of virtual interfaces, and a token bucket at each end makes it as fast as it is
+//! said to be. Programs that are started in such a host reach the other one by its address, and files as
+//! ever.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use sys::process::Spawn;
+
+use crate::command;
+use crate::lab::LabError;
+
+/// Which of the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// Where the guest is.
+    Near,
+    /// Where there is memory to lend.
+    Far,
+}
+
+/// Two hosts; they are gone when this is.
+#[derive(Debug)]
+pub struct Hosts {
+    /// Of their namespaces.
+    names: [String; 2],
+}
+
+impl Hosts {
+    /// Makes them, with a cable of so many Mbit/s between them.
+    ///
+    /// # Errors
+    /// When this user may make no network namespaces, or `ip` and `tc` (iproute2) are missing.
+    pub fn start(mbit: u32) -> Result<Self, LabError> {
+        let own = std::process::id();
+        let hosts = Self { names: ["near", "far"].map(|side| format!("overbook-{own}-{side}")) };
+        let [near, far] = &hosts.names;
+        for name in &hosts.names {
+            ip(["netns", "add", name])?;
+        }
+        ip([
+            "-n", near, "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", far,
+        ])?;
+        for host in [Host::Near, Host::Far] {
+            let (name, address) = (hosts.name(host), format!("{}/30", host.address()));
+            ip(["-n", name, "address", "add", &address, "dev", CABLE])?;
+            ip(["-n", name, "link", "set", CABLE, "up"])?;
+            ip(["-n", name, "link", "set", "lo", "up"])?;
+            let rate = format!("{mbit}mbit");
+            let shape = ["-n", name, "qdisc", "add", "dev", CABLE, "root", "tbf", "rate", &rate];
+            let spawn = Spawn::new("tc").args(shape).args(["burst", "128kb", "latency", "20ms"]);
+            command::run("tc", spawn)?;
+        }
+        Ok(hosts)
+    }
+
+    /// Starts a program on one of them.
+    #[must_use]
+    pub fn spawn(&self, host: Host, program: &Path) -> Spawn {
+        Spawn::new("ip").args(["netns", "exec", self.name(host)]).arg(program)
+    }
+
+    fn name(&self, host: Host) -> &str {
+        &self.names[usize::from(host == Host::Far)]
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            // One that was never made is gone as well.
+            let _ = ip(["netns", "delete", name]);
+        }
+    }
+}
+
+/// What the interface is called on both hosts.
+const CABLE: &str = "cable";
+
+impl Host {
+    /// Its address.
+    #[must_use]
+    pub const fn address(self) -> Ipv4Addr {
+        match self {
+            Self::Near => Ipv4Addr::new(10, 213, 0, 1),
+            Self::Far => Ipv4Addr::new(10, 213, 0, 2),
+        }
+    }
+}
+
+fn ip<const N: usize>(words: [&str; N]) -> Result<(), LabError> {
+    command::run("ip", Spawn::new("ip").args(words))?;
+    Ok(())
+}

@@ -1,0 +1,141 @@
+//! `overdriver-table1`: network memory and a disk (Overdriver §3.2, Table 1).
+//!
+//! Two hosts are two network namespaces with 1 Gbit/s between them. On one runs `overbook disks`, on the
+//! other `overbook repository`, with TLS as between real hosts. A lean client reads and writes the disk
+//! that the former serves: from end to end as a kernel reads ahead (128 KiB, two under way), and page by
+//! page at random places.
+//!
+//! **The stated disk** is the paper's: 451 us for a page at a random place, 54.56 MB/s from end to end. It
+//! is a server of memory that waits for each read so long that both figures come out, one read after the
+//! other. Where this host's timers make it slower than that, the stated figures count. Its writes are not
+//! measured.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use pageserver::nbd::request::Command;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::hosts::Hosts;
+use crate::interrupt;
+use crate::lab::LabError;
+use crate::nbd_load::{Address, Load, raw_round_trips};
+use crate::nbd_servers::{Running, Slow, Way};
+use crate::recording::median;
+use crate::remote_swap::{Disk, RemoteSwap};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "overdriver-table1",
+    summary: "memory of another host, 1 Gbit/s away, beside a disk: throughput and latency",
+    run,
+};
+
+const LINK_MBIT: u32 = 1000;
+const SIZE: Bytes = Bytes::mib(256);
+const ROUNDS: u32 = 3;
+/// As a kernel reads ahead: bytes of each request, and how many are under way.
+const STREAM: (u32, u32) = (128 << 10, 2);
+const TIME: Duration = Duration::from_secs(3);
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+/// What the paper's disk does: a page at a random place, in us, and from end to end, in MB/s.
+const DISK_US: f64 = 451.0;
+const DISK_MB_S: f64 = 54.56;
+/// So that it comes out: 388 + 4096 * 0.01537 = 451 us, and 128 KiB in 388 + 131072 * 0.01537 = 2402 us.
+const STATED: Slow = Slow { read_us: 388, ns_per_byte: 15.37 };
+
+/// What was measured in one round.
+#[derive(Clone, Copy)]
+struct Round {
+    read_mb_s: f64,
+    write_mb_s: f64,
+    read_us: f64,
+    write_us: f64,
+    disk_mb_s: f64,
+    disk_us: f64,
+    tcp_vs_raw: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let disk = Disk { size: SIZE, read_delay_us: 0, lent: SIZE, cache: false };
+    let dir = context.dir.with_extension("swap");
+    let swap = RemoteSwap::start_apart(Hosts::start(LINK_MBIT)?, &dir, "none", disk)?;
+    let connected = || swap.status()?.repositories.map(|found| found.connected > 0);
+    let end = Instant::now() + CONNECT_LIMIT;
+    while connected() != Some(true) {
+        if Instant::now() > end {
+            return Err(std::io::Error::other("the repository is not connected").into());
+        }
+        interrupt::sleep(Duration::from_millis(50))?;
+    }
+    let (socket, export) = swap.export();
+    let mut network = Load::connect(&Address::Unix(socket), export)?;
+    network.fill()?;
+    let own = tempfile::tempdir()?;
+    let mut stated = Running::ours(Way::Unix, own.path(), SIZE.0 >> 20, STATED)?;
+    let mut tcp = Running::ours(Way::Tcp, own.path(), SIZE.0 >> 20, Slow::default())?;
+    let before = swap.status().unwrap_or_default().repositories.unwrap_or_default();
+    let mut rounds = Vec::new();
+    for n in 0..ROUNDS {
+        context.say(&format!("Round {} of {ROUNDS} ...", n + 1));
+        let seed = context.seed + u64::from(n);
+        let raw = raw_round_trips(TIME)?.per_s;
+        rounds.push(Round {
+            read_mb_s: network.stream(Command::Read, STREAM, SIZE.0)?,
+            write_mb_s: network.stream(Command::Write, STREAM, SIZE.0)?,
+            read_us: network.measure(Command::Read, 1, TIME, seed)?.p50_us,
+            write_us: network.measure(Command::Write, 1, TIME, seed)?.p50_us,
+            disk_mb_s: stated.load.stream(Command::Read, STREAM, SIZE.0 / 4)?,
+            disk_us: stated.load.measure(Command::Read, 1, TIME, seed)?.p50_us,
+            tcp_vs_raw: raw / tcp.load.measure(Command::Read, 1, TIME, seed)?.per_s,
+        });
+        interrupt::sleep(Duration::ZERO)?;
+    }
+    let after = swap.status().unwrap_or_default().repositories.unwrap_or_default();
+    drop((network, stated, tcp));
+    swap.end()?;
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    let near = {
+        let near = after.reads - before.reads;
+        let other = after.misses + after.late - before.misses - before.late;
+        near as f64 / (near + other).max(1) as f64
+    };
+    Ok(figures(context, &rounds, near))
+}
+
+fn figures(context: &Context, rounds: &[Round], near: f64) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, ROUNDS);
+    let of = |what: fn(&Round) -> f64| median(rounds.iter().map(what));
+    let mut add =
+        |name: &str, value: f64, unit: &'static str, note: &str, more: (Option<Target>, &str)| {
+            let mut figure = Figure::new(value, unit, note.to_owned());
+            if let Some(target) = more.0 {
+                figure = figure.target(target);
+            }
+            if !more.1.is_empty() {
+                figure = figure.paper(more.1);
+            }
+            figures.add(name, figure);
+        };
+    let reads = of(|round| round.read_mb_s / round.disk_mb_s.max(DISK_MB_S));
+    let note = "network memory to the stated disk, read from end to end";
+    add("read_throughput", reads, "ratio", note, (Some(Target::AtLeast(2.0)), "2.16"));
+    let latency = of(|round| round.read_us / round.disk_us.min(DISK_US));
+    let note = "the same, a page at a random place: how long it takes";
+    add("read_latency", latency, "ratio", note, (Some(Target::AtMost(0.25)), "0.26"));
+    let note = "from end to end, 128 KiB, two under way";
+    add("network_read", of(|round| round.read_mb_s), "MB/s", note, (None, "118"));
+    add("network_write", of(|round| round.write_mb_s), "MB/s", note, (None, "43.3"));
+    add("disk_read", of(|round| round.disk_mb_s), "MB/s", note, (None, "54.56"));
+    let note = "4 KiB at a random place, one under way, medians";
+    add("network_read_us", of(|round| round.read_us), "us", note, (None, "119"));
+    add("network_write_us", of(|round| round.write_us), "us", note, (None, "25.45"));
+    add("disk_read_us", of(|round| round.disk_us), "us", note, (None, "451"));
+    let note = "of the reads: answered by the repository";
+    add("near", near, "ratio", note, (Some(Target::AtLeast(0.99)), ""));
+    let note =
+        "a read by loopback TCP to a round trip of as many bytes through a thread that blocks";
+    let tcp = of(|round| round.tcp_vs_raw);
+    add("tcp_vs_raw", tcp, "ratio", note, (Some(Target::AtMost(1.5)), ""));
+    figures
+}
