@@ -279,13 +279,13 @@ pub fn command(
         let device = format!("virtio-blk-pci,drive={id},serial={id},rerror=stop,werror=stop");
         add("-device", device);
     }
-    if let Some(swap) = spec.swap {
+    if let Some(swap) = spec.swap.filter(|_| spec.swap_nbd.is_none()) {
         let iops = swap.iops.map(|iops| format!(",throttling.iops-total={iops}"));
         let options = format!("{}{}", file(&files.swap), iops.unwrap_or_default());
         add("-drive", format!("if=none,id=swap,format=raw,file={options}"));
         add("-device", "virtio-blk-pci,drive=swap,serial=swap".to_owned());
     }
-    if spec.data_disk.is_some() {
+    if spec.data_disk.is_some() && spec.data_nbd.is_none() {
         let direct = spec.data_direct.map(|Direct { native, iops }| {
             let aio = if native { "native" } else { "threads" };
             format!(",cache=none,aio={aio},throttling.iops-total={iops}")

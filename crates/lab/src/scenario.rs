@@ -22,6 +22,7 @@ mod imr_vs_ksm_swap;
 mod kim_allocations;
 mod kim_controllers;
 mod kim_fig1;
+mod kim_fig17;
 mod kim_isolation;
 mod kim_lending;
 mod kim_policies;
@@ -135,6 +136,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_scan_rates::SCENARIO,
     kim_policies::SCENARIO,
     kim_table2::SCENARIO,
+    kim_fig17::SCENARIO,
     kim_allocations::SETS,
     kim_allocations::WITHIN,
     kim_isolation::HOG,

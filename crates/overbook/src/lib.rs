@@ -17,6 +17,7 @@ mod log;
 mod pause_file;
 pub mod published;
 pub mod release;
+pub mod repository;
 mod swap_meter;
 pub mod top;
 pub mod trace;

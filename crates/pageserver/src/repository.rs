@@ -7,7 +7,9 @@
 //! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
 //! them; whoever wants slabs meanwhile, and more than are free, is to come again.
 //!
-//! What a host keeps here it can lose at any moment, and must have elsewhere.
+//! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time, it is
+//! given notice: what it writes to such a slab is refused (`ENOSPC`), and what lies there can be read
+//! for a while.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,6 +31,8 @@ pub const LEASE: &str = "lease/";
 /// What a repository lends.
 pub struct Repository {
     shared: Arc<Shared>,
+    /// All that there are, as long as the host does not need them.
+    all: usize,
     /// Most slabs of one lease.
     most: usize,
 }
@@ -68,6 +72,8 @@ pub struct Lent {
     pub free: usize,
     /// Slabs that somebody has.
     pub lent: usize,
+    /// Those of them of which there was notice.
+    pub leaving: usize,
     /// Leases.
     pub leases: usize,
 }
@@ -80,12 +86,6 @@ impl Repository {
     /// There is no such memory, or it may not be pinned (`RLIMIT_MEMLOCK`), or there can be no
     /// thread.
     pub fn new(slabs: usize, most: usize) -> io::Result<Self> {
-        let pinned = || {
-            let mut slab = Slab::new(SLAB)?;
-            slab.prefer_huge();
-            slab.lock()?;
-            Ok(slab)
-        };
         let free: io::Result<Vec<_>> = (0..slabs).map(|_| pinned()).collect();
         let (used, dirty) = mpsc::channel::<Vec<Slab>>();
         let state = Mutex::new(State { free: free?, used: 0, leases: HashMap::new() });
@@ -101,7 +101,7 @@ impl Repository {
                 state.free.push(slab);
             }
         })?;
-        Ok(Self { shared, most })
+        Ok(Self { shared, all: slabs, most })
     }
 
     /// What is lent at the moment.
@@ -109,7 +109,8 @@ impl Repository {
     pub fn lent(&self) -> Lent {
         let state = self.shared.state();
         let lent = state.leases.values().map(|lease| lease.memory.there()).sum();
-        Lent { free: state.free.len(), lent, leases: state.leases.len() }
+        let leaving = state.leases.values().map(|lease| lease.memory.leaving()).sum();
+        Lent { free: state.free.len(), lent, leaving, leases: state.leases.len() }
     }
 
     /// Gives up to `slabs` slabs back to the host: free ones first, then the last ones of the
@@ -126,6 +127,41 @@ impl Repository {
             taken += 1;
         }
         taken
+    }
+
+    /// Gives up to `slabs` slabs back to the host: free ones at once; of the last ones of the largest
+    /// leases it gives notice. Answers how many it were in all.
+    pub fn give_notice(&self, slabs: usize) -> usize {
+        let mut state = self.shared.state();
+        let keep = state.free.len().saturating_sub(slabs);
+        let mut done = state.free.drain(keep..).count();
+        while done < slabs {
+            let stays = |lease: &&Arc<Lease>| lease.memory.there() - lease.memory.leaving();
+            let largest = state.leases.values().max_by_key(stays);
+            if !largest.is_some_and(|lease| lease.memory.give_notice_of_last()) {
+                break;
+            }
+            done += 1;
+        }
+        done
+    }
+
+    /// Gives back to the host all slabs of which there was notice; answers how many it were.
+    pub fn take_back_noticed(&self) -> usize {
+        let state = self.shared.state();
+        state.leases.values().map(|lease| lease.memory.take_back_noticed()).sum()
+    }
+
+    /// Pins one more slab, if there are fewer than in the beginning; answers whether it did.
+    pub fn pin_one(&self) -> bool {
+        let Lent { free, lent, .. } = self.lent();
+        let used = self.shared.state().used;
+        if free + lent + used >= self.all {
+            return false;
+        }
+        let Ok(slab) = pinned() else { return false };
+        self.shared.state().free.push(slab);
+        true
     }
 
     fn wanted(&self, name: &str) -> Option<usize> {
@@ -191,6 +227,13 @@ impl Catalogue for Repository {
         let layer = Arc::new(Attached { lease, capability: capability.clone(), shared });
         Some(Opened { name: capability, layer })
     }
+}
+
+fn pinned() -> io::Result<Slab> {
+    let mut slab = Slab::new(SLAB)?;
+    slab.prefer_huge();
+    slab.lock()?;
+    Ok(slab)
 }
 
 /// 32 random bytes, in hexadecimal digits; `None`: the kernel has none.

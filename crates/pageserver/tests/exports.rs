@@ -165,3 +165,63 @@ async fn memory_that_is_taken_back_cannot_be_read() {
     assert_eq!(repository.take_back(5), 1);
     assert!(client.read(0, 5).await.is_err());
 }
+
+#[tokio::test]
+async fn of_what_is_taken_back_there_is_notice_and_pages_go_elsewhere() {
+    let repository = Arc::new(Repository::new(3, 2).unwrap());
+    let server = listen(repository.clone());
+    let client = server.client("lease/2").await.unwrap();
+    client.write(SLAB as u64, b"second").await.unwrap();
+    // The free one goes at once, and of one there is notice.
+    assert_eq!(repository.give_notice(2), 2);
+    let lent = repository.lent();
+    assert_eq!((lent.free, lent.lent, lent.leaving), (0, 2, 1));
+    assert_eq!(client.read(SLAB as u64, 6).await.unwrap(), b"second");
+    let refused = client.write(SLAB as u64, b"more").await;
+    assert!(matches!(refused, Err(ClientError::Refused(Errno::NoSpace))), "{refused:?}");
+    client.write(0, b"first").await.unwrap();
+    assert_eq!(repository.take_back_noticed(), 1);
+    assert!(client.read(SLAB as u64, 6).await.is_err());
+    assert_eq!(client.read(0, 5).await.unwrap(), b"first");
+    // The host has room again.
+    assert!(repository.pin_one() && repository.pin_one() && !repository.pin_one());
+    assert_eq!(repository.lent().free, 2);
+}
+
+#[tokio::test]
+async fn pages_of_slabs_that_leave_with_notice_or_without_find_room_elsewhere() {
+    const COUNT: u64 = 64;
+    let repositories = [1, 2, 3].map(|_| Arc::new(Repository::new(2, 2).unwrap()));
+    let servers: Vec<_> = repositories.iter().map(|own| listen(own.clone())).collect();
+    let addresses = servers.iter().map(|server| Address::Unix(server.socket.clone())).collect();
+    let remote = Remote::new(2 * SLAB as u64, addresses);
+    waits_for("all repositories", || remote.connected() == 3).await;
+    let write = async |value: u8| {
+        let mut refused = 0;
+        for page in 0..COUNT {
+            let written = remote.write(page * 4096, &[value; 4096]).result().await;
+            refused += usize::from(written.is_err());
+        }
+        refused
+    };
+    let reads = async |value: u8| {
+        for page in 0..COUNT {
+            let read = pageserver::layer::read(&remote, page * 4096, 4096).await;
+            assert_eq!(read.unwrap(), [value; 4096], "page {page}");
+        }
+    };
+    assert_eq!(write(1).await, 0);
+    assert_eq!(remote.pages(), COUNT);
+    // Pages were spread, so each repository has a part of them.
+    assert_eq!(repositories[0].give_notice(2), 2);
+    reads(1).await;
+    let refused = write(2).await;
+    assert!(refused > 0 && refused < 64, "{refused}");
+    // Where it was refused, the next time finds room, as often as it meets what leaves.
+    while write(3).await > 0 {}
+    repositories[0].take_back_noticed();
+    reads(3).await;
+    assert_eq!(repositories[1].take_back(2), 2);
+    while write(4).await > 0 {}
+    reads(4).await;
+}

@@ -15,6 +15,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{error::CliError, output::Output};
+use crate::repository::mind_host;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -61,7 +62,9 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
         let size = Bytes((all * SLAB) as u64);
         said(format!("{size} cannot be pinned (see `ulimit -l`): {error}"))
     })?;
-    let server = Server::new(Arc::new(repository), tls, Limits::default());
+    let repository = Arc::new(repository);
+    tokio::spawn(mind_host(repository.clone()));
+    let server = Server::new(repository, tls, Limits::default());
     let listens = match (&arguments.unix, arguments.listen) {
         (Some(path), _) => {
             let listener = UnixListener::bind(path)

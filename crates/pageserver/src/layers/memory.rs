@@ -3,7 +3,8 @@
 //! In slabs of 16 MiB, each with a lock of its own, which come into being at their first write, or
 //! were there before ([`Memory::of`]). A bit per page says what was written: what was not
 //! is a hole, and reads as zeros without being touched. A slab can be taken back: from then on
-//! nothing can be read there or written.
+//! nothing can be read there or written. Before that there can be notice: it can be read, and nothing
+//! can be written.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -34,6 +35,8 @@ enum State {
     Empty,
     /// Something may have been.
     There(Pages),
+    /// It is about to be taken back.
+    Leaving(Pages),
     /// It was taken back.
     Gone,
 }
@@ -74,6 +77,34 @@ impl Memory {
         (0..self.slabs.len()).rev().any(|slab| self.take(slab).is_some())
     }
 
+    /// Gives notice of the last slab that is there without any; answers whether there was one.
+    pub fn give_notice_of_last(&self) -> bool {
+        (0..self.slabs.len()).rev().any(|slab| {
+            let mut state = self.slab(slab);
+            match std::mem::replace(&mut *state, State::Gone) {
+                State::There(pages) => *state = State::Leaving(pages),
+                other => {
+                    *state = other;
+                    return false;
+                }
+            }
+            true
+        })
+    }
+
+    /// Gives all slabs back to the host of which there was notice; answers how many it were.
+    pub fn take_back_noticed(&self) -> usize {
+        let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
+        (0..self.slabs.len()).filter(leaving).filter_map(|slab| self.take(slab)).count()
+    }
+
+    /// So many slabs are about to be taken back.
+    #[must_use]
+    pub fn leaving(&self) -> usize {
+        let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
+        (0..self.slabs.len()).filter(leaving).count()
+    }
+
     /// Takes all slabs out; nothing can be read or written any more.
     pub fn empty(&self) -> Vec<Slab> {
         (0..self.slabs.len()).filter_map(|slab| self.take(slab)).collect()
@@ -81,7 +112,7 @@ impl Memory {
 
     fn take(&self, slab: usize) -> Option<Slab> {
         match std::mem::replace(&mut *self.slab(slab), State::Gone) {
-            State::There(pages) => Some(pages.slab),
+            State::There(pages) | State::Leaving(pages) => Some(pages.slab),
             State::Empty | State::Gone => None,
         }
     }
@@ -89,7 +120,7 @@ impl Memory {
     /// So many slabs are there.
     #[must_use]
     pub fn there(&self) -> usize {
-        let there = |slab: &usize| matches!(*self.slab(*slab), State::There(_));
+        let there = |slab: &usize| matches!(*self.slab(*slab), State::There(_) | State::Leaving(_));
         (0..self.slabs.len()).filter(there).count()
     }
 
@@ -186,7 +217,7 @@ impl Layer for Memory {
         for part in parts(offset, rest.len() as u64) {
             let (now, after) = rest.split_at_mut(part.length);
             match &*self.slab(part.slab) {
-                State::There(pages) => pages.read(part.begin, now),
+                State::There(pages) | State::Leaving(pages) => pages.read(part.begin, now),
                 State::Empty => now.fill(0),
                 State::Gone => return Read::Now(Err(Errno::Io)),
             }
@@ -208,6 +239,7 @@ impl Layer for Memory {
             }
             match &mut *slab {
                 State::There(pages) => pages.write(part.begin, now),
+                State::Leaving(_) => return Answer::Now(Err(Errno::NoSpace)),
                 State::Empty | State::Gone => return Answer::Now(Err(Errno::Io)),
             }
             rest = after;
@@ -219,7 +251,9 @@ impl Layer for Memory {
         for part in parts(offset, length) {
             let mut slab = self.slab(part.slab);
             match &mut *slab {
-                State::There(pages) => pages.zero(part.begin, part.length),
+                State::There(pages) | State::Leaving(pages) => {
+                    pages.zero(part.begin, part.length);
+                }
                 State::Empty => {}
                 State::Gone => return Answer::Now(Err(Errno::Io)),
             }
@@ -239,7 +273,7 @@ impl Layer for Memory {
             while at < part.begin + part.length {
                 let length = (PAGE - at % PAGE).min(part.begin + part.length - at);
                 let is_hole = match &*slab {
-                    State::There(pages) => !pages.is_written(at / PAGE),
+                    State::There(pages) | State::Leaving(pages) => !pages.is_written(at / PAGE),
                     State::Empty => true,
                     State::Gone => false,
                 };

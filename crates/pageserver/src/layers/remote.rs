@@ -3,7 +3,9 @@
 //! A table says where each page lies: in which repository, and where in the lease that was had
 //! there. A new page goes to the repository with the most room. When a connection breaks, all that
 //! lay there is forgotten; a task connects anew, and what is written from then on has room there
-//! again. Reads of what is not there, and all that a repository does not answer, are errors.
+//! again. Where a repository refuses something it has taken that memory back, or is about to: the
+//! page is forgotten, its place is not used again, and the next write finds another one. Reads of what
+//! is not there, and all that a repository does not answer, are errors.
 //!
 //! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
 //! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
@@ -207,12 +209,23 @@ impl Remote {
         }
     }
 
-    async fn read(&self, runs: Vec<Run>, length: usize) -> Result<Vec<u8>, Errno> {
+    /// After an error about these pages.
+    fn failed(&self, error: &ClientError, pages: std::ops::Range<u64>) -> Errno {
+        if matches!(error, ClientError::Refused(_)) {
+            for page in pages {
+                self.place(page, Option::take);
+            }
+        }
+        Errno::Io
+    }
+
+    async fn read(&self, runs: Vec<Run>, (offset, length): (u64, usize)) -> Result<Vec<u8>, Errno> {
+        let failed = |error| self.failed(&error, pages_of(offset, length as u64));
         if let [run] = &runs[..] {
-            return run.client.read(run.at, run.length()).await.map_err(|_| Errno::Io);
+            return run.client.read(run.at, run.length()).await.map_err(failed);
         }
         let parts = try_join_all(runs.iter().map(|run| run.client.read(run.at, run.length())));
-        let parts = parts.await.map_err(|_| Errno::Io)?;
+        let parts = parts.await.map_err(failed)?;
         let mut data = Vec::with_capacity(length);
         parts.iter().for_each(|part| data.extend_from_slice(part));
         Ok(data)
@@ -307,7 +320,7 @@ impl Layer for Remote {
         let runs =
             self.runs(pages_of(offset, length as u64), |page| self.place(page, |place| *place));
         match runs {
-            Some(runs) => Read::Later(Box::pin(self.read(runs, length))),
+            Some(runs) => Read::Later(Box::pin(self.read(runs, (offset, length)))),
             None => Read::Now(Err(Errno::Io)),
         }
     }
@@ -326,7 +339,7 @@ impl Layer for Remote {
         Answer::Later(Box::pin(async move {
             let part = |run: &Run| run.pages.start * PAGE..run.pages.end * PAGE;
             let writes = runs.iter().map(|run| run.client.write(run.at, &data[part(run)]));
-            try_join_all(writes).await.map(|_| ()).map_err(|_| Errno::Io)
+            try_join_all(writes).await.map(|_| ()).map_err(|error| self.failed(&error, pages))
         }))
     }
 

@@ -1,0 +1,111 @@
+//! `overbook repository`, as far as it minds its own host: what it lends goes back when that is short.
+//!
+//! While more than the reserve is available nothing happens. Below it, slabs go back: free ones at once,
+//! and of others their clients are given [`NOTICE`]. Below half of it there is no time for that. When the
+//! host has had twice the reserve for a while, slabs are pinned again, one each second.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use pageserver::layers::memory::SLAB;
+use pageserver::repository::Repository;
+use sys::meminfo::MemInfo;
+use tokio::time::sleep;
+
+/// How often the host is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long what lies in a slab can be read after there was notice of it.
+const NOTICE: Duration = Duration::from_secs(5);
+/// How long the host must have had enough before slabs are pinned again.
+const CALM: Duration = Duration::from_secs(60);
+/// What the host is to have available, in percent of its memory: as for grants.
+const RESERVE_PERCENT: u64 = policy::tuning::HOST_RESERVE_PERCENT;
+
+/// What the host needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// So many slabs, now.
+    Now(usize),
+    /// So many more slabs, soon.
+    Soon(usize),
+    /// Nothing.
+    Nothing,
+    /// Nothing, and it has room for more.
+    HasRoom,
+}
+
+/// Watches the host for as long as it is polled.
+pub async fn mind_host(repository: Arc<Repository>) {
+    let (mut noticed_at, mut short_at) = (None, Instant::now());
+    loop {
+        sleep(LOOK).await;
+        let Ok(host) = MemInfo::read() else { continue };
+        let need = need(&host, repository.lent().leaving);
+        if need != Need::HasRoom {
+            short_at = Instant::now();
+        }
+        match need {
+            Need::Now(slabs) => {
+                let taken = repository.take_back(slabs);
+                say(&host, taken, "taken back");
+            }
+            Need::Soon(slabs) => {
+                let done = repository.give_notice(slabs);
+                noticed_at = noticed_at.or_else(|| Some(Instant::now()));
+                say(&host, done, "given notice of, or taken back");
+            }
+            Need::HasRoom if short_at.elapsed() >= CALM => {
+                repository.pin_one();
+            }
+            Need::Nothing | Need::HasRoom => {}
+        }
+        if noticed_at.is_some_and(|at: Instant| at.elapsed() >= NOTICE) {
+            noticed_at = None;
+            say(&host, repository.take_back_noticed(), "taken back after notice");
+        }
+    }
+}
+
+fn say(host: &MemInfo, slabs: usize, what: &str) {
+    if slabs > 0 {
+        let (size, available) = (Bytes((slabs * SLAB) as u64), host.available);
+        eprintln!("overbook: the host has {available} available: {size} {what}");
+    }
+}
+
+fn need(host: &MemInfo, leaving: usize) -> Need {
+    let slab = Bytes(SLAB as u64);
+    let slabs = |bytes: Bytes| usize::try_from(bytes.0.div_ceil(slab.0)).unwrap_or(usize::MAX);
+    let reserve = host.total.percent(RESERVE_PERCENT);
+    let short = reserve.minus(host.available);
+    if host.available < reserve.share(1, 2) {
+        return Need::Now(slabs(short));
+    }
+    match slabs(short).saturating_sub(leaving) {
+        0 if host.available > reserve.plus(reserve) => Need::HasRoom,
+        0 => Need::Nothing,
+        more => Need::Soon(more),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_host_needs_follows_from_what_it_has_available() {
+        let host = |available| MemInfo {
+            total: Bytes::mib(100 * 1024),
+            available: Bytes::mib(available),
+            swap_total: Bytes::ZERO,
+            swap_free: Bytes::ZERO,
+        };
+        // The reserve is 5 GiB.
+        assert_eq!(need(&host(50_000), 0), Need::HasRoom);
+        assert_eq!(need(&host(6_000), 0), Need::Nothing);
+        assert_eq!(need(&host(5_100), 0), Need::Soon(2));
+        assert_eq!(need(&host(5_100), 2), Need::Nothing);
+        assert_eq!(need(&host(2_000), 2), Need::Now(195));
+    }
+}
