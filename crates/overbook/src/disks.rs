@@ -30,7 +30,7 @@ use pageserver::layers::cache::Cache;
 use pageserver::layers::count::{Count, Counters};
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
-use pageserver::layers::remote::{Address, Remote};
+use pageserver::layers::remote::{Address, Remote, probe};
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
@@ -232,14 +232,10 @@ impl Disk {
             let over = |cached: &Cached| Arc::new(Cache::over(file.clone(), cached.space()));
             (cached.map(over).map_or_else(|| file.clone(), |cache| cache as Arc<dyn Layer>), None)
         } else {
-            let connector = spec.tls.as_deref().map(Connector::new).transpose();
-            let connector =
-                connector.map_err(|error| DisksError::Tls { disk: name.to_owned(), error })?;
-            let address = |text: &String| match text.strip_prefix('/') {
-                Some(_) => Address::Unix(text.into()),
-                None => Address::Tcp(text.clone(), connector.clone()),
-            };
-            let addresses = spec.repositories.iter().map(address).collect();
+            let addresses = spec.repositories.iter().map(|at| address(at, spec.tls.as_deref()));
+            let addresses: Result<_, _> = addresses.collect();
+            let addresses =
+                addresses.map_err(|error| DisksError::Tls { disk: name.to_owned(), error })?;
             let remote = Arc::new(Remote::new(spec.size.0, addresses));
             let seal = Seal::over(remote.clone())
                 .ok_or_else(|| io::Error::other("the kernel has no random numbers"))?;
@@ -276,6 +272,49 @@ impl Disk {
             }),
         }
     }
+}
+
+/// Where a repository is to be reached.
+fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
+    Ok(match repository.strip_prefix('/') {
+        Some(_) => Address::Unix(repository.into()),
+        None => Address::Tcp(repository.to_owned(), tls.map(Connector::new).transpose()?),
+    })
+}
+
+/// What came of trying a repository.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tried {
+    /// Where it is to be.
+    pub repository: String,
+    /// The disks that name it.
+    pub disks: Vec<String>,
+    /// What is wrong with it; `None`: it lends.
+    pub problem: Option<String>,
+}
+
+/// Tries all repositories of all disks, side by side. Takes some seconds at most.
+///
+/// # Errors
+///
+/// There is no runtime to be had.
+pub fn try_repositories(spec: &Spec) -> io::Result<Vec<Tried>> {
+    let mut found: BTreeMap<(&str, Option<&Path>), Vec<&String>> = BTreeMap::new();
+    for (name, disk) in &spec.disks {
+        for repository in &disk.repositories {
+            found.entry((repository, disk.tls.as_deref())).or_default().push(name);
+        }
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let tries = found.into_iter().map(|((repository, tls), disks)| async move {
+        let problem = match address(repository, tls) {
+            Ok(address) => probe(address).await.err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        let disks = disks.into_iter().cloned().collect();
+        Tried { repository: repository.to_owned(), disks, problem }
+    });
+    Ok(runtime.block_on(futures_util::future::join_all(tries)))
 }
 
 /// A server's one export.

@@ -8,7 +8,8 @@ mod server;
 
 use std::{
     fs,
-    io::Read,
+    io::{Read, Write},
+    os::unix::net::UnixListener,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -279,6 +280,51 @@ fn check_answers_with_its_exit_code() {
     assert_eq!(output.status.code(), Some(1));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["faults"][0]["line"], 2);
+}
+
+#[test]
+fn check_tries_each_repository_and_says_what_is_wrong_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let mut lends = Command::new(env!("CARGO_BIN_EXE_overbook"))
+        .args(["repository", "--memory", "16MiB", "--unix", &path("lends")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 1];
+    lends.stderr.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let other = UnixListener::bind(dir.path().join("other")).unwrap();
+    let babbles = std::thread::spawn(move || {
+        let (mut stream, _) = other.accept().unwrap();
+        // Whoever asks may have gone: he has heard enough.
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+    });
+    let disk = |name: &str, repositories: &[&str]| {
+        let repositories: Vec<String> = repositories.iter().map(|r| path(r)).collect();
+        let file = path(name);
+        format!(
+            "[disk.{name}]\nvm = \"a\"\nfile = \"{file}\"\nsize = \"16MiB\"\n\
+             repositories = {repositories:?}\n"
+        )
+    };
+    let text = "group.g.vms = [\"a\"]\n".to_owned()
+        + &disk("one", &["lends", "nobody"])
+        + &disk("two", &["lends", "other"]);
+    let config = dir.path().join("overbook.toml");
+    fs::write(&config, text).unwrap();
+    let output = overbook(&["check", "--config", config.to_str().unwrap()]);
+    lends.kill().unwrap();
+    lends.wait().unwrap();
+    babbles.join().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let line = |name: &str| {
+        let begin = format!("repository {} of ", path(name));
+        text.lines().find_map(|line| line.strip_prefix(&begin)).unwrap_or_else(|| panic!("{text}"))
+    };
+    assert_eq!(line("lends"), "one, two: lends");
+    assert!(line("nobody").starts_with("one: no connection: No such file"), "{text}");
+    assert!(line("other").starts_with("two: the server begins with 0x485454502f312e31"), "{text}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
 //! here is what each is for. Exit code 1 means: a fault in the configuration; with `--host`,
 //! something is missing without which no VM here can be managed. What is merely less good leaves it
-//! at 0.
+//! at 0: also a repository that does not lend, for its disks work without it.
 
 use model::config::Faults;
 use serde::Serialize;
@@ -15,7 +15,10 @@ use super::{
     output::Output,
     table::{Column, table},
 };
-use crate::config_files;
+use crate::{
+    config_files,
+    disks::{self, Tried},
+};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -38,6 +41,11 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
 fn configuration(context: &Context) -> Result<Output, CliError> {
     let mut report = Vec::new();
     let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
+    for Tried { repository, disks, problem } in tried(context) {
+        let how = problem.unwrap_or_else(|| "lends".to_owned());
+        let line = format!("repository {repository} of {}: {how}\n", disks.join(", "));
+        report.extend_from_slice(line.as_bytes());
+    }
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
@@ -45,7 +53,14 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let faults = config_files::load(&context.config).err();
     let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
     let code = u8::from(!faults.is_empty());
-    Ok(Output::json(&serde_json::json!({ "faults": faults }))?.with_code(code))
+    let report = serde_json::json!({ "faults": faults, "repositories": tried(context) });
+    Ok(Output::json(&report)?.with_code(code))
+}
+
+/// What came of trying each repository; none where the configuration has faults.
+fn tried(context: &Context) -> Vec<Tried> {
+    let spec = config_files::load(&context.config).ok();
+    spec.and_then(|spec| disks::try_repositories(&spec).ok()).unwrap_or_default()
 }
 
 const COLUMNS: [Column; 3] = [("WORKS", false), ("FEATURE", false), ("HOW, OR WHY NOT", false)];

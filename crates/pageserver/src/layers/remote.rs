@@ -232,6 +232,19 @@ impl Remote {
     }
 }
 
+/// Tries a repository: has a slab of it for a moment. Takes as long as connecting may at most.
+///
+/// # Errors
+///
+/// What is wrong: nobody is there, or nobody answers; a certificate; it is no repository, or has
+/// nothing left to lend.
+pub async fn probe(address: Address) -> Result<(), ClientError> {
+    let (lease, leases) = (Mutex::new(None), AtomicU32::new(0));
+    let repository = Repository { address, slabs: 1, lease, leases };
+    let late = |_| ClientError::Gone(format!("nobody answers within {} s", CONNECT.as_secs()));
+    timeout(CONNECT, repository.connect()).await.map_err(late)?.map(|_| ())
+}
+
 /// The pages of a range.
 fn pages_of(offset: u64, length: u64) -> std::ops::Range<u64> {
     offset / PAGE as u64..(offset + length) / PAGE as u64
