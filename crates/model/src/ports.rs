@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Action, GroupName, HostView, Quota, Scan, Take, Time, VmName};
+use crate::{Action, GroupName, HostView, Plan, Scan, Take, Time, VmName};
 
 /// Answers with what is known now.
 pub trait Sense {
@@ -26,8 +26,8 @@ pub trait Act {
     /// Hands over what is taken of what VMs have freed, from now on: from those that are not named nothing is.
     fn take(&mut self, _takes: &BTreeMap<VmName, Take>) {}
 
-    /// Hands over what the groups' second-level caches may hold from now on: those that are not named, nothing.
-    fn cache(&mut self, _quotas: &BTreeMap<GroupName, Quota>) {}
+    /// Hands the plan over to who serves the VMs' disks: what their caches may hold, and who has what it was promised.
+    fn serve(&mut self, _plan: &Plan) {}
 }
 
 /// Tells the time.

@@ -15,16 +15,16 @@
 mod cached;
 mod keeper;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::config;
 use model::spec::DiskSpec;
-use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec};
+use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec, VmName};
 use pageserver::layer::Layer;
 use pageserver::layers::cache::Cache;
 use pageserver::layers::count::{Count, Counters};
@@ -52,6 +52,8 @@ const STATUS: &str = ".status";
 const STATUS_LIMIT: Duration = Duration::from_secs(1);
 /// Longest status, in bytes.
 const MOST_STATUS: u64 = 16 << 20;
+/// How long an order holds: the daemon gives one every second.
+const ORDER_LASTS: Duration = Duration::from_secs(5);
 /// Longest order, in bytes.
 const MOST_ORDER: u64 = 1 << 20;
 
@@ -102,6 +104,10 @@ pub struct Order {
     /// What the group's cache may hold; absent: as before.
     #[serde(default)]
     pub cache: Option<Bytes>,
+    /// VMs that have all the memory that they were started with: what they swap goes to their own disk
+    /// alone. Absent: as before.
+    #[serde(default)]
+    pub served: Option<BTreeSet<VmName>>,
 }
 
 /// How a group's disks do.
@@ -117,6 +123,7 @@ pub struct Status {
 /// A disk that is served.
 struct Disk {
     name: String,
+    vm: VmName,
     layer: Arc<Count>,
     counters: Arc<Counters>,
     near: Option<Near>,
@@ -245,7 +252,14 @@ impl Disk {
         };
         let layer = Arc::new(Count::over(below));
         let counters = layer.counters();
-        Ok(Self { name: name.to_owned(), layer, counters, near })
+        Ok(Self { name: name.to_owned(), vm: spec.vm.clone(), layer, counters, near })
+    }
+
+    /// Whether what is written to it may go to repositories.
+    fn admit(&self, admits: bool) {
+        if let Some(near) = &self.near {
+            near.remote.admit(admits);
+        }
     }
 
     fn status(&self) -> DiskReading {
@@ -263,6 +277,7 @@ impl Disk {
             trimmed: Bytes(read(trimmed)),
             errors: read(errors),
             repositories: self.near.as_ref().map(|near| RepositoriesReading {
+                admits: near.remote.admits(),
                 connected: near.remote.connected() as u64,
                 held: Bytes(near.remote.pages() * PAGE as u64),
                 reads: read(&near.through.counters().near),
@@ -340,15 +355,29 @@ impl Catalogue for One {
 
 /// Hears everybody who connects, and tells him how the disks do.
 async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) {
+    let mut ordered_at = Instant::now();
     loop {
-        let Ok((mut stream, _)) = listener.accept().await else {
-            tokio::time::sleep(STATUS_LIMIT).await;
-            continue;
+        let accepted = tokio::time::timeout(ORDER_LASTS, listener.accept()).await;
+        if ordered_at.elapsed() >= ORDER_LASTS {
+            // Nobody knows any more who has what it was promised.
+            disks.iter().for_each(|disk| disk.admit(true));
+        }
+        let mut stream = match accepted {
+            Ok(Ok((stream, _))) => stream,
+            Ok(Err(_)) => {
+                tokio::time::sleep(STATUS_LIMIT).await;
+                continue;
+            }
+            Err(_) => continue,
         };
         let order = tokio::time::timeout(STATUS_LIMIT, hear(&mut stream)).await;
         let order = order.ok().flatten().unwrap_or_default();
         if let (Some(cached), Some(capacity)) = (&cached, order.cache) {
             cached.order(capacity);
+        }
+        if let Some(served) = order.served {
+            ordered_at = Instant::now();
+            disks.iter().for_each(|disk| disk.admit(!served.contains(&disk.vm)));
         }
         let disks = disks.iter().map(|disk| (disk.name.clone(), disk.status())).collect();
         let status = Status { disks, cache: cached.as_ref().map(Cached::reading) };

@@ -225,3 +225,21 @@ async fn pages_of_slabs_that_leave_with_notice_or_without_find_room_elsewhere() 
     while write(4).await > 0 {}
     reads(4).await;
 }
+
+#[tokio::test]
+async fn who_is_not_admitted_writes_nothing_there_and_reads_nothing_old() {
+    let repository = Arc::new(Repository::new(1, 1).unwrap());
+    let server = listen(repository.clone());
+    let remote = Remote::new(SLAB as u64, vec![Address::Unix(server.socket.clone())]);
+    waits_for("the repository", || remote.connected() == 1).await;
+    remote.write(0, &[1; 4096]).result().await.unwrap();
+    remote.write(4096, &[1; 4096]).result().await.unwrap();
+    remote.admit(false);
+    assert!(remote.write(0, &[2; 4096]).result().await.is_err());
+    assert!(pageserver::layer::read(&remote, 0, 4096).await.is_err(), "what is old is forgotten");
+    // What was written before and has not changed is as good as ever.
+    assert_eq!(pageserver::layer::read(&remote, 4096, 4096).await.unwrap(), [1; 4096]);
+    remote.admit(true);
+    remote.write(0, &[3; 4096]).result().await.unwrap();
+    assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [3; 4096]);
+}

@@ -105,7 +105,7 @@ pub fn cycle_with(
         world.scan(group, scan);
     }
     world.take(&plan.takes);
-    world.cache(&plan.caches);
+    world.serve(&plan);
     (view, plan)
 }
 

@@ -29,6 +29,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const KILLS: u32 = 200;
 const GUEST: &str = "swaps";
 const MEMORY: Bytes = Bytes::mib(80);
+/// What it was started with: who has all of that has no part in repositories.
+const PROMISED: Bytes = Bytes::mib(128);
 const WORKLOAD: &str = "verify --mb 112";
 const DISK: Disk =
     Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(256), cache: false };
@@ -67,7 +69,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut swap = RemoteSwap::start(&swap_dir, GUEST, DISK)?;
     let guest = MachineSpec {
         seed: context.seed,
-        ..MachineSpec::new(GUEST, "swapping", MEMORY, MEMORY, WORKLOAD)
+        ..MachineSpec::new(GUEST, "swapping", MEMORY, PROMISED, WORKLOAD)
     };
     let mut lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
     let mut daemon = Daemon::start(&mut lab, Mode::Observe)?;

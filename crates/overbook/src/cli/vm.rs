@@ -192,13 +192,14 @@ fn disk(name: &str, disk: &DiskStatus) -> String {
     let far = disk.repositories.map_or_else(String::new, |far| {
         format!(
             "; {} in {} repositories, which answered {} of its reads ({} they did not have, {} came \
-             too late, {} were forged)",
+             too late, {} were forged){}",
             Bytes(far.held_bytes),
             far.connected,
             far.reads_total,
             far.misses_total,
             far.late_total,
             far.forged_total,
+            if far.admits { "" } else { ", and get nothing more while the VM has its maximum" },
         )
     });
     format!(

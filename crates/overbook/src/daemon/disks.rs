@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use model::{Bytes, GroupName, HostView, Quota, Reading, Spec};
+use model::{Bytes, GroupName, HostView, Plan, Reading, Spec, VmName};
 use sys::clock::boot_now;
 use tokio::task::JoinHandle;
 
@@ -41,23 +41,23 @@ impl Disks {
         }
     }
 
-    /// Says what the caches may hold, and asks all disks how they do.
-    pub(super) fn ask(&mut self, spec: &Spec, quotas: &BTreeMap<GroupName, Quota>) {
+    /// Says what the plan has for the disks, and asks all of them how they do.
+    pub(super) fn ask(&mut self, spec: &Spec, plan: &Plan) {
         self.asking.retain(|_, task| !task.is_finished());
         for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
             if !self.asking.contains_key(group) {
-                let quota = quotas.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
-                self.asking.insert(group.clone(), self.ask_one(spec, group, quota));
+                let task = self.ask_one(spec, group, order(spec, plan, group));
+                self.asking.insert(group.clone(), task);
             }
         }
     }
 
-    fn ask_one(&self, spec: &Spec, group: &GroupName, quota: Bytes) -> JoinHandle<()> {
+    fn ask_one(&self, spec: &Spec, group: &GroupName, order: Order) -> JoinHandle<()> {
         let (told, group) = (self.told.clone(), group.clone());
         let socket = disks::status_socket(spec, &group);
         tokio::spawn(async move {
             let asked = boot_now();
-            if let Some(status) = disks::ask(&socket, &Order { cache: Some(quota) }).await {
+            if let Some(status) = disks::ask(&socket, &order).await {
                 let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                 told.insert(group, Reading::new(status, asked));
             }
@@ -65,11 +65,25 @@ impl Disks {
     }
 }
 
+/// What is wanted of a group's disks.
+fn order(spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
+    let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
+    // Who has all that it was started with lacks no memory that was promised: what it swaps is its
+    // own business (Overdriver, footnote 5).
+    let is_served = |vm: &VmName| {
+        let decision = plan.vms.get(vm);
+        decision.and_then(|d| Some(d.target? >= d.limits?.max)).unwrap_or_default()
+    };
+    let served = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_served(vm));
+    Order { cache: Some(quota), served: Some(served.cloned().collect()) }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use model::{DiskReading, VmName};
+    use model::{Decision, DiskReading, Quota, VmLimits};
     use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
     use tokio::net::UnixListener;
 
@@ -94,10 +108,16 @@ mod tests {
         let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
         // Nobody is there.
         let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
-        let quotas = BTreeMap::from([("web".into(), quota)]);
-        disks.ask(&spec, &quotas);
+        let limits = VmLimits { min: Bytes::ZERO, base: Bytes::mib(64), max: Bytes::mib(128) };
+        let (target, limits) = (Some(Bytes::mib(128)), Some(limits));
+        let plan = Plan {
+            caches: BTreeMap::from([("web".into(), quota)]),
+            vms: BTreeMap::from([(vm.clone(), Decision { target, limits, ..Decision::default() })]),
+            ..Plan::default()
+        };
+        disks.ask(&spec, &plan);
         disks.show(&spec, &mut view);
-        assert!(view.vms[&vm].disks.is_empty());
+        assert!(!view.vms[&vm].disks.contains_key("d"));
         let listener = UnixListener::bind(disks::status_socket(&spec, &"web".into())).unwrap();
         let answer = tokio::spawn(async move {
             let of = DiskReading { reads: 7, ..DiskReading::default() };
@@ -105,12 +125,13 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut order = String::new();
             BufReader::new(&mut stream).read_line(&mut order).await.unwrap();
-            let wanted = Order { cache: Some(Bytes::mib(7)) };
+            let served = Some(BTreeSet::from(["web-1".into()]));
+            let wanted = Order { cache: Some(Bytes::mib(7)), served };
             assert_eq!(serde_json::from_str::<Order>(&order).unwrap(), wanted);
             stream.write_all(&serde_json::to_vec(&status).unwrap()).await.unwrap();
         });
         for _ in 0..3_000 {
-            disks.ask(&spec, &quotas);
+            disks.ask(&spec, &plan);
             disks.show(&spec, &mut view);
             if let Some(disk) = view.vms[&vm].disks.get("d") {
                 assert_eq!(disk.value.reads, 7);

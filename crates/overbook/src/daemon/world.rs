@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, GroupName, HostView, Quota, Scan, Spec, Take, VmName,
+    Action, GroupName, HostView, Plan, Scan, Spec, Take, VmName,
     ports::{Act, Sense},
 };
 
@@ -43,7 +43,7 @@ impl Act for World<'_> {
         self.workers.take(takes);
     }
 
-    fn cache(&mut self, quotas: &BTreeMap<GroupName, Quota>) {
-        self.disks.ask(self.spec, quotas);
+    fn serve(&mut self, plan: &Plan) {
+        self.disks.ask(self.spec, plan);
     }
 }

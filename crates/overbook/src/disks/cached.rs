@@ -1,11 +1,10 @@
 //! The cache of a group's data disks, which is as large as the daemon says.
 //!
-//! What it says holds for [`LASTS`]. After that the cache is emptied: without a daemon nobody knows
+//! What it says holds for [`ORDER_LASTS`]. After that the cache is emptied: without a daemon nobody knows
 //! whether the group still has that memory to spare.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use model::{Bytes, CacheReading};
 use pageserver::layers::cache::Space;
@@ -13,8 +12,8 @@ use pageserver::layers::seal::PAGE;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How long an order holds: the daemon gives one every second.
-const LASTS: Duration = Duration::from_secs(5);
+use super::ORDER_LASTS;
+
 /// Sizes of which the reading tells what they would be worth: from 16 MiB on, each twice the last.
 const SIZES: u32 = 16;
 const FIRST_SIZE: Bytes = Bytes::mib(16);
@@ -71,7 +70,7 @@ impl Cached {
 
 async fn follow(space: Arc<Space>, mut orders: watch::Receiver<Bytes>) {
     loop {
-        let capacity = match timeout(LASTS, orders.changed()).await {
+        let capacity = match timeout(ORDER_LASTS, orders.changed()).await {
             Ok(Ok(())) => *orders.borrow_and_update(),
             Ok(Err(_)) => return,
             Err(_) => Bytes::ZERO,
@@ -89,12 +88,12 @@ mod tests {
         let cached = Cached::new();
         let capacity = || cached.reading().capacity;
         cached.order(Bytes::mib(64));
-        tokio::time::sleep(LASTS / 2).await;
+        tokio::time::sleep(ORDER_LASTS / 2).await;
         assert_eq!(capacity(), Bytes::mib(64));
         cached.order(Bytes::mib(32));
-        tokio::time::sleep(LASTS / 2).await;
+        tokio::time::sleep(ORDER_LASTS / 2).await;
         assert_eq!(capacity(), Bytes::mib(32));
-        tokio::time::sleep(LASTS).await;
+        tokio::time::sleep(ORDER_LASTS).await;
         assert_eq!(capacity(), Bytes::ZERO);
     }
 }

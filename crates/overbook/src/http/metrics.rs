@@ -68,7 +68,9 @@ impl Collector for Snapshot {
         self.host(&mut page)?;
         self.groups(&mut page)?;
         self.workers(&mut page)?;
-        self.vms(&mut page)
+        self.caches(&mut page)?;
+        self.vms(&mut page)?;
+        self.disks(&mut page)
     }
 }
 
@@ -323,6 +325,65 @@ impl Snapshot {
         page.counters("group_worker_restarts", "Workers started again.", None, restarts)
     }
 
+    fn caches(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::CacheReading) -> f64| -> Samples<'_> {
+            let caches = self.shown.published.view.caches.iter();
+            caches.map(|(group, r)| (vec![("group", group.as_str())], of(&r.value))).collect()
+        };
+        let quotas = self.shown.published.plan.caches.iter();
+        let quotas = quotas
+            .map(|(group, quota)| (vec![("group", group.as_str())], number(quota.amount)))
+            .collect();
+        let help = "What the group's cache of its disks may hold.";
+        page.gauges("group_cache_quota", help, Some(Unit::Bytes), quotas)?;
+        let help = "What the group's cache of its disks holds.";
+        page.gauges("group_cache_held", help, Some(Unit::Bytes), column(|c| number(c.held)))?;
+        let help = "Pages that were read from the group's cache.";
+        page.counters("group_cache_hits", help, None, column(|c| seconds(c.hits, 1.0)))?;
+        let help = "Pages of cached disks that were read from the disk.";
+        page.counters("group_cache_misses", help, None, column(|c| seconds(c.misses, 1.0)))
+    }
+
+    fn disks(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: &dyn Fn(&model::DiskReading) -> Option<f64>| -> Samples<'_> {
+            let mut samples = Samples::new();
+            for vm in self.shown.published.view.vms.keys().map(|name| self.vm(name)) {
+                for (disk, reading) in &vm.view.disks {
+                    let labels = [vm.labels(), vec![("disk", disk.as_str())]].concat();
+                    samples.extend(of(&reading.value).map(|value| (labels, value)));
+                }
+            }
+            samples
+        };
+        let count = |of: fn(&model::DiskReading) -> u64| column(&|d| Some(seconds(of(d), 1.0)));
+        let micros = |of: fn(&model::DiskReading) -> u64| column(&|d| Some(seconds(of(d), 1e6)));
+        let far = |of: fn(&model::RepositoriesReading) -> u64| {
+            column(&|d| Some(seconds(of(d.repositories.as_ref()?), 1.0)))
+        };
+        let (bytes, time) = (|| Some(Unit::Bytes), || Some(Unit::Seconds));
+        page.counters("disk_reads", "Reads of the disk.", None, count(|d| d.reads))?;
+        page.counters("disk_writes", "Writes to the disk.", None, count(|d| d.writes))?;
+        page.counters("disk_read", "Read from the disk.", bytes(), count(|d| d.read.0))?;
+        page.counters("disk_written", "Written to the disk.", bytes(), count(|d| d.written.0))?;
+        page.counters("disk_errors", "Operations that failed.", None, count(|d| d.errors))?;
+        let help = "Half of the reads took less.";
+        page.gauges("disk_read_latency_median", help, time(), micros(|d| d.read_us_median))?;
+        let help = "99 % of the reads took less.";
+        page.gauges("disk_read_latency_p99", help, time(), micros(|d| d.read_us_p99))?;
+        let help = "Repositories that the disk is connected to.";
+        page.gauges("disk_repositories", help, None, far(|far| far.connected))?;
+        let help = "What of the disk lies in repositories.";
+        page.gauges("disk_repositories_held", help, bytes(), far(|far| far.held.0))?;
+        let help = "Reads that a repository answered.";
+        page.counters("disk_repositories_reads", help, None, far(|far| far.reads))?;
+        let help = "Reads of what lies in no repository.";
+        page.counters("disk_repositories_misses", help, None, far(|far| far.misses))?;
+        let help = "Reads that no repository answered in time.";
+        page.counters("disk_repositories_late", help, None, far(|far| far.late))?;
+        let help = "Pages that came back from a repository changed, old or from elsewhere.";
+        page.counters("disk_repositories_forged", help, None, far(|far| far.forged))
+    }
+
     fn vm<'a>(&'a self, name: &'a model::VmName) -> Vm<'a> {
         let tick = &self.shown.published;
         let decision = tick.plan.vms.get(name);
@@ -399,6 +460,11 @@ mod tests {
             "overbook_group_scan_rate_pages_per_ms{group=\"web\"} 25",
             "overbook_group_worker_cpu_seconds_total{group=\"web\"} 1.5",
             "overbook_group_worker_restarts_total{group=\"web\"} 1",
+            "overbook_group_cache_quota_bytes{group=\"web\"} 73400320",
+            "overbook_group_cache_hits_total{group=\"web\"} 300",
+            "overbook_disk_read_bytes_total{vm=\"web-1\",group=\"web\",disk=\"swap\"} 8192",
+            "overbook_disk_read_latency_p99_seconds{vm=\"web-1\",group=\"web\",disk=\"swap\"} 0.000512",
+            "overbook_disk_repositories{vm=\"web-1\",group=\"web\",disk=\"swap\"} 2",
             "overbook_vm_up{vm=\"db-1\",group=\"\"} 0",
             "overbook_vm_uncooperative{vm=\"web-2\",group=\"web\"} 1",
         ] {

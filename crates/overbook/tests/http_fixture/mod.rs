@@ -3,10 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
-    Action, Bytes, CacheReading, Decision, Dedup, DedupSpec, FreePages, GroupSpec, GuestStats,
-    HostReading, HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode, NamePattern,
-    PagesPerMs, Plan, Policy, Quota, Reading, Reason, Scan, Spec, Take, Time, Tracking, VmLimits,
-    VmView, WorkerReading,
+    Action, Bytes, CacheReading, Decision, Dedup, DedupSpec, DiskReading, FreePages, GroupSpec,
+    GuestStats, HostReading, HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode,
+    NamePattern, PagesPerMs, Plan, Policy, Quota, Reading, Reason, RepositoriesReading, Scan, Spec,
+    Take, Time, Tracking, VmLimits, VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -77,6 +77,7 @@ fn view() -> HostView {
         tracking: Some(Reading::new(tracking(), NOW)),
         dedup: Some(Reading::new(dedup(), NOW)),
         free_pages: Some(Reading::new(free_pages(), NOW)),
+        disks: BTreeMap::from([("swap".to_owned(), Reading::new(disk(), NOW))]),
         ..vm(384, 192, 180)
     };
     let worker = WorkerReading {
@@ -102,6 +103,19 @@ fn view() -> HostView {
 }
 
 /// KSM saves 200 MiB for group `web`.
+fn disk() -> DiskReading {
+    let repositories = RepositoriesReading { admits: true, connected: 2, ..Default::default() };
+    DiskReading {
+        made_of: "file /srv/web-1".to_owned(),
+        reads: 2,
+        read: Bytes(8192),
+        read_us_median: 64,
+        read_us_p99: 512,
+        repositories: Some(repositories),
+        ..DiskReading::default()
+    }
+}
+
 fn cache() -> CacheReading {
     CacheReading {
         capacity: Bytes::mib(64),

@@ -119,6 +119,12 @@ impl Remote {
         self.admits.store(admits, Ordering::Relaxed);
     }
 
+    /// Whether new pages go there.
+    #[must_use]
+    pub fn admits(&self) -> bool {
+        self.admits.load(Ordering::Relaxed)
+    }
+
     /// So many repositories are connected.
     #[must_use]
     pub fn connected(&self) -> usize {
@@ -340,7 +346,7 @@ impl Layer for Remote {
 
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
         let pages = pages_of(offset, data.len() as u64);
-        if !self.admits.load(Ordering::Relaxed) {
+        if !self.admits() {
             self.forget(pages);
             return Answer::Now(Err(Errno::NoSpace));
         }

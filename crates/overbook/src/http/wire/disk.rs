@@ -38,6 +38,8 @@ pub struct DiskStatus {
 /// What a disk has of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RepositoriesStatus {
+    /// Whether what is written goes there: not while the VM has all the memory that it was started with.
+    pub admits: bool,
     /// So many are connected.
     pub connected: u64,
     /// What lies there.
@@ -68,6 +70,7 @@ impl DiskStatus {
             trimmed_bytes_total: disk.trimmed.0,
             errors_total: disk.errors,
             repositories: disk.repositories.map(|repositories| RepositoriesStatus {
+                admits: repositories.admits,
                 connected: repositories.connected,
                 held_bytes: repositories.held.0,
                 reads_total: repositories.reads,
