@@ -18,7 +18,7 @@ use pageserver::layer::{self, Layer};
 use pageserver::layers::file::File;
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
-use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::Acceptor;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -83,7 +83,7 @@ impl Catalogue for Disks {
         self.0.iter().find(|disk| disk.0 == name).map(|(_, layer)| of_layer(&**layer))
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
+    fn open(&self, name: &str, _: &Who) -> Option<Opened> {
         let (name, layer) = self.0.iter().find(|disk| disk.0 == name)?;
         Some(Opened { name: (*name).to_owned(), layer: layer.clone() })
     }

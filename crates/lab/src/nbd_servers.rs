@@ -14,7 +14,7 @@ use pageserver::layer::Layer;
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
-use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::Acceptor;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
@@ -292,7 +292,7 @@ impl Catalogue for One {
         (name == EXPORT).then(|| of_layer(&*self.0))
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
+    fn open(&self, name: &str, _: &Who) -> Option<Opened> {
         (name == EXPORT).then(|| Opened { name: name.to_owned(), layer: self.0.clone() })
     }
 }

@@ -34,7 +34,7 @@ use pageserver::layers::remote::{Address, Remote, probe};
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
-use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::{Connector, TlsError};
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::{Deserialize, Serialize};
@@ -347,7 +347,7 @@ impl Catalogue for One {
         (name == self.name).then(|| of_layer(&*self.layer))
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
+    fn open(&self, name: &str, _: &Who) -> Option<Opened> {
         let layer = self.layer.clone();
         (name == self.name).then(|| Opened { name: name.to_owned(), layer })
     }

@@ -7,13 +7,16 @@
 //! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
 //! them; whoever wants slabs meanwhile, and more than are free, is to come again.
 //!
+//! A client is who has the key of a certificate, or a user of this host ([`Who`]). However many leases
+//! it has, all of them together are no more than its quota.
+//!
 //! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time, it is
 //! given notice: what it writes to such a slab is refused (`ENOSPC`), and what lies there can be read
 //! for a while.
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 
 use ring::rand::{SecureRandom, SystemRandom};
@@ -23,7 +26,7 @@ use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::layers::memory::{Memory, SLAB};
 use crate::nbd::reply::Extent;
 use crate::nbd::request::Export;
-use crate::server::{Catalogue, Opened, of_layer};
+use crate::server::{Catalogue, Opened, Who, of_layer};
 
 /// What the name of an export begins with that is a new lease.
 pub const LEASE: &str = "lease/";
@@ -33,8 +36,10 @@ pub struct Repository {
     shared: Arc<Shared>,
     /// All that there are, as long as the host does not need them.
     all: usize,
-    /// Most slabs of one lease.
+    /// Most slabs of one client.
     most: usize,
+    /// Leases that there was no room for, or no quota.
+    refused: AtomicU64,
 }
 
 struct Shared {
@@ -54,8 +59,24 @@ struct State {
 
 /// Slabs that somebody has.
 struct Lease {
+    who: Who,
     memory: Memory,
     connections: AtomicUsize,
+    reads: AtomicU64,
+    writes: AtomicU64,
+}
+
+/// What a client has, all its leases together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Client {
+    /// Leases.
+    pub leases: usize,
+    /// Slabs.
+    pub slabs: usize,
+    /// Reads of what it has now.
+    pub reads: u64,
+    /// Writes to it.
+    pub writes: u64,
 }
 
 /// A lease, as a connection has it.
@@ -79,7 +100,7 @@ pub struct Lent {
 }
 
 impl Repository {
-    /// Pins memory for so many slabs, of which one lease has no more than `most`.
+    /// Pins memory for so many slabs, of which one client has no more than `most`.
     ///
     /// # Errors
     ///
@@ -101,7 +122,7 @@ impl Repository {
                 state.free.push(slab);
             }
         })?;
-        Ok(Self { shared, all: slabs, most })
+        Ok(Self { shared, all: slabs, most, refused: AtomicU64::new(0) })
     }
 
     /// What is lent at the moment.
@@ -111,6 +132,26 @@ impl Repository {
         let lent = state.leases.values().map(|lease| lease.memory.there()).sum();
         let leaving = state.leases.values().map(|lease| lease.memory.leaving()).sum();
         Lent { free: state.free.len(), lent, leaving, leases: state.leases.len() }
+    }
+
+    /// Who has what.
+    #[must_use]
+    pub fn clients(&self) -> HashMap<Who, Client> {
+        let mut clients: HashMap<Who, Client> = HashMap::new();
+        for lease in self.shared.state().leases.values() {
+            let client = clients.entry(lease.who.clone()).or_default();
+            client.leases += 1;
+            client.slabs += lease.memory.there();
+            client.reads += lease.reads.load(Ordering::Relaxed);
+            client.writes += lease.writes.load(Ordering::Relaxed);
+        }
+        clients
+    }
+
+    /// So many times somebody was given no lease: nothing was free, or he had all that he may.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// Gives up to `slabs` slabs back to the host: free ones first, then the last ones of the
@@ -206,16 +247,25 @@ impl Catalogue for Repository {
         state.leases.get(name).map(|lease| of_layer(&lease.memory))
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
+    fn open(&self, name: &str, who: &Who) -> Option<Opened> {
         let mut state = self.shared.state();
         let (capability, lease) = if let Some(wanted) = self.wanted(name) {
+            let own = state.leases.values().filter(|lease| lease.who == *who);
+            let has: usize = own.map(|lease| lease.memory.there()).sum();
+            let wanted = wanted.min(self.most.saturating_sub(has));
             let free = state.free.len();
-            if free == 0 || (free < wanted && state.used > 0) {
+            if wanted == 0 || free == 0 || (free < wanted && state.used > 0) {
+                self.refused.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
             let slabs: Vec<Slab> = state.free.drain(free.saturating_sub(wanted)..).collect();
-            let memory = Memory::of(slabs);
-            let lease = Arc::new(Lease { memory, connections: AtomicUsize::new(0) });
+            let lease = Arc::new(Lease {
+                who: who.clone(),
+                memory: Memory::of(slabs),
+                connections: AtomicUsize::new(0),
+                reads: AtomicU64::new(0),
+                writes: AtomicU64::new(0),
+            });
             let capability = capability()?;
             state.leases.insert(capability.clone(), lease.clone());
             (capability, lease)
@@ -264,10 +314,12 @@ impl Layer for Attached {
     }
 
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        self.lease.reads.fetch_add(1, Ordering::Relaxed);
         self.lease.memory.read(offset, into)
     }
 
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        self.lease.writes.fetch_add(1, Ordering::Relaxed);
         self.lease.memory.write(offset, data)
     }
 

@@ -4,12 +4,15 @@
 //! connection holds before is small, its negotiation has a deadline, and there are no more than
 //! [`Limits::connections`] at a time.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ring::digest::{SHA256, digest};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
@@ -38,7 +41,38 @@ pub trait Catalogue: Send + Sync {
     /// What the export of this name is; nothing changes.
     fn find(&self, name: &str) -> Option<Export>;
     /// The export of this name, for a client that wants it; it has it until it drops it.
-    fn open(&self, name: &str) -> Option<Opened>;
+    fn open(&self, name: &str, who: &Who) -> Option<Opened>;
+}
+
+/// A client, as far as it can be told from others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Who {
+    /// Of this host.
+    User(u32),
+    /// Who has the key of a certificate, known by its SHA-256 fingerprint, in hexadecimal digits.
+    Certificate(String),
+    /// Whoever is there.
+    Address(IpAddr),
+    /// Nobody knows.
+    Anybody,
+}
+
+impl Who {
+    fn of_certificate(certificate: &[u8]) -> Self {
+        let digest = digest(&SHA256, certificate);
+        Self::Certificate(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(id) => write!(f, "user {id}"),
+            Self::Certificate(fingerprint) => write!(f, "certificate {fingerprint}"),
+            Self::Address(address) => write!(f, "{address}"),
+            Self::Anybody => write!(f, "anybody"),
+        }
+    }
 }
 
 /// An export that a client has.
@@ -101,6 +135,7 @@ pub struct Server {
 /// The catalogue, as one client's negotiation sees it.
 struct Shown<'a> {
     catalogue: &'a dyn Catalogue,
+    who: Who,
     chosen: Mutex<Option<Opened>>,
 }
 
@@ -114,7 +149,7 @@ impl Exports for Shown<'_> {
     }
 
     fn choose(&self, name: &str) -> Option<(String, Export)> {
-        let opened = self.catalogue.open(name)?;
+        let opened = self.catalogue.open(name, &self.who)?;
         let found = (opened.name.clone(), of_layer(&*opened.layer));
         *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
         Some(found)
@@ -145,7 +180,8 @@ impl Server {
                 Ok((stream, _)) => {
                     // As much of it as the host allows (`net.core.wmem_max`).
                     let _ = set_socket_send_buffer_size(&stream, AT_ONCE);
-                    self.clone().welcome(stream);
+                    let user = stream.peer_cred().map(|peer| peer.uid());
+                    self.clone().welcome(stream, user.map_or(Who::Anybody, Who::User));
                 }
                 Err(_) => sleep(REST).await,
             }
@@ -157,28 +193,31 @@ impl Server {
         loop {
             match listener.accept().await {
                 // A reply must not wait for the acknowledgement of the one before it.
-                Ok((stream, _)) if stream.set_nodelay(true).is_ok() => self.clone().welcome(stream),
+                Ok((stream, from)) if stream.set_nodelay(true).is_ok() => {
+                    self.clone().welcome(stream, Who::Address(from.ip()));
+                }
                 Ok(_) => {}
                 Err(_) => sleep(REST).await,
             }
         }
     }
 
-    fn welcome(self: Arc<Self>, stream: impl Stream + 'static) {
+    fn welcome(self: Arc<Self>, stream: impl Stream + 'static, who: Who) {
         tokio::spawn(async move {
             // One too many is closed: it may come again.
             if let Ok(_place) = self.free.try_acquire() {
-                let _ = self.handle(stream).await;
+                let _ = self.handle(stream, who).await;
             }
         });
     }
 
-    /// Negotiates with one client, and serves it until it ends the connection.
+    /// Negotiates with one client, and serves it until it ends the connection. `who` it is as long as it
+    /// shows no certificate.
     ///
     /// # Errors
     ///
     /// Why the connection came to nothing.
-    pub async fn handle<S>(&self, mut stream: S) -> Result<(), RefusedError>
+    pub async fn handle<S>(&self, mut stream: S, who: Who) -> Result<(), RefusedError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send,
     {
@@ -187,7 +226,7 @@ impl Server {
         let tls = if self.tls.is_some() { Tls::Required } else { Tls::Absent };
         let mut out = Vec::new();
         let mut negotiation = Negotiation::new(tls, &mut out);
-        let shown = Shown { catalogue: &*self.catalogue, chosen: Mutex::new(None) };
+        let mut shown = Shown { catalogue: &*self.catalogue, who, chosen: Mutex::new(None) };
         let agreed = negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);
         match timeout(limit, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
             Agreed::Nothing => Ok(()),
@@ -197,6 +236,10 @@ impl Server {
                 input.clear();
                 let agreed = async {
                     let mut stream = acceptor.accept(stream).await.map_err(RefusedError::Tls)?;
+                    let shown_certificate = stream.get_ref().1.peer_certificates();
+                    if let Some([certificate, ..]) = shown_certificate {
+                        shown.who = Who::of_certificate(certificate);
+                    }
                     negotiation.secured();
                     let agreed =
                         negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);

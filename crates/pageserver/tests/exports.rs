@@ -19,7 +19,8 @@ use pageserver::layers::seal::Seal;
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::Errno;
 use pageserver::nbd::request::Command;
-use pageserver::repository::Repository;
+use pageserver::repository::{Client, Repository};
+use pageserver::server::Who;
 
 const SIZE: u64 = 24 << 20;
 
@@ -117,9 +118,9 @@ async fn what_makes_no_sense_is_refused() {
 
 #[tokio::test]
 async fn a_lease_is_found_by_its_capability_alone() {
-    let repository = Arc::new(Repository::new(3, 2).unwrap());
+    let repository = Arc::new(Repository::new(3, 3).unwrap());
     let server = listen(repository.clone());
-    let first = server.client("lease/5").await.unwrap();
+    let first = server.client("lease/2").await.unwrap();
     assert_eq!(first.session().export.size, 2 * SLAB as u64);
     first.write(4096, b"a secret").await.unwrap();
     let capability = first.session().name.clone();
@@ -133,6 +134,22 @@ async fn a_lease_is_found_by_its_capability_alone() {
         assert!(server.client(name).await.is_err(), "{name} is an export");
     }
     assert!(server.client("lease/1").await.is_err(), "nothing is left");
+}
+
+#[tokio::test]
+async fn a_client_has_no_more_than_its_quota_however_many_leases_it_has() {
+    let repository = Arc::new(Repository::new(4, 2).unwrap());
+    let server = listen(repository.clone());
+    let first = server.client("lease/1").await.unwrap();
+    let second = server.client("lease/2").await.unwrap();
+    assert_eq!(second.session().export.size, SLAB as u64, "the rest of the quota");
+    assert!(server.client("lease/1").await.is_err(), "two are free, and not for this client");
+    first.write(0, b"something").await.unwrap();
+    first.read(0, 9).await.unwrap();
+    let clients = repository.clients();
+    let own = Who::User(rustix::process::geteuid().as_raw());
+    assert_eq!(clients[&own], Client { leases: 2, slabs: 2, reads: 1, writes: 1 });
+    assert_eq!((clients.len(), repository.refused()), (1, 1));
 }
 
 #[tokio::test]

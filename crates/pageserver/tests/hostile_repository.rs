@@ -22,7 +22,7 @@ use pageserver::nbd::negotiation::{Exports, Negotiation, Step, Tls};
 use pageserver::nbd::reply;
 use pageserver::nbd::request::{Command, Export, HEADER, Request};
 use pageserver::repository::Repository;
-use pageserver::server::{Catalogue, Opened};
+use pageserver::server::{Catalogue, Opened, Who};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{sleep, timeout};
@@ -300,8 +300,8 @@ impl Catalogue for Spy {
         self.repository.find(name)
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
-        let opened = self.repository.open(name)?;
+    fn open(&self, name: &str, who: &Who) -> Option<Opened> {
+        let opened = self.repository.open(name, who)?;
         if self.looks.load(Ordering::Relaxed) {
             self.lent.lock().unwrap().push(opened.layer.clone());
         }
@@ -370,7 +370,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
     for guess in guesses {
         assert_ne!(guess, name);
         assert!(repository.find(&guess).is_none(), "{guess:?} is found");
-        assert!(repository.open(&guess).is_none(), "{guess:?} is opened");
+        assert!(repository.open(&guess, &Who::Anybody).is_none(), "{guess:?} is opened");
     }
     assert!(repository.list().is_empty());
     client.order(Command::Disconnect, 0, 0, 0).await.unwrap_err();

@@ -22,7 +22,7 @@ pub(super) struct Arguments {
     /// Memory to lend, which is pinned: `4GiB`
     #[arg(long, value_name = "SIZE")]
     memory: Bytes,
-    /// Most that one client gets; all of it if not given
+    /// Most that one client gets, all its disks together; all of it if not given
     #[arg(long, value_name = "SIZE")]
     most: Option<Bytes>,
     /// Where to listen for other hosts; without --tls only on this host
@@ -64,7 +64,7 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
     })?;
     let repository = Arc::new(repository);
     tokio::spawn(mind_host(repository.clone()));
-    let server = Server::new(repository, tls, Limits::default());
+    let server = Server::new(repository.clone(), tls, Limits::default());
     let listens = match (&arguments.unix, arguments.listen) {
         (Some(path), _) => {
             let listener = UnixListener::bind(path)
@@ -85,11 +85,37 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
     let ended = async || {
         let (mut term, mut int) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        tokio::select! {
-            _ = term.recv() => {}
-            _ = int.recv() => {}
+        let mut asked = signal(SignalKind::user_defined1())?;
+        loop {
+            tokio::select! {
+                _ = term.recv() => return io::Result::Ok(()),
+                _ = int.recv() => return Ok(()),
+                _ = asked.recv() => eprint!("{}", who_has_what(&repository)),
+            }
         }
-        io::Result::Ok(())
     };
     ended().await.map_err(|error| said(error.to_string()))
+}
+
+/// For an operator who asks by SIGUSR1.
+fn who_has_what(repository: &Repository) -> String {
+    let size = |slabs: usize| Bytes((slabs * SLAB) as u64);
+    let lent = repository.lent();
+    let mut text = format!(
+        "overbook: {} free, {} lent, {} of it to be given back; {} times nothing was to be had\n",
+        size(lent.free),
+        size(lent.lent),
+        size(lent.leaving),
+        repository.refused(),
+    );
+    for (who, client) in repository.clients() {
+        text += &format!(
+            "overbook: {who} has {} in {} leases: {} reads, {} writes\n",
+            size(client.slabs),
+            client.leases,
+            client.reads,
+            client.writes,
+        );
+    }
+    text
 }

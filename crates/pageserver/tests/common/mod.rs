@@ -14,7 +14,7 @@ use pageserver::client::{self, Client, ClientError};
 use pageserver::layer::Layer;
 use pageserver::nbd::dialogue::Wanted;
 use pageserver::nbd::request::Export;
-use pageserver::server::{Catalogue, Limits, Opened, Server, of_layer};
+use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::{Acceptor, Connector};
 use tokio::net::{UnixListener, UnixStream};
 
@@ -33,7 +33,7 @@ impl Catalogue for One {
         (name == self.0).then(|| of_layer(&*self.1))
     }
 
-    fn open(&self, name: &str) -> Option<Opened> {
+    fn open(&self, name: &str, _: &Who) -> Option<Opened> {
         let layer = self.1.clone();
         (name == self.0).then(|| Opened { name: name.to_owned(), layer })
     }
