@@ -9,6 +9,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -72,6 +73,8 @@ struct State {
     waiting: HashMap<u64, oneshot::Sender<Result<Brought, ClientError>>>,
     /// What is to be sent next.
     out: Vec<u8>,
+    /// Since when the server owes an answer and has given none.
+    owes_since: Option<Instant>,
     /// Why there is no connection any more.
     gone: Option<ClientError>,
 }
@@ -236,6 +239,12 @@ impl Client {
         self.shared.state().in_flight.len()
     }
 
+    /// For how long the server owes answers and has given none.
+    #[must_use]
+    pub fn silent_for(&self) -> Duration {
+        self.shared.state().owes_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     async fn ask(
         &self,
         command: Command,
@@ -254,6 +263,7 @@ impl Client {
             request.encode(&mut state.out);
             state.out.extend_from_slice(data);
             state.waiting.insert(cookie, sender);
+            state.owes_since.get_or_insert_with(Instant::now);
         }
         self.shared.waker.wake();
         receiver.await.unwrap_or_else(|_| Err(ClientError::Gone("it has ended".to_owned())))
@@ -316,6 +326,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         while let Some((length, finished)) = state.in_flight.advance(self.input.bytes())? {
             self.input.consume(length);
             let Some(finished) = finished else { continue };
+            state.owes_since = (!state.in_flight.is_empty()).then(Instant::now);
             if let Some(sender) = state.waiting.remove(&finished.cookie) {
                 // Whoever asked may have given up.
                 let _ = sender.send(finished.result.map_err(ClientError::from));

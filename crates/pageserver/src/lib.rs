@@ -16,6 +16,7 @@
 
 pub mod buffer;
 pub mod client;
+mod dead_peers;
 pub mod layer;
 pub mod layers;
 pub mod nbd;

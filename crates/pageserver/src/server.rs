@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::buffer::Incoming;
+use crate::dead_peers;
 use crate::layer::Layer;
 use crate::nbd::ProtocolError;
 use crate::nbd::negotiation::{Exports, Negotiation, Session, Step, Tls};
@@ -194,6 +195,7 @@ impl Server {
             match listener.accept().await {
                 // A reply must not wait for the acknowledgement of the one before it.
                 Ok((stream, from)) if stream.set_nodelay(true).is_ok() => {
+                    dead_peers::notice(&stream);
                     self.clone().welcome(stream, Who::Address(from.ip()));
                 }
                 Ok(_) => {}

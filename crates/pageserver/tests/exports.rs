@@ -6,12 +6,13 @@
 mod common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{One, listen};
 use pageserver::client::ClientError;
 use pageserver::layer::Layer;
 use pageserver::layers::count::Count;
+use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
 use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::layers::remote::{Address, Remote};
@@ -259,4 +260,21 @@ async fn who_is_not_admitted_writes_nothing_there_and_reads_nothing_old() {
     remote.admit(true);
     remote.write(0, &[3; 4096]).result().await.unwrap();
     assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [3; 4096]);
+}
+
+#[tokio::test]
+async fn a_repository_that_says_nothing_is_left_and_one_that_answers_again_is_had_again() {
+    let faults = Faults { cut: true, ..Faults::default() };
+    let fault = Arc::new(Fault::over(Arc::new(Memory::new(SLAB as u64)), faults));
+    let server = listen(Arc::new(One("lease/1", fault.clone())));
+    let remote = Remote::new(SLAB as u64, vec![Address::Unix(server.socket.clone())]);
+    waits_for("the repository", || remote.connected() == 1).await;
+    let begun = Instant::now();
+    // It would wait for ever; when the connection is left, it is told so.
+    assert!(remote.write(0, &[1; 4096]).result().await.is_err());
+    assert!(begun.elapsed() > Duration::from_secs(5), "who is slow is not left at once");
+    fault.set(Faults::default());
+    waits_for("it to be had again", || remote.connected() == 1).await;
+    remote.write(0, &[2; 4096]).result().await.unwrap();
+    assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [2; 4096]);
 }

@@ -15,12 +15,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{BoxFuture, try_join_all};
+use futures_util::future::{BoxFuture, select, try_join_all};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::client::{self, Client, ClientError};
+use crate::dead_peers;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::layers::memory::SLAB;
 use crate::layers::seal::PAGE;
@@ -33,6 +34,8 @@ use crate::tls::Connector;
 const RETRY: Duration = Duration::from_millis(200);
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
+/// How often it is looked whether a repository still answers.
+const LOOK: Duration = Duration::from_secs(1);
 /// Pages that share a lock.
 const SHARD: usize = 4096;
 
@@ -251,6 +254,13 @@ pub async fn probe(address: Address) -> Result<(), ClientError> {
     timeout(CONNECT, repository.connect()).await.map_err(late)?.map(|_| ())
 }
 
+/// Ends when the server has owed answers for too long.
+async fn silence(client: &Client) {
+    while client.silent_for() < dead_peers::LATEST {
+        sleep(LOOK).await;
+    }
+}
+
 /// The pages of a range.
 fn pages_of(offset: u64, length: u64) -> std::ops::Range<u64> {
     offset / PAGE as u64..(offset + length) / PAGE as u64
@@ -270,8 +280,9 @@ impl Repository {
     async fn keep_connected(self: Arc<Self>) {
         loop {
             if let Ok(Ok((client, connection))) = timeout(CONNECT, self.connect()).await {
-                self.begin(client);
-                connection.await;
+                self.begin(client.clone());
+                // Whoever is there and says nothing is worth no more than whoever is not there.
+                select(connection, Box::pin(silence(&client))).await;
                 *self.lease() = None;
             }
             sleep(RETRY).await;
@@ -290,6 +301,7 @@ impl Repository {
             Address::Tcp(address, connector) => {
                 let stream = TcpStream::connect(address).await?;
                 stream.set_nodelay(true)?;
+                dead_peers::notice(&stream);
                 match connector {
                     None => {
                         let (client, connection) = client::connect(stream, wanted(name)).await?;
