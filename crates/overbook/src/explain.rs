@@ -10,8 +10,8 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, FreePages, Link, Millis, Mode, Policy, Reading, Reason, Scan, Take, Time,
-    Tracking, VmName, VmView, plan::Outcome,
+    Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Policy, Reading, Reason, Scan, Take,
+    Time, Tracking, VmName, VmView, plan::Outcome,
 };
 
 use crate::{
@@ -137,6 +137,8 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines.extend(shared);
     let take = tick.plan.takes.get(vm);
     lines.extend(view.free_pages.iter().map(|reading| ("Freed", freed(&reading.value, take))));
+    let disks = view.disks.iter();
+    lines.extend(disks.map(|(name, reading)| ("Disk", disk(name, &reading.value))));
     let cannot = view.limits.iter().map(|(mechanism, why)| {
         let name = serde_json::to_value(mechanism).unwrap_or_default();
         let name = name.as_str().unwrap_or_default().replace('_', " ");
@@ -169,6 +171,29 @@ fn judged(outcome: Outcome, now: Time) -> String {
     let Outcome { at, from, to, expected, saved } = outcome;
     let words = Reason::Saved { expected, saved };
     format!("{} before this tick, from {from} to {to}: {words}", now.since(at))
+}
+
+/// Where the pages of a disk lie, and what is wrong with that.
+fn disk(name: &str, disk: &DiskReading) -> String {
+    let mut text = format!("{name}: half of its reads take less than {} us", disk.read_us_median);
+    if let Some(far) = disk.repositories {
+        let of = (far.connected, far.held);
+        text += &match of {
+            (0, _) => "; no repository is connected: its own file answers".to_owned(),
+            (n, held) => format!("; {held} of it lie in {n} repositories"),
+        };
+        if !far.admits {
+            text += ", which get nothing more while it has all the memory that it was started with";
+        }
+        if far.forged > 0 {
+            text +=
+                &format!("; {} pages came back forged, and were read from its file", far.forged);
+        }
+    }
+    if disk.errors > 0 {
+        text += &format!("; {} operations failed", disk.errors);
+    }
+    text
 }
 
 /// What it shares with its group, and how more is looked for.

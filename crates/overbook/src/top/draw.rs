@@ -91,6 +91,9 @@ fn group(group: &GroupStatus) -> Line<'_> {
     if group.free_pages.lazy_bytes > 0 {
         spans.push(format!(", freed {}", Bytes(group.free_pages.lazy_bytes)).into());
     }
+    if let Some(cache) = group.cache.as_ref().filter(|cache| cache.held_bytes > 0) {
+        spans.push(format!(", cache {}", Bytes(cache.held_bytes)).into());
+    }
     if group.deficit_bytes > 0 {
         spans.push(format!(", OVER by {}", Bytes(group.deficit_bytes)).red());
     }
