@@ -5,7 +5,11 @@
 
 mod common;
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use common::{One, listen};
@@ -277,4 +281,62 @@ async fn a_repository_that_says_nothing_is_left_and_one_that_answers_again_is_ha
     waits_for("it to be had again", || remote.connected() == 1).await;
     remote.write(0, &[2; 4096]).result().await.unwrap();
     assert_eq!(pageserver::layer::read(&remote, 0, 4096).await.unwrap(), [2; 4096]);
+}
+
+#[tokio::test]
+async fn what_a_repository_loses_comes_back_to_another_one_as_it_is_read() {
+    const COUNT: u64 = 64;
+    let repositories = [1, 2].map(|_| Arc::new(Repository::new(2, 2).unwrap()));
+    let servers: Vec<_> = repositories.iter().map(|own| listen(own.clone())).collect();
+    let addresses = servers.iter().map(|server| Address::Unix(server.socket.clone())).collect();
+    let remote = Arc::new(Remote::new(2 * SLAB as u64, addresses));
+    waits_for("both repositories", || remote.connected() == 2).await;
+    let seal = Arc::new(Seal::over(remote.clone()).unwrap());
+    let below = Arc::new(Memory::new(2 * SLAB as u64));
+    let disk = WriteThrough::new(seal.clone(), below);
+    for page in 0..COUNT {
+        disk.write(page * 4096, &[page as u8; 4096]).result().await.unwrap();
+    }
+    let read_all = async || {
+        let before = disk.counters().near.load(Ordering::Relaxed);
+        for page in 0..COUNT {
+            let read = pageserver::layer::read(&disk, page * 4096, 4096).await.unwrap();
+            assert_eq!(read, [page as u8; 4096]);
+        }
+        disk.counters().near.load(Ordering::Relaxed) - before
+    };
+    assert_eq!(read_all().await, COUNT);
+    assert_eq!(repositories[0].take_back(2), 2);
+    assert!(read_all().await < COUNT, "some were lost");
+    for _ in 0..1000 {
+        if read_all().await == COUNT {
+            assert_eq!(seal.forged(), 0);
+            return;
+        }
+    }
+    panic!("what was lost does not come back");
+}
+
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context))).await
+}
+
+#[tokio::test]
+async fn what_a_read_brings_is_not_kept_where_a_write_has_begun_meanwhile() {
+    let faults = Faults { cut: true, ..Faults::default() };
+    let slow = Arc::new(Fault::over(Arc::new(Memory::new(SIZE)), faults));
+    let near = Arc::new(Seal::over(Arc::new(Memory::new(SIZE))).unwrap());
+    let disk = WriteThrough::new(near.clone(), slow.clone());
+    let read = pageserver::layer::read(&disk, 0, 4096);
+    // It asks below, for the near layer knows nothing of the page yet.
+    let mut read = Box::pin(read);
+    assert!(poll_once(&mut read).await.is_pending());
+    let mut write = Box::pin(disk.write(0, &[2; 4096]).result());
+    assert!(poll_once(&mut write).await.is_pending());
+    slow.set(Faults::default());
+    // Whichever of them is first below: what is near is what was written.
+    let (old, written) = tokio::join!(read, write);
+    written.unwrap();
+    assert!([[0; 4096], [2; 4096]].iter().any(|page| *page == old.as_ref().unwrap()[..]));
+    assert_eq!(pageserver::layer::read(&*near, 0, 4096).await.unwrap(), [2; 4096]);
 }

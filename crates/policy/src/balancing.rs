@@ -14,7 +14,7 @@ use crate::{
     memory::{Balanced, Goal, GroupBalance, Moved, doubled},
     reads::Reads,
     reprovision::balance::{
-        self, Seat,
+        self, Rest, Seat,
         worth::{Condition, Worth},
     },
     tuning,
@@ -82,7 +82,8 @@ impl Group<'_> {
             .iter()
             .map(|member| seat(member, free, self.balance.disk, rules, now))
             .collect();
-        let balance::Round { wanted, sizes, fits } = balance::round(&seats, surplus, overdrawn);
+        let rest = Rest { surplus, overdrawn, cacheable: self.cacheable };
+        let balance::Round { wanted, sizes, fits } = balance::round(&seats, rest);
         let per_minute = |(seat, size): (&Seat, &Bytes)| {
             rounded((seat.worth.misses(seat.held) - seat.worth.misses(*size)) * 60.0)
         };

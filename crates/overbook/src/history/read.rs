@@ -64,6 +64,12 @@ pub enum Entry {
         /// What had been taken of what it freed since its worker met it.
         #[serde(default)]
         freed_taken: Option<Bytes>,
+        /// What of its disks lay in repositories.
+        #[serde(default)]
+        far: Option<Bytes>,
+        /// Half of the reads of the slowest of its disks took less, since that was served.
+        #[serde(default)]
+        disk_read_us: Option<u32>,
     },
     /// What was decided.
     Change {
@@ -223,7 +229,7 @@ fn readings(
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
             "SELECT wall_ms, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken FROM reading \
+             shared, saved, merged, scan_rate, freed, freed_taken, far, disk_read_us FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -243,6 +249,8 @@ fn readings(
                     scan_rate: row.get::<_, Option<u32>>(9)?.map(PagesPerMs),
                     freed: size(row, 10)?,
                     freed_taken: size(row, 11)?,
+                    far: size(row, 12)?,
+                    disk_read_us: row.get(13)?,
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
             },

@@ -33,8 +33,19 @@ pub(super) struct Sample {
     pub(super) working_set: Option<Bytes>,
     pub(super) dedup: Option<Dedup>,
     pub(super) free_pages: Option<FreePages>,
+    /// Those that Overbook serves.
+    pub(super) disks: Option<Disks>,
     /// Of its group.
     pub(super) scan_rate: Option<PagesPerMs>,
+}
+
+/// All disks of a VM that Overbook serves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Disks {
+    /// What of them lies in repositories.
+    pub(super) far: Bytes,
+    /// Half of the reads of the slowest took less, in microseconds.
+    pub(super) read_us: u64,
 }
 
 /// A row of readings.
@@ -139,6 +150,7 @@ impl Track {
             dedup: young(view.dedup.as_ref(), tick.at, tuning::USED_STALE_AFTER).copied(),
             free_pages: young(view.free_pages.as_ref(), tick.at, tuning::FREED_STALE_AFTER)
                 .copied(),
+            disks: disks(view, tick.at),
             scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
         let wall_ms = tick.wall_ms;
@@ -172,6 +184,18 @@ impl Track {
             reason: change.reason.clone(),
         })
     }
+}
+
+/// The VM's disks together; `None`: none is served, or their process does not answer.
+fn disks(view: &VmView, now: Time) -> Option<Disks> {
+    let disks = view.disks.values();
+    let known = disks.filter_map(|disk| young(Some(disk), now, tuning::USED_STALE_AFTER));
+    known.fold(None, |all: Option<Disks>, disk| {
+        let all = all.unwrap_or(Disks { far: Bytes::ZERO, read_us: 0 });
+        let far = disk.repositories.map_or(Bytes::ZERO, |repositories| repositories.held);
+        let read_us = all.read_us.max(disk.read_us_median);
+        Some(Disks { far: all.far.plus(far), read_us })
+    })
 }
 
 /// What is old when it is written down would stand beside a moment that it is not of.

@@ -17,13 +17,14 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 4;
+pub(super) const VERSION: i64 = 5;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
     step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
     used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
     shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER, freed INTEGER, freed_taken INTEGER,
+    far INTEGER, disk_read_us INTEGER,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -56,6 +57,11 @@ ALTER TABLE reading ADD COLUMN scan_rate INTEGER;
 const FROM_3: &str = "
 ALTER TABLE reading ADD COLUMN freed INTEGER;
 ALTER TABLE reading ADD COLUMN freed_taken INTEGER;
+";
+/// From version 4, which knew no disks.
+const FROM_4: &str = "
+ALTER TABLE reading ADD COLUMN far INTEGER;
+ALTER TABLE reading ADD COLUMN disk_read_us INTEGER;
 ";
 
 const HOUR_MS: u64 = 3_600_000;
@@ -135,11 +141,11 @@ impl Store {
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
-        match version {
-            1 => shape(&mut connection, &[FROM_1, FROM_2, LOANS, FROM_3].concat()).map_err(fail)?,
-            2 => shape(&mut connection, &[FROM_2, LOANS, FROM_3].concat()).map_err(fail)?,
-            3 => shape(&mut connection, FROM_3).map_err(fail)?,
-            _ => {}
+        // Each brings the version of its place, counted from 1, up to the next one.
+        let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4];
+        let done = usize::try_from(version - 1).unwrap_or(steps.len());
+        if let Some(steps @ [_, ..]) = steps.get(done..) {
+            shape(&mut connection, &steps.concat()).map_err(fail)?;
         }
         Ok(Self { path: path.to_owned(), connection, most_bytes })
     }
@@ -213,8 +219,8 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
         let mut reading = transaction.prepare_cached(
             "INSERT OR REPLACE INTO reading \
              (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+             shared, saved, merged, scan_rate, freed, freed_taken, far, disk_read_us) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
         )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
         for row in &rows.readings {
@@ -233,7 +239,9 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 size(s.dedup.map(|dedup| dedup.merged)),
                 s.scan_rate.map(|PagesPerMs(rate)| rate),
                 size(s.free_pages.map(|free| free.freed)),
-                size(s.free_pages.map(|free| free.taken))
+                size(s.free_pages.map(|free| free.taken)),
+                size(s.disks.map(|disks| disks.far)),
+                s.disks.map(|disks| signed(disks.read_us))
             ])?;
         }
         let mut change = transaction.prepare_cached(

@@ -296,8 +296,17 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["working_set", "shared", "saved", "merged", "scan_rate", "freed", "freed_taken"]
-    {
+    for column in [
+        "working_set",
+        "shared",
+        "saved",
+        "merged",
+        "scan_rate",
+        "freed",
+        "freed_taken",
+        "far",
+        "disk_read_us",
+    ] {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
@@ -360,7 +369,9 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["shared", "saved", "merged", "scan_rate", "freed", "freed_taken"] {
+    for column in
+        ["shared", "saved", "merged", "scan_rate", "freed", "freed_taken", "far", "disk_read_us"]
+    {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
@@ -402,7 +413,7 @@ fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["freed", "freed_taken"] {
+    for column in ["freed", "freed_taken", "far", "disk_read_us"] {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
@@ -424,6 +435,42 @@ fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
         })
         .collect();
     assert_eq!(rows, [(None, None), (Some(Bytes::mib(40)), Some(Bytes::mib(9)))]);
+}
+
+#[test]
+fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in ["far", "disk_read_us"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.pragma_update(None, "user_version", 4).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let disk = |read_us_median, held| {
+        let repositories = Some(model::RepositoriesReading { held, ..Default::default() });
+        let disk = model::DiskReading { read_us_median, repositories, ..Default::default() };
+        Reading::new(disk, Time(1_000))
+    };
+    let disks = [("a", disk(64, Bytes::mib(3))), ("b", disk(32, Bytes::mib(4)))];
+    later.view.vms.get_mut(&vm()).unwrap().disks =
+        disks.map(|(name, disk)| (name.to_owned(), disk)).into();
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { far, disk_read_us, .. } => (far, disk_read_us),
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(rows, [(None, None), (Some(Bytes::mib(7)), Some(64))]);
 }
 
 #[test]

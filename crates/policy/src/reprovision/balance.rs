@@ -119,15 +119,26 @@ impl Seat {
     }
 }
 
-/// What each member should have, where `surplus` is nobody's, or they have so much more than there is (`overdrawn`): what is best; else,
+/// What there is beside what the members hold.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rest {
+    /// Nobody has it.
+    pub(crate) surplus: Bytes,
+    /// The members have so much more than there is.
+    pub(crate) overdrawn: Bytes,
+    /// What the group's cache of its disks can use of it: it saves reads, and a bonus saves nothing that is known.
+    pub(crate) cacheable: Bytes,
+}
+
+/// What each member should have: what is best; else,
 /// where that does not pay, what is best if only those that suffer give what they need; else what is best if nobody gives anything.
-pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
+pub(crate) fn round(seats: &[Seat], rest: Rest) -> Round {
     let bounded = |least: fn(&Seat) -> Bytes| {
         let bound = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
         let seats: Vec<Seat> = seats.iter().map(bound).collect();
-        share_out(&seats, surplus, overdrawn)
+        share_out(&seats, rest)
     };
-    let mut round = share_out(seats, surplus, overdrawn);
+    let mut round = share_out(seats, rest);
     if dearest(seats, &round.sizes).is_some() && !pays(seats, &round.sizes) {
         round = bounded(Seat::least_if_content);
     }
@@ -214,19 +225,20 @@ fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     takes_none || is_clear && gains > losses + costs
 }
 
-fn share_out(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
+fn share_out(seats: &[Seat], rest: Rest) -> Round {
+    let Rest { surplus, overdrawn, .. } = rest;
     let occupied: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum();
     let pool = occupied + surplus.0 as f64 - overdrawn.0 as f64;
     let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
     let fits = needed <= pool;
-    let wanted =
-        if fits { with_bonus(seats, pool, surplus, overdrawn) } else { least_misses(seats, pool) };
+    let wanted = if fits { with_bonus(seats, pool, rest) } else { least_misses(seats, pool) };
     Round { sizes: wanted.clone(), wanted, fits }
 }
 
-/// Everybody its need, who is short as much more as it hopes for, and all a bonus in proportion to that. Nobody gives up anything unless
+/// Everybody its need, who is short as much more as it hopes for, the group's cache what it can use, and all a bonus in proportion to their needs. Nobody gives up anything unless
 /// somebody lacks what it claims so, and then only as much as those lack.
-fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Vec<Bytes> {
+fn with_bonus(seats: &[Seat], pool: f64, rest: Rest) -> Vec<Bytes> {
+    let Rest { surplus, overdrawn, cacheable } = rest;
     let claims = claims(seats, pool);
     let shares = in_proportion(seats, &claims, pool);
     let wants: Vec<Bytes> =
@@ -235,7 +247,7 @@ fn with_bonus(seats: &[Seat], pool: f64, surplus: Bytes, overdrawn: Bytes) -> Ve
     // What is overdrawn is missing only to those that want something.
     let lacking = if wanted.is_zero() { wanted } else { wanted.plus(overdrawn).minus(surplus) };
     let spare: Bytes = seats.iter().zip(&shares).map(|(seat, share)| seat.freed(*share)).sum();
-    let mut left = surplus.minus(wanted);
+    let mut left = surplus.minus(wanted).minus(cacheable);
     let one = |((seat, share), needed): ((&Seat, &Bytes), Bytes)| {
         let given = seat.freed(*share).share(lacking.min(spare).0, spare.0);
         if !given.is_zero() {
@@ -388,7 +400,7 @@ mod tests {
     #[test]
     fn what_is_not_touched_is_not_taken_for_its_own_sake() {
         let seats = [seat(256, 100, 90), seat(256, 300, 256)];
-        let round = round(&seats, Bytes::ZERO, Bytes::ZERO);
+        let round = round(&seats, Rest::default());
         assert!(round.sizes[0] == seats[0].held || round.sizes[0] < seats[0].charged, "{round:?}");
         assert!(
             (seats[0].memory_for(seats[0].occupied(seats[0].held)) - 256.0 * 1048576.0).abs() < 1.0
@@ -434,7 +446,7 @@ mod tests {
         let mut given_by_the_content = |is_guess| {
             hopeful.worth.is_guess = is_guess;
             let seats = [vec![content.clone()], vec![hopeful.clone(); 5]].concat();
-            232 - mib(&round(&seats, Bytes::ZERO, Bytes::ZERO).sizes)[0]
+            232 - mib(&round(&seats, Rest::default()).sizes)[0]
         };
         assert_eq!(given_by_the_content(true), 0);
         assert!(given_by_the_content(false) >= 50, "were they known to lack so little");
@@ -459,7 +471,7 @@ mod tests {
         };
         let given = |priority| {
             let seats = [content.clone(), Seat { priority, ..hopeful.clone() }];
-            mib(&round(&seats, Bytes::ZERO, Bytes::ZERO).sizes)[1] - 100
+            mib(&round(&seats, Rest::default()).sizes)[1] - 100
         };
         assert_eq!((given(0), given(1)), (0, 30));
     }
@@ -475,9 +487,13 @@ mod tests {
     #[test]
     fn a_bonus_is_in_proportion_to_needs_and_takes_from_nobody() {
         let seats = [seat(100, 100, 100), seat(200, 200, 200)];
-        let round = round(&seats, Bytes::mib(90), Bytes::ZERO);
+        let round = round(&seats, Rest { surplus: Bytes::mib(90), ..Rest::default() });
         assert_eq!((mib(&round.sizes), round.fits), (vec![130, 260], true));
+        // A cache that can use it comes first.
+        let rest = Rest { surplus: Bytes::mib(90), cacheable: Bytes::mib(60), ..Rest::default() };
+        let round = super::round(&seats, rest);
+        assert_eq!(mib(&round.sizes).iter().sum::<u64>(), 330);
         let rich = [seat(300, 100, 300), seat(100, 100, 100)];
-        assert_eq!(mib(&super::round(&rich, Bytes::ZERO, Bytes::ZERO).sizes), [300, 100]);
+        assert_eq!(mib(&super::round(&rich, Rest::default()).sizes), [300, 100]);
     }
 }

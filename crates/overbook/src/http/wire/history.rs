@@ -39,6 +39,12 @@ pub struct HistoryRow {
     /// What had been taken of what it freed since its group's worker met it.
     #[serde(default)]
     pub freed_taken_bytes: Option<u64>,
+    /// What of its disks lay in repositories.
+    #[serde(default)]
+    pub far_bytes: Option<u64>,
+    /// Half of the reads of the slowest of its disks took less, since that was served.
+    #[serde(default)]
+    pub disk_read_median_us: Option<u32>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
     /// For a decision: the mode at the time; only in `enforce` was it carried out.
@@ -64,6 +70,8 @@ impl From<history::HistoryRow> for HistoryRow {
                 scan_rate,
                 freed,
                 freed_taken,
+                far,
+                disk_read_us,
             } => Self {
                 step_seconds: Some(step_s),
                 balloon_bytes: raw(balloon),
@@ -76,6 +84,8 @@ impl From<history::HistoryRow> for HistoryRow {
                 scan_rate_pages_per_ms: scan_rate.map(|PagesPerMs(rate)| rate),
                 freed_bytes: raw(freed),
                 freed_taken_bytes: raw(freed_taken),
+                far_bytes: raw(far),
+                disk_read_median_us: disk_read_us,
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment
             },
