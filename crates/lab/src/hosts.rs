@@ -6,6 +6,8 @@
 
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
 
 use sys::process::Spawn;
 
@@ -32,7 +34,7 @@ impl Hosts {
     /// Makes them, with a cable of so many Mbit/s between them.
     ///
     /// # Errors
-    /// When this user may make no network namespaces, or `ip` and `tc` (iproute2) are missing.
+    /// [`LabError::Hosts`]: this user may make no network namespaces, or `ip` and `tc` are missing.
     pub fn start(mbit: u32) -> Result<Self, LabError> {
         let own = std::process::id();
         let hosts = Self { names: ["near", "far"].map(|side| format!("overbook-{own}-{side}")) };
@@ -51,7 +53,7 @@ impl Hosts {
             let rate = format!("{mbit}mbit");
             let shape = ["-n", name, "qdisc", "add", "dev", CABLE, "root", "tbf", "rate", &rate];
             let spawn = Spawn::new("tc").args(shape).args(["burst", "128kb", "latency", "20ms"]);
-            command::run("tc", spawn)?;
+            command::run("tc", spawn).map_err(LabError::Hosts)?;
         }
         Ok(hosts)
     }
@@ -70,14 +72,18 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // One that was never made is gone as well.
-            let _ = ip(["netns", "delete", name]);
+            // Not by `command::run`: that ends its program when the user has interrupted, and this must
+            // be done then above all. A host that was never made is gone as well.
+            let spawn = Spawn::new("ip").args(["netns", "delete", name]).stderr(Stdio::null());
+            let _ = spawn.spawn().and_then(|mut ip| ip.wait_for(END));
         }
     }
 }
 
 /// What the interface is called on both hosts.
 const CABLE: &str = "cable";
+/// It may take so long until a host is gone.
+const END: Duration = Duration::from_secs(10);
 
 impl Host {
     /// Its address.
@@ -91,6 +97,6 @@ impl Host {
 }
 
 fn ip<const N: usize>(words: [&str; N]) -> Result<(), LabError> {
-    command::run("ip", Spawn::new("ip").args(words))?;
+    command::run("ip", Spawn::new("ip").args(words)).map_err(LabError::Hosts)?;
     Ok(())
 }

@@ -134,6 +134,9 @@ pub enum LabError {
     /// A helper program.
     #[error(transparent)]
     Command(#[from] CommandError),
+    /// No two hosts on one.
+    #[error("network namespaces and a shaped link need root, `ip` and `tc` (iproute2): {0}")]
+    Hosts(#[source] CommandError),
     /// A conversation with QEMU.
     #[error(transparent)]
     Qmp(#[from] QmpError),

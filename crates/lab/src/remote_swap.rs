@@ -227,16 +227,40 @@ impl RemoteSwap {
         serde_json::from_str(&text).ok()
     }
 
-    /// Ends both; after the guest.
+    /// Ends both; after the guest. Its files are gone.
     ///
     /// # Errors
     /// The kernel's.
     pub fn end(mut self) -> Result<(), LabError> {
+        self.end_programs()?;
+        Ok(fs::remove_dir_all(&self.dir)?)
+    }
+
+    fn end_programs(&mut self) -> Result<(), LabError> {
         for child in [self.disks.take(), self.repository.take()].iter_mut().flatten() {
             child.end(END)?;
         }
-        Ok(fs::remove_dir_all(&self.dir)?)
+        Ok(())
     }
+}
+
+impl Drop for RemoteSwap {
+    fn drop(&mut self) {
+        // A scenario that fails has its own error to tell. What the programs said stays.
+        let _ = self.end_programs();
+        let _ = fs::remove_file(Self::file(&self.dir));
+    }
+}
+
+/// Of the reads between two readings of a disk: the share that a repository answered.
+#[must_use]
+#[expect(clippy::cast_precision_loss, reason = "a share")]
+pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
+    let of = |reading: &DiskReading| reading.repositories.unwrap_or_default();
+    let (before, after) = (of(before), of(after));
+    let near = after.reads.saturating_sub(before.reads);
+    let other = (after.misses + after.late).saturating_sub(before.misses + before.late);
+    near as f64 / (near + other).max(1) as f64
 }
 
 /// The disk in the configuration.

@@ -17,7 +17,7 @@ use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::recording::median;
-use crate::remote_swap::{Disk, RemoteSwap};
+use crate::remote_swap::{Disk, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "coop-swap",
@@ -92,7 +92,7 @@ fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
         Ok(lab.machine(GUEST)?.reported("ops") > 0.0)
     })?;
     interrupt::sleep(SETTLE)?;
-    let before = swap.status().unwrap_or_default().repositories.unwrap_or_default();
+    let before = swap.status().unwrap_or_default();
     let mut rates = Vec::new();
     let (begun, mut last) = (Instant::now(), sample(&lab)?);
     while begun.elapsed() < MEASURE {
@@ -104,12 +104,9 @@ fn course(context: &Context, disk: Disk) -> Result<Seen, LabError> {
     let status = swap.status().unwrap_or_default();
     lab.stop()?;
     swap.end()?;
-    let repositories = status.repositories.unwrap_or_default();
-    let near = repositories.reads - before.reads;
-    let other = repositories.misses + repositories.late - before.misses - before.late;
-    #[expect(clippy::cast_precision_loss, reason = "a share")]
-    let near = near as f64 / (near + other).max(1) as f64;
-    let (read_us_median, forged) = (status.read_us_median, repositories.forged);
+    let near = near_share(&before, &status);
+    let forged = status.repositories.unwrap_or_default().forged;
+    let read_us_median = status.read_us_median;
     Ok(Seen { rates, read_us_median, near, forged })
 }
 

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use model::Bytes;
+use model::{Bytes, DiskReading};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
@@ -17,7 +17,8 @@ use crate::kim::jobs::{self, Job, RECORDS, SORT, WORDCOUNT};
 use crate::kim::setting::ADAPTIVE_CSD;
 use crate::kim::trial::middle;
 use crate::lab::{Lab, LabError};
-use crate::remote_swap::{Disk, GROUP, RemoteSwap};
+use crate::recording::median;
+use crate::remote_swap::{Disk, GROUP, RemoteSwap, near_share};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig17",
@@ -31,15 +32,18 @@ const WINDOW: Duration = Duration::from_secs(40);
 const ROUNDS: u32 = 3;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut gains = vec![Vec::new(); JOBS.len()];
+    let (mut gains, mut near) = (vec![Vec::new(); JOBS.len()], Vec::new());
     for round in 1..=ROUNDS {
         for (job, gains) in JOBS.iter().zip(&mut gains) {
             let mut speeds = Vec::new();
             for (name, lent) in [("a disk", Bytes::ZERO), ("a repository", SWAP)] {
                 context.say(&format!("round {round}: {} with {name} ...", job.name));
-                let course = course(context, *job, lent)?;
+                let (course, status) = course(context, *job, lent)?;
                 context.say(&course.in_words());
                 speeds.push(course.speeds[0]);
+                if !lent.is_zero() {
+                    near.push(near_share(&DiskReading::default(), &status));
+                }
             }
             gains.push(speeds[1] / speeds[0]);
         }
@@ -51,10 +55,13 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         let figure = Figure::new(gain, "ratio", note).target(Target::AtLeast(1.08));
         figures.add(&format!("gain_{}", job.name), figure.paper("1.08 to 1.30"));
     }
+    let note = "of the reads of courses with a repository: answered by it";
+    figures.add("near", Figure::new(median(near), "ratio", note));
     Ok(figures)
 }
 
-fn course(context: &Context, job: Job, lent: Bytes) -> Result<Course, LabError> {
+/// What the guest got done, and how its disk did.
+fn course(context: &Context, job: Job, lent: Bytes) -> Result<(Course, DiskReading), LabError> {
     let dir = context.dir.with_extension("swap");
     let read_delay_us = 1_000_000 / HARD_DISK_IOPS;
     let disk = Disk { size: SWAP, read_delay_us, lent, cache: false };
@@ -63,6 +70,7 @@ fn course(context: &Context, job: Job, lent: Bytes) -> Result<Course, LabError> 
     let swap = RemoteSwap::start(&dir, &guest.name, disk)?;
     let lab = Lab::start(&context.dir, &context.provisions, &[swap.given_to(guest)])?;
     let course = course::follow(lab, &ADAPTIVE_CSD, Duration::ZERO, WINDOW)?;
+    let status = swap.status().unwrap_or_default();
     swap.end()?;
-    Ok(course)
+    Ok((course, status))
 }
