@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::stream::{self, StreamExt};
 use model::config;
 use model::spec::DiskSpec;
 use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec, VmName};
@@ -30,12 +31,13 @@ use pageserver::layers::cache::Cache;
 use pageserver::layers::count::{Count, Counters};
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::file::File;
-use pageserver::layers::remote::{Address, Remote, probe};
+use pageserver::layers::remote::{Address, Remote};
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::{Connector, TlsError};
+use pageserver::trial::try_repository;
 use rustix::mm::{MlockAllFlags, mlockall};
 use serde::{Deserialize, Serialize};
 use sys::process::{become_io_flusher, inherited};
@@ -54,6 +56,10 @@ const STATUS_LIMIT: Duration = Duration::from_secs(1);
 const MOST_STATUS: u64 = 16 << 20;
 /// How long an order holds: the daemon gives one every second.
 const ORDER_LASTS: Duration = Duration::from_secs(5);
+/// How long a repository that is tried may take.
+const TRY_LIMIT: Duration = Duration::from_secs(3);
+/// So many are tried at a time.
+const TRIES: usize = 32;
 /// Longest order, in bytes.
 const MOST_ORDER: u64 = 1 << 20;
 
@@ -306,9 +312,14 @@ pub struct Tried {
     pub disks: Vec<String>,
     /// What is wrong with it; `None`: it lends.
     pub problem: Option<String>,
+    /// What it would lend to one disk now.
+    pub lends_bytes: u64,
+    /// These certificates of ours are of no use: the disks cannot be served.
+    pub is_fatal: bool,
 }
 
-/// Tries all repositories of all disks, side by side. Takes some seconds at most.
+/// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing changes
+/// at them.
 ///
 /// # Errors
 ///
@@ -317,19 +328,35 @@ pub fn try_repositories(spec: &Spec) -> io::Result<Vec<Tried>> {
     let mut found: BTreeMap<(&str, Option<&Path>), Vec<&String>> = BTreeMap::new();
     for (name, disk) in &spec.disks {
         for repository in &disk.repositories {
-            found.entry((repository, disk.tls.as_deref())).or_default().push(name);
+            // A socket of this host is used without TLS.
+            let tls = disk.tls.as_deref().filter(|_| !repository.starts_with('/'));
+            found.entry((repository, tls)).or_default().push(name);
         }
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let tries = found.into_iter().map(|((repository, tls), disks)| async move {
-        let problem = match address(repository, tls) {
-            Ok(address) => probe(address).await.err().map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
-        };
         let disks = disks.into_iter().cloned().collect();
-        Tried { repository: repository.to_owned(), disks, problem }
+        let repository = repository.to_owned();
+        let tried = |problem, lends_bytes, is_fatal| Tried {
+            repository: repository.clone(),
+            disks,
+            problem,
+            lends_bytes,
+            is_fatal,
+        };
+        match address(&repository, tls) {
+            Ok(address) => match try_repository(&address, TRY_LIMIT).await {
+                Ok(lends) => tried(None, lends, false),
+                Err(trouble) => tried(Some(trouble.to_string()), 0, false),
+            },
+            Err(error) => tried(Some(error.to_string()), 0, true),
+        }
     });
-    Ok(runtime.block_on(futures_util::future::join_all(tries)))
+    let tried = stream::iter(tries).buffered(TRIES).collect();
+    let tried = runtime.block_on(tried);
+    // A name that nobody resolves is not waited for.
+    runtime.shutdown_background();
+    Ok(tried)
 }
 
 /// A server's one export.

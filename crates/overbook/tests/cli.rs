@@ -322,9 +322,17 @@ fn check_tries_each_repository_and_says_what_is_wrong_with_it() {
         let begin = format!("repository {} of ", path(name));
         text.lines().find_map(|line| line.strip_prefix(&begin)).unwrap_or_else(|| panic!("{text}"))
     };
-    assert_eq!(line("lends"), "one, two: lends");
-    assert!(line("nobody").starts_with("one: no connection: No such file"), "{text}");
-    assert!(line("other").starts_with("two: the server begins with 0x485454502f312e31"), "{text}");
+    assert_eq!(line("lends"), "one, two: fine, it would lend 16 MiB");
+    assert!(line("nobody").starts_with("one: cannot be reached: No such file"), "{text}");
+    let other = "two: is no repository: the server begins with 0x485454502f312e31";
+    assert!(line("other").starts_with(other), "{text}");
+    assert!(!dir.path().join("one").exists(), "no disk is made");
+    let text = "group.g.vms = [\"a\"]\n".to_owned() + &disk("one", &["lends"]);
+    let text = text.replace(&path("lends"), "localhost:1") + "tls = \"/nonexistent\"\n";
+    fs::write(&config, text).unwrap();
+    let output = overbook(&["check", "--config", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1), "the disk cannot be served");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("/nonexistent/ca-cert.pem"));
 }
 
 #[test]

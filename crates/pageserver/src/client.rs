@@ -20,9 +20,9 @@ use crate::nbd::dialogue::{Dialogue, Step, Wanted};
 use crate::nbd::in_flight::{Brought, InFlight};
 use crate::nbd::negotiation::Session;
 use crate::nbd::reply::Extent;
-use crate::nbd::request::{Command, Request};
+use crate::nbd::request::{Command, Export, Request};
 use crate::nbd::{Errno, ProtocolError};
-use crate::tls::Connector;
+use crate::tls::{Connector, HandshakeError};
 
 /// Why a request came to nothing.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -33,6 +33,9 @@ pub enum ClientError {
     /// There is no connection any more.
     #[error("no connection: {0}")]
     Gone(String),
+    /// One side does not take the other's certificate, or there is no TLS for another reason.
+    #[error(transparent)]
+    Tls(#[from] HandshakeError),
     /// The server breaks the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
@@ -40,7 +43,10 @@ pub enum ClientError {
 
 impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
-        Self::Gone(error.to_string())
+        match HandshakeError::of(&error) {
+            Some(error) => Self::Tls(error),
+            None => Self::Gone(error.to_string()),
+        }
     }
 }
 
@@ -114,7 +120,7 @@ where
     let mut input = Incoming::default();
     match talk(&mut stream, &mut dialogue, &mut input, Vec::new()).await? {
         Some(session) => Ok(ready(stream, session, input)),
-        None => Err(ProtocolError::Broken("TLS is wanted, and nobody is there to do it").into()),
+        None => Err(UNWANTED_TLS.into()),
     }
 }
 
@@ -124,7 +130,7 @@ where
 ///
 /// As there, and those of TLS.
 pub async fn connect_tls<S>(
-    mut stream: S,
+    stream: S,
     name: String,
     status: bool,
     (connector, host): (&Connector, &str),
@@ -132,8 +138,47 @@ pub async fn connect_tls<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    let dialogue = Dialogue::new(Wanted { name, tls: true, status });
+    let (stream, session, input) = talk_tls(stream, dialogue, (connector, host)).await?;
+    Ok(ready(stream, session, input))
+}
+
+/// Asks what the export `name` is and does not choose it: nothing changes at the server. With TLS,
+/// only after a handshake with a server of that name.
+///
+/// # Errors
+///
+/// As [`connect_tls`].
+pub async fn inquire<S>(
+    mut stream: S,
+    name: &str,
+    tls: Option<(&Connector, &str)>,
+) -> Result<Export, ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let wanted = Wanted { name: name.to_owned(), tls: tls.is_some(), status: false };
+    let mut dialogue = Dialogue::about(wanted);
+    if let Some(tls) = tls {
+        return Ok(talk_tls(stream, dialogue, tls).await?.1.export);
+    }
+    let session = talk(&mut stream, &mut dialogue, &mut Incoming::default(), Vec::new()).await?;
+    Ok(session.ok_or(UNWANTED_TLS)?.export)
+}
+
+const UNWANTED_TLS: ProtocolError =
+    ProtocolError::Broken("TLS is wanted, and nobody is there to do it");
+
+/// Talks by TLS until there is a session.
+async fn talk_tls<S>(
+    mut stream: S,
+    mut dialogue: Dialogue,
+    (connector, host): (&Connector, &str),
+) -> Result<(tokio_rustls::client::TlsStream<S>, Session, Incoming), ClientError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     const ODD: ProtocolError = ProtocolError::Broken("the server goes on without TLS");
-    let mut dialogue = Dialogue::new(Wanted { name, tls: true, status });
     let mut input = Incoming::default();
     if talk(&mut stream, &mut dialogue, &mut input, Vec::new()).await?.is_some() {
         return Err(ODD.into());
@@ -143,7 +188,7 @@ where
     let mut out = Vec::new();
     dialogue.secured(&mut out);
     let session = talk(&mut stream, &mut dialogue, &mut input, out).await?.ok_or(ODD)?;
-    Ok(ready(stream, session, input))
+    Ok((stream, session, input))
 }
 
 /// Talks until there is a session, or TLS is next.

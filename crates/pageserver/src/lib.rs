@@ -10,6 +10,7 @@
 //! | [`serve`] | requests of one connection, many at a time |
 //! | [`client`] | asks things of another server |
 //! | [`repository`] | memory that hosts lend each other |
+//! | [`trial`] | what is wrong with a repository |
 //! | [`tls`] | certificates on both sides |
 //! | [`layer`] | what all layers can do |
 //! | [`layers`] | one file each |
@@ -24,3 +25,4 @@ pub mod repository;
 pub mod serve;
 pub mod server;
 pub mod tls;
+pub mod trial;

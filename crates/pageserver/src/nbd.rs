@@ -49,10 +49,30 @@ pub enum ProtocolError {
     #[error("the server refuses {what}: {why}")]
     Refused {
         /// What was asked for.
-        what: &'static str,
+        what: Asked,
+        /// The error's number ([`wire::option_reply`]).
+        kind: u32,
         /// Its name of the error, and its words.
         why: String,
     },
+}
+
+/// What a client asks a server for before there are requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// To go on by TLS.
+    Tls,
+    /// An export.
+    Export,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Tls => "TLS",
+            Self::Export => "the export",
+        })
+    }
 }
 
 /// Why an operation on an export fails: the errors that the protocol knows.

@@ -30,6 +30,8 @@ use crate::server::{Catalogue, Opened, Who, of_layer};
 
 /// What the name of an export begins with that is a new lease.
 pub const LEASE: &str = "lease/";
+/// The export that only tells how much a lease would get now: nobody can have it.
+pub const ROOM: &str = "lease/0";
 
 /// What a repository lends.
 pub struct Repository {
@@ -239,6 +241,10 @@ impl Catalogue for Repository {
 
     fn find(&self, name: &str) -> Option<Export> {
         let state = self.shared.state();
+        if name == ROOM {
+            let size = (self.most.min(state.free.len()) * SLAB) as u64;
+            return Some(Export { size, read_only: false, block: 1 });
+        }
         if let Some(wanted) = self.wanted(name) {
             let slabs = wanted.min(state.free.len()) as u64;
             let size = slabs * SLAB as u64;

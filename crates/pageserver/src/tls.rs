@@ -11,7 +11,9 @@ use std::sync::Arc;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 
@@ -34,6 +36,66 @@ pub enum TlsError {
         /// What is wrong with them.
         why: String,
     },
+}
+
+/// Why a handshake comes to nothing, as the client sees it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandshakeError {
+    /// The server's certificate is of another authority.
+    #[error("its certificate is not signed by the authority in our ca-cert.pem")]
+    Untrusted,
+    /// The server's certificate is of another host.
+    #[error("its certificate is not for this name, {0}")]
+    OtherName(String),
+    /// The server's certificate is not valid any more.
+    #[error("its certificate has expired")]
+    Expired,
+    /// The server's certificate is not valid yet.
+    #[error("its certificate is not valid yet (is its clock, or ours, wrong?)")]
+    NotYetValid,
+    /// The server does not take the client's certificate.
+    #[error("it does not take our client-cert.pem: {0}")]
+    Refused(&'static str),
+    /// Something else.
+    #[error("TLS fails: {0}")]
+    Other(String),
+}
+
+impl HandshakeError {
+    /// What an error of a stream with TLS says about the handshake; `None`: nothing. A server may
+    /// refuse the client's certificate after the client's side of the handshake.
+    pub(crate) fn of(error: &io::Error) -> Option<Self> {
+        use CertificateError as C;
+        let error = error.get_ref()?.downcast_ref::<Error>()?;
+        Some(match error {
+            Error::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => Self::Untrusted,
+            Error::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => Self::Expired,
+            Error::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
+                Self::NotYetValid
+            }
+            Error::InvalidCertificate(C::NotValidForNameContext { presented, .. }) => {
+                Self::OtherName(match &presented[..] {
+                    [] => "nor for any other".to_owned(),
+                    names => format!("but for {}", names.join(", ")),
+                })
+            }
+            Error::InvalidCertificate(C::NotValidForName) => Self::OtherName(String::new()),
+            Error::AlertReceived(AlertDescription::UnknownCA | AlertDescription::DecryptError) => {
+                Self::Refused("another authority has signed it")
+            }
+            Error::AlertReceived(AlertDescription::CertificateExpired) => {
+                Self::Refused("it has expired")
+            }
+            Error::AlertReceived(
+                AlertDescription::BadCertificate
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::CertificateRequired
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::AccessDenied,
+            ) => Self::Refused("it is none that it trusts"),
+            other => Self::Other(other.to_string()),
+        })
+    }
 }
 
 /// The server's side.

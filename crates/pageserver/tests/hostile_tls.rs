@@ -68,7 +68,7 @@ async fn gets_in(server: &Listening, connector: &Connector, host: &str) -> bool 
             client.write(0, b"by TLS").await.unwrap();
             client.read(0, 6).await.unwrap() == b"by TLS"
         }
-        Err(ClientError::Gone(_)) => false,
+        Err(ClientError::Gone(_) | ClientError::Tls(_)) => false,
         Err(error) => panic!("{error}"),
     }
 }

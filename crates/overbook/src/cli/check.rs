@@ -1,11 +1,12 @@
 //! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
-//! here is what each is for. Exit code 1 means: a fault in the configuration; with `--host`,
+//! here is what each is for. Exit code 1 means: a fault in the configuration, or certificates for
+//! repositories that are of no use; with `--host`,
 //! something is missing without which no VM here can be managed. What is merely less good leaves it
 //! at 0: also a repository that does not lend, for its disks work without it.
 
-use model::config::Faults;
+use model::{Bytes, config::Faults};
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
 
@@ -41,19 +42,23 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
 fn configuration(context: &Context) -> Result<Output, CliError> {
     let mut report = Vec::new();
     let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
-    for Tried { repository, disks, problem } in tried(context) {
-        let how = problem.unwrap_or_else(|| "lends".to_owned());
+    let tried = tried(context);
+    for Tried { repository, disks, problem, lends_bytes, .. } in &tried {
+        let fine = || format!("fine, it would lend {}", Bytes(*lends_bytes));
+        let how = problem.clone().unwrap_or_else(fine);
         let line = format!("repository {repository} of {}: {how}\n", disks.join(", "));
         report.extend_from_slice(line.as_bytes());
     }
+    let code = code.max(u8::from(tried.iter().any(|tried| tried.is_fatal)));
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
 fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let faults = config_files::load(&context.config).err();
     let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
-    let code = u8::from(!faults.is_empty());
-    let report = serde_json::json!({ "faults": faults, "repositories": tried(context) });
+    let tried = tried(context);
+    let code = u8::from(!faults.is_empty() || tried.iter().any(|tried| tried.is_fatal));
+    let report = serde_json::json!({ "faults": faults, "repositories": tried });
     Ok(Output::json(&report)?.with_code(code))
 }
 

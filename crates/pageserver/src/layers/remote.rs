@@ -48,6 +48,12 @@ pub enum Address {
     Tcp(String, Option<Connector>),
 }
 
+/// The host of a host and its port, as certificates name it.
+pub(crate) fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.trim_matches(['[', ']'])
+}
+
 /// Where a page lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
@@ -241,19 +247,6 @@ impl Remote {
     }
 }
 
-/// Tries a repository: has a slab of it for a moment. Takes as long as connecting may at most.
-///
-/// # Errors
-///
-/// What is wrong: nobody is there, or nobody answers; a certificate; it is no repository, or has
-/// nothing left to lend.
-pub async fn probe(address: Address) -> Result<(), ClientError> {
-    let (lease, leases) = (Mutex::new(None), AtomicU32::new(0));
-    let repository = Repository { address, slabs: 1, lease, leases };
-    let late = |_| ClientError::Gone(format!("nobody answers within {} s", CONNECT.as_secs()));
-    timeout(CONNECT, repository.connect()).await.map_err(late)?.map(|_| ())
-}
-
 /// Ends when the server has owed answers for too long.
 async fn silence(client: &Client) {
     while client.silent_for() < dead_peers::LATEST {
@@ -308,8 +301,7 @@ impl Repository {
                         (client, Box::pin(connection.run()))
                     }
                     Some(connector) => {
-                        let host = address.rsplit_once(':').map_or(&**address, |(host, _)| host);
-                        let with = (connector, host.trim_matches(['[', ']']));
+                        let with = (connector, host_of(address));
                         let (client, connection) =
                             client::connect_tls(stream, name, false, with).await?;
                         (client, Box::pin(connection.run()))

@@ -1,12 +1,12 @@
 //! The client's side of the negotiation: from the server's greeting until it has its export.
 
-use super::ProtocolError;
 use super::negotiation::Session;
 use super::request::Export;
 use super::wire::{
     self, ALLOCATION, Bytes, MAX_OPTION, MAX_STRING, export_flag, info, option, option_reply,
     push_text,
 };
+use super::{Asked, ProtocolError};
 
 /// Most replies to one option.
 const MAX_REPLIES: u32 = 4096;
@@ -29,7 +29,7 @@ pub enum Step {
     Next,
     /// TLS. Whatever else was received is to be dropped.
     StartTls,
-    /// Requests.
+    /// Requests, or nothing where the export was only asked about.
     Ready(Session),
 }
 
@@ -48,6 +48,8 @@ enum Waits {
 #[derive(Debug)]
 pub struct Dialogue {
     wanted: Wanted,
+    /// How it asks for the export.
+    choice: u32,
     waits: Waits,
     structured: bool,
     status: bool,
@@ -65,6 +67,7 @@ impl Dialogue {
         Self {
             known_as: wanted.name.clone(),
             wanted,
+            choice: option::GO,
             waits,
             structured: false,
             status: false,
@@ -72,6 +75,12 @@ impl Dialogue {
             block: 1,
             replies: 0,
         }
+    }
+
+    /// Begins; at its end it knows what the export is, and has not chosen it.
+    #[must_use]
+    pub fn about(wanted: Wanted) -> Self {
+        Self { choice: option::INFO, ..Self::new(wanted) }
     }
 
     /// TLS is there.
@@ -141,7 +150,7 @@ impl Dialogue {
             Waits::Tls => Some(option::STARTTLS),
             Waits::Structured => Some(option::STRUCTURED_REPLY),
             Waits::Status => Some(option::SET_META_CONTEXT),
-            Waits::Go => Some(option::GO),
+            Waits::Go => Some(self.choice),
         }
     }
 
@@ -152,7 +161,7 @@ impl Dialogue {
                 self.waits = Waits::Handshake;
                 return Ok(Step::StartTls);
             }
-            Waits::Tls if is_error => return Err(refused("TLS", kind, data)),
+            Waits::Tls if is_error => return Err(refused(Asked::Tls, kind, data)),
             Waits::Structured if kind == option_reply::ACK && self.wanted.status => {
                 self.structured = true;
                 self.ask_status(out);
@@ -179,7 +188,7 @@ impl Dialogue {
                     status: self.status,
                 }));
             }
-            Waits::Go if is_error => return Err(refused("the export", kind, data)),
+            Waits::Go if is_error => return Err(refused(Asked::Export, kind, data)),
             _ => return Err(ProtocolError::Broken("the server's answer is of another kind")),
         }
         Ok(Step::Next)
@@ -232,7 +241,7 @@ impl Dialogue {
         push_text(&mut data, &self.wanted.name);
         data.extend_from_slice(&1_u16.to_be_bytes());
         data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
-        ask(out, option::GO, &data);
+        ask(out, self.choice, &data);
     }
 }
 
@@ -243,7 +252,7 @@ fn ask(out: &mut Vec<u8>, number: u32, data: &[u8]) {
     out.extend_from_slice(data);
 }
 
-fn refused(what: &'static str, kind: u32, data: &[u8]) -> ProtocolError {
+fn refused(what: Asked, kind: u32, data: &[u8]) -> ProtocolError {
     let name = match kind {
         option_reply::UNSUPPORTED => "it does not know that",
         option_reply::POLICY => "it may not",
@@ -255,5 +264,5 @@ fn refused(what: &'static str, kind: u32, data: &[u8]) -> ProtocolError {
     let words: String =
         String::from_utf8_lossy(data).chars().filter(|c| !c.is_control()).take(200).collect();
     let why = if words.is_empty() { name.to_owned() } else { format!("{name} ({words})") };
-    ProtocolError::Refused { what, why }
+    ProtocolError::Refused { what, kind, why }
 }

@@ -1,0 +1,137 @@
+//! Tries a repository: what is wrong with it, for whoever has written its address down.
+//!
+//! Nothing changes at the repository: it is asked how much a lease would get, and no lease is
+//! opened. All of it together has a deadline.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::{Instant, timeout_at};
+
+use crate::client::{self, ClientError};
+use crate::layers::memory::SLAB;
+use crate::layers::remote::{Address, host_of};
+use crate::nbd::wire::option_reply;
+use crate::nbd::{Asked, ProtocolError};
+use crate::repository::{LEASE, ROOM};
+use crate::tls::HandshakeError;
+
+/// What is wrong with a repository.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// There is no such name, or nobody says what it stands for.
+    #[error("its name does not resolve: {0}")]
+    Unresolved(String),
+    /// Nobody listens there.
+    #[error("nobody listens there: the connection is refused")]
+    Refused,
+    /// There is no way to it.
+    #[error("cannot be reached: {0}")]
+    Unreachable(String),
+    /// It takes too long.
+    #[error("does not answer within {0:?}")]
+    Silent(Duration),
+    /// It does no TLS.
+    #[error("speaks no TLS, and the disk has `tls`: nothing is sent to it")]
+    NoTls,
+    /// It does nothing without TLS.
+    #[error("demands TLS: name the directory of the certificates by the disk's `tls`")]
+    DemandsTls,
+    /// Certificates do not fit.
+    #[error(transparent)]
+    Tls(HandshakeError),
+    /// Something else listens there.
+    #[error("is no repository: {0}")]
+    NoRepository(String),
+    /// Others have all of it.
+    #[error("has nothing left to lend")]
+    Empty,
+}
+
+/// Tries a repository. Answers how many bytes it would lend now to one disk.
+///
+/// # Errors
+///
+/// What is wrong.
+pub async fn try_repository(address: &Address, within: Duration) -> Result<u64, Trouble> {
+    let trial = Trial { address, within, end: Instant::now() + within };
+    let size = match trial.ask(ROOM).await? {
+        Ok(size) => size,
+        Err(error) => return Err(refusal(error)),
+    };
+    // A server that has any export has this one, which no repository has.
+    match trial.ask(LEASE).await? {
+        Err(ClientError::Protocol(ProtocolError::Refused {
+            what: Asked::Export,
+            kind: option_reply::UNKNOWN,
+            ..
+        })) if size.is_multiple_of(SLAB as u64) => {}
+        Ok(_) | Err(ClientError::Protocol(_)) => {
+            return Err(Trouble::NoRepository("it exports something else".to_owned()));
+        }
+        Err(error) => return Err(refusal(error)),
+    }
+    if size == 0 { Err(Trouble::Empty) } else { Ok(size) }
+}
+
+/// A repository that is being tried.
+struct Trial<'a> {
+    address: &'a Address,
+    within: Duration,
+    end: Instant,
+}
+
+impl Trial<'_> {
+    /// The size of an export of this name.
+    async fn ask(&self, name: &str) -> Result<Result<u64, ClientError>, Trouble> {
+        let asked = match self.address {
+            Address::Unix(path) => {
+                let stream = self.in_time(UnixStream::connect(path)).await?.map_err(unreached)?;
+                self.in_time(client::inquire(stream, name, None)).await?
+            }
+            Address::Tcp(address, connector) => {
+                let found = self.in_time(lookup_host(address)).await;
+                let found = found.map_err(|why| Trouble::Unresolved(why.to_string()))?;
+                let found: Vec<_> =
+                    found.map_err(|error| Trouble::Unresolved(error.to_string()))?.collect();
+                let stream = TcpStream::connect(&found[..]);
+                let stream = self.in_time(stream).await?.map_err(unreached)?;
+                let tls = connector.as_ref().map(|connector| (connector, host_of(address)));
+                self.in_time(client::inquire(stream, name, tls)).await?
+            }
+        };
+        Ok(asked.map(|export| export.size))
+    }
+
+    async fn in_time<T>(&self, future: impl Future<Output = T>) -> Result<T, Trouble> {
+        timeout_at(self.end, future).await.map_err(|_| Trouble::Silent(self.within))
+    }
+}
+
+fn unreached(error: io::Error) -> Trouble {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => Trouble::Refused,
+        io::ErrorKind::TimedOut => Trouble::Unreachable("there is no answer".to_owned()),
+        _ => Trouble::Unreachable(error.to_string()),
+    }
+}
+
+/// What it means when it does not say how much it would lend.
+fn refusal(error: ClientError) -> Trouble {
+    match error {
+        ClientError::Tls(error) => Trouble::Tls(error),
+        ClientError::Protocol(ProtocolError::Refused { what: Asked::Tls, .. }) => Trouble::NoTls,
+        ClientError::Protocol(ProtocolError::Refused {
+            kind: option_reply::TLS_REQUIRED, ..
+        }) => Trouble::DemandsTls,
+        ClientError::Gone(_) => {
+            Trouble::NoRepository("it closes the connection and says nothing".to_owned())
+        }
+        ClientError::Protocol(ProtocolError::Refused { kind: option_reply::UNKNOWN, .. }) => {
+            Trouble::NoRepository("it speaks NBD, and exports something else".to_owned())
+        }
+        ClientError::Protocol(error) => Trouble::NoRepository(error.to_string()),
+        ClientError::Refused(error) => Trouble::NoRepository(error.to_string()),
+    }
+}
