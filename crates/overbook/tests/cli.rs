@@ -346,3 +346,94 @@ fn check_tries_the_host_and_its_exit_code_says_what_its_answer_says() {
     let text = String::from_utf8(overbook(&["check", "--host"]).stdout).unwrap();
     assert!(text.contains("UFFDIO_MOVE"), "{text}");
 }
+
+/// A repository as an operator starts it, ended with the test.
+struct Lends(std::process::Child);
+
+impl Lends {
+    fn at(socket: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+        command.args(["repository", "--memory", "16MiB", "--unix"]).arg(socket);
+        let child = Self(command.stderr(Stdio::null()).spawn().unwrap());
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !socket.exists() {
+            assert!(std::time::Instant::now() < end, "the repository did not start");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        child
+    }
+}
+
+impl Drop for Lends {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Ends what the keeper has started, too.
+struct Disks(std::process::Child);
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        // It may have ended by itself.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let (config, repository) = (dir.path().join("overbook.toml"), dir.path().join("repository"));
+    let at = dir.path().display();
+    let text = format!(
+        "[api]\nsocket = \"{at}/s\"\n[group.web]\nvms = [\"w\"]\n[disk.d]\nvm = \"w\"\n\
+         file = \"{at}/file\"\nsize = \"16MiB\"\nrepositories = [{repository:?}]\n"
+    );
+    fs::write(&config, text).unwrap();
+    let _lends = Lends::at(&repository);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+    command.args(["disks", "web", "--config"]).arg(&config).stderr(Stdio::null());
+    let _disks = Disks(command.spawn().unwrap());
+    let spec = overbook::config_files::load(&config).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let status = overbook::disks::status_socket(&spec, &"web".into());
+        let until = async |served: Option<&str>, is_so: fn(&model::RepositoriesReading) -> bool| {
+            let served = served.map(|vm| [vm.into()].into());
+            let order = overbook::disks::Order { served, ..Default::default() };
+            for _ in 0..6_000 {
+                let found = overbook::disks::ask(&status, &order).await;
+                let found = found.and_then(|found| found.disks["d"].repositories);
+                if found.as_ref().is_some_and(is_so) {
+                    return;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+            panic!("waited in vain");
+        };
+        until(None, |far| far.connected == 1 && far.admits).await;
+        let wanted = |name: &str| pageserver::nbd::dialogue::Wanted {
+            name: name.to_owned(),
+            tls: false,
+            status: false,
+        };
+        let stream = tokio::net::UnixStream::connect(spec.disk_socket("d")).await.unwrap();
+        let (client, connection) = pageserver::client::connect(stream, wanted("d")).await.unwrap();
+        tokio::spawn(connection.run());
+        client.write(0, &[1; 64 << 10]).await.unwrap();
+        until(None, |far| far.held == model::Bytes::kib(64)).await;
+        until(Some("w"), |far| !far.admits).await;
+        client.write(0, &[2; 32 << 10]).await.unwrap();
+        until(Some("w"), |far| far.held == model::Bytes::kib(32) && !far.admits).await;
+        assert_eq!(client.read(0, 64 << 10).await.unwrap()[32 << 10..], [1; 32 << 10]);
+        assert_eq!(client.read(0, 32 << 10).await.unwrap(), [2; 32 << 10]);
+        // Nobody says anything any more.
+        until(None, |far| far.admits).await;
+        client.write(0, &[3; 32 << 10]).await.unwrap();
+        until(None, |far| far.held == model::Bytes::kib(64)).await;
+    });
+}
