@@ -20,11 +20,16 @@ const FRESH: model::Millis = model::Millis::secs(10);
 pub(super) struct Disks {
     told: Arc<Mutex<BTreeMap<GroupName, Reading<Status>>>>,
     asking: BTreeMap<GroupName, JoinHandle<()>>,
+    /// Where each VM's balloon stands.
+    balloons: BTreeMap<VmName, Bytes>,
 }
 
 impl Disks {
     /// Puts into the view what the disks said last.
-    pub(super) fn show(&self, spec: &Spec, view: &mut HostView) {
+    pub(super) fn show(&mut self, spec: &Spec, view: &mut HostView) {
+        let balloons = view.vms.iter();
+        let balloons = balloons.filter_map(|(name, vm)| Some((name.clone(), vm.balloon?.value)));
+        self.balloons = balloons.collect();
         let now = boot_now();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         told.retain(|group, status| spec.groups.contains_key(group) && status.age(now) <= FRESH);
@@ -46,10 +51,24 @@ impl Disks {
         self.asking.retain(|_, task| !task.is_finished());
         for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
             if !self.asking.contains_key(group) {
-                let task = self.ask_one(spec, group, order(spec, plan, group));
+                let task = self.ask_one(spec, group, self.order(spec, plan, group));
                 self.asking.insert(group.clone(), task);
             }
         }
+    }
+
+    /// What is wanted of a group's disks.
+    fn order(&self, spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
+        let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
+        // Who has all that it may have lacks nothing that the host has taken: what it swaps is its own
+        // business (Overdriver, footnote 5).
+        let is_served = |vm: &VmName| {
+            let limits = plan.vms.get(vm).and_then(|decision| decision.limits);
+            let has = self.balloons.get(vm);
+            limits.zip(has).is_some_and(|(limits, has)| *has >= limits.max)
+        };
+        let served = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_served(vm));
+        Order { cache: Some(quota), served: Some(served.cloned().collect()) }
     }
 
     fn ask_one(&self, spec: &Spec, group: &GroupName, order: Order) -> JoinHandle<()> {
@@ -63,19 +82,6 @@ impl Disks {
             }
         })
     }
-}
-
-/// What is wanted of a group's disks.
-fn order(spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
-    let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
-    // Who has all that it was started with lacks no memory that was promised: what it swaps is its
-    // own business (Overdriver, footnote 5).
-    let is_served = |vm: &VmName| {
-        let decision = plan.vms.get(vm);
-        decision.and_then(|d| Some(d.target? >= d.limits?.max)).unwrap_or_default()
-    };
-    let served = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_served(vm));
-    Order { cache: Some(quota), served: Some(served.cloned().collect()) }
 }
 
 #[cfg(test)]
@@ -108,13 +114,15 @@ mod tests {
         let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
         // Nobody is there.
         let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
-        let limits = VmLimits { min: Bytes::ZERO, base: Bytes::mib(64), max: Bytes::mib(128) };
-        let (target, limits) = (Some(Bytes::mib(128)), Some(limits));
+        // Its balloon stands at 192 MiB.
+        let limits = VmLimits { min: Bytes::ZERO, base: Bytes::mib(64), max: Bytes::mib(192) };
+        let limits = Some(limits);
         let plan = Plan {
             caches: BTreeMap::from([("web".into(), quota)]),
-            vms: BTreeMap::from([(vm.clone(), Decision { target, limits, ..Decision::default() })]),
+            vms: BTreeMap::from([(vm.clone(), Decision { limits, ..Decision::default() })]),
             ..Plan::default()
         };
+        disks.show(&spec, &mut view);
         disks.ask(&spec, &plan);
         disks.show(&spec, &mut view);
         assert!(!view.vms[&vm].disks.contains_key("d"));
