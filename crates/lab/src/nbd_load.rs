@@ -19,6 +19,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 
+use crate::pinning;
 use crate::random::Random;
 
 /// What each request reads or writes, in bytes.
@@ -351,14 +352,17 @@ impl Write for Tls {
 }
 
 /// The same round trip as that of a read, without a server: a request's bytes there, and a reply's
-/// back, from a thread that does nothing else.
-pub(crate) fn raw_round_trips(time: Duration) -> io::Result<Rate> {
+/// back, from a thread that does nothing else, on these CPUs (none: on any).
+pub(crate) fn raw_round_trips(time: Duration, cpus: &[usize]) -> io::Result<Rate> {
     const BACK: usize = SIMPLE + PAGE as usize;
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let mut near = connect_tcp(listener.local_addr()?)?;
     let (mut far, _) = listener.accept()?;
     far.set_nodelay(true)?;
+    let cpus = cpus.to_vec();
     let echo = std::thread::spawn(move || {
+        // Where it may not be, it is on any.
+        let _ = pinning::this_thread(&cpus);
         let (mut request, reply) = ([0; HEADER], [0x5a; BACK]);
         while far.read_exact(&mut request).is_ok() && far.write_all(&reply).is_ok() {}
     });

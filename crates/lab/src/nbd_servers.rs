@@ -172,17 +172,19 @@ pub(crate) struct Slow {
 }
 
 impl Running {
-    /// Starts it in `dir`, which has the certificates, too, and writes all its memory once.
+    /// Starts it on these CPUs (none: on any) in `dir`, which has the certificates, too, and writes all
+    /// its memory once.
     pub(crate) fn start(
         (kind, way): (Kind, Way),
         programs: &Programs,
+        cpus: &[usize],
         dir: &Path,
         size_mib: u64,
     ) -> Result<Self, LabError> {
         let address = way.address(kind, dir)?;
         let mut file = None;
         let spawn = match kind {
-            Kind::Ours => return Self::ours(way, dir, size_mib, Slow::default()),
+            Kind::Ours => return Self::ours(way, cpus, dir, size_mib, Slow::default()),
             Kind::Nbdkit => programs.nbdkit(&address, size_mib),
             Kind::Qemu => {
                 let memory = tempfile::NamedTempFile::new_in(SHARED_MEMORY)?;
@@ -192,11 +194,17 @@ impl Running {
                 spawn
             }
         };
-        Self::run((kind, way), &address, spawn, dir, file)
+        Self::run((kind, way), &address, spawn.on_cpus(cpus), dir, file)
     }
 
     /// The same with ours, which may be slow on purpose.
-    pub(crate) fn ours(way: Way, dir: &Path, size_mib: u64, slow: Slow) -> Result<Self, LabError> {
+    pub(crate) fn ours(
+        way: Way,
+        cpus: &[usize],
+        dir: &Path,
+        size_mib: u64,
+        slow: Slow,
+    ) -> Result<Self, LabError> {
         let address = way.address(Kind::Ours, dir)?;
         let spawn = Spawn::new(std::env::current_exe()?).arg(SUBCOMMAND);
         let spawn = spawn.args(["--size-mb", &size_mib.to_string()]);
@@ -207,7 +215,7 @@ impl Running {
             Address::Tcp(at) => spawn.args(["--tcp", &at.to_string()]),
             Address::Tls(at, dir) => spawn.args(["--tcp", &at.to_string()]).arg("--tls").arg(dir),
         };
-        Self::run((Kind::Ours, way), &address, spawn, dir, None)
+        Self::run((Kind::Ours, way), &address, spawn.on_cpus(cpus), dir, None)
     }
 
     fn run(

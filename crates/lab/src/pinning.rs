@@ -20,6 +20,19 @@ pub fn on_cpu<T: Send>(
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// Has this thread run on these CPUs; none: where it runs now.
+///
+/// # Errors
+/// When there are no such CPUs.
+pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// Another thread that runs on one CPU, until this is dropped.
 #[derive(Debug)]
 pub struct Pinned {

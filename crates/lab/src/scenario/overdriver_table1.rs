@@ -73,14 +73,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut network = Load::connect(&Address::Unix(socket), export)?;
     network.fill()?;
     let own = tempfile::tempdir()?;
-    let mut stated = Running::ours(Way::Unix, own.path(), SIZE.0 >> 20, STATED)?;
-    let mut tcp = Running::ours(Way::Tcp, own.path(), SIZE.0 >> 20, Slow::default())?;
+    let mut stated = Running::ours(Way::Unix, &[], own.path(), SIZE.0 >> 20, STATED)?;
+    let mut tcp = Running::ours(Way::Tcp, &[], own.path(), SIZE.0 >> 20, Slow::default())?;
     let before = swap.status().unwrap_or_default();
     let mut rounds = Vec::new();
     for n in 0..ROUNDS {
         context.say(&format!("Round {} of {ROUNDS} ...", n + 1));
         let seed = context.seed + u64::from(n);
-        let raw = raw_round_trips(TIME)?.per_s;
+        let raw = raw_round_trips(TIME, &[])?.per_s;
         rounds.push(Round {
             read_mb_s: network.stream(Command::Read, STREAM, SIZE.0)?,
             write_mb_s: network.stream(Command::Write, STREAM, SIZE.0)?,

@@ -4,7 +4,9 @@
 //! shared memory (it has no memory of its own that remembers anything). The client reads and writes
 //! pages at random, with 1, 16 or 64 requests under way, over a unix socket, TCP and TLS. All of it
 //! was written before. Servers take turns within each point, and points come round several times,
-//! so that what else the machine does falls on all of them alike.
+//! so that what else the machine does falls on all of them alike. The client has a CPU of its own, and
+//! the server that it loads has another one: where both may be on one, they are at times, and how often is
+//! the scheduler's business.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -22,6 +24,7 @@ use crate::interrupt;
 use crate::lab::LabError;
 use crate::nbd_load::{Rate, raw_round_trips};
 use crate::nbd_servers::{Kind, Programs, Running, Way, certificates};
+use crate::pinning;
 use crate::recording::median;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -58,11 +61,14 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let dir = tempfile::tempdir()?;
     certificates(dir.path(), Ipv4Addr::LOCALHOST)?;
     let mut servers = Vec::new();
+    let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
+    let (client, server): (&[usize], &[usize]) = if has_two { (&[0], &[1]) } else { (&[], &[]) };
     for way in Way::ALL {
         for kind in Kind::ALL {
-            servers.push(Running::start((kind, way), &programs, dir.path(), SIZE_MIB)?);
+            servers.push(Running::start((kind, way), &programs, server, dir.path(), SIZE_MIB)?);
         }
     }
+    pinning::this_thread(client)?;
     let (mut all, mut raw) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         context.say(&format!("Round {} of {ROUNDS} ...", round + 1));
@@ -74,7 +80,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
                 }
             }
             if point == RAW {
-                raw.push(raw_round_trips(TIME)?.per_s);
+                raw.push(raw_round_trips(TIME, server)?.per_s);
             }
         }
     }
