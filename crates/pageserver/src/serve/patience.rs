@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const LOOKS: Duration = Duration::from_micros(50);
 /// Waits longer than this say nothing of how long the waking takes: there was nothing to do.
 const SOON: Duration = Duration::from_micros(200);
-/// More requests at once than these share the cost of a waking.
-const FEW: usize = 4;
+/// More requests at once than these share the cost of a waking: QEMU has no more under way.
+const FEW: usize = 16;
 /// A trial lasts for so many waits.
 const TRIAL: u32 = 32;
 /// So many waits lie between trials, at first; twice as many after each that changed nothing.
