@@ -28,7 +28,7 @@ pub(super) const SCENARIO: Scenario = Scenario {
 
 const JOBS: [Job; 3] = [SORT, WORDCOUNT, RECORDS];
 const SWAP: Bytes = Bytes::mib(512);
-const WINDOW: Duration = Duration::from_secs(40);
+const WINDOW: Duration = Duration::from_secs(30);
 const ROUNDS: u32 = 3;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
