@@ -24,9 +24,10 @@ use crate::client::{self, Client, ClientError};
 use crate::dead_peers;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::layers::memory::SLAB;
-use crate::layers::seal::PAGE;
+use crate::layers::seal::{PAGE, by_page};
 use crate::nbd::Errno;
 use crate::nbd::dialogue::Wanted;
+use crate::nbd::reply::Extent;
 use crate::repository::LEASE;
 use crate::tls::Connector;
 
@@ -373,5 +374,12 @@ impl Layer for Remote {
 
     fn flush(&self) -> Answer<'_> {
         Answer::Now(Ok(()))
+    }
+
+    fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
+        by_page(pages_of(offset, length.into()).map(|page| {
+            let place = self.place(page, |place| *place);
+            place.is_none_or(|place| self.client(&place).is_none())
+        }))
     }
 }

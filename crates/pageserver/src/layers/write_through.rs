@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use tokio::time::{sleep, timeout};
 
 use crate::layer::{self, Answer, Layer, Read, Zeros};
@@ -110,16 +110,29 @@ impl WriteThrough {
         let pages = || pages_of(offset, length as u64);
         let before = Self::seen(&self.writes(), pages());
         let data = layer::read(&*self.below, offset, length).await?;
-        let near = {
+        let near: Vec<Answer<'_>> = {
             let writes = self.writes();
             let is_quiet = before.iter().all(|stripe| stripe.under_way == 0);
             let is_new = is_quiet && Self::seen(&writes, pages()) == before;
-            is_new.then(|| self.near.write(offset, &data))
+            if is_new { self.write_lacking(offset, &data) } else { Vec::new() }
         };
-        if let Some(near) = near {
-            let _costs_time_only = timeout(HEDGE, near.result()).await;
-        }
+        let near = join_all(near.into_iter().map(Answer::result));
+        let _costs_time_only = timeout(HEDGE, near).await;
         Ok(data)
+    }
+
+    /// Writes to the near layer what it does not have of this.
+    fn write_lacking<'a>(&'a self, offset: u64, data: &'a [u8]) -> Vec<Answer<'a>> {
+        let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let (mut answers, mut begin) = (Vec::new(), 0);
+        for extent in self.near.extents(offset, length) {
+            let end = data.len().min(begin + extent.length as usize);
+            if extent.is_hole {
+                answers.push(self.near.write(offset + begin as u64, &data[begin..end]));
+            }
+            begin = end;
+        }
+        answers
     }
 
     async fn read(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
