@@ -1,0 +1,157 @@
+//! Files of older versions keep their rows, and learn what is new.
+
+use super::*;
+
+#[test]
+fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in [
+        "working_set",
+        "shared",
+        "saved",
+        "merged",
+        "scan_rate",
+        "freed",
+        "freed_taken",
+        "far",
+        "disk_read_us",
+    ] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.execute_batch("DROP TABLE loan").unwrap();
+    connection.pragma_update(None, "user_version", 1).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let tracking =
+        model::Tracking { working_set: Some(Bytes::mib(150)), ..model::Tracking::default() };
+    let seen = later.view.vms.get_mut(&vm()).unwrap();
+    seen.tracking = Some(Reading::new(tracking, Time(1_000)));
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let sets: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { working_set, .. } => working_set,
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(sets, [None, Some(Bytes::mib(150))]);
+}
+
+#[test]
+fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in
+        ["shared", "saved", "merged", "scan_rate", "freed", "freed_taken", "far", "disk_read_us"]
+    {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.execute_batch("DROP TABLE loan").unwrap();
+    connection.pragma_update(None, "user_version", 2).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&with_loan(0, 10, Reason::LoanUsed))).unwrap();
+    assert_eq!(loans(&file(&dir), &"rich".into(), 0, 10).unwrap().len(), 1);
+    let mut later = with_change(tick(1, 0), 200, true);
+    let mib = Bytes::mib;
+    let dedup =
+        model::Dedup { shared: mib(40), saved: mib(30), merged: mib(90), ..Default::default() };
+    later.view.vms.get_mut(&vm()).unwrap().dedup = Some(Reading::new(dedup, Time(1_000)));
+    later.plan.vms.get_mut(&vm()).unwrap().group = Some("web".into());
+    let (rate, reason, payer) = (Some(model::PagesPerMs(50)), Reason::ScanFixed, None);
+    let scan = model::Scan { rate, reason, payer };
+    later.plan.scans.insert("web".into(), scan);
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { shared, saved, merged, scan_rate, .. } => {
+                (shared, saved, merged, scan_rate.map(|model::PagesPerMs(rate)| rate))
+            }
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    let known = (Some(mib(40)), Some(mib(30)), Some(mib(90)), Some(50));
+    assert_eq!(rows, [(None, None, None, None), known]);
+}
+
+#[test]
+fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in ["freed", "freed_taken", "far", "disk_read_us"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.pragma_update(None, "user_version", 3).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let free =
+        model::FreePages { freed: Bytes::mib(40), taken: Bytes::mib(9), ..Default::default() };
+    later.view.vms.get_mut(&vm()).unwrap().free_pages = Some(Reading::new(free, Time(1_000)));
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { freed, freed_taken, .. } => (freed, freed_taken),
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(rows, [(None, None), (Some(Bytes::mib(40)), Some(Bytes::mib(9)))]);
+}
+
+#[test]
+fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
+    drop(store);
+    let connection = Connection::open(file(&dir)).unwrap();
+    for column in ["far", "disk_read_us"] {
+        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
+        connection.execute_batch(&drop).unwrap();
+    }
+    connection.pragma_update(None, "user_version", 4).unwrap();
+    drop(connection);
+
+    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let mut later = tick(1, 0);
+    let disk = |read_us_median, held| {
+        let repositories = Some(model::RepositoriesReading { held, ..Default::default() });
+        let disk = model::DiskReading { read_us_median, repositories, ..Default::default() };
+        Reading::new(disk, Time(1_000))
+    };
+    let disks = [("a", disk(64, Bytes::mib(3))), ("b", disk(32, Bytes::mib(4)))];
+    later.view.vms.get_mut(&vm()).unwrap().disks =
+        disks.map(|(name, disk)| (name.to_owned(), disk)).into();
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { far, disk_read_us, .. } => (far, disk_read_us),
+            Entry::Change { .. } => panic!("no change was made"),
+        })
+        .collect();
+    assert_eq!(rows, [(None, None), (Some(Bytes::mib(7)), Some(64))]);
+}
