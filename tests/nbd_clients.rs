@@ -79,7 +79,7 @@ impl Catalogue for Disks {
         self.0.iter().map(|(name, _)| (*name).to_owned()).collect()
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
+    fn find(&self, name: &str, _: &Who) -> Option<Export> {
         self.0.iter().find(|disk| disk.0 == name).map(|(_, layer)| of_layer(&**layer))
     }
 

@@ -296,7 +296,7 @@ impl Catalogue for One {
         vec![EXPORT.to_owned()]
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
+    fn find(&self, name: &str, _: &Who) -> Option<Export> {
         (name == EXPORT).then(|| of_layer(&*self.0))
     }
 

@@ -370,7 +370,7 @@ impl Catalogue for One {
         vec![self.name.clone()]
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
+    fn find(&self, name: &str, _: &Who) -> Option<Export> {
         (name == self.name).then(|| of_layer(&*self.layer))
     }
 

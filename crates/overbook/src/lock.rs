@@ -11,6 +11,8 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -20,6 +22,10 @@ use sys::file_lock;
 const FILE_NAME: &str = "lock";
 /// Permission bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
+/// How long a holder may take to say who it is, or to end.
+const NAMELESS: Duration = Duration::from_secs(3);
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Who takes the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +108,9 @@ pub struct StateLock {
 }
 
 impl StateLock {
-    /// Makes `directory` if it is missing (for its owner alone) and takes its lock. Never waits.
+    /// Makes `directory` if it is missing (for its owner alone) and takes its lock. Waits at most
+    /// [`NAMELESS`], and only for a holder that has not said who it is. A daemon that was killed
+    /// while it started a child may leave one: until that child runs its program, it holds the lock.
     ///
     /// # Errors
     /// When another process holds it, or the directory cannot be used.
@@ -132,14 +140,16 @@ impl StateLock {
             .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed())
             .open(directory.join(FILE_NAME))
             .map_err(fail)?;
-        if let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let begun = Instant::now();
+        while let Err(error) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(fail(error.into()));
             }
-            return Err(LockError::Held {
-                holder: held(&mut file),
-                directory: directory.to_owned(),
-            });
+            let holder = held(&mut file);
+            if holder.by.is_some() || begun.elapsed() >= NAMELESS {
+                return Err(LockError::Held { holder, directory: directory.to_owned() });
+            }
+            thread::sleep(LOOK);
         }
         // On a full disk nobody can read whether it is the daemon, which is no reason to stop.
         let _ = write_holder(&mut file, holder);
@@ -179,7 +189,7 @@ fn write_holder(file: &mut File, holder: Holder) -> io::Result<()> {
 fn held(file: &mut File) -> Held {
     let holders = file_lock::holders(file).unwrap_or_default();
     let mut text = String::new();
-    let _ = file.take(32).read_to_string(&mut text);
+    let _ = file.rewind().and_then(|()| file.take(32).read_to_string(&mut text));
     let mut words = text.split_whitespace();
     let written = words.next().and_then(|pid| pid.parse::<u32>().ok());
     // A child that the holder has just forked has the lock too, for a moment.
@@ -195,7 +205,7 @@ fn held(file: &mut File) -> Held {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{os::unix::fs::PermissionsExt, process::Command};
 
     use super::*;
 
@@ -230,6 +240,17 @@ mod tests {
         let error = StateLock::acquire(dir.path(), Holder::Daemon).unwrap_err();
         let LockError::Held { holder, .. } = &error else { panic!("{error}") };
         assert_eq!(*holder, Held { by: None, pid: Some(std::process::id()) });
+    }
+
+    #[test]
+    fn a_child_that_a_killed_daemon_was_starting_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = File::create(dir.path().join(FILE_NAME)).unwrap();
+        flock(&file, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // The lock ends with whoever has the file open: the child, by now.
+        let mut child = Command::new("sleep").arg("0.2").stdin(file).spawn().unwrap();
+        StateLock::acquire(dir.path(), Holder::Daemon).unwrap();
+        assert!(child.wait().unwrap().success());
     }
 
     #[test]

@@ -11,6 +11,7 @@ use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
 use sys::meminfo::MemInfo;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 /// How often the host is looked at.
@@ -47,24 +48,35 @@ pub async fn mind_host(repository: Arc<Repository>) {
         }
         match need {
             Need::Now(slabs) => {
-                let taken = repository.take_back(slabs);
+                let taken = work(&repository, move |repository| repository.take_back(slabs)).await;
                 say(&host, taken, "taken back");
             }
-            Need::Soon(slabs) => {
-                let done = repository.give_notice(slabs);
-                noticed_at = noticed_at.or_else(|| Some(Instant::now()));
+            // What there was notice of is taken first: it may be enough.
+            Need::Soon(slabs) if noticed_at.is_none() => {
+                let done = work(&repository, move |repository| repository.give_notice(slabs)).await;
+                noticed_at = Some(Instant::now());
                 say(&host, done, "given notice of, or taken back");
             }
             Need::HasRoom if short_at.elapsed() >= CALM => {
-                repository.pin_one();
+                work(&repository, Repository::pin_one).await;
             }
-            Need::Nothing | Need::HasRoom => {}
+            Need::Soon(_) | Need::Nothing | Need::HasRoom => {}
         }
         if noticed_at.is_some_and(|at: Instant| at.elapsed() >= NOTICE) {
             noticed_at = None;
-            say(&host, repository.take_back_noticed(), "taken back after notice");
+            let taken = work(&repository, Repository::take_back_noticed).await;
+            say(&host, taken, "taken back after notice");
         }
     }
+}
+
+/// Memory comes and goes slowly: clients are served meanwhile.
+async fn work<T: Default + Send + 'static>(
+    repository: &Arc<Repository>,
+    what: impl FnOnce(&Repository) -> T + Send + 'static,
+) -> T {
+    let repository = repository.clone();
+    spawn_blocking(move || what(&repository)).await.unwrap_or_default()
 }
 
 fn say(host: &MemInfo, slabs: usize, what: &str) {

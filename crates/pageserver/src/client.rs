@@ -199,17 +199,21 @@ async fn talk(
     mut out: Vec<u8>,
 ) -> Result<Option<Session>, ClientError> {
     loop {
-        while let Some((length, step)) = dialogue.advance(input.bytes(), &mut out)? {
+        let mut came = Step::Next;
+        while matches!(came, Step::Next)
+            && let Some((length, step)) = dialogue.advance(input.bytes(), &mut out)?
+        {
             input.consume(length);
-            match step {
-                Step::Next => {}
-                Step::StartTls => return Ok(None),
-                Step::Ready(session) => return Ok(Some(session)),
-            }
+            came = step;
         }
         stream.write_all(&out).await?;
         stream.flush().await?;
         out.clear();
+        match came {
+            Step::Next => {}
+            Step::StartTls => return Ok(None),
+            Step::Ready(session) => return Ok(Some(session)),
+        }
         if poll_fn(|context| input.poll_fill(Pin::new(&mut *stream), context)).await? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }

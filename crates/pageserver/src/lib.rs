@@ -26,3 +26,4 @@ pub mod serve;
 pub mod server;
 pub mod tls;
 pub mod trial;
+pub mod writes;

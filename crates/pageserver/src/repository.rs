@@ -131,7 +131,7 @@ impl Repository {
     #[must_use]
     pub fn lent(&self) -> Lent {
         let state = self.shared.state();
-        let lent = state.leases.values().map(|lease| lease.memory.there()).sum();
+        let lent = state.lent();
         let leaving = state.leases.values().map(|lease| lease.memory.leaving()).sum();
         Lent { free: state.free.len(), lent, leaving, leases: state.leases.len() }
     }
@@ -159,25 +159,25 @@ impl Repository {
     /// Gives up to `slabs` slabs back to the host: free ones first, then the last ones of the
     /// largest leases. Answers how many it were.
     pub fn take_back(&self, slabs: usize) -> usize {
+        let mut taken = Vec::new();
         let mut state = self.shared.state();
-        let keep = state.free.len().saturating_sub(slabs);
-        let mut taken = state.free.drain(keep..).count();
-        while taken < slabs {
+        state.take_free(slabs, &mut taken);
+        while taken.len() < slabs {
             let largest = state.leases.values().max_by_key(|lease| lease.memory.there());
-            if !largest.is_some_and(|lease| lease.memory.take_back_last()) {
-                break;
-            }
-            taken += 1;
+            let Some(slab) = largest.and_then(|lease| lease.memory.take_last()) else { break };
+            taken.push(slab);
         }
-        taken
+        drop(state);
+        give_back(taken)
     }
 
     /// Gives up to `slabs` slabs back to the host: free ones at once; of the last ones of the largest
     /// leases it gives notice. Answers how many it were in all.
     pub fn give_notice(&self, slabs: usize) -> usize {
+        let mut taken = Vec::new();
         let mut state = self.shared.state();
-        let keep = state.free.len().saturating_sub(slabs);
-        let mut done = state.free.drain(keep..).count();
+        state.take_free(slabs, &mut taken);
+        let mut done = taken.len();
         while done < slabs {
             let stays = |lease: &&Arc<Lease>| lease.memory.there() - lease.memory.leaving();
             let largest = state.leases.values().max_by_key(stays);
@@ -186,25 +186,32 @@ impl Repository {
             }
             done += 1;
         }
+        drop(state);
+        give_back(taken);
         done
     }
 
     /// Gives back to the host all slabs of which there was notice; answers how many it were.
     pub fn take_back_noticed(&self) -> usize {
         let state = self.shared.state();
-        state.leases.values().map(|lease| lease.memory.take_back_noticed()).sum()
+        let taken: Vec<_> = state.leases.values().flat_map(|l| l.memory.take_noticed()).collect();
+        drop(state);
+        give_back(taken)
     }
 
     /// Pins one more slab, if there are fewer than in the beginning; answers whether it did.
     pub fn pin_one(&self) -> bool {
-        let Lent { free, lent, .. } = self.lent();
-        let used = self.shared.state().used;
-        if free + lent + used >= self.all {
+        if self.shared.state().all() >= self.all {
             return false;
         }
+        // It takes a while, and who asks for a lease does not wait for it.
         let Ok(slab) = pinned() else { return false };
-        self.shared.state().free.push(slab);
-        true
+        let mut state = self.shared.state();
+        let is_missing = state.all() < self.all;
+        if is_missing {
+            state.free.push(slab);
+        }
+        is_missing
     }
 
     fn wanted(&self, name: &str) -> Option<usize> {
@@ -225,7 +232,7 @@ impl Shared {
         if state.leases.get(capability).is_some_and(is_left)
             && let Some(lease) = state.leases.remove(capability)
         {
-            let slabs = lease.memory.empty();
+            let slabs = lease.memory.take_all();
             state.used += slabs.len();
             drop(state);
             // Without the thread that zeroes them nobody has them any more.
@@ -239,16 +246,18 @@ impl Catalogue for Repository {
         Vec::new()
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
+    fn find(&self, name: &str, who: &Who) -> Option<Export> {
         let state = self.shared.state();
-        if name == ROOM {
-            let size = (self.most.min(state.free.len()) * SLAB) as u64;
-            return Some(Export { size, read_only: false, block: 1 });
-        }
-        if let Some(wanted) = self.wanted(name) {
-            let slabs = wanted.min(state.free.len()) as u64;
-            let size = slabs * SLAB as u64;
-            return (size > 0).then_some(Export { size, read_only: false, block: 1 });
+        let wanted = if name == ROOM { Some(usize::MAX) } else { self.wanted(name) };
+        if let Some(wanted) = wanted {
+            let slabs =
+                wanted.min(self.most.saturating_sub(state.lent_to(who))).min(state.free.len());
+            let size = (slabs * SLAB) as u64;
+            return (size > 0 || name == ROOM).then_some(Export {
+                size,
+                read_only: false,
+                block: 1,
+            });
         }
         state.leases.get(name).map(|lease| of_layer(&lease.memory))
     }
@@ -256,9 +265,7 @@ impl Catalogue for Repository {
     fn open(&self, name: &str, who: &Who) -> Option<Opened> {
         let mut state = self.shared.state();
         let (capability, lease) = if let Some(wanted) = self.wanted(name) {
-            let own = state.leases.values().filter(|lease| lease.who == *who);
-            let has: usize = own.map(|lease| lease.memory.there()).sum();
-            let wanted = wanted.min(self.most.saturating_sub(has));
+            let wanted = wanted.min(self.most.saturating_sub(state.lent_to(who)));
             let free = state.free.len();
             if wanted == 0 || free == 0 || (free < wanted && state.used > 0) {
                 self.refused.fetch_add(1, Ordering::Relaxed);
@@ -283,6 +290,35 @@ impl Catalogue for Repository {
         let layer = Arc::new(Attached { lease, capability: capability.clone(), shared });
         Some(Opened { name: capability, layer })
     }
+}
+
+impl State {
+    /// So many slabs are pinned.
+    fn all(&self) -> usize {
+        self.free.len() + self.used + self.lent()
+    }
+
+    /// So many slabs somebody has.
+    fn lent(&self) -> usize {
+        self.leases.values().map(|lease| lease.memory.there()).sum()
+    }
+
+    /// So many slabs this client has.
+    fn lent_to(&self, who: &Who) -> usize {
+        let own = self.leases.values().filter(|lease| lease.who == *who);
+        own.map(|lease| lease.memory.there()).sum()
+    }
+
+    /// Takes up to so many slabs that nobody has.
+    fn take_free(&mut self, slabs: usize, taken: &mut Vec<Slab>) {
+        taken.extend(self.free.drain(self.free.len().saturating_sub(slabs)..));
+    }
+}
+
+/// Gives slabs back to the host; answers how many it were. It takes a while, so nobody is to wait for a
+/// lock meanwhile.
+fn give_back(slabs: Vec<Slab>) -> usize {
+    slabs.len()
 }
 
 fn pinned() -> io::Result<Slab> {

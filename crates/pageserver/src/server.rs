@@ -39,8 +39,8 @@ const AT_ONCE: usize = 512 << 10;
 pub trait Catalogue: Send + Sync {
     /// The names that any client may know.
     fn list(&self) -> Vec<String>;
-    /// What the export of this name is; nothing changes.
-    fn find(&self, name: &str) -> Option<Export>;
+    /// What the export of this name is for this client; nothing changes.
+    fn find(&self, name: &str, who: &Who) -> Option<Export>;
     /// The export of this name, for a client that wants it; it has it until it drops it.
     fn open(&self, name: &str, who: &Who) -> Option<Opened>;
 }
@@ -146,7 +146,7 @@ impl Exports for Shown<'_> {
     }
 
     fn find(&self, name: &str) -> Option<Export> {
-        self.catalogue.find(name)
+        self.catalogue.find(name, &self.who)
     }
 
     fn choose(&self, name: &str) -> Option<(String, Export)> {

@@ -24,8 +24,8 @@ use pageserver::layers::seal::Seal;
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::Errno;
 use pageserver::nbd::request::Command;
-use pageserver::repository::{Client, Repository};
-use pageserver::server::Who;
+use pageserver::repository::{Client, ROOM, Repository};
+use pageserver::server::{Catalogue, Who};
 
 const SIZE: u64 = 24 << 20;
 
@@ -149,10 +149,13 @@ async fn a_client_has_no_more_than_its_quota_however_many_leases_it_has() {
     let second = server.client("lease/2").await.unwrap();
     assert_eq!(second.session().export.size, SLAB as u64, "the rest of the quota");
     assert!(server.client("lease/1").await.is_err(), "two are free, and not for this client");
+    let [own, other] = [rustix::process::geteuid().as_raw(), 12_345].map(Who::User);
+    let told = |who| [ROOM, "lease/2"].map(|name| repository.find(name, who).map(|e| e.size));
+    assert_eq!(told(&own), [Some(0), None]);
+    assert_eq!(told(&other), [Some(2 * SLAB as u64); 2]);
     first.write(0, b"something").await.unwrap();
     first.read(0, 9).await.unwrap();
     let clients = repository.clients();
-    let own = Who::User(rustix::process::geteuid().as_raw());
     assert_eq!(clients[&own], Client { leases: 2, slabs: 2, reads: 1, writes: 1 });
     assert_eq!((clients.len(), repository.refused()), (1, 1));
 }
@@ -246,6 +249,33 @@ async fn pages_of_slabs_that_leave_with_notice_or_without_find_room_elsewhere() 
     assert_eq!(repositories[1].take_back(2), 2);
     while write(4).await > 0 {}
     reads(4).await;
+}
+
+#[tokio::test]
+async fn a_slab_that_was_taken_back_refuses_one_write_and_is_left_alone_from_then_on() {
+    const SLABS: usize = 4;
+    let small = Arc::new(Repository::new(1, 1).unwrap());
+    let large = Arc::new(Repository::new(SLABS, SLABS).unwrap());
+    let servers = [listen(small.clone()), listen(large.clone())];
+    let addresses = servers.iter().map(|server| Address::Unix(server.socket.clone())).collect();
+    let remote = Remote::new((SLABS * SLAB) as u64, addresses);
+    waits_for("both repositories", || remote.connected() == 2).await;
+    // Of several pages in one slab, one write is refused, and the other pages stay where they are.
+    remote.write(0, &[1; 3 * 4096]).result().await.unwrap();
+    assert_eq!(large.give_notice(SLABS), SLABS);
+    assert!(remote.write(4096, &[2; 4096]).result().await.is_err());
+    assert_eq!(remote.pages(), 2);
+    for page in [0, 2] {
+        let read = pageserver::layer::read(&remote, page * 4096, 4096).await;
+        assert_eq!(read.unwrap(), [1; 4096]);
+    }
+    let mut refused = 1;
+    for page in 0..1000 {
+        let written = remote.write(page * 4096, &[3; 4096]).result().await;
+        refused += usize::from(written.is_err());
+    }
+    assert!(refused <= SLABS, "{refused} writes were refused by {SLABS} slabs");
+    assert_eq!(small.lent().lent, 1);
 }
 
 #[tokio::test]

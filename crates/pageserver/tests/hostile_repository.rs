@@ -296,8 +296,8 @@ impl Catalogue for Spy {
         self.repository.list()
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
-        self.repository.find(name)
+    fn find(&self, name: &str, who: &Who) -> Option<Export> {
+        self.repository.find(name, who)
     }
 
     fn open(&self, name: &str, who: &Who) -> Option<Opened> {
@@ -369,7 +369,7 @@ async fn without_the_leases_name_nothing_is_read_and_nothing_is_left_for_the_nex
     }));
     for guess in guesses {
         assert_ne!(guess, name);
-        assert!(repository.find(&guess).is_none(), "{guess:?} is found");
+        assert!(repository.find(&guess, &Who::Anybody).is_none(), "{guess:?} is found");
         assert!(repository.open(&guess, &Who::Anybody).is_none(), "{guess:?} is opened");
     }
     assert!(repository.list().is_empty());

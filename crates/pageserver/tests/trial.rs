@@ -101,7 +101,7 @@ impl Catalogue for Any {
         Vec::new()
     }
 
-    fn find(&self, _: &str) -> Option<pageserver::nbd::request::Export> {
+    fn find(&self, _: &str, _: &Who) -> Option<pageserver::nbd::request::Export> {
         Some(pageserver::server::of_layer(&self.0))
     }
 

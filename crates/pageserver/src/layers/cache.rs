@@ -34,13 +34,12 @@ use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::layers::memory::SLAB;
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
+use crate::writes::{Writes, Writing};
 
 const PAGE: usize = 4096;
 const PAGES: usize = SLAB / PAGE;
 /// Slots that stay free, so that there is one before room is made for it.
 const SPARE: usize = 64;
-/// Pages that share a count of writes.
-const STRIPES: usize = 1024;
 /// Pages in the sample of what is read.
 const SAMPLE: usize = 8192;
 /// Pages that are read before the sample looks at them, all at once.
@@ -270,20 +269,7 @@ pub struct Cache {
     below: Arc<dyn Layer>,
     space: Arc<Space>,
     disk: u64,
-    stripes: Vec<Stripe>,
-}
-
-/// The writes to some of the pages.
-#[derive(Default)]
-struct Stripe {
-    begun: AtomicU64,
-    under_way: AtomicU64,
-}
-
-/// A write that is under way; ended when this is dropped, whatever became of it.
-struct Writing<'a> {
-    cache: &'a Cache,
-    pages: std::ops::Range<u64>,
+    writes: Writes,
 }
 
 impl Cache {
@@ -291,12 +277,7 @@ impl Cache {
     #[must_use]
     pub fn over(below: Arc<dyn Layer>, space: Arc<Space>) -> Self {
         let disk = u64::from(space.disks.fetch_add(1, Ordering::Relaxed)) << 48;
-        let stripes = (0..STRIPES).map(|_| Stripe::default()).collect();
-        Self { below, space, disk, stripes }
-    }
-
-    fn stripe(&self, page: u64) -> &Stripe {
-        &self.stripes[usize::try_from(page).unwrap_or(0) % STRIPES]
+        Self { below, space, disk, writes: Writes::default() }
     }
 
     /// Copies what lies here; `false`: not all of it does.
@@ -317,49 +298,34 @@ impl Cache {
     }
 
     async fn miss(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        let first = offset.div_ceil(PAGE as u64);
-        let end = (offset + length as u64) / PAGE as u64;
-        let seen = |page| {
-            let stripe = self.stripe(page);
-            let is_quiet = stripe.under_way.load(Ordering::SeqCst) == 0;
-            is_quiet.then(|| stripe.begun.load(Ordering::SeqCst))
-        };
-        let before: Vec<Option<u64>> = (first..end).map(seen).collect();
+        let watch = self.writes.watch(offset..offset + length as u64);
         let data = layer::read(&*self.below, offset, length).await?;
-        let mut held = self.space.held();
-        for (page, before) in (first..end).zip(before) {
-            if before.is_some() && seen(page) == before {
-                let begin = usize::try_from(page * PAGE as u64 - offset).unwrap_or(0);
-                held.keep(self.disk | page, &data[begin..begin + PAGE]);
+        watch.if_untouched(|| {
+            let mut held = self.space.held();
+            let begin = usize::try_from(offset.next_multiple_of(PAGE as u64) - offset).unwrap_or(0);
+            let pages = data.get(begin..).unwrap_or_default().chunks_exact(PAGE);
+            for (page, content) in (offset.div_ceil(PAGE as u64)..).zip(pages) {
+                held.keep(self.disk | page, content);
             }
-        }
+        });
         Ok(data)
     }
 
     /// A write to these bytes begins: they do not lie here any more.
-    fn begin(&self, offset: u64, length: u64) -> Writing<'_> {
-        let pages = offset / PAGE as u64..(offset + length).div_ceil(PAGE as u64);
-        let mut held = self.space.held();
-        for page in pages.clone() {
-            let stripe = self.stripe(page);
-            stripe.under_way.fetch_add(1, Ordering::SeqCst);
-            stripe.begun.fetch_add(1, Ordering::SeqCst);
-            held.drop_page(self.disk | page);
-        }
-        Writing { cache: self, pages }
-    }
-}
-
-impl Drop for Writing<'_> {
-    fn drop(&mut self) {
-        for page in self.pages.clone() {
-            self.cache.stripe(page).under_way.fetch_sub(1, Ordering::SeqCst);
-        }
+    fn begin(&self, offset: u64, length: u64) -> Writing {
+        let end = offset + length;
+        let drop_pages = || {
+            let mut held = self.space.held();
+            for page in offset / PAGE as u64..end.div_ceil(PAGE as u64) {
+                held.drop_page(self.disk | page);
+            }
+        };
+        self.writes.begin(offset..end, drop_pages).0
     }
 }
 
 /// The write lasts until the layer below has answered.
-fn during<'a>(writing: Writing<'a>, answer: Answer<'a>) -> Answer<'a> {
+fn during(writing: Writing, answer: Answer<'_>) -> Answer<'_> {
     match answer {
         Answer::Now(result) => Answer::Now(result),
         Answer::Later(future) => Answer::Later(Box::pin(async move {

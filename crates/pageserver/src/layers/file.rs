@@ -6,6 +6,9 @@
 //! than [`MOST_DIRTY`] may be; then writes wait for the disk. And what is on the disk leaves the
 //! page cache: a host that is short of memory has none for copies of swap.
 //!
+//! Writes to the same bytes land in the order in which they came, also when the connection that brought
+//! one of them has broken meanwhile: a thread that writes is not stopped.
+//!
 //! The kernel tells of a failed write once, and may drop what it could not write: from then on the
 //! file may hold old content, so nothing is read from it or written to it any more.
 
@@ -26,6 +29,7 @@ use tokio::task::spawn_blocking;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
+use crate::writes::{Writes, Writing};
 
 /// So much is written before the disk is asked to catch up, in bytes.
 const MOST_DIRTY: u64 = 64 << 20;
@@ -42,6 +46,7 @@ pub struct File {
     is_cached_above: bool,
     /// Held by whoever makes the disk catch up.
     catching_up: Mutex<()>,
+    writes: Writes,
 }
 
 #[derive(Debug)]
@@ -89,6 +94,7 @@ impl File {
             open: Arc::new(open),
             is_cached_above: false,
             catching_up: Mutex::new(()),
+            writes: Writes::default(),
         }
     }
 
@@ -112,6 +118,25 @@ impl File {
             what(&open)
         });
         done.await.map_err(|_| Errno::Io)?.map_err(|error| errno(&error))
+    }
+
+    /// Changes these bytes, when all changes of them that came before have ended.
+    fn change(
+        &self,
+        (offset, length): (u64, u64),
+        what: impl FnOnce(&Open) -> io::Result<()> + Send + 'static,
+    ) -> Answer<'_> {
+        let (writing, ()) = self.writes.begin(offset..offset + length, || ());
+        Answer::Later(Box::pin(async move {
+            writing.turn().await;
+            self.catch_up(MOST_DIRTY).await?;
+            self.slowly(move |open| {
+                // Whoever waits for this may be gone.
+                let _writing: Writing = writing;
+                what(open)
+            })
+            .await
+        }))
     }
 
     /// Waits until there is room for more that is not on the disk.
@@ -217,14 +242,11 @@ impl Layer for File {
 
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
         let data = data.to_vec();
-        Answer::Later(Box::pin(async move {
-            self.catch_up(MOST_DIRTY).await?;
-            self.slowly(move |open| open.write(offset, &data)).await
-        }))
+        self.change((offset, data.len() as u64), move |open| open.write(offset, &data))
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
-        Answer::Later(Box::pin(self.slowly(move |open| open.zero(offset, length, zeros))))
+        self.change((offset, length), move |open| open.zero(offset, length, zeros))
     }
 
     fn flush(&self) -> Answer<'_> {
@@ -254,5 +276,38 @@ impl Layer for File {
             at = until;
         }
         extents
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::FutureExt;
+    use tokio::runtime::Builder;
+
+    use super::*;
+
+    #[test]
+    fn a_write_whose_connection_has_broken_does_not_land_after_a_later_one() {
+        let runtime = Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        runtime.block_on(async {
+            let dir = tempfile::tempdir().unwrap();
+            let file = File::create(&dir.path().join("disk"), 1 << 20).unwrap();
+            let (release, blocked) = mpsc::channel::<()>();
+            let disk = spawn_blocking(move || blocked.recv());
+            // It is on its way to the one thread, which is busy.
+            let mut first = Box::pin(file.write(0, &[1; 8192]).result());
+            assert!((&mut first).now_or_never().is_none());
+            drop(first);
+            let (second, ()) = file.writes.begin(4096..8192, || ());
+            assert!(second.turn().now_or_never().is_none(), "the first one may land after it");
+            release.send(()).unwrap();
+            disk.await.unwrap().unwrap();
+            second.turn().await;
+            let read = crate::layer::read(&file, 0, 8192).await.unwrap();
+            assert!(read == [1; 8192]);
+        });
     }
 }

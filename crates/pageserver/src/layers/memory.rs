@@ -12,7 +12,7 @@ use sys::slab::Slab;
 
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
-use crate::nbd::reply::Extent;
+use crate::nbd::reply::{self, Extent};
 
 /// Size of a slab, in bytes.
 pub const SLAB: usize = 16 << 20;
@@ -72,9 +72,9 @@ impl Memory {
         Self { size, slabs: slabs.into_iter().map(there).collect() }
     }
 
-    /// Gives the last slab that is there back to the host; answers whether there was one.
-    pub fn take_back_last(&self) -> bool {
-        (0..self.slabs.len()).rev().any(|slab| self.take(slab).is_some())
+    /// Takes the last slab that is there; `None`: there is none.
+    pub fn take_last(&self) -> Option<Slab> {
+        (0..self.slabs.len()).rev().find_map(|slab| self.take(slab))
     }
 
     /// Gives notice of the last slab that is there without any; answers whether there was one.
@@ -92,10 +92,10 @@ impl Memory {
         })
     }
 
-    /// Gives all slabs back to the host of which there was notice; answers how many it were.
-    pub fn take_back_noticed(&self) -> usize {
+    /// Takes all slabs of which there was notice.
+    pub fn take_noticed(&self) -> Vec<Slab> {
         let leaving = |slab: &usize| matches!(*self.slab(*slab), State::Leaving(_));
-        (0..self.slabs.len()).filter(leaving).filter_map(|slab| self.take(slab)).count()
+        (0..self.slabs.len()).filter(leaving).filter_map(|slab| self.take(slab)).collect()
     }
 
     /// So many slabs are about to be taken back.
@@ -105,8 +105,8 @@ impl Memory {
         (0..self.slabs.len()).filter(leaving).count()
     }
 
-    /// Takes all slabs out; nothing can be read or written any more.
-    pub fn empty(&self) -> Vec<Slab> {
+    /// Takes all slabs; nothing can be read or written any more.
+    pub fn take_all(&self) -> Vec<Slab> {
         (0..self.slabs.len()).filter_map(|slab| self.take(slab)).collect()
     }
 
@@ -266,25 +266,20 @@ impl Layer for Memory {
     }
 
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
-        let mut extents: Vec<Extent> = Vec::new();
-        for part in parts(offset, length.min(MOST_LOOKED_AT).into()) {
+        let parts = parts(offset, length.min(MOST_LOOKED_AT).into());
+        reply::join(parts.flat_map(|part| {
             let slab = self.slab(part.slab);
-            let mut at = part.begin;
-            while at < part.begin + part.length {
-                let length = (PAGE - at % PAGE).min(part.begin + part.length - at);
+            let end = part.begin + part.length;
+            let pages = part.begin / PAGE..end.div_ceil(PAGE);
+            pages.map(move |page| {
                 let is_hole = match &*slab {
-                    State::There(pages) | State::Leaving(pages) => !pages.is_written(at / PAGE),
+                    State::There(pages) | State::Leaving(pages) => !pages.is_written(page),
                     State::Empty => true,
                     State::Gone => false,
                 };
-                let length = u32::try_from(length).unwrap_or(u32::MAX);
-                match extents.last_mut().filter(|last| last.is_hole == is_hole) {
-                    Some(last) => last.length += length,
-                    None => extents.push(Extent { length, is_hole }),
-                }
-                at += length as usize;
-            }
-        }
-        extents
+                let length = end.min((page + 1) * PAGE) - part.begin.max(page * PAGE);
+                Extent { length: u32::try_from(length).unwrap_or(u32::MAX), is_hole }
+            })
+        }))
     }
 }

@@ -3,14 +3,17 @@
 //! A table says where each page lies: in which repository, and where in the lease that was had
 //! there. A new page goes to the repository with the most room. When a connection breaks, all that
 //! lay there is forgotten; a task connects anew, and what is written from then on has room there
-//! again. Where a repository refuses something it has taken that memory back, or is about to: the
-//! page is forgotten, its place is not used again, and the next write finds another one. Reads of what
-//! is not there, and all that a repository does not answer, are errors.
+//! again. Where a repository refuses something it has taken that slab back, or is about to: the pages
+//! that were asked for are forgotten, nothing is written to that slab any more, and the next write
+//! finds room elsewhere. Reads of what is not there, and all that a repository does not answer, are
+//! errors.
 //!
 //! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
 //! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
 //! what a page must be.
 
+use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,10 +27,11 @@ use crate::client::{self, Client, ClientError};
 use crate::dead_peers;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::layers::memory::SLAB;
-use crate::layers::seal::{PAGE, by_page};
+use crate::layers::seal::PAGE;
 use crate::nbd::Errno;
 use crate::nbd::dialogue::Wanted;
-use crate::nbd::reply::Extent;
+use crate::nbd::reply::{self, Extent};
+use crate::nbd::wire;
 use crate::repository::LEASE;
 use crate::tls::Connector;
 
@@ -39,6 +43,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_secs(1);
 /// Pages that share a lock.
 const SHARD: usize = 4096;
+/// Pages of a slab.
+const SLAB_PAGES: usize = SLAB / PAGE;
 
 /// Where a repository listens.
 #[derive(Clone)]
@@ -65,6 +71,12 @@ struct Place {
     page: u32,
 }
 
+impl Place {
+    fn slab(self) -> usize {
+        self.page as usize / SLAB_PAGES
+    }
+}
+
 /// Pages in other hosts' memory.
 pub struct Remote {
     size: u64,
@@ -88,17 +100,18 @@ struct Repository {
 struct Lease {
     number: u32,
     client: Client,
-    /// Pages that hold nothing; the first ones are at the end.
+    /// Pages that hold nothing; the first ones are at the end. None of them is in a refused slab.
     free: Vec<u32>,
+    /// Slabs that the repository has taken back, or is about to.
+    refused: HashSet<usize>,
 }
 
-/// Pages that lie side by side here and there.
+/// Pages that lie side by side here and in a slab there.
 struct Run {
     client: Client,
-    /// In bytes.
-    at: u64,
+    first: Place,
     /// Pages of the request.
-    pages: std::ops::Range<usize>,
+    pages: Range<usize>,
 }
 
 impl Remote {
@@ -177,9 +190,18 @@ impl Remote {
     /// What lay there does not any more.
     fn free(&self, place: Place) {
         let mut lease = self.repositories[usize::from(place.repository)].lease();
-        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == place.lease) {
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == place.lease)
+            && !lease.refused.contains(&place.slab())
+        {
             lease.free.push(place.page);
         }
+    }
+
+    /// Whether what lies there can be written anew.
+    fn is_writable(&self, place: Place) -> bool {
+        let lease = self.repositories[usize::from(place.repository)].lease();
+        let lease = lease.as_ref().filter(|lease| lease.number == place.lease);
+        lease.is_some_and(|lease| !lease.refused.contains(&place.slab()))
     }
 
     /// Where these pages lie, in runs; `None`: one of them is not there, or `place` has none for it.
@@ -192,24 +214,24 @@ impl Remote {
         let mut last: Option<Place> = None;
         for (i, page) in pages.enumerate() {
             let found = place(page)?;
-            let follows = last.is_some_and(|last| Place { page: last.page + 1, ..last } == found);
+            let follows = last.is_some_and(|last| {
+                Place { page: last.page + 1, ..last } == found && last.slab() == found.slab()
+            });
             match runs.last_mut().filter(|_| follows) {
                 Some(run) => run.pages.end = i + 1,
-                None => runs.push(Run {
-                    client: self.client(&found)?,
-                    at: u64::from(found.page) * PAGE as u64,
-                    pages: i..i + 1,
-                }),
+                None => {
+                    runs.push(Run { client: self.client(&found)?, first: found, pages: i..i + 1 })
+                }
             }
             last = Some(found);
         }
         Some(runs)
     }
 
-    /// A place for a page that is written anew: the one that it has, if that is not lost.
+    /// A place for a page that is written anew: the one that it has, if that can be written.
     fn place_for(&self, page: u64) -> Option<Place> {
         let has = self.place(page, |place| *place);
-        if has.is_some_and(|place| self.client(&place).is_some()) {
+        if has.is_some_and(|place| self.is_writable(place)) {
             return has;
         }
         let found = self.find_room();
@@ -225,23 +247,36 @@ impl Remote {
         }
     }
 
-    /// After an error about these pages.
-    fn failed(&self, error: &ClientError, pages: std::ops::Range<u64>) -> Errno {
-        if matches!(error, ClientError::Refused(_)) {
-            for page in pages {
-                self.place(page, Option::take);
-            }
+    /// After an error about a run, of a request that begins at page `begin`.
+    fn failed(&self, error: &ClientError, run: &Run, begin: u64) -> Errno {
+        let Place { repository, lease: number, page: first } = run.first;
+        if !matches!(error, ClientError::Refused(_)) {
+            return Errno::Io;
+        }
+        let slab = run.first.slab();
+        let mut lease = self.repositories[usize::from(repository)].lease();
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == number)
+            && lease.refused.insert(slab)
+        {
+            lease.free.retain(|page| *page as usize / SLAB_PAGES != slab);
+        }
+        drop(lease);
+        for (page, there) in run.pages.clone().zip(first..) {
+            let was = Place { page: there, ..run.first };
+            self.place(begin + page as u64, |place| *place = place.filter(|now| *now != was));
         }
         Errno::Io
     }
 
     async fn read(&self, runs: Vec<Run>, (offset, length): (u64, usize)) -> Result<Vec<u8>, Errno> {
-        let failed = |error| self.failed(&error, pages_of(offset, length as u64));
+        let read = async |run: &Run| {
+            let read = run.client.read(run.at(), run.length()).await;
+            read.map_err(|error| self.failed(&error, run, offset / PAGE as u64))
+        };
         if let [run] = &runs[..] {
-            return run.client.read(run.at, run.length()).await.map_err(failed);
+            return read(run).await;
         }
-        let parts = try_join_all(runs.iter().map(|run| run.client.read(run.at, run.length())));
-        let parts = parts.await.map_err(failed)?;
+        let parts = try_join_all(runs.iter().map(read)).await?;
         let mut data = Vec::with_capacity(length);
         parts.iter().for_each(|part| data.extend_from_slice(part));
         Ok(data)
@@ -256,11 +291,16 @@ async fn silence(client: &Client) {
 }
 
 /// The pages of a range.
-fn pages_of(offset: u64, length: u64) -> std::ops::Range<u64> {
+fn pages_of(offset: u64, length: u64) -> Range<u64> {
     offset / PAGE as u64..(offset + length) / PAGE as u64
 }
 
 impl Run {
+    /// Where it begins in the lease, in bytes.
+    fn at(&self) -> u64 {
+        u64::from(self.first.page) * PAGE as u64
+    }
+
     fn length(&self) -> u32 {
         u32::try_from(self.pages.len() * PAGE).unwrap_or(u32::MAX)
     }
@@ -316,7 +356,7 @@ impl Repository {
         let pages = client.session().export.size / PAGE as u64;
         let number = self.leases.fetch_add(1, Ordering::Relaxed);
         let free = (0..u32::try_from(pages).unwrap_or(u32::MAX)).rev().collect();
-        *self.lease() = Some(Lease { number, client, free });
+        *self.lease() = Some(Lease { number, client, free, refused: HashSet::new() });
     }
 }
 
@@ -361,9 +401,12 @@ impl Layer for Remote {
         };
         let data = data.to_vec();
         Answer::Later(Box::pin(async move {
-            let part = |run: &Run| run.pages.start * PAGE..run.pages.end * PAGE;
-            let writes = runs.iter().map(|run| run.client.write(run.at, &data[part(run)]));
-            try_join_all(writes).await.map(|_| ()).map_err(|error| self.failed(&error, pages))
+            let write = async |run: &Run| {
+                let part = run.pages.start * PAGE..run.pages.end * PAGE;
+                let written = run.client.write(run.at(), &data[part]).await;
+                written.map_err(|error| self.failed(&error, run, pages.start))
+            };
+            try_join_all(runs.iter().map(write)).await.map(|_| ())
         }))
     }
 
@@ -377,9 +420,10 @@ impl Layer for Remote {
     }
 
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
-        by_page(pages_of(offset, length.into()).map(|page| {
+        reply::join(pages_of(offset, length.into()).map(|page| {
             let place = self.place(page, |place| *place);
-            place.is_none_or(|place| self.client(&place).is_none())
+            let is_hole = place.is_none_or(|place| self.client(&place).is_none());
+            Extent { length: wire::length(PAGE), is_hole }
         }))
     }
 }

@@ -15,7 +15,8 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
-use crate::nbd::reply::Extent;
+use crate::nbd::reply::{self, Extent};
+use crate::nbd::wire;
 
 /// Size of a page in bytes: what is sealed as one.
 pub const PAGE: usize = 4096;
@@ -218,19 +219,9 @@ impl Layer for Seal {
         let below = below
             .flat_map(|extent| std::iter::repeat_n(extent.is_hole, extent.length as usize / PAGE));
         let first = offset / PAGE as u64;
-        by_page((first..).zip(below).map(|(place, is_hole)| is_hole || self.known(place).is_none()))
+        reply::join((first..).zip(below).map(|(place, is_hole)| Extent {
+            length: wire::length(PAGE),
+            is_hole: is_hole || self.known(place).is_none(),
+        }))
     }
-}
-
-/// Extents of pages of which it is known whether each is a hole.
-pub(super) fn by_page(holes: impl Iterator<Item = bool>) -> Vec<Extent> {
-    const LENGTH: u32 = 4096;
-    let mut extents: Vec<Extent> = Vec::new();
-    for is_hole in holes {
-        match extents.last_mut().filter(|last| last.is_hole == is_hole) {
-            Some(last) => last.length += LENGTH,
-            None => extents.push(Extent { length: LENGTH, is_hole }),
-        }
-    }
-    extents
 }

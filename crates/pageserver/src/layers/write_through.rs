@@ -12,46 +12,29 @@
 //! lost with a repository comes back as it is needed. Not while a write to the same pages is under way, or
 //! has begun since the read did: nobody knows then whether what was read is old.
 
-use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join, join_all, select};
 use tokio::time::{sleep, timeout};
 
 use crate::layer::{self, Answer, Layer, Read, Zeros};
 use crate::nbd::Errno;
 use crate::nbd::reply::Extent;
+use crate::writes::{Writes, Writing};
 
 /// How long a write waits for the near layer once the other has it.
 pub const PATIENCE: Duration = Duration::from_millis(100);
 /// How long a read waits for the near layer alone, or for what it brings to be written there.
 pub const HEDGE: Duration = Duration::from_millis(5);
-/// Pages that share a count of writes.
-const STRIPES: usize = 1024;
-const PAGE: u64 = 4096;
 
 /// A near layer before one that has everything.
 pub struct WriteThrough {
     near: Arc<dyn Layer>,
     below: Arc<dyn Layer>,
-    /// Held while a write begins, so that writes to the near layer begin in the order of these counts.
-    writes: Mutex<Vec<Stripe>>,
+    writes: Writes,
     counters: Counters,
-}
-
-/// The writes to some of the pages.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Stripe {
-    begun: u64,
-    under_way: u64,
-}
-
-/// A write that is under way; ended when this is dropped, whatever became of it.
-struct Writing<'a> {
-    through: &'a WriteThrough,
-    pages: Range<u64>,
 }
 
 /// Where reads were answered from.
@@ -70,8 +53,7 @@ impl WriteThrough {
     #[must_use]
     pub fn new(near: Arc<dyn Layer>, below: Arc<dyn Layer>) -> Self {
         debug_assert_eq!(near.size(), below.size(), "two sizes of one export");
-        let writes = Mutex::new(vec![Stripe::default(); STRIPES]);
-        Self { near, below, writes, counters: Counters::default() }
+        Self { near, below, writes: Writes::default(), counters: Counters::default() }
     }
 
     /// Where reads were answered from.
@@ -80,42 +62,21 @@ impl WriteThrough {
         &self.counters
     }
 
-    fn writes(&self) -> MutexGuard<'_, Vec<Stripe>> {
-        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins a write to both layers.
+    /// Begins a write, to the near layer first: from here on that does not show what was there before.
+    /// Writes begin there one after the other.
     fn begin<'a>(
-        &'a self,
+        &self,
         (offset, length): (u64, u64),
         near: impl FnOnce() -> Answer<'a>,
-    ) -> (Writing<'a>, Answer<'a>) {
-        let pages = pages_of(offset, length);
-        let mut writes = self.writes();
-        for page in pages.clone() {
-            let stripe = &mut writes[stripe_of(page)];
-            stripe.begun += 1;
-            stripe.under_way += 1;
-        }
-        (Writing { through: self, pages }, near())
-    }
-
-    /// What is known of the writes to these pages.
-    fn seen(writes: &[Stripe], pages: Range<u64>) -> Vec<Stripe> {
-        pages.map(|page| writes[stripe_of(page)]).collect()
+    ) -> (Writing, Answer<'a>) {
+        self.writes.begin(offset..offset + length, near)
     }
 
     /// Reads what the near layer does not have, and writes it there.
     async fn fetch(&self, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
-        let pages = || pages_of(offset, length as u64);
-        let before = Self::seen(&self.writes(), pages());
+        let watch = self.writes.watch(offset..offset + length as u64);
         let data = layer::read(&*self.below, offset, length).await?;
-        let near: Vec<Answer<'_>> = {
-            let writes = self.writes();
-            let is_quiet = before.iter().all(|stripe| stripe.under_way == 0);
-            let is_new = is_quiet && Self::seen(&writes, pages()) == before;
-            if is_new { self.write_lacking(offset, &data) } else { Vec::new() }
-        };
+        let near = watch.if_untouched(|| self.write_lacking(offset, &data)).unwrap_or_default();
         let near = join_all(near.into_iter().map(Answer::result));
         let _costs_time_only = timeout(HEDGE, near).await;
         Ok(data)
@@ -165,23 +126,15 @@ impl WriteThrough {
     }
 }
 
-impl Drop for Writing<'_> {
-    fn drop(&mut self) {
-        let mut writes = self.through.writes();
-        for page in self.pages.clone() {
-            writes[stripe_of(page)].under_way -= 1;
-        }
-    }
-}
-
-fn stripe_of(page: u64) -> usize {
-    usize::try_from(page).unwrap_or(0) % STRIPES
-}
-
-/// The pages that a range touches, as far as they differ in their stripes.
-fn pages_of(offset: u64, length: u64) -> Range<u64> {
-    let first = offset / PAGE;
-    first..(offset + length).div_ceil(PAGE).min(first + STRIPES as u64)
+/// Waits for both layers; what became of it says the lower one.
+fn both<'a>((writing, near): (Writing, Answer<'a>), below: Answer<'a>) -> Answer<'a> {
+    Answer::Later(Box::pin(async move {
+        let _writing = writing;
+        let near = async {
+            let _costs_time_only = timeout(PATIENCE, near.result()).await;
+        };
+        join(near, below.result()).await.1
+    }))
 }
 
 impl Layer for WriteThrough {
@@ -202,30 +155,13 @@ impl Layer for WriteThrough {
     }
 
     fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
-        // From here on the near layer does not show what was there before.
-        let range = (offset, data.len() as u64);
-        let (writing, near) = self.begin(range, || self.near.write(offset, data));
-        let below = self.below.write(offset, data);
-        Answer::Later(Box::pin(async move {
-            let _writing = writing;
-            let near = async {
-                let _costs_time_only = timeout(PATIENCE, near.result()).await;
-            };
-            futures_util::future::join(near, below.result()).await.1
-        }))
+        let begun = self.begin((offset, data.len() as u64), || self.near.write(offset, data));
+        both(begun, self.below.write(offset, data))
     }
 
     fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
-        let range = (offset, length);
-        let (writing, near) = self.begin(range, || self.near.zero(offset, length, zeros));
-        let below = self.below.zero(offset, length, zeros);
-        Answer::Later(Box::pin(async move {
-            let _writing = writing;
-            let near = async {
-                let _costs_time_only = timeout(PATIENCE, near.result()).await;
-            };
-            futures_util::future::join(near, below.result()).await.1
-        }))
+        let begun = self.begin((offset, length), || self.near.zero(offset, length, zeros));
+        both(begun, self.below.zero(offset, length, zeros))
     }
 
     fn flush(&self) -> Answer<'_> {

@@ -21,6 +21,19 @@ pub struct Extent {
     pub is_hole: bool,
 }
 
+/// Extents of stretches that lie one after the other, of which it is known whether each is a hole.
+#[must_use]
+pub fn join(stretches: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = Vec::new();
+    for next in stretches {
+        match extents.last_mut().filter(|last| last.is_hole == next.is_hole) {
+            Some(last) => last.length += next.length,
+            None => extents.push(next),
+        }
+    }
+    extents
+}
+
 /// Appends a reply without data.
 pub fn simple(out: &mut Vec<u8>, cookie: u64, result: Result<(), Errno>) {
     let error = result.map_or_else(|errno| errno as u32, |()| 0);

@@ -213,6 +213,6 @@ pub(super) fn push_text(out: &mut Vec<u8>, text: &str) {
 }
 
 /// A length that the limits above keep within 32 bits.
-pub(super) fn length(n: usize) -> u32 {
+pub(crate) fn length(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }

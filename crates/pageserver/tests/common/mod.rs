@@ -29,7 +29,7 @@ impl Catalogue for One {
         vec![self.0.to_owned()]
     }
 
-    fn find(&self, name: &str) -> Option<Export> {
+    fn find(&self, name: &str, _: &Who) -> Option<Export> {
         (name == self.0).then(|| of_layer(&*self.1))
     }
 

@@ -1,0 +1,177 @@
+//! The writes to a disk that are under way, for layers that have to know of others than their own.
+//!
+//! Two questions are answered here. Whether what was read is still what lies below: not if a write to the
+//! same bytes was under way when the read began, or has begun since ([`Watch`]). And whose turn it is: a
+//! write may go on after its connection has broken, and must not land after a later one ([`Writing::turn`]).
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// The writes to one disk. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Writes {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Told whenever a write ends.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// Those under way, in the order in which they began.
+    writes: Vec<Entry>,
+    /// Reads that are watched.
+    watches: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    bytes: Range<u64>,
+    /// Of a read: a write has touched its bytes.
+    is_touched: bool,
+}
+
+/// A write that is under way; it ends when this is dropped, whatever became of it.
+#[derive(Debug)]
+pub struct Writing {
+    shared: Arc<Shared>,
+    number: u64,
+    bytes: Range<u64>,
+}
+
+/// A read, and whether writes touch what it reads.
+#[derive(Debug)]
+pub struct Watch {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Writes {
+    /// A write to these bytes begins. Meanwhile `also` is done: nothing else begins before it has ended.
+    pub fn begin<T>(&self, bytes: Range<u64>, also: impl FnOnce() -> T) -> (Writing, T) {
+        let mut state = self.shared.state();
+        for watch in &mut state.watches {
+            watch.is_touched |= overlap(&watch.bytes, &bytes);
+        }
+        let number = state.number();
+        state.writes.push(Entry { number, bytes: bytes.clone(), is_touched: false });
+        (Writing { shared: self.shared.clone(), number, bytes }, also())
+    }
+
+    /// A read of these bytes begins.
+    #[must_use]
+    pub fn watch(&self, bytes: Range<u64>) -> Watch {
+        let mut state = self.shared.state();
+        let number = state.number();
+        let is_touched = state.writes.iter().any(|write| overlap(&write.bytes, &bytes));
+        state.watches.push(Entry { number, bytes, is_touched });
+        Watch { shared: self.shared.clone(), number }
+    }
+}
+
+impl Writing {
+    /// Waits until all writes to the same bytes that began before this one have ended.
+    pub async fn turn(&self) {
+        loop {
+            let ended = self.shared.ended.notified();
+            let earlier =
+                |write: &Entry| write.number < self.number && overlap(&write.bytes, &self.bytes);
+            if !self.shared.state().writes.iter().any(earlier) {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Watch {
+    /// Does `what` unless a write has touched what was read; no write begins before it has ended.
+    pub fn if_untouched<T>(self, what: impl FnOnce() -> T) -> Option<T> {
+        let state = self.shared.state();
+        let own = state.watches.iter().find(|watch| watch.number == self.number);
+        let done = own.is_some_and(|watch| !watch.is_touched).then(what);
+        drop(state);
+        done
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.shared.state().writes.retain(|write| write.number != self.number);
+        self.shared.ended.notify_waiters();
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.state().watches.retain(|watch| watch.number != self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn a_read_is_touched_by_writes_before_and_after_it_began() {
+        let writes = Writes::default();
+        let (before, ()) = writes.begin(0..100, || ());
+        let late = writes.watch(99..200);
+        drop(before);
+        assert_eq!(late.if_untouched(|| 1), None);
+        let untouched = writes.watch(100..200);
+        drop(writes.begin(0..100, || ()));
+        assert_eq!(untouched.if_untouched(|| 2), Some(2));
+        let early = writes.watch(100..200);
+        drop(writes.begin(199..300, || ()));
+        assert_eq!(early.if_untouched(|| 3), None);
+        assert!(writes.shared.state().writes.is_empty());
+        assert!(writes.shared.state().watches.is_empty());
+    }
+
+    #[tokio::test]
+    async fn it_is_the_turn_of_whoever_began_first() {
+        let writes = Writes::default();
+        let (first, ()) = writes.begin(0..100, || ());
+        let (second, ()) = writes.begin(50..150, || ());
+        let (third, ()) = writes.begin(140..200, || ());
+        let (elsewhere, ()) = writes.begin(200..300, || ());
+        first.turn().await;
+        elsewhere.turn().await;
+        let (mut seconds, mut thirds) = (Box::pin(second.turn()), Box::pin(third.turn()));
+        assert!((&mut seconds).now_or_never().is_none());
+        assert!((&mut thirds).now_or_never().is_none());
+        drop(first);
+        seconds.await;
+        assert!((&mut thirds).now_or_never().is_none());
+        drop(second);
+        thirds.await;
+    }
+}
