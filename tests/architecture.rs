@@ -140,6 +140,19 @@ fn every_module_opens_with_its_idea() {
     }
 }
 
+/// The formatter keeps code that wide. Tables and diagrams are as wide as they are.
+#[test]
+fn comments_end_within_100_columns() {
+    for (name, text) in ["crates", "guest", "tests"].into_iter().flat_map(sources) {
+        for line in text.lines().filter(|line| line.chars().count() > 100) {
+            let words = line.trim_start().trim_start_matches(['/', '!']);
+            let is_comment = words.len() < line.trim_start().len();
+            let is_prose = !words.starts_with("  ") && !words.contains(" | ");
+            assert!(!is_comment || !is_prose || words.contains("://"), "{name}: {line}");
+        }
+    }
+}
+
 #[test]
 fn no_source_grows_beyond_a_room() {
     for (name, text) in ["crates", "guest", "tests"].into_iter().flat_map(sources) {

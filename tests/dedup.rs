@@ -28,8 +28,8 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Guests of one seed: what they verify is the same until they rewrite it, an eighth of 16 MB in a second: not before
-/// it was merged, nor long after.
+/// Guests of one seed: what they verify is the same until they rewrite it, an eighth of 16 MB in a
+/// second: not before it was merged, nor long after.
 fn guest(name: &str) -> MachineSpec {
     let work = "verify --mb 40 --rate 16";
     MachineSpec { shim: true, ..MachineSpec::new(name, "shop", MAX, MAX, work) }

@@ -7,7 +7,8 @@ use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage};
 use sys::process::{Identity, Signal};
 
-/// Of the 70 MiB that the guest frees at a time: its kernel reports them in parts, every two seconds.
+/// Of the 70 MiB that the guest frees at a time: its kernel reports them in parts, every two
+/// seconds.
 const ENOUGH: Bytes = Bytes::mib(30);
 
 /// Changes the configuration, and has it read.

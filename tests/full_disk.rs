@@ -9,8 +9,9 @@ use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
 use sys::process::Spawn;
 
-/// Starts the daemon anew with its state on a full file system of its own, in a mount namespace that
-/// ends with it. Answers the file that fills it, as seen from here; `None`: no such thing is allowed.
+/// Starts the daemon anew with its state on a full file system of its own, in a mount namespace
+/// that ends with it. Answers the file that fills it, as seen from here; `None`: no such thing is
+/// allowed.
 fn restart_on_full_disk(stage: &mut Stage) -> Option<PathBuf> {
     stage.lab.end_helper("daemon", false).unwrap();
     let said = stage.overbook(&["release"]);

@@ -1,4 +1,5 @@
-//! Lending end to end: a group of real guests that is short, one that is not, the daemon and its workers.
+//! Lending end to end: a group of real guests that is short, one that is not, the daemon and its
+//! workers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

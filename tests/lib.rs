@@ -1,11 +1,13 @@
 //! What the end-to-end tests share: a stage with a few real guests and the real daemon on it.
 //!
-//! **Idea.** A test asks for guests and a mode and gets a [`Stage`]: a lab of its own below `/tmp` (a
-//! socket's path must be short), the daemon as a process, and the command line as a user has it. What a
-//! test says about a guest it reads from QEMU, through the lab's own connection, never from Overbook.
+//! **Idea.** A test asks for guests and a mode and gets a [`Stage`]: a lab of its own below `/tmp`
+//! (a socket's path must be short), the daemon as a process, and the command line as a user has it.
+//! What a test says about a guest it reads from QEMU, through the lab's own connection, never from
+//! Overbook.
 //!
-//! **Invariants.** Guests of one test at a time ([`TURN`]). Everything ends with the stage, also when the
-//! test panics. Where the machine lacks something a test is skipped loudly; under `CI` it fails.
+//! **Invariants.** Guests of one test at a time ([`TURN`]). Everything ends with the stage, also
+//! when the test panics. Where the machine lacks something a test is skipped loudly; under `CI` it
+//! fails.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -104,7 +106,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Boots the guests and starts the daemon; `None` (and a word about it) where there can be none.
+    /// Boots the guests and starts the daemon; `None` (and a word about it) where there can be
+    /// none.
     #[must_use]
     pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         let turn = take_turn()?;

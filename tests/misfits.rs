@@ -1,4 +1,5 @@
-//! What stands where a well-behaved VM should: sockets that are no QMP, and a guest without balloon driver.
+//! What stands where a well-behaved VM should: sockets that are no QMP, and a guest without balloon
+//! driver.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -12,10 +12,11 @@ use sys::pool_maps::{self, FileId};
 use sys::process::{Identity, Signal};
 
 const VMS: [(&str, &str); 4] = [("a1", "shop"), ("a2", "shop"), ("b1", "cafe"), ("b2", "cafe")];
-/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common: what each VM saves.
+/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common: what
+/// each VM saves.
 const ENOUGH: Bytes = Bytes::mib(12);
-/// Mappings of a pool that may be left, with no content: on a busy machine a guest's first write may come between the
-/// mapping of a page and its protection.
+/// Mappings of a pool that may be left, with no content: on a busy machine a guest's first write
+/// may come between the mapping of a page and its protection.
 const MOST_LEFT: usize = 4;
 
 /// Guests of one seed: what they verify is the same until they rewrite it.
@@ -62,8 +63,8 @@ fn shares(stage: &Stage, vm: &str, pool: FileId) -> usize {
     pool_maps::sharers(pid(stage, vm), pool).unwrap().len()
 }
 
-/// What of all guests' memory is theirs alone, by the kernel: private pages of what QEMU keeps from its children, as it
-/// keeps guest RAM.
+/// What of all guests' memory is theirs alone, by the kernel: private pages of what QEMU keeps from
+/// its children, as it keeps guest RAM.
 fn private(stage: &Stage, vms: &[&str]) -> Bytes {
     let of = |vm: &&str| {
         let smaps = format!("/proc/{}/smaps", pid(stage, vm));
@@ -106,7 +107,8 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
             |group: &str| stage.json(&["group", group])["dedup"]["pool_bytes"].as_u64().unwrap();
         let pools = Bytes(pool("shop") + pool("cafe"));
         let expected = private(stage, &all).plus(pools);
-        // Page tables are counted, too, and what has changed since; QEMU's own memory is measured once a minute at last.
+        // Page tables are counted, too, and what has changed since; QEMU's own memory is measured
+        // once a minute at last.
         used(stage, &all).0.abs_diff(expected.0) < 30 << 20
     });
 
@@ -130,7 +132,8 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
 
-    // A VM that changes its group has copies of all that it shared before it shares anything with the others.
+    // A VM that changes its group has copies of all that it shared before it shares anything with
+    // the others.
     configure(&stage, |config| {
         config
             .replace("[\"a1\", \"a2\"]", "[\"a1\"]")

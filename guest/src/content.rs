@@ -1,5 +1,5 @@
-//! Content of which it is known who else has it: what a host that keeps identical pages once can save is
-//! then known in advance.
+//! Content of which it is known who else has it: what a host that keeps identical pages once can
+//! save is then known in advance.
 
 use crate::error::WorkError;
 use crate::memory::Memory;
@@ -19,8 +19,8 @@ pub(crate) fn own(seed: u64) -> Rng {
     Rng::new(!seed ^ COMMON_SEED)
 }
 
-/// Memory full of what every guest has, as a tenant's VMs have a system and data in common; untouched
-/// from now on.
+/// Memory full of what every guest has, as a tenant's VMs have a system and data in common;
+/// untouched from now on.
 pub(crate) fn held(mb: usize, shared: &Shared) -> Result<Memory, WorkError> {
     Memory::filled(mb, &mut common(), shared)
 }

@@ -1,9 +1,9 @@
 //! The longest time for which the work stood still.
 //!
-//! The worker says every so often (some tens of microseconds of work apart) that it is alive; the longest
-//! time between two such beats since the last report is what the guest felt of a stall, whatever its cause:
-//! a page fault, a slow disk, a host that ran something else. A wait that the worker wants (its pace) does
-//! not count. Cost: one look at the clock per beat.
+//! The worker says every so often (some tens of microseconds of work apart) that it is alive; the
+//! longest time between two such beats since the last report is what the guest felt of a stall,
+//! whatever its cause: a page fault, a slow disk, a host that ran something else. A wait that the
+//! worker wants (its pace) does not count. Cost: one look at the clock per beat.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -37,8 +37,8 @@ impl Gap {
         self.last_us.store(NEVER, Ordering::Relaxed);
     }
 
-    /// The longest time since the last call, in milliseconds; `None` while the worker has not beaten. One
-    /// that still lasts counts as far as it has come, and again when it ends.
+    /// The longest time since the last call, in milliseconds; `None` while the worker has not
+    /// beaten. One that still lasts counts as far as it has come, and again when it ends.
     pub(crate) fn take_ms(&self, now: Duration) -> Option<f64> {
         let (last_us, longest_us) =
             (self.last_us.load(Ordering::Relaxed), self.longest_us.swap(0, Ordering::Relaxed));

@@ -48,8 +48,8 @@ impl Snapshot {
         Self { counts: pairs.map(|(now, then)| now - then).collect() }
     }
 
-    /// The value in µs that `share`, in ten-thousandths, of the recorded ones do not exceed; `None` if nothing was
-    /// recorded.
+    /// The value in µs that `share`, in ten-thousandths, of the recorded ones do not exceed; `None`
+    /// if nothing was recorded.
     pub(crate) fn percentile_us(&self, share: u64) -> Option<u64> {
         let total: u64 = self.counts.iter().sum();
         let rank = (total * share).div_ceil(10_000).max(1);

@@ -3,8 +3,8 @@
 //! It runs on the main thread and depends on the worker for nothing, so the lines come while the
 //! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
 //! before; in the final one, the whole run. A field that means nothing for the workload (or no
-//! operation ended in that second) is absent. `swap_kb` is what of the whole guest lies in swap only,
-//! which nobody can see from outside; it is absent where there is no swap.
+//! operation ended in that second) is absent. `swap_kb` is what of the whole guest lies in swap
+//! only, which nobody can see from outside; it is absent where there is no swap.
 //!
 //! At the end the worker gets two seconds to come to its next check; then the final line is written
 //! without it. A closed standard output ends the program; any other write error is told once on

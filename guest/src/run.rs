@@ -147,8 +147,8 @@ impl Worker {
         !self.shared.stopping()
     }
 
-    /// Says that the work goes on, for the report of the longest gap; to be called every few tens of
-    /// microseconds of work.
+    /// Says that the work goes on, for the report of the longest gap; to be called every few tens
+    /// of microseconds of work.
     pub(crate) fn beat(&self) {
         self.shared.gap.beat(self.shared.now());
     }

@@ -1,8 +1,9 @@
-//! How much of the guest's memory lies in its swap and nowhere else: what its kernel tells any program in
-//! `/proc/meminfo`.
+//! How much of the guest's memory lies in its swap and nowhere else: what its kernel tells any
+//! program in `/proc/meminfo`.
 //!
-//! A page that has come back keeps its place in swap until it is written (`SwapCached`), so that it need not
-//! be written out again. It is in memory, where it is seen; counted here as well, it would count twice.
+//! A page that has come back keeps its place in swap until it is written (`SwapCached`), so that it
+//! need not be written out again. It is in memory, where it is seen; counted here as well, it would
+//! count twice.
 
 const MEMINFO: &str = "/proc/meminfo";
 

@@ -1,9 +1,10 @@
-//! Zipf's law: the item of rank `k` is chosen with probability proportional to 1 / k^skew, as keys of
-//! caches, words of texts and visitors of pages are.
+//! Zipf's law: the item of rank `k` is chosen with probability proportional to 1 / k^skew, as keys
+//! of caches, words of texts and visitors of pages are.
 //!
-//! The distribution is cut into 4096 parts of equal probability once; to choose is to pick a part and a
-//! rank in it, two random numbers and no logarithm (that counts under emulation). Ranks of one part are
-//! equally likely, which is exact where a part holds one rank and off by less than a part elsewhere.
+//! The distribution is cut into 4096 parts of equal probability once; to choose is to pick a part
+//! and a rank in it, two random numbers and no logarithm (that counts under emulation). Ranks of
+//! one part are equally likely, which is exact where a part holds one rank and off by less than a
+//! part elsewhere.
 
 use crate::rng::Rng;
 

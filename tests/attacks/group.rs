@@ -88,7 +88,8 @@ pub(crate) struct StandIn {
 }
 
 impl StandIn {
-    /// With blocks of so many MiB. Blocks that are filled with the same seed are the same, page by page.
+    /// With blocks of so many MiB. Blocks that are filled with the same seed are the same, page by
+    /// page.
     pub(crate) fn with_ram(mib: &[u32]) -> Self {
         let program = |name| own_program(name).unwrap();
         let mut child = Command::new(program("overbook-shim-stand-in"))

@@ -1,5 +1,5 @@
-//! Guests and QEMUs that attack the merging of their group: nobody else loses a byte by it, nothing leaks, and nobody
-//! waits.
+//! Guests and QEMUs that attack the merging of their group: nobody else loses a byte by it, nothing
+//! leaks, and nobody waits.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,7 +19,8 @@ use protocol::{Answer, Merged, Region};
 /// The least that a shim takes for guest RAM.
 const MIB: u32 = 32;
 const PAGES: u32 = MIB * 256;
-/// What is asked of sharing: nearly all; huge pages that are split late, and pages that are just written, come later.
+/// What is asked of sharing: nearly all; huge pages that are split late, and pages that are just
+/// written, come later.
 const NEARLY: Bytes = Bytes::mib(30);
 /// What is worked on for, where there is nothing to wait for.
 const A_WHILE: Duration = Duration::from_secs(2);
@@ -160,7 +161,8 @@ fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
     assert!(liar.greetings > 0 && longest < Duration::from_secs(5), "{longest:?}");
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
     drop((liar, both));
-    // What it was asked to share and has not answered is kept as long as its process, this one, lives.
+    // What it was asked to share and has not answered is kept as long as its process, this one,
+    // lives.
     let own = Bytes::mib(MIB.into()).0;
     group.until("the others leave nothing", || (), |group| group.dedup.pool_bytes() <= own / 2);
 }
@@ -182,7 +184,8 @@ fn memory_that_a_qemu_claims_and_has_not_is_not_believed_or_harms_nobody() {
     group.until("it is refused", || liar.serve(), refused);
     assert_eq!(group.dedup.reading(own), None);
     group.remove_newest();
-    // Nothing is mapped there; it lies across the end of user space; it is another one at each greeting.
+    // Nothing is mapped there; it lies across the end of user space; it is another one at each
+    // greeting.
     let claims = [
         vec![region(0, 4096, 0), region(8192, 512, 1 << 47)],
         vec![region(0, 1 << 20, (1 << 47) - (1 << 20))],

@@ -1,5 +1,5 @@
-//! One kind of plot: something over time (or over sizes, or one value per workload), a line per guest or
-//! method, with marks where phases begin.
+//! One kind of plot: something over time (or over sizes, or one value per workload), a line per
+//! guest or method, with marks where phases begin.
 
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;

@@ -34,7 +34,8 @@ pub enum CommandError {
     Interrupted(#[from] Interrupted),
 }
 
-/// Names the directory of Overbook's own programs, for those who are not installed among them: tests.
+/// Names the directory of Overbook's own programs, for those who are not installed among them:
+/// tests.
 pub const PROGRAMS_VARIABLE: &str = "OVERBOOK_BIN";
 
 /// Where Overbook's own program `name` should be: among the others, which lie beside this one.

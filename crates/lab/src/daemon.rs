@@ -1,8 +1,8 @@
 //! Overbook's own daemon in the lab: the real program, with a configuration made from the guests.
 //!
-//! **Idea.** An experiment runs what a user runs: the `overbook` binary as a process of its own, told
-//! by a file and signals, read through its API. Nothing of it is linked into the experiment, so it can
-//! be killed at any moment.
+//! **Idea.** An experiment runs what a user runs: the `overbook` binary as a process of its own,
+//! told by a file and signals, read through its API. Nothing of it is linked into the experiment,
+//! so it can be killed at any moment.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -37,8 +37,8 @@ pub struct Settings {
     pub policy: Policy,
     /// Whether groups lend each other what they leave idle.
     pub lend: bool,
-    /// What each VM is guaranteed, and its least; `None`: what it was provisioned with, and half of that. A group pays for
-    /// what its VMs were provisioned with in any case.
+    /// What each VM is guaranteed, and its least; `None`: what it was provisioned with, and half of
+    /// that. A group pays for what its VMs were provisioned with in any case.
     pub guaranteed: Option<Bytes>,
 }
 

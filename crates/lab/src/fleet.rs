@@ -24,12 +24,12 @@ const FILL_LIMIT: Duration = Duration::from_secs(90);
 /// How long a guest may take to verify its memory twice; at its own pace that is two seconds.
 const VERIFY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Two tenants: `shop`, where one guest of four works on about 100 MB more than it has while the others
-/// idle, and `research`, whose two guests are busy and whose memory is nobody else's.
+/// Two tenants: `shop`, where one guest of four works on about 100 MB more than it has while the
+/// others idle, and `research`, whose two guests are busy and whose memory is nobody else's.
 ///
-/// A guest of 128 MB has some 76 MB for its programs; the rest is its kernel's. Each tenant has a CPU of its
-/// own where there are two, and `research` works at a pace that leaves its CPU some air, so that what is
-/// measured is memory.
+/// A guest of 128 MB has some 76 MB for its programs; the rest is its kernel's. Each tenant has a
+/// CPU of its own where there are two, and `research` works at a pace that leaves its CPU some air,
+/// so that what is measured is memory.
 pub fn quickstart(seed: u64) -> Vec<MachineSpec> {
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);
     let guest = |name: &str, group: &str, workload: &str| MachineSpec {
@@ -69,8 +69,8 @@ pub fn wait_until_filled(lab: &Lab, mb: u32) -> Result<(), LabError> {
     })
 }
 
-/// Wrong bytes that the guests running `verify` have found, once all their memory was looked at again
-/// from now on: an old report says nothing about what happened since.
+/// Wrong bytes that the guests running `verify` have found, once all their memory was looked at
+/// again from now on: an old report says nothing about what happened since.
 ///
 /// # Errors
 /// When no guest runs it, or one does not get through its memory: then nothing is proven.

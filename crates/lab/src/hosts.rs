@@ -1,8 +1,8 @@
 //! Two hosts on one: network namespaces with a cable between them.
 //!
-//! The cable is a pair of virtual interfaces, and a token bucket at each end makes it as fast as it is
-//! said to be. Programs that are started in such a host reach the other one by its address, and files as
-//! ever.
+//! The cable is a pair of virtual interfaces, and a token bucket at each end makes it as fast as it
+//! is said to be. Programs that are started in such a host reach the other one by its address, and
+//! files as ever.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -72,8 +72,8 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in &self.names {
-            // Not by `command::run`: that ends its program when the user has interrupted, and this must
-            // be done then above all. A host that was never made is gone as well.
+            // Not by `command::run`: that ends its program when the user has interrupted, and this
+            // must be done then above all. A host that was never made is gone as well.
             let spawn = Spawn::new("ip").args(["netns", "delete", name]).stderr(Stdio::null());
             let _ = spawn.spawn().and_then(|mut ip| ip.wait_for(END));
         }

@@ -3,9 +3,9 @@
 //! **Problem.** A guest must be a real Linux with a real balloon driver and real swap, be up in two
 //! seconds under emulation, and waste none of its 128 MB.
 //!
-//! **Idea.** The kernel package is unpacked, not installed. The initramfs holds seven virtio modules,
-//! busybox, the workload program and [`INIT`]; nothing else. It is not compressed: copying is
-//! cheaper than decompressing in an emulated CPU. It is cached under a hash of its content.
+//! **Idea.** The kernel package is unpacked, not installed. The initramfs holds seven virtio
+//! modules, busybox, the workload program and [`INIT`]; nothing else. It is not compressed: copying
+//! is cheaper than decompressing in an emulated CPU. It is cached under a hash of its content.
 //!
 //! **Cost.** About 2 MB of busybox and the workload program stay in the guest's memory (rootfs).
 

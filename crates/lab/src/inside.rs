@@ -1,5 +1,5 @@
-//! What the lab puts into a QEMU process: Overbook's shim (as a user would, by `LD_PRELOAD`), and the
-//! tracer, a plugin of QEMU's emulator that records which pages the guest touches.
+//! What the lab puts into a QEMU process: Overbook's shim (as a user would, by `LD_PRELOAD`), and
+//! the tracer, a plugin of QEMU's emulator that records which pages the guest touches.
 //!
 //! Both are libraries that lie beside Overbook's programs, or where the package puts them.
 

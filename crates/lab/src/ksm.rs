@@ -93,7 +93,8 @@ impl Ksm {
     }
 }
 
-/// So many pages in a millisecond, as far as its own time allows, in batches as the kernel makes them.
+/// So many pages in a millisecond, as far as its own time allows, in batches as the kernel makes
+/// them.
 #[must_use]
 pub fn pages_per_ms(pages: u32) -> Rate {
     Rate { pages: pages * DEFAULT.sleep_ms, sleep_ms: DEFAULT.sleep_ms }

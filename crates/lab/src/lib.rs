@@ -12,7 +12,7 @@
 //! ```text
 //! cache  packages  sources      what the distribution has, unpacked privately, made once
 //! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
-//! machine  qmp  metrics  inside one guest: its command line, its monitor, its reports, what QEMU loads
+//! machine  qmp  metrics        inside one guest: its monitor, its reports, what QEMU loads
 //! meb                           what the experiments of MEB (working sets, curves) share
 //! kim                           what the experiments of Kim 2014 (group dedup) share
 //! truth                         which pages a guest really touched: its exact working set

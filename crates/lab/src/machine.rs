@@ -113,7 +113,8 @@ pub struct MachineSpec {
     pub swap_nbd: Option<(PathBuf, String)>,
     /// Its data disk (`/dev/data`), sparse.
     pub data_disk: Option<Bytes>,
-    /// Where its data disk is served by NBD, and the export's name; `None`: it lies in a file, if it has one.
+    /// Where its data disk is served by NBD, and the export's name; `None`: it lies in a file, if
+    /// it has one.
     pub data_nbd: Option<(PathBuf, String)>,
     /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
     pub data_direct: Option<Direct>,
@@ -121,8 +122,8 @@ pub struct MachineSpec {
     pub cpus: Vec<usize>,
     /// Whether the guest loads a driver for its balloon device; one without stays at its maximum.
     pub balloon_driver: bool,
-    /// The size from which on it reports free memory, as a power of two of pages; `None`: its balloon device does not
-    /// offer that.
+    /// The size from which on it reports free memory, as a power of two of pages; `None`: its
+    /// balloon device does not offer that.
     pub reporting_order: Option<u32>,
     /// What else its kernel is told.
     pub kernel_options: String,
@@ -132,7 +133,8 @@ pub struct MachineSpec {
     pub hot_set: bool,
     /// The cgroup that its QEMU runs in: a directory that exists; `None`: the lab's own.
     pub cgroup: Option<PathBuf>,
-    /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated, and slow.
+    /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated,
+    /// and slow.
     pub traced: bool,
 }
 

@@ -1,7 +1,7 @@
 //! A memory cgroup of the lab's own: a limit on what several QEMU processes have together.
 //!
-//! Works with cgroup v1 and v2, whichever holds the memory controller. Dropping it removes it, and puts back what was
-//! switched on for it; whoever is in it must have ended by then.
+//! Works with cgroup v1 and v2, whichever holds the memory controller. Dropping it removes it, and
+//! puts back what was switched on for it; whoever is in it must have ended by then.
 
 use std::fs;
 use std::io;
@@ -55,7 +55,8 @@ impl MemoryGroup {
         &self.dir
     }
 
-    /// Lets it have no more than this; what it has above is reclaimed before this returns, as far as that goes.
+    /// Lets it have no more than this; what it has above is reclaimed before this returns, as far
+    /// as that goes.
     ///
     /// # Errors
     /// When the kernel cannot reclaim so much.

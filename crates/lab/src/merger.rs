@@ -38,8 +38,8 @@ struct Told {
 }
 
 impl Merger {
-    /// Merges what is the same in these QEMU processes. `pages_per_ms`: as many as it can, without it.
-    /// `tracking`: tracks them, too, at this share of a vCPU.
+    /// Merges what is the same in these QEMU processes. `pages_per_ms`: as many as it can, without
+    /// it. `tracking`: tracks them, too, at this share of a vCPU.
     ///
     /// # Errors
     /// When the system has no thread for it.
@@ -56,7 +56,8 @@ impl Merger {
     /// # Errors
     /// As for [`Self::start`].
     pub fn start_colliding(pids: &[u32]) -> Result<Self, LabError> {
-        // Times 2^64 over the golden ratio: what varies in its low bits alone falls into one bucket.
+        // Times 2^64 over the golden ratio: what varies in its low bits alone falls into one
+        // bucket.
         let weak: Hash = |page, _| {
             let sum = page.iter().map(|byte| u64::from(*byte)).sum::<u64>() % 4096;
             (sum + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -98,8 +98,8 @@ impl Load {
         self.drive(Command::Write, PAGE, 16, |_| pages.next()).map(|_| ())
     }
 
-    /// Reads or writes the first `total` bytes one after the other, in requests of `length` bytes with
-    /// so many under way. Answers how many MB (10^6 bytes) that makes in a second.
+    /// Reads or writes the first `total` bytes one after the other, in requests of `length` bytes
+    /// with so many under way. Answers how many MB (10^6 bytes) that makes in a second.
     pub(crate) fn stream(
         &mut self,
         command: Command,

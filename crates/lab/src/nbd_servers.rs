@@ -172,8 +172,8 @@ pub(crate) struct Slow {
 }
 
 impl Running {
-    /// Starts it on these CPUs (none: on any) in `dir`, which has the certificates, too, and writes all
-    /// its memory once.
+    /// Starts it on these CPUs (none: on any) in `dir`, which has the certificates, too, and writes
+    /// all its memory once.
     pub(crate) fn start(
         (kind, way): (Kind, Way),
         programs: &Programs,
@@ -257,8 +257,8 @@ fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 
-/// Writes certificates of a new authority, under the names that all three servers know, for this host
-/// and for `address`.
+/// Writes certificates of a new authority, under the names that all three servers know, for this
+/// host and for `address`.
 pub(crate) fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     let write = |dir: &Path| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let mut authority = CertificateParams::default();

@@ -1,9 +1,9 @@
 //! What happened to every guest, second by second, as seen from outside of Overbook.
 //!
-//! **Idea.** A claim about Overbook must not rest on Overbook's own counters. Operations per second come
-//! from the workloads, memory from the kernel's page tables (`smaps`, the exact and expensive way);
-//! only what nobody else can read (the guests' swap counters, which come over the daemon's connection)
-//! is asked of the daemon, where there is one.
+//! **Idea.** A claim about Overbook must not rest on Overbook's own counters. Operations per second
+//! come from the workloads, memory from the kernel's page tables (`smaps`, the exact and expensive
+//! way); only what nobody else can read (the guests' swap counters, which come over the daemon's
+//! connection) is asked of the daemon, where there is one.
 //!
 //! **Invariant.** What was not measured is `None` or no number, never zero.
 
@@ -109,8 +109,8 @@ impl Recording {
         moments.iter().filter(move |moment| (from_s..until_s).contains(&moment.at_s))
     }
 
-    /// Operations per second of `guest` over all of that time, by its own count; not a number when it
-    /// did not report. A silence does not stop the clock: it counts as time without work.
+    /// Operations per second of `guest` over all of that time, by its own count; not a number when
+    /// it did not report. A silence does not stop the clock: it counts as time without work.
     #[must_use]
     pub fn rate(&self, guest: &str, from_s: f64, until_s: f64) -> f64 {
         let moments = self.between(guest, from_s, until_s);

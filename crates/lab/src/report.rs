@@ -1,6 +1,7 @@
 //! What a scenario leaves for people: a table on the terminal and a page with plots.
 //!
-//! The page is one file that needs nothing else (plots are SVG within it), so that it can be mailed.
+//! The page is one file that needs nothing else (plots are SVG within it), so that it can be
+//! mailed.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! What the kernel's own objects take, by its slab allocator's counters: the whole machine's, so what one
-//! experiment adds to them is only known while nothing else happens on it.
+//! What the kernel's own objects take, by its slab allocator's counters: the whole machine's, so
+//! what one experiment adds to them is only known while nothing else happens on it.
 //!
-//! They are read from `/sys/kernel/slab` and not from `/proc/slabinfo`, which leaves out caches that the kernel has merged
-//! with others of the same size. Reading them needs root.
+//! They are read from `/sys/kernel/slab` and not from `/proc/slabinfo`, which leaves out caches
+//! that the kernel has merged with others of the same size. Reading them needs root.
 
 use std::io;
 

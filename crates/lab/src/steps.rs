@@ -20,7 +20,8 @@ pub fn guest(name: &str, group: &str, memory: Bytes, mb: u32) -> MachineSpec {
     MachineSpec { data_disk: Some(DISK), ..MachineSpec::new(name, group, memory, memory, &work) }
 }
 
-/// Has a guest carry out these steps; answers how long the last of them took (but `free`), in seconds.
+/// Has a guest carry out these steps; answers how long the last of them took (but `free`), in
+/// seconds.
 ///
 /// # Errors
 /// When it dies, or takes too long.

@@ -1,16 +1,18 @@
-//! Stress for the shim: memory whose every byte is known, and a worker that behaves as badly as it can.
+//! Stress for the shim: memory whose every byte is known, and a worker that behaves as badly as it
+//! can.
 //!
-//! **Problem.** The shim moves guest memory about under running threads, a working kernel and a worker that
-//! may be broken. A mistake loses a page in a billion, or stops a thread for ever, and no test of a single
-//! mechanism finds it.
+//! **Problem.** The shim moves guest memory about under running threads, a working kernel and a
+//! worker that may be broken. A mistake loses a page in a billion, or stops a thread for ever, and
+//! no test of a single mechanism finds it.
 //!
-//! **Idea.** Two sides that know nothing of each other. On one side memory is written, read and compared as
-//! fast as it goes: by [`stand_in()`], a program that uses memory as QEMU does, only worse, or by real guests.
-//! On the other side [`torment()`] asks the shim for everything that the protocol has and much that it has
-//! not, and [`tormentors`] kills it at random moments. All of it comes from one seed.
+//! **Idea.** Two sides that know nothing of each other. On one side memory is written, read and
+//! compared as fast as it goes: by [`stand_in()`], a program that uses memory as QEMU does, only
+//! worse, or by real guests. On the other side [`torment()`] asks the shim for everything that the
+//! protocol has and much that it has not, and [`tormentors`] kills it at random moments. All of it
+//! comes from one seed.
 //!
-//! **What must hold.** No byte is ever wrong. No operation hangs. Every question is answered. When a worker
-//! releases, or is gone, nothing stays out of reach.
+//! **What must hold.** No byte is ever wrong. No operation hangs. Every question is answered. When
+//! a worker releases, or is gone, nothing stays out of reach.
 //!
 //! **Leaves out.** What tracking measures, and what it costs.
 

@@ -1,6 +1,7 @@
 //! A swap file of the host's, for experiments that need it to swap; and what has gone through it.
 //!
-//! Dropping it brings everything back into memory and removes the file: processes with much in it should have ended.
+//! Dropping it brings everything back into memory and removes the file: processes with much in it
+//! should have ended.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +26,8 @@ pub struct SwapFile {
 }
 
 impl SwapFile {
-    /// Makes one at `path` with the extension `swap`, and has the kernel use it. One that a run left there that was killed is
-    /// replaced.
+    /// Makes one at `path` with the extension `swap`, and has the kernel use it. One that a run
+    /// left there that was killed is replaced.
     ///
     /// # Errors
     /// When this is not root, or the disk is full, or its file system cannot hold swap files.

@@ -1,17 +1,18 @@
 //! The ground truth: what a traced guest's working set and miss-ratio curve really were.
 //!
-//! **Definitions**, the same as the tracker's. Time is cut into ticks of 100 ms. A *reference* is a granule
-//! (so many neighbouring pages) that was touched in a tick, once per tick. Its *stack distance* is the
-//! number of distinct granules referenced in the ticks after that of its own last reference up to this one,
-//! itself included: a memory of `m` granules under LRU hits just those with distance ≤ `m`. A first reference
-//! has no distance and misses everywhere. The order within a tick is left out: a granule is touched often in
-//! it, and the first touch says little. The *miss-ratio curve* at `m` is the share of references, aged by
-//! one time constant, that miss a memory of `m`. The *working set size* is the least `m` whose miss ratio
-//! is tolerable.
+//! **Definitions**, the same as the tracker's. Time is cut into ticks of 100 ms. A *reference* is a
+//! granule (so many neighbouring pages) that was touched in a tick, once per tick. Its *stack
+//! distance* is the number of distinct granules referenced in the ticks after that of its own last
+//! reference up to this one, itself included: a memory of `m` granules under LRU hits just those
+//! with distance ≤ `m`. A first reference has no distance and misses everywhere. The order within a
+//! tick is left out: a granule is touched often in it, and the first touch says little. The
+//! *miss-ratio curve* at `m` is the share of references, aged by one time constant, that miss a
+//! memory of `m`. The *working set size* is the least `m` whose miss ratio is tolerable.
 //!
-//! **Idea.** The tracer's file ([`trace`]) is fed to the exact algorithms of `pages` ([`exact`]). It can be
-//! read while the guest runs and writes it: [`Truth::advance_to`] follows the file, so that an estimate and
-//! the truth of the same moment, on the same clock, can be compared as the guest goes on.
+//! **Idea.** The tracer's file ([`trace`]) is fed to the exact algorithms of `pages` ([`exact`]).
+//! It can be read while the guest runs and writes it: [`Truth::advance_to`] follows the file, so
+//! that an estimate and the truth of the same moment, on the same clock, can be compared as the
+//! guest goes on.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), lab::truth::TraceError> {
@@ -67,8 +68,8 @@ impl Truth {
         Ok(Self { reader, exact, ahead: None })
     }
 
-    /// Takes in every tick that ended by `until_us` and is in the file; false when the file has no more
-    /// ticks as yet and `until_us` was not reached.
+    /// Takes in every tick that ended by `until_us` and is in the file; false when the file has no
+    /// more ticks as yet and `until_us` was not reached.
     ///
     /// # Errors
     /// When the trace cannot be read or is damaged.

@@ -85,7 +85,8 @@ impl WorkerProcess {
         Ok(self.orders.write_all(&line)?)
     }
 
-    /// Has it do nothing but hand over what all guests free, and take all but so much of it from each; `None`: nothing.
+    /// Has it do nothing but hand over what all guests free, and take all but so much of it from
+    /// each; `None`: nothing.
     ///
     /// # Errors
     /// When it is gone.

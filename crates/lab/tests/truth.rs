@@ -1,5 +1,5 @@
-//! A traced guest on real QEMU: its exact working set is what it works on, and the trace survives what may
-//! happen to it.
+//! A traced guest on real QEMU: its exact working set is what it works on, and the trace survives
+//! what may happen to it.
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
@@ -75,7 +75,8 @@ fn qemu_does_not_start_with_a_bad_option_of_the_tracer() {
     assert!(said.contains("ram=1000: must be whole pages"), "{said}");
 }
 
-/// Boots a guest with the tracer; what the guest's console and QEMU itself say until it is up or dead.
+/// Boots a guest with the tracer; what the guest's console and QEMU itself say until it is up or
+/// dead.
 fn boot_with_plugin(options: &str) -> (String, String) {
     let cache = Cache::open().unwrap();
     let (qemu, image) = (Qemu::provide(&cache).unwrap(), Image::provide(&cache).unwrap());

@@ -41,8 +41,8 @@ pub struct Salvaged {
     pub socket: Option<PathBuf>,
 }
 
-/// Where the daemon keeps its state and answers, by files that may have faults: what was done must be
-/// undone, and the daemon asked, all the same.
+/// Where the daemon keeps its state and answers, by files that may have faults: what was done must
+/// be undone, and the daemon asked, all the same.
 #[must_use]
 pub fn salvage(files: &[(String, String)]) -> Salvaged {
     let mut draft = draft::Draft::default();

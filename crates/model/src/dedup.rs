@@ -11,8 +11,8 @@ use crate::Bytes;
 pub struct Dedup {
     /// What of its memory is shared now.
     pub shared: Bytes,
-    /// Memory that it needs less therefore: of each shared page all but its part, a page among as many as
-    /// share it.
+    /// Memory that it needs less therefore: of each shared page all but its part, a page among as
+    /// many as share it.
     pub saved: Bytes,
     /// What was merged.
     pub merged: Bytes,

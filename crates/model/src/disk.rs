@@ -51,7 +51,8 @@ pub struct CacheReading {
 /// What a disk has of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepositoriesReading {
-    /// Whether what is written goes there: not while the VM has all the memory that it was started with.
+    /// Whether what is written goes there: not while the VM has all the memory that it was started
+    /// with.
     #[serde(default)]
     pub admits: bool,
     /// So many are connected.

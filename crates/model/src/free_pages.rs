@@ -13,7 +13,8 @@ pub enum FreePagesSpec {
     /// QEMU discards it at once, as it does by itself.
     #[default]
     Off,
-    /// The host takes it when memory is short, and until then the guest may take it back as it is (IMR §3).
+    /// The host takes it when memory is short, and until then the guest may take it back as it is
+    /// (IMR §3).
     Lazy,
 }
 
@@ -37,10 +38,11 @@ impl fmt::Display for FreePagesSpec {
 /// What one VM has freed, since its worker met it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FreePages {
-    /// Handed over, and neither taken nor known to be in use again: what of it the guest has taken back silently counts until it is
-    /// looked at.
+    /// Handed over, and neither taken nor known to be in use again: what of it the guest has taken
+    /// back silently counts until it is looked at.
     pub freed: Bytes,
-    /// What the host can take of it without I/O, by the kernel's count of a moment ago (`LazyFree`).
+    /// What the host can take of it without I/O, by the kernel's count of a moment ago
+    /// (`LazyFree`).
     pub lazy: Bytes,
     /// Handed over, again and again.
     pub handed_over: Bytes,

@@ -1,5 +1,5 @@
-//! The kernel's own merging of identical pages (KSM), for VMs whose QEMU has no shim: what it is told, what
-//! it has come to, and why it must not.
+//! The kernel's own merging of identical pages (KSM), for VMs whose QEMU has no shim: what it is
+//! told, what it has come to, and why it must not.
 
 use std::collections::BTreeMap;
 
@@ -54,8 +54,8 @@ pub struct KsmReading {
     pub is_driven: bool,
     /// What is wrong with it, or was not put back.
     pub trouble: Option<String>,
-    /// The groups whose identical pages are to be merged and that have VMs without the shim; each with why
-    /// KSM does not merge those, `None`: it does.
+    /// The groups whose identical pages are to be merged and that have VMs without the shim; each
+    /// with why KSM does not merge those, `None`: it does.
     pub groups: BTreeMap<GroupName, Option<String>>,
 }
 

@@ -1,8 +1,9 @@
 //! Names of VMs and groups, and the patterns that sort the one into the other.
 //!
-//! A pattern knows two wildcards, `*` (any run of characters) and `?` (one character). That is little
-//! on purpose: whether two patterns can ever match the same name is then decidable, so overlapping
-//! groups are found when the configuration is read, not when a VM with an unlucky name appears.
+//! A pattern knows two wildcards, `*` (any run of characters) and `?` (one character). That is
+//! little on purpose: whether two patterns can ever match the same name is then decidable, so
+//! overlapping groups are found when the configuration is read, not when a VM with an unlucky name
+//! appears.
 
 use std::{fmt, str::Chars, sync::Arc};
 

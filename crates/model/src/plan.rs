@@ -1,7 +1,8 @@
 //! What was decided: the ledgers, one decision per VM, and why.
 //!
 //! A plan leaves no choices to whoever carries it out. Its actions hold ids, amounts and the one
-//! precondition that matters (the VM's incarnation); they are idempotent, so repeating one is harmless.
+//! precondition that matters (the VM's incarnation); they are idempotent, so repeating one is
+//! harmless.
 
 use std::collections::BTreeMap;
 
@@ -121,12 +122,14 @@ pub struct Scan {
     pub rate: Option<PagesPerMs>,
     /// Why.
     pub reason: Reason,
-    /// The group that its worker's CPU time is charged to, if not its own: the one that borrows of it.
+    /// The group that its worker's CPU time is charged to, if not its own: the one that borrows of
+    /// it.
     #[serde(default)]
     pub payer: Option<GroupName>,
 }
 
-/// Memory that a VM has freed and that is taken until the next plan, what was freed first first (Wan 2013 §3.3).
+/// Memory that a VM has freed and that is taken until the next plan, what was freed first first
+/// (Wan 2013 §3.3).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Take {
     /// So much of what it has freed stays.

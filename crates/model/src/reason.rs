@@ -1,7 +1,8 @@
 //! Why: one enum for every action and every refusal, with the words that everybody reads.
 //!
-//! CLI, API, log and dashboard print [`Reason`]'s `Display`; tests assert the variant. A reason holds
-//! the figures that led to it, because "not enough memory" without the amount explains nothing.
+//! CLI, API, log and dashboard print [`Reason`]'s `Display`; tests assert the variant. A reason
+//! holds the figures that led to it, because "not enough memory" without the amount explains
+//! nothing.
 
 use serde::{Deserialize, Serialize};
 
@@ -77,7 +78,8 @@ pub enum Reason {
         /// How much over.
         deficit: Bytes,
     },
-    /// The host is short, and what VMs have freed is taken from this group first, for it occupies more than its budget.
+    /// The host is short, and what VMs have freed is taken from this group first, for it occupies
+    /// more than its budget.
     #[error(
         "the host needs memory, and its group is {deficit} over its budget: what it has freed is taken first"
     )]

@@ -1,7 +1,7 @@
 //! What the operator wants, validated: it cannot be wrong any more.
 //!
-//! A [`Spec`] is only made by [`crate::config`], which reports every fault at once. A VM's limits hold
-//! `min ≤ base ≤ max` after [`Spec::limits_of`], whatever the VM's real size is.
+//! A [`Spec`] is only made by [`crate::config`], which reports every fault at once. A VM's limits
+//! hold `min ≤ base ≤ max` after [`Spec::limits_of`], whatever the VM's real size is.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -168,7 +168,8 @@ impl DiskSpec {
 pub struct ShareSpec {
     /// Its misses count so many times.
     pub weight: u32,
-    /// VMs of a higher priority have what saves them misses before those of a lower one get anything.
+    /// VMs of a higher priority have what saves them misses before those of a lower one get
+    /// anything.
     pub priority: u8,
 }
 
@@ -253,8 +254,8 @@ impl LimitsSpec {
         }
     }
 
-    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give. Of a VM
-    /// that was never reached (`ram` is zero) only what is written is known.
+    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give. Of a
+    /// VM that was never reached (`ram` is zero) only what is written is known.
     #[must_use]
     pub fn resolve(self, ram: Bytes) -> VmLimits {
         let ram = if ram.is_zero() { self.max.or(self.base).unwrap_or_default() } else { ram };

@@ -1,10 +1,11 @@
-//! What a VM's memory is worth to it: its working set, its miss-ratio curve, and what it cost to know.
+//! What a VM's memory is worth to it: its working set, its miss-ratio curve, and what it cost to
+//! know.
 //!
-//! A reference is a piece of memory touched in a tenth of a second, counted once; a curve says which
-//! share of the references would miss with less memory under LRU (Mattson). All of it is measured from
-//! outside the guest, so no guest can make its working set look different but by touching memory.
-//! What lies in the guest's swap is seen by nobody but the guest: it is added to the working set as its
-//! own statement, and said apart.
+//! A reference is a piece of memory touched in a tenth of a second, counted once; a curve says
+//! which share of the references would miss with less memory under LRU (Mattson). All of it is
+//! measured from outside the guest, so no guest can make its working set look different but by
+//! touching memory. What lies in the guest's swap is seen by nobody but the guest: it is added to
+//! the working set as its own statement, and said apart.
 
 use std::fmt;
 

@@ -2,7 +2,8 @@
 //!
 //! Sizes are bytes and are written with a binary unit by people (`"512MiB"`). A size without a unit
 //! is refused: `base = 512` has cost somebody an outage in every tool that accepted it. Arithmetic
-//! saturates: an absurd reading from a hostile guest may give an absurd sum, never a wrap or a panic.
+//! saturates: an absurd reading from a hostile guest may give an absurd sum, never a wrap or a
+//! panic.
 
 use std::{fmt, iter::Sum, str::FromStr};
 
@@ -169,8 +170,8 @@ impl fmt::Display for Millis {
     }
 }
 
-/// A moment: milliseconds on the host's boot clock (it does not jump, and a restarted daemon goes on
-/// reading the same one).
+/// A moment: milliseconds on the host's boot clock (it does not jump, and a restarted daemon goes
+/// on reading the same one).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

@@ -1,8 +1,9 @@
 //! What was seen of the host and its VMs: plain data in which every reading carries its moment.
 //!
-//! A view never hides ignorance. What could not be read is `None` or a [`Link`] with its reason, and
-//! what was read long ago says so: the policy decides what is too old. Everything here can be written
-//! out and read back (`overbook plan --export`), which is how a puzzling host becomes a test.
+//! A view never hides ignorance. What could not be read is `None` or a [`Link`] with its reason,
+//! and what was read long ago says so: the policy decides what is too old. Everything here can be
+//! written out and read back (`overbook plan --export`), which is how a puzzling host becomes a
+//! test.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ pub struct HostView {
     /// Each group's second-level cache, where the process of its disks answers.
     #[serde(default)]
     pub caches: BTreeMap<GroupName, Reading<CacheReading>>,
-    /// The kernel's own merging of identical pages; `None`: the kernel has none, or it was not read yet.
+    /// The kernel's own merging of identical pages; `None`: the kernel has none, or it was not read
+    /// yet.
     #[serde(default)]
     pub ksm: Option<Reading<KsmReading>>,
 }
@@ -86,13 +88,13 @@ pub struct VmView {
     pub link: Link,
     /// Guest RAM that QEMU was started with; the balloon cannot give more.
     pub ram: Bytes,
-    /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon device,
-    /// or a guest without its driver (see [`VmView::limits`]).
+    /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon
+    /// device, or a guest without its driver (see [`VmView::limits`]).
     pub balloon: Option<Reading<Bytes>>,
     /// The guest's own statistics; hostile input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
-    /// Physical memory that the guest occupies on the host, page tables and its part of the group's shared
-    /// pages included, QEMU's own and what it has freed excluded.
+    /// Physical memory that the guest occupies on the host, page tables and its part of the group's
+    /// shared pages included, QEMU's own and what it has freed excluded.
     pub used: Option<Reading<Bytes>>,
     /// What QEMU occupies beside its guest, as it was last measured.
     #[serde(default)]
@@ -174,8 +176,8 @@ pub enum Migration {
 
 /// The guest's statistics as the virtio balloon brings them (virtio 1.2 §5.5.6.4).
 ///
-/// An absent field is one that the guest does not fill in (QEMU shows 2^64−1). Counters run since the
-/// guest's boot.
+/// An absent field is one that the guest does not fill in (QEMU shows 2^64−1). Counters run since
+/// the guest's boot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStats {
     /// Memory that the guest's kernel manages.

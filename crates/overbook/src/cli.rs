@@ -1,8 +1,9 @@
 //! The command line: one table, from which help, completions and man pages are made too.
 //!
-//! Each command is one file with one function from arguments to text. Only here is anything printed,
-//! so a closed pipe ends quietly everywhere and no name of a guest can write escape sequences to the
-//! operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon answers.
+//! Each command is one file with one function from arguments to text. Only here is anything
+//! printed, so a closed pipe ends quietly everywhere and no name of a guest can write escape
+//! sequences to the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage,
+//! 3 no daemon answers.
 
 mod check;
 mod context;

@@ -1,7 +1,8 @@
 //! Asks the running daemon over its unix socket.
 //!
-//! One request, one connection, one deadline: the CLI never hangs with the daemon. The errors are for
-//! people, because "connection refused" is not what an operator needs to read when the daemon is off.
+//! One request, one connection, one deadline: the CLI never hangs with the daemon. The errors are
+//! for people, because "connection refused" is not what an operator needs to read when the daemon
+//! is off.
 
 use std::{
     convert::Infallible,

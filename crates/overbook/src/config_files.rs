@@ -36,8 +36,8 @@ pub fn load(path: &Path) -> Result<Spec, Faults> {
     load_counting(path).map(|(spec, _)| spec)
 }
 
-/// Where the daemon keeps its state and answers, also by a configuration with faults: what was done must
-/// be undone all the same.
+/// Where the daemon keeps its state and answers, also by a configuration with faults: what was done
+/// must be undone all the same.
 #[must_use]
 pub fn salvage(path: &Path) -> Salvaged {
     let mut paths = vec![path.to_owned()];

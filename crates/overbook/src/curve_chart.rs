@@ -1,7 +1,7 @@
 //! Draws miss-ratio curves: in the terminal for a first look, as SVG to keep.
 //!
-//! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures begin at a
-//! miss ratio of 1 with no memory at all and go to the last point.
+//! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures begin
+//! at a miss ratio of 1 with no memory at all and go to the last point.
 
 use plotters::prelude::*;
 

@@ -1,4 +1,5 @@
-//! The host daemon: one loop, once a second, and whoever wants to know or change something around it.
+//! The host daemon: one loop, once a second, and whoever wants to know or change something around
+//! it.
 //!
 //! ```text
 //!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
@@ -7,10 +8,11 @@
 //!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
 //! ```
 //!
-//! The loop owns the policy's memory and the drivers, and waits for nobody: not for QEMU (the drivers'
-//! tasks do), not for readers (a watch channel), not for the disk (the history has a thread). It may be
-//! killed at any instant. What it would have to remember to undo its deeds is in the [`journal`] before
-//! they are done, and what it remembers to judge guests is learned again within seconds.
+//! The loop owns the policy's memory and the drivers, and waits for nobody: not for QEMU (the
+//! drivers' tasks do), not for readers (a watch channel), not for the disk (the history has a
+//! thread). It may be killed at any instant. What it would have to remember to undo its deeds is in
+//! the [`journal`] before they are done, and what it remembers to judge guests is learned again
+//! within seconds.
 //!
 //! [`journal`]: crate::journal
 
@@ -68,7 +70,8 @@ pub fn run(config: &Path) -> Result<(), DaemonError> {
         let (daemon, served) = Daemon::start(config)?;
         daemon.run(served).await
     });
-    // A helper thread may hang in the kernel, on a disk or on the memory map of a QEMU that is stuck.
+    // A helper thread may hang in the kernel, on a disk or on the memory map of a QEMU that is
+    // stuck.
     runtime.shutdown_timeout(FAREWELL);
     outcome
 }

@@ -103,17 +103,17 @@ pub enum DisksError {
     Io(#[from] io::Error),
 }
 
-/// What the daemon wants of a group's disks. It holds for some seconds: a daemon that has died wants
-/// nothing.
+/// What the daemon wants of a group's disks. It holds for some seconds: a daemon that has died
+/// wants nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     /// What the group's cache may hold; absent: as before.
     #[serde(default)]
     pub cache: Option<Bytes>,
-    /// VMs that have all the memory that they were started with: what they swap goes to their own disk
-    /// alone. Absent: as before.
+    /// VMs that have all the memory that they were started with: what they swap goes to their own
+    /// disk alone. Absent: as before.
     #[serde(default)]
-    pub served: Option<BTreeSet<VmName>>,
+    pub at_max: Option<BTreeSet<VmName>>,
 }
 
 /// How a group's disks do.
@@ -142,8 +142,8 @@ struct Near {
     through: Arc<WriteThrough>,
 }
 
-/// Keeps the disks of `group` served until it is asked to end: `sockets` is empty; or serves them on
-/// the sockets that a keeper has left open, `NAME=NUMBER` each.
+/// Keeps the disks of `group` served until it is asked to end: `sockets` is empty; or serves them
+/// on the sockets that a keeper has left open, `NAME=NUMBER` each.
 ///
 /// # Errors
 ///
@@ -318,8 +318,8 @@ pub struct Tried {
     pub is_fatal: bool,
 }
 
-/// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing changes
-/// at them.
+/// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing
+/// changes at them.
 ///
 /// # Errors
 ///
@@ -402,9 +402,9 @@ async fn tell(listener: UnixListener, disks: Vec<Disk>, cached: Option<Cached>) 
         if let (Some(cached), Some(capacity)) = (&cached, order.cache) {
             cached.order(capacity);
         }
-        if let Some(served) = order.served {
+        if let Some(at_max) = order.at_max {
             ordered_at = Instant::now();
-            disks.iter().for_each(|disk| disk.admit(!served.contains(&disk.vm)));
+            disks.iter().for_each(|disk| disk.admit(!at_max.contains(&disk.vm)));
         }
         let disks = disks.iter().map(|disk| (disk.name.clone(), disk.status())).collect();
         let status = Status { disks, cache: cached.as_ref().map(Cached::reading) };

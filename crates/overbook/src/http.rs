@@ -1,14 +1,15 @@
 //! The daemon's face: an HTTP API on a unix socket, and on TCP for whoever holds the token.
 //!
-//! **Idea.** The loop publishes ticks on a watch channel; one task follows them ([`follow`]) and every
-//! request reads the latest moment from it. Nothing here holds a lock that the loop could wait for,
-//! and requests that change something are messages to the loop. The paths are in [`routes`], the
-//! objects in [`wire`], and OpenAPI is derived from both, so the description cannot drift.
+//! **Idea.** The loop publishes ticks on a watch channel; one task follows them ([`follow`]) and
+//! every request reads the latest moment from it. Nothing here holds a lock that the loop could
+//! wait for, and requests that change something are messages to the loop. The paths are in
+//! [`routes`], the objects in [`wire`], and OpenAPI is derived from both, so the description cannot
+//! drift.
 //!
 //! **Invariants.** No listener on TCP without a token. Everything that a client can make us keep is
-//! bounded: connections per listener, header bytes, time to send a header, events per reader. A client
-//! that misbehaves costs itself; the unix socket's connections are counted apart from TCP's, so
-//! strangers cannot keep the operator out.
+//! bounded: connections per listener, header bytes, time to send a header, events per reader. A
+//! client that misbehaves costs itself; the unix socket's connections are counted apart from TCP's,
+//! so strangers cannot keep the operator out.
 //!
 //! **Leaves out.** TLS (put a proxy in front) and HTTP/2.
 
@@ -59,7 +60,8 @@ pub trait ReadHistory: Send + Sync {
     /// Why it cannot be read, for the operator.
     fn last_change(&self, vm: &VmName) -> Result<Option<HistoryRow>, String>;
 
-    /// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest first.
+    /// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`,
+    /// oldest first.
     ///
     /// # Errors
     /// Why it cannot be read, for the operator.

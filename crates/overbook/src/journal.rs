@@ -259,8 +259,8 @@ fn parse(bytes: &[u8]) -> Result<OnRecord, String> {
     Ok(OnRecord { vms, ksm: content.ksm })
 }
 
-/// What a record must hold. Checked when it is written too: one that a lying QEMU has spoilt must not
-/// cost all the others when they are read again.
+/// What a record must hold. Checked when it is written too: one that a lying QEMU has spoilt must
+/// not cost all the others when they are read again.
 fn check(record: &UndoRecord) -> Result<(), String> {
     let socket = &record.socket;
     if socket.to_str().is_none() {

@@ -1,7 +1,7 @@
 //! Which of the loans in a plan are worth a line: in the log, and in the history.
 //!
-//! A loan grows and shrinks a little in every tick. What is news is that it begins, ends, or changes for
-//! another reason; how its amount goes on is said once in a while.
+//! A loan grows and shrinks a little in every tick. What is news is that it begins, ends, or
+//! changes for another reason; how its amount goes on is said once in a while.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};

@@ -110,7 +110,8 @@ pub struct StateLock {
 impl StateLock {
     /// Makes `directory` if it is missing (for its owner alone) and takes its lock. Waits at most
     /// [`NAMELESS`], and only for a holder that has not said who it is. A daemon that was killed
-    /// while it started a child may leave one: until that child runs its program, it holds the lock.
+    /// while it started a child may leave one: until that child runs its program, it holds the
+    /// lock.
     ///
     /// # Errors
     /// When another process holds it, or the directory cannot be used.

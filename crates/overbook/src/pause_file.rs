@@ -1,5 +1,5 @@
-//! The operator's pause, kept in a file so that it outlives the daemon: a kill switch that a restart
-//! releases is none.
+//! The operator's pause, kept in a file so that it outlives the daemon: a kill switch that a
+//! restart releases is none.
 
 use std::{
     fs, io,

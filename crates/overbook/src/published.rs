@@ -1,8 +1,8 @@
 //! What the daemon shows the world after each tick, and what the world may ask of it.
 //!
-//! The loop owns the policy's memory and the drivers; everybody else (HTTP, history, metrics) reads the
-//! latest [`Published`] from a watch channel and sends [`Request`]s. So nobody shares a lock with the
-//! loop, and a slow reader costs only itself.
+//! The loop owns the policy's memory and the drivers; everybody else (HTTP, history, metrics) reads
+//! the latest [`Published`] from a watch channel and sends [`Request`]s. So nobody shares a lock
+//! with the loop, and a slow reader costs only itself.
 
 use std::sync::Arc;
 

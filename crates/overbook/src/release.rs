@@ -1,5 +1,5 @@
-//! `overbook release`: every VM, and the kernel's KSM, gets back what it had before Overbook touched it, and
-//! nothing else.
+//! `overbook release`: every VM, and the kernel's KSM, gets back what it had before Overbook
+//! touched it, and nothing else.
 //!
 //! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
 //! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's

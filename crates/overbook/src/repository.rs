@@ -1,8 +1,10 @@
-//! `overbook repository`, as far as it minds its own host: what it lends goes back when that is short.
+//! `overbook repository`, as far as it minds its own host: what it lends goes back when that is
+//! short.
 //!
-//! While more than the reserve is available nothing happens. Below it, slabs go back: free ones at once,
-//! and of others their clients are given [`NOTICE`]. Below half of it there is no time for that. When the
-//! host has had twice the reserve for a while, slabs are pinned again, one each second.
+//! While more than the reserve is available nothing happens. Below it, slabs go back: free ones at
+//! once, and of others their clients are given [`NOTICE`]. Below half of it there is no time for
+//! that. When the host has had twice the reserve for a while, slabs are pinned again, one each
+//! second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

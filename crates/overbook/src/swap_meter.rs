@@ -1,8 +1,8 @@
 //! A VM's swap traffic, as a rate between two of its guest's statistics.
 //!
-//! The guest counts, and reports when it likes: a rate divides by the time that really passed between
-//! two reports, not by the daemon's period. Between reports the last rate stays. (The policy has its own
-//! meter: it also judges whether counters are to be believed.)
+//! The guest counts, and reports when it likes: a rate divides by the time that really passed
+//! between two reports, not by the daemon's period. Between reports the last rate stays. (The
+//! policy has its own meter: it also judges whether counters are to be believed.)
 
 use model::{Bytes, Reading, VmView};
 
@@ -15,8 +15,8 @@ pub(crate) struct SwapMeter {
 }
 
 impl SwapMeter {
-    /// Bytes per second between the last two statistics; `None` before there are two of the same life,
-    /// and after the counters ran backwards.
+    /// Bytes per second between the last two statistics; `None` before there are two of the same
+    /// life, and after the counters ran backwards.
     pub(crate) fn rate(&mut self, view: &VmView) -> Option<Bytes> {
         let counted = view.stats.and_then(|stats| {
             let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);

@@ -1,9 +1,9 @@
 //! `overbook top`: the host live in a terminal.
 //!
 //! **Idea.** Three parts that know nothing of each other: a thread asks the daemon once a second
-//! ([`watch`]), [`state`] turns what it brings and the keys into what is to be seen, and [`draw`] paints
-//! that, a pure function that is tested letter by letter. So a stuck daemon freezes the figures, says
-//! so, and never the keys.
+//! ([`watch`]), [`state`] turns what it brings and the keys into what is to be seen, and [`draw`]
+//! paints that, a pure function that is tested letter by letter. So a stuck daemon freezes the
+//! figures, says so, and never the keys.
 //!
 //! The terminal is put back whatever happens: at the end, on an error, on a panic and on a signal.
 //! When the terminal itself has gone, the view ends ([`ending`]).

@@ -5,12 +5,13 @@
 //!          ◄─reports (JSON lines on standard output)─     a Tracked per VM, one step in 100 ms
 //! ```
 //!
-//! **Problem.** Tracking follows guests fifty times a second, with the guests' group to pay for it, and
-//! must neither fall over one hostile guest nor take another group's with it.
+//! **Problem.** Tracking follows guests fifty times a second, with the guests' group to pay for it,
+//! and must neither fall over one hostile guest nor take another group's with it.
 //!
-//! **Idea.** A process of its own for each group: its CPU time and memory are the group's, a fault in it
-//! is the group's, and killing it harms nobody, because the shims give everything back as soon as the
-//! connection closes. It holds no state that matters: a new worker learns within seconds.
+//! **Idea.** A process of its own for each group: its CPU time and memory are the group's, a fault
+//! in it is the group's, and killing it harms nobody, because the shims give everything back as
+//! soon as the connection closes. It holds no state that matters: a new worker learns within
+//! seconds.
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`),
 //! how they are chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for

@@ -260,8 +260,8 @@ fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
     assert_eq!(output.status.code(), Some(7));
 }
 
-/// Copies a program by a process of its own: what this one has open for writing, processes started at the
-/// same time by other tests have too for a moment, and then it cannot be run (`ETXTBSY`).
+/// Copies a program by a process of its own: what this one has open for writing, processes started
+/// at the same time by other tests have too for a moment, and then it cannot be run (`ETXTBSY`).
 fn install(from: &Path, to: &Path) {
     let status = Command::new("install").args([from, to]).status().unwrap();
     assert!(status.success());
@@ -402,9 +402,9 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let status = overbook::disks::status_socket(&spec, &"web".into());
-        let until = async |served: Option<&str>, is_so: fn(&model::RepositoriesReading) -> bool| {
-            let served = served.map(|vm| [vm.into()].into());
-            let order = overbook::disks::Order { served, ..Default::default() };
+        let until = async |at_max: Option<&str>, is_so: fn(&model::RepositoriesReading) -> bool| {
+            let at_max = at_max.map(|vm| [vm.into()].into());
+            let order = overbook::disks::Order { at_max, ..Default::default() };
             for _ in 0..6_000 {
                 let found = overbook::disks::ask(&status, &order).await;
                 let found = found.and_then(|found| found.disks["d"].repositories);

@@ -15,8 +15,9 @@
 //! * What the tracker itself takes is smoothed and set aside; the rest of the budget is for traps.
 //!   A budget below that still probes, slowly: a tenth of it is for traps.
 //! * In debt (a guest woke up and touched much that was revoked) probes go on at half speed, so
-//!   that the tracker is not blind just when something happened, and the other half repays. Deep in debt (traps wait for a
-//!   CPU for milliseconds, or the guest wakes up again and again) there are none, until the most of it is paid.
+//!   that the tracker is not blind just when something happened, and the other half repays. Deep in
+//!   debt (traps wait for a CPU for milliseconds, or the guest wakes up again and again) there are
+//!   none, until the most of it is paid.
 //!
 //! What a trap is thought to cost decides how many probes there may be. What traps did cost is
 //! paid, once it has been measured ([`Governor::measured`]): also for those that no probe has

@@ -16,8 +16,8 @@
 //! Architecture invariant: one of each per group; nothing here knows another group's.
 //!
 //! Sources: Kim 2014 §4.1 (sharing inside a group only); Arcangeli, Eidus, Wright, OLS 2009 (stable
-//! and unstable places; here both stand in one table). Left out: pages of zeros, which need no place
-//! but none; what lies in huge pages.
+//! and unstable places; here both stand in one table). Left out: pages of zeros, which need no
+//! place but none; what lies in huge pages.
 
 mod book;
 mod index;

@@ -9,8 +9,8 @@
 //! From these times comes the chance to stay untouched for so long (`life_table`); from it and what
 //! is known of each granule (when it last trapped, how long it has been revoked) Denning's working
 //! sets and the misses of each: the curve (`estimate`). So a probe serves three times: it times a
-//! touch; while it stays revoked it proves idleness for nothing; and when touched after long it tells
-//! at once that the guest grows.
+//! touch; while it stays revoked it proves idleness for nothing; and when touched after long it
+//! tells at once that the guest grows.
 //!
 //! **What is estimated**, here and by the exact stack alike: time is cut into ticks of 100 ms
 //! ([`TICK`]). A reference is a granule touched in a tick; its distance is the number of distinct
@@ -27,8 +27,9 @@
 //! was tried, too: recorded guests that change often were seen worse. So was a working set that
 //! shrinks at 4 % only, against jumps of guests close to 5 %: real guests were seen worse.)
 //! Distances themselves look back as far as they must, so that slow sweeps are not lost. *Window of
-//! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink before
-//! all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no better.)
+//! the life table 1 s*: some 150 to 300 probes at 1 % of a vCPU, quick enough to see a shrink
+//! before all of it has been revoked. (1.5 s saw changes of recorded guests later, 0.75 s was no
+//! better.)
 //!
 //! Few probes: where the budget bears less than [`FIRST_PROBES`] in a window, because a trap is
 //! dear or a burst of them has to be paid for, the last so many count, however long that took. A
@@ -214,7 +215,8 @@ impl Tracker {
         }
     }
 
-    /// For how many ticks a granule had not been touched, as chance and the life table will have it.
+    /// For how many ticks a granule had not been touched, as chance and the life table will have
+    /// it.
     fn drawn(&mut self, class: u8) -> u32 {
         self.table.outlived(&self.hazards[usize::from(class)], self.granules.chance())
     }
@@ -241,9 +243,9 @@ impl Tracker {
 
     /// For how many ticks a granule that is touched now had not been touched when it was revoked.
     ///
-    /// Idle granules are not alike: what is read in the order in which it was written comes back when
-    /// it has been untouched for longest. So it is the longest of several draws that counts, which
-    /// recorded guests and simulated ones agree on.
+    /// Idle granules are not alike: what is read in the order in which it was written comes back
+    /// when it has been untouched for longest. So it is the longest of several draws that counts,
+    /// which recorded guests and simulated ones agree on.
     fn before(&mut self, index: u32, class: u8, at: Time) -> u32 {
         let before = self.granules.before(index);
         if class < IDLE {

@@ -1,8 +1,8 @@
 //! A hostile client negotiates with our server.
 //!
-//! This crate is no part of the workspace: what it needs, nothing else does. Each file is a target; what
-//! they do stands in `tests/fuzzed/`, for `tests/fuzz_smoke.rs` does the same with random bytes. With
-//! [cargo-fuzz](https://github.com/rust-fuzz/cargo-fuzz) and a nightly compiler:
+//! This crate is no part of the workspace: what it needs, nothing else does. Each file is a target;
+//! what they do stands in `tests/fuzzed/`, for `tests/fuzz_smoke.rs` does the same with random
+//! bytes. With [cargo-fuzz](https://github.com/rust-fuzz/cargo-fuzz) and a nightly compiler:
 //!
 //! ```text
 //! cd crates/pageserver && cargo +nightly fuzz run negotiation

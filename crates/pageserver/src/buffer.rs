@@ -8,7 +8,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// Where a buffer begins, in bytes: ten thousand connections that say nothing cost little.
 const FIRST: usize = 16 << 10;
-/// How far it grows while more comes than it holds, in bytes; a larger message lets it grow further.
+/// How far it grows while more comes than it holds, in bytes; a larger message lets it grow
+/// further.
 const USUAL: usize = 256 << 10;
 
 /// A buffer that is filled at its end and emptied at its front.

@@ -61,8 +61,8 @@ pub trait Layer: Send + Sync {
     /// Puts everything that was answered on stable storage, if there is any.
     fn flush(&self) -> Answer<'_>;
 
-    /// What is known of a range: extents in their order, which cover a part of it that begins at its
-    /// begin, and is not empty.
+    /// What is known of a range: extents in their order, which cover a part of it that begins at
+    /// its begin, and is not empty.
     fn extents(&self, _offset: u64, length: u32) -> Vec<Extent> {
         vec![Extent { length, is_hole: false }]
     }

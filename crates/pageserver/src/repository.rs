@@ -7,12 +7,12 @@
 //! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
 //! them; whoever wants slabs meanwhile, and more than are free, is to come again.
 //!
-//! A client is who has the key of a certificate, or a user of this host ([`Who`]). However many leases
-//! it has, all of them together are no more than its quota.
+//! A client is who has the key of a certificate, or a user of this host ([`Who`]). However many
+//! leases it has, all of them together are no more than its quota.
 //!
-//! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time, it is
-//! given notice: what it writes to such a slab is refused (`ENOSPC`), and what lies there can be read
-//! for a while.
+//! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time,
+//! it is given notice: what it writes to such a slab is refused (`ENOSPC`), and what lies there can
+//! be read for a while.
 
 use std::collections::HashMap;
 use std::io;
@@ -171,8 +171,8 @@ impl Repository {
         give_back(taken)
     }
 
-    /// Gives up to `slabs` slabs back to the host: free ones at once; of the last ones of the largest
-    /// leases it gives notice. Answers how many it were in all.
+    /// Gives up to `slabs` slabs back to the host: free ones at once; of the last ones of the
+    /// largest leases it gives notice. Answers how many it were in all.
     pub fn give_notice(&self, slabs: usize) -> usize {
         let mut taken = Vec::new();
         let mut state = self.shared.state();
@@ -315,8 +315,8 @@ impl State {
     }
 }
 
-/// Gives slabs back to the host; answers how many it were. It takes a while, so nobody is to wait for a
-/// lock meanwhile.
+/// Gives slabs back to the host; answers how many it were. It takes a while, so nobody is to wait
+/// for a lock meanwhile.
 fn give_back(slabs: Vec<Slab>) -> usize {
     slabs.len()
 }

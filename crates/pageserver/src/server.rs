@@ -213,8 +213,8 @@ impl Server {
         });
     }
 
-    /// Negotiates with one client, and serves it until it ends the connection. `who` it is as long as it
-    /// shows no certificate.
+    /// Negotiates with one client, and serves it until it ends the connection. `who` it is as long
+    /// as it shows no certificate.
     ///
     /// # Errors
     ///

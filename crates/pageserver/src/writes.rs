@@ -1,8 +1,9 @@
 //! The writes to a disk that are under way, for layers that have to know of others than their own.
 //!
-//! Two questions are answered here. Whether what was read is still what lies below: not if a write to the
-//! same bytes was under way when the read began, or has begun since ([`Watch`]). And whose turn it is: a
-//! write may go on after its connection has broken, and must not land after a later one ([`Writing::turn`]).
+//! Two questions are answered here. Whether what was read is still what lies below: not if a write
+//! to the same bytes was under way when the read began, or has begun since ([`Watch`]). And whose
+//! turn it is: a write may go on after its connection has broken, and must not land after a later
+//! one ([`Writing::turn`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -55,7 +56,8 @@ pub struct Watch {
 }
 
 impl Writes {
-    /// A write to these bytes begins. Meanwhile `also` is done: nothing else begins before it has ended.
+    /// A write to these bytes begins. Meanwhile `also` is done: nothing else begins before it has
+    /// ended.
     pub fn begin<T>(&self, bytes: Range<u64>, also: impl FnOnce() -> T) -> (Writing, T) {
         let mut state = self.shared.state();
         for watch in &mut state.watches {

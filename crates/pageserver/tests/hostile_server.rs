@@ -145,8 +145,8 @@ async fn connected() -> (Client, DuplexStream) {
     (client, theirs)
 }
 
-/// What our client says of this answer to its first request, whose cookie is 0: a read of 8 bytes at
-/// 4096 or, with `status`, a question for block status.
+/// What our client says of this answer to its first request, whose cookie is 0: a read of 8 bytes
+/// at 4096 or, with `status`, a question for block status.
 async fn answered(says: &[u8], status: bool) -> Result<(), ClientError> {
     let (client, mut theirs) = connected().await;
     let asking = async {

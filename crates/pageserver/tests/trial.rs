@@ -1,5 +1,5 @@
-//! What is wrong with a repository is told apart, each time with a real server; and a repository that
-//! is tried stays as it was.
+//! What is wrong with a repository is told apart, each time with a real server; and a repository
+//! that is tried stays as it was.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

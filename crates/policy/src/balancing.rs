@@ -1,7 +1,9 @@
-//! One group's balance in a tick: from members to what [`balance`] needs, and from its rounds to moves.
+//! One group's balance in a tick: from members to what [`balance`] needs, and from its rounds to
+//! moves.
 //!
-//! A round is held every [`tuning::BALANCE_PERIOD`] and says where everybody should be at its end; in between, memory moves: what is
-//! taken passes [`guard`] in steps, what is given has to be there first. After a while each move shows what it has saved.
+//! A round is held every [`tuning::BALANCE_PERIOD`] and says where everybody should be at its end;
+//! in between, memory moves: what is taken passes [`guard`] in steps, what is given has to be there
+//! first. After a while each move shows what it has saved.
 
 use model::{Bytes, Ledger, Reason, Time, plan::Outcome, reason::Pressure};
 
@@ -55,8 +57,8 @@ impl Group<'_> {
         self.balance.disk = self.balance.disk.of_a_disk(reads, is_asked);
     }
 
-    /// The surplus that can be counted on. What members use goes up and down; what was handed out and had to be taken back is not
-    /// handed out again for a while, which grows each time.
+    /// The surplus that can be counted on. What members use goes up and down; what was handed out
+    /// and had to be taken back is not handed out again for a while, which grows each time.
     fn lasting_surplus(&mut self, now: Time) -> Bytes {
         let GroupBalance { deficits, deficit_at, pool, .. } = &mut self.balance;
         let held: Bytes = self.members.iter().map(|member| member.target).sum();
@@ -206,7 +208,8 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
             member.grant().min(guest.available.minus(margin(guest)))
         }
         Ok(_) if can_shrink_soon => {
-            // Who is short needs more than it has; what of that it was not seen to touch, it loses nothing more by.
+            // Who is short needs more than it has; what of that it was not seen to touch, it loses
+            // nothing more by.
             let needed = if is_short && !is_filling { worth.seen } else { worth.need };
             held.minus(needed.max(floor)).max(member.memory.idle.min(held.minus(floor)))
         }
@@ -232,7 +235,8 @@ fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> S
     let highest = if member.can_take_more() { grown.min(most) } else { held };
     let charged = member.used.plus(member.promised()).min(member.limit());
     let share = charged.0 as f64 / member.limit().0.max(1) as f64;
-    // Merged pages are spread over all of it; what is not touched yet is what a balloon takes first.
+    // Merged pages are spread over all of it; what is not touched yet is what a balloon takes
+    // first.
     let charge = if member.merging.is_some() { share.max(tuning::LEAST_CHARGE) } else { 1.0 };
     Seat {
         held,

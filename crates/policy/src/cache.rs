@@ -1,15 +1,15 @@
 //! Second-level caches: what a group has to spare at the moment holds pages of its data disks
 //! (Kim 2014 §4.2.3).
 //!
-//! **Problem.** A guest that reads a disk and does not swap shows no demand, though memory would help
-//! it. And surplus that nobody asks for lies idle. **Rule.** After all grants, what is left of a
-//! group's own surplus is its cache's quota, as far as the host has it. It holds clean pages only and
-//! is given up at once, so it is the first to give way: memory in caches counts as available to
-//! everything else ([`crate::headroom`], [`crate::reclaim`]). Where the host has less than all caches
-//! could use, each has the same part of what it could.
+//! **Problem.** A guest that reads a disk and does not swap shows no demand, though memory would
+//! help it. And surplus that nobody asks for lies idle. **Rule.** After all grants, what is left of
+//! a group's own surplus is its cache's quota, as far as the host has it. It holds clean pages only
+//! and is given up at once, so it is the first to give way: memory in caches counts as available to
+//! everything else ([`crate::headroom`], [`crate::reclaim`]). Where the host has less than all
+//! caches could use, each has the same part of what it could.
 //!
-//! Needs come before caches: who swaps waits for a disk as well, and its memory is its own. A bonus of
-//! `balance`, which saves nothing that is known, comes after what the cache can use.
+//! Needs come before caches: who swaps waits for a disk as well, and its memory is its own. A bonus
+//! of `balance`, which saves nothing that is known, comes after what the cache can use.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ pub(crate) fn held(view: &HostView, now: Time) -> Bytes {
     known.map(|cache| cache.value.held).sum()
 }
 
-/// What a group's cache can use: the least size with which it would find nearly all that a larger one would.
+/// What a group's cache can use: the least size with which it would find nearly all that a larger
+/// one would.
 pub(crate) fn cacheable(view: &HostView, group: &GroupName, now: Time) -> Bytes {
     let known = view.caches.get(group).filter(|cache| cache.age(now) <= tuning::STALE_AFTER);
     let curve = known.map_or(&[][..], |cache| &cache.value.curve);

@@ -1,13 +1,16 @@
 //! With how much memory a VM missed how much, of late.
 //!
-//! **Problem.** A curve ends where a VM's memory does. It does not show what the guest's kernel keeps for itself, and of a guest that
-//! thrashes nobody knows what lies in its swap: pages that are read back and stay clean lie in swap and in memory. **Idea.** What it missed
-//! with each size is remembered. Between two sizes misses fall evenly, for all that is known. What it lacks is what it had when it missed
-//! nothing; where it never had so much it is looked for by giving: little at first, twice as much each time that did not help.
+//! **Problem.** A curve ends where a VM's memory does. It does not show what the guest's kernel
+//! keeps for itself, and of a guest that thrashes nobody knows what lies in its swap: pages that
+//! are read back and stay clean lie in swap and in memory. **Idea.** What it missed with each size
+//! is remembered. Between two sizes misses fall evenly, for all that is known. What it lacks is
+//! what it had when it missed nothing; where it never had so much it is looked for by giving:
+//! little at first, twice as much each time that did not help.
 //!
-//! Misses are compared as the share of its time in which a VM waits for the disk: who waits all the time cannot miss more. Who was given
-//! memory reads back for a while what lies in swap. That says nothing of what it has now. Before it ever had enough, its swap tells how
-//! much that may be ([`crate::slots`]).
+//! Misses are compared as the share of its time in which a VM waits for the disk: who waits all the
+//! time cannot miss more. Who was given memory reads back for a while what lies in swap. That says
+//! nothing of what it has now. Before it ever had enough, its swap tells how much that may be
+//! ([`crate::slots`]).
 
 use model::{Bytes, Millis, Time};
 use serde::{Deserialize, Serialize};
@@ -119,7 +122,8 @@ fn is_settling(member: &Member, now: Time) -> bool {
     asked.is_some_and(is_new) || reads_back(member, now)
 }
 
-/// Whether it was given memory a moment ago or has not filled it yet, and may be short because of what it had before.
+/// Whether it was given memory a moment ago or has not filled it yet, and may be short because of
+/// what it had before.
 fn reads_back(member: &Member, now: Time) -> bool {
     let has_free = member.guest.as_ref().is_ok_and(|guest| guest.free > tuning::MARGIN_MIN);
     let within = if has_free { tuning::FILLED_WITHIN } else { tuning::READ_BACK_WITHIN };
@@ -132,8 +136,8 @@ fn age(asked: &Asked, now: Time) -> Millis {
 }
 
 impl Experience {
-    /// Takes in what it has free. It has freed something if that is more while its balloon `stands`. Who is short frees and fills all the
-    /// time: of that, the least counts.
+    /// Takes in what it has free. It has freed something if that is more while its balloon
+    /// `stands`. Who is short frees and fills all the time: of that, the least counts.
     fn note_free(&mut self, free: Bytes, is_short: bool, stands: bool, now: Time) {
         let before = self.free.unwrap_or(free);
         if is_short {
@@ -148,8 +152,9 @@ impl Experience {
         self.free = Some(free);
     }
 
-    /// Takes in what it has in use and works on now; of that, nothing is known while it is short. What is old, or was seen of programs
-    /// that have ended, is forgotten: they leave memory free. One that runs works now on this, now on that.
+    /// Takes in what it has in use and works on now; of that, nothing is known while it is short.
+    /// What is old, or was seen of programs that have ended, is forgotten: they leave memory free.
+    /// One that runs works now on this, now on that.
     fn follow(&mut self, size: Bytes, working_set: Option<Bytes>, now: Time) {
         let is_remembered = |at: Time| now.since(at) < tuning::REMEMBERED;
         self.seen.retain(|seen| is_remembered(seen.at));
@@ -194,8 +199,8 @@ impl Experience {
         self.seen.iter().map(move |seen| (seen.size, seen.reads.wait_for(disk)))
     }
 
-    /// The same, by what the disk answered then if that is more: while CPUs are busy with what all VMs miss, a few misses take all of a VM's
-    /// time.
+    /// The same, by what the disk answered then if that is more: while CPUs are busy with what all
+    /// VMs miss, a few misses take all of a VM's time.
     pub(crate) fn losses(&self, disk: Reads) -> Vec<(Bytes, f64)> {
         let mut losses: Vec<(Bytes, f64)> = self.waits(disk).collect();
         let mut with_more: f64 = 0.0;
@@ -215,7 +220,8 @@ impl Experience {
         })
     }
 
-    /// The least above `size` with which it was not short; else, what it needs by its swap, unless it had as much in vain.
+    /// The least above `size` with which it was not short; else, what it needs by its swap, unless
+    /// it had as much in vain.
     pub(crate) fn enough(&self, size: Bytes, disk: Reads) -> Option<Bytes> {
         let is_enough = |(with, waits): &(Bytes, f64)| *with > size && !shows_shortage(*waits);
         let seen = self.waits(disk).find(is_enough).map(|(with, _)| with);
@@ -225,8 +231,9 @@ impl Experience {
         seen.or(by_swap.filter(|need| *need >= tried.plus(tuning::UNIT)))
     }
 
-    /// What it had more when it was not short, or less so and a little beside; or as much again as it was given in vain. Where all of its
-    /// memory is referred to alike, it lacks the share of it that it misses; so it lacks that at least.
+    /// What it had more when it was not short, or less so and a little beside; or as much again as
+    /// it was given in vain. Where all of its memory is referred to alike, it lacks the share of it
+    /// that it misses; so it lacks that at least.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
     fn lacking(&self, held: Bytes, unfilled: Bytes, miss_ratio: f64, disk: Reads) -> Bytes {
         let is_telling = (0.0..=tuning::MISS_RATIO_MAX).contains(&miss_ratio);

@@ -74,8 +74,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// A balloon that does not follow is asked to stay where it is: a target that is reached at some
-    /// later moment was decided for another world. Only a give-back of base is kept up.
+    /// A balloon that does not follow is asked to stay where it is: a target that is reached at
+    /// some later moment was decided for another world. Only a give-back of base is kept up.
     fn withdraw_from_the_stuck(&mut self, rules: Rules, now: Time) {
         for member in &mut self.members {
             let is_known = member.memory.stuck.is_some_and(|stuck| now < stuck.retry_at);
@@ -89,8 +89,8 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// A guest below base gets all of it back at once when it suffers, or when it cannot be believed:
-    /// a guest that thrashes is too busy to say so.
+    /// A guest below base gets all of it back at once when it suffers, or when it cannot be
+    /// believed: a guest that thrashes is too busy to say so.
     fn give_back_on_stress(&mut self, rules: Rules, now: Time) {
         if !rules.has(Rule::GiveBack) {
             return;
@@ -123,9 +123,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short. A
-    /// deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle memory can
-    /// end it.
+    /// Hands out the surplus as the group's policy says, and collects idle memory for who is short.
+    /// A deficit leaves nothing to hand out, but where no grant is `returning`, nothing but idle
+    /// memory can end it.
     fn reprovision(&mut self, returning: Bytes, host: &mut Headroom, rules: Rules, now: Time) {
         // What is borrowed does not spare the group its own idle memory.
         if let Some((shortest, lacking)) = self.unmet() {
@@ -181,14 +181,15 @@ impl<'a> Group<'a> {
         self.ledger.surplus.minus(self.ledger.borrowed).minus(given)
     }
 
-    /// The member that is shortest, and what those that are short lack beyond what is the group's own.
+    /// The member that is shortest, and what those that are short lack beyond what is the group's
+    /// own.
     fn unmet(&self) -> Option<(usize, Bytes)> {
         let own = self.ledger.surplus.minus(self.ledger.borrowed);
         self.shares(own).map_or_else(|| self.lacking(own), |shares| shares.unmet)
     }
 
-    /// What the group's policy wants each member to hold above its base while there is this `surplus`;
-    /// `None`: it does not share out a surplus but all memory.
+    /// What the group's policy wants each member to hold above its base while there is this
+    /// `surplus`; `None`: it does not share out a surplus but all memory.
     fn shares(&self, surplus: Bytes) -> Option<Shares> {
         let policy = reprovision::policy(self.spec.policy)?;
         let standings: Vec<Standing> = self.members.iter().map(standing).collect();
@@ -196,8 +197,9 @@ impl<'a> Group<'a> {
         Some(policy.share(&standings, grants.plus(surplus)))
     }
 
-    /// Gives base back to members that were shrunk, once nobody is short any more. Base is guaranteed:
-    /// it needs no surplus, and where grants are in its way, the deficit that follows takes them back.
+    /// Gives base back to members that were shrunk, once nobody is short any more. Base is
+    /// guaranteed: it needs no surplus, and where grants are in its way, the deficit that follows
+    /// takes them back.
     fn restore_base(&mut self, now: Time) {
         if now.since(self.unmet_at) < tuning::RESTORE_AFTER {
             return;

@@ -1,10 +1,11 @@
 //! The one gate through which memory is taken from a VM. It holds the safety rules.
 //!
 //! The gate answers how low a VM's target may go now, or why it may not go down at all. Rules that
-//! protect a guest's correctness (fresh and plausible statistics, `min`, swapless guests, migration)
-//! hold for every purpose. Rules that protect its comfort (pressure, calm, back-off) bend only when the
-//! group is over its budget or the host is short, because then leaving the memory where it is would
-//! take it from a neighbour who has paid for it; and even then the cheapest memory goes first.
+//! protect a guest's correctness (fresh and plausible statistics, `min`, swapless guests,
+//! migration) hold for every purpose. Rules that protect its comfort (pressure, calm, back-off)
+//! bend only when the group is over its budget or the host is short, because then leaving the
+//! memory where it is would take it from a neighbour who has paid for it; and even then the
+//! cheapest memory goes first.
 
 use model::{Bytes, Reason, Time};
 
@@ -76,7 +77,8 @@ pub(crate) fn lowest_target(
         if rules.has(Rule::Calm) && ago < tuning::CALM {
             return Err(Reason::NotCalm { ago, needed: tuning::CALM });
         }
-        // What it misses then was weighed against what others miss. Who suffers from what was taken may have lost all that can be lost.
+        // What it misses then was weighed against what others miss. Who suffers from what was taken
+        // may have lost all that can be lost.
         let goes_on = member.memory.asked.as_ref().is_some_and(|asked| asked.is_take);
         if !(goes_on && member.suffers())
             && let Err(reason) = is_not_backing_off(member, rules, now)

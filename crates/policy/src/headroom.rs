@@ -1,9 +1,9 @@
 //! The host's headroom: what all groups together may still be granted.
 //!
-//! A group's surplus is only as good as the memory of the host under it: where more was sold than there
-//! is, or something else on the host grew, the ledgers add up to more than exists. So every grant also
-//! has to fit between `MemAvailable` and the host's reserve, and when the reserve itself is touched,
-//! every grant of every group comes back at once.
+//! A group's surplus is only as good as the memory of the host under it: where more was sold than
+//! there is, or something else on the host grew, the ledgers add up to more than exists. So every
+//! grant also has to fit between `MemAvailable` and the host's reserve, and when the reserve itself
+//! is touched, every grant of every group comes back at once.
 
 use model::{Bytes, HostReading, Reading, Reason, Time};
 

@@ -1,8 +1,8 @@
 //! Idle memory moves to who is short: from the members that leave most unused, grants before base.
 //!
-//! Only memory that the guest has *free* is taken, beyond a margin that it keeps: what page cache is
-//! worth needs a miss-ratio curve, and guessing at it is what users complain about most.
-//! And only where taking frees something: inflating a balloon over pages that were never touched gives
+//! Only memory that the guest has *free* is taken, beyond a margin that it keeps: what page cache
+//! is worth needs a miss-ratio curve, and guessing at it is what users complain about most. And
+//! only where taking frees something: inflating a balloon over pages that were never touched gives
 //! the host nothing, and untouched memory is counted as surplus already.
 
 use std::cmp::Reverse;
@@ -48,8 +48,8 @@ pub(crate) fn collect(
     taken
 }
 
-/// What the ledger gains at most by shrinking `member`: an untouched grant, and memory that the guest
-/// once touched, has free now, and that the host still keeps for it.
+/// What the ledger gains at most by shrinking `member`: an untouched grant, and memory that the
+/// guest once touched, has free now, and that the host still keeps for it.
 fn freed_by_taking(member: &Member) -> Bytes {
     let free = member.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free);
     let needed = member.limit().minus(free);

@@ -4,19 +4,20 @@
 //!   budget ├───────────── used ─────────────┼─ promised ─┼─ surplus ─┼─ reserve ─┤
 //! ```
 //!
-//! `used` is what the VMs occupy on the host, so untouched memory, memory that a guest reported free and
-//! ballooned memory all show up in one place: `used` falls. `promised` is what was granted above base
-//! and not touched yet: it will be, so it is not granted twice. Untouched memory *below* base is lent
-//! softly: its owner may touch it at any moment without asking, which may turn into a deficit, and then
-//! grants come back. The reserve covers that moment, and merged pages that are written to, and freed ones
-//! that are used again: it is a part of the budget, but never more than all that could come back so.
+//! `used` is what the VMs occupy on the host, so untouched memory, memory that a guest reported
+//! free and ballooned memory all show up in one place: `used` falls. `promised` is what was granted
+//! above base and not touched yet: it will be, so it is not granted twice. Untouched memory *below*
+//! base is lent softly: its owner may touch it at any moment without asking, which may turn into a
+//! deficit, and then grants come back. The reserve covers that moment, and merged pages that are
+//! written to, and freed ones that are used again: it is a part of the budget, but never more than
+//! all that could come back so.
 //!
-//! What is lent to another group goes off the surplus, and what is borrowed comes on top of the budget
-//! ([`crate::lending`]): the sum over all groups stays what it was.
+//! What is lent to another group goes off the surplus, and what is borrowed comes on top of the
+//! budget ([`crate::lending`]): the sum over all groups stays what it was.
 //!
-//! A VM that cannot be counted on the host is taken to use all that it may. That errs on the safe side
-//! for handing out, but not for taking back: a daemon that has just started knows no VM's memory yet,
-//! and must not revoke grants over a deficit that is only a guess.
+//! A VM that cannot be counted on the host is taken to use all that it may. That errs on the safe
+//! side for handing out, but not for taking back: a daemon that has just started knows no VM's
+//! memory yet, and must not revoke grants over a deficit that is only a guess.
 
 use model::{Bytes, Ledger};
 

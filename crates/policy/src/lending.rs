@@ -1,8 +1,8 @@
 //! Lending: what one group leaves idle serves another that is short (Kim 2014 §7.1).
 //!
-//! Only a right moves, the right to physical bytes, from one ledger to another and only between groups
-//! that both take part (`lend = true`). No page ever does: groups share nothing, and see nothing of each
-//! other.
+//! Only a right moves, the right to physical bytes, from one ledger to another and only between
+//! groups that both take part (`lend = true`). No page ever does: groups share nothing, and see
+//! nothing of each other.
 //!
 //! ```text
 //! idle (lender)   = surplus − reserve, once none of its VMs has been short for LEND_AFTER
@@ -10,15 +10,15 @@
 //! loan            = min(idle, min(held, loan before) + what its short VMs may be granted now)
 //! ```
 //!
-//! A loan is worked out anew in each tick. So nothing that should end it can be missed: in the tick in
-//! which a VM of the lender is short, a group withdraws its consent, or the host is short, it is gone, and
-//! the borrower's ledger shows a deficit, for which grants are taken back ([`crate::revoke`]). The lender
-//! does not wait for that: it hands out what is its own as long as the host has it
-//! ([`crate::headroom`]), and base needs no surplus at all.
+//! A loan is worked out anew in each tick. So nothing that should end it can be missed: in the tick
+//! in which a VM of the lender is short, a group withdraws its consent, or the host is short, it is
+//! gone, and the borrower's ledger shows a deficit, for which grants are taken back
+//! ([`crate::revoke`]). The lender does not wait for that: it hands out what is its own as long as
+//! the host has it ([`crate::headroom`]), and base needs no surplus at all.
 //!
-//! While it lends, the lender's worker looks for identical pages at the cost of the borrower, and as fast
-//! as the borrower's swapping calls for ([`crate::scan_rate`]). One worker has one payer, so a group lends
-//! to one other group at a time.
+//! While it lends, the lender's worker looks for identical pages at the cost of the borrower, and
+//! as fast as the borrower's swapping calls for ([`crate::scan_rate`]). One worker has one payer,
+//! so a group lends to one other group at a time.
 //!
 //! Forgetting all loans (a restart) is harmless: what is borrowed is a deficit then.
 
@@ -168,8 +168,8 @@ fn ended(old: &Loan, reason: &Reason) -> Loan {
     Loan { borrower: old.borrower.clone(), amount: Bytes::ZERO, reason: reason.clone() }
 }
 
-/// Lends `borrower` up to `wanted` more: from those that lend to it already, then from whoever lends to
-/// nobody and has most.
+/// Lends `borrower` up to `wanted` more: from those that lend to it already, then from whoever
+/// lends to nobody and has most.
 fn extend(
     borrower: &GroupName,
     lacking: &Lacking,

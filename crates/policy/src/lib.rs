@@ -1,8 +1,9 @@
 //! DECIDE: a pure function from what is seen, wanted and remembered to what is done, and why.
 //!
-//! [`tick()`] is the whole of Overbook's judgement. It runs once a second on the host, in the simulator
-//! over fake guests, and in `overbook plan --from` over exported state, and it is the same function.
-//! With no outside world there is nothing to fail: it answers a [`model::Plan`], never an error.
+//! [`tick()`] is the whole of Overbook's judgement. It runs once a second on the host, in the
+//! simulator over fake guests, and in `overbook plan --from` over exported state, and it is the
+//! same function. With no outside world there is nothing to fail: it answers a [`model::Plan`],
+//! never an error.
 //!
 //! One tick, for each group by itself:
 //!
@@ -11,9 +12,9 @@
 //! 3. [`lending`]: between groups that consent, what one leaves idle serves one that is short.
 //! 4. Safety first: a guest under pressure below its base gets all of it back at once.
 //! 5. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
-//! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is taken
-//!    from those who leave it unused, if somebody is short ([`idle`]); or memory goes where it saves the
-//!    most misses ([`balancing`], by the [`optimum`]).
+//! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is
+//!    taken from those who leave it unused, if somebody is short ([`idle`]); or memory goes where
+//!    it saves the most misses ([`balancing`], by the [`optimum`]).
 //!
 //! What guests have freed is taken when it is needed ([`reclaim`]). What nobody needs at the moment
 //! serves as a cache of disks ([`cache`]).
@@ -21,11 +22,11 @@
 //! Beside its memory each group has its scan rate: how fast its identical pages are looked for
 //! ([`scan_rate`]), and whether the kernel may do that for VMs without the shim ([`ksm`]).
 //!
-//! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one tick
-//! is handed out in a later one, once the host has it: memory is never in two places.
+//! Taking passes through one gate ([`guard`]), which holds the safety rules. What is taken in one
+//! tick is handed out in a later one, once the host has it: memory is never in two places.
 //!
-//! Architecture invariant: no clock, file, socket, thread or random number here; groups that do not both
-//! consent to lending meet only in the host's headroom, never in each other's ledgers.
+//! Architecture invariant: no clock, file, socket, thread or random number here; groups that do not
+//! both consent to lending meet only in the host's headroom, never in each other's ledgers.
 
 mod balancing;
 mod cache;

@@ -1,7 +1,7 @@
 //! One VM in one tick: what is known of it, and what is decided about it.
 //!
-//! A member is changed at most once a tick, by the first step that has a reason to; every later step
-//! leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
+//! A member is changed at most once a tick, by the first step that has a reason to; every later
+//! step leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
 
 use model::{
     Bytes, FreePages, Link, Migration, Reading, Reason, Time, Tracking, VmLimits, VmName, VmView,
@@ -78,7 +78,8 @@ impl Member {
             Ok(_) | Err(_) => memory.note_trouble(now),
         }
         let actual = match view.balloon {
-            // The guest's driver writes this figure, and what it "holds" is promised to it by the host.
+            // The guest's driver writes this figure, and what it "holds" is promised to it by the
+            // host.
             Some(reading) => reading.value.min(view.ram),
             // A VM that was never reached runs all the same.
             None if view.ram.is_zero() => limits.base,
@@ -147,8 +148,8 @@ impl Member {
         self.guest.as_ref().is_ok_and(|guest| guest.pressure.is_some())
     }
 
-    /// Whether it suffers or wants more, as far as it can be believed. Who has swap does so when it uses that: little memory left is no
-    /// harm.
+    /// Whether it suffers or wants more, as far as it can be believed. Who has swap does so when it
+    /// uses that: little memory left is no harm.
     pub(crate) fn is_short(&self) -> bool {
         self.suffers() || self.demand().is_some_and(|sign| self.is_harm(sign))
     }
@@ -196,8 +197,8 @@ impl Member {
         self.memory.balanced.is_some_and(|balanced| balanced.is_tracked)
     }
 
-    /// Whether it may be given more now. What could not be taken back again is not given: a guest that
-    /// cannot be believed gets its base and no more.
+    /// Whether it may be given more now. What could not be taken back again is not given: a guest
+    /// that cannot be believed gets its base and no more.
     pub(crate) fn can_take_more(&self) -> bool {
         let is_free_to_change =
             self.change.is_none() && self.blocked.is_none() && self.avoided.is_none();
@@ -297,7 +298,8 @@ pub(crate) fn growth(held: Bytes) -> Bytes {
     held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
 }
 
-/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's reserves.
+/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's
+/// reserves.
 pub(crate) fn with_room(used: Bytes) -> Bytes {
     used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
 }

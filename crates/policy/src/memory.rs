@@ -19,8 +19,8 @@ pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
-    /// When somebody in the group was last short of memory that it could not get, or when the group was
-    /// first seen.
+    /// When somebody in the group was last short of memory that it could not get, or when the group
+    /// was first seen.
     pub(crate) unmet_at: BTreeMap<GroupName, Time>,
     #[serde(default)]
     pub(crate) balances: BTreeMap<GroupName, GroupBalance>,
@@ -86,7 +86,8 @@ pub(crate) struct VmMemory {
     /// Since when that is worth taking.
     #[serde(default)]
     idle_since: Option<Time>,
-    /// The least that it had free while it read from its swap: what its kernel keeps free in any case.
+    /// The least that it had free while it read from its swap: what its kernel keeps free in any
+    /// case.
     #[serde(default)]
     pub(crate) kept_free: Option<Bytes>,
     /// What it reads from its swap, over some seconds.
@@ -258,8 +259,8 @@ impl VmMemory {
         }
     }
 
-    /// Notes what the guest does not count of what it may use, while its balloon stands still. It is the guest's word, and believed up to
-    /// a part.
+    /// Notes what the guest does not count of what it may use, while its balloon stands still. It
+    /// is the guest's word, and believed up to a part.
     pub(crate) fn note_set_apart(&mut self, actual: Bytes, total: Bytes, now: Time) {
         let stands =
             |asked: &Asked| asked.reached && now.since(asked.said_at) > tuning::STALE_AFTER;
@@ -268,8 +269,8 @@ impl VmMemory {
         }
     }
 
-    /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters that ran
-    /// backwards are those of another worker, which says nothing of this second.
+    /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters
+    /// that ran backwards are those of another worker, which says nothing of this second.
     pub(crate) fn note_merging(&mut self, reading: Option<Reading<Dedup>>) -> Option<Merging> {
         let latest = reading?;
         if let Some(before) = self.dedup.replace(latest)
@@ -316,8 +317,8 @@ impl VmMemory {
         self.stuck = Some(Stuck { since, wanted, retry_at: now.after(pause), failures });
     }
 
-    /// Notes that the guest is under pressure, or that nobody knows how it is; if memory was taken a
-    /// moment ago, that was a mistake.
+    /// Notes that the guest is under pressure, or that nobody knows how it is; if memory was taken
+    /// a moment ago, that was a mistake.
     pub(crate) fn note_trouble(&mut self, now: Time) {
         self.calm_since = now;
         if self.taken_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
@@ -326,8 +327,9 @@ impl VmMemory {
         }
     }
 
-    /// Takes in what it has free beyond its margin: when that is less, at once; when it is more, by a fifth of it in each second. `is_news`:
-    /// the guest has said so since memory was last taken from it.
+    /// Takes in what it has free beyond its margin: when that is less, at once; when it is more, by
+    /// a fifth of it in each second. `is_news`: the guest has said so since memory was last taken
+    /// from it.
     pub(crate) fn note_spare(&mut self, spare: Bytes, is_news: bool, now: Time) {
         let more = if is_news { spare.share(1, tuning::IDLE_WITHIN.0 / 1000) } else { Bytes::ZERO };
         self.idle = spare.min(self.idle.plus(more));
@@ -335,14 +337,16 @@ impl VmMemory {
         self.idle_since = is_idle.then(|| self.idle_since.unwrap_or(now));
     }
 
-    /// What has lain idle for so long that it can be taken although takes were mistakes: longer with each of them.
+    /// What has lain idle for so long that it can be taken although takes were mistakes: longer
+    /// with each of them.
     pub(crate) fn idle_for_long(&self, now: Time) -> Bytes {
         let long = doubled(tuning::IDLE_WITHIN, self.failures + 1, tuning::IDLE_FOR_LONG_MAX);
         let is_long = self.idle_since.is_some_and(|since| now.since(since) >= long);
         if is_long { self.idle } else { Bytes::ZERO }
     }
 
-    /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is as of now.
+    /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is
+    /// as of now.
     pub(crate) fn note_tracking(
         &mut self,
         latest: Option<Tracking>,
@@ -353,7 +357,8 @@ impl VmMemory {
         self.tracked.as_ref().map(Tracked::typical)
     }
 
-    /// What lay in its swap while it was not short, it does without; and what programs leave there when they end, nobody sees go.
+    /// What lay in its swap while it was not short, it does without; and what programs leave there
+    /// when they end, nobody sees go.
     fn without_idle_swap(&mut self, mut latest: Tracking, now: Time) -> Tracking {
         let is_calm = now.since(self.short_at) >= tuning::CALM;
         self.idle_swap = if is_calm { latest.swapped } else { self.idle_swap.min(latest.swapped) };
@@ -374,7 +379,8 @@ impl VmMemory {
         (self.given_at, self.idle_swap) = (None, Bytes::ZERO);
     }
 
-    /// Notes that it is given memory; if balance took some a moment ago, one of the two was a mistake.
+    /// Notes that it is given memory; if balance took some a moment ago, one of the two was a
+    /// mistake.
     pub(crate) fn note_gift(&mut self, now: Time) {
         self.given_at = Some(now);
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {

@@ -1,28 +1,32 @@
 //! The least misses that a number of units of memory can leave, and who has to get them.
 //!
-//! **Problem** (Wang 2016 §4). Each VM may have from some least size on so many units of memory, and each size has its misses; the
-//! sizes may add up to `units` at most. Which sizes miss least in all? The paper's dynamic programming takes O(N² (M/S)²): some
-//! seconds for a large host. It is the multiple-choice knapsack problem, whose hard part is small here.
+//! **Problem** (Wang 2016 §4). Each VM may have from some least size on so many units of memory,
+//! and each size has its misses; the sizes may add up to `units` at most. Which sizes miss least in
+//! all? The paper's dynamic programming takes O(N² (M/S)²): some seconds for a large host. It is
+//! the multiple-choice knapsack problem, whose hard part is small here.
 //!
-//! **Idea.** Memory is dealt out along each VM's *lower convex hull*, the steepest piece first, until the units are used up. That
-//! solves the problem with the hulls in the curves' place, whose misses are a lower bound, and leaves one VM, the *split*, in the
-//! midst of a piece. Where its curve is on its hull there, this is the optimum: always so if curves are convex. Otherwise what is
-//! missing to the bound is small, and only sizes that cost less than that matter any more (Pisinger 1995: the *core*): they go
-//! through a dynamic programming of their own, with few states.
+//! **Idea.** Memory is dealt out along each VM's *lower convex hull*, the steepest piece first,
+//! until the units are used up. That solves the problem with the hulls in the curves' place, whose
+//! misses are a lower bound, and leaves one VM, the *split*, in the midst of a piece. Where its
+//! curve is on its hull there, this is the optimum: always so if curves are convex. Otherwise what
+//! is missing to the bound is small, and only sizes that cost less than that matter any more
+//! (Pisinger 1995: the *core*): they go through a dynamic programming of their own, with few
+//! states.
 //!
-//! **Why that is right.** Let λ be the misses that the split piece saves per unit, x the sizes without it, r the units that are left
-//! then. For sizes j, let `cost(j) = miss(j) − miss(x) + λ (j − x)`: at least 0, as x minimises `miss + λ size` on a hull. For any
-//! sizes that fit, with d = Σ (j − x) ≤ r,
+//! **Why that is right.** Let λ be the misses that the split piece saves per unit, x the sizes
+//! without it, r the units that are left then. For sizes j, let `cost(j) = miss(j) − miss(x) + λ (j
+//! − x)`: at least 0, as x minimises `miss + λ size` on a hull. For any sizes that fit, with d = Σ
+//! (j − x) ≤ r,
 //!
 //! ```text
 //! Σ miss(j) = [Σ miss(x) − λ r] + Σ cost(j) + λ (r − d)
 //! ```
 //!
-//! whose bracket is the lower bound and whose other terms are not negative. So a size that costs more than the best known solution
-//! exceeds the bound is in no better one.
+//! whose bracket is the lower bound and whose other terms are not negative. So a size that costs
+//! more than the best known solution exceeds the bound is in no better one.
 //!
-//! **Bound.** [`Placement::excess`] is 0 unless [`WORK`] ended the search; then it is at most what the split VM's curve lies above
-//! its hull at one point.
+//! **Bound.** [`Placement::excess`] is 0 unless [`WORK`] ended the search; then it is at most what
+//! the split VM's curve lies above its hull at one point.
 //!
 //! **Leaves out.** Misses that rise with memory: such a size is no better than the one before it.
 
@@ -39,7 +43,8 @@ const PRECISION: f64 = 1e-12;
 pub struct Choice {
     /// The fewest units.
     pub least: u32,
-    /// Its misses with that, with one unit more, and so on. At least one; finite, not negative, never rising.
+    /// Its misses with that, with one unit more, and so on. At least one; finite, not negative,
+    /// never rising.
     pub misses: Vec<f64>,
 }
 
@@ -54,7 +59,8 @@ pub struct Placement {
     pub excess: f64,
 }
 
-/// The sizes with the least misses that together take at most `units`. Where not even the fewest fit, those.
+/// The sizes with the least misses that together take at most `units`. Where not even the fewest
+/// fit, those.
 #[must_use]
 pub fn place(choices: &[Choice], units: u64) -> Placement {
     place_within(choices, units, WORK)
@@ -175,7 +181,8 @@ struct Search {
     left: isize,
     /// Those most likely to matter first.
     classes: Vec<Class>,
-    /// What the best known solution misses above the bound, and how it deviates from the relaxed one.
+    /// What the best known solution misses above the bound, and how it deviates from the relaxed
+    /// one.
     best: f64,
     deviations: Vec<(usize, isize)>,
     /// As close as numbers can tell.
@@ -335,7 +342,8 @@ impl States {
         above.min_by(|a, b| a.0.total_cmp(&b.0).then(Reverse(a.1).cmp(&Reverse(b.1))))
     }
 
-    /// Forgets states that take more units than another one and miss no less, and cuts the ends off.
+    /// Forgets states that take more units than another one and miss no less, and cuts the ends
+    /// off.
     fn drop_dominated(&mut self, lambda: f64) {
         let mut least = f64::INFINITY;
         for (more, cost) in (self.first..).zip(&mut self.costs) {

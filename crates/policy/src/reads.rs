@@ -1,8 +1,9 @@
 //! What VMs read from their swap disks, and how long they wait for that.
 //!
-//! A disk answers so many requests per second and so many bytes per second. Who goes through memory in order needs few requests, for
-//! each brings many pages; who jumps about needs one for each page. Either may be all that the disk has to give, which no counter says:
-//! so it is the most that any VM of the group was seen to get of late.
+//! A disk answers so many requests per second and so many bytes per second. Who goes through memory
+//! in order needs few requests, for each brings many pages; who jumps about needs one for each
+//! page. Either may be all that the disk has to give, which no counter says: so it is the most that
+//! any VM of the group was seen to get of late.
 
 use model::Bytes;
 use serde::{Deserialize, Serialize};
@@ -47,15 +48,16 @@ impl Reads {
         Self { faults: self.faults.max(other.faults), bytes: self.bytes.max(other.bytes) }
     }
 
-    /// What a disk answers that was known for this: the most that anybody had of it of late. While nobody asks for all that it
-    /// has, nothing shows that it became slower.
+    /// What a disk answers that was known for this: the most that anybody had of it of late. While
+    /// nobody asks for all that it has, nothing shows that it became slower.
     pub(crate) fn of_a_disk(self, reads: impl Iterator<Item = Self>, is_asked: bool) -> Self {
         let kept = if is_asked { tuning::DISK_FORGOTTEN } else { 1.0 };
         reads.fold(self.scaled(kept).max(Self::LEAST), Self::max)
     }
 
-    /// The share of its time in which a VM with these reads waits for a disk that answers `disk`. Above [`tuning::DISK_SHARED`] it
-    /// rises faster, up to all of its time at [`tuning::DISK_FULL`].
+    /// The share of its time in which a VM with these reads waits for a disk that answers `disk`.
+    /// Above [`tuning::DISK_SHARED`] it rises faster, up to all of its time at
+    /// [`tuning::DISK_FULL`].
     pub(crate) fn wait_for(self, disk: Self) -> f64 {
         const SHARED: f64 = tuning::DISK_SHARED;
         const STEEPER: f64 = (1.0 - SHARED) / (tuning::DISK_FULL - SHARED);

@@ -1,12 +1,14 @@
 //! Freed memory: how much of it is taken, and from whom.
 //!
-//! **Problem.** What guests free stays with them as long as nobody needs it. When memory is short the kernel drops it, but it knows
-//! of no groups, and it begins to swap at the same time. **Rule** (Wan 2013 §3.3): while there is plenty nothing is taken. When the host
-//! would be short without what has been freed, as much is taken as it would lack: from groups over their budget first, then from
-//! those first who have freed nothing for the longest time, for they will be the last to want it back.
+//! **Problem.** What guests free stays with them as long as nobody needs it. When memory is short
+//! the kernel drops it, but it knows of no groups, and it begins to swap at the same time. **Rule**
+//! (Wan 2013 §3.3): while there is plenty nothing is taken. When the host would be short without
+//! what has been freed, as much is taken as it would lack: from groups over their budget first,
+//! then from those first who have freed nothing for the longest time, for they will be the last to
+//! want it back.
 //!
-//! The grants of all groups come back when the host's reserve is touched ([`crate::headroom`]); this begins before. What has been
-//! freed is in no group's way: it does not count as used.
+//! The grants of all groups come back when the host's reserve is touched ([`crate::headroom`]);
+//! this begins before. What has been freed is in no group's way: it does not count as used.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The safety rules by name, so that each can be shown to matter.
 //!
-//! They are always on. Only the simulator switches one off, to prove that its scenario then fails: a
-//! rule whose absence nobody notices protects nobody.
+//! They are always on. Only the simulator switches one off, to prove that its scenario then fails:
+//! a rule whose absence nobody notices protects nobody.
 
 /// One safety rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

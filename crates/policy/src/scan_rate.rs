@@ -1,14 +1,14 @@
 //! How fast a group's memory is scanned for identical pages (Kim 2014 §4.2.1, Algorithm 1).
 //!
-//! Scanning takes CPU time, and what it finds becomes the group's memory. So it is fast while CPU time is
-//! left over; when none is, as slow as can be, unless the group's VMs swap and scanning does find something:
-//! a page from swap costs more than the CPU time to merge one. Faster by steps, slower by halves, as
-//! congestion control does, once in each [`tuning::PERIOD`].
+//! Scanning takes CPU time, and what it finds becomes the group's memory. So it is fast while CPU
+//! time is left over; when none is, as slow as can be, unless the group's VMs swap and scanning
+//! does find something: a page from swap costs more than the CPU time to merge one. Faster by
+//! steps, slower by halves, as congestion control does, once in each [`tuning::PERIOD`].
 //!
-//! What the paper measures in a group's container is here the whole host's CPU utilisation: what is left
-//! over there is nobody's. Swapping is the guests' own word, as far as it can be believed; a guest that
-//! swaps for no reason costs its host at most the time to merge what is really there to be merged, for
-//! merges are counted by the worker.
+//! What the paper measures in a group's container is here the whole host's CPU utilisation: what is
+//! left over there is nobody's. Swapping is the guests' own word, as far as it can be believed; a
+//! guest that swaps for no reason costs its host at most the time to merge what is really there to
+//! be merged, for merges are counted by the worker.
 //!
 //! The paper's line 13 prints MIN where MAX is meant.
 
@@ -32,9 +32,11 @@ pub enum Controller {
 /// What happened in the last period.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Period {
-    /// Share of the host's CPU time that was used, 0 to 1; `None`: not known, which counts as all of it.
+    /// Share of the host's CPU time that was used, 0 to 1; `None`: not known, which counts as all
+    /// of it.
     pub cpu_busy: Option<f32>,
-    /// What the VMs for which it is scanned swapped in and out: the group's, or those of its borrower.
+    /// What the VMs for which it is scanned swapped in and out: the group's, or those of its
+    /// borrower.
     pub swapped: Bytes,
     /// What was merged.
     pub merged: Bytes,
@@ -45,8 +47,9 @@ pub struct Period {
 }
 
 impl Period {
-    /// The last period of a group with these members, which is scanned for the memory of `for_whom`: its own
-    /// members, or those of a group that borrows what it leaves idle (Kim 2014 §7.2).
+    /// The last period of a group with these members, which is scanned for the memory of
+    /// `for_whom`: its own members, or those of a group that borrows what it leaves idle (Kim 2014
+    /// §7.2).
     pub(crate) fn of(cpu_busy: Option<f32>, members: &[Member], for_whom: &[Member]) -> Self {
         let merging = || members.iter().filter_map(|member| member.merging);
         Self {

@@ -1,19 +1,22 @@
 //! What a guest's swap tells of how much the guest lacks.
 //!
-//! **Problem.** What was written to swap and not read back lies there. That is what is lacking, for a program that changes what it reads:
-//! the page's place in swap is free again. Of one that changes little it says nothing: what is read back is in memory *and* in swap, and
-//! Linux, while no more than half of a swap is in use, drops it again without writing. **Idea.** Such a guest writes everything once, and
-//! then only reads. When it has read all of that back and goes on reading, what it wrote is what it works on.
+//! **Problem.** What was written to swap and not read back lies there. That is what is lacking, for
+//! a program that changes what it reads: the page's place in swap is free again. Of one that
+//! changes little it says nothing: what is read back is in memory *and* in swap, and Linux, while
+//! no more than half of a swap is in use, drops it again without writing. **Idea.** Such a guest
+//! writes everything once, and then only reads. When it has read all of that back and goes on
+//! reading, what it wrote is what it works on.
 //!
-//! What is written while much more is read is not new: those pages had their places before. All of this is said of one shortage: a guest
-//! that is calm has what it needs, whatever lies in its swap.
+//! What is written while much more is read is not new: those pages had their places before. All of
+//! this is said of one shortage: a guest that is calm has what it needs, whatever lies in its swap.
 
 use model::{Bytes, Millis, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::{member::with_room, memory::Counters, tuning};
 
-/// Since the guest booted, was last calm or freed memory: programs that end give up their places, and nobody sees that.
+/// Since the guest booted, was last calm or freed memory: programs that end give up their places,
+/// and nobody sees that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slots {
     latest: Counters,
@@ -48,8 +51,8 @@ impl Slots {
         *self = Self { latest: self.latest, ..Self::default() };
     }
 
-    /// What the guest needs that has `used` of what it may have, `most`, and whose kernel has set so much apart; what lies outside counts
-    /// when it has done so with `patience`.
+    /// What the guest needs that has `used` of what it may have, `most`, and whose kernel has set
+    /// so much apart; what lies outside counts when it has done so with `patience`.
     pub(crate) fn need(
         &self,
         used: Bytes,

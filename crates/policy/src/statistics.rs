@@ -1,11 +1,11 @@
 //! Whether a guest's statistics can be believed, and what they say.
 //!
-//! A guest may be stuck, rebooted, buggy or hostile, and nothing but its own word tells how much memory
-//! it leaves unused. So its word is checked against what is physically possible (no more memory than
-//! QEMU gave it, no swap traffic faster than memory) and against its age. What fails is doubted, and
-//! nobody is shrunk on doubt. What a guest can gain by lying within the possible is bounded by its
-//! group's surplus and its own `max`, under `balance` also by what others of its group have above their
-//! base; what it can lose is its own.
+//! A guest may be stuck, rebooted, buggy or hostile, and nothing but its own word tells how much
+//! memory it leaves unused. So its word is checked against what is physically possible (no more
+//! memory than QEMU gave it, no swap traffic faster than memory) and against its age. What fails is
+//! doubted, and nobody is shrunk on doubt. What a guest can gain by lying within the possible is
+//! bounded by its group's surplus and its own `max`, under `balance` also by what others of its
+//! group have above their base; what it can lose is its own.
 
 use model::{
     Bytes, GuestStats, Reading, Reason, Time,
@@ -79,8 +79,8 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
 /// Of a guest's memory.
 const PAGE: Bytes = Bytes::kib(4);
 
-/// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of one
-/// that never swapped.
+/// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of
+/// one that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
     let swap_in = reading.value.swap_in.unwrap_or_default();
     let counters = Counters {

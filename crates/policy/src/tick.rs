@@ -1,4 +1,5 @@
-//! The loop's one step: sort the VMs into groups, decide each group, remember, and write it all down.
+//! The loop's one step: sort the VMs into groups, decide each group, remember, and write it all
+//! down.
 
 use std::collections::BTreeMap;
 
@@ -105,7 +106,7 @@ pub fn cycle_with(
         world.scan(group, scan);
     }
     world.take(&plan.takes);
-    world.serve(&plan);
+    world.tell_disks(&plan);
     (view, plan)
 }
 
@@ -171,8 +172,9 @@ fn loans(
     loans
 }
 
-/// Decides how fast each group's identical pages are looked for. That takes nothing from any guest, so no
-/// mode of the balloon matters; only that another group pays for it is part of a loan that is carried out.
+/// Decides how fast each group's identical pages are looked for. That takes nothing from any guest,
+/// so no mode of the balloon matters; only that another group pays for it is part of a loan that is
+/// carried out.
 fn scans(
     view: &HostView,
     groups: &BTreeMap<GroupName, Group<'_>>,
@@ -221,7 +223,8 @@ fn conclude(
         member.refusals.push(Reason::Content);
     }
     match &member.change {
-        // While nothing is carried out, balloons are others' business, and what was asked is history.
+        // While nothing is carried out, balloons are others' business, and what was asked is
+        // history.
         _ if mode != Mode::Enforce || memory.paused => {
             (member.memory.asked, member.memory.moved) = (None, None);
         }

@@ -71,8 +71,8 @@ pub const REPEAT_AFTER: Millis = Millis::secs(3);
 /// A balloon that somebody else moved is left alone for this long.
 pub const LEFT_ALONE: Millis = Millis::secs(60);
 
-/// Base is restored once nobody in the group was short of memory for this long: bursts of demand must
-/// not shuttle it to and fro, and a guest that needs its base does not wait for this.
+/// Base is restored once nobody in the group was short of memory for this long: bursts of demand
+/// must not shuttle it to and fro, and a guest that needs its base does not wait for this.
 pub const RESTORE_AFTER: Millis = Millis::secs(300);
 
 /// How much of a VM's memory one step may take for somebody else, in percent (at least [`UNIT`]).
@@ -93,7 +93,8 @@ pub const SHRINK_PERCENT: u64 = 10;
 /// … and how much it gives, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
-/// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times what its balloon leaves it.
+/// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times
+/// what its balloon leaves it.
 pub const SET_APART_PERCENT: u64 = 20;
 
 /// `balance` goes by what is typical of a VM in the last one to two of these.
@@ -102,13 +103,16 @@ pub const TYPICAL_OF: Millis = Millis::secs(10);
 /// Who was given memory reads back what lies in swap for about so long, and is not short any more.
 pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
 
-/// … or for this long at most, while it still has some of it free. Large guests keep more free than [`MARGIN_MIN`] even when they are short.
+/// … or for this long at most, while it still has some of it free. Large guests keep more free than
+/// [`MARGIN_MIN`] even when they are short.
 pub const FILLED_WITHIN: Millis = Millis::secs(30);
 
-/// … but while it has so much more free than its kernel keeps in any case, in percent (at least [`UNIT`]), it needs no more.
+/// … but while it has so much more free than its kernel keeps in any case, in percent (at least
+/// [`UNIT`]), it needs no more.
 pub const UNFILLED_PERCENT: u64 = 2;
 
-/// What was free for so long is not about to be used; where takes were mistakes, twice as long with each, …
+/// What was free for so long is not about to be used; where takes were mistakes, twice as long with
+/// each, …
 pub const IDLE_WITHIN: Millis = Millis::secs(5);
 
 /// … up to this.
@@ -129,26 +133,33 @@ pub const FREED_WITHIN: Millis = Millis::secs(30);
 /// Who waits for the disk for this share of its time is short of memory.
 pub const SHORT_WAITS: f64 = 0.05;
 
-/// Who misses more than this share of its references shows by that not how much it lacks: it goes through its data in turn.
+/// Who misses more than this share of its references shows by that not how much it lacks: it goes
+/// through its data in turn.
 pub const MISS_RATIO_MAX: f64 = 0.5;
 
-/// What a guest writes to its swap is new there where it is this much of what it reads in the same second, in percent.
+/// What a guest writes to its swap is new there where it is this much of what it reads in the same
+/// second, in percent.
 pub const NEW_IN_SWAP_PERCENT: u64 = 25;
 
-/// It works on what it wrote when it reads so much of that again before anything else is new, in percent.
+/// It works on what it wrote when it reads so much of that again before anything else is new, in
+/// percent.
 pub const READ_AGAIN_PERCENT: u64 = 25;
 
-/// What lies in a guest's swap tells how much it lacks when it is not tracked for long enough, or has lacked something for so long: tracking
-/// had its time, and a guest that waits for its disk touches little.
+/// What lies in a guest's swap tells how much it lacks when it is not tracked for long enough, or
+/// has lacked something for so long: tracking had its time, and a guest that waits for its disk
+/// touches little.
 pub const MISSED_FOR: Millis = Millis::secs(30);
 
-/// What a guest's kernel uses and never swaps, beside what it has set apart and keeps free: that of a small Linux guest.
+/// What a guest's kernel uses and never swaps, beside what it has set apart and keeps free: that of
+/// a small Linux guest.
 pub const KERNEL: Bytes = Bytes::mib(24);
 
-/// A VM that swaps in this much per second may be given all that it lacks at once, where that is nobody's.
+/// A VM that swaps in this much per second may be given all that it lacks at once, where that is
+/// nobody's.
 pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
 
-/// What `balance` takes must save more than it may cost within this time: it is under way for some of its periods.
+/// What `balance` takes must save more than it may cost within this time: it is under way for some
+/// of its periods.
 pub const PAYS_WITHIN: Millis = Millis::secs(60);
 
 /// … and so much of what it costs others, in percent: curves are estimates.
@@ -157,7 +168,8 @@ pub const CLEAR_GAIN_PERCENT: u64 = 150;
 /// Of so many VMs that hope for the end of their misses by a little more memory, one is right.
 pub const HOPE_DISCOUNT: f64 = 10.0;
 
-/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major fault.
+/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major
+/// fault.
 pub const READ_AHEAD: Bytes = Bytes::kib(32);
 
 /// The largest piece of memory that a reference may stand for: a huge page.
@@ -169,7 +181,8 @@ pub const PIECE: Bytes = Bytes::kib(128);
 /// … and what a VM has less than it needs is missed once within this time at least.
 pub const MISSED_WITHIN: Millis = Millis::secs(3600);
 
-/// The part of what a VM has from which is read how its misses go on beyond it, in percent: the last quarter.
+/// The part of what a VM has from which is read how its misses go on beyond it, in percent: the
+/// last quarter.
 pub const LAST_PART_PERCENT: u64 = 25;
 
 /// `balance` tries sizes in steps of this (Wang 2016 §4: eight granules) …
@@ -190,7 +203,8 @@ pub const LEAST_CHARGE: f64 = 0.01;
 /// How much the latest second counts in a VM's rate of major faults: about a period is remembered.
 pub const FAULTS_SHARE: f64 = 0.2;
 
-/// What a group had to take back is not handed out again for this long at first; it doubles each time …
+/// What a group had to take back is not handed out again for this long at first; it doubles each
+/// time …
 pub const DEFICIT_FIRST: Millis = Millis::secs(30);
 
 /// … up to this.
@@ -205,10 +219,12 @@ pub const FAULTS_LEAST: f64 = 0.1;
 /// A disk answers at least so many major faults per second …
 pub const DISK_LEAST: f64 = 200.0;
 
-/// … and what more it was seen to answer is forgotten by so much in a second in which somebody is short: half of it in six minutes.
+/// … and what more it was seen to answer is forgotten by so much in a second in which somebody is
+/// short: half of it in six minutes.
 pub const DISK_FORGOTTEN: f64 = 0.998;
 
-/// With this share of them a VM waits for the disk all the time: for each page that is read back, another one may have to be written, …
+/// With this share of them a VM waits for the disk all the time: for each page that is read back,
+/// another one may have to be written, …
 pub const DISK_FULL: f64 = 0.5;
 
 /// … and up to this one, only for what it reads.
@@ -217,26 +233,28 @@ pub const DISK_SHARED: f64 = 0.25;
 /// How long after a move it shows what it has saved: three periods.
 pub const JUDGED_AFTER: Millis = Millis::secs(15);
 
-/// The group's reserve at most, in percent of its budget: covers copy-on-write bursts and fast refaults, and
-/// keeps surplus and deficit apart so that neither chases the other.
+/// The group's reserve at most, in percent of its budget: covers copy-on-write bursts and fast
+/// refaults, and keeps surplus and deficit apart so that neither chases the other.
 pub const RESERVE_PERCENT: u64 = 4;
 
-/// For how long nobody in a group may have been short before its surplus counts as idle. Kim 2014 §7.1
-/// names no time; it is as long as a guest must have been calm before anything is taken from it, so that
-/// a burst of demand is not followed by a loan that the next one revokes.
+/// For how long nobody in a group may have been short before its surplus counts as idle. Kim 2014
+/// §7.1 names no time; it is as long as a guest must have been calm before anything is taken from
+/// it, so that a burst of demand is not followed by a loan that the next one revokes.
 pub const LEND_AFTER: Millis = CALM;
 
 /// The host's reserve where none is configured, in percent of its memory.
 pub const HOST_RESERVE_PERCENT: u64 = 5;
 
-/// What VMs have freed is taken when the host has less than this without it, in percent of its reserve: before the
-/// reserve is touched, for then every grant comes back.
+/// What VMs have freed is taken when the host has less than this without it, in percent of its
+/// reserve: before the reserve is touched, for then every grant comes back.
 pub const TAKE_FREED_PERCENT: u64 = 150;
 
-/// The host's tasks wait for memory when they do so for this share of the time, in percent (PSI `some`) …
+/// The host's tasks wait for memory when they do so for this share of the time, in percent (PSI
+/// `some`) …
 pub const PRESSED_PERCENT: f32 = 10.0;
 
-/// … and then so much of the host's memory is taken of what VMs have freed, in percent, in each tick.
+/// … and then so much of the host's memory is taken of what VMs have freed, in percent, in each
+/// tick.
 pub const PRESSED_STEP_PERCENT: u64 = 1;
 
 /// The slowest that identical pages are looked for by themselves (Kim 2014 §6.1) …
@@ -254,9 +272,9 @@ pub const SCAN_BUSY: f32 = 0.9;
 /// What a period must save, for each VM, for scanning to be worth more CPU time (Kim 2014 §6.1).
 pub const SCAN_PRODUCTIVE: Bytes = Bytes::mib(1);
 
-/// How long it must be settled whom the kernel's KSM may merge before it begins, or is put back. A daemon that
-/// has just started finds its VMs within this time, and a new VM shows its name and its shim; KSM rests
-/// meanwhile.
+/// How long it must be settled whom the kernel's KSM may merge before it begins, or is put back. A
+/// daemon that has just started finds its VMs within this time, and a new VM shows its name and its
+/// shim; KSM rests meanwhile.
 pub const KSM_SETTLED: Millis = Millis::secs(10);
 /// The least pause between two looks at which processes have memory that KSM may merge. For at
 /// least so long one that has just come may be merged with the rest; at most for
@@ -267,8 +285,8 @@ pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);
 /// A look that is older says nothing: the next one hangs in the kernel.
 pub const KSM_LOOK_FRESH: Millis = Millis::secs(60);
 
-/// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1 to
-/// 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).
+/// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1
+/// to 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).
 #[must_use]
 pub fn tolerance(ram: Bytes) -> Bytes {
     Bytes(ram.0 / 200).clamp(Bytes::mib(1), Bytes::mib(16))

@@ -1,9 +1,11 @@
 //! What a VM typically works on: of late, and not in this second.
 //!
-//! **Problem.** One reading of a working set rests on a second. It varies by a tenth and more; of a VM that touches little (it idles, or waits
-//! for its disk) some are several times too large or too small. The largest of twenty is too large by a tenth. **Idea.** The mean of a
-//! span of [`tuning::TYPICAL_OF`], in which each reading counts as much as it saw references, and with it the curve of the reading that is
-//! nearest to it. Of the last two spans the busier one is typical: memory is taken from a VM a span late rather than early.
+//! **Problem.** One reading of a working set rests on a second. It varies by a tenth and more; of a
+//! VM that touches little (it idles, or waits for its disk) some are several times too large or too
+//! small. The largest of twenty is too large by a tenth. **Idea.** The mean of a span of
+//! [`tuning::TYPICAL_OF`], in which each reading counts as much as it saw references, and with it
+//! the curve of the reading that is nearest to it. Of the last two spans the busier one is typical:
+//! memory is taken from a VM a span late rather than early.
 
 use model::{Bytes, Time, Tracking};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! No plan breaks an invariant, whatever is seen, in whatever order.
 //!
-//! Every invariant is computed here from the view alone: the policy's own helpers may be as wrong as
-//! the policy. 11,000 worlds of three to eight ticks each.
+//! Every invariant is computed here from the view alone: the policy's own helpers may be as wrong
+//! as the policy. 11,000 worlds of three to eight ticks each.
 
 mod hostile;
 
@@ -190,7 +190,8 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
     actions_are_in_order(plan)
 }
 
-/// What is lent is borrowed, once, by consent of both, and only of what a group at ease leaves unused.
+/// What is lent is borrowed, once, by consent of both, and only of what a group at ease leaves
+/// unused.
 fn loans_are_consented_and_covered(
     view: &HostView,
     spec: &Spec,
@@ -222,8 +223,8 @@ fn loans_are_consented_and_covered(
     Ok(())
 }
 
-/// Whether a guest that is believed has almost nothing available.
-/// Freed memory is taken only from those that have some, and only while the host is known to need it.
+/// Whether a guest that is believed has almost nothing available. Freed memory is taken only from
+/// those that have some, and only while the host is known to need it.
 fn takes_are_needed(view: &HostView, plan: &Plan, now: Time) -> TestCaseResult {
     prop_assert!(plan.takes.is_empty() || !is_unknown(view, now), "unknown host");
     for (name, take) in &plan.takes {

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 
 use world::{World, target_mib};
 
-/// Group `g` whose VM `hungry` fills its budget, and group `rich`, which pays for 400 MiB and leaves most of
-/// it unused; both take part.
+/// Group `g` whose VM `hungry` fills its budget, and group `rich`, which pays for 400 MiB and
+/// leaves most of it unused; both take part.
 fn world() -> World {
     let mut world = World::new(Policy::Demand, None).vm("hungry", 128, 8).vm("owner", 128, 60);
     world.see("hungry").used = Some(Reading::new(Bytes::mib(120), world.now));

@@ -1,4 +1,5 @@
-//! What is taken of what guests have freed: nothing while there is plenty, and never more than is needed.
+//! What is taken of what guests have freed: nothing while there is plenty, and never more than is
+//! needed.
 
 mod world;
 

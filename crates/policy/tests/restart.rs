@@ -6,7 +6,8 @@ use model::{Bytes, Policy, Reading};
 
 use world::{World, target_mib};
 
-/// One guest with a grant of 100 MiB beside three that occupy 76 of their 128 MiB; none is counted yet.
+/// One guest with a grant of 100 MiB beside three that occupy 76 of their 128 MiB; none is counted
+/// yet.
 fn uncounted() -> World {
     let mut world = World::new(Policy::Demand, None).vm("grantee", 228, 60);
     world = ["a", "b", "c"].into_iter().fold(world, |world, name| world.vm(name, 128, 40));

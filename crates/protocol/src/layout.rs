@@ -28,7 +28,8 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"OVERBOOK");
 /// Traps that the ring holds: more than a second of the worst case (55,000 traps/s).
 pub const RING_CAPACITY: usize = 1 << 16;
 
-/// Pages in a block, of which is told when something of it was last freed: what a huge page holds. A block lies in one region.
+/// Pages in a block, of which is told when something of it was last freed: what a huge page holds.
+/// A block lies in one region.
 pub const BLOCK_PAGES: u32 = REGION_ALIGN_PAGES;
 
 const HEADER_WORDS: usize = 512;
@@ -220,8 +221,9 @@ pub enum PageState {
     Staged = 1,
     /// Mapped from a pool, copy-on-write: shared, or the guest has written to it and has its copy.
     Merged = 2,
-    /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel drops it when memory is
-    /// short, unless the guest writes to it first, and of neither is anything heard.
+    /// Where QEMU expects it, and handed over to the kernel when the guest freed it: the kernel
+    /// drops it when memory is short, unless the guest writes to it first, and of neither is
+    /// anything heard.
     Freed = 3,
     /// In a buffer of the shim's while it is compared with the pool's, or until it can go back
     /// where QEMU expects it: the guest's next touch traps.
@@ -364,8 +366,8 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// When something of a block was last handed over to the kernel, in milliseconds of `CLOCK_MONOTONIC`; `None`: never,
-    /// or there is no such block.
+    /// When something of a block was last handed over to the kernel, in milliseconds of
+    /// `CLOCK_MONOTONIC`; `None`: never, or there is no such block.
     #[must_use]
     pub fn freed_at_ms(self, block: u32) -> Option<u64> {
         let word = self.words.get(BLOCKS + block as usize)?;

@@ -2,8 +2,9 @@
 //!
 //! Three channels, each for what it is good at:
 //!
-//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet. Each request
-//!   has a number and is answered once; the answer names it. Everything that changes what is tracked.
+//! * **messages** ([`Request`], [`Answer`]): a `SEQPACKET` socket, one message per packet. Each
+//!   request has a number and is answered once; the answer names it. Everything that changes what
+//!   is tracked.
 //! * **the ring** ([`ring`], [`Trap`]): faults, written by the shim's fault thread and read by the
 //!   worker, in shared memory, without a system call.
 //! * **the page states and counters** ([`layout`]): in the same memory, which the shim alone can
@@ -94,8 +95,8 @@ pub enum Request {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },
-    /// Brings these granules within the guest's reach again; no trap tells of it. Answered with [`Answer::Done`] (how
-    /// many were out of reach).
+    /// Brings these granules within the guest's reach again; no trap tells of it. Answered with
+    /// [`Answer::Done`] (how many were out of reach).
     Recall {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
@@ -104,45 +105,50 @@ pub enum Request {
     Release,
     /// Where things stand; also the sign of life that keeps the shim from giving everything back.
     Status,
-    /// From now on [`Content::Slot`] means a slot of this pool, whose descriptor, opened for reading, comes
-    /// with the message. What was merged with another pool stays as it is. Answered with [`Answer::Done`].
+    /// From now on [`Content::Slot`] means a slot of this pool, whose descriptor, opened for
+    /// reading, comes with the message. What was merged with another pool stays as it is. Answered
+    /// with [`Answer::Done`].
     Pool {
         /// Pages that the pool has room for; at most [`MAX_SLOTS`].
         slots: u32,
     },
-    /// Puts shared pages in the place of equal ones. A page that is not equal at that moment, that I/O holds,
-    /// that is out of reach or no ordinary page of the guest's stays as it is. Answered with [`Answer::Merged`];
-    /// which pages share a slot now is to be seen in the page states.
+    /// Puts shared pages in the place of equal ones. A page that is not equal at that moment, that
+    /// I/O holds, that is out of reach or no ordinary page of the guest's stays as it is. Answered
+    /// with [`Answer::Merged`]; which pages share a slot now is to be seen in the page states.
     Merge {
         /// What to merge with what; at most [`MAX_MERGE`] of them, [`MAX_MERGE_PAGES`] in all.
         runs: Vec<Merge>,
     },
-    /// Has the guest have copies of its own of these pages, as far as they are merged: no pool is needed for
-    /// them any more. They are plain pages again; those that the guest had written stay mapped as they are, so they
-    /// still count as merged in the page states, and so do all where the shim cannot put a copy in a page's place. Answered
-    /// with [`Answer::Done`]: how many pages.
+    /// Has the guest have copies of its own of these pages, as far as they are merged: no pool is
+    /// needed for them any more. They are plain pages again; those that the guest had written stay
+    /// mapped as they are, so they still count as merged in the page states, and so do all where
+    /// the shim cannot put a copy in a page's place. Answered with [`Answer::Done`]: how many
+    /// pages.
     Unshare {
         /// The first page's number.
         page: u32,
         /// How many; at most [`MAX_UNSHARE`].
         pages: u32,
     },
-    /// What becomes of memory that the guest reports free, until the worker is gone: it is handed over to the kernel, which
-    /// drops it when memory is short and the guest has not written to it (`MADV_FREE`), or it is discarded at once, as
-    /// QEMU does by itself. Where a discard must be one (an incoming migration, memory that is locked or passed through)
-    /// it is. Answered with [`Answer::Done`].
+    /// What becomes of memory that the guest reports free, until the worker is gone: it is handed
+    /// over to the kernel, which drops it when memory is short and the guest has not written to it
+    /// (`MADV_FREE`), or it is discarded at once, as QEMU does by itself. Where a discard must be
+    /// one (an incoming migration, memory that is locked or passed through) it is. Answered with
+    /// [`Answer::Done`].
     HandOver {
         /// Whether it is handed over.
         lazily: bool,
     },
-    /// Has the kernel drop these pages, as far as they are [`layout::PageState::Freed`] and the guest has not written to
-    /// them since. Where there is swap, a page that was dropped and filled again would be swapped out: the worker looks
-    /// before (`kpageflags`). Answered with [`Answer::Taken`]; none of the pages counts as freed any more.
+    /// Has the kernel drop these pages, as far as they are [`layout::PageState::Freed`] and the
+    /// guest has not written to them since. Where there is swap, a page that was dropped and filled
+    /// again would be swapped out: the worker looks before (`kpageflags`). Answered with
+    /// [`Answer::Taken`]; none of the pages counts as freed any more.
     Take {
         /// Which pages; at most [`MAX_TAKE`] runs of [`MAX_TAKE_PAGES`] in all.
         runs: Vec<Pages>,
     },
-    /// The guest has these pages in use again, whatever the page states say: none counts as freed any more. Answered with
+    /// The guest has these pages in use again, whatever the page states say: none counts as freed
+    /// any more. Answered with
     /// [`Answer::Done`]: how many did.
     Keep {
         /// Which pages, as for [`Self::Take`].
@@ -370,7 +376,8 @@ pub enum Refusal {
         /// Its process.
         pid: u32,
     },
-    /// The caller is neither root nor the user who runs QEMU by hand; the shim closes this connection.
+    /// The caller is neither root nor the user who runs QEMU by hand; the shim closes this
+    /// connection.
     #[error(
         "user {uid} may not manage this VM: run as root, or as the user who started QEMU by hand"
     )]

@@ -207,8 +207,8 @@ impl From<Fault> for WireError {
     }
 }
 
-/// Regions must be few, not empty, in order, apart and aligned, in numbers as in addresses: the worker computes with
-/// them, and takes no page for two.
+/// Regions must be few, not empty, in order, apart and aligned, in numbers as in addresses: the
+/// worker computes with them, and takes no page for two.
 fn check_regions(regions: &[Region]) -> Result<(), WireError> {
     let invalid = |field, value, valid| Err(WireError::Invalid { field, value, valid });
     if regions.len() > MAX_REGIONS {

@@ -1,9 +1,9 @@
-//! What a trap costs the thread that touches: measured on a granule of our own, through the same fault
-//! thread and the same moves as the guest's.
+//! What a trap costs the thread that touches: measured on a granule of our own, through the same
+//! fault thread and the same moves as the guest's.
 //!
-//! The handler's own time is counted trap by trap; what it does not see is the way there and back: the
-//! kernel puts the thread to sleep and wakes another, often on a CPU that was idle. Here a thread of ours
-//! touches a revoked granule and looks at the clock before and after.
+//! The handler's own time is counted trap by trap; what it does not see is the way there and back:
+//! the kernel puts the thread to sleep and wakes another, often on a CPU that was idle. Here a
+//! thread of ours touches a revoked granule and looks at the clock before and after.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,8 @@ use crate::watchdog;
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
 
-/// The largest granule and its staging, side by side; kept for ever, because a thread may be touching it.
+/// The largest granule and its staging, side by side; kept for ever, because a thread may be
+/// touching it.
 pub(crate) struct Bench {
     place: Reserved,
     /// Bytes that were taken and not yet given back.
@@ -36,10 +37,12 @@ impl Bench {
     fn new() -> Result<Self, Errno> {
         let place = Reserved::new(2 * LARGEST)?;
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
-            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
+            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
+            // none.
             let _ = unsafe { place.advise(advice) };
         }
-        // While it is registered nowhere: who had to wait for the fault thread here would hold the lock.
+        // While it is registered nowhere: who had to wait for the fault thread here would hold the
+        // lock.
         for page in 0..LARGEST / PAGE_BYTES {
             // SAFETY: fresh memory of ours.
             unsafe { pointer(place.range().start + page * PAGE_BYTES).write_volatile(1) };

@@ -1,4 +1,5 @@
-//! The memory that a worker reads: header, ring, page states, as one generation of guest RAM has them.
+//! The memory that a worker reads: header, ring, page states, as one generation of guest RAM has
+//! them.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -24,8 +25,8 @@ pub(crate) fn is_anything_merged() -> bool {
 
 pub(crate) const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
 
-/// Our end of the shared memory. It is all that is known of which pages are merged, so it outlives tracking,
-/// and a new one begins with what the old one knew.
+/// Our end of the shared memory. It is all that is known of which pages are merged, so it outlives
+/// tracking, and a new one begins with what the old one knew.
 pub(crate) struct Channel {
     regions: Vec<Region>,
     shared: Shared<'static>,
@@ -80,7 +81,8 @@ impl Channel {
         })
     }
 
-    /// The parts of `range`, of which one region has all or nothing, that are not. Does not allocate.
+    /// The parts of `range`, of which one region has all or nothing, that are not. Does not
+    /// allocate.
     pub(crate) fn unmerged(&self, range: Range) -> impl Iterator<Item = Range> {
         let border = Range { start: end(range), len: 0 };
         let mut from = range.start;
@@ -90,8 +92,8 @@ impl Channel {
         })
     }
 
-    /// The merged pages side by side around that at `address`, at most `most` of them, which is a power of two. `None`:
-    /// it is not merged. Does not allocate.
+    /// The merged pages side by side around that at `address`, at most `most` of them, which is a
+    /// power of two. `None`: it is not merged. Does not allocate.
     pub(crate) fn merged_around(&self, address: u64, most: u32) -> Option<Range> {
         let bytes = u64::from(most) * PAGE_BYTES;
         let around = Range { start: address / bytes * bytes, len: bytes };
@@ -99,7 +101,8 @@ impl Channel {
         self.merged(around).find(holds)
     }
 
-    /// How many runs of merged pages there are: each is a mapping or more, and cuts in two what is around it.
+    /// How many runs of merged pages there are: each is a mapping or more, and cuts in two what is
+    /// around it.
     pub(crate) fn merged_runs(&self) -> u32 {
         self.merged_runs.get()
     }

@@ -5,7 +5,8 @@
 //! is not understood is refused and changes nothing. When the connection closes, for whatever
 //! reason, everything goes back.
 //!
-//! The listener is opened when the first guest RAM appears: QEMU forks before that to become a daemon.
+//! The listener is opened when the first guest RAM appears: QEMU forks before that to become a
+//! daemon.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -106,8 +107,9 @@ fn meet(worker: &mut Option<Worker>, connection: Connection) {
     }
 }
 
-/// Whether a user who is not root runs this QEMU by hand. libvirt runs every tenant's QEMU as one user: there
-/// the same uid means nothing, and the parent is root's (libvirt, or init after `-daemonize`).
+/// Whether a user who is not root runs this QEMU by hand. libvirt runs every tenant's QEMU as one
+/// user: there the same uid means nothing, and the parent is root's (libvirt, or init after
+/// `-daemonize`).
 fn is_of_our_owner(uid: u32) -> bool {
     let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
     let owner = std::fs::metadata(format!("/proc/{parent}")).map(|there| there.uid());
@@ -219,7 +221,8 @@ impl Worker {
         answer.encode(id).is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
     }
 
-    /// Says what there is, and shares the memory that tells of it: of one moment, for RAM may be plugged in the next.
+    /// Says what there is, and shares the memory that tells of it: of one moment, for RAM may be
+    /// plugged in the next.
     fn greet(&self) -> bool {
         let mut engine = lock();
         let (regions, state) = (engine.regions(), engine.state());
@@ -233,7 +236,8 @@ fn failed_inside() -> Refusal {
     Refusal::NotTracking { why: "the shim failed; see QEMU's log".to_owned() }
 }
 
-/// The fault thread, the one beside it, and the watchdog; they stay. One that could not be started is tried again.
+/// The fault thread, the one beside it, and the watchdog; they stay. One that could not be started
+/// is tried again.
 fn start_threads() -> Result<(), Refusal> {
     const THREADS: [(&str, fn()); 3] = [
         ("overbook-fault", fault_thread::run),

@@ -1,9 +1,9 @@
 //! Merged pages that become plain again: which, when, and what that costs in mappings.
 //!
-//! A page at a time is replaced, so that all others stay shared; but each one cuts a mapping in two. So around writes
-//! that come one after the other more and more is replaced, where mappings meet again they are made one, and
-//! when there is no room for more mappings ([`Cuts::has_room`]) the kernel makes the copy in place. The rules are those of
-//! [`unshare`].
+//! A page at a time is replaced, so that all others stay shared; but each one cuts a mapping in
+//! two. So around writes that come one after the other more and more is replaced, where mappings
+//! meet again they are made one, and when there is no room for more mappings ([`Cuts::has_room`])
+//! the kernel makes the copy in place. The rules are those of [`unshare`].
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -28,12 +28,14 @@ use crate::transitions::Host;
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping, watchdog};
 
-/// Writes that are so near to each other, in time and place, are one story: memory that is used anew.
+/// Writes that are so near to each other, in time and place, are one story: memory that is used
+/// anew.
 const NEAR: Duration = Duration::from_millis(100);
 const NEAR_BYTES: u64 = merge::TURN_BYTES;
 /// Mappings are joined while somebody waits if the smaller one has no more than this.
 const SOON_JOINED: u64 = 128 * PAGE_BYTES;
-/// After a discard so many parts of it are joined with what is beside them: a balloon discards one at a time.
+/// After a discard so many parts of it are joined with what is beside them: a balloon discards one
+/// at a time.
 const MOST_JOINED: usize = 8;
 /// What a kernel allows that does not say (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
@@ -79,8 +81,8 @@ pub(crate) struct Cuts {
     last: (u64, Nanos),
     /// The guest has written to a merged page: it will do so again.
     pub(crate) is_written: bool,
-    /// Mappings of this process but those of merged runs and what is beside them: as counted, and those that could not be
-    /// made one since.
+    /// Mappings of this process but those of merged runs and what is beside them: as counted, and
+    /// those that could not be made one since.
     others: u32,
     /// There was no room: it is worth counting.
     is_full: bool,
@@ -93,7 +95,8 @@ impl Cuts {
         Self { reach: 1, last, is_written: false, others: 0, is_full: false, counted: Nanos(0) }
     }
 
-    /// How many pages to replace for a write now at this address: a power of two, [`merge::AT_ONCE`] at most.
+    /// How many pages to replace for a write now at this address: a power of two,
+    /// [`merge::AT_ONCE`] at most.
     fn reach_of(&mut self, address: u64, at: Nanos) -> u32 {
         self.is_written = true;
         let (last, then) = std::mem::replace(&mut self.last, (address, at));
@@ -102,8 +105,8 @@ impl Cuts {
         self.reach
     }
 
-    /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what the kernel allows;
-    /// this takes half of that half.
+    /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what
+    /// the kernel allows; this takes half of that half.
     fn has_room(&mut self, merged_runs: u32) -> bool {
         let has_room =
             2 * u64::from(merged_runs) + u64::from(self.others) < u64::from(most_mappings()) / 4;
@@ -128,7 +131,8 @@ pub(crate) fn recount_if_due() {
 }
 
 impl Engine {
-    /// Replaces what one turn can of these merged pages, as far as nobody has written them. Answers where.
+    /// Replaces what one turn can of these merged pages, as far as nobody has written them. Answers
+    /// where.
     pub(crate) fn unshare_turn(&mut self, page: u32, pages: u32) -> Vec<Range> {
         let Some(channel) = &self.channel else { return Vec::new() };
         let parts = channel.parts(page, pages, PageState::Merged);
@@ -168,7 +172,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the kernel makes one.
+    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the
+    /// kernel makes one.
     pub(crate) fn break_sharing(
         &mut self,
         uffd: &'static Userfaultfd,
@@ -178,7 +183,8 @@ impl Engine {
         let reach = self.cuts.reach_of(address, received);
         let around = self.channel.as_ref().and_then(|it| it.merged_around(address, reach));
         let block = self.ram.block(address).map(|block| block.range);
-        // Where no page can be replaced nothing is registered either: QEMU may be about to do so itself.
+        // Where no page can be replaced nothing is registered either: QEMU may be about to do so
+        // itself.
         let wanted = around.zip(block).filter(|_| self.obstacle().is_none());
         let part = wanted.and_then(|(around, block)| {
             // SAFETY: merged, and whoever writes to it is served after this.
@@ -187,7 +193,8 @@ impl Engine {
         let mut is_replaced = false;
         if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
             self.with_replacement(&[part], |replacement| {
-                // SAFETY: so the page tables say, and the other thread reads while mappings are moved.
+                // SAFETY: so the page tables say, and the other thread reads while mappings are
+                // moved.
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
             if is_replaced {
@@ -213,8 +220,8 @@ impl Engine {
         fresh.iter().take(MOST_JOINED).for_each(|part| self.join_at_ends(*part, SOON_JOINED));
     }
 
-    /// What was merged there is not any more: makes it one mapping with what is beside it, as far as that can be, if the
-    /// smaller one has at most so many bytes.
+    /// What was merged there is not any more: makes it one mapping with what is beside it, as far
+    /// as that can be, if the smaller one has at most so many bytes.
     pub(crate) fn join_at_ends(&mut self, range: Range, most: u64) {
         let (Ok(uffd), Some(block)) = (userfaultfd(), self.ram.block(range.start)) else { return };
         let block = block.range;
@@ -230,8 +237,9 @@ impl Engine {
         }
     }
 
-    /// Makes a mapping one with what is beside it, if it is small and of no pool. One that can have a huge page is left
-    /// alone, and memory that has a place on the host's nodes: what is mapped anew has none.
+    /// Makes a mapping one with what is beside it, if it is small and of no pool. One that can have
+    /// a huge page is left alone, and memory that has a place on the host's nodes: what is mapped
+    /// anew has none.
     fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
         // What is moved counts as written, and so would what the guest has freed. What is staged is
@@ -251,7 +259,8 @@ impl Engine {
         }
     }
 
-    /// Lets writes to `range` go on: the kernel makes the copies. What is QEMU's own to protect traps again, or is about to.
+    /// Lets writes to `range` go on: the kernel makes the copies. What is QEMU's own to protect
+    /// traps again, or is about to.
     pub(crate) fn let_write(&self, uffd: &Userfaultfd, range: Range) {
         if self.holds.are_qemus(range) {
             watchdog::wake(uffd, range);
@@ -260,8 +269,8 @@ impl Engine {
         }
     }
 
-    /// Serving a fault of this page has failed. Who waits traps again, or writes to what the kernel copies: where a page
-    /// may be away nothing else is to be done.
+    /// Serving a fault of this page has failed. Who waits traps again, or writes to what the kernel
+    /// copies: where a page may be away nothing else is to be done.
     pub(crate) fn let_go_on(&self, uffd: &Userfaultfd, page: Range) {
         if self.channel.as_ref().is_some_and(|channel| channel.has(page, PageState::Merged)) {
             self.let_write(uffd, page);
@@ -270,8 +279,8 @@ impl Engine {
         }
     }
 
-    /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to all of it, or to stop
-    /// writes. What is QEMU's own already stays so.
+    /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to
+    /// all of it, or to stop writes. What is QEMU's own already stays so.
     pub(crate) fn let_all_write(&self, range: Range) {
         let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
         for merged in channel.merged(range).filter(|merged| !self.holds.are_qemus(*merged)) {

@@ -1,9 +1,10 @@
 //! The descriptors that QEMU must not close.
 //!
-//! When the last descriptor of our userfaultfd closes, the kernel ends the registration and the guest
-//! reads zeros where its pages were staged. A program may close descriptors that it does not know (before
-//! an exec, to tidy up): such a call gets the answer that it would get if ours were not open. Our other
-//! descriptors are guarded too: their number, used again, would be read by our threads.
+//! When the last descriptor of our userfaultfd closes, the kernel ends the registration and the
+//! guest reads zeros where its pages were staged. A program may close descriptors that it does not
+//! know (before an exec, to tidy up): such a call gets the answer that it would get if ours were
+//! not open. Our other descriptors are guarded too: their number, used again, would be read by our
+//! threads.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -37,8 +38,8 @@ impl Drop for Guarded {
     }
 }
 
-/// Guards the one descriptor that is never closed, and a second one that keeps it open should the first be
-/// closed behind the C library's back.
+/// Guards the one descriptor that is never closed, and a second one that keeps it open should the
+/// first be closed behind the C library's back.
 pub(crate) fn guard_for_ever(fd: &impl AsFd) {
     let second = rustix::io::fcntl_dupfd_cloexec(fd, LEAST_SECOND).ok();
     for fd in [Some(fd.as_fd().as_raw_fd()), second.map(IntoRawFd::into_raw_fd)] {
@@ -58,7 +59,8 @@ pub(crate) fn is_ours(fd: i32) -> bool {
     fd >= 0 && OURS.iter().any(|slot| slot.load(Ordering::Acquire) == fd)
 }
 
-/// The pieces of `first..=last` without our descriptors; at most [`MOST`] + 1, those left over are `None`.
+/// The pieces of `first..=last` without our descriptors; at most [`MOST`] + 1, those left over are
+/// `None`.
 pub(crate) fn without_ours(first: u32, last: u32) -> [Option<(u32, u32)>; MOST + 1] {
     let mut ours = OURS.each_ref().map(|slot| slot.load(Ordering::Acquire));
     ours.sort_unstable();

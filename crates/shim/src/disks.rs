@@ -1,9 +1,9 @@
 //! Disks whose reads into guest RAM cannot be seen.
 //!
-//! **Problem.** A page that is moved aside while a disk reads into it, and dropped there because it is equal to another one,
-//! takes what the disk reads with it. The kernel refuses to move what I/O has *pinned* (`FOLL_PIN`); but direct I/O
-//! of some filesystems, NFS and Ceph among them, holds pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not
-//! look at.
+//! **Problem.** A page that is moved aside while a disk reads into it, and dropped there because it
+//! is equal to another one, takes what the disk reads with it. The kernel refuses to move what I/O
+//! has *pinned* (`FOLL_PIN`); but direct I/O of some filesystems, NFS and Ceph among them, holds
+//! pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not look at.
 //!
 //! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a
 //! filesystem that is known to pin. A file that QEMU opens for direct I/O, makes so, or receives is
@@ -25,7 +25,8 @@ use crate::time::{Nanos, now};
 /// How long what was seen is taken to be so.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Those whose direct I/O goes by `iomap` or block I/O, which pins (since Linux 6.5), or that have none of their own (tmpfs).
+/// Those whose direct I/O goes by `iomap` or block I/O, which pins (since Linux 6.5), or that have
+/// none of their own (tmpfs).
 const PINNING: [(u64, &str); 6] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -99,7 +100,8 @@ fn first_unpinned() -> std::io::Result<Option<i32>> {
 }
 
 fn does_pin(number: i32) -> bool {
-    // SAFETY: of this process; if it has been closed since, or is another one's now, the answer is that one's.
+    // SAFETY: of this process; if it has been closed since, or is another one's now, the answer is
+    // that one's.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     match fcntl_getfl(fd) {
         Ok(flags) if !flags.contains(OFlags::DIRECT) => return true,
@@ -164,7 +166,8 @@ mod tests {
         let [target, options] =
             [inside("overlay"), options].map(|text| CString::new(text).unwrap());
         let (kind, root) = (c"overlay".as_ptr(), c"/".as_ptr());
-        // SAFETY: all names end with a zero byte; what is mounted is seen by this thread only, and goes with it.
+        // SAFETY: all names end with a zero byte; what is mounted is seen by this thread only, and
+        // goes with it.
         let failed = unsafe {
             libc::unshare(libc::CLONE_NEWNS) != 0
                 || libc::mount(kind, root, kind, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())

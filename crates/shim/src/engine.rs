@@ -1,7 +1,8 @@
 //! The one lock, and what stands behind it: guest RAM, the tracker, and why there is none.
 //!
 //! Whoever changes where a page is holds this lock: the fault thread, a request, QEMU's thread that
-//! discards memory. Nobody holds it for longer than a turn, and nobody is kept out for long ([`Turns`]).
+//! discards memory. Nobody holds it for longer than a turn, and nobody is kept out for long
+//! ([`Turns`]).
 //!
 //! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
 //! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
@@ -221,8 +222,9 @@ impl Engine {
         }
     }
 
-    /// Registers what must be so that these parts of one block can be moved, and `more` bytes on both sides. Answers what
-    /// to [close](close_window): nothing when a tracker has all of it registered. Does not allocate.
+    /// Registers what must be so that these parts of one block can be moved, and `more` bytes on
+    /// both sides. Answers what to [close](close_window): nothing when a tracker has all of it
+    /// registered. Does not allocate.
     pub(crate) fn open_window(
         &self,
         uffd: &Userfaultfd,
@@ -234,7 +236,8 @@ impl Engine {
         for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
             // SAFETY: the fault thread serves, as soon as this turn is over.
             if let Err(errno) = unsafe { uffd.register(part) } {
-                // Not what could not be registered: it may be QEMU's own, and the kernel may let us end that.
+                // Not what could not be registered: it may be QEMU's own, and the kernel may let us
+                // end that.
                 let begun = window.map(|window| Range { len: part.start - window.start, ..window });
                 // SAFETY: nothing was moved.
                 unsafe { close_window(uffd, channel, begun) };
@@ -244,8 +247,8 @@ impl Engine {
         Ok(window)
     }
 
-    /// What is around these parts of one block and `more` bytes on both sides, without cutting a huge page: there is none
-    /// where something is merged.
+    /// What is around these parts of one block and `more` bytes on both sides, without cutting a
+    /// huge page: there is none where something is merged.
     fn window(&self, channel: &Channel, parts: &[Range], more: u64) -> Option<Range> {
         let first = parts.iter().map(|range| range.start).min()?;
         let block = self.ram.block(first)?.range;
@@ -285,8 +288,8 @@ impl Engine {
             self.break_sharing(uffd, address, received);
             return served;
         } else if is_merged || is_protected {
-            // It was touched while it was aside, and is the pool's page now; or the other way round. What nobody knows to
-            // be merged nobody would let be written.
+            // It was touched while it was aside, and is the pool's page now; or the other way
+            // round. What nobody knows to be merged nobody would let be written.
             if is_protected && !self.holds.are_qemus(page) {
                 // SAFETY: nobody relies on it.
                 let _ = unsafe { uffd.unprotect(page) };
@@ -326,8 +329,8 @@ impl Engine {
     }
 }
 
-/// Ends what [`Engine::open_window`] has begun. What has been merged since stays registered as it is, what is no more
-/// goes with the rest.
+/// Ends what [`Engine::open_window`] has begun. What has been merged since stays registered as it
+/// is, what is no more goes with the rest.
 ///
 /// # Safety
 /// Every page is in its place.
@@ -376,8 +379,8 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
     Ok(in_turns(Tracker::arm_some) + in_turns(Tracker::shrink_hot_set))
 }
 
-/// Puts copies in the place of what is merged of these pages; answers how many there are. What cannot be
-/// replaced is copied where it is; not while QEMU watches it.
+/// Puts copies in the place of what is merged of these pages; answers how many there are. What
+/// cannot be replaced is copied where it is; not while QEMU watches it.
 pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
     let merged = || {
         let of = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
@@ -461,8 +464,8 @@ fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) 
     }
 }
 
-/// Gives everything back and ends tracking; answers how many granules came back. `reason` is set when
-/// nobody asked for it. Any number of threads may do this at once: each helps.
+/// Gives everything back and ends tracking; answers how many granules came back. `reason` is set
+/// when nobody asked for it. Any number of threads may do this at once: each helps.
 pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
     let mut total = 0;
     loop {
@@ -521,8 +524,8 @@ pub(crate) fn before_remapping(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.concerns(range))
 }
 
-/// The same because `range` is about to become guest RAM: page numbers, and the memory that holds page
-/// states, are other ones afterwards.
+/// The same because `range` is about to become guest RAM: page numbers, and the memory that holds
+/// page states, are other ones afterwards.
 pub(crate) fn before_growing(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.is_candidate(range))
 }

@@ -1,8 +1,10 @@
-//! The thread that every guest's touch of a revoked page waits for, and every first write to a merged one.
+//! The thread that every guest's touch of a revoked page waits for, and every first write to a
+//! merged one.
 //!
-//! It reads faults, takes the lock, has them served, and does nothing else: no allocation, no log, no
-//! guest RAM, no call that could wait for QEMU. It never ends. The watchdog sees from [`waiting_since`] how
-//! long a fault has been in its hands, and serves in its place ([`serve_pending`]) should it have stopped.
+//! It reads faults, takes the lock, has them served, and does nothing else: no allocation, no log,
+//! no guest RAM, no call that could wait for QEMU. It never ends. The watchdog sees from
+//! [`waiting_since`] how long a fault has been in its hands, and serves in its place
+//! ([`serve_pending`]) should it have stopped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,8 +42,8 @@ pub(crate) fn run() {
     }
 }
 
-/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log entry; the guest's thread goes on, or
-/// traps again.
+/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log
+/// entry; the guest's thread goes on, or traps again.
 pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool {
     let mut faults = [Fault::default(); MAX_FAULTS];
     let Ok(count) = uffd.read_faults(&mut faults) else { return false };

@@ -1,20 +1,24 @@
 //! What QEMU discards: memory that the guest has freed, and that its balloon holds.
 //!
-//! **Problem.** What a guest reports free QEMU discards at once. So the guest pays for a fault and a cleared page
-//! when it wants it back, though nobody may have needed it meanwhile. **Idea** (IMR §3): it is handed over to the kernel
-//! instead (`MADV_FREE`), which keeps it while there is plenty of memory, drops it without I/O when there is not, and keeps it for
-//! good once the guest writes to it: the paper's whole protocol, without a bitmap and without an exit. Whoever knows better than the kernel
-//! which memory is to go first, and how much, has it taken ([`take`]).
+//! **Problem.** What a guest reports free QEMU discards at once. So the guest pays for a fault and
+//! a cleared page when it wants it back, though nobody may have needed it meanwhile. **Idea** (IMR
+//! §3): it is handed over to the kernel instead (`MADV_FREE`), which keeps it while there is plenty
+//! of memory, drops it without I/O when there is not, and keeps it for good once the guest writes
+//! to it: the paper's whole protocol, without a bitmap and without an exit. Whoever knows better
+//! than the kernel which memory is to go first, and how much, has it taken ([`take`]).
 //!
-//! **Invariants.** Freed is only what is in its place: copies in staging are discarded, what is merged gets fresh memory. A
-//! freed page holds what the guest left there or zeros, whatever happens. It is moved nowhere, for what is moved counts as
-//! written: so it is neither merged nor revoked, until it is plain again.
+//! **Invariants.** Freed is only what is in its place: copies in staging are discarded, what is
+//! merged gets fresh memory. A freed page holds what the guest left there or zeros, whatever
+//! happens. It is moved nowhere, for what is moved counts as written: so it is neither merged nor
+//! revoked, until it is plain again.
 //!
-//! **Leaves out.** The balloon: QEMU discards what it holds page by page, so it is told from a report, which is of several
-//! pages as a rule. It must come back for certain, and to discard a page takes less than to hand it over and have it dropped. Nor are
-//! neighbours discarded together: that would be later, when the guest may have them back without having said so.
+//! **Leaves out.** The balloon: QEMU discards what it holds page by page, so it is told from a
+//! report, which is of several pages as a rule. It must come back for certain, and to discard a
+//! page takes less than to hand it over and have it dropped. Nor are neighbours discarded together:
+//! that would be later, when the guest may have them back without having said so.
 //!
-//! **Cost**: some 0.1 to 0.3 µs a page, less in huge pages; taking 0.05 µs a page in huge pages, 1 µs in small ones.
+//! **Cost**: some 0.1 to 0.3 µs a page, less in huge pages; taking 0.05 µs a page in huge pages, 1
+//! µs in small ones.
 //!
 //! Source: Wan 2013 (IMR) §3, §4.
 
@@ -46,8 +50,9 @@ impl Engine {
         self.is_lazy && self.obstacle().is_none()
     }
 
-    /// Discards `range` by `call`, or hands it over if it is to be done `lazily`; answers what `call` does, which is told
-    /// which of the two it is, and what the caller must write zeros to when it has left the lock.
+    /// Discards `range` by `call`, or hands it over if it is to be done `lazily`; answers what
+    /// `call` does, which is told which of the two it is, and what the caller must write zeros to
+    /// when it has left the lock.
     pub(crate) fn discard(
         &mut self,
         range: Range,
@@ -57,7 +62,8 @@ impl Engine {
         let Discarded { fresh, left } = self.discard_merged(range);
         // Before anything is handed over: what is moved counts as written.
         keep_errno(|| self.join_after_discard(&fresh));
-        // Where nothing is there is nothing to hand over: what the guest has never touched it reports as well.
+        // Where nothing is there is nothing to hand over: what the guest has never touched it
+        // reports as well.
         let is_there =
             || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
         let is_handed_over = lazily && is_there() && call(range, true) == 0;
@@ -130,8 +136,9 @@ impl Engine {
         }
     }
 
-    /// The kernel splits a huge page before it drops it, and where a page table is left there will be small pages for good. A
-    /// discard drops it (Linux 6.14). Nobody can fill the block meanwhile: who touches it is served after this turn.
+    /// The kernel splits a huge page before it drops it, and where a page table is left there will
+    /// be small pages for good. A discard drops it (Linux 6.14). Nobody can fill the block
+    /// meanwhile: who touches it is served after this turn.
     fn drop_page_table(&self, channel: &Channel, pagemap: &Pagemap, block: Range) {
         let Ok(uffd) = userfaultfd() else { return };
         if self.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
@@ -147,7 +154,8 @@ impl Engine {
     }
 }
 
-/// Has the kernel drop what is freed of these runs, as long as that is wanted; answers what became of it.
+/// Has the kernel drop what is freed of these runs, as long as that is wanted; answers what became
+/// of it.
 pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken, Refusal> {
     let mut all = None;
     for turn in runs.iter().flat_map(|run| blocks(*run)) {
@@ -230,7 +238,8 @@ fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {
     };
     let pages = page_count(range);
     let before = populated()?;
-    // SAFETY: it discards what the guest has given up and not written to since; all else keeps its content.
+    // SAFETY: it discards what the guest has given up and not written to since; all else keeps its
+    // content.
     unsafe { advise(range, Advice::LinuxPageOut) }
         .map_err(|errno| kernel("madvise(MADV_PAGEOUT)", errno))?;
     let after = populated()?.min(before);

@@ -1,8 +1,8 @@
 //! Where each granule is: its number, its home in guest RAM, its place in staging.
 //!
-//! Page numbers run through all blocks of guest RAM, and each block begins at a multiple of the largest
-//! granule: so a granule stands in one block, cut at its end. Staging has the shape of its block, at the
-//! same distance from a huge page's border, so that a huge page moves whole.
+//! Page numbers run through all blocks of guest RAM, and each block begins at a multiple of the
+//! largest granule: so a granule stands in one block, cut at its end. Staging has the shape of its
+//! block, at the same distance from a huge page's border, so that a huge page moves whole.
 
 use protocol::Region;
 use protocol::layout::{PageState, Shared};
@@ -122,7 +122,8 @@ impl Granules {
         })
     }
 
-    /// The huge page's worth of addresses and pages around a granule, if QEMU wants huge pages there.
+    /// The huge page's worth of addresses and pages around a granule, if QEMU wants huge pages
+    /// there.
     pub(crate) fn huge_block(&self, granule: Granule) -> Option<(Range, std::ops::Range<u32>)> {
         let shadowed = self.of_page(granule.first_page)?;
         let start = granule.guest.start / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
@@ -146,7 +147,8 @@ impl Shadowed {
         let offset = block.range.start % HUGE_PAGE_BYTES;
         let reserved = Reserved::new(block.range.len + offset)?;
         for advice in block.advice().chain([STAGING_MARK]) {
-            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
+            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
+            // none.
             let _ = unsafe { reserved.advise(advice) };
         }
         let staging = reserved.range().start + offset;

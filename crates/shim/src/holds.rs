@@ -1,8 +1,9 @@
-//! What QEMU does that needs guest RAM to stay where it is: it watches its memory itself, locks it, hands it to a device,
-//! or changes what is mapped there.
+//! What QEMU does that needs guest RAM to stay where it is: it watches its memory itself, locks it,
+//! hands it to a device, or changes what is mapped there.
 //!
-//! What it watches with a userfaultfd of its own is its own in every respect: the kernel lets any userfaultfd change how any
-//! other's ranges are protected, and up to Linux 6.16 end their registration.
+//! What it watches with a userfaultfd of its own is its own in every respect: the kernel lets any
+//! userfaultfd change how any other's ranges are protected, and up to Linux 6.16 end their
+//! registration.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -36,7 +37,8 @@ impl Holds {
         Self { locked: false, passed_through: false, remapping: 0, registered: Vec::new() }
     }
 
-    /// Whether QEMU has registered a part of `range`, or is about to: writes to what is merged there are let go on before.
+    /// Whether QEMU has registered a part of `range`, or is about to: writes to what is merged
+    /// there are let go on before.
     pub(crate) fn are_qemus(&self, range: Range) -> bool {
         self.registered.iter().any(|(_, held)| overlap(*held, range))
     }
@@ -96,15 +98,16 @@ impl Engine {
     }
 }
 
-/// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were not
-/// there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
+/// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were
+/// not there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
 pub(crate) fn let_go(fd: i32, range: Range) -> bool {
     {
         let mut engine = lock_first();
         if !engine.ram.concerns(range) {
             return false;
         }
-        // First: later nobody may let a write go on, and who waited would trap until everything is back.
+        // First: later nobody may let a write go on, and who waited would trap until everything is
+        // back.
         engine.let_all_write(range);
         engine.holds.registered.push((fd, range));
         QEMU_REGISTERS.store(fd, Ordering::Release);

@@ -1,9 +1,9 @@
 //! The hot set: granules in reach, oldest first (MEB §3.4). Only experiments want it, which compare
 //! the paper's way to track with ours; the shim that ships is built without ([`IS_HERE`]).
 //!
-//! A queue with room for every granule from the beginning, so that the fault thread never allocates. A
-//! granule is pushed when its trap is served and leaves when the queue is over its limit; in between its
-//! touches cost nothing.
+//! A queue with room for every granule from the beginning, so that the fault thread never
+//! allocates. A granule is pushed when its trap is served and leaves when the queue is over its
+//! limit; in between its touches cost nothing.
 
 use std::collections::VecDeque;
 

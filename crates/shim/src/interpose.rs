@@ -1,9 +1,10 @@
 //! The functions of the C library that QEMU calls and we stand before.
 //!
-//! Almost every call goes straight on: what has nothing to do with guest RAM, with files for direct I/O
-//! or with our descriptors takes no lock and looks at a few atomics. The rest is told to the engine, before the call where pages must first be in
-//! their places, after it where its success is the news. The answer that QEMU gets is the C library's,
-//! `errno` included; if our part panics, the call has been made or is made all the same.
+//! Almost every call goes straight on: what has nothing to do with guest RAM, with files for direct
+//! I/O or with our descriptors takes no lock and looks at a few atomics. The rest is told to the
+//! engine, before the call where pages must first be in their places, after it where its success is
+//! the news. The answer that QEMU gets is the C library's, `errno` included; if our part panics,
+//! the call has been made or is made all the same.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,11 +22,12 @@ use crate::{control, descriptors, disks, holds, next, qemu};
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
 const IOMMU_IOAS_MAP: u32 = 0x3B85;
-/// All requests of `vhost-vdpa` (0xAF70 to 0xAF7F, of whatever size and direction): what it maps for its device comes by
-/// `write`, and QEMU asks it something first.
+/// All requests of `vhost-vdpa` (0xAF70 to 0xAF7F, of whatever size and direction): what it maps
+/// for its device comes by `write`, and QEMU asks it something first.
 const VDPA: u32 = 0xAF70;
 const VDPA_MASK: u32 = 0xFFF0;
-/// `vhost-scsi` begins to read into guest RAM, pages of which it holds and does not pin: whatever its size and direction.
+/// `vhost-scsi` begins to read into guest RAM, pages of which it holds and does not pin: whatever
+/// its size and direction.
 const VHOST_SCSI: u32 = 0xAF40;
 const NUMBER_MASK: u32 = 0xFFFF;
 
@@ -210,8 +212,8 @@ fn write_zeros(range: Range) {
     unsafe { pointer(range).cast::<u8>().write_bytes(0, size(range)) };
 }
 
-/// Stands before `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first time that
-/// KVM runs the guest.
+/// Stands before `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first
+/// time that KVM runs the guest.
 ///
 /// # Safety
 /// That of the C function, which takes at most one argument more.

@@ -1,12 +1,13 @@
 //! Puts a pool's pages in the place of equal ones, in a turn so short that no guest notices it.
 //!
-//! **Problem.** Two pages were found to hold the same. Whether they still do can only be said while nobody
-//! can write to them: neither a vCPU, nor QEMU, nor a disk.
+//! **Problem.** Two pages were found to hold the same. Whether they still do can only be said while
+//! nobody can write to them: neither a vCPU, nor QEMU, nor a disk.
 //!
-//! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where I/O does not pin nothing is
-//! merged: [`disks`]), compared there, and if it is equal, the pool's page is mapped where it was,
-//! copy-on-write. Whoever touches it meanwhile waits for the fault thread, which waits for our turn to end. A page of zeros
-//! is simply dropped: its place is a hole, which reads as zeros.
+//! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where
+//! I/O does not pin nothing is merged: [`disks`]), compared there, and if it is equal, the pool's
+//! page is mapped where it was, copy-on-write. Whoever touches it meanwhile waits for the fault
+//! thread, which waits for our turn to end. A page of zeros is simply dropped: its place is a hole,
+//! which reads as zeros.
 //!
 //! **Invariants.** Everything here runs under the engine's lock; the steps are those of
 //! [`transitions`], and what a turn leaves aside goes back before the next one begins
@@ -16,8 +17,9 @@
 //! traps, and has it replaced ([`unshare`]); where the kernel cannot do that, it makes a copy in
 //! the same mapping.
 //!
-//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per mapping once the guest has
-//! written to a merged page ([`Place::prepared_at`]); the kernel keeps some 400 bytes per mapping.
+//! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per
+//! mapping once the guest has written to a merged page ([`Place::prepared_at`]); the kernel keeps
+//! some 400 bytes per mapping.
 //!
 //! Source: Kim 2014 §4.1; Waldspurger 2002 §4.2 (hashes propose, a comparison decides).
 
@@ -44,7 +46,8 @@ use crate::transitions::{self, HasKernel, Host, Mapper, Run, Verdict};
 use crate::turns::turn;
 use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
 
-/// Most pages in a turn: well below a millisecond. Where slots are prepared aside it may end with fewer.
+/// Most pages in a turn: well below a millisecond. Where slots are prepared aside it may end with
+/// fewer.
 pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
 pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
@@ -79,8 +82,8 @@ impl Pool {
     }
 }
 
-/// Cuts runs into turns, in their order: each has [`AT_ONCE`] pages at most, which stand in one huge page's
-/// worth of memory.
+/// Cuts runs into turns, in their order: each has [`AT_ONCE`] pages at most, which stand in one
+/// huge page's worth of memory.
 pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
     let huge = |page: u32| page / HUGE_PAGE_PAGES;
     let mut turns: Vec<Vec<Merge>> = Vec::new();
@@ -293,13 +296,15 @@ impl Mapper for Place<'_> {
     }
 }
 
-/// Memory of ours, registered for ever, where a turn's pages are put aside: as many as a huge page has.
+/// Memory of ours, registered for ever, where a turn's pages are put aside: as many as a huge page
+/// has.
 pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
     static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
     let make = || {
         let place = Reserved::new(HUGE_PAGE_BYTES).ok()?;
         for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
-            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs none.
+            // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
+            // none.
             let _ = unsafe { place.advise(advice) };
         }
         // SAFETY: nobody touches what is not there: `judge` looks first.

@@ -2,8 +2,9 @@
 //!
 //! Some of them are where a thread may be cancelled (`pthread_cancel`), which unwinds through us.
 //!
-//! The C library's, or those of another preloaded library; looked up when first needed, which may be
-//! before any constructor has run. Should the linker not find one, the system call takes its place.
+//! The C library's, or those of another preloaded library; looked up when first needed, which may
+//! be before any constructor has run. Should the linker not find one, the system call takes its
+//! place.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -96,7 +97,8 @@ fn look_up(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
 
 fn look_up_in_liburing(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: both names end with a zero byte. What is loaded already stays so: the caller runs in it.
+    // SAFETY: both names end with a zero byte. What is loaded already stays so: the caller runs in
+    // it.
     let address = unsafe {
         let library = libc::dlopen(c"liburing.so.2".as_ptr(), flags);
         if library.is_null() {

@@ -1,11 +1,12 @@
 //! Huge pages of zeros, ready to be moved to where the guest touches a hole.
 //!
-//! Where QEMU wants huge pages, the kernel answers the first touch of an empty block of 2 MiB with one. A
-//! registered range traps instead, and the page of zeros in its place would cost a trap or a
-//! copy-on-write per 4 KiB, and the huge page for good. So the kernel is made to put a huge page into
-//! memory of our own, which is then moved: one trap per 2 MiB.
+//! Where QEMU wants huge pages, the kernel answers the first touch of an empty block of 2 MiB with
+//! one. A registered range traps instead, and the page of zeros in its place would cost a trap or a
+//! copy-on-write per 4 KiB, and the huge page for good. So the kernel is made to put a huge page
+//! into memory of our own, which is then moved: one trap per 2 MiB.
 //!
-//! When the kernel has no huge page to give, nothing is put: it would not have had one for the guest.
+//! When the kernel has no huge page to give, nothing is put: it would not have had one for the
+//! guest.
 
 use rustix::io::Errno;
 use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};

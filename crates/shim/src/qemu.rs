@@ -1,15 +1,16 @@
 //! What the shim asks QEMU: whether it is migrating.
 //!
-//! During a migration everything stays in its place: copying out would touch every granule, and what comes
-//! in is nobody's working set yet. QEMU's call that starts neither is seen. But its program exports its
-//! functions (for its own modules), so it can be asked, in one short read:
+//! During a migration everything stays in its place: copying out would touch every granule, and
+//! what comes in is nobody's working set yet. QEMU's call that starts neither is seen. But its
+//! program exports its functions (for its own modules), so it can be asked, in one short read:
 //!
 //! * `migration_is_running` (QEMU 9.1; earlier ones had a state as argument: given 0, they say no);
-//! * `runstate_is_running`: after `-incoming`, the guest running for the first time means that it is here.
-//!   Without that function: the first `KVM_RUN`, or QEMU's end of its own registration (postcopy).
+//! * `runstate_is_running`: after `-incoming`, the guest running for the first time means that it
+//!   is here. Without that function: the first `KVM_RUN`, or QEMU's end of its own registration
+//!   (postcopy).
 //!
-//! A QEMU that exports nothing is protected by what it does (`UFFDIO_REGISTER`) and by the worker, who knows
-//! from QMP.
+//! A QEMU that exports nothing is protected by what it does (`UFFDIO_REGISTER`) and by the worker,
+//! who knows from QMP.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -59,8 +60,8 @@ fn incoming_was_asked_for() -> bool {
 fn find(name: &CStr) -> Option<Question> {
     // SAFETY: the name ends with a zero byte.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: a function of this name in QEMU takes nothing or an `int`, and answers a `bool`; one register
-    // too many does no harm in the C calling convention.
+    // SAFETY: a function of this name in QEMU takes nothing or an `int`, and answers a `bool`; one
+    // register too many does no harm in the C calling convention.
     (!address.is_null()).then(|| unsafe { std::mem::transmute::<_, Question>(address) })
 }
 

@@ -1,15 +1,15 @@
 //! Which memory of QEMU is guest RAM.
 //!
-//! **Problem.** QEMU maps much memory; only guest RAM may be touched, and only if it is of a kind that
-//! can be tracked. QEMU is not asked: the shim sees its calls.
+//! **Problem.** QEMU maps much memory; only guest RAM may be touched, and only if it is of a kind
+//! that can be tracked. QEMU is not asked: the shim sees its calls.
 //!
 //! **Idea.** For each RAM block QEMU reserves addresses (`PROT_NONE`), maps memory over them
-//! (`MAP_FIXED`, readable and writable), gives advice about the whole block (huge pages, core dumps), and
-//! last `MADV_DONTFORK`. So a large fixed mapping is a *candidate*, and `MADV_DONTFORK` of exactly that
-//! range makes it a *block*. Translation buffers, stacks and heaps are never both.
+//! (`MAP_FIXED`, readable and writable), gives advice about the whole block (huge pages, core
+//! dumps), and last `MADV_DONTFORK`. So a large fixed mapping is a *candidate*, and `MADV_DONTFORK`
+//! of exactly that range makes it a *block*. Translation buffers, stacks and heaps are never both.
 //!
-//! **Invariants.** Blocks have page numbers that begin at multiples of 512, in the order in which they
-//! came; each change of the set counts up the generation and numbers them anew.
+//! **Invariants.** Blocks have page numbers that begin at multiples of 512, in the order in which
+//! they came; each change of the set counts up the generation and numbers them anew.
 //!
 //! **Leaves out.** Blocks below [`SMALLEST`]: firmware, option ROMs, small video memory.
 
@@ -222,7 +222,8 @@ impl Block {
         [Advice::LinuxDontFork].into_iter().chain(dump)
     }
 
-    /// The advice that makes fresh memory in this block like the rest of it, so that both are one mapping.
+    /// The advice that makes fresh memory in this block like the rest of it, so that both are one
+    /// mapping.
     pub(crate) fn own_advice(&self) -> impl Iterator<Item = Advice> {
         let huge = self.huge.then_some(Advice::LinuxHugepage);
         let mergeable = self.mergeable.then_some(Advice::LinuxMergeable);

@@ -1,11 +1,11 @@
 //! The thread that reads the userfaultfd while a registered mapping is moved.
 //!
-//! **Problem.** The kernel tells the userfaultfd of such a move, and lets it end only when somebody has read that. The
-//! fault thread cannot: it may be waiting for the lock that the mover holds.
+//! **Problem.** The kernel tells the userfaultfd of such a move, and lets it end only when somebody
+//! has read that. The fault thread cannot: it may be waiting for the lock that the mover holds.
 //!
-//! **Idea.** While mappings are moved, this thread reads. The faults that it meets are none of its business: it forgets
-//! them and wakes who waits, afterwards; they trap again, and the fault thread has them. It takes no lock
-//! of the engine's and touches no guest RAM.
+//! **Idea.** While mappings are moved, this thread reads. The faults that it meets are none of its
+//! business: it forgets them and wakes who waits, afterwards; they trap again, and the fault thread
+//! has them. It takes no lock of the engine's and touches no guest RAM.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 

@@ -10,9 +10,9 @@
 //! and is linked without the segment (`link.ld`). The loader then has nothing to allocate, and
 //! numbers our module 0.
 //!
-//! **Invariants.** Nothing here has a thread-local, and blocks come from the kernel. A key of the first
-//! 32 that a process makes stands in the thread itself; for a later one the C library allocates,
-//! once in each thread that runs code of ours. A block lives until its thread ends.
+//! **Invariants.** Nothing here has a thread-local, and blocks come from the kernel. A key of the
+//! first 32 that a process makes stands in the thread itself; for a later one the C library
+//! allocates, once in each thread that runs code of ours. A block lives until its thread ends.
 //!
 //! **Cost**: some nanoseconds a use instead of one, and a page for each thread that runs code of
 //! ours that has need of one.

@@ -1,8 +1,8 @@
 //! Threads of our own inside QEMU, and how not to meet ourselves.
 //!
-//! QEMU handles signals in its main loop: our threads block them all. They have small stacks and end with
-//! the process. What a thread of ours calls, or a thread of QEMU while it runs our code, is not
-//! interposed ([`Inside`]).
+//! QEMU handles signals in its main loop: our threads block them all. They have small stacks and
+//! end with the process. What a thread of ours calls, or a thread of QEMU while it runs our code,
+//! is not interposed ([`Inside`]).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

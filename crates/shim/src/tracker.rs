@@ -1,8 +1,9 @@
 //! Tracking while it is on: which granules are out of reach, and what happens at a touch.
 //!
-//! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A granule is
-//! *revoked* by moving its pages to staging; the next touch traps, and [`Tracker::serve`] moves all of it
-//! back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros here.
+//! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A granule
+//! is *revoked* by moving its pages to staging; the next touch traps, and [`Tracker::serve`] moves
+//! all of it back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros
+//! here.
 //!
 //! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under
 //! the engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving
@@ -10,10 +11,10 @@
 //! (7). At most [`most_revoked`] granules are out of reach at a time, so that they are back soon
 //! when QEMU wants them.
 //!
-//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would have
-//! put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a place of our
-//! own ([`Nursery`]). Any other hole gets the page of zeros for its whole granule, which costs no memory
-//! and never brings back what a balloon took beside it.
+//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would
+//! have put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a
+//! place of our own ([`Nursery`]). Any other hole gets the page of zeros for its whole granule,
+//! which costs no memory and never brings back what a balloon took beside it.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -167,7 +168,8 @@ impl Tracker {
         (revoked, true)
     }
 
-    /// Revokes what has become too much for the hot set; answers how many, and whether that was all.
+    /// Revokes what has become too much for the hot set; answers how many, and whether that was
+    /// all.
     pub(crate) fn shrink_hot_set(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
         let mut revoked = 0;
         while let Some(limit) = self.limit() {
@@ -263,8 +265,8 @@ impl Tracker {
         self.let_go_on(channel, granule, found, block.unwrap_or(granule.guest), received)
     }
 
-    /// A merged page has been written, which is still in its place: what is out of reach beside it has been touched
-    /// with it.
+    /// A merged page has been written, which is still in its place: what is out of reach beside it
+    /// has been touched with it.
     pub(crate) fn touched(
         &mut self,
         channel: &mut Channel,
@@ -290,8 +292,8 @@ impl Tracker {
         received: Nanos,
     ) -> Served {
         let shared = channel.shared();
-        // Logged before the guest goes on: who sees the touch's effect sees the trap. A second thread's
-        // fault that the first one's handling has answered already is a cost, but no news.
+        // Logged before the guest goes on: who sees the touch's effect sees the trap. A second
+        // thread's fault that the first one's handling has answered already is a cost, but no news.
         shared.add(Counter::Traps, 1);
         if found != Found::InPlace && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
@@ -402,8 +404,8 @@ impl Tracker {
         is_back
     }
 
-    /// Fresh memory was mapped over a part of guest RAM: what is not registered could be taken, and not given
-    /// back.
+    /// Fresh memory was mapped over a part of guest RAM: what is not registered could be taken, and
+    /// not given back.
     pub(crate) fn register_fresh(&mut self, range: Range) {
         // SAFETY: the fault thread serves.
         if unsafe { self.host.uffd.register(range) }.is_err() {
@@ -461,8 +463,8 @@ impl Tracker {
         if blown { Served::FuseBlown } else { Served::Yes }
     }
 
-    /// Maps zeros at `page`, if it is a hole, and then wherever else its granule has one. A page that is there
-    /// (the rule) costs one call. Answers whether it was a hole.
+    /// Maps zeros at `page`, if it is a hole, and then wherever else its granule has one. A page
+    /// that is there (the rule) costs one call. Answers whether it was a hole.
     fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
         // SAFETY: what belongs into the granule is home; the page is not merged.
         let was_hole = unsafe { transitions::fill_hole(self.host.uffd, page) };
@@ -476,7 +478,8 @@ impl Tracker {
         was_hole
     }
 
-    /// What the kernel has dropped of these freed pages is filled, and freed no more, like the one just `filled`.
+    /// What the kernel has dropped of these freed pages is filled, and freed no more, like the one
+    /// just `filled`.
     fn take_back_holes(&self, shared: Shared<'_>, freed: Granule, filled: Range) {
         for (i, number) in (0..).zip(freed.numbers()) {
             let page = Range { start: freed.guest.start + i * PAGE_BYTES, len: PAGE_BYTES };
@@ -487,7 +490,8 @@ impl Tracker {
         }
     }
 
-    /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the block.
+    /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the
+    /// block.
     fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
         let (block, pages) = self.granules.huge_block(granule)?;
         let is_home = |page| matches!(shared.state(page), PageState::Plain | PageState::Freed);
@@ -512,8 +516,8 @@ pub(crate) fn pagemap() -> Option<&'static Pagemap> {
     PAGEMAP.get_or_init(|| kept(Pagemap::open())).as_ref()
 }
 
-/// A fault outside of all granules, or when nothing is tracked any more: a range whose registration could
-/// not be ended. Everything that was taken is back, so what is missing is zero.
+/// A fault outside of all granules, or when nothing is tracked any more: a range whose registration
+/// could not be ended. Everything that was taken is back, so what is missing is zero.
 pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let page = page_of(address);
     // SAFETY: as said.

@@ -34,10 +34,10 @@
 //! A step whose pages are not all in the state that it begins with does nothing: a run that was put
 //! together wrongly costs a measurement or a merge, and no page.
 //!
-//! All of it happens under the engine's lock. No step waits for long: a page that the kernel is busy
-//! with is tried for [`HOLD`], stays in its state, and is tried again by the next touch and by the
-//! watchdog. What staging or the buffer hold is discarded by the steps above only, and neither is
-//! used or unmapped unless the page tables say that it is empty.
+//! All of it happens under the engine's lock. No step waits for long: a page that the kernel is
+//! busy with is tried for [`HOLD`], stays in its state, and is tried again by the next touch and by
+//! the watchdog. What staging or the buffer hold is discarded by the steps above only, and neither
+//! is used or unmapped unless the page tables say that it is empty.
 //!
 //! **What does not add up** is repaired where the content is known: a page that will not move is
 //! copied; a page that is in the buffer takes its place back. Three things end QEMU, loudly,

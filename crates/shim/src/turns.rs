@@ -6,13 +6,13 @@
 //! Therefore:
 //!
 //! * whoever serves a fault, and QEMU's threads, go before other work between two turns of it;
-//! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes longer than
-//!   a turn: then it is the machine that keeps it, and no guest waits for that.
+//! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes
+//!   longer than a turn: then it is the machine that keeps it, and no guest waits for that.
 //!
-//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a thread
-//! of QEMU's with a real-time priority does not wait for one of ours that gets no CPU. A vCPU that
-//! traps waits for the fault thread, to which it lends nothing. How long the lock was waited for and
-//! held is counted.
+//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a
+//! thread of QEMU's with a real-time priority does not wait for one of ours that gets no CPU. A
+//! vCPU that traps waits for the fault thread, to which it lends nothing. How long the lock was
+//! waited for and held is counted.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -250,8 +250,8 @@ mod tests {
         }
     }
 
-    /// How often one thread, which holds the lock for 0.3 ms at a time and has hardly left it when it comes
-    /// back, has it while another waits for it 50 times.
+    /// How often one thread, which holds the lock for 0.3 ms at a time and has hardly left it when
+    /// it comes back, has it while another waits for it 50 times.
     fn turns_during_50_waits(hold: fn(&Turns<()>), wait: fn(&Turns<()>)) -> u32 {
         let turns = Turns::new(());
         let (held, stop) = (AtomicU32::new(0), AtomicBool::new(false));

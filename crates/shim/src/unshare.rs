@@ -1,33 +1,39 @@
-//! Puts copies in the place of a pool's pages: when the guest writes to one, and when all is to be as it was before merging.
+//! Puts copies in the place of a pool's pages: when the guest writes to one, and when all is to be
+//! as it was before merging.
 //!
-//! **Problem.** Left alone, the kernel copies a merged page that is written to, but the copy lies in the mapping of the
-//! pool's file for as long as that stands, and cannot be moved. Mapping other memory over it takes the page away from a
-//! disk that may just be reading into it.
+//! **Problem.** Left alone, the kernel copies a merged page that is written to, but the copy lies
+//! in the mapping of the pool's file for as long as that stands, and cannot be moved. Mapping other
+//! memory over it takes the page away from a disk that may just be reading into it.
 //!
-//! **Idea.** A page that *nobody has written yet* holds what the pool holds, and to pin a page for writing is
-//! to write to it. So merged pages are protected (userfaultfd) as soon as they are mapped, and before that once the guest
-//! has written to one: who writes waits. What the page tables show as protected and the file's can be replaced without
-//! asking who uses it: whoever has pinned it only reads, and what he reads does not change. The content is copied aside,
-//! memory that nobody has touched and that traps is mapped over the place in one step, and the copy is moved there. Who
-//! touches it meanwhile waits, and never sees zeros. Then the page is plain: the guest's own, in the mapping of its
-//! neighbours, to be merged again.
+//! **Idea.** A page that *nobody has written yet* holds what the pool holds, and to pin a page for
+//! writing is to write to it. So merged pages are protected (userfaultfd) as soon as they are
+//! mapped, and before that once the guest has written to one: who writes waits. What the page
+//! tables show as protected and the file's can be replaced without asking who uses it: whoever has
+//! pinned it only reads, and what he reads does not change. The content is copied aside, memory
+//! that nobody has touched and that traps is mapped over the place in one step, and the copy is
+//! moved there. Who touches it meanwhile waits, and never sees zeros. Then the page is plain: the
+//! guest's own, in the mapping of its neighbours, to be merged again.
 //!
-//! **Seams.** The kernel joins no two mappings whose pages were touched before they met. A page that is replaced between
-//! shared ones is such a mapping, and would be for ever. So where what is replaced closes a gap the smaller
-//! neighbour is put aside, mapped anew, and put back ([`Replacement::rejoin`]): it is one with the other then.
+//! **Seams.** The kernel joins no two mappings whose pages were touched before they met. A page
+//! that is replaced between shared ones is such a mapping, and would be for ever. So where what is
+//! replaced closes a gap the smaller neighbour is put aside, mapped anew, and put back
+//! ([`Replacement::rejoin`]): it is one with the other then.
 //!
-//! **Invariants.** Everything here runs under the engine's lock. A copy is aside before its place is taken, so
-//! afterwards no memory is needed that the host may not have. Where anything is in doubt writes are let through
-//! ([`let_write`]), and the page stays in its mapping, which costs no more than that.
+//! **Invariants.** Everything here runs under the engine's lock. A copy is aside before its place
+//! is taken, so afterwards no memory is needed that the host may not have. Where anything is in
+//! doubt writes are let through ([`let_write`]), and the page stays in its mapping, which costs no
+//! more than that.
 //!
-//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the worst layout; for each
-//! seam the same calls once more.
+//! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the
+//! worst layout; for each seam the same calls once more.
 //!
-//! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and hosts that promise no more memory than they have
-//! (`vm.overcommit_memory=2`: the kernel might refuse when the place is already unmapped): there the kernel
-//! makes the copies ([`copy`]), and the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11):
-//! there seams stay; as they do on Linux 6.15 to 6.17, where what `mremap` leaves behind loses its part in the memory that the
-//! kernel has promised. A place on the host's nodes (`mbind`): what is replaced has none.
+//! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and
+//! hosts that promise no more memory than they have (`vm.overcommit_memory=2`: the kernel might
+//! refuse when the place is already unmapped): there the kernel makes the copies ([`copy`]), and
+//! the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11): there
+//! seams stay; as they do on Linux 6.15 to 6.17, where what `mremap` leaves behind loses its part
+//! in the memory that the kernel has promised. A place on the host's nodes (`mbind`): what is
+//! replaced has none.
 
 use std::sync::OnceLock;
 
@@ -46,7 +52,8 @@ use crate::{merge, tracker, watchdog};
 /// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
 pub(crate) const LOST_PLACE: &str = "guest memory has lost its place";
 
-/// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not allocate.
+/// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not
+/// allocate.
 ///
 /// # Errors
 /// A kernel that does not tell.
@@ -70,7 +77,8 @@ pub(crate) fn mappings() -> Option<&'static Mappings> {
 /// # Safety
 /// Its pages are a pool's, and have just been mapped; the fault thread serves.
 pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range, wanted: bool) {
-    // Before: what is protected and not yet there the kernel looks up page by page, and who writes to it gets a copy.
+    // Before: what is protected and not yet there the kernel looks up page by page, and who writes
+    // to it gets a copy.
     look_up(merged);
     if wanted {
         // SAFETY: as the caller promises.
@@ -85,8 +93,8 @@ unsafe fn protect(uffd: &Userfaultfd, merged: Range) -> Result<(), Errno> {
     unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }
 }
 
-/// The pages of `merged` around `address` that nobody has written, and nobody can until they are replaced or writes are
-/// [let through](let_write). Does not allocate.
+/// The pages of `merged` around `address` that nobody has written, and nobody can until they are
+/// replaced or writes are [let through](let_write). Does not allocate.
 ///
 /// # Safety
 /// As for [`stop_writes`].
@@ -95,8 +103,8 @@ pub(crate) unsafe fn unwritten_around(
     merged: Range,
     address: u64,
 ) -> Option<Range> {
-    // Again, for some of it may have been let through. What the kernel has copied since then is not the file's any more.
-    // SAFETY: as the caller promises.
+    // Again, for some of it may have been let through. What the kernel has copied since then is not
+    // the file's any more. SAFETY: as the caller promises.
     unsafe { protect(uffd, merged) }.ok()?;
     tracker::pagemap()?.of_file_around(merged, address).ok()?
 }
@@ -124,8 +132,9 @@ pub(crate) fn look_up(range: Range) {
     let _ = unsafe { advise(range, Advice::LinuxPopulateRead) };
 }
 
-/// Writes to every page of `range` without changing it: what it shares with a pool becomes a copy of its own,
-/// by the same way that a write of the guest's takes. Memory that is not there becomes zeros, which it is.
+/// Writes to every page of `range` without changing it: what it shares with a pool becomes a copy
+/// of its own, by the same way that a write of the guest's takes. Memory that is not there becomes
+/// zeros, which it is.
 pub(crate) fn copy(range: Range) -> Result<(), Errno> {
     // SAFETY: it discards nothing.
     unsafe { advise(range, Advice::LinuxPopulateWrite) }
@@ -168,7 +177,8 @@ impl<'a> Replacement<'a> {
     /// Its pages are merged, and another thread reads the userfaultfd.
     pub(crate) unsafe fn replace(&mut self, merged: Range) {
         let Host { uffd, pagemap } = self.host;
-        // SAFETY: the fault thread serves what the end of this function has not let go on, and we do not write there.
+        // SAFETY: the fault thread serves what the end of this function has not let go on, and we
+        // do not write there.
         let protected = unsafe { protect(uffd, merged) };
         let unwritten = protected.and_then(|()| pagemap.of_file(merged)).unwrap_or_default();
         for part in unwritten {
@@ -176,8 +186,8 @@ impl<'a> Replacement<'a> {
             let _ = unsafe { self.replace_unwritten(part) };
         }
         for left in self.channel.merged(merged) {
-            // SAFETY: every page is in its place. What was protected is so no more: of what has been written it cannot be
-            // known who holds it.
+            // SAFETY: every page is in its place. What was protected is so no more: of what has
+            // been written it cannot be known who holds it.
             let _ = unsafe { uffd.unregister(left) };
         }
         watchdog::wake(uffd, merged);
@@ -186,7 +196,8 @@ impl<'a> Replacement<'a> {
     /// Answers whether the place is the guest's own.
     ///
     /// # Safety
-    /// The pages are the pool's and protected, no more than a turn has; another thread reads the userfaultfd.
+    /// The pages are the pool's and protected, no more than a turn has; another thread reads the
+    /// userfaultfd.
     pub(crate) unsafe fn replace_unwritten(&mut self, guest: Range) -> bool {
         // SAFETY: as the caller promises; the buffer is ours and registered.
         self.moves(guest, |it, run| unsafe { transitions::replace(it, it.channel, run) })
@@ -195,7 +206,8 @@ impl<'a> Replacement<'a> {
     /// Makes a mapping one with its neighbours, if none of its pages is held by I/O.
     ///
     /// # Safety
-    /// It is of guest RAM, of no file, smaller than a huge page, and registered; another thread reads the userfaultfd.
+    /// It is of guest RAM, of no file, smaller than a huge page, and registered; another thread
+    /// reads the userfaultfd.
     pub(crate) unsafe fn rejoin(&mut self, mapping: Range) {
         // SAFETY: as the caller promises; the buffer is ours and registered.
         self.moves(mapping, |it, run| unsafe { transitions::map_anew(it, it.channel, run) });
@@ -230,8 +242,8 @@ impl Fresh for Replacement<'_> {
     }
 }
 
-/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel may
-/// have unmapped what was there, as it does before Linux 6.12, and then fresh memory is mapped.
+/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel
+/// may have unmapped what was there, as it does before Linux 6.12, and then fresh memory is mapped.
 /// Answers whether it was so. What cannot be mended ends QEMU.
 ///
 /// # Safety

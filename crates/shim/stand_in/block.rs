@@ -1,4 +1,5 @@
-//! A RAM block, made as QEMU makes one: addresses reserved, memory mapped over them, advice about all of it.
+//! A RAM block, made as QEMU makes one: addresses reserved, memory mapped over them, advice about
+//! all of it.
 
 use std::ffi::c_void;
 
@@ -126,8 +127,8 @@ impl Block {
         Ok(String::new())
     }
 
-    /// Writes so many bytes to each of these pages, as a program does with memory that is new to it; answers how many
-    /// microseconds that took.
+    /// Writes so many bytes to each of these pages, as a program does with memory that is new to
+    /// it; answers how many microseconds that took.
     pub(crate) fn use_anew(
         &self,
         first: usize,

@@ -1,4 +1,5 @@
-//! What the guest frees: handed over to the kernel, kept while nobody needs it, taken when somebody does.
+//! What the guest frees: handed over to the kernel, kept while nobody needs it, taken when somebody
+//! does.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -178,7 +179,8 @@ fn copies_aside_and_shared_pages_are_given_up_at_once() {
     assert_eq!(it.worker.merged(0..512), 0);
     assert_eq!(it.worker.freed(0..512), 512);
     it.stand_in.expect("zeros 0 0 64");
-    // Zeros were read where it was merged. Of the rest the kernel keeps a few that are on their way from list to list.
+    // Zeros were read where it was merged. Of the rest the kernel keeps a few that are on their way
+    // from list to list.
     let Taken { taken, gone, kept } = it.worker.take(0, 512);
     assert!(
         (384..=448).contains(&taken) && gone == 0 && kept == 512 - taken,

@@ -1,8 +1,9 @@
 //! What the optimal balance costs, and the paper's dynamic programming beside it in the same run.
 //!
-//! Each VM may have from 90 to 130 % of what it has, as in Wang 2016 §4, or from half to twice of it. Curves are of three kinds:
-//! convex; with the cliffs of programs that need all of their data; and a mix with steps. Medians of several runs; the last line is
-//! a whole tick of the policy in which all is balanced.
+//! Each VM may have from 90 to 130 % of what it has, as in Wang 2016 §4, or from half to twice of
+//! it. Curves are of three kinds: convex; with the cliffs of programs that need all of their data;
+//! and a mix with steps. Medians of several runs; the last line is a whole tick of the policy in
+//! which all is balanced.
 
 use std::{hint::black_box, time::Instant};
 

@@ -1,9 +1,11 @@
 //! 1,000 VMs whose memory is balanced, on curves that were recorded of real guests.
 //!
-//! Each VM draws one of the ten recordings of `meb-accuracy` (the true curves: every access of a guest was seen), a size of 1 to 15 times
-//! as much, a pace, and a place at which the recording begins. They pay for 85 % of what they want on average. Second by second the policy
-//! sees what a tracker would: the curve as far as a VM's memory reaches. Every five seconds its misses are compared to the least possible
-//! with the same budget, which the solver finds from the whole curves.
+//! Each VM draws one of the ten recordings of `meb-accuracy` (the true curves: every access of a
+//! guest was seen), a size of 1 to 15 times as much, a pace, and a place at which the recording
+//! begins. They pay for 85 % of what they want on average. Second by second the policy sees what a
+//! tracker would: the curve as far as a VM's memory reaches. Every five seconds its misses are
+//! compared to the least possible with the same budget, which the solver finds from the whole
+//! curves.
 //!
 //! Once with each VM staying where its recording begins, once going through it.
 

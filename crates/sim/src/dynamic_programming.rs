@@ -1,11 +1,12 @@
-//! The optimal balance as Wang 2016 finds it (§4, Algorithm 1): the reference that [`policy::optimum`] is held to.
+//! The optimal balance as Wang 2016 finds it (§4, Algorithm 1): the reference that
+//! [`policy::optimum`] is held to.
 
 use policy::optimum::Choice;
 
 /// The least misses of sizes that together take at most `units`; `None` if not even the fewest fit.
 ///
-/// `Miss(i, j) = min over k of Miss(i − 1, j − k) + misses_i(k)`, with j and k counted from the fewest on:
-/// O(N · units · sizes), however simple the curves are.
+/// `Miss(i, j) = min over k of Miss(i − 1, j − k) + misses_i(k)`, with j and k counted from the
+/// fewest on: O(N · units · sizes), however simple the curves are.
 #[must_use]
 pub fn least_misses(choices: &[Choice], units: usize) -> Option<f64> {
     let least: usize = choices.iter().map(|choice| choice.least as usize).sum();

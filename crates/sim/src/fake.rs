@@ -1,7 +1,7 @@
 //! The cast: what a fake guest is made of, what it works on, and how it misbehaves.
 //!
-//! A [`Fake`] is a description; [`crate::Guest`] brings it to life. Natures add up: a guest may have a
-//! slow balloon *and* migrate.
+//! A [`Fake`] is a description; [`crate::Guest`] brings it to life. Natures add up: a guest may
+//! have a slow balloon *and* migrate.
 
 use std::sync::Arc;
 
@@ -134,7 +134,8 @@ pub struct Fake {
     pub reports_free: bool,
     /// Whether all of its memory was touched when it booted.
     pub preallocated: bool,
-    /// How its programs go through their memory, in turn as [`Load::InTurn`]; empty: that is not tracked.
+    /// How its programs go through their memory, in turn as [`Load::InTurn`]; empty: that is not
+    /// tracked.
     pub accesses: Arc<[Access]>,
     /// Its misbehaviour.
     pub natures: Vec<Nature>,
@@ -145,7 +146,8 @@ pub struct Fake {
 pub struct Access {
     /// References per second.
     pub references_per_s: f64,
-    /// A miss-ratio curve: by shares of what the programs want, from 0 to 1, the share of references that miss.
+    /// A miss-ratio curve: by shares of what the programs want, from 0 to 1, the share of
+    /// references that miss.
     pub curve: Vec<(f64, f64)>,
 }
 

@@ -5,9 +5,9 @@
 //!                     ├─ free ─┼─ cache ─┼─ resident ──────┤     wanted = resident + swapped
 //! ```
 //!
-//! Each second the balloon moves towards its target, the programs touch all that they want, and what
-//! does not fit is swapped (or kills the program where there is no swap). A guest suffers in a second
-//! in which it reads pages back from swap.
+//! Each second the balloon moves towards its target, the programs touch all that they want, and
+//! what does not fit is swapped (or kills the program where there is no swap). A guest suffers in a
+//! second in which it reads pages back from swap.
 
 use std::collections::BTreeMap;
 
@@ -242,7 +242,8 @@ impl Guest {
         self.used = self.used.min(self.actual);
     }
 
-    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash; what is read back otherwise is read in large pieces.
+    /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash; what is read
+    /// back otherwise is read in large pieces.
     fn swap(&mut self, lacking: Bytes) {
         self.swap_out = self.swap_out.plus(lacking.minus(self.swapped));
         self.swapped = self.swapped.max(lacking);
@@ -261,8 +262,8 @@ impl Guest {
         self.swap_out = self.swap_out.plus(thrashed);
     }
 
-    /// What its programs miss per second with so much memory, where it is known how they go through it. Each miss waits for the disk, and
-    /// while they wait they refer to nothing else.
+    /// What its programs miss per second with so much memory, where it is known how they go through
+    /// it. Each miss waits for the disk, and while they wait they refer to nothing else.
     #[must_use]
     pub fn misses_with(&self, memory: Bytes) -> Option<f64> {
         let access = self.fake.access(self.second)?;

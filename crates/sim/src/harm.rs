@@ -1,7 +1,7 @@
 //! What counts as harm, judged from inside the guests and never by the policy's own words.
 //!
-//! Some discomfort is the price of sharing: a guest that wakes waits until its memory is back, and a
-//! neighbour's grant takes seconds to return. So harms that heal have a grace period, and what is
+//! Some discomfort is the price of sharing: a guest that wakes waits until its memory is back, and
+//! a neighbour's grant takes seconds to return. So harms that heal have a grace period, and what is
 //! counted is the harm that outlasts it.
 
 use std::collections::BTreeMap;
@@ -26,7 +26,8 @@ const REVERSALS_MAX: usize = 5;
 /// The seconds over which reversals are counted.
 const WINDOW: u64 = 600;
 
-/// The share of a guest's memory that its balloon may take in a second without stalling it, in percent.
+/// The share of a guest's memory that its balloon may take in a second without stalling it, in
+/// percent.
 const STALL_PERCENT: u64 = 30;
 
 /// Harm that was done.
@@ -221,7 +222,8 @@ impl Judge {
         record.was_taken = target < guest.actual;
     }
 
-    /// A group may occupy its budget; one that takes part in lending also what others that do leave unused.
+    /// A group may occupy its budget; one that takes part in lending also what others that do leave
+    /// unused.
     fn judge_groups(&mut self, host: &Host, spec: &Spec, harms: &mut Vec<Harm>) {
         let standings: Vec<(&GroupName, bool, Bytes, Bytes)> = spec
             .groups
@@ -268,7 +270,8 @@ fn can_be_helped(guest: &Guest) -> bool {
     !is_helpless && !guest.is_migrating
 }
 
-/// Whether `other`, of the same group as `guest`, is left with a grant of which it would not miss some.
+/// Whether `other`, of the same group as `guest`, is left with a grant of which it would not miss
+/// some.
 fn has_cheaper_memory(other: &Guest, left: Bytes, guest: &Guest, spec: &Spec) -> bool {
     let group = |of: &Guest| spec.group_of(&of.name).map(|(name, _)| name.clone());
     let unused = left.minus(other.resident).minus(left.percent(15));

@@ -1,7 +1,9 @@
 //! A scenario: who is on the host, what the operator wrote, and what happens on the way.
 //!
 //! ```text
-//! Scenario::new(seed).group("shop", Policy::Demand, limits(64, 128, 384), [Fake::idle("a"), …]).run(60)
+//! Scenario::new(seed)
+//!     .group("shop", Policy::Demand, limits(64, 128, 384), [Fake::idle("a"), …])
+//!     .run(60)
 //! ```
 
 use std::collections::BTreeMap;
@@ -63,7 +65,8 @@ impl Scenario {
         }
     }
 
-    /// The host has `total_mib`, of which `reserve_mib` are never lent, and `others` occupy some of it.
+    /// The host has `total_mib`, of which `reserve_mib` are never lent, and `others` occupy some of
+    /// it.
     #[must_use]
     pub fn host(mut self, total_mib: u64, reserve_mib: u64, others: Load) -> Self {
         self.total = Bytes::mib(total_mib);

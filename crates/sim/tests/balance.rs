@@ -93,7 +93,8 @@ fn in_mixed_fleets_balance_misses_least() {
     }
 }
 
-/// Wang 2016, Table VIII, in its own sizes: what each works on and may have, and what it has at first, in MiB.
+/// Wang 2016, Table VIII, in its own sizes: what each works on and may have, and what it has at
+/// first, in MiB.
 #[test]
 fn sixteen_that_want_a_seventh_more_than_there_is_do_nearly_what_they_would_with_enough() {
     let (even, cyclic) = (Access::even as fn(f64) -> Access, Access::cyclic as fn(f64) -> Access);

@@ -9,7 +9,8 @@ fn shop(policy: Policy, fakes: impl IntoIterator<Item = Fake>) -> Scenario {
     Scenario::new(3).group("shop", policy, limits(64, 128, 384), fakes)
 }
 
-/// One guest lacks 100 MiB, three idle ones use 60 MiB of 128; next door two work within their base.
+/// One guest lacks 100 MiB, three idle ones use 60 MiB of 128; next door two work within their
+/// base.
 fn quickstart() -> Scenario {
     let idle = |i: usize| Fake::idle(format!("{i}")).standing_at(128);
     shop(Policy::Demand, [idle(1), idle(2), idle(3), Fake::busy("hungry", 190).standing_at(128)])

@@ -12,8 +12,8 @@ const WAKES: u64 = 90;
 /// The last second before that.
 const LAST: usize = 89;
 
-/// In `shop` one guest lacks 200 MiB that its group does not have; `lab` leaves more than that idle, until
-/// one of its guests wakes.
+/// In `shop` one guest lacks 200 MiB that its group does not have; `lab` leaves more than that
+/// idle, until one of its guests wakes.
 fn neighbours() -> Scenario {
     let shop =
         [Fake::busy("hungry", 300).standing_at(128), Fake::busy("full", 90).standing_at(128)];

@@ -1,4 +1,5 @@
-//! The optimum that is shipped against the paper's dynamic programming, over random curves of every kind.
+//! The optimum that is shipped against the paper's dynamic programming, over random curves of every
+//! kind.
 
 use fastrand::Rng;
 use policy::optimum::{Choice, place, place_within};

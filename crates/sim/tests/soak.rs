@@ -43,8 +43,9 @@ fn any_guest(name: usize, most: u64, rng: &mut Rng) -> Fake {
 
 /// Whether the policy could have known better: the guests in question are what they seem to be.
 ///
-/// Right after the start the guests that have not told anything yet are spared and the others bear a
-/// deficit alone. The shares of `fair` and `entitlement` follow the surplus by design, up and down.
+/// Right after the start the guests that have not told anything yet are spared and the others bear
+/// a deficit alone. The shares of `fair` and `entitlement` follow the surplus by design, up and
+/// down.
 fn is_to_blame(second: usize, harm: &Harm, policy: Policy, fleet: &[(String, Fake)]) -> bool {
     let is_plain = |vm: &VmName| {
         fleet.iter().any(|(name, fake)| name == vm.as_str() && fake.natures.is_empty())

@@ -74,7 +74,8 @@ impl Queue {
         let mut submitted = 0;
         while submitted < pointers.len() {
             let rest = &mut pointers[submitted..];
-            // SAFETY: the orders stay until they have come back; where they write to is the caller's care.
+            // SAFETY: the orders stay until they have come back; where they write to is the
+            // caller's care.
             let result = unsafe {
                 let (count, list) = (rest.len(), rest.as_mut_ptr());
                 libc::syscall(libc::SYS_io_submit, self.context, count, list)

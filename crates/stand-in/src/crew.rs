@@ -48,7 +48,8 @@ impl Shared {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Compares a page with what it must hold; counts harm and puts it right. Whether there was any.
+    /// Compares a page with what it must hold; counts harm and puts it right. Whether there was
+    /// any.
     pub(crate) fn check(
         &self,
         during: &str,

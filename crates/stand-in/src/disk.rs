@@ -1,9 +1,9 @@
 //! What a guest's disk does: the kernel itself reads into guest RAM and writes from it.
 //!
-//! A file of pages with known content stands for the disk. Runs of pages travel both ways: past the page
-//! cache (`O_DIRECT`, QEMU's `cache=none`: the kernel pins the pages while the device works), through it
-//! (the kernel copies, and faults on the thread's behalf), and asynchronously in batches (`io_submit`,
-//! QEMU's `aio=native`), which leaves many pages pinned for longer.
+//! A file of pages with known content stands for the disk. Runs of pages travel both ways: past the
+//! page cache (`O_DIRECT`, QEMU's `cache=none`: the kernel pins the pages while the device works),
+//! through it (the kernel copies, and faults on the thread's behalf), and asynchronously in batches
+//! (`io_submit`, QEMU's `aio=native`), which leaves many pages pinned for longer.
 
 use std::fs::File;
 use std::io;
@@ -32,7 +32,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Makes the file, all zeros, and opens it with or without the page cache. It has no name afterwards.
+    /// Makes the file, all zeros, and opens it with or without the page cache. It has no name
+    /// afterwards.
     ///
     /// # Errors
     /// When the file cannot be made, or its file system knows no direct access.
@@ -52,7 +53,8 @@ impl Disk {
     /// Reads a run of blocks into a run of pages.
     fn read(&self, block: usize, run: &Run<'_>) -> io::Result<()> {
         let (start, bytes) = run.range();
-        // SAFETY: the range is RAM that is held and pages that are owned; others reach it by atomics only.
+        // SAFETY: the range is RAM that is held and pages that are owned; others reach it by
+        // atomics only.
         let done =
             unsafe { libc::pread64(self.file.as_raw_fd(), start.cast(), bytes, offset(block)) };
         complete(done, bytes)?;
@@ -147,7 +149,8 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
             })
             .collect();
         let result = hand.time(Kind::AsyncRead, || {
-            // SAFETY: the runs are held and owned until all reads have come back, which this waits for.
+            // SAFETY: the runs are held and owned until all reads have come back, which this waits
+            // for.
             Some(unsafe { queue.read_all(disk.file.as_raw_fd(), &reads) })
         });
         result.transpose()?;

@@ -1,7 +1,8 @@
-//! `overbook-stand-in`: stands in for QEMU in the shim's stress test, because it can tell what QEMU cannot:
-//! for every byte of its RAM, at every moment, what that byte must be.
+//! `overbook-stand-in`: stands in for QEMU in the shim's stress test, because it can tell what QEMU
+//! cannot: for every byte of its RAM, at every moment, what that byte must be.
 //!
-//! **Problem.** A shim that loses one page in a billion moves is worthless, and a guest would rarely notice.
+//! **Problem.** A shim that loses one page in a billion moves is worthless, and a guest would
+//! rarely notice.
 //!
 //! **Idea.** A program that treats its RAM as QEMU does, only worse. It allocates by the same
 //! calls; many threads read, write and compare ([`page`]), and so do guests that KVM runs
@@ -46,8 +47,8 @@ use ram::Slot;
 use rng::Rng;
 
 const MIB_PAGES: usize = (1 << 20) / PAGE;
-/// Pieces of RAM that come and go: one that huge pages fit, one of an odd size, and one that is too small
-/// for the shim to care.
+/// Pieces of RAM that come and go: one that huge pages fit, one of an odd size, and one that is too
+/// small for the shim to care.
 const PLUGGED: [usize; 3] = [40 * MIB_PAGES, 33 * MIB_PAGES + 17, MIB_PAGES];
 const VCPUS: usize = 6;
 const READERS: usize = 2;

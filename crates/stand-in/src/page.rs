@@ -1,14 +1,15 @@
 //! What each page must hold, kept where no shim can harm it, and the comparison with what it holds.
 //!
-//! **Problem.** A page that comes back from staging as zeros, as an older version of itself, as another
-//! page, or half of each must be found, by threads that write, by threads that only read, and while the
-//! kernel itself writes into it for a direct read.
+//! **Problem.** A page that comes back from staging as zeros, as an older version of itself, as
+//! another page, or half of each must be found, by threads that write, by threads that only read,
+//! and while the kernel itself writes into it for a direct read.
 //!
-//! **Idea.** A page's content is a function of two numbers ([`Content`]): an id that is never used twice,
-//! and a count of small changes since. Both stand in the page's first two words, so that a wrong page says
-//! whose content it is; all other words are drawn from the id. What *should* be there stands in a table of
-//! its own, guarded by a sequence lock per page: a writer makes the sequence odd and owns the page; a
-//! reader compares first and believes the result only if the sequence has not moved.
+//! **Idea.** A page's content is a function of two numbers ([`Content`]): an id that is never used
+//! twice, and a count of small changes since. Both stand in the page's first two words, so that a
+//! wrong page says whose content it is; all other words are drawn from the id. What *should* be
+//! there stands in a table of its own, guarded by a sequence lock per page: a writer makes the
+//! sequence odd and owns the page; a reader compares first and believes the result only if the
+//! sequence has not moved.
 //!
 //! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host may
 //! drop when it likes ([`Content::freed`]) holds what it held, or zeros, until it is written anew.

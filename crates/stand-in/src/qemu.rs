@@ -57,7 +57,8 @@ pub(crate) fn plug(hand: &mut Hand<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Forks until the end: children that end at once, run a program, or live on with all that they inherit.
+/// Forks until the end: children that end at once, run a program, or live on with all that they
+/// inherit.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -85,8 +86,8 @@ pub(crate) fn fork(hand: &mut Hand<'_>) -> io::Result<()> {
 /// A forked child that lives so long, doing nothing.
 fn child_for(life_ms: usize) -> io::Result<libc::pid_t> {
     let life = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    // SAFETY: the child calls nothing but what is allowed after the fork of a program with threads, and
-    // ends without running anything of its parent's.
+    // SAFETY: the child calls nothing but what is allowed after the fork of a program with threads,
+    // and ends without running anything of its parent's.
     match unsafe { libc::fork() } {
         0 => {
             // As a helper program's launcher does, through the symbol that QEMU calls.

@@ -1,12 +1,12 @@
 //! Guest RAM as QEMU has it: the same calls in the same order, so that the shim finds it.
 //!
-//! QEMU (`qemu_anon_ram_alloc`, `ram_block_add`) reserves an inaccessible range with room to align, maps
-//! the RAM into it with `MAP_FIXED`, unmaps what is left over except one guard page behind it, and says
-//! how it is to be treated: may be merged, shall have huge pages, shall not be inherited by forks. A piece
-//! that is unplugged is unmapped together with its guard page.
+//! QEMU (`qemu_anon_ram_alloc`, `ram_block_add`) reserves an inaccessible range with room to align,
+//! maps the RAM into it with `MAP_FIXED`, unmaps what is left over except one guard page behind it,
+//! and says how it is to be treated: may be merged, shall have huge pages, shall not be inherited
+//! by forks. A piece that is unplugged is unmapped together with its guard page.
 //!
-//! Calls go to the C library's symbols that QEMU itself uses (`mmap64`), for a preloaded library sees no
-//! others.
+//! Calls go to the C library's symbols that QEMU itself uses (`mmap64`), for a preloaded library
+//! sees no others.
 
 use std::io;
 use std::ptr::NonNull;
@@ -71,7 +71,8 @@ impl Drop for Mapping {
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn map(at: *mut u8, bytes: usize, access: i32, flags: i32) -> io::Result<*mut u8> {
-    // SAFETY: without MAP_FIXED the kernel chooses the place; with it, `at` lies in our own reservation.
+    // SAFETY: without MAP_FIXED the kernel chooses the place; with it, `at` lies in our own
+    // reservation.
     let start = unsafe { libc::mmap64(at.cast(), bytes, access, flags, -1, 0) };
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
 }
@@ -213,8 +214,9 @@ impl<'a> Held<'a> {
 
     /// The words of a page.
     pub(crate) fn words(&self, page: usize) -> &Words {
-        // SAFETY: in the mapping (`address` checks), which stays as long as the guard lives; aligned to a
-        // page; every bit pattern is a word; everybody in this process reaches it through atomics.
+        // SAFETY: in the mapping (`address` checks), which stays as long as the guard lives;
+        // aligned to a page; every bit pattern is a word; everybody in this process reaches it
+        // through atomics.
         unsafe { &*self.address(page).cast::<Words>() }
     }
 

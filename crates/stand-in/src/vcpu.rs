@@ -1,8 +1,9 @@
 //! What a guest's processors do under emulation: read and write memory, with a working set that
 //! moves.
 //!
-//! Three accesses of five go to a window of a few megabytes, which jumps now and then, so that there is
-//! something hot and something cold; the others go anywhere. Readers look at pages while others own them.
+//! Three accesses of five go to a window of a few megabytes, which jumps now and then, so that
+//! there is something hot and something cold; the others go anywhere. Readers look at pages while
+//! others own them.
 
 use std::io;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! What was done, how long the longest of each kind took, who is stuck, and which bytes were wrong.
 //!
-//! Threads write relaxed atomics and never wait for one another; the main thread reads them. A thread that
-//! hangs in a page fault cannot say so, so each thread says *before* an operation what it begins and when.
+//! Threads write relaxed atomics and never wait for one another; the main thread reads them. A
+//! thread that hangs in a page fault cannot say so, so each thread says *before* an operation what
+//! it begins and when.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -131,7 +132,8 @@ impl Watch {
         self.bad_bytes.load(Relaxed)
     }
 
-    /// What the thread that has been at one operation for longest does, and for how many microseconds.
+    /// What the thread that has been at one operation for longest does, and for how many
+    /// microseconds.
     pub(crate) fn most_stuck(&self) -> (&'static str, u64) {
         let now = self.now_us();
         let of = |seat: &Seat| {

@@ -1,7 +1,8 @@
 //! How the time of the host's CPUs was spent, as `/proc/stat` tells it.
 //!
-//! The kernel counts since boot, so a share takes two readings. Time that a hypervisor below this host took
-//! (`steal`) is as little to be had as time that was used; a CPU that waits for a disk is free.
+//! The kernel counts since boot, so a share takes two readings. Time that a hypervisor below this
+//! host took (`steal`) is as little to be had as time that was used; a CPU that waits for a disk is
+//! free.
 //!
 //! Source: Documentation/filesystems/proc.rst §1.7.
 
@@ -10,7 +11,8 @@ use std::path::Path;
 use crate::procfs::{ProcError, read};
 
 const PATH: &str = "/proc/stat";
-/// user, nice, system, idle, iowait, irq, softirq, steal. A guest's time is in user and nice already.
+/// user, nice, system, idle, iowait, irq, softirq, steal. A guest's time is in user and nice
+/// already.
 const COLUMNS: usize = 8;
 const IDLE: usize = 3;
 const IOWAIT: usize = 4;

@@ -1,11 +1,12 @@
 //! The physical frames behind a process's memory: the proof of who shares what with whom.
 //!
-//! **Idea.** Two processes share a page when the same frame is behind both, whoever has made it so and whatever is
-//! written in any book. `/proc/<pid>/pagemap` names the frame of each page (entries of 64 bits, `pagemap.rst`).
+//! **Idea.** Two processes share a page when the same frame is behind both, whoever has made it so
+//! and whatever is written in any book. `/proc/<pid>/pagemap` names the frame of each page (entries
+//! of 64 bits, `pagemap.rst`).
 //!
-//! **Limits.** The kernel shows frames to `CAP_SYS_ADMIN` only. Memory moves while it is looked at: a frame that
-//! one process has just freed may be another's by the time that this is asked. A look takes some milliseconds for
-//! each 100 MiB.
+//! **Limits.** The kernel shows frames to `CAP_SYS_ADMIN` only. Memory moves while it is looked at:
+//! a frame that one process has just freed may be another's by the time that this is asked. A look
+//! takes some milliseconds for each 100 MiB.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,17 +23,20 @@ const FRAME: u64 = (1 << 55) - 1;
 const IS_SWAPPED: u64 = 1 << 62;
 /// `KPF_ZERO_PAGE`: the kernel's own page of zeros, small or huge.
 const IS_ZEROS: u64 = 1 << 24;
-/// `KPF_SWAPBACKED`: what the kernel has to swap out where memory is short. Lazily freed pages are not.
+/// `KPF_SWAPBACKED`: what the kernel has to swap out where memory is short. Lazily freed pages are
+/// not.
 const IS_SWAP_BACKED: u64 = 1 << 14;
-/// `KPF_COMPOUND_HEAD`, `KPF_COMPOUND_TAIL`: of what belongs to a larger page, older kernels tell the rest by the first only.
+/// `KPF_COMPOUND_HEAD`, `KPF_COMPOUND_TAIL`: of what belongs to a larger page, older kernels tell
+/// the rest by the first only.
 const IS_HEAD: u64 = 1 << 15;
 const IS_TAIL: u64 = 1 << 16;
 /// No page is larger, and each begins at a multiple of its size.
 const MOST_FRAMES: u64 = 512;
 const MOST_PAGES: usize = 512;
 
-/// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's own) and what it maps
-/// of pools. Pages of pools are touched, for until then the process has only a promise of them.
+/// The frames behind a QEMU process's guest RAM: its anonymous memory (some of which is QEMU's own)
+/// and what it maps of pools. Pages of pools are touched, for until then the process has only a
+/// promise of them.
 ///
 /// # Errors
 /// When the process is gone or may not be looked into, or the kernel does not show frames.
@@ -91,7 +95,8 @@ impl Frames {
         Ok(Self { pagemap, scan: Pagemap::of(pid)?, flags: None })
     }
 
-    /// For each page of `range`, at most 512 of them: whether it is there, in memory or swapped out.
+    /// For each page of `range`, at most 512 of them: whether it is there, in memory or swapped
+    /// out.
     ///
     /// # Errors
     /// When the process is gone.
@@ -101,8 +106,9 @@ impl Frames {
         Ok(self.entries(range, &mut bytes)?.map(is_there).collect())
     }
 
-    /// For each page of `range`, at most 512 of them: whether the process has it in use, so that to page it out would be to
-    /// swap it. What is not there, or was lazily freed and has not been looked at since, is not.
+    /// For each page of `range`, at most 512 of them: whether the process has it in use, so that to
+    /// page it out would be to swap it. What is not there, or was lazily freed and has not been
+    /// looked at since, is not.
     ///
     /// # Errors
     /// When the process is gone, or the kernel does not show frames, or their flags.
@@ -110,7 +116,8 @@ impl Frames {
         let mut bytes = [0; MOST_PAGES * 8];
         let is_block = range.len == HUGE_PAGE_BYTES && range.start.is_multiple_of(HUGE_PAGE_BYTES);
         if is_block && self.scan.huge(range) == Ok(MOST_FRAMES) {
-            // One page, and one answer: to have one for each part takes long. Unless it has just changed.
+            // One page, and one answer: to have one for each part takes long. Unless it has just
+            // changed.
             let first = Range { len: PAGE_BYTES, ..range };
             let entry = self.entries(first, &mut bytes)?.next().unwrap_or(0);
             if entry & (IS_PRESENT | IS_SWAPPED) == IS_PRESENT && entry & FRAME != 0 {

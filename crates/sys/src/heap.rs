@@ -1,7 +1,8 @@
 //! What the C library's allocator keeps of what was freed.
 //!
-//! glibc raises, with each large allocation that is freed, the size from which on memory is mapped for itself, up to 32 MiB: then
-//! what grows by copying itself leaves holes that stay the process's. Once that size has been set it stays.
+//! glibc raises, with each large allocation that is freed, the size from which on memory is mapped
+//! for itself, up to 32 MiB: then what grows by copying itself leaves holes that stay the
+//! process's. Once that size has been set it stays.
 
 /// Allocations of this size and more go back to the kernel when they are freed.
 const LARGE: libc::c_int = 128 << 10;

@@ -1,8 +1,9 @@
 //! The kernel's own merging of identical pages (KSM), as `/sys/kernel/mm/ksm` steers and shows it.
 //!
-//! KSM merges whatever a process has marked mergeable, and QEMU marks its guest's RAM. It knows no groups and
-//! has one set of settings for the whole host. Four of them matter here ([`Knob`]); each is a file that
-//! holds one word. Who drives it, and when, is for others to decide: this only reads and writes.
+//! KSM merges whatever a process has marked mergeable, and QEMU marks its guest's RAM. It knows no
+//! groups and has one set of settings for the whole host. Four of them matter here ([`Knob`]); each
+//! is a file that holds one word. Who drives it, and when, is for others to decide: this only reads
+//! and writes.
 //!
 //! Source: Documentation/admin-guide/mm/ksm.rst, `mm/ksm.c`.
 
@@ -17,8 +18,8 @@ use crate::procfs::{ProcError, read};
 
 const ROOT: &str = "/sys/kernel/mm/ksm";
 
-/// A setting, in the order in which they are set: while the kernel's advisor chooses the number of pages it
-/// refuses any other, and what begins the work comes last.
+/// A setting, in the order in which they are set: while the kernel's advisor chooses the number of
+/// pages it refuses any other, and what begins the work comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Knob {
     /// Who chooses the number of pages: `none` or `scan-time`. Since Linux 6.8.
@@ -27,7 +28,8 @@ pub enum Knob {
     PagesToScan,
     /// The pause after that.
     SleepMillisecs,
-    /// `0`: stopped, merged pages stay merged; `1`: at work; `2`: stopped, and everything is unmerged.
+    /// `0`: stopped, merged pages stay merged; `1`: at work; `2`: stopped, and everything is
+    /// unmerged.
     Run,
 }
 
@@ -129,8 +131,9 @@ impl Ksm {
         settings.keys().try_for_each(|knob| self.open(*knob, false).map(drop))
     }
 
-    /// Sets a knob. Stopping and unmerging wait for the pages at hand; unmerging takes as long as copying
-    /// all of them does, and whoever asks for it is the first to be killed when the memory runs out.
+    /// Sets a knob. Stopping and unmerging wait for the pages at hand; unmerging takes as long as
+    /// copying all of them does, and whoever asks for it is the first to be killed when the memory
+    /// runs out.
     ///
     /// # Errors
     /// What the kernel says.

@@ -1,7 +1,8 @@
-//! What the kernel says of this process's mappings: where one begins and ends, and on which of the host's nodes it lies.
+//! What the kernel says of this process's mappings: where one begins and ends, and on which of the
+//! host's nodes it lies.
 //!
-//! `PROCMAP_QUERY` (Linux 6.11) answers for one address in a microsecond; to read all of `/proc/self/maps` takes
-//! 0.4 µs for each mapping. Nothing here allocates, but to open them.
+//! `PROCMAP_QUERY` (Linux 6.11) answers for one address in a microsecond; to read all of
+//! `/proc/self/maps` takes 0.4 µs for each mapping. Nothing here allocates, but to open them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -87,7 +88,8 @@ impl AsFd for Mappings {
     }
 }
 
-/// Whether memory of this process has a place of its own on the host's nodes (`mbind`). Does not allocate.
+/// Whether memory of this process has a place of its own on the host's nodes (`mbind`). Does not
+/// allocate.
 #[must_use]
 #[cfg_attr(feature = "faults", track_caller)]
 pub fn has_policy(address: u64) -> bool {
@@ -117,7 +119,8 @@ pub fn has_policy(address: u64) -> bool {
 #[must_use]
 #[cfg_attr(feature = "faults", track_caller)]
 pub fn is_mapped(range: Range) -> bool {
-    // SAFETY: it writes back what a shared mapping of a file has, some time, which the kernel does anyway.
+    // SAFETY: it writes back what a shared mapping of a file has, some time, which the kernel does
+    // anyway.
     let tell = || unsafe { rustix::mm::msync(pointer(range), length(range), MsyncFlags::ASYNC) };
     faults::call(Call::IsMapped, range, tell).is_ok()
 }

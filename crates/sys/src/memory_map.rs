@@ -1,10 +1,10 @@
 //! Anonymous memory by address: reserving, advising, mapping; what is there, `pagemap` tells.
 //!
-//! **Problem.** Who moves pages about must speak of memory that is not his (a guest's RAM, mapped by
-//! QEMU), which no reference may ever point into: it changes, and touching it may trap.
+//! **Problem.** Who moves pages about must speak of memory that is not his (a guest's RAM, mapped
+//! by QEMU), which no reference may ever point into: it changes, and touching it may trap.
 //!
-//! **Idea.** Addresses are numbers ([`Range`]). What could break somebody's memory is `unsafe`; what only
-//! looks (`PAGEMAP_SCAN`, Linux 6.7) or concerns a mapping of ours ([`Reserved`]) is not.
+//! **Idea.** Addresses are numbers ([`Range`]). What could break somebody's memory is `unsafe`;
+//! what only looks (`PAGEMAP_SCAN`, Linux 6.7) or concerns a mapping of ours ([`Reserved`]) is not.
 //!
 //! **Invariants.** The calls go to the kernel directly, not through the C library: a library that
 //! interposes `mmap` or `madvise` does not meet itself here.
@@ -78,8 +78,8 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody keeps references into it. It cannot fail for a whole
-        // mapping.
+        // SAFETY: the mapping is ours and nobody keeps references into it. It cannot fail for a
+        // whole mapping.
         let _ = unsafe { unmap(self.whole) };
     }
 }
@@ -137,7 +137,8 @@ impl Over {
     /// Nobody relies on what is there, and no reference points to it.
     ///
     /// # Errors
-    /// The kernel's: nothing has changed then. `ENOMEM` also when the process has too many mappings.
+    /// The kernel's: nothing has changed then. `ENOMEM` also when the process has too many
+    /// mappings.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn map_fresh(self) -> Result<(), Errno> {
         let flags = self.flags();
@@ -185,9 +186,10 @@ impl Over {
     }
 }
 
-/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered or advised of it, or
-/// mapped in its place, holds there from the first moment. (The kernel gives memory that was never touched its place among the
-/// process's pages anew, so that it becomes one mapping with what is like it on both sides.)
+/// Memory that nobody has touched, to be mapped over other memory in one step: what is registered
+/// or advised of it, or mapped in its place, holds there from the first moment. (The kernel gives
+/// memory that was never touched its place among the process's pages anew, so that it becomes one
+/// mapping with what is like it on both sides.)
 #[derive(Debug)]
 pub struct Untouched {
     whole: Range,
@@ -210,9 +212,9 @@ impl Untouched {
         })?;
         let start = start.addr() as u64;
         let used = Range { start: start + PAGE_BYTES, len };
-        // A border on both sides: it must not become one mapping with what the process has touched. If this fails the
-        // kernel may have unmapped it, and others may be there by now: so the addresses are left alone.
-        // SAFETY: reserved just now.
+        // A border on both sides: it must not become one mapping with what the process has touched.
+        // If this fails the kernel may have unmapped it, and others may be there by now: so the
+        // addresses are left alone. SAFETY: reserved just now.
         unsafe { Over { range: used, reserve }.map_fresh() }?;
         Ok(Self { whole: Range { start, len: whole_len }, used })
     }
@@ -223,12 +225,12 @@ impl Untouched {
         self.used
     }
 
-    /// Maps as much as `range` has over it, and stays untouched itself. Who waits for a page of `range` has to be
-    /// woken, and looks again.
+    /// Maps as much as `range` has over it, and stays untouched itself. Who waits for a page of
+    /// `range` has to be woken, and looks again.
     ///
     /// # Safety
-    /// Nobody relies on what is there, and no reference points to it. If this is registered with a userfaultfd,
-    /// another thread reads that.
+    /// Nobody relies on what is there, and no reference points to it. If this is registered with a
+    /// userfaultfd, another thread reads that.
     ///
     /// # Errors
     /// The kernel's. `range` may be unmapped then: [`Over::map_fresh_into_hole`] tells.

@@ -9,8 +9,8 @@
 //! **Idea.** used = `RssAnon` + `HugetlbPages` + `VmPTE` − overhead, and + `RssShmem` where guest
 //! RAM is shared memory. The sum is read in every tick ([`Counters`]). The overhead, which moves
 //! slowly, is measured from `smaps` now and then ([`Overhead`]): all memory of those kinds outside
-//! guest RAM. Guest RAM is found by the sizes that QEMU reports: the run of adjacent mappings of one
-//! kind (a partial `madvise` splits mappings) whose length fits best. The owner spaces the
+//! guest RAM. Guest RAM is found by the sizes that QEMU reports: the run of adjacent mappings of
+//! one kind (a partial `madvise` splits mappings) whose length fits best. The owner spaces the
 //! measurements so that they stay under a fixed share of CPU time ([`Overhead::rest`]), also for a
 //! guest of a terabyte.
 //!
@@ -21,8 +21,9 @@
 //! where all of it is, and the sum stays right however much is merged between two measurements. The
 //! VM's part of the pool is for somebody else to add.
 //!
-//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next touch. That place is as
-//! long as guest RAM and looks like it, so it bears a mark ([`STAGING_MARK`]): what is there is the guest's.
+//! **Staging.** While a VM is tracked, some of its pages stand elsewhere in QEMU until their next
+//! touch. That place is as long as guest RAM and looks like it, so it bears a mark
+//! ([`STAGING_MARK`]): what is there is the guest's.
 //!
 //! **Why not PAGEMAP_SCAN** over guest RAM in every tick: it is exact and takes 15 µs while the
 //! guest's memory is in huge pages, but ~2 ms per 256 MB once balloon and reporting have broken
@@ -45,8 +46,9 @@ use crate::memory_map::Advice;
 use crate::pool_file;
 use crate::procfs::{ProcError, kib_field, parse_kib, read, required_kib_field};
 
-/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it; of anonymous memory it only
-/// says that its use tells nothing: when the kernel has to swap, staging goes first, which nobody has touched.
+/// The advice that marks staging (`rr` among the flags in `smaps`). QEMU never gives it; of
+/// anonymous memory it only says that its use tells nothing: when the kernel has to swap, staging
+/// goes first, which nobody has touched.
 pub const STAGING_MARK: Advice = Advice::Random;
 
 /// No line of `smaps` is longer (a path has at most 4096 bytes, escapes quadruple them).
@@ -157,8 +159,9 @@ pub fn staged(pid: u32) -> Result<Bytes, ProcError> {
     Ok(runs.iter().filter(|run| run.is_staging).map(|run| run.private).sum())
 }
 
-/// What of a process's memory the kernel can drop without I/O, for it was lazily freed (`MADV_FREE`) and not written to
-/// since. Walks its page tables: milliseconds for each GiB in small pages.
+/// What of a process's memory the kernel can drop without I/O, for it was lazily freed
+/// (`MADV_FREE`) and not written to since. Walks its page tables: milliseconds for each GiB in
+/// small pages.
 ///
 /// # Errors
 /// When the process is gone or may not be looked into.
@@ -202,8 +205,8 @@ impl Run {
         self.end - self.start
     }
 
-    /// Mappings that become one between two reads of `smaps` are shown again: that one overlaps what
-    /// was shown of it.
+    /// Mappings that become one between two reads of `smaps` are shown again: that one overlaps
+    /// what was shown of it.
     fn goes_on_in(&self, next: &Self) -> bool {
         (self.start..=self.end).contains(&next.start)
             && self.kind == next.kind

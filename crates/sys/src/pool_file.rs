@@ -1,15 +1,15 @@
 //! The memory that holds a group's shared pages.
 //!
-//! **Problem.** Each guest that shares a page maps it; none of them, nor anybody else, may change it,
-//! for it is in other guests as well. **Idea.** A memfd of a fixed size, of which only slots in use
-//! take memory. Its owner writes through the descriptor; everybody else gets one that was opened for
-//! reading, which maps privately: what a guest writes is its own copy.
+//! **Problem.** Each guest that shares a page maps it; none of them, nor anybody else, may change
+//! it, for it is in other guests as well. **Idea.** A memfd of a fixed size, of which only slots in
+//! use take memory. Its owner writes through the descriptor; everybody else gets one that was
+//! opened for reading, which maps privately: what a guest writes is its own copy.
 //!
-//! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it anew for
-//! writing: it is closed to all but its owner first. It is sealed against another size: shrinking
-//! would destroy the copies of those that have written. A slot is emptied by punching a hole, which
-//! does not. Who owns it holds a lock on it, so that two workers never believe to have the same one; since sharers can
-//! lock it as well, a lock counts only while somebody can write.
+//! **Invariants.** A memfd begins with mode 0777, so that who holds it for reading could open it
+//! anew for writing: it is closed to all but its owner first. It is sealed against another size:
+//! shrinking would destroy the copies of those that have written. A slot is emptied by punching a
+//! hole, which does not. Who owns it holds a lock on it, so that two workers never believe to have
+//! the same one; since sharers can lock it as well, a lock counts only while somebody can write.
 //!
 //! **Left out**: a process of the same user (root) can write to it. QEMU should run as another.
 
@@ -27,7 +27,8 @@ use crate::pool_maps::{self, FileId, Mapping};
 use crate::shared_memory::{self, SharedMemoryError};
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
-/// What the name of every pool begins with. By it `/proc/<pid>/smaps` tells their pages from others.
+/// What the name of every pool begins with. By it `/proc/<pid>/smaps` tells their pages from
+/// others.
 pub const NAME_PREFIX: &str = "overbook-pool";
 
 /// One page of content.
@@ -69,12 +70,13 @@ impl PoolFile {
         Ok(Self { file: File::from(fd), slots })
     }
 
-    /// Takes over one that is mapped in process `pid`: its owner has ended. Through a descriptor of the process's, which
-    /// who may trace it can do; where it has none, through the mapping, which takes `CAP_CHECKPOINT_RESTORE`.
+    /// Takes over one that is mapped in process `pid`: its owner has ended. Through a descriptor of
+    /// the process's, which who may trace it can do; where it has none, through the mapping, which
+    /// takes `CAP_CHECKPOINT_RESTORE`.
     ///
     /// # Errors
-    /// [`AdoptError::InUse`]: not yet. [`AdoptError::Foreign`]: another user's, one that others can write to, or of
-    /// another size.
+    /// [`AdoptError::InUse`]: not yet. [`AdoptError::Foreign`]: another user's, one that others can
+    /// write to, or of another size.
     pub fn adopt(pid: u32, mapping: &Mapping, slots: u32) -> Result<Self, AdoptError> {
         let Range { start, len } = mapping.range;
         let mapped = || format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len).into();

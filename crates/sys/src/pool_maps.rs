@@ -1,10 +1,11 @@
 //! Who shares pages of which pool, as the kernel knows it (`/proc/<pid>/maps` and page tables).
 //!
-//! **Problem.** A worker that begins where another one ended has no other record of what is shared: the other's memory
-//! is gone. **Idea.** Each mapping of a pool says which slots its pages are of; the page tables say which of
-//! these the process has written since, and so has for itself.
+//! **Problem.** A worker that begins where another one ended has no other record of what is shared:
+//! the other's memory is gone. **Idea.** Each mapping of a pool says which slots its pages are of;
+//! the page tables say which of these the process has written since, and so has for itself.
 //!
-//! **Limits.** A copy that the host has swapped out still looks shared: a slot more is kept than need be.
+//! **Limits.** A copy that the host has swapped out still looks shared: a slot more is kept than
+//! need be.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -82,7 +83,8 @@ pub fn count(pid: u32) -> io::Result<u32> {
     }
 }
 
-/// The processes that map this pool, or could: they have its file open. Those that may not be looked into are left out.
+/// The processes that map this pool, or could: they have its file open. Those that may not be
+/// looked into are left out.
 #[must_use]
 pub fn holders(pool: FileId) -> Vec<u32> {
     let is_pool = |mapping: &Mapping| mapping.file == pool;
@@ -111,7 +113,8 @@ pub(crate) fn has_other_writer(pool: FileId, ours: BorrowedFd<'_>) -> bool {
     all.any(|path| path != ours && is_for_writing(&path).unwrap_or(false))
 }
 
-/// By the kernel's word: `flags:\t0100002`, in octal digits, the last of which is the way of access.
+/// By the kernel's word: `flags:\t0100002`, in octal digits, the last of which is the way of
+/// access.
 fn is_for_writing(descriptor: &Path) -> Option<bool> {
     let (process, name) = (descriptor.parent()?.parent()?, descriptor.file_name()?);
     let info = std::fs::read_to_string(process.join("fdinfo").join(name)).ok()?;

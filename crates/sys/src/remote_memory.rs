@@ -1,15 +1,17 @@
 //! Another process's memory, to read.
 //!
-//! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it. **Idea.**
-//! `process_vm_readv`: it looks pages up many at a time and copies once, in about half the time that `/proc/<pid>/mem`
-//! takes. It pins what it reads, and a page that the kernel's KSM has merged is copied before it is pinned: where there are
-//! such pages, `/proc/<pid>/mem` is read all the same. A pid may come to be another process's; so what was read counts
-//! only if the process that was meant is still there afterwards.
+//! **Problem.** Who looks for identical pages must read what QEMU has mapped, without stopping it.
+//! **Idea.** `process_vm_readv`: it looks pages up many at a time and copies once, in about half
+//! the time that `/proc/<pid>/mem` takes. It pins what it reads, and a page that the kernel's KSM
+//! has merged is copied before it is pinned: where there are such pages, `/proc/<pid>/mem` is read
+//! all the same. A pid may come to be another process's; so what was read counts only if the
+//! process that was meant is still there afterwards.
 //!
-//! **Limits.** Reading a hole fills it: only what [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be
-//! read, and a page that is given back in between may be filled with zeros. A page that has just gone out of the guest's
-//! reach may come back, as if the guest had touched it, and the reader waits for whoever brings it. What is read may
-//! change while it is read: it is a guess at a content.
+//! **Limits.** Reading a hole fills it: only what
+//! [`Pagemap::private`](crate::memory_map::Pagemap::private) lists is to be read, and a page that
+//! is given back in between may be filled with zeros. A page that has just gone out of the guest's
+//! reach may come back, as if the guest had touched it, and the reader waits for whoever brings it.
+//! What is read may change while it is read: it is a guess at a content.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -44,8 +46,8 @@ impl RemoteMemory {
         Ok(Self { pid, process, mem, merging })
     }
 
-    /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on nothing
-    /// is mapped, or the process is gone.
+    /// Fills `bytes` from this address on; answers how many could be read. Fewer: from there on
+    /// nothing is mapped, or the process is gone.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> usize {
         if self.is_merged_by_the_kernel() {
             return self.read_original(address, bytes);
@@ -54,7 +56,8 @@ impl RemoteMemory {
         if process::has_ended(&self.process) { 0 } else { read }
     }
 
-    /// The same of the memory that the process had when it was found, should it run another program by now; slower.
+    /// The same of the memory that the process had when it was found, should it run another program
+    /// by now; slower.
     pub fn read_original(&self, address: u64, bytes: &mut [u8]) -> usize {
         in_parts(bytes, |at, rest| self.mem.read_at(rest, address + at).unwrap_or(0))
     }

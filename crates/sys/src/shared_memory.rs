@@ -164,7 +164,8 @@ impl Drop for SharedMemory {
     }
 }
 
-/// Refuses what is no memfd of `expected` bytes that can never shrink: using it could end this process.
+/// Refuses what is no memfd of `expected` bytes that can never shrink: using it could end this
+/// process.
 pub(crate) fn check(fd: BorrowedFd<'_>, expected: u64) -> Result<(), SharedMemoryError> {
     let magic = rustix::fs::fstatfs(fd).map_err(failed("fstatfs"))?.f_type.cast_unsigned();
     // Huge-page memfds have another: touching them can fail for want of a huge page.

@@ -1,11 +1,11 @@
 //! How fast this machine's time stamp counter runs.
 //!
-//! **Problem.** An emulated guest reads the host's counter and calibrates it against an emulated timer.
-//! On a busy host that timer stutters, and the guest then believes a clock that is wrong several times
-//! over. Told the right rate, it need not calibrate.
+//! **Problem.** An emulated guest reads the host's counter and calibrates it against an emulated
+//! timer. On a busy host that timer stutters, and the guest then believes a clock that is wrong
+//! several times over. Told the right rate, it need not calibrate.
 //!
-//! **Idea.** Two readings of counter and clock, some time apart. Each is the closest of several tries,
-//! so that being interrupted between counter and clock spoils none.
+//! **Idea.** Two readings of counter and clock, some time apart. Each is the closest of several
+//! tries, so that being interrupted between counter and clock spoils none.
 
 use std::time::{Duration, Instant};
 

@@ -1,21 +1,23 @@
 //! userfaultfd: pages of one's own process that trap at their next touch, and `UFFDIO_MOVE`.
 //!
-//! **Problem.** To see when memory is touched, and to take a page out of reach without copying it and
-//! without racing against whoever writes it.
+//! **Problem.** To see when memory is touched, and to take a page out of reach without copying it
+//! and without racing against whoever writes it.
 //!
-//! **Idea.** A range that is registered for *missing* pages stops every thread, and the kernel itself on
-//! a thread's behalf, at a page that is not there; whoever reads the descriptor puts something there and
-//! wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of anonymous memory from one
-//! place to another, atomically for every observer; a page that I/O has pinned is refused (`EBUSY`).
-//! A range that is registered for *writes* stops whoever writes to a page of it that is protected, also the kernel before
-//! it pins it for a device; pages that are mapped from a file in memory can be protected, too (Linux 5.19).
+//! **Idea.** A range that is registered for *missing* pages stops every thread, and the kernel
+//! itself on a thread's behalf, at a page that is not there; whoever reads the descriptor puts
+//! something there and wakes them. `UFFDIO_MOVE` (Linux 6.8) moves the page tables' entries of
+//! anonymous memory from one place to another, atomically for every observer; a page that I/O has
+//! pinned is refused (`EBUSY`). A range that is registered for *writes* stops whoever writes to a
+//! page of it that is protected, also the kernel before it pins it for a device; pages that are
+//! mapped from a file in memory can be protected, too (Linux 5.19).
 //!
-//! A registered mapping that is moved (`mremap`) stays registered. The call waits until somebody has read
-//! the descriptor: [`Userfaultfd::read_faults`] does, and passes over what it reads of that.
+//! A registered mapping that is moved (`mremap`) stays registered. The call waits until somebody
+//! has read the descriptor: [`Userfaultfd::read_faults`] does, and passes over what it reads of
+//! that.
 //!
-//! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a system call
-//! into a missing page fails with `EFAULT` instead of waiting. The structures below are held against the
-//! kernel's headers (as `linux-raw-sys` ships them) by a test.
+//! **Invariants.** Only a full userfaultfd is made, never a user-mode-only one: with that, a system
+//! call into a missing page fails with `EFAULT` instead of waiting. The structures below are held
+//! against the kernel's headers (as `linux-raw-sys` ships them) by a test.
 //!
 //! **Cost**, measured: 0.08 µs per page moved in batches, 0.9 µs alone; a huge page whole 3 µs.
 //!
@@ -36,7 +38,8 @@ const DEVICE: &str = "/dev/userfaultfd";
 
 const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
 const FEATURE_MOVE: u64 = 1 << 16;
-/// Writes to protected pages trap, those of a file in memory as well; a mapping that is moved stays registered.
+/// Writes to protected pages trap, those of a file in memory as well; a mapping that is moved stays
+/// registered.
 const FEATURES_TO_REPLACE: u64 = FEATURE_WRITES | FEATURE_EVENT_REMAP | FEATURE_WRITES_TO_FILES;
 const FEATURE_WRITES: u64 = 1;
 const FEATURE_EVENT_REMAP: u64 = 1 << 2;
@@ -167,7 +170,8 @@ pub struct Progress {
     pub stopped: Option<Errno>,
 }
 
-/// A full userfaultfd of this process, close-on-exec and non-blocking (a blocking one cannot be polled).
+/// A full userfaultfd of this process, close-on-exec and non-blocking (a blocking one cannot be
+/// polled).
 #[derive(Debug)]
 pub struct Userfaultfd {
     fd: OwnedFd,
@@ -181,7 +185,8 @@ impl Userfaultfd {
     /// When it is not permitted, or the kernel too old.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn open() -> Result<Self, OpenError> {
-        // SAFETY: making the descriptor touches no memory; what it does later is marked `unsafe` below.
+        // SAFETY: making the descriptor touches no memory; what it does later is marked `unsafe`
+        // below.
         let make = || unsafe { rustix::mm::userfaultfd(FLAGS) };
         let fd = match faults::call(Call::Open, NOWHERE, make) {
             Ok(fd) => fd,
@@ -212,20 +217,22 @@ impl Userfaultfd {
         Ok(arg.features)
     }
 
-    /// Whether [`Self::register_writes`] works for pages of a file in memory, and a registration goes along
-    /// with a mapping that is moved.
+    /// Whether [`Self::register_writes`] works for pages of a file in memory, and a registration
+    /// goes along with a mapping that is moved.
     #[must_use]
     pub fn can_replace(&self) -> bool {
         self.can_replace
     }
 
-    /// Lets every missing page of `range` trap. Threads that touch one wait until somebody serves them.
+    /// Lets every missing page of `range` trap. Threads that touch one wait until somebody serves
+    /// them.
     ///
     /// # Safety
     /// The caller serves the faults for as long as the range is registered.
     ///
     /// # Errors
-    /// The kernel's: `EBUSY` when another userfaultfd has it, `EINVAL` when it cannot be registered.
+    /// The kernel's: `EBUSY` when another userfaultfd has it, `EINVAL` when it cannot be
+    /// registered.
     #[cfg_attr(feature = "faults", track_caller)]
     pub unsafe fn register(&self, range: Range) -> Result<(), Errno> {
         faults::through(Call::Register, range, |range| {
@@ -235,7 +242,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Lets writes to `range` trap where it is [protected](Self::protect), and missing pages no more.
+    /// Lets writes to `range` trap where it is [protected](Self::protect), and missing pages no
+    /// more.
     ///
     /// # Safety
     /// As for [`Self::register`].
@@ -284,7 +292,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is none.
+    /// Ends a registration; whoever waits for a page of it goes on, and finds zeros where there is
+    /// none.
     ///
     /// # Safety
     /// Every page that the range's users rely on is in its place.
@@ -299,8 +308,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes. Nobody is
-    /// woken.
+    /// Moves `len` bytes of pages from `src` to `dst`, which is registered; holes stay holes.
+    /// Nobody is woken.
     ///
     /// # Safety
     /// Whoever relies on the content at `src` must cope with its pages missing.
@@ -328,8 +337,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Maps the page of zeros where pages are missing, in a registered range, up to the first that is
-    /// there (`EEXIST`). Nobody is woken.
+    /// Maps the page of zeros where pages are missing, in a registered range, up to the first that
+    /// is there (`EEXIST`). Nobody is woken.
     ///
     /// # Safety
     /// Nothing but zeros belongs there.
@@ -356,8 +365,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Fills in the touches since the last call; answers how many. Who waits for a mapping to be moved goes on. Does
-    /// not allocate.
+    /// Fills in the touches since the last call; answers how many. Who waits for a mapping to be
+    /// moved goes on. Does not allocate.
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` when there are none.
@@ -385,8 +394,8 @@ impl Userfaultfd {
         Ok(count)
     }
 
-    /// Waits until there is something to be read, `timeout` at most; answers whether there is: faults, or a mapping that is
-    /// being moved. Does not allocate.
+    /// Waits until there is something to be read, `timeout` at most; answers whether there is:
+    /// faults, or a mapping that is being moved. Does not allocate.
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn wait(&self, timeout: Option<&Timespec>) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
@@ -399,7 +408,8 @@ impl Userfaultfd {
     unsafe fn ask<const OPCODE: Opcode, T>(&self, arg: &mut T) -> Result<(), Errno> {
         // SAFETY: as the caller promises.
         let request = unsafe { Updater::<OPCODE, T>::new(arg) };
-        // SAFETY: the descriptor is a userfaultfd; what the request does to memory is the caller's care.
+        // SAFETY: the descriptor is a userfaultfd; what the request does to memory is the caller's
+        // care.
         unsafe { ioctl(&self.fd, request) }
     }
 }
@@ -432,8 +442,8 @@ fn from_device() -> Result<OwnedFd, Errno> {
 /// [`NEW`]: its argument is the flags, its answer a descriptor.
 struct NewDescriptor;
 
-// SAFETY: the kernel reads the argument as a number and writes nothing; the result is a descriptor that
-// nobody else has.
+// SAFETY: the kernel reads the argument as a number and writes nothing; the result is a descriptor
+// that nobody else has.
 unsafe impl rustix::ioctl::Ioctl for NewDescriptor {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
@@ -455,7 +465,8 @@ unsafe impl rustix::ioctl::Ioctl for NewDescriptor {
     }
 }
 
-/// The kernel answers how far it got in the structure, also when it fails: or there an error as well.
+/// The kernel answers how far it got in the structure, also when it fails: or there an error as
+/// well.
 fn progress(result: Result<(), Errno>, done: i64, len: u64) -> Progress {
     let bytes = u64::try_from(done).unwrap_or(0).min(len);
     match result {

@@ -1,6 +1,6 @@
-//! The few functions of QEMU's plugin API that the tracer uses, as `include/qemu/qemu-plugin.h` of QEMU
-//! 9.1 to 10.x declares them (no Debian package holds that header). QEMU itself provides them when it
-//! loads the plugin.
+//! The few functions of QEMU's plugin API that the tracer uses, as `include/qemu/qemu-plugin.h` of
+//! QEMU 9.1 to 10.x declares them (no Debian package holds that header). QEMU itself provides them
+//! when it loads the plugin.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

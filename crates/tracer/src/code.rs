@@ -1,14 +1,15 @@
 //! Pages that the guest's code is read from.
 //!
-//! **Problem.** QEMU reads guest code when it translates a block, and then runs the translation from a
-//! buffer of its own. Reading it is an access to guest RAM that traps like any other, but no access that a
-//! plugin is called for. Running it again does not touch guest RAM at all. (Under KVM every fetch goes through
-//! the guest's page tables as data does.)
+//! **Problem.** QEMU reads guest code when it translates a block, and then runs the translation
+//! from a buffer of its own. Reading it is an access to guest RAM that traps like any other, but no
+//! access that a plugin is called for. Running it again does not touch guest RAM at all. (Under KVM
+//! every fetch goes through the guest's page tables as data does.)
 //!
-//! **Idea.** When a block is translated, QEMU tells the host address of each instruction, and a page's number
-//! is its offset in the mapping that is guest RAM ([`HostRam`]).
+//! **Idea.** When a block is translated, QEMU tells the host address of each instruction, and a
+//! page's number is its offset in the mapping that is guest RAM ([`HostRam`]).
 //!
-//! **Leaves out.** The second page of an instruction that lies across two, unless another follows there.
+//! **Leaves out.** The second page of an instruction that lies across two, unless another follows
+//! there.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! What QEMU provides, for tests, and a whole run of the plugin against it. Its guest's virtual addresses
-//! are physical; 0xfe00_0000 is a device; it translates nothing by itself.
+//! What QEMU provides, for tests, and a whole run of the plugin against it. Its guest's virtual
+//! addresses are physical; 0xfe00_0000 is a device; it translates nothing by itself.
 
 #![allow(unsafe_code, reason = "stands in for C functions")]
 

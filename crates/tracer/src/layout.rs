@@ -1,11 +1,11 @@
 //! From guest-physical addresses to page numbers.
 //!
-//! A page's number is its offset in the guest's RAM block, in pages: how the shim counts, which sees the
-//! block as one mapping. QEMU's `q35` machine shows the block to the guest in two pieces when it would
-//! reach into the hole for PCI devices: 2 GiB below the hole, the rest from 4 GiB on.
+//! A page's number is its offset in the guest's RAM block, in pages: how the shim counts, which
+//! sees the block as one mapping. QEMU's `q35` machine shows the block to the guest in two pieces
+//! when it would reach into the hole for PCI devices: 2 GiB below the hole, the rest from 4 GiB on.
 //!
-//! Leaves out: hot-plugged RAM, which is a block of its own, and the few pages between 640 KiB and 1 MiB
-//! where the guest sees firmware or a device instead of RAM at times.
+//! Leaves out: hot-plugged RAM, which is a block of its own, and the few pages between 640 KiB and
+//! 1 MiB where the guest sees firmware or a device instead of RAM at times.
 
 /// Bytes per page.
 pub(crate) const PAGE_BYTES: u64 = 4096;

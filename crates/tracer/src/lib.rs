@@ -1,29 +1,31 @@
 //! QEMU TCG plugin: records every page that a guest touches; the ground truth of the lab.
 //!
-//! **Problem.** To know how good an estimate of a guest's working set is, one must know the truth: every
-//! page that the guest touches, and when, in the very run that was estimated, on the same clock.
+//! **Problem.** To know how good an estimate of a guest's working set is, one must know the truth:
+//! every page that the guest touches, and when, in the very run that was estimated, on the same
+//! clock.
 //!
-//! **Idea.** Under emulation QEMU executes each guest access itself and lets a plugin see it (what Pin was
-//! to MEB's authors). Time is cut into ticks of 100 ms; a page is recorded once per tick, in order of
-//! first touch. From that follow exact stack distances, miss-ratio curves and working sets at any
-//! granularity of pages and ticks ([`lab`](../lab/truth/index.html) computes them).
+//! **Idea.** Under emulation QEMU executes each guest access itself and lets a plugin see it (what
+//! Pin was to MEB's authors). Time is cut into ticks of 100 ms; a page is recorded once per tick,
+//! in order of first touch. From that follow exact stack distances, miss-ratio curves and working
+//! sets at any granularity of pages and ticks ([`lab`](../lab/truth/index.html) computes them).
 //!
 //! ```text
 //! qemu-system-x86_64 -plugin liboverbook_tracer.so,out=FILE,ram=BYTES -machine q35 -accel tcg …
 //!
-//! api       what QEMU offers         layout   addresses to page numbers    code     translated pages
-//! recorder  the hot path             writer   ticks, the thread            trace    the file
+//! api       what QEMU offers       layout   addresses to page numbers   code    translated pages
+//! recorder  the hot path           writer   ticks, the thread           trace   the file
 //! ```
 //!
-//! **What counts** are the accesses that this machine makes. Data goes through each time. Code is read from
-//! guest RAM when it is translated (`code`); it then runs from QEMU's own buffer, and its pages lie idle.
+//! **What counts** are the accesses that this machine makes. Data goes through each time. Code is
+//! read from guest RAM when it is translated (`code`); it then runs from QEMU's own buffer, and its
+//! pages lie idle.
 //!
-//! **Cost.** A call per guest access: memory-bound guests run several times slower. Two lists and one array
-//! of 4 bytes per page.
+//! **Cost.** A call per guest access: memory-bound guests run several times slower. Two lists and
+//! one array of 4 bytes per page.
 //!
-//! **Leaves out.** The walks of the guest's page tables by the (emulated) MMU and what devices read and
-//! write by themselves are no accesses of a vCPU: the plugin does not see them. The vCPU that prepares or
-//! uses a device's buffer touches it too, mostly.
+//! **Leaves out.** The walks of the guest's page tables by the (emulated) MMU and what devices read
+//! and write by themselves are no accesses of a vCPU: the plugin does not see them. The vCPU that
+//! prepares or uses a device's buffer touches it too, mostly.
 
 mod api;
 mod code;
@@ -48,7 +50,8 @@ use options::Options;
 use recorder::Recorder;
 use writer::Stop;
 
-/// The version of QEMU's plugin API that this plugin speaks; QEMU refuses to load one it does not know.
+/// The version of QEMU's plugin API that this plugin speaks; QEMU refuses to load one it does not
+/// know.
 #[allow(non_upper_case_globals, reason = "QEMU looks for this name")]
 #[unsafe(no_mangle)]
 static qemu_plugin_version: c_int = api::VERSION;
@@ -106,7 +109,8 @@ fn install(id: PluginId, file: File, ram_bytes: u64) -> c_int {
         eprintln!("overbook tracer: loaded twice: give -plugin once");
         return 1;
     }
-    // SAFETY: the callbacks have the signatures that QEMU calls them with, and live as long as QEMU.
+    // SAFETY: the callbacks have the signatures that QEMU calls them with, and live as long as
+    // QEMU.
     unsafe {
         api::qemu_plugin_register_vcpu_init_cb(id, on_vcpu);
         api::qemu_plugin_register_vcpu_tb_trans_cb(id, on_translation);

@@ -1,13 +1,13 @@
 //! Which pages were touched in the tick at hand, in order of first touch. The hot path.
 //!
-//! Idea: per page the number of the tick in which it was last touched. An access to a page that has been
-//! seen in this tick costs two loads and no write, so vCPUs do not disturb each other. The first access in
-//! a tick claims the page by a swap and takes the next place in the tick's list.
+//! Idea: per page the number of the tick in which it was last touched. An access to a page that has
+//! been seen in this tick costs two loads and no write, so vCPUs do not disturb each other. The
+//! first access in a tick claims the page by a swap and takes the next place in the tick's list.
 //!
-//! Two lists take turns, so that a vCPU that was interrupted between its swap and its push has half a tick
-//! to get it done before the list is read; if it needs longer, its page is reported two ticks later.
-//! Each list has a place for every page: nothing is ever full while each page comes once per tick, and
-//! when such a straggler makes one page too many, it is left out.
+//! Two lists take turns, so that a vCPU that was interrupted between its swap and its push has half
+//! a tick to get it done before the list is read; if it needs longer, its page is reported two
+//! ticks later. Each list has a place for every page: nothing is ever full while each page comes
+//! once per tick, and when such a straggler makes one page too many, it is left out.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 

@@ -12,10 +12,10 @@
 //!          varints  their numbers in order of first touch: each the zigzag difference to the one before
 //! ```
 //!
-//! Fixed numbers are little-endian; varints have seven bits per byte, low ones first, the top bit says
-//! that more follow. One record per tick, written whole: a file that was cut anywhere is readable up to
-//! its last whole record, and so is one that still grows. Neighbouring pages cost one byte each, random
-//! ones of a guest of 400 MB three.
+//! Fixed numbers are little-endian; varints have seven bits per byte, low ones first, the top bit
+//! says that more follow. One record per tick, written whole: a file that was cut anywhere is
+//! readable up to its last whole record, and so is one that still grows. Neighbouring pages cost
+//! one byte each, random ones of a guest of 400 MB three.
 
 /// How a trace begins.
 const MAGIC: &[u8; 8] = b"OBTRACE\n";
@@ -44,7 +44,8 @@ pub(crate) fn record(bytes: &mut Vec<u8>, lasted_us: u64, pages: &[u32]) {
         varint(bytes, zigzag(page - before));
         before = page;
     }
-    // At most 5 bytes for each of the 2^32 pages of 16 TiB would not fit; a tick does not get there.
+    // At most 5 bytes for each of the 2^32 pages of 16 TiB would not fit; a tick does not get
+    // there.
     let length = u32::try_from(bytes.len() - 4).unwrap_or(u32::MAX);
     bytes[..4].copy_from_slice(&length.to_le_bytes());
 }

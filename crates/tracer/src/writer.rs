@@ -1,9 +1,9 @@
 //! The thread that ends the ticks and writes what was touched in them.
 //!
-//! A tick ends when its time on CLOCK_MONOTONIC is over. On a busy host the thread may wake late; the tick
-//! is then longer than it should be, its record says how long, and the next one ends on time again.
-//! When the file cannot be written any more (disk full), the thread says so and ends: the last tick then
-//! never ends, every page is touched in it soon, and the guest goes on.
+//! A tick ends when its time on CLOCK_MONOTONIC is over. On a busy host the thread may wake late;
+//! the tick is then longer than it should be, its record says how long, and the next one ends on
+//! time again. When the file cannot be written any more (disk full), the thread says so and ends:
+//! the last tick then never ends, every page is touched in it soon, and the guest goes on.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,9 +1,10 @@
-//! `copies`: memory of which a part is the same in every guest that runs it, a part is only this guest's, and a
-//! part is zero: what a host that keeps identical pages once can save is known in advance. `--interleaved` is the
-//! layout in which that is dearest: every second page is the same, and no two of these are neighbours.
+//! `copies`: memory of which a part is the same in every guest that runs it, a part is only this
+//! guest's, and a part is zero: what a host that keeps identical pages once can save is known in
+//! advance. `--interleaved` is the layout in which that is dearest: every second page is the same,
+//! and no two of these are neighbours.
 //!
-//! Then it reads a word here and there, and writes to its own part only; each operation is timed, so what
-//! an access waits for shows in the percentiles. `mb` is what is filled.
+//! Then it reads a word here and there, and writes to its own part only; each operation is timed,
+//! so what an access waits for shows in the percentiles. `mb` is what is filled.
 
 use clap::Args;
 
@@ -81,7 +82,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
             match options.content(mb * PAGES_PER_MB + number) {
                 Content::Same => fill_random(page, &mut common),
                 Content::Own => fill_random(page, &mut own),
-                // First something else: a kernel may put its page of zeros under what is only zeroed.
+                // First something else: a kernel may put its page of zeros under what is only
+                // zeroed.
                 Content::Zeros => {
                     page.fill(1);
                     page.fill(0);

@@ -1,7 +1,9 @@
-//! `data`: k-means over a generated table (Lloyd 1982), again and again; data analytics as in CloudSuite.
+//! `data`: k-means over a generated table (Lloyd 1982), again and again; data analytics as in
+//! CloudSuite.
 //!
-//! Each iteration reads the whole table in order: all of it is the working set, and with less, LRU finds nothing. Rows lie around
-//! planted centres; when the centres that were found do not move any more, their rows must be those of the planted ones.
+//! Each iteration reads the whole table in order: all of it is the working set, and with less, LRU
+//! finds nothing. Rows lie around planted centres; when the centres that were found do not move any
+//! more, their rows must be those of the planted ones.
 
 use clap::Args;
 

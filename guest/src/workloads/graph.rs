@@ -1,9 +1,9 @@
-//! `graph`: PageRank and breadth-first searches on a random graph of unequal degrees; graph analytics as
-//! in CloudSuite.
+//! `graph`: PageRank and breadth-first searches on a random graph of unequal degrees; graph
+//! analytics as in CloudSuite.
 //!
-//! The edges are read in order, sweep after sweep, while what they point to lies anywhere, mostly at
-//! popular vertices: a scan and a skewed random pattern at once, then a search that starts cold. After
-//! each PageRank iteration the ranks still sum to one; a deviation fails the run.
+//! The edges are read in order, sweep after sweep, while what they point to lies anywhere, mostly
+//! at popular vertices: a scan and a skewed random pattern at once, then a search that starts cold.
+//! After each PageRank iteration the ranks still sum to one; a deviation fails the run.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,10 @@
-//! `kv`: a key-value store in memory, as Redis or memcached: gets and sets on keys of Zipf popularity.
+//! `kv`: a key-value store in memory, as Redis or memcached: gets and sets on keys of Zipf
+//! popularity.
 //!
-//! An open-addressing hash table and a heap of values fill `--mb`; keys lie scattered over both, so that
-//! popular keys make a few pages hot in every corner instead of one hot region. A get finds its key and
-//! reads the whole value; a set (`--set-percent` of the requests) rewrites it. Values hold their key and a
-//! version: a get that finds another's value fails the run.
+//! An open-addressing hash table and a heap of values fill `--mb`; keys lie scattered over both, so
+//! that popular keys make a few pages hot in every corner instead of one hot region. A get finds
+//! its key and reads the whole value; a set (`--set-percent` of the requests) rewrites it. Values
+//! hold their key and a version: a get that finds another's value fails the run.
 
 use clap::Args;
 
@@ -116,7 +117,8 @@ impl Store {
         self.write(place, key, 0);
     }
 
-    /// Which rank's value lies at `place`: a permutation by a step that shares no factor with the count.
+    /// Which rank's value lies at `place`: a permutation by a step that shares no factor with the
+    /// count.
     fn number_at(&self, place: usize) -> usize {
         let mut step = (self.keys * 5 / 8) | 1;
         while gcd(step, self.keys) != 1 {

@@ -1,9 +1,10 @@
-//! `matrix`: multiplies square matrices block by block; dense numerics as in SPEC's and LINPACK's kernels.
+//! `matrix`: multiplies square matrices block by block; dense numerics as in SPEC's and LINPACK's
+//! kernels.
 //!
-//! Three matrices of doubles fill `--mb`. Blocks of 64 x 64 numbers are stored together (32 KiB), so the
-//! inner work runs in few pages, and the walk over blocks decides which pages are needed when: a row of A
-//! is used over and over, B as a whole once per row, C once. The result is checked by a random vector
-//! (Freivalds): C x = A (B x).
+//! Three matrices of doubles fill `--mb`. Blocks of 64 x 64 numbers are stored together (32 KiB),
+//! so the inner work runs in few pages, and the walk over blocks decides which pages are needed
+//! when: a row of A is used over and over, B as a whole once per row, C once. The result is checked
+//! by a random vector (Freivalds): C x = A (B x).
 
 use clap::Args;
 

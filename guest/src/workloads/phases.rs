@@ -1,8 +1,8 @@
 //! `phases`: works in one part of its memory at a time and moves on; a program with phases.
 //!
-//! All parts stay allocated, so what is resident never shrinks while the working set is one part: the case
-//! in which counting resident memory is wrong, and in which an estimate must forget. Odd parts are swept,
-//! even ones are accessed at random. The gauge `phase` counts the moves.
+//! All parts stay allocated, so what is resident never shrinks while the working set is one part:
+//! the case in which counting resident memory is wrong, and in which an estimate must forget. Odd
+//! parts are swept, even ones are accessed at random. The gauge `phase` counts the moves.
 
 use std::time::Duration;
 

@@ -1,12 +1,14 @@
 //! `probe`: what a guest can learn from how long its writes take.
 //!
-//! **Idea.** It holds pages that every guest with `copies` holds as well, and as many that nobody else has. When a
-//! host that keeps identical pages once has had time to merge them, it writes a word to each page, in random
-//! order, by the clock. The first write to a merged page makes the host copy it, and so takes longer.
+//! **Idea.** It holds pages that every guest with `copies` holds as well, and as many that nobody
+//! else has. When a host that keeps identical pages once has had time to merge them, it writes a
+//! word to each page, in random order, by the clock. The first write to a merged page makes the
+//! host copy it, and so takes longer.
 //!
-//! **Statistic.** Single writes differ by far more than a copy takes: vCPUs are interrupted, translations missed. What
-//! does not mind that is the chance that of two pages, one of each kind, the one that others hold is written
-//! slower (Mann and Whitney 1947): 0.5 when there is nothing to be learned, 1 when every page tells.
+//! **Statistic.** Single writes differ by far more than a copy takes: vCPUs are interrupted,
+//! translations missed. What does not mind that is the chance that of two pages, one of each kind,
+//! the one that others hold is written slower (Mann and Whitney 1947): 0.5 when there is nothing to
+//! be learned, 1 when every page tells.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,8 @@ pub(crate) struct Timing {
     same_ns: u64,
     /// The median write to a page of its own.
     own_ns: u64,
-    /// Of all pairs of the two kinds, the share in which the page that others hold was written slower.
+    /// Of all pairs of the two kinds, the share in which the page that others hold was written
+    /// slower.
     same_slower: f64,
 }
 

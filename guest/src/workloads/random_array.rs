@@ -1,16 +1,17 @@
 //! `random-array`: random read-modify-write over an array; the classic victim of a memory shortage.
 //!
 //! Every access hits a uniformly random word, so all pages are equally hot, the working set is the
-//! array, and accesses per second fall off a cliff when it does not fit. With `--record-kb` an access
-//! is to a whole record, one word in each of its pages: neighbouring pages then come and go
+//! array, and accesses per second fall off a cliff when it does not fit. With `--record-kb` an
+//! access is to a whole record, one word in each of its pages: neighbouring pages then come and go
 //! together, as in a database, and swap readahead is worth something.
 //!
-//! Each phase has an array of its own: the one before is unmapped as a whole, then the new one is mapped
-//! and filled (which counts no operations). An array that shrank in place after swapping would keep pages
-//! that lie scattered over all of the guest's memory, each where a page was free when it came back from
-//! swap; a fresh one lies together. So that the change is quick, filling writes one random word in each page.
-//! While it fills, the gauge `mb` does not start from nothing: it says what both arrays have, the old and
-//! the new, then grows with the new one. Phases repeat until the end.
+//! Each phase has an array of its own: the one before is unmapped as a whole, then the new one is
+//! mapped and filled (which counts no operations). An array that shrank in place after swapping
+//! would keep pages that lie scattered over all of the guest's memory, each where a page was free
+//! when it came back from swap; a fresh one lies together. So that the change is quick, filling
+//! writes one random word in each page. While it fills, the gauge `mb` does not start from nothing:
+//! it says what both arrays have, the old and the new, then grows with the new one. Phases repeat
+//! until the end.
 
 use std::thread;
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! `scan`: sweeps over memory again and again; a backup, a batch report, a garbage collector.
 //!
-//! The enemy of every LRU: each page is touched once per sweep and then not for a whole sweep, so a memory
-//! that is a little too small misses always. With `--period` a sweep begins every so many seconds and the
-//! guest idles in between; `--rate` is the pace in pages per second.
+//! The enemy of every LRU: each page is touched once per sweep and then not for a whole sweep, so a
+//! memory that is a little too small misses always. With `--period` a sweep begins every so many
+//! seconds and the guest idles in between; `--rate` is the pace in pages per second.
 
 use std::hint::black_box;
 use std::time::Duration;

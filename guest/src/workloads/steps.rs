@@ -1,16 +1,18 @@
 //! `steps`: one step after the other, each when the host says so; reports how long it took.
 //!
-//! **Problem.** Experiments need an order among guests, and between a guest and its host: who takes memory, and what was
-//! done before he has it back. Clocks cannot keep that. **Idea.** The host writes its next order into the file that is the guest's
-//! data disk, the guest reads it past its page cache a few times a second. An order is a number, which grows, and steps joined by `+`:
+//! **Problem.** Experiments need an order among guests, and between a guest and its host: who takes
+//! memory, and what was done before he has it back. Clocks cannot keep that. **Idea.** The host
+//! writes its next order into the file that is the guest's data disk, the guest reads it past its
+//! page cache a few times a second. An order is a number, which grows, and steps joined by `+`:
 //!
 //! ```text
 //! 3 write+free
 //! ```
 //!
-//! `write` takes all memory that is missing and fills all with random words, `same` with the same words in every MB, `touch` writes one word
-//! to each page, `sort` sorts all words, `free` gives all back. `phase` is the last order that was carried out, `step_us` how long its
-//! last step but `free` took. Memory is in small pages: each is a fault of its own.
+//! `write` takes all memory that is missing and fills all with random words, `same` with the same
+//! words in every MB, `touch` writes one word to each page, `sort` sorts all words, `free` gives
+//! all back. `phase` is the last order that was carried out, `step_us` how long its last step but
+//! `free` took. Memory is in small pages: each is a fault of its own.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};

@@ -1,7 +1,9 @@
-//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own size; it stands for the DaCapo
-//! suite as Wang 2016 (§5.3.2) describes it: two of eleven programs need almost all of the memory, and one of these takes half of the time.
+//! `suite`: one pattern of access after the other, each a fixed amount of work in memory of its own
+//! size; it stands for the DaCapo suite as Wang 2016 (§5.3.2) describes it: two of eleven programs
+//! need almost all of the memory, and one of these takes half of the time.
 //!
-//! What is done is counted in accesses, so that it can be compared wherever the suite stands. A program's memory is gone when it ends.
+//! What is done is counted in accesses, so that it can be compared wherever the suite stands. A
+//! program's memory is gone when it ends.
 
 use clap::Args;
 
@@ -14,8 +16,9 @@ use crate::run::Worker;
 const ACCESSES_PER_STEP: usize = 1 << 16;
 /// Words from one access of a sweep to the next.
 const STRIDE: usize = 8;
-/// Where words of the first eighth are popular, one of so many accesses goes elsewhere. With 300 MB the paper's suite missed 390,000 times
-/// in what are 114 s of work (Table IV), 3,400 times in a second; so does `--mb 380` under emulation.
+/// Where words of the first eighth are popular, one of so many accesses goes elsewhere. With 300 MB
+/// the paper's suite missed 390,000 times in what are 114 s of work (Table IV), 3,400 times in a
+/// second; so does `--mb 380` under emulation.
 const ELSEWHERE: usize = 256;
 
 #[derive(Debug, Args)]

@@ -11,7 +11,8 @@
 //! first few are told on standard error, and the exit status is 1. The generation table (one part
 //! in a thousand) lies in the same memory: harm to it shows as a bad page.
 //!
-//! With `--breathe` half of the memory is freed and taken anew again and again. What the kernel then hands out must be zeros.
+//! With `--breathe` half of the memory is freed and taken anew again and again. What the kernel
+//! then hands out must be zeros.
 //!
 //! With `--disk` a second thread does the same to a disk ([`disk`]).
 
@@ -144,7 +145,8 @@ impl Pattern {
         Self { memory: Memory::default(), seed, generations: Vec::new(), bad_bytes: 0, told: 0 }
     }
 
-    /// Adds one MB of a generation that these pages have not had. What was freed before must be zeros until it is written.
+    /// Adds one MB of a generation that these pages have not had. What was freed before must be
+    /// zeros until it is written.
     fn grow(&mut self) -> Result<(), WorkError> {
         let first = self.memory.pages();
         let last = first + PAGES_PER_MB;

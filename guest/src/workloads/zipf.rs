@@ -1,7 +1,7 @@
 //! `zipf`: reads and changes records of Zipf popularity; a database whose hot records lie together.
 //!
-//! Popularity falls along the memory, so there is no working set with an edge: the miss-ratio curve is a
-//! smooth slope, where `random-array` has a cliff.
+//! Popularity falls along the memory, so there is no working set with an edge: the miss-ratio curve
+//! is a smooth slope, where `random-array` has a cliff.
 
 use clap::Args;
 

@@ -22,8 +22,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// What happened.
 #[derive(Debug)]
 pub struct Course {
-    /// Operations per second of each guest, in the order of the mix: over the whole window or until its work ended; of one that
-    /// works in phases, without the first, which fills its memory.
+    /// Operations per second of each guest, in the order of the mix: over the whole window or until
+    /// its work ended; of one that works in phases, without the first, which fills its memory.
     pub speeds: Vec<f64>,
     /// Share of the host's CPU time that was used.
     pub cpu_busy: f64,
@@ -42,8 +42,8 @@ pub struct Tick {
     pub plan: Plan,
 }
 
-/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up` under it, or until the work of all has
-/// ended.
+/// Runs fresh guests under `setting` for `window`, which begins when they have run for `warm_up`
+/// under it, or until the work of all has ended.
 ///
 /// # Errors
 /// When a guest or the daemon dies, guests do not begin to work, or the user interrupts.
@@ -136,8 +136,8 @@ impl Course {
         self.per_hour(self.directions().map(|takes| takes.len()).sum())
     }
 
-    /// How often the same guest was taken from and given to in turn, of the guest that had it most often, in an hour at the pace
-    /// of the course.
+    /// How often the same guest was taken from and given to in turn, of the guest that had it most
+    /// often, in an hour at the pace of the course.
     #[must_use]
     pub fn reversals_per_hour(&self) -> f64 {
         let reversals =

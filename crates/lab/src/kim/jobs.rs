@@ -7,8 +7,8 @@
 //! | `master` | the master VM of a MapReduce job | little |
 //! | `cg`, `pi` | NPB CG and MapReduce PI: bound by the CPU | much that other guests have as well, and no need of more |
 //!
-//! A guest of 128 MiB has some 76 MiB for its programs. Those that are bound by the CPU fill theirs, so that what the
-//! others are given is what merging has found, but for little.
+//! A guest of 128 MiB has some 76 MiB for its programs. Those that are bound by the CPU fill
+//! theirs, so that what the others are given is what merging has found, but for little.
 
 use model::Bytes;
 
@@ -48,8 +48,8 @@ pub const PI: Job = job("pi", "pi --common-mb 66");
 pub const LATER: Job =
     job("later", "random-array --phases 12:110+110:86400 --record-kb 64 --common-mb 54");
 
-/// A group's guests, one for each job, with a swap disk as slow as a hard disk. The guest at one place has the same seed
-/// in every mix and setting.
+/// A group's guests, one for each job, with a swap disk as slow as a hard disk. The guest at one
+/// place has the same seed in every mix and setting.
 #[must_use]
 pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     let guest = |(place, job): (usize, &Job)| {
@@ -65,8 +65,8 @@ pub fn group(name: &str, jobs: &[Job], seed: u64) -> Vec<MachineSpec> {
     jobs.iter().enumerate().map(guest).collect()
 }
 
-/// Two groups' guests, each group on a CPU of its own where there are two: what one group gets done then depends on the
-/// other one's memory, and not on its CPU time.
+/// Two groups' guests, each group on a CPU of its own where there are two: what one group gets done
+/// then depends on the other one's memory, and not on its CPU time.
 #[must_use]
 pub fn side_by_side(groups: [Vec<MachineSpec>; 2]) -> Vec<MachineSpec> {
     let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() >= 2);

@@ -1,7 +1,8 @@
 //! Mixes under settings, round after round: normalised execution times, and how sure they are.
 //!
-//! A machine's speed drifts, so the settings of one mix follow each other, and what is compared are courses of one
-//! round. With few rounds there is no distribution to speak of: the middle one counts, and all of them are shown.
+//! A machine's speed drifts, so the settings of one mix follow each other, and what is compared are
+//! courses of one round. With few rounds there is no distribution to speak of: the middle one
+//! counts, and all of them are shown.
 
 use std::time::Duration;
 
@@ -86,8 +87,8 @@ impl Trial {
         self.rounds.iter().filter_map(move |round| round.get(mix?)?.get(setting?))
     }
 
-    /// How many times faster the guests of a mix that `counts` chooses were under one setting than under the other:
-    /// the geometric mean over them, by round.
+    /// How many times faster the guests of a mix that `counts` chooses were under one setting than
+    /// under the other: the geometric mean over them, by round.
     #[must_use]
     pub fn gains(
         &self,

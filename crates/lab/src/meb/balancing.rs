@@ -1,10 +1,12 @@
-//! The same guests with fixed memory, under each policy, and with enough memory: what balancing is worth (MEB §5.3).
+//! The same guests with fixed memory, under each policy, and with enough memory: what balancing is
+//! worth (MEB §5.3).
 //!
-//! Fresh guests each time. What they get done is counted when Overbook has had some time to move memory; a paper's run takes minutes
-//! to hours, of which that is a small part.
+//! Fresh guests each time. What they get done is counted when Overbook has had some time to move
+//! memory; a paper's run takes minutes to hours, of which that is a small part.
 //!
-//! Guests have no huge pages: swap and a balloon take them apart, so that a guest with enough memory would have others than the rest, and
-//! how much that matters under emulation says nothing of a CPU.
+//! Guests have no huge pages: swap and a balloon take them apart, so that a guest with enough
+//! memory would have others than the rest, and how much that matters under emulation says nothing
+//! of a CPU.
 
 use std::time::Duration;
 
@@ -51,7 +53,8 @@ pub struct Table {
     pub low: Bytes,
     /// Operations per second of each guest's swap disk.
     pub swap_iops: u32,
-    /// How long guests run, and memory moves, before it counts what they get done; where none moves, a minute at most …
+    /// How long guests run, and memory moves, before it counts what they get done; where none
+    /// moves, a minute at most …
     pub warm_up: Duration,
     /// … for so long, or until their work has ended.
     pub window: Duration,
@@ -190,7 +193,8 @@ impl Outcome {
         (0..self.table.members.len()).map(of).collect()
     }
 
-    /// How many times faster each guest is than with fixed memory, and how near to what it does with enough.
+    /// How many times faster each guest is than with fixed memory, and how near to what it does
+    /// with enough.
     pub fn add_speeds(&self, figures: &mut Figures, paper: &[Paper]) {
         let mut add = |name: &str, value, note: String| {
             let known = paper.iter().find(|(known, ..)| *known == name);

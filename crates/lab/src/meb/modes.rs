@@ -1,5 +1,5 @@
-//! The ways to track that Table I of the paper compares, as settings of the worker, and how long each has to be
-//! looked at until it shows what it costs.
+//! The ways to track that Table I of the paper compares, as settings of the worker, and how long
+//! each has to be looked at until it shows what it costs.
 //!
 //! | name | LRU stack | hot set | intermittent | looked at |
 //! |-|-|-|-|-|
@@ -11,7 +11,8 @@
 //! | `imt_adaptive` | AVL tree | dynamic | ours ([`Judgement::Anchored`]), rests by cost | [`RESTING`] |
 //! | `budget` | none: working-set probes within 1 % of a vCPU, as shipped | | | [`CHEAP`] |
 //!
-//! "Rests by cost": after each stretch tracking rests for as long as that was dear ([`Duty`](pages::phase::Duty)).
+//! "Rests by cost": after each stretch tracking rests for as long as that was dear
+//! ([`Duty`](pages::phase::Duty)).
 
 use overbook::worker::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 use pages::phase::Judgement;
@@ -26,8 +27,8 @@ pub const BUDGET: f64 = 0.01;
 /// Lines until the first one that is wholly of what has just changed.
 pub const CHANGE: usize = 1;
 
-/// How long a way is looked at, in lines of the guest: one a second. Windows without tracking and windows with it
-/// alternate; the former lie around each of the latter.
+/// How long a way is looked at, in lines of the guest: one a second. Windows without tracking and
+/// windows with it alternate; the former lie around each of the latter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {
     /// Windows with tracking, which begins anew in each.
@@ -42,15 +43,15 @@ pub struct Schedule {
 
 /// The same from the first moment on, and so dear (fifty times slower) that a few lines tell.
 pub const STEADY: Schedule = Schedule { pairs: 1, beginning: CHANGE, with: 2, without: 2 };
-/// A hot set that begins with 64 granules: up to ten seconds until the working set is known, and six more, a
-/// fifth each, from a twelfth of it to an eighth of the VM.
+/// A hot set that begins with 64 granules: up to ten seconds until the working set is known, and
+/// six more, a fifth each, from a twelfth of it to an eighth of the VM.
 pub const GROWING: Schedule = Schedule { pairs: 1, beginning: 16, with: 3, without: 4 };
 /// Learns for some seconds, then switches every few.
 pub const SWITCHED: Schedule = Schedule { pairs: 1, beginning: 10, with: 60, without: 8 };
 /// Learns and begins to rest; then one cycle of at most 123 lines, and some to spare.
 pub const RESTING: Schedule = Schedule { pairs: 1, beginning: 70, with: 130, without: 8 };
-/// One percent. The beginning is for learning what a trap costs and for finding what is idle: revoking it is dear,
-/// and done once.
+/// One percent. The beginning is for learning what a trap costs and for finding what is idle:
+/// revoking it is dear, and done once.
 pub const CHEAP: Schedule = Schedule { pairs: 3, beginning: 15, with: 20, without: 10 };
 
 impl Schedule {
@@ -66,7 +67,8 @@ impl Schedule {
 pub enum Instrument {
     /// The guest's speed: noise of several percent, and nothing left out.
     Speed,
-    /// Time that can be counted ([`taken`](super::taken)): for ways that are off most of the time or cost a percent.
+    /// Time that can be counted ([`taken`](super::taken)): for ways that are off most of the time
+    /// or cost a percent.
     Clock,
 }
 

@@ -1,4 +1,5 @@
-//! Plots of an experiment, for people: a page with all of them, and the first one as a picture of its own.
+//! Plots of an experiment, for people: a page with all of them, and the first one as a picture of
+//! its own.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,8 +21,8 @@ impl Page {
         self.plots.push((heading.to_owned(), chart));
     }
 
-    /// Writes `<scenario>.html` and `<scenario>.svg` into the logs of the lab that was in `dir`, and says in
-    /// the figures' preface where they are.
+    /// Writes `<scenario>.html` and `<scenario>.svg` into the logs of the lab that was in `dir`,
+    /// and says in the figures' preface where they are.
     ///
     /// # Errors
     /// When a plot cannot be drawn or a file cannot be written.

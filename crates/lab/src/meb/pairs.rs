@@ -1,12 +1,12 @@
 //! With against without, again and again: what something costs, and how sure that is.
 //!
-//! **Problem.** A guest's speed drifts by several percent from minute to minute (its own phases, the host's
-//! other work), and a cost of one percent is to be told from none.
+//! **Problem.** A guest's speed drifts by several percent from minute to minute (its own phases,
+//! the host's other work), and a cost of one percent is to be told from none.
 //!
-//! **Idea.** Windows with and without alternate within one guest. Each window *with* is compared to the mean
-//! of its two neighbours *without*, so that a drift cancels; the median over all of them does not mind the
-//! few that something disturbed. How sure it is follows from the order of the values alone (the binomial
-//! confidence interval of a median): no distribution is assumed.
+//! **Idea.** Windows with and without alternate within one guest. Each window *with* is compared to
+//! the mean of its two neighbours *without*, so that a drift cancels; the median over all of them
+//! does not mind the few that something disturbed. How sure it is follows from the order of the
+//! values alone (the binomial confidence interval of a median): no distribution is assumed.
 
 use crate::recording::median;
 
@@ -84,8 +84,8 @@ impl Median {
     }
 }
 
-/// How many values lie below the interval: the most, so that each tail holds at most 2.5 %. (With fewer
-/// than [`LEAST_COUNT`] values the interval holds all of them, and less than that.)
+/// How many values lie below the interval: the most, so that each tail holds at most 2.5 %. (With
+/// fewer than [`LEAST_COUNT`] values the interval holds all of them, and less than that.)
 fn rank_of_interval(count: usize) -> usize {
     let n = i32::try_from(count).unwrap_or(i32::MAX);
     // Chance that exactly k of n values fall below the true median: n over k, times 2^-n.

@@ -1,5 +1,5 @@
-//! The pages that the ESX-style sampler looks at, over the shim of a guest: 100 at random are put out of the
-//! guest's reach, and whether each has come back says whether it was touched.
+//! The pages that the ESX-style sampler looks at, over the shim of a guest: 100 at random are put
+//! out of the guest's reach, and whether each has come back says whether it was touched.
 //!
 //! A client of the shim's protocol as small as can be: it waits for each answer.
 
@@ -72,8 +72,9 @@ impl Peek {
         self.choose()
     }
 
-    /// The share of the guest's memory that is active. To be asked every second: the shim gives everything
-    /// back when its client is silent for longer, as this one is while the disk is busy; then a period is lost.
+    /// The share of the guest's memory that is active. To be asked every second: the shim gives
+    /// everything back when its client is silent for longer, as this one is while the disk is busy;
+    /// then a period is lost.
     ///
     /// # Errors
     /// When the shim does not answer.
@@ -101,8 +102,8 @@ impl Peek {
         Ok(share(back, self.chosen.len()))
     }
 
-    /// A new sample. A page of an older one that nobody has touched since may be in it again, still out of
-    /// reach.
+    /// A new sample. A page of an older one that nobody has touched since may be in it again, still
+    /// out of reach.
     fn choose(&mut self) -> Result<(), LabError> {
         let total: u64 = self.regions.iter().map(|region| u64::from(region.pages)).sum();
         self.chosen.clear();

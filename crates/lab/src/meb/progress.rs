@@ -1,8 +1,8 @@
 //! What guests get done, by their own reports and their own clocks.
 //!
-//! A guest writes a line each second: how many operations it has done, and when, on its own clock. The
-//! rate between two lines is exact, whenever the host gets to read them; when the host saw a line says
-//! (to 50 ms) which of the host's moments it belongs to.
+//! A guest writes a line each second: how many operations it has done, and when, on its own clock.
+//! The rate between two lines is exact, whenever the host gets to read them; when the host saw a
+//! line says (to 50 ms) which of the host's moments it belongs to.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,8 @@ impl Line {
         Some(Self { arrived: sample.arrived, t_s, ops, value: sample.value })
     }
 
-    /// Operations per second between an earlier line and this one; not a number when nothing lies between.
+    /// Operations per second between an earlier line and this one; not a number when nothing lies
+    /// between.
     #[must_use]
     pub fn rate_since(&self, earlier: &Self) -> f64 {
         let seconds = self.t_s - earlier.t_s;
@@ -169,11 +170,12 @@ pub fn rates(lab: &Lab, beginning: usize, lines: usize) -> Result<Vec<f64>, LabE
 /// What a guest's init says when its workload has ended.
 const END_MARK: &str = "workload ended";
 
-/// Waits until every guest has done its first operation: its memory is filled. One that is to begin later has time.
+/// Waits until every guest has done its first operation: its memory is filled. One that is to begin
+/// later has time.
 ///
 /// # Errors
-/// When that takes longer than `limit`, a guest dies, or its workload has ended (it did not like its command
-/// line, say).
+/// When that takes longer than `limit`, a guest dies, or its workload has ended (it did not like
+/// its command line, say).
 pub fn wait_until_working(lab: &Lab, limit: Duration) -> Result<(), LabError> {
     lab.wait_for("every guest to work", limit, |lab| {
         for machine in lab.machines() {

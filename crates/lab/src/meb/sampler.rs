@@ -8,10 +8,11 @@
 //! active = memory × the largest of slow, fast and now
 //! ```
 //!
-//! The largest of the three, so that growth shows soon and memory is taken late. It cannot see beyond the
-//! allocation, and says nothing of what less memory would cost. Source: Waldspurger, "Memory Resource
-//! Management in VMware ESX Server", OSDI 2002, §5.3, which gives no gains; they are chosen here so that the
-//! slow average keeps some four periods and the fast one two thirds of the newest.
+//! The largest of the three, so that growth shows soon and memory is taken late. It cannot see
+//! beyond the allocation, and says nothing of what less memory would cost. Source: Waldspurger,
+//! "Memory Resource Management in VMware ESX Server", OSDI 2002, §5.3, which gives no gains; they
+//! are chosen here so that the slow average keeps some four periods and the fast one two thirds of
+//! the newest.
 
 use std::time::Duration;
 
@@ -47,7 +48,8 @@ impl Sampler {
         });
     }
 
-    /// The share of memory that is active, while this share of the running period's pages was touched so far.
+    /// The share of memory that is active, while this share of the running period's pages was
+    /// touched so far.
     #[must_use]
     pub fn active(&self, so_far: f64) -> f64 {
         let Some(Averages { slow, fast }) = self.averages else { return so_far };

@@ -1,17 +1,17 @@
 //! What tracking takes from a guest, by the clock instead of by the guest's speed.
 //!
-//! **Problem.** One percent is to be told from none, and a guest's speed differs by 3 to 40 % from second to
-//! second: it works through stages of its own, and other machines use the same caches and memory bus. No hour is
-//! long enough to see one percent in it.
+//! **Problem.** One percent is to be told from none, and a guest's speed differs by 3 to 40 % from
+//! second to second: it works through stages of its own, and other machines use the same caches and
+//! memory bus. No hour is long enough to see one percent in it.
 //!
-//! **Idea.** Where guest, shim and tracker share one CPU, whatever tracking does is time in which the guest's code
-//! does not run, and it can be counted: the kernel counts the CPU time of the tracker and of the shim's threads, and
-//! traps are counted and timed, from the touch until the touching thread runs on, by the shim. The same threads' time
-//! without tracking is subtracted.
+//! **Idea.** Where guest, shim and tracker share one CPU, whatever tracking does is time in which
+//! the guest's code does not run, and it can be counted: the kernel counts the CPU time of the
+//! tracker and of the shim's threads, and traps are counted and timed, from the touch until the
+//! touching thread runs on, by the shim. The same threads' time without tracking is subtracted.
 //!
-//! **Left out.** Caches that are colder after a trap, and huge pages that it has split. The guest's speed holds
-//! them; it is shown beside this, with the interval that its noise leaves. Where traps come by the ten thousand
-//! they outweigh all that is counted here, and the speed alone tells.
+//! **Left out.** Caches that are colder after a trap, and huge pages that it has split. The guest's
+//! speed holds them; it is shown beside this, with the interval that its noise leaves. Where traps
+//! come by the ten thousand they outweigh all that is counted here, and the speed alone tells.
 
 use std::fs;
 use std::path::Path;
@@ -79,8 +79,8 @@ pub struct Account {
 }
 
 impl Account {
-    /// Adds what was spent between two moments on the guest at this place of the lab; `record`: of its tracker, if
-    /// it had one.
+    /// Adds what was spent between two moments on the guest at this place of the lab; `record`: of
+    /// its tracker, if it had one.
     pub fn add(&mut self, begin: &Moment, end: &Moment, place: usize, record: Option<&Record>) {
         let ((tracker_before, shim_before), (tracker, shim)) = (begin.of[place], end.of[place]);
         let wall = end.at.duration_since(begin.at).as_secs_f64();

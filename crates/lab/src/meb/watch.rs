@@ -1,8 +1,8 @@
 //! One guest tracked by this process: what was seen every second, and what seeing it took.
 //!
-//! **Idea.** A thread of its own does what the worker's loop does for a VM, with the worker's own code: a
-//! step every 100 ms. It can be put on a CPU of choice: on the guest's own, everything that tracking takes
-//! is taken from the guest and shows in its speed; elsewhere, only the traps do.
+//! **Idea.** A thread of its own does what the worker's loop does for a VM, with the worker's own
+//! code: a step every 100 ms. It can be put on a CPU of choice: on the guest's own, everything that
+//! tracking takes is taken from the guest and shows in its speed; elsewhere, only the traps do.
 //!
 //! **Invariant.** Every moment is on the clock that traps and traces carry (`CLOCK_MONOTONIC`).
 

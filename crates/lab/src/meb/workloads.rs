@@ -1,5 +1,5 @@
-//! What the guests of the experiments run: ten workloads that stand for the paper's SPEC, DaCapo and
-//! CloudSuite programs, one for each way in which memory is used.
+//! What the guests of the experiments run: ten workloads that stand for the paper's SPEC, DaCapo
+//! and CloudSuite programs, one for each way in which memory is used.
 //!
 //! | name | pattern | stands for |
 //! |-|-|-|
@@ -30,7 +30,8 @@ pub struct Workload {
     pub command: &'static str,
 }
 
-/// All of them. Two neighbours run side by side, so a busy one stands beside a calm one where possible.
+/// All of them. Two neighbours run side by side, so a busy one stands beside a calm one where
+/// possible.
 pub const ALL: [Workload; 10] = [
     Workload { name: "random", command: "random-array --mb 160" },
     Workload { name: "kv", command: "kv --mb 120" },
@@ -45,7 +46,8 @@ pub const ALL: [Workload; 10] = [
 ];
 
 impl Workload {
-    /// The guest that runs it, with the shim, on the CPU of its place among those that run side by side.
+    /// The guest that runs it, with the shim, on the CPU of its place among those that run side by
+    /// side.
     #[must_use]
     pub fn guest(&self, place: usize, seed: u64) -> MachineSpec {
         let spec = MachineSpec::new(self.name, "meb", MEMORY, MEMORY, self.command);
@@ -53,8 +55,8 @@ impl Workload {
     }
 }
 
-/// The CPU for what stands at this place among those that run side by side; none in particular where there
-/// is only one.
+/// The CPU for what stands at this place among those that run side by side; none in particular
+/// where there is only one.
 #[must_use]
 pub fn cpu_of(place: usize) -> Vec<usize> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

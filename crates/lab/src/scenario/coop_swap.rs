@@ -2,8 +2,8 @@
 //! that keeps its pages in memory.
 //!
 //! The disk answers one read in five milliseconds, as one with moving heads does. The same disk
-//! stands behind the repository: all that is written lies on it too, so the guest loses nothing when
-//! the repository dies. What differs is where reads come from.
+//! stands behind the repository: all that is written lies on it too, so the guest loses nothing
+//! when the repository dies. What differs is where reads come from.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
-//! `daemon-kill`: the daemon is killed twenty times at random moments, under the load of `quickstart`.
+//! `daemon-kill`: the daemon is killed twenty times at random moments, under the load of
+//! `quickstart`.
 //!
-//! Nobody may notice: every guest lives on with its data intact, and each new daemon finds its guests
-//! and brings every balloon back to where the group's memory belongs within seconds. A guest that dies
-//! on the way ends the run as a failure, with its last words.
+//! Nobody may notice: every guest lives on with its data intact, and each new daemon finds its
+//! guests and brings every balloon back to where the group's memory belongs within seconds. A guest
+//! that dies on the way ends the run as a failure, with its last words.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -82,8 +83,8 @@ fn balloons(lab: &Lab) -> Result<BTreeMap<VmName, Bytes>, LabError> {
     lab.machines().iter().map(of).collect()
 }
 
-/// Every guest is managed with believable statistics, every balloon stands on its target, and nobody
-/// has lost what it had before the kill.
+/// Every guest is managed with believable statistics, every balloon stands on its target, and
+/// nobody has lost what it had before the kill.
 fn has_converged(
     lab: &Lab,
     daemon: &Daemon,

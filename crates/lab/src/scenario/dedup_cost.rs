@@ -1,11 +1,13 @@
 //! `dedup-cost`: what a guest that works feels of its pages being merged and scanned.
 //!
-//! A guest reads all over memory that is in part the same as a resting guest's, and writes to what is its own. It is
-//! measured for some seconds before, while its pages are merged and scanned on, and after; each round has fresh
-//! guests, for a page is merged only once. What is compared takes the same time: as long as the kernel's KSM needs at this
-//! rate, twelve seconds, of which Overbook merges for two or three, and scans for the rest. Then the same under KSM.
+//! A guest reads all over memory that is in part the same as a resting guest's, and writes to what
+//! is its own. It is measured for some seconds before, while its pages are merged and scanned on,
+//! and after; each round has fresh guests, for a page is merged only once. What is compared takes
+//! the same time: as long as the kernel's KSM needs at this rate, twelve seconds, of which Overbook
+//! merges for two or three, and scans for the rest. Then the same under KSM.
 //!
-//! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well; the worker has the other one.
+//! The guest has a CPU of its own, on which QEMU's threads and the shim's run as well; the worker
+//! has the other one.
 
 use std::time::Duration;
 
@@ -36,7 +38,8 @@ const SAME_MB: u32 = 60;
 const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
 const SETTLE: Duration = Duration::from_secs(3);
-/// Lines of the window in which pages are merged, one second each, and of those before and after it.
+/// Lines of the window in which pages are merged, one second each, and of those before and after
+/// it.
 const WITH: usize = 12;
 const WITHOUT: usize = 6;
 const WINDOW_LIMIT: Duration = Duration::from_secs(30);
@@ -55,7 +58,8 @@ enum Way {
 /// What one guest felt.
 struct Round {
     overhead: f64,
-    /// The 99.99th percentile of what an access took, in microseconds, in the worst second of each window.
+    /// The 99.99th percentile of what an access took, in microseconds, in the worst second of each
+    /// window.
     pause_us_with: f64,
     pause_us_without: f64,
     merged_mib: f64,

@@ -1,16 +1,18 @@
 //! `dedup-overhead`: what merging itself takes of memory, in the kernel and in the worker.
 //!
-//! The real worker merges four guests until nothing more is saved, once with long runs of pages that are the same, and
-//! once with every second page the same over nearly all of the guests' memory: each such page is a mapping of its own.
+//! The real worker merges four guests until nothing more is saved, once with long runs of pages
+//! that are the same, and once with every second page the same over nearly all of the guests'
+//! memory: each such page is a mapping of its own.
 //!
-//! * To what is **saved** (the fall of all QEMUs' `Pss_Anon`, less the pool) is compared what the kernel takes: mappings
-//!   with all that hangs on them, page tables, and the index of the pool's file.
-//! * To what is **scanned** (the guests' RAM that is there) is compared what the worker takes: the growth of its own
-//!   memory, and of the shims' page states that it reads.
+//! * To what is **saved** (the fall of all QEMUs' `Pss_Anon`, less the pool) is compared what the
+//!   kernel takes: mappings with all that hangs on them, page tables, and the index of the pool's
+//!   file.
+//! * To what is **scanned** (the guests' RAM that is there) is compared what the worker takes: the
+//!   growth of its own memory, and of the shims' page states that it reads.
 //!
-//! Mappings are those that the processes list, at the size of the kernel's object. What hangs on them is counted for the
-//! whole machine: whether other work on it passes for ours is told by the growth of all of the machine's mappings, beside
-//! that of those listed (`counter_error`).
+//! Mappings are those that the processes list, at the size of the kernel's object. What hangs on
+//! them is counted for the whole machine: whether other work on it passes for ours is told by the
+//! growth of all of the machine's mappings, beside that of those listed (`counter_error`).
 
 use std::time::{Duration, Instant};
 

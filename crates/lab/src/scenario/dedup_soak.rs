@@ -1,10 +1,11 @@
-//! `dedup-soak`: merging, breaking, unsharing, tracking and ballooning at once, and not a byte is lost.
+//! `dedup-soak`: merging, breaking, unsharing, tracking and ballooning at once, and not a byte is
+//! lost.
 //!
-//! Two guests of the same seed verify memory and a disk that QEMU reads past the host's page cache: what they
-//! hold is the same until they rewrite it, so pages merge and break all the time. A third sorts, a fourth takes
-//! memory and gives it back. The group's worker merges as fast as it can, tracks within its budget, unshares now and
-//! then, and is killed at random moments; the next one takes over. Balloons go up and down. At the end all is
-//! unshared, and nothing may be left.
+//! Two guests of the same seed verify memory and a disk that QEMU reads past the host's page cache:
+//! what they hold is the same until they rewrite it, so pages merge and break all the time. A third
+//! sorts, a fourth takes memory and gives it back. The group's worker merges as fast as it can,
+//! tracks within its budget, unshares now and then, and is killed at random moments; the next one
+//! takes over. Balloons go up and down. At the end all is unshared, and nothing may be left.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -43,7 +44,8 @@ const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
 const GROUP: &str = "soak";
 /// How long a worker lives.
 const LIFE_MS: (u64, u64) = (500, 20_000);
-/// What four QEMUs may grow by: by themselves, and by pieces larger than a huge page, of which each has 112 at most.
+/// What four QEMUs may grow by: by themselves, and by pieces larger than a huge page, of which each
+/// has 112 at most.
 const MOST_GROWN: f64 = 256.0;
 /// How long a guest may stand still.
 const HANG_MS: f64 = 10_000.0;

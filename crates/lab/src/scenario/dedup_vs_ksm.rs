@@ -1,10 +1,10 @@
 //! `dedup-vs-ksm`: the same guests with the same content, merged by Overbook and by the kernel.
 //!
-//! Four guests hold memory of which a part is the same in all, a part is their own and a part is zero, beside
-//! what their kernels have in common. Each way begins with fresh guests. What is saved is what all four
-//! QEMU processes have of anonymous memory less than before (`RssAnon`, less what KSM says that it saves), the pool
-//! subtracted. CPU time is that of `ksmd`, or of the engine and the shims'
-//! threads; for two ways ten minutes more of scanning at rest are included.
+//! Four guests hold memory of which a part is the same in all, a part is their own and a part is
+//! zero, beside what their kernels have in common. Each way begins with fresh guests. What is saved
+//! is what all four QEMU processes have of anonymous memory less than before (`RssAnon`, less what
+//! KSM says that it saves), the pool subtracted. CPU time is that of `ksmd`, or of the engine and
+//! the shims' threads; for two ways ten minutes more of scanning at rest are included.
 
 use std::time::{Duration, Instant};
 
@@ -157,8 +157,8 @@ fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
     Ok(engine + merger::shims_cpu_s(pids) + Ksm::cpu_s()?)
 }
 
-/// Anonymous memory of these processes, what KSM has merged counted once. Cheap: who walks page tables twenty times
-/// in a second holds up whoever merges.
+/// Anonymous memory of these processes, what KSM has merged counted once. Cheap: who walks page
+/// tables twenty times in a second holds up whoever merges.
 pub(super) fn anonymous_mib(pids: &[u32]) -> Result<f64, LabError> {
     let of = |pid: &u32| Counters::of(*pid).map(|counters| counters.anonymous);
     let all: Bytes = pids.iter().map(of).sum::<Result<_, _>>().map_err(std::io::Error::other)?;

@@ -1,9 +1,11 @@
-//! `free-soak`: guests free and take memory, and verify every byte of it, while what they free is taken at random.
+//! `free-soak`: guests free and take memory, and verify every byte of it, while what they free is
+//! taken at random.
 //!
-//! Each guest frees half of its memory and takes it again, every few seconds; what is new to it must be zeros. Two
-//! kernels clear pages when they are freed and rely on their staying so (`init_on_free`), one of them reports the smallest
-//! blocks. Orders change at random: hand over or not, take all or a part or nothing, merge or unshare, track or not; balloons
-//! move; the worker is killed at random moments.
+//! Each guest frees half of its memory and takes it again, every few seconds; what is new to it
+//! must be zeros. Two kernels clear pages when they are freed and rely on their staying so
+//! (`init_on_free`), one of them reports the smallest blocks. Orders change at random: hand over or
+//! not, take all or a part or nothing, merge or unshare, track or not; balloons move; the worker is
+//! killed at random moments.
 
 use std::time::{Duration, Instant};
 

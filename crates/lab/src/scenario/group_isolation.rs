@@ -1,11 +1,12 @@
-//! `group-isolation`: two groups with the same content share nothing, and no guest learns from how long its writes
-//! take what the guests of other groups hold.
+//! `group-isolation`: two groups with the same content share nothing, and no guest learns from how
+//! long its writes take what the guests of other groups hold.
 //!
-//! Guests of three groups hold the same content under the real daemon. In `shop` and `cafe` two guests each share
-//! it; in `spy` only one guest has it, beside an idle neighbour. When all memory has been looked through some times,
-//! the kernel is asked who shares a physical page with whom, and what the workers can reach. Then the guest in
-//! `spy` and one in `shop` write to their pages by the clock (`probe`): the one in `shop` is the control, which shows
-//! that sharing can be seen so where there is any.
+//! Guests of three groups hold the same content under the real daemon. In `shop` and `cafe` two
+//! guests each share it; in `spy` only one guest has it, beside an idle neighbour. When all memory
+//! has been looked through some times, the kernel is asked who shares a physical page with whom,
+//! and what the workers can reach. Then the guest in `spy` and one in `shop` write to their pages
+//! by the clock (`probe`): the one in `shop` is the control, which shows that sharing can be seen
+//! so where there is any.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const GROUPS: [&str; 3] = ["shop", "cafe", SPY];
 /// Where only one guest has the content.
 const SPY: &str = "spy";
-/// Writes by the clock where others of its group have the same pages, and where only other groups have.
+/// Writes by the clock where others of its group have the same pages, and where only other groups
+/// have.
 const INSIDER: &str = "insider";
 const OUTSIDER: &str = "outsider";
 const MEMORY: Bytes = Bytes::mib(128);
@@ -37,7 +39,8 @@ const MEMORY: Bytes = Bytes::mib(128);
 const SAME_MB: u32 = 16;
 const OWN_MB: u32 = 4;
 const RATE: PagesPerMs = PagesPerMs(200);
-/// Ends of passes that are waited for once all memory is filled: two passes at least have begun after that.
+/// Ends of passes that are waited for once all memory is filled: two passes at least have begun
+/// after that.
 const PASSES: u64 = 3;
 const PAGES_PER_MIB: f64 = 256.0;
 /// From full memory to the first write; the kernel must have been asked before.
@@ -105,7 +108,8 @@ fn is_full(machine: &Machine) -> bool {
     machine.reported("mb") >= f64::from(filled)
 }
 
-/// Waits until every guest was looked through [`PASSES`] times from now on, and nothing more is merged.
+/// Waits until every guest was looked through [`PASSES`] times from now on, and nothing more is
+/// merged.
 fn wait_until_settled(lab: &Lab, daemon: &Daemon) -> Result<(), LabError> {
     let all = || -> Result<Option<Vec<Dedup>>, LabError> {
         let Some(case) = daemon.latest()? else { return Ok(None) };

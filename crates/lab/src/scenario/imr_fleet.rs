@@ -1,13 +1,17 @@
-//! `imr-fig7`, `imr-fig8`, `imr-fig9`: fifteen guests that boot, then take much memory and free it, one after the other.
+//! `imr-fig7`, `imr-fig8`, `imr-fig9`: fifteen guests that boot, then take much memory and free it,
+//! one after the other.
 //!
-//! Three courses: guests report nothing, as where the paper begins (`plain`); they report what is free, and QEMU discards it
-//! at once (`discard`); it is handed over, and taken when it is needed (`lazy`). All QEMU processes of a course have less memory
-//! together (a cgroup's limit) than they would need if nothing came back; the host has a swap file. For `lazy` what is freed is taken at the two
-//! points that are measured, after the boots and at the end, and when there would be no room for the next guest's turn: as the policy does, which
-//! begins before a host is short. In between the guests have it.
+//! Three courses: guests report nothing, as where the paper begins (`plain`); they report what is
+//! free, and QEMU discards it at once (`discard`); it is handed over, and taken when it is needed
+//! (`lazy`). All QEMU processes of a course have less memory together (a cgroup's limit) than they
+//! would need if nothing came back; the host has a swap file. For `lazy` what is freed is taken at
+//! the two points that are measured, after the boots and at the end, and when there would be no
+//! room for the next guest's turn: as the policy does, which begins before a host is short. In
+//! between the guests have it.
 //!
-//! A guest's memory is what is resident of its RAM, what the kernel could drop of it included; QEMU's own (65 to 90 MiB each under
-//! emulation) is left out of that, but not of the limit. The three scenarios run the same course and differ in what they show.
+//! A guest's memory is what is resident of its RAM, what the kernel could drop of it included;
+//! QEMU's own (65 to 90 MiB each under emulation) is left out of that, but not of the limit. The
+//! three scenarios run the same course and differ in what they show.
 
 use std::time::{Duration, Instant};
 
@@ -44,18 +48,21 @@ pub(super) const FIG_9: Scenario = Scenario {
 
 const GUESTS: usize = 15;
 const MEMORY: Bytes = Bytes::mib(704);
-/// What each takes and frees. Some 20 MiB of it stay in the guest's kernel, free but on a list for its CPU, of which
-/// it reports nothing.
+/// What each takes and frees. Some 20 MiB of it stay in the guest's kernel, free but on a list for
+/// its CPU, of which it reports nothing.
 const TAKEN_MB: u32 = 512;
-/// Guests report blocks of 2^5 pages, 128 KiB: what they free when they boot is rarely as large as the usual 2 MiB.
+/// Guests report blocks of 2^5 pages, 128 KiB: what they free when they boot is rarely as large as
+/// the usual 2 MiB.
 const ORDER: u32 = 5;
 const REPORTED: &str = "128 KiB";
-/// Of all QEMU processes together. They would need some 10,800 MiB if nothing came back, and need 3,500 if all does.
+/// Of all QEMU processes together. They would need some 10,800 MiB if nothing came back, and need
+/// 3,500 if all does.
 const LIMIT: Bytes = Bytes::mib(8192);
 const SWAP: Bytes = Bytes::mib(6144);
 /// How long a guest may take for its turn, swapping.
 const TURN: Duration = Duration::from_secs(90);
-/// What is free is reported every two seconds, a part at a time: all of it is when nothing has come for so long.
+/// What is free is reported every two seconds, a part at a time: all of it is when nothing has come
+/// for so long.
 const QUIET: Duration = Duration::from_secs(7);
 const QUIET_LIMIT: Duration = Duration::from_secs(40);
 const LITTLE_MIB: f64 = 2.0;

@@ -1,14 +1,17 @@
-//! `imr-table9` and `imr-table10`: how much of what a guest has freed comes back to the host, and what taking it costs.
+//! `imr-table9` and `imr-table10`: how much of what a guest has freed comes back to the host, and
+//! what taking it costs.
 //!
-//! A guest fills 384 MB (the paper's 4·10⁸ bytes), frees them, rests, and begins again. When its kernel has reported what is free,
-//! all of that is taken. What the host has then to what the guest has freed is the share that was reclaimed, by the anonymous
-//! memory of QEMU: so what QEMU discards by itself counts, and what the guest took back in use does not. The first
-//! round is not counted: the guest also reports then what it has used while it booted.
+//! A guest fills 384 MB (the paper's 4·10⁸ bytes), frees them, rests, and begins again. When its
+//! kernel has reported what is free, all of that is taken. What the host has then to what the guest
+//! has freed is the share that was reclaimed, by the anonymous memory of QEMU: so what QEMU
+//! discards by itself counts, and what the guest took back in use does not. The first round is not
+//! counted: the guest also reports then what it has used while it booted.
 //!
-//! Guests' kernels report blocks from a size on that can be set (`page_reporting_order`): what is free in smaller
-//! pieces stays unknown to the host. And they keep what is free on lists for each CPU first, up to the zone's low watermark (some 44 MiB in
-//! a guest with transparent huge pages), of which they report nothing: so each size is measured again where the guest keeps these lists short
-//! (`vm.percpu_pagelist_high_fraction`).
+//! Guests' kernels report blocks from a size on that can be set (`page_reporting_order`): what is
+//! free in smaller pieces stays unknown to the host. And they keep what is free on lists for each
+//! CPU first, up to the zone's low watermark (some 44 MiB in a guest with transparent huge pages),
+//! of which they report nothing: so each size is measured again where the guest keeps these lists
+//! short (`vm.percpu_pagelist_high_fraction`).
 
 use std::time::{Duration, Instant};
 
@@ -41,10 +44,12 @@ const FREED_MB: u32 = 384;
 /// Rounds that count.
 const ROUNDS: usize = 2;
 const HOLD_S: u32 = 3;
-/// How long the guest leaves alone what it has freed: in small blocks more is to be reported, and that takes longer.
+/// How long the guest leaves alone what it has freed: in small blocks more is to be reported, and
+/// that takes longer.
 const REST_LARGE_S: u32 = 30;
 const REST_SMALL_S: u32 = 60;
-/// A guest that has reported nothing for so long has reported all: it does so every two seconds, if its CPU lets it.
+/// A guest that has reported nothing for so long has reported all: it does so every two seconds, if
+/// its CPU lets it.
 const QUIET: Duration = Duration::from_secs(10);
 /// In which taking has ended, and the worker has reported.
 const TAKE: Duration = Duration::from_secs(3);
@@ -61,7 +66,8 @@ struct Regained {
     reclaimed: Median,
     /// What was taken with the whole block handed over before, of what the guest freed.
     handed_over: f64,
-    /// CPU time of the shim's threads for each page of 4 KiB taken, in microseconds, and of the worker beside.
+    /// CPU time of the shim's threads for each page of 4 KiB taken, in microseconds, and of the
+    /// worker beside.
     us_per_page: Median,
     worker_us_per_page: Median,
 }

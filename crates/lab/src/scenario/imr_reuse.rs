@@ -1,11 +1,14 @@
-//! `imr-reuse`: what memory costs that is freed and taken back again and again, while the host has plenty.
+//! `imr-reuse`: what memory costs that is freed and taken back again and again, while the host has
+//! plenty.
 //!
-//! A guest pays for its own page faults in any case, and under emulation they hide everything else. So the loop is that of a
-//! program that treats its memory as QEMU does, with the real shim and the real kernel under it: it says that all of its memory
-//! is free (in blocks of 2 MiB, as guests do), and writes to it again. The time of the writing counts: what
-//! a guest waits for. Three ways in turn: handed over, discarded at once, and not reported at all.
+//! A guest pays for its own page faults in any case, and under emulation they hide everything else.
+//! So the loop is that of a program that treats its memory as QEMU does, with the real shim and the
+//! real kernel under it: it says that all of its memory is free (in blocks of 2 MiB, as guests do),
+//! and writes to it again. The time of the writing counts: what a guest waits for. Three ways in
+//! turn: handed over, discarded at once, and not reported at all.
 //!
-//! A word is written to each page: to write all of it, or to clear it, is the guest's own cost. With that it is measured, too.
+//! A word is written to each page: to write all of it, or to clear it, is the guest's own cost.
+//! With that it is measured, too.
 
 use std::time::{Duration, Instant};
 

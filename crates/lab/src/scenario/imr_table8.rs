@@ -1,8 +1,10 @@
-//! `imr-table8`: what a guest pays when memory that it has freed was taken meanwhile: to write to it again, and to sort in it.
+//! `imr-table8`: what a guest pays when memory that it has freed was taken meanwhile: to write to
+//! it again, and to sort in it.
 //!
-//! A guest writes a word to each page of its memory and then random numbers to all of it, sorts them, frees the memory and waits until
-//! that is reported; again and again. After every second round all that is freed is taken, after the others nothing is: each writing that finds its memory
-//! taken is compared with those before and after it that find it kept.
+//! A guest writes a word to each page of its memory and then random numbers to all of it, sorts
+//! them, frees the memory and waits until that is reported; again and again. After every second
+//! round all that is freed is taken, after the others nothing is: each writing that finds its
+//! memory taken is compared with those before and after it that find it kept.
 
 use std::time::Duration;
 

@@ -1,15 +1,19 @@
-//! `imr-vs-ksm-swap`: what it costs to regain memory that a guest has used and needs no more, in three ways.
+//! `imr-vs-ksm-swap`: what it costs to regain memory that a guest has used and needs no more, in
+//! three ways.
 //!
-//! * **Swap**: the guest reports nothing, and its QEMU's cgroup gets a lower limit. What the kernel does within the call that lowers it
-//!   is measured; writing to disk goes on beside.
-//! * **KSM**: the guest's memory is the same in every MB and still in use; the kernel merges it, without a pause.
+//! * **Swap**: the guest reports nothing, and its QEMU's cgroup gets a lower limit. What the kernel
+//!   does within the call that lowers it is measured; writing to disk goes on beside.
+//! * **KSM**: the guest's memory is the same in every MB and still in use; the kernel merges it,
+//!   without a pause.
 //! * **Ours**: the guest has freed it, its kernel has told, and the worker has it taken.
 //!
-//! For each: CPU time for each page regained, the wall time until all is (so it was also measured in the paper), and how much longer it takes
-//! the guest afterwards to write a word to each page than it takes where nothing was regained.
+//! For each: CPU time for each page regained, the wall time until all is (so it was also measured
+//! in the paper), and how much longer it takes the guest afterwards to write a word to each page
+//! than it takes where nothing was regained.
 //!
-//! **What to know.** Swap and KSM leave the guest's content, and ours leaves nothing, for nothing is needed: they are compared
-//! for memory that is free in the guest. What is swapped out is the kernel's choice, QEMU's own memory among it.
+//! **What to know.** Swap and KSM leave the guest's content, and ours leaves nothing, for nothing
+//! is needed: they are compared for memory that is free in the guest. What is swapped out is the
+//! kernel's choice, QEMU's own memory among it.
 
 use std::time::{Duration, Instant};
 

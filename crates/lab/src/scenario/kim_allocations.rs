@@ -1,8 +1,9 @@
-//! `kim-fig9`, `kim-fig10`: how much memory each policy gives to whom (Kim 2014 §6.2.2, Figs. 9 and 10).
+//! `kim-fig9`, `kim-fig10`: how much memory each policy gives to whom (Kim 2014 §6.2.2, Figs. 9 and
+//! 10).
 //!
-//! A job of three guests, a master that needs little and two that sort more text than they have memory for, beside two
-//! guests that use up the CPUs. `kim-fig9` compares what the job and the others hold under each policy; `kim-fig10` looks
-//! into the job under `demand`.
+//! A job of three guests, a master that needs little and two that sort more text than they have
+//! memory for, beside two guests that use up the CPUs. `kim-fig9` compares what the job and the
+//! others hold under each policy; `kim-fig10` looks into the job under `demand`.
 
 use std::time::Duration;
 

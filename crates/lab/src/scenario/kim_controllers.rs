@@ -1,9 +1,11 @@
-//! `kim-fig5`, `kim-fig6`: what the controllers of the scan rate are worth (Kim 2014 §6.2.1, Figs. 5 and 6).
+//! `kim-fig5`, `kim-fig6`: what the controllers of the scan rate are worth (Kim 2014 §6.2.1, Figs.
+//! 5 and 6).
 //!
-//! Four guests of one group on all CPUs, two or more of which have less memory than they work on. `kim-fig5` has four
-//! guests that do the same, `kim-fig6` two that are short of memory and two that are short of CPU time. Where some
-//! CPU time is left over, all adaptive controllers scan fast; where none is, Adaptive-C scans slowly, Adaptive-CS fast as
-//! long as guests swap, and Adaptive-CSD fast as long as guests swap and scanning finds something.
+//! Four guests of one group on all CPUs, two or more of which have less memory than they work on.
+//! `kim-fig5` has four guests that do the same, `kim-fig6` two that are short of memory and two
+//! that are short of CPU time. Where some CPU time is left over, all adaptive controllers scan
+//! fast; where none is, Adaptive-C scans slowly, Adaptive-CS fast as long as guests swap, and
+//! Adaptive-CSD fast as long as guests swap and scanning finds something.
 
 use std::time::Duration;
 
@@ -73,7 +75,8 @@ fn run_mixed(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// How many times faster a mix was under Adaptive-CSD, all of its guests together: the middle of the rounds.
+/// How many times faster a mix was under Adaptive-CSD, all of its guests together: the middle of
+/// the rounds.
 fn gain(trial: &Trial, mix: &Mix, against: &str) -> f64 {
     middle(trial.gains(mix.name, CSD, against, |_| true)).0
 }

@@ -1,13 +1,15 @@
-//! `kim-fig1`: how much slower a CPU-bound guest gets while identical pages are looked for on its CPU, by scan rate
-//! (Kim 2014, Figure 1).
+//! `kim-fig1`: how much slower a CPU-bound guest gets while identical pages are looked for on its
+//! CPU, by scan rate (Kim 2014, Figure 1).
 //!
-//! A guest computes pi on a CPU of its own; two others hold memory that is the same in part, and write to what is their
-//! own, on the other CPU. In each case, with fresh guests, pi is measured before, while Overbook's engine or `ksmd` runs
-//! on its CPU at one rate, and after. Execution time is compared to the mean of before and after.
+//! A guest computes pi on a CPU of its own; two others hold memory that is the same in part, and
+//! write to what is their own, on the other CPU. In each case, with fresh guests, pi is measured
+//! before, while Overbook's engine or `ksmd` runs on its CPU at one rate, and after. Execution time
+//! is compared to the mean of before and after.
 //!
-//! The engine has the usual priority (nice 0), `ksmd` the kernel's (nice 5), as in the paper's NICE-5: where both want
-//! all of the CPU, `ksmd` gets a quarter of it and the engine half. The shims merge on the others' CPU; their time is in
-//! the engine's CPU use. Other than in the paper guests write meanwhile, so there is always something to hash.
+//! The engine has the usual priority (nice 0), `ksmd` the kernel's (nice 5), as in the paper's
+//! NICE-5: where both want all of the CPU, `ksmd` gets a quarter of it and the engine half. The
+//! shims merge on the others' CPU; their time is in the engine's CPU use. Other than in the paper
+//! guests write meanwhile, so there is always something to hash.
 
 use std::time::{Duration, Instant};
 
@@ -41,7 +43,8 @@ const OWN_MB: u32 = 60;
 const ZERO_MB: u32 = 20;
 const START_LIMIT: Duration = Duration::from_secs(90);
 const SETTLE: Duration = Duration::from_secs(2);
-/// Lines of pi's that are passed over when something begins or ends, and that a window has; one second each.
+/// Lines of pi's that are passed over when something begins or ends, and that a window has; one
+/// second each.
 const BEGINNING: usize = 1;
 const WINDOW: usize = 4;
 /// Where pi runs and pages are looked for; the others have the next CPU.

@@ -1,9 +1,9 @@
 //! `kim-fig17`: a group's surplus on another host as swap space (Kim 2014 §8.2, Fig. 17).
 //!
-//! A guest that sorts, counts words or changes records in more memory than it has, twice and afresh: its
-//! swap on a disk with moving heads, and on the same disk with a repository beside it. What is the same
-//! is merged by Adaptive-CSD in both, as in the paper. The repository is on the same host, with a unix
-//! socket between: what a network adds is in `overdriver-table1`.
+//! A guest that sorts, counts words or changes records in more memory than it has, twice and
+//! afresh: its swap on a disk with moving heads, and on the same disk with a repository beside it.
+//! What is the same is merged by Adaptive-CSD in both, as in the paper. The repository is on the
+//! same host, with a unix socket between: what a network adds is in `overdriver-table1`.
 
 use std::time::Duration;
 

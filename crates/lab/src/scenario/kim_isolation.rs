@@ -1,12 +1,14 @@
-//! `kim-fig11`, `kim-fig12`, `kim-fig13`: a group beside another one, each with its own memory or all as one (Kim 2014
-//! §6.3).
+//! `kim-fig11`, `kim-fig12`, `kim-fig13`: a group beside another one, each with its own memory or
+//! all as one (Kim 2014 §6.3).
 //!
-//! Two guests of the first group do a MapReduce job for which they have too little memory; two hold content that they
-//! have in common, and so make surplus. Beside them is a group of hogs (`kim-fig11`), of guests that swap at times
-//! (`kim-fig12`), or of guests that only need the CPU and have much in common (`kim-fig13`). GRP: each group has what its
-//! own guests leave. NOGRP: the daemon is told that all are of one group, as if the whole system shared.
+//! Two guests of the first group do a MapReduce job for which they have too little memory; two hold
+//! content that they have in common, and so make surplus. Beside them is a group of hogs
+//! (`kim-fig11`), of guests that swap at times (`kim-fig12`), or of guests that only need the CPU
+//! and have much in common (`kim-fig13`). GRP: each group has what its own guests leave. NOGRP: the
+//! daemon is told that all are of one group, as if the whole system shared.
 //!
-//! Other than in the paper the window is fixed and jobs repeat: an execution time is the inverse of what was done.
+//! Other than in the paper the window is fixed and jobs repeat: an execution time is the inverse of
+//! what was done.
 
 use std::time::Duration;
 
@@ -176,8 +178,9 @@ impl Pair {
         geometric_mean(self.gains(self.guests.len() - OTHERS..self.guests.len()))
     }
 
-    /// The most that one of the two groups occupied beyond what it pays for, in MiB; not a number when that was
-    /// never known of all its guests. What it begins with is its own: all that it pays for, and page tables.
+    /// The most that one of the two groups occupied beyond what it pays for, in MiB; not a number
+    /// when that was never known of all its guests. What it begins with is its own: all that it
+    /// pays for, and page tables.
     fn beyond_mib(&self, course: &Course, group: &str) -> f64 {
         let members = self.guests.iter().filter(|guest| guest.group == group);
         let budget = members.map(|guest| guest.memory_base).sum::<Bytes>().as_mib();

@@ -1,9 +1,10 @@
 //! `kim-fig14`, `kim-fig15`: what lending between groups is worth (Kim 2014 §7.2, Figs. 14 and 15).
 //!
-//! Group A is bound by the CPU, leaves memory idle that merging has found, and comes to be short itself after a while. Group B
-//! is short of memory from the beginning. Three times the same: groups by themselves (GRP), groups that lend (GRP-M), and
-//! one group of all guests (NOGRP), where nothing is anybody's. `kim-fig14` compares how much they get done,
-//! `kim-fig15` shows who has how much memory when.
+//! Group A is bound by the CPU, leaves memory idle that merging has found, and comes to be short
+//! itself after a while. Group B is short of memory from the beginning. Three times the same:
+//! groups by themselves (GRP), groups that lend (GRP-M), and one group of all guests (NOGRP), where
+//! nothing is anybody's. `kim-fig14` compares how much they get done, `kim-fig15` shows who has how
+//! much memory when.
 
 use std::time::Duration;
 
@@ -70,7 +71,8 @@ fn outcome(context: &Context, way: &Way) -> Result<Outcome, LabError> {
 }
 
 impl Outcome {
-    /// How fast the guests of A, in their second job, and of B were: the geometric mean over each group.
+    /// How fast the guests of A, in their second job, and of B were: the geometric mean over each
+    /// group.
     fn speeds(&self) -> [f64; 2] {
         let (a, b) = self.course.speeds.split_at(self.guests[0].len());
         [a, b].map(|speeds| geometric_mean(speeds.iter().copied()))

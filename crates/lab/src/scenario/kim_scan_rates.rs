@@ -1,7 +1,9 @@
-//! `kim-fig7`: how the adaptive controllers change the scan rate while guests run (Kim 2014 §6.2.1, Fig. 7).
+//! `kim-fig7`: how the adaptive controllers change the scan rate while guests run (Kim 2014 §6.2.1,
+//! Fig. 7).
 //!
-//! Two guests sort more text than they have memory for, beside two that use up the CPUs. Each controller has a plot of its
-//! rate, of what it saves, and of what the guests swap, second by second.
+//! Two guests sort more text than they have memory for, beside two that use up the CPUs. Each
+//! controller has a plot of its rate, of what it saves, and of what the guests swap, second by
+//! second.
 
 use std::time::Duration;
 

@@ -1,12 +1,15 @@
-//! `kim-table1`: what is shareable among all VMs, within groups only, and within each VM only (Kim 2014, Table 1).
+//! `kim-table1`: what is shareable among all VMs, within groups only, and within each VM only (Kim
+//! 2014, Table 1).
 //!
-//! Two groups of four guests work for a while. Then identical pages are looked for flat out until nothing more is found,
-//! by one engine for all guests, by one for each group, or by one for each guest: an engine knows only those that it
-//! is given. Each case begins with fresh guests of the same seeds, for what has been merged once stays apart from what
-//! has not. Counted is what sharing saves: of each content all pages but one. Pages of zeros are dropped and stand apart.
+//! Two groups of four guests work for a while. Then identical pages are looked for flat out until
+//! nothing more is found, by one engine for all guests, by one for each group, or by one for each
+//! guest: an engine knows only those that it is given. Each case begins with fresh guests of the
+//! same seeds, for what has been merged once stays apart from what has not. Counted is what sharing
+//! saves: of each content all pages but one. Pages of zeros are dropped and stand apart.
 //!
-//! Other than in the paper both groups run the same system always; `graph` stands for NPB BT; and a guest's program,
-//! which is the whole of its software beside the kernel, is small: less is the same than with a full system.
+//! Other than in the paper both groups run the same system always; `graph` stands for NPB BT; and a
+//! guest's program, which is the whole of its software beside the kernel, is small: less is the
+//! same than with a full system.
 
 use std::time::{Duration, Instant};
 
@@ -32,7 +35,8 @@ const START_LIMIT: Duration = Duration::from_secs(90);
 /// How long the guests work before it is looked what they share.
 const WORK: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Looking is over when so long nothing more than [`LITTLE`] was saved, or at last after [`LOOK_LIMIT`].
+/// Looking is over when so long nothing more than [`LITTLE`] was saved, or at last after
+/// [`LOOK_LIMIT`].
 const QUIET: Duration = Duration::from_secs(4);
 const LITTLE: f64 = 0.5;
 const LOOK_LIMIT: Duration = Duration::from_secs(25);

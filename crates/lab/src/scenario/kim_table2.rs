@@ -1,11 +1,12 @@
 //! `kim-table2`: what a group has to spare as a cache of a guest's disk (Kim 2014 §6.2.3, Table 2).
 //!
 //! One guest reads a file at random, more than its memory holds, from a disk with moving heads. It
-//! does not swap, so `demand` gives it little. Four others compute pi and hold much that is the same.
-//! What merging finds there is shared out by each policy in turn, and once what nobody asks for is a
-//! cache of the disk.
+//! does not swap, so `demand` gives it little. Four others compute pi and hold much that is the
+//! same. What merging finds there is shared out by each policy in turn, and once what nobody asks
+//! for is a cache of the disk.
 //!
-//! Each setting has fresh guests. Merging has the warm-up to find what is the same; the window counts.
+//! Each setting has fresh guests. Merging has the warm-up to find what is the same; the window
+//! counts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,20 +1,21 @@
-//! `meb-accuracy`: working sets and miss-ratio curves as the product estimates them, against every access
-//! that the guests made (MEB §5.2.1, Fig. 10).
+//! `meb-accuracy`: working sets and miss-ratio curves as the product estimates them, against every
+//! access that the guests made (MEB §5.2.1, Fig. 10).
 //!
-//! Ten workloads, each in a guest of its own that has both the shim and the tracer. The worker's own code
-//! tracks it within the 1 % budget, while the tracer records each page touched in each tenth of a second:
-//! estimate and truth come from the same run, the same clock and the same definition, the truth exactly
-//! and over all granules. (The paper compares two runs, aligned by instruction counts.) Like the paper, which
-//! samples every five seconds, they are compared interval by interval: the mean working set and the mean curve
-//! of five seconds, of the estimate and of the truth, after a time in which the filling of memory is forgotten.
-//! A second figure compares single moments: there, a change that is seen a second late counts as one that is
-//! not seen.
+//! Ten workloads, each in a guest of its own that has both the shim and the tracer. The worker's
+//! own code tracks it within the 1 % budget, while the tracer records each page touched in each
+//! tenth of a second: estimate and truth come from the same run, the same clock and the same
+//! definition, the truth exactly and over all granules. (The paper compares two runs, aligned by
+//! instruction counts.) Like the paper, which samples every five seconds, they are compared
+//! interval by interval: the mean working set and the mean curve of five seconds, of the estimate
+//! and of the truth, after a time in which the filling of memory is forgotten. A second figure
+//! compares single moments: there, a change that is seen a second late counts as one that is not
+//! seen.
 //!
-//! The true curves are written beside the page, one for each interval: the balancer is simulated with them
-//! (`crates/sim/benches/fleet.rs`).
+//! The true curves are written beside the page, one for each interval: the balancer is simulated
+//! with them (`crates/sim/benches/fleet.rs`).
 //!
-//! Left out: how well a guest is tracked at full speed. The tracer slows memory accesses down several times, so
-//! the patterns are the workloads' own but sparser in time.
+//! Left out: how well a guest is tracked at full speed. The tracer slows memory accesses down
+//! several times, so the patterns are the workloads' own but sparser in time.
 
 use std::time::Duration;
 

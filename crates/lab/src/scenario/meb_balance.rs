@@ -1,13 +1,17 @@
-//! `meb-table3` to `meb-table8`: memory balanced between guests by their miss-ratio curves (Wang 2016 §5.3).
+//! `meb-table3` to `meb-table8`: memory balanced between guests by their miss-ratio curves (Wang
+//! 2016 §5.3).
 //!
-//! The paper's guests, a fifth as large where they are large (an eighth in Table 8), with programs of the same kinds: `suite` for
-//! DaCapo, `graph` for Graph Analytics, `data` for Data Analytics, `pi` for 186.crafty, `random-array` for 429.mcf. Swap lies on a
-//! disk of 3,000 operations per second, as a general volume of a cloud has.
+//! The paper's guests, a fifth as large where they are large (an eighth in Table 8), with programs
+//! of the same kinds: `suite` for DaCapo, `graph` for Graph Analytics, `data` for Data Analytics,
+//! `pi` for 186.crafty, `random-array` for 429.mcf. Swap lies on a disk of 3,000 operations per
+//! second, as a general volume of a cloud has.
 //!
-//! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and programs are held to a pace that these can
-//! keep, with time to spare, where there is enough memory: what one does not get done for want of memory is nobody else's
-//! gain. So that a graph is gone through in seconds at that pace, its vertices have properties that nobody reads. What guests need is
-//! what they hold when they miss nothing: some 70 MB more than their programs' data. Memory moves for longer before it counts.
+//! Table 8 is sixteen guests, for which the paper had as many CPUs. Here they have two, and
+//! programs are held to a pace that these can keep, with time to spare, where there is enough
+//! memory: what one does not get done for want of memory is nobody else's gain. So that a graph is
+//! gone through in seconds at that pace, its vertices have properties that nobody reads. What
+//! guests need is what they hold when they miss nothing: some 70 MB more than their programs' data.
+//! Memory moves for longer before it counts.
 
 use std::time::Duration;
 

@@ -1,11 +1,12 @@
-//! `meb-imt`: intermittent tracking over recorded traces: how often it is on, and how wrong it is meanwhile
-//! (MEB §5.2.3, Table II).
+//! `meb-imt`: intermittent tracking over recorded traces: how often it is on, and how wrong it is
+//! meanwhile (MEB §5.2.3, Table II).
 //!
-//! Each workload is recorded once, with tracking always on: its mean working set in every second, and its event.
-//! Every way to judge the event is then replayed over the same trace: when it says "on" the recorded working set is
-//! known, else the last known one stands. A second stands for the paper's interval of five, as the workloads'
-//! phases are shorter by as much. The event is the paper's dTLB misses where there is a counter for them; here it is
-//! the touches of a small sample of granules that stays tracked, as the worker counts them.
+//! Each workload is recorded once, with tracking always on: its mean working set in every second,
+//! and its event. Every way to judge the event is then replayed over the same trace: when it says
+//! "on" the recorded working set is known, else the last known one stands. A second stands for the
+//! paper's interval of five, as the workloads' phases are shorter by as much. The event is the
+//! paper's dTLB misses where there is a counter for them; here it is the touches of a small sample
+//! of granules that stays tracked, as the worker counts them.
 //!
 //! The traces are written beside the page (`meb-imt-<workload>.csv`).
 

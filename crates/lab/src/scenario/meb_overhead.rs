@@ -1,27 +1,30 @@
 //! `meb-overhead`: what each way to track takes from the guest (MEB §5.2.2 and §5.2.3, Table I).
 //!
-//! Each workload runs in a guest of its own while tracking is switched off and on. Guest, fault handler and tracker
-//! share one CPU, so all that tracking takes (traps, moves, updates of the LRU stack) is taken from the workload. Ways
-//! that are dear show in the workload's own rate with and without ([`pairs`](crate::meb::pairs)), which has a noise of
-//! several percent. Ways that are off most of the time or cost a percent are told by the time that tracking takes
+//! Each workload runs in a guest of its own while tracking is switched off and on. Guest, fault
+//! handler and tracker share one CPU, so all that tracking takes (traps, moves, updates of the LRU
+//! stack) is taken from the workload. Ways that are dear show in the workload's own rate with and
+//! without ([`pairs`](crate::meb::pairs)), which has a noise of several percent. Ways that are off
+//! most of the time or cost a percent are told by the time that tracking takes
 //! ([`taken`](crate::meb::taken)); their speeds are shown, too.
 //!
-//! In the paper updates are made within the trap, and the guest waits for them; here they are made beside it, from a
-//! ring, which a linked list cannot keep up with: updates that were not made because traps came too fast are added
-//! at the price of those that were made.
+//! In the paper updates are made within the trap, and the guest waits for them; here they are made
+//! beside it, from a ring, which a linked list cannot keep up with: updates that were not made
+//! because traps came too fast are added at the price of those that were made.
 //!
-//! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8 KiB, for all
-//! ways but the budget, which uses what the product uses, 128 KiB.
+//! The paper's guests of 4 GB have 32 k tags of 128 KiB. So have these of 256 MB, with tags of 8
+//! KiB, for all ways but the budget, which uses what the product uses, 128 KiB.
 //!
-//! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic hot set
-//! grows first, intermittent tracking learns and then rests for two minutes at most, a budget has to find out what a trap
-//! costs. How long all that takes, and how long a window must be, each way knows itself
-//! ([`Schedule`]). A window without stands between each two with, and is the neighbour
-//! of both, also where one is the last of a way and the other the first of the next. All of it takes 35 minutes.
+//! Tracking begins anew in each window, and what it does at its beginning does not count: a dynamic
+//! hot set grows first, intermittent tracking learns and then rests for two minutes at most, a
+//! budget has to find out what a trap costs. How long all that takes, and how long a window must
+//! be, each way knows itself ([`Schedule`]). A window without stands between each two with, and is
+//! the neighbour of both, also where one is the last of a way and the other the first of the next.
+//! All of it takes 35 minutes.
 //!
-//! Whatever moves pieces of memory splits the huge pages that they lie in, and these stay split when tracking
-//! ends, until the kernel finds the time to join them. No pair shows that; how fast each guest is without tracking
-//! after all of it, against before all of it, does (`huge_pages_lost`).
+//! Whatever moves pieces of memory splits the huge pages that they lie in, and these stay split
+//! when tracking ends, until the kernel finds the time to join them. No pair shows that; how fast
+//! each guest is without tracking after all of it, against before all of it, does
+//! (`huge_pages_lost`).
 
 use std::time::Duration;
 
@@ -77,7 +80,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// Adds the cells of these workloads; answers what each of their guests has lost when tracking has ended.
+/// Adds the cells of these workloads; answers what each of their guests has lost when tracking has
+/// ended.
 fn measure(
     context: &Context,
     workloads: &[Workload],
@@ -146,7 +150,8 @@ impl<'a> Bench<'a> {
         Ok(Self { lab, before: latest.rates.clone(), latest })
     }
 
-    /// Windows with and without in turn. The window without before the first is the last of the way before.
+    /// Windows with and without in turn. The window without before the first is the last of the way
+    /// before.
     fn measure(&mut self, way: &Way) -> Result<Vec<Measured>, LabError> {
         let mut all: Vec<Measured> = self.before.iter().map(|_| Measured::default()).collect();
         self.add_without(&mut all);
@@ -191,7 +196,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What the updates would have taken that were not made, as a share of the time, at the price of the others.
+/// What the updates would have taken that were not made, as a share of the time, at the price of
+/// the others.
 fn unmade_updates(record: &Record) -> f64 {
     let made = record.traps().saturating_sub(record.lost);
     if made == 0 { 0.0 } else { record.cpu_share() * record.lost as f64 / made as f64 }

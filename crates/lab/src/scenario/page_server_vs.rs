@@ -4,9 +4,9 @@
 //! shared memory (it has no memory of its own that remembers anything). The client reads and writes
 //! pages at random, with 1, 16 or 64 requests under way, over a unix socket, TCP and TLS. All of it
 //! was written before. Servers take turns within each point, and points come round several times,
-//! so that what else the machine does falls on all of them alike. The client has a CPU of its own, and
-//! the server that it loads has another one: where both may be on one, they are at times, and how often is
-//! the scheduler's business.
+//! so that what else the machine does falls on all of them alike. The client has a CPU of its own,
+//! and the server that it loads has another one: where both may be on one, they are at times, and
+//! how often is the scheduler's business.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;

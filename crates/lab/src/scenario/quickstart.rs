@@ -1,10 +1,11 @@
 //! `quickstart`: the main job on six real guests, without Overbook's help and with it.
 //!
-//! Two tenants. In `shop` one guest works on about 100 MB more than it has and swaps to a disk as slow
-//! as a hard disk, while its three neighbours idle; `research` computes and checks its memory. The load
-//! stays the same; only the daemon's mode changes from `observe` to `enforce`, by a reload, as an
-//! operator would do it. Each tenant's guests run on a CPU of their own where there are two, and the
-//! other guests' work is paced, so that what is seen is memory and not who gets the CPU.
+//! Two tenants. In `shop` one guest works on about 100 MB more than it has and swaps to a disk as
+//! slow as a hard disk, while its three neighbours idle; `research` computes and checks its memory.
+//! The load stays the same; only the daemon's mode changes from `observe` to `enforce`, by a
+//! reload, as an operator would do it. Each tenant's guests run on a CPU of their own where there
+//! are two, and the other guests' work is paced, so that what is seen is memory and not who gets
+//! the CPU.
 
 use std::time::Duration;
 
@@ -63,8 +64,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// The recording, cut at the change of mode. Where a guest was silent, the benefit of the doubt goes
-/// against Overbook: no such second counts under `observe`, each counts as no work under `enforce`.
+/// The recording, cut at the change of mode. Where a guest was silent, the benefit of the doubt
+/// goes against Overbook: no such second counts under `observe`, each counts as no work under
+/// `enforce`.
 struct Outcome<'a> {
     recording: &'a Recording,
     observe_s: f64,

@@ -6,10 +6,11 @@
 //! killed again and again. Each second what the daemon shows is held against what this program sees
 //! for itself:
 //!
-//! * **stale**: a value whose digits have been the same since before the moment that it is said to be of. So its moment is not
-//!   when it was found out;
-//! * **too large**: a working set above what the VM holds by the kernel's counters (resident, shared with others,
-//!   swapped out), at any moment from that of the reading to now, and a twentieth;
+//! * **stale**: a value whose digits have been the same since before the moment that it is said to
+//!   be of. So its moment is not when it was found out;
+//! * **too large**: a working set above what the VM holds by the kernel's counters (resident,
+//!   shared with others, swapped out), at any moment from that of the reading to now, and a
+//!   twentieth;
 //! * **over budget**: a cost above what the group's configuration allows.
 //!
 //! How old readings are, and for how much of the time there are none, is told as well: who says

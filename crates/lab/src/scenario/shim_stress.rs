@@ -1,4 +1,5 @@
-//! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim ([`crate::stress`]).
+//! `shim-stress`: not a byte is lost while a worker from hell has its way with the shim
+//! ([`crate::stress`]).
 //!
 //! Ten minutes with a program that stands in for QEMU, where every operation is known and timed,
 //! and whose guests KVM runs; a swap file takes what is paged out. Then ten with real guests that
@@ -124,7 +125,8 @@ fn panicked() -> LabError {
     std::io::Error::other("a thread of the scenario panicked").into()
 }
 
-/// Balloons go up and down, which discards memory, until then; notes the longest stall that guests report.
+/// Balloons go up and down, which discards memory, until then; notes the longest stall that guests
+/// report.
 fn move_balloons(
     lab: &Lab,
     seed: u64,

@@ -1,8 +1,8 @@
 //! `truth`: what the tracer is worth as ground truth, and what it costs.
 //!
-//! A guest works at random over an array of known size; its exact working set, from the pages that it was
-//! seen to touch, must be that array and the little that kernel and program need. Then three workloads run
-//! with and without the tracer.
+//! A guest works at random over an array of known size; its exact working set, from the pages that
+//! it was seen to touch, must be that array and the little that kernel and program need. Then three
+//! workloads run with and without the tracer.
 
 use std::time::Duration;
 

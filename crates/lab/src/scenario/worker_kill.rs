@@ -1,11 +1,11 @@
-//! `worker-kill`: a group's worker is killed fifty times at random moments while granules of its guests are
-//! out of reach.
+//! `worker-kill`: a group's worker is killed fifty times at random moments while granules of its
+//! guests are out of reach.
 //!
-//! Nobody may notice but the daemon, which starts another: the shim gives everything back by itself, no guest
-//! stands still for long, no byte is lost, and tracking goes on. How long a guest stands still it says itself: the
-//! longest time between two pages that `verify` checks (some tens of microseconds apart), or two hundred
-//! accesses of `random-array`. The same is measured before the first kill: a guest on a busy machine stands still
-//! at times for other reasons.
+//! Nobody may notice but the daemon, which starts another: the shim gives everything back by
+//! itself, no guest stands still for long, no byte is lost, and tracking goes on. How long a guest
+//! stands still it says itself: the longest time between two pages that `verify` checks (some tens
+//! of microseconds apart), or two hundred accesses of `random-array`. The same is measured before
+//! the first kill: a guest on a busy machine stands still at times for other reasons.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! What a tormentor has the shim share: pages as they were a moment ago, in a pool of its own.
 //!
-//! The memory is written all the time, so some are still the same when the shim looks, and some are not. A slot is
-//! used once: which pages share it is of no interest here. When a tormentor ends, its pool lives on in the mappings,
-//! as that of a worker that has died.
+//! The memory is written all the time, so some are still the same when the shim looks, and some are
+//! not. A slot is used once: which pages share it is of no interest here. When a tormentor ends,
+//! its pool lives on in the mappings, as that of a worker that has died.
 
 use std::os::fd::OwnedFd;
 
@@ -39,7 +39,8 @@ impl Sharing {
         self.pool.reader().ok()
     }
 
-    /// Some pages and slots that hold, or held just now, the same; `None` when there are no slots left.
+    /// Some pages and slots that hold, or held just now, the same; `None` when there are no slots
+    /// left.
     pub(crate) fn any_run(&mut self, random: &mut Random, regions: &[Region]) -> Option<Merge> {
         let (first, pages) = any_pages(random, regions, LONGEST)?;
         let pages = pages.min(SLOTS - self.next);

@@ -1,4 +1,5 @@
-//! The worker from hell: does to a shim whatever the protocol allows, in no order, and much that it forbids.
+//! The worker from hell: does to a shim whatever the protocol allows, in no order, and much that it
+//! forbids.
 //!
 //! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at
 //! any instant, in the middle of a message or of a release. Its life is drawn from a seed: it
@@ -6,9 +7,9 @@
 //! memory handed over and takes it, floods the socket without reading, sends garbage, falls silent,
 //! hangs up, comes back. Each answer is held against what it may be.
 //!
-//! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a question
-//! unanswered for ten seconds, except by closing the connection. Whether guest memory survived is for
-//! others to say: this side never sees it.
+//! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a
+//! question unanswered for ten seconds, except by closing the connection. Whether guest memory
+//! survived is for others to say: this side never sees it.
 
 use std::io::Write;
 use std::os::fd::AsFd;

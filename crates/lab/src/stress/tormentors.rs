@@ -34,7 +34,8 @@ pub struct Toll {
     pub longest_give_back: Duration,
 }
 
-/// Has the shim of `process` tormented until then. `watch` is asked between two tormentors whether to go on.
+/// Has the shim of `process` tormented until then. `watch` is asked between two tormentors whether
+/// to go on.
 pub(crate) fn torment(
     process: Identity,
     seed: u64,

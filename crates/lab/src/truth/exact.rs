@@ -1,12 +1,13 @@
 //! Exact working set and miss-ratio curve from ticks of touched pages.
 //!
-//! **Idea.** At the resolution of ticks, granules that were last referenced in the same tick are alike. So it
-//! is enough to know how many granules were last referenced in each tick. A reference now to a granule whose
-//! last one was in tick `s` has as distance all granules last referenced in later ticks, and those of this
-//! tick that come from `s` or before. One walk over the ticks answers this for all references of a tick.
+//! **Idea.** At the resolution of ticks, granules that were last referenced in the same tick are
+//! alike. So it is enough to know how many granules were last referenced in each tick. A reference
+//! now to a granule whose last one was in tick `s` has as distance all granules last referenced in
+//! later ticks, and those of this tick that come from `s` or before. One walk over the ticks
+//! answers this for all references of a tick.
 //!
-//! **Cost.** Per tick, its pages and a walk over the ticks so far (an hour's trace: 36,000 ticks, a second
-//! in all); 4 bytes per granule and 12 per tick.
+//! **Cost.** Per tick, its pages and a walk over the ticks so far (an hour's trace: 36,000 ticks, a
+//! second in all); 4 bytes per granule and 12 per tick.
 
 use std::collections::BTreeMap;
 
@@ -108,7 +109,8 @@ impl Exact {
         self.ticks.push(Past { end_us, last_here });
     }
 
-    /// Marks the granules of these pages as referenced in the tick to come; counts them by where they were.
+    /// Marks the granules of these pages as referenced in the tick to come; counts them by where
+    /// they were.
     fn move_to_now(&mut self, pages: &[u32]) -> BTreeMap<u32, u32> {
         let now = u32::try_from(self.ticks.len() + 1).unwrap_or(u32::MAX);
         let mut came_from = BTreeMap::new();
@@ -135,8 +137,8 @@ impl Exact {
         self.histogram.curve().scaled(self.granule_bytes() as f64)
     }
 
-    /// The least memory with a tolerable miss ratio. While more references than that are first ones, no
-    /// memory is enough: then it is everything ever touched.
+    /// The least memory with a tolerable miss ratio. While more references than that are first
+    /// ones, no memory is enough: then it is everything ever touched.
     #[must_use]
     pub fn working_set_size(&self) -> Bytes {
         let least = self.histogram.curve().least_size(self.definition.tolerable);

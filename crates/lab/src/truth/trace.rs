@@ -1,8 +1,8 @@
 //! Reads the tracer's file; its format stands in `crates/tracer/src/trace.rs`.
 //!
-//! The file may end anywhere: QEMU was killed, the disk was full, or the guest still runs. Only whole
-//! records count; after the last one the reader answers "no more" and can be asked again later. What
-//! cannot be the tracer's work is an error that says where.
+//! The file may end anywhere: QEMU was killed, the disk was full, or the guest still runs. Only
+//! whole records count; after the last one the reader answers "no more" and can be asked again
+//! later. What cannot be the tracer's work is an error that says where.
 
 use std::fs::File;
 use std::io::{self, Read};

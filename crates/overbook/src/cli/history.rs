@@ -1,4 +1,5 @@
-//! `overbook history NAME`: what a VM had and what was done to it, or what a group lent and borrowed.
+//! `overbook history NAME`: what a VM had and what was done to it, or what a group lent and
+//! borrowed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

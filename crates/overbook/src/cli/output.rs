@@ -1,8 +1,8 @@
 //! The only place that writes to standard output.
 //!
-//! Names of VMs and error texts come from guests and from QEMU. On a terminal a control character in
-//! them could move the cursor or worse, so everything but line breaks is made visible. JSON escapes
-//! control characters by itself.
+//! Names of VMs and error texts come from guests and from QEMU. On a terminal a control character
+//! in them could move the cursor or worse, so everything but line breaks is made visible. JSON
+//! escapes control characters by itself.
 
 use std::{
     io::{self, Write},

@@ -1,7 +1,7 @@
 //! `overbook pause`, `resume` and `release`.
 //!
-//! `release` must work in every state, above all when the daemon is dead: then the journal says what
-//! there is to undo. A daemon that cannot be asked is ended first.
+//! `release` must work in every state, above all when the daemon is dead: then the journal says
+//! what there is to undo. A daemon that cannot be asked is ended first.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
 //! What the processes that serve VMs' disks say, as the loop sees it.
 //!
-//! They run on their own, and may be dead or slow. So at the end of each tick the groups' processes are
-//! told what is wanted of them and asked how they do, in a task each; the next tick shows what that brought.
+//! They run on their own, and may be dead or slow. So at the end of each tick the groups' processes
+//! are told what is wanted of them and asked how they do, in a task each; the next tick shows what
+//! that brought.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -60,15 +61,15 @@ impl Disks {
     /// What is wanted of a group's disks.
     fn order(&self, spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
         let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
-        // Who has all that it may have lacks nothing that the host has taken: what it swaps is its own
-        // business (Overdriver, footnote 5).
-        let is_served = |vm: &VmName| {
+        // Who has all that it may have lacks nothing that the host has taken: what it swaps is its
+        // own business (Overdriver, footnote 5).
+        let is_at_max = |vm: &VmName| {
             let limits = plan.vms.get(vm).and_then(|decision| decision.limits);
             let has = self.balloons.get(vm);
             limits.zip(has).is_some_and(|(limits, has)| *has >= limits.max)
         };
-        let served = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_served(vm));
-        Order { cache: Some(quota), served: Some(served.cloned().collect()) }
+        let at_max = spec.disks_of(group).map(|(_, disk)| &disk.vm).filter(|vm| is_at_max(vm));
+        Order { cache: Some(quota), at_max: Some(at_max.cloned().collect()) }
     }
 
     fn ask_one(&self, spec: &Spec, group: &GroupName, order: Order) -> JoinHandle<()> {
@@ -133,8 +134,8 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut order = String::new();
             BufReader::new(&mut stream).read_line(&mut order).await.unwrap();
-            let served = Some(BTreeSet::from(["web-1".into()]));
-            let wanted = Order { cache: Some(Bytes::mib(7)), served };
+            let at_max = Some(BTreeSet::from(["web-1".into()]));
+            let wanted = Order { cache: Some(Bytes::mib(7)), at_max };
             assert_eq!(serde_json::from_str::<Order>(&order).unwrap(), wanted);
             stream.write_all(&serde_json::to_vec(&status).unwrap()).await.unwrap();
         });

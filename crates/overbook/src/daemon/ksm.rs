@@ -1,5 +1,5 @@
-//! The kernel's KSM, as the loop sees it: who may be merged by it is looked at in every tick, the group's scan
-//! rate becomes an order, and what became of that goes into the view.
+//! The kernel's KSM, as the loop sees it: who may be merged by it is looked at in every tick, the
+//! group's scan rate becomes an order, and what became of that goes into the view.
 //!
 //! It serves VMs without the shim, whose pages no worker can merge, if the operator says so (`ksm`
 //! in `[host]`), and only while all memory of the host that it could merge is of one group

@@ -1,8 +1,8 @@
 //! What the daemon's loop says in its log: the same words as everywhere.
 //!
 //! One line for every change of a VM's memory with its reason, and one when something about a VM or
-//! the host begins or ends (it cannot be reached, it is uncooperative, the host is short). What stays as
-//! it is is not said again: a log that repeats itself is not read.
+//! the host begins or ends (it cannot be reached, it is uncooperative, the host is short). What
+//! stays as it is is not said again: a log that repeats itself is not read.
 
 use std::collections::BTreeMap;
 
@@ -69,8 +69,8 @@ impl Log {
 /// Discovered, and nothing is known yet: no news.
 const NEW: &str = "new";
 
-/// What is wrong with a VM for longer than a moment: its kind, which tells news from repetition (the
-/// text holds figures that change every second), and its words.
+/// What is wrong with a VM for longer than a moment: its kind, which tells news from repetition
+/// (the text holds figures that change every second), and its words.
 fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
     if is_first_contact(link) {
         return Some((NEW, String::new()));

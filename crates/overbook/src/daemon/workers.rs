@@ -1,11 +1,12 @@
-//! The groups' workers, as the loop sees them: in every tick they are told which VMs to work on, and what
-//! they have found out goes into the view.
+//! The groups' workers, as the loop sees them: in every tick they are told which VMs to work on,
+//! and what they have found out goes into the view.
 //!
-//! A group has a worker while one of its VMs can be tracked or merged, or can hand over what it frees: it was started with the shim, its
-//! group has tracking, dedup or free pages on, and nobody has paused Overbook. Where dedup was switched off it also has
-//! one until its VMs share nothing any more. Where that holds for no VM nothing is started. Each
-//! worker has a task that starts it, passes lines both ways and starts it again when it ends
-//! ([`keeper`]); the loop only leaves orders and copies reports, and waits for nobody.
+//! A group has a worker while one of its VMs can be tracked or merged, or can hand over what it
+//! frees: it was started with the shim, its group has tracking, dedup or free pages on, and nobody
+//! has paused Overbook. Where dedup was switched off it also has one until its VMs share nothing
+//! any more. Where that holds for no VM nothing is started. Each worker has a task that starts it,
+//! passes lines both ways and starts it again when it ends ([`keeper`]); the loop only leaves
+//! orders and copies reports, and waits for nobody.
 
 mod cgroup;
 mod keeper;
@@ -290,8 +291,9 @@ fn no_younger<T>(reading: Reading<T>, reported: Time) -> Reading<T> {
     Reading { at: reading.at.min(reported), ..reading }
 }
 
-/// How much of the guest lies in its swap: written there and not read back. Pages of ended processes
-/// count until their swap is used again; never more than the VM has RAM, for it is the guest's word.
+/// How much of the guest lies in its swap: written there and not read back. Pages of ended
+/// processes count until their swap is used again; never more than the VM has RAM, for it is the
+/// guest's word.
 fn swapped(vm: &VmView) -> Bytes {
     let stats = vm.stats.map(|reading| reading.value).unwrap_or_default();
     let (out, back) = (stats.swap_out.unwrap_or_default(), stats.swap_in.unwrap_or_default());

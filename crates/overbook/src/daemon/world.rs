@@ -43,7 +43,7 @@ impl Act for World<'_> {
         self.workers.take(takes);
     }
 
-    fn serve(&mut self, plan: &Plan) {
+    fn tell_disks(&mut self, plan: &Plan) {
         self.disks.ask(self.spec, plan);
     }
 }

@@ -1,7 +1,7 @@
 //! The cache of a group's data disks, which is as large as the daemon says.
 //!
-//! What it says holds for [`ORDER_LASTS`]. After that the cache is emptied: without a daemon nobody knows
-//! whether the group still has that memory to spare.
+//! What it says holds for [`ORDER_LASTS`]. After that the cache is emptied: without a daemon nobody
+//! knows whether the group still has that memory to spare.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The keeper: holds the disks' sockets, and starts again what serves them.
 //!
-//! Problem: QEMU tries a socket that nobody listens on again after one second, then two, four, up to
-//! sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive who serves
+//! Problem: QEMU tries a socket that nobody listens on again after one second, then two, four, up
+//! to sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive who serves
 //! them. This process binds them and does nothing else; whoever it starts inherits them. While
 //! there is nobody, QEMU is connected already, and waits no longer than the start takes.
 

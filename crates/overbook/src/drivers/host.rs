@@ -1,7 +1,7 @@
 //! The host itself, as one reading: its memory, and how busy its CPUs are.
 //!
-//! Three small files, about 100 µs. A host without PSI has a reading without it; a host whose meminfo
-//! cannot be read has no reading, and the policy hands nothing out.
+//! Three small files, about 100 µs. A host without PSI has a reading without it; a host whose
+//! meminfo cannot be read has no reading, and the policy hands nothing out.
 
 use model::{HostReading, Reading};
 use sys::cpu_time::CpuTime;

@@ -42,8 +42,8 @@ pub(super) fn of(client: &Client, socket: &Path) -> Peer {
     Peer { incarnation, qemu }
 }
 
-/// Whether the life that `incarnation` names has ended for good: nothing is left at its socket, and its
-/// process, if it was known by one, is gone.
+/// Whether the life that `incarnation` names has ended for good: nothing is left at its socket, and
+/// its process, if it was known by one, is gone.
 pub(super) fn is_over(incarnation: u64, socket: &Path) -> bool {
     let pid = incarnation & ((1 << PID_BITS) - 1);
     let process = u32::try_from(pid).ok().and_then(Identity::of);

@@ -1,17 +1,18 @@
 //! The hand on the kernel's KSM: drives it, has it rest, and puts back what was there before.
 //!
-//! **Originals first.** Before a setting is changed for the first time its value is in the journal. What is
-//! on record is what is, or may be, other than it was; so a daemon that starts again never takes its own
-//! settings for the operator's, and whoever was killed between two writes just writes again.
+//! **Originals first.** Before a setting is changed for the first time its value is in the journal.
+//! What is on record is what is, or may be, other than it was; so a daemon that starts again never
+//! takes its own settings for the operator's, and whoever was killed between two writes just writes
+//! again.
 //!
-//! **Others.** Before it does anything it looks whether the settings still are what it wrote. One that is
-//! not is somebody else's from then on: it is struck from the record and never written again; KSM is not
-//! driven any more, and what is left of ours goes back. Only putting everything back ends that. What others
-//! change while no daemon runs is not noticed.
+//! **Others.** Before it does anything it looks whether the settings still are what it wrote. One
+//! that is not is somebody else's from then on: it is struck from the record and never written
+//! again; KSM is not driven any more, and what is left of ours goes back. Only putting everything
+//! back ends that. What others change while no daemon runs is not noticed.
 //!
-//! **Unmerging** copies all that is merged, on the whole host. It is done if KSM did not run before and had
-//! merged nothing, and only if the host has the room; else the pages stay merged until guests write to
-//! them, and the record stays, so that it is tried again.
+//! **Unmerging** copies all that is merged, on the whole host. It is done if KSM did not run before
+//! and had merged nothing, and only if the host has the room; else the pages stay merged until
+//! guests write to them, and the record stays, so that it is tried again.
 //!
 //! All of this waits for the kernel and the disk: it runs on a thread that may ([`task`]).
 
@@ -75,7 +76,8 @@ impl From<ProcError> for KsmTrouble {
 /// What was done, in words; `None`: nothing was to be done.
 pub type Outcome = Result<Option<String>, KsmTrouble>;
 
-/// Whoever writes KSM's settings. There is one at a time: it belongs to the holder of the state's lock.
+/// Whoever writes KSM's settings. There is one at a time: it belongs to the holder of the state's
+/// lock.
 #[derive(Debug)]
 pub struct Hand {
     ksm: Ksm,
@@ -205,8 +207,8 @@ impl Hand {
         Ok(record)
     }
 
-    /// Stops what did not run before, and puts back the other settings. What is left on record is what is
-    /// left to undo: unmerging.
+    /// Stops what did not run before, and puts back the other settings. What is left on record is
+    /// what is left to undo: unmerging.
     fn undo_settings(
         &mut self,
         mut record: KsmRecord,
@@ -245,7 +247,8 @@ impl Hand {
     }
 }
 
-/// The settings with which KSM looks at so many pages in a millisecond, as far as its own time allows.
+/// The settings with which KSM looks at so many pages in a millisecond, as far as its own time
+/// allows.
 fn settings_at(rate: PagesPerMs) -> Settings {
     let pages = rate.0.saturating_mul(SLEEP_MS);
     Settings::from([
@@ -256,7 +259,8 @@ fn settings_at(rate: PagesPerMs) -> Settings {
     ])
 }
 
-/// What the host has beyond the default reserve. It must do without the configuration, as `release` must.
+/// What the host has beyond the default reserve. It must do without the configuration, as `release`
+/// must.
 fn room_of_host() -> Bytes {
     MemInfo::read().map_or(Bytes::ZERO, |host| {
         host.available.minus(host.total.percent(tuning::HOST_RESERVE_PERCENT))

@@ -62,8 +62,8 @@ impl Meter {
         self.overhead.map(|overhead| overhead.own)
     }
 
-    /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not in it; copies of them
-    /// are, in the place of RAM's own.
+    /// Whether guest RAM of this size can occupy `used`. Pages of a pool are not in it; copies of
+    /// them are, in the place of RAM's own.
     fn explains(&self, used: Bytes, counters: &Counters) -> bool {
         let ram: Bytes = self.ram_sizes.iter().copied().sum();
         used > counters.page_tables && used <= ram.plus(ram.share(1, 64)).plus(counters.page_tables)

@@ -1,7 +1,8 @@
 //! The journal as the VMs' tasks use it: whoever needs the disk waits for it, and nobody else.
 //!
-//! Writing syncs, and a disk may take its time for that, or hang. So it happens on a thread that may
-//! wait; the VM whose original is being written waits, the loop and the other VMs' connections do not.
+//! Writing syncs, and a disk may take its time for that, or hang. So it happens on a thread that
+//! may wait; the VM whose original is being written waits, the loop and the other VMs' connections
+//! do not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -48,8 +49,8 @@ impl Records {
         self.write(move |journal| journal.forget(&record.socket, record.incarnation)).await
     }
 
-    /// Strikes out the lives that are over and cannot be reached any more, so that the journal does not
-    /// grow with every VM that there ever was.
+    /// Strikes out the lives that are over and cannot be reached any more, so that the journal does
+    /// not grow with every VM that there ever was.
     pub(super) async fn strike_the_dead(&self) {
         let all = self.all().await;
         for record in all.into_iter().filter(|r| identity::is_over(r.incarnation, &r.socket)) {

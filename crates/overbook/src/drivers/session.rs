@@ -365,7 +365,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// What is on record of this life of the VM, taken over where it was known by another socket or name.
+/// What is on record of this life of the VM, taken over where it was known by another socket or
+/// name.
 async fn on_record(shared: &Shared, slot: &Slot, peer: &Peer, name: &VmName) -> UndoRecord {
     let fresh = UndoRecord::untouched(name.clone(), slot.path.clone(), peer.incarnation);
     let Some(old) = shared.records.of_life(peer.incarnation).await else { return fresh };

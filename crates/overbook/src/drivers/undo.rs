@@ -1,10 +1,11 @@
 //! What Overbook has changed on a VM, and how it is put back.
 //!
 //! Two things: the interval at which QEMU asks the guest for statistics, and the balloon's size.
-//! Before the first change of each the original goes into an [`UndoRecord`] that is on disk *before* the
-//! change is made; when it cannot be kept, the change is not made. A daemon that starts again finds
-//! the record by the VM's life, so that it never takes its own settings for the originals. What was
-//! put back is struck out by whoever put it back, before anything else is done to the VM.
+//! Before the first change of each the original goes into an [`UndoRecord`] that is on disk
+//! *before* the change is made; when it cannot be kept, the change is not made. A daemon that
+//! starts again finds the record by the VM's life, so that it never takes its own settings for the
+//! originals. What was put back is struck out by whoever put it back, before anything else is done
+//! to the VM.
 //!
 //! Putting back works through a running daemon (the socket serves one client at a time) and without
 //! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and never done to another life of
@@ -53,8 +54,8 @@ pub enum RestoreError {
 /// Why there is nothing to be put back.
 pub(super) const GONE: &str = "its QEMU has ended, nothing is left to undo";
 
-/// Puts back what `undo` says on the VM behind its socket, and strikes it out. Only while no daemon is
-/// connected to it.
+/// Puts back what `undo` says on the VM behind its socket, and strikes it out. Only while no daemon
+/// is connected to it.
 pub async fn restore_at(
     records: &Records,
     undo: &UndoRecord,

@@ -66,7 +66,7 @@ pub enum Entry {
         freed_taken: Option<Bytes>,
         /// What of its disks lay in repositories.
         #[serde(default)]
-        far: Option<Bytes>,
+        in_repositories: Option<Bytes>,
         /// Half of the reads of the slowest of its disks took less, since that was served.
         #[serde(default)]
         disk_read_us: Option<u32>,
@@ -161,8 +161,8 @@ pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadE
     Ok(rows.into_iter().next())
 }
 
-/// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest first.
-/// Blocks on the disk.
+/// The newest `limit` decisions about what `group` lent or borrowed since `since_wall_ms`, oldest
+/// first. Blocks on the disk.
 ///
 /// # Errors
 /// When there is no readable history.
@@ -229,7 +229,7 @@ fn readings(
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
             "SELECT wall_ms, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken, far, disk_read_us FROM reading \
+             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, disk_read_us FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -249,7 +249,7 @@ fn readings(
                     scan_rate: row.get::<_, Option<u32>>(9)?.map(PagesPerMs),
                     freed: size(row, 10)?,
                     freed_taken: size(row, 11)?,
-                    far: size(row, 12)?,
+                    in_repositories: size(row, 12)?,
                     disk_read_us: row.get(13)?,
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })

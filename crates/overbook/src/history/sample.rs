@@ -43,7 +43,7 @@ pub(super) struct Sample {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Disks {
     /// What of them lies in repositories.
-    pub(super) far: Bytes,
+    pub(super) in_repositories: Bytes,
     /// Half of the reads of the slowest took less, in microseconds.
     pub(super) read_us: u64,
 }
@@ -191,10 +191,11 @@ fn disks(view: &VmView, now: Time) -> Option<Disks> {
     let disks = view.disks.values();
     let known = disks.filter_map(|disk| young(Some(disk), now, tuning::USED_STALE_AFTER));
     known.fold(None, |all: Option<Disks>, disk| {
-        let all = all.unwrap_or(Disks { far: Bytes::ZERO, read_us: 0 });
-        let far = disk.repositories.map_or(Bytes::ZERO, |repositories| repositories.held);
+        let all = all.unwrap_or(Disks { in_repositories: Bytes::ZERO, read_us: 0 });
+        let in_repositories =
+            disk.repositories.map_or(Bytes::ZERO, |repositories| repositories.held);
         let read_us = all.read_us.max(disk.read_us_median);
-        Some(Disks { far: all.far.plus(far), read_us })
+        Some(Disks { in_repositories: all.in_repositories.plus(in_repositories), read_us })
     })
 }
 

@@ -24,7 +24,7 @@ CREATE TABLE reading (
     step_s INTEGER NOT NULL, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL,
     used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
     shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER, freed INTEGER, freed_taken INTEGER,
-    far INTEGER, disk_read_us INTEGER,
+    in_repositories INTEGER, disk_read_us INTEGER,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -60,7 +60,7 @@ ALTER TABLE reading ADD COLUMN freed_taken INTEGER;
 ";
 /// From version 4, which knew no disks.
 const FROM_4: &str = "
-ALTER TABLE reading ADD COLUMN far INTEGER;
+ALTER TABLE reading ADD COLUMN in_repositories INTEGER;
 ALTER TABLE reading ADD COLUMN disk_read_us INTEGER;
 ";
 
@@ -219,7 +219,7 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
         let mut reading = transaction.prepare_cached(
             "INSERT OR REPLACE INTO reading \
              (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken, far, disk_read_us) \
+             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, disk_read_us) \
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
         )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
@@ -240,7 +240,7 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 s.scan_rate.map(|PagesPerMs(rate)| rate),
                 size(s.free_pages.map(|free| free.freed)),
                 size(s.free_pages.map(|free| free.taken)),
-                size(s.disks.map(|disks| disks.far)),
+                size(s.disks.map(|disks| disks.in_repositories)),
                 s.disks.map(|disks| signed(disks.read_us))
             ])?;
         }

@@ -1,10 +1,10 @@
 //! What happened between two ticks, as a list of events and as a stream of server-sent events.
 //!
-//! An event is a difference, so a decision that stays the same for an hour is one event. Refusals are
-//! compared by kind: their figures differ in every tick and would drown everything else.
+//! An event is a difference, so a decision that stays the same for an hour is one event. Refusals
+//! are compared by kind: their figures differ in every tick and would drown everything else.
 //!
-//! Each reader has its own place in a ring of [`BUFFER`] events. A reader that falls behind loses the
-//! oldest, is told how many (`lagged`), and never holds up the loop or another reader.
+//! Each reader has its own place in a ring of [`BUFFER`] events. A reader that falls behind loses
+//! the oldest, is told how many (`lagged`), and never holds up the loop or another reader.
 
 use std::{convert::Infallible, mem::discriminant, sync::Arc};
 

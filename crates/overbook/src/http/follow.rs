@@ -2,8 +2,8 @@
 //!
 //! The loop publishes single ticks and forgets them. One task here follows them, keeps the little
 //! that needs a "before", and shows both together, so every reader of the API sees one consistent
-//! moment. Missing a tick (a busy machine) costs an event, never a wrong figure: a rate divides by the
-//! time that really passed between two statistics.
+//! moment. Missing a tick (a busy machine) costs an event, never a wrong figure: a rate divides by
+//! the time that really passed between two statistics.
 //!
 //! Cost: O(VMs) per tick; two numbers and one sentence kept per VM that exists.
 

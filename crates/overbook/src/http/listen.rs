@@ -1,8 +1,9 @@
 //! Opening the sockets: a unix socket for the operator's group, TCP only together with a token.
 //!
-//! A socket file outlives a killed daemon. It is replaced only when nobody answers at it, so a second
-//! daemon never takes the first one's place silently, and a path that is no socket is never removed.
-//! The file gets its mode between `bind` and `listen`: at no moment can a stranger connect.
+//! A socket file outlives a killed daemon. It is replaced only when nobody answers at it, so a
+//! second daemon never takes the first one's place silently, and a path that is no socket is never
+//! removed. The file gets its mode between `bind` and `listen`: at no moment can a stranger
+//! connect.
 //!
 //! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the
 //! kernel tells nobody. So it is looked at once a second ([`UnixDoor`]), and made again under the

@@ -193,8 +193,9 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
     let name = known_vm(&shown, path)?;
     let mut last = shown.last_changes.get(&name).cloned();
     if last.is_none() {
-        // The daemon has not changed this VM since it started; an earlier one may have. An unreadable
-        // history shows in `/v1/host`: the rest of the explanation is worth having without it.
+        // The daemon has not changed this VM since it started; an earlier one may have. An
+        // unreadable history shows in `/v1/host`: the rest of the explanation is worth having
+        // without it.
         let vm = name.clone();
         let row = on_disk(&api, move |history| history.last_change(&vm)).await.unwrap_or_default();
         last = row.and_then(HistoryRow::into_change);

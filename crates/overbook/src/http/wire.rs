@@ -1,9 +1,10 @@
 //! What goes over the wire: flat objects whose fields name their units.
 //!
-//! These are not the model's types, on purpose. The model may be rearranged with the policy; a field
-//! here is a promise to scripts and dashboards. Each object is made by one function from what the
-//! daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there is one
-//! list of fields for the API, for `--json` and for the tables. OpenAPI is derived from them.
+//! These are not the model's types, on purpose. The model may be rearranged with the policy; a
+//! field here is a promise to scripts and dashboards. Each object is made by one function from what
+//! the daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there
+//! is one list of fields for the API, for `--json` and for the tables. OpenAPI is derived from
+//! them.
 
 mod cache;
 mod dedup;

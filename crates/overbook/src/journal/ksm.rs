@@ -11,8 +11,8 @@ use sys::ksm::Knob;
 pub struct KsmRecord {
     /// The settings that are, or may be, other than they were: by file name, as they were.
     pub before: BTreeMap<String, String>,
-    /// Whether pages were merged before Overbook began: those are not ours to unmerge, and nobody can tell
-    /// them from others.
+    /// Whether pages were merged before Overbook began: those are not ours to unmerge, and nobody
+    /// can tell them from others.
     pub had_merged: bool,
     /// What somebody else has changed since; KSM is then left to them.
     pub taken_over: Option<String>,

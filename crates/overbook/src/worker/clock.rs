@@ -1,4 +1,5 @@
-//! Time as the shim tells it: microseconds of `CLOCK_MONOTONIC`, of which a trap carries the lower half.
+//! Time as the shim tells it: microseconds of `CLOCK_MONOTONIC`, of which a trap carries the lower
+//! half.
 
 use std::time::Duration;
 
@@ -37,8 +38,8 @@ pub(super) fn own_cpu_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(used.tv_nsec).unwrap_or(0))
 }
 
-/// The moment that `lower` is the lower half of: at most half a round (36 minutes) before `now_us`, and
-/// never after it, whatever a shim writes.
+/// The moment that `lower` is the lower half of: at most half a round (36 minutes) before `now_us`,
+/// and never after it, whatever a shim writes.
 pub(super) fn moment(lower: u32, now_us: u64) -> Time {
     time(moment_us(lower, now_us))
 }

@@ -4,19 +4,22 @@
 //!   look at a window of a VM ──hash──► index ──equal──► slot of the pool ──merge──► shims ──page states──► book
 //! ```
 //!
-//! **Problem.** Guests write while they are looked at, may end at any instant, and none may cost another
-//! its content. **Idea.** What is seen here is only ever a guess: the pool's page is written once, and each
-//! shim compares before it maps it. So nothing that goes wrong here loses a byte, but one thing: a slot that
-//! is used again while somebody still maps it. Therefore every page that shares a slot, *or that may by now*,
-//! holds a reference to it, and a slot is emptied when the last one is known to be gone.
+//! **Problem.** Guests write while they are looked at, may end at any instant, and none may cost
+//! another its content. **Idea.** What is seen here is only ever a guess: the pool's page is
+//! written once, and each shim compares before it maps it. So nothing that goes wrong here loses a
+//! byte, but one thing: a slot that is used again while somebody still maps it. Therefore every
+//! page that shares a slot, *or that may by now*, holds a reference to it, and a slot is emptied
+//! when the last one is known to be gone.
 //!
-//! **Invariants.** A merge that was asked for holds its reference until its outcome is known, from the answer
-//! or, after a new connection, from the page states. A VM that is not worked on (paused, no connection) keeps
-//! all of its references until its process has ended. A page that was merged and written to has its own copy
-//! for good, so its reference ends when it is seen. A page that shares a slot of another pool than the group's has
-//! a copy made: nothing is shared across groups, and what a dead worker's pool held is let go if it cannot be taken over.
+//! **Invariants.** A merge that was asked for holds its reference until its outcome is known, from
+//! the answer or, after a new connection, from the page states. A VM that is not worked on (paused,
+//! no connection) keeps all of its references until its process has ended. A page that was merged
+//! and written to has its own copy for good, so its reference ends when it is seen. A page that
+//! shares a slot of another pool than the group's has a copy made: nothing is shared across groups,
+//! and what a dead worker's pool held is let go if it cannot be taken over.
 //!
-//! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges under way, [`MOST_QUEUED`] per VM.
+//! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges under way,
+//! [`MOST_QUEUED`] per VM.
 //!
 //! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
 
@@ -111,14 +114,16 @@ pub struct Dedup {
 }
 
 impl Dedup {
-    /// For the group of this name. Its pool is made, or taken over from a worker that has ended, when it is needed.
+    /// For the group of this name. Its pool is made, or taken over from a worker that has ended,
+    /// when it is needed.
     #[must_use]
     pub fn new(group: &str) -> Self {
         // Of a fixed length, whatever the operator calls his groups.
         Self::of_pool(format!("{NAME_PREFIX}-{:032x}", xxh3_128(group.as_bytes())))
     }
 
-    /// With another hash. It proposes what to compare and decides nothing: with a bad one less is found.
+    /// With another hash. It proposes what to compare and decides nothing: with a bad one less is
+    /// found.
     #[must_use]
     pub fn hashing_with(self, hash: Hash) -> Self {
         Self { hash, ..self }
@@ -156,7 +161,8 @@ impl Dedup {
         };
     }
 
-    /// What these QEMU processes share is copied from now on, and that of no others unless it is the task.
+    /// What these QEMU processes share is copied from now on, and that of no others unless it is
+    /// the task.
     pub fn set_leaving(&mut self, pids: BTreeSet<u32>) {
         self.leaving = pids;
     }
@@ -165,9 +171,9 @@ impl Dedup {
         self.task == Task::Unshare || self.leaving.contains(&pid)
     }
 
-    /// Looks at these VMs, which are all of the group's that can be worked on, until `until`, as far as the rate
-    /// allows, and has merged what is equal, or copied what is shared. Never waits. Answers how long there
-    /// is nothing to do.
+    /// Looks at these VMs, which are all of the group's that can be worked on, until `until`, as
+    /// far as the rate allows, and has merged what is equal, or copied what is shared. Never waits.
+    /// Answers how long there is nothing to do.
     pub fn work(&mut self, vms: &mut [&mut Tracked], until: Instant) -> Duration {
         if !self.has_store(vms) {
             return NOTHING;
@@ -295,7 +301,8 @@ impl Dedup {
         let everything = self.is_to_unshare(pid);
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
         let vm = self.vms.get_mut(&pid)?;
-        // Window by window: of two VMs that hold the same, much is found before all of one was seen.
+        // Window by window: of two VMs that hold the same, much is found before all of one was
+        // seen.
         self.turn = pid + 1;
         let Some(mut window) = vm.next_window() else { return Some(1) };
         let recalls =
@@ -321,7 +328,8 @@ impl Dedup {
         {
             self.turn = pid;
         }
-        // What is there and not due was looked at, too: so a pass takes its time however calm the pages are.
+        // What is there and not due was looked at, too: so a pass takes its time however calm the
+        // pages are.
         Some(window.there.max(LEAST_CHARGED))
     }
 

@@ -1,14 +1,17 @@
-//! Memory that a guest has freed and the kernel keeps: how much it is, and having it taken, the oldest first.
+//! Memory that a guest has freed and the kernel keeps: how much it is, and having it taken, the
+//! oldest first.
 //!
-//! **Problem.** The kernel drops freed memory when the whole host is short, in an order of its own. Which VM is to give
-//! first, and how much, the policy knows; and what the guest has taken back in use must not be touched, or it would be swapped out.
+//! **Problem.** The kernel drops freed memory when the whole host is short, in an order of its own.
+//! Which VM is to give first, and how much, the policy knows; and what the guest has taken back in
+//! use must not be touched, or it would be swapped out.
 //!
-//! **Idea.** The shim's page states tell which pages were handed over, and when something of each block was. The kernel tells
-//! which of them are in use again (`sys::frames`): those are let be. The rest is asked for block by block until no more is kept
-//! than the orders say.
+//! **Idea.** The shim's page states tell which pages were handed over, and when something of each
+//! block was. The kernel tells which of them are in use again (`sys::frames`): those are let be.
+//! The rest is asked for block by block until no more is kept than the orders say.
 //!
-//! **Settling.** Nobody hears of it when a guest takes a page back, and until it is looked at it is neither tracked nor merged. So
-//! what was handed over long ago is taken in any case, slowly (16 MB a second): whoever has not wanted it back for that long does not miss it.
+//! **Settling.** Nobody hears of it when a guest takes a page back, and until it is looked at it is
+//! neither tracked nor merged. So what was handed over long ago is taken in any case, slowly (16 MB
+//! a second): whoever has not wanted it back for that long does not miss it.
 //!
 //! Source: Wan 2013 (IMR) §3.3, §4.
 
@@ -36,9 +39,11 @@ use refaults::Refaults;
 const SETTLED: Duration = Duration::from_secs(600);
 /// How often it is looked at what is freed, at most …
 const COUNT_EVERY: Duration = Duration::from_secs(1);
-/// … and neither the page states nor the kernel's page tables are walked for more than this part of a CPU: one in 200.
+/// … and neither the page states nor the kernel's page tables are walked for more than this part of
+/// a CPU: one in 200.
 const COUNTING_SHARE: u32 = 200;
-/// What the kernel should have counted anew so long ago is not believed any more: the guest may have all of it in use.
+/// What the kernel should have counted anew so long ago is not believed any more: the guest may
+/// have all of it in use.
 const LAZY_STALE: Duration = Duration::from_secs(30);
 /// How often some of what was freed long ago is taken: 16 MB at most.
 const SETTLE_EVERY: Duration = Duration::from_secs(1);
@@ -69,7 +74,8 @@ pub(super) struct Freed {
     /// When the page states were walked, and when they are next.
     counted: Instant,
     count_due: Instant,
-    /// The blocks of which something was freed, the oldest first, but those that were looked at since.
+    /// The blocks of which something was freed, the oldest first, but those that were looked at
+    /// since.
     blocks: VecDeque<(u64, u32)>,
     /// Pages that were freed when they were last counted, less what was taken since.
     pages: u64,
@@ -217,8 +223,8 @@ impl Freed {
         self.lazy = Lazy { bytes, at: began, due: Instant::now() + pause };
     }
 
-    /// The runs to be taken next, and those that are in use again, when so many pages are to be taken, and what was freed
-    /// before this moment in any case.
+    /// The runs to be taken next, and those that are in use again, when so many pages are to be
+    /// taken, and what was freed before this moment in any case.
     fn choose(
         &mut self,
         link: &Link,
@@ -255,7 +261,8 @@ impl Freed {
         Ok((runs, back))
     }
 
-    /// What of these runs of a block is not in use, and what is; `None`: that cannot be told, and must be.
+    /// What of these runs of a block is not in use, and what is; `None`: that cannot be told, and
+    /// must be.
     fn split(
         &mut self,
         link: &Link,

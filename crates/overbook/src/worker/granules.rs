@@ -1,8 +1,9 @@
-//! The granules of a VM: numbers as the shim counts them, and without gaps as the algorithms want them.
+//! The granules of a VM: numbers as the shim counts them, and without gaps as the algorithms want
+//! them.
 //!
-//! Page numbers run through all regions of guest RAM, but regions begin at multiples of 512 pages, so
-//! there are gaps. The algorithms keep an entry per granule and pick among them at random: for them the
-//! granules are counted through, in the same order.
+//! Page numbers run through all regions of guest RAM, but regions begin at multiples of 512 pages,
+//! so there are gaps. The algorithms keep an entry per granule and pick among them at random: for
+//! them the granules are counted through, in the same order.
 
 use model::Bytes;
 use pages::working_set;
@@ -12,7 +13,8 @@ use protocol::Region;
 pub(super) const PAGE: u64 = 4096;
 /// More is taken for a mistake: 8 TiB.
 const MOST_PAGES: u64 = (8 << 40) / PAGE;
-/// Nor does a VM have more than so many times the host's memory. It bounds what is kept for a VM, whatever its shim says.
+/// Nor does a VM have more than so many times the host's memory. It bounds what is kept for a VM,
+/// whatever its shim says.
 const TIMES_HOST: u64 = 2;
 
 /// The map between both numberings.
@@ -42,8 +44,8 @@ pub struct TooLarge {
 }
 
 impl Granules {
-    /// Of these regions (as `Answer::decode` has checked them), in granules of `granule_pages`; without
-    /// it, of the size that suits the VM. `host` is the host's memory.
+    /// Of these regions (as `Answer::decode` has checked them), in granules of `granule_pages`;
+    /// without it, of the size that suits the VM. `host` is the host's memory.
     pub(super) fn new(
         regions: &[Region],
         granule_pages: Option<u32>,

@@ -428,7 +428,8 @@ impl Link {
         Ok(shared(&memory.map, memory.layout)?.get(Counter::MergedPages))
     }
 
-    /// The blocks of which something was handed over, the oldest first, with the moment in milliseconds.
+    /// The blocks of which something was handed over, the oldest first, with the moment in
+    /// milliseconds.
     pub(super) fn freed_blocks(&self) -> Result<Vec<(u64, u32)>, LinkError> {
         let Some(memory) = &self.memory else { return Ok(Vec::new()) };
         let shared = shared(&memory.map, memory.layout)?;

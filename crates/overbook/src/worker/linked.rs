@@ -1,16 +1,16 @@
-//! A VM whose shim has said what there is to track: what comes from the shim goes to the strategy, what
-//! the strategy wants goes to the shim.
+//! A VM whose shim has said what there is to track: what comes from the shim goes to the strategy,
+//! what the strategy wants goes to the shim.
 //!
 //! ```text
 //!   traps, page states ──► strategy.touched, revoked          strategy.revoke, tracking ──► requests
 //! ```
 //!
-//! **Which granules are out of reach** only the shim knows: I/O may hold a page. After each answer to a
-//! revocation the page states say it. A granule that is within reach although it was named was touched
-//! before the answer came (its trap says so), or could not be taken.
+//! **Which granules are out of reach** only the shim knows: I/O may hold a page. After each answer
+//! to a revocation the page states say it. A granule that is within reach although it was named was
+//! touched before the answer came (its trap says so), or could not be taken.
 //!
-//! When the shim gives everything back, for whatever reason, tracking rests for a while and begins anew:
-//! what the strategy knew of the guest stays.
+//! When the shim gives everything back, for whatever reason, tracking rests for a while and begins
+//! anew: what the strategy knew of the guest stays.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -34,7 +34,8 @@ use super::tracked::State;
 
 /// How often the shim is asked how it is; it gives everything back after two seconds of silence.
 const STATUS_EVERY: Duration = Duration::from_millis(500);
-/// How long a granule that was recalled stays within reach: until what is the same in it has been merged.
+/// How long a granule that was recalled stays within reach: until what is the same in it has been
+/// merged.
 const RECALLED: Duration = Duration::from_secs(1);
 /// The name that the shim gives to the thread that serves faults.
 const FAULT_THREAD: &str = "overbook-fault";
@@ -60,7 +61,8 @@ pub(super) struct Linked {
     lost: u64,
     /// What merges came to that nobody has asked for yet, by the number of the request.
     merged: VecDeque<(u32, Result<Merged, Refusal>)>,
-    /// Granules, by index, that were recalled, and until when they stay within reach: the strategy does not hear of it.
+    /// Granules, by index, that were recalled, and until when they stay within reach: the strategy
+    /// does not hear of it.
     recalled: BTreeMap<u32, Instant>,
     /// Granules to be recalled, by number.
     to_recall: Vec<u32>,
@@ -186,7 +188,8 @@ impl Linked {
         &mut self.link
     }
 
-    /// Whether this page is out of the guest's reach; if so its granule is to be [recalled](Self::recall).
+    /// Whether this page is out of the guest's reach; if so its granule is to be
+    /// [recalled](Self::recall).
     pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
         let is_staged = self.link.page_state(page)? == PageState::Staged;
         let number = page / self.granules.granule_pages();

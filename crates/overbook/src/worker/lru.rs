@@ -1,12 +1,12 @@
 //! The paper's way to track (MEB §3.1 to §3.4): every touch outside of the hot set traps, and each
 //! trapped granule moves to the top of an LRU stack; how deep it lay is a hit of that distance.
 //!
-//! Kept for the experiments that compare with it: nothing bounds its cost, which is the rate at which the
-//! guest leaves its hot set (a random pattern: tens of thousands of traps a second). A granule counts
-//! once in a tick, as everywhere here. With a sample (SHARDS) only some granules are ever revoked; each
-//! stands for the others, so distances are divided by the share. In phases in which nothing changes
-//! tracking can rest ([`Sentinels`]), with the judgement that ships for as long as its cost asks for; what it
-//! knew then holds.
+//! Kept for the experiments that compare with it: nothing bounds its cost, which is the rate at
+//! which the guest leaves its hot set (a random pattern: tens of thousands of traps a second). A
+//! granule counts once in a tick, as everywhere here. With a sample (SHARDS) only some granules are
+//! ever revoked; each stands for the others, so distances are divided by the share. In phases in
+//! which nothing changes tracking can rest ([`Sentinels`]), with the judgement that ships for as
+//! long as its cost asks for; what it knew then holds.
 
 use model::Time;
 use pages::curve::{AgedHistogram, Histogram};
@@ -258,7 +258,8 @@ mod tests {
             guest.step(200);
         });
         let on = (0..180 * 50).filter(|_| guest.step(200)).count();
-        // On, it traps some 8,000 times a second; alone the checks would take a twentieth of the time.
+        // On, it traps some 8,000 times a second; alone the checks would take a twentieth of the
+        // time.
         let up_ratio = f64::from(u32::try_from(on).unwrap()) / (180.0 * 50.0);
         assert!((0.006..=0.0125).contains(&up_ratio), "{up_ratio}");
     }

@@ -1,7 +1,7 @@
 //! What the daemon and a worker say to each other: one JSON object per line.
 //!
-//! Orders are always whole: every VM that the group has now. So nothing depends on an earlier line, and
-//! a line that got lost costs nothing but a second.
+//! Orders are always whole: every VM that the group has now. So nothing depends on an earlier line,
+//! and a line that got lost costs nothing but a second.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! How a VM is to be tracked: the one way that the product uses, and the paper's ways, which experiments
-//! compare it with.
+//! How a VM is to be tracked: the one way that the product uses, and the paper's ways, which
+//! experiments compare it with.
 
 use model::Time;
 use pages::phase::Judgement;
@@ -41,8 +41,8 @@ impl Settings {
 /// A way to track.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mode {
-    /// Granules chosen at random are revoked at a rate that a budget allows, and the time to their next
-    /// touch is measured. What the product does.
+    /// Granules chosen at random are revoked at a rate that a budget allows, and the time to their
+    /// next touch is measured. What the product does.
     Probes {
         /// Share of one vCPU's time that the traps may take.
         budget: f64,

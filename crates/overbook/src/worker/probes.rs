@@ -11,8 +11,8 @@ use super::cost::Taken;
 use super::granules::Granules;
 use super::strategy::{Estimate, Strategy};
 
-/// How often the budget hears what a trap costs. It moves by a tenth each time: a machine that has become
-/// ten times slower is believed within five seconds.
+/// How often the budget hears what a trap costs. It moves by a tenth each time: a machine that has
+/// become ten times slower is believed within five seconds.
 const OBSERVE_EVERY: Millis = Millis(200);
 
 /// Probes of one VM.

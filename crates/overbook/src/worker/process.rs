@@ -1,8 +1,8 @@
 //! The process: orders in, steps, reports out, until the daemon is gone.
 //!
-//! One thread, one loop. Standard input is only read when there is something, so a daemon that is slow
-//! holds nobody up; a daemon that does not read the reports stops the worker at a full pipe, and the
-//! shims then give everything back: silence is safe.
+//! One thread, one loop. Standard input is only read when there is something, so a daemon that is
+//! slow holds nobody up; a daemon that does not read the reports stops the worker at a full pipe,
+//! and the shims then give everything back: silence is safe.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

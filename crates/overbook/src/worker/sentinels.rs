@@ -1,18 +1,19 @@
-//! Sentinels: a few granules that are watched even while tracking rests, to see whether the guest has
-//! moved on (MEB §3.5, for hosts without a counter of dTLB misses).
+//! Sentinels: a few granules that are watched even while tracking rests, to see whether the guest
+//! has moved on (MEB §3.5, for hosts without a counter of dTLB misses).
 //!
-//! At the beginning of each interval the sentinels are taken out of reach; how many of them are touched
-//! in it is the event, those counted twice that were not touched in the interval before. A guest in one
-//! phase touches the same ones again and again; one that begins to read much once may touch no more than
-//! it did, but others each time. Cost: one trap per sentinel and interval at most.
+//! At the beginning of each interval the sentinels are taken out of reach; how many of them are
+//! touched in it is the event, those counted twice that were not touched in the interval before. A
+//! guest in one phase touches the same ones again and again; one that begins to read much once may
+//! touch no more than it did, but others each time. Cost: one trap per sentinel and interval at
+//! most.
 //!
 //! The working set of an interval is the mean of what was known of it in its steps.
 //!
-//! **What tracking costs limits it** ([`Duty`]), with the judgement that ships. Of a stretch in which all was
-//! followed the traps are counted, each at the measured cost, at most as long as the stretch itself. Where
-//! traps were lost they came faster than they could be read: then all of the time counts. After it tracking
-//! rests for as long as that asks for. The paper's judgements are left as they are, since they are what is
-//! compared.
+//! **What tracking costs limits it** ([`Duty`]), with the judgement that ships. Of a stretch in
+//! which all was followed the traps are counted, each at the measured cost, at most as long as the
+//! stretch itself. Where traps were lost they came faster than they could be read: then all of the
+//! time counts. After it tracking rests for as long as that asks for. The paper's judgements are
+//! left as they are, since they are what is compared.
 
 use std::collections::BTreeSet;
 
@@ -97,8 +98,8 @@ impl Sentinels {
         self.spent_ns = self.spent_ns.saturating_add(ns);
     }
 
-    /// In each step: `working_set` in bytes, where it is measured; a trap costs `trap_ns`. Answers at the end
-    /// of an interval which granules to revoke for the next.
+    /// In each step: `working_set` in bytes, where it is measured; a trap costs `trap_ns`. Answers
+    /// at the end of an interval which granules to revoke for the next.
     pub(super) fn turn(
         &mut self,
         now: Time,
@@ -130,8 +131,8 @@ impl Sentinels {
         Some(self.granules.clone())
     }
 
-    /// What tracking has taken of the vCPU's time since the last turn, in intervals: all of it goes on at the
-    /// vCPU's cost where there is no other CPU.
+    /// What tracking has taken of the vCPU's time since the last turn, in intervals: all of it goes
+    /// on at the vCPU's cost where there is no other CPU.
     #[expect(clippy::cast_precision_loss, reason = "three digits are enough")]
     fn taken(&self, now: Time, trap_ns: u64) -> f64 {
         let all_ms = now.since(self.began).0 as f64;

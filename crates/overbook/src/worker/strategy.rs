@@ -1,7 +1,8 @@
-//! Which granules are put out of the guest's reach, and what their touches tell: the part of tracking
-//! that the product and the experiments differ in.
+//! Which granules are put out of the guest's reach, and what their touches tell: the part of
+//! tracking that the product and the experiments differ in.
 //!
-//! A strategy is pure: time, touches and costs are arguments. Granules are counted through without gaps.
+//! A strategy is pure: time, touches and costs are arguments. Granules are counted through without
+//! gaps.
 
 use std::fmt;
 use std::time::Duration;

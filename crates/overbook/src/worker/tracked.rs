@@ -6,8 +6,9 @@
 //!     └── any error: back-off                   └─── a pause ◄──────────┘
 //! ```
 //!
-//! Every [`step`](Tracked::step) takes what has come and sends what is due, and waits for nothing. What
-//! goes wrong shows in [`Tracked::state`] and is tried again. Memory is bounded by the VM's size.
+//! Every [`step`](Tracked::step) takes what has come and sends what is due, and waits for nothing.
+//! What goes wrong shows in [`Tracked::state`] and is tried again. Memory is bounded by the VM's
+//! size.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -175,8 +176,8 @@ impl Tracked {
         self.pid
     }
 
-    /// Takes what has come, and does something with the shim, if there is one: it gets the number of the
-    /// connection as well. An error ends the connection.
+    /// Takes what has come, and does something with the shim, if there is one: it gets the number
+    /// of the connection as well. An error ends the connection.
     pub(super) fn with_shim<T>(
         &mut self,
         work: impl FnOnce(&mut Linked, u64) -> Result<T, LinkError>,
@@ -199,8 +200,8 @@ impl Tracked {
         self.linked().map(Linked::ram)
     }
 
-    /// How much of the guest lies in its swap: it is added to a working set that fills what the guest has
-    /// (`pages::working_set`).
+    /// How much of the guest lies in its swap: it is added to a working set that fills what the
+    /// guest has (`pages::working_set`).
     pub fn set_swapped(&mut self, swapped: Bytes) {
         self.swapped = swapped;
     }

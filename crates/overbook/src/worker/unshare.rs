@@ -10,7 +10,8 @@ use super::dedup::{Dedup, Task};
 use super::mode::{Mode, Settings};
 use super::tracked::{STEP, State, Tracked};
 
-/// How long it goes on without a page being copied, and longer while it still gets around: a pass over a large VM takes longer.
+/// How long it goes on without a page being copied, and longer while it still gets around: a pass
+/// over a large VM takes longer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// So often it looks at everything before it believes that no more will be copied.
 const ROUNDS: u64 = 2;
@@ -27,8 +28,9 @@ pub enum StillShares {
     Because(String),
 }
 
-/// Copies what these QEMU processes share, and empties the pools as far as nobody else shares them. Answers for
-/// each that has mapped a pool how much it was, or why not. Waits as long as it gets on.
+/// Copies what these QEMU processes share, and empties the pools as far as nobody else shares them.
+/// Answers for each that has mapped a pool how much it was, or why not. Waits as long as it gets
+/// on.
 #[must_use]
 pub fn unshare(pids: &[u32]) -> BTreeMap<u32, Result<Bytes, StillShares>> {
     let mut pools: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Which processes have the shim: those whose abstract address stands in `/proc/net/unix`. Asking the shim would
-//! disturb it, and a QEMU without one has nobody to ask.
+//! Which processes have the shim: those whose abstract address stands in `/proc/net/unix`. Asking
+//! the shim would disturb it, and a QEMU without one has nobody to ask.
 
 /// The processes whose shims listen.
 #[must_use]

@@ -2,16 +2,16 @@
 //!
 //! A page that was never seen is offered at once: most content of a guest lasts, and waiting for a
 //! second look would double the time to a merge. A page that changed between two looks, or whose
-//! merge broke, is *restless*: it is offered again after it has been found unchanged as many times as
-//! it is restless, one more for each change, [`AFTER_BREAK`] after a break. So a page that is written all the
-//! time costs one merge, and one that has settled comes back.
+//! merge broke, is *restless*: it is offered again after it has been found unchanged as many times
+//! as it is restless, one more for each change, [`AFTER_BREAK`] after a break. So a page that is
+//! written all the time costs one merge, and one that has settled comes back.
 //!
-//! A page that was found unchanged again and again is *calm*: it is due in every second pass only, then in
-//! every fourth, up to every thirty-second. Others still find it in the index, so nothing is merged later for
-//! it; a pass over memory that hardly changes costs a small part of the first.
+//! A page that was found unchanged again and again is *calm*: it is due in every second pass only,
+//! then in every fourth, up to every thirty-second. Others still find it in the index, so nothing
+//! is merged later for it; a pass over memory that hardly changes costs a small part of the first.
 //!
-//! One word per page: unknown; absent; seen, with 22 bits of the hash, how restless and how calm it is; asked for,
-//! while its merge is under way; or merged, with its slot.
+//! One word per page: unknown; absent; seen, with 22 bits of the hash, how restless and how calm it
+//! is; asked for, while its merge is under way; or merged, with its slot.
 
 /// What the book takes for each page.
 pub(super) const BYTES_PER_PAGE: f64 = size_of::<Word>() as f64;
@@ -75,15 +75,16 @@ impl Book {
         is_turn(page, pass, seen.map_or(0, |seen| seen.calm))
     }
 
-    /// Whether a page was there when it was last looked at, and is not to be looked at in this pass.
+    /// Whether a page was there when it was last looked at, and is not to be looked at in this
+    /// pass.
     #[must_use]
     pub fn rests(&self, page: u32, pass: u32) -> bool {
         let seen = self.words.get(page as usize).and_then(|word| word.seen());
         seen.is_some_and(|seen| !is_turn(page, pass, seen.calm))
     }
 
-    /// The same of a page that has to be recalled before it can be looked at, even whether it is there: where there
-    /// was nothing it is due as seldom as a calm one.
+    /// The same of a page that has to be recalled before it can be looked at, even whether it is
+    /// there: where there was nothing it is due as seldom as a calm one.
     #[must_use]
     pub fn is_due_for_recall(&self, page: u32, pass: u32) -> bool {
         if self.words.get(page as usize) == Some(&ABSENT) {
@@ -154,7 +155,8 @@ impl Book {
         self.parts(page, Word(KIND_SEEN | AFTER_BREAK << TAG_BITS))
     }
 
-    /// A page was given back or discarded: what was known of it is void. Answers the slot that it shared.
+    /// A page was given back or discarded: what was known of it is void. Answers the slot that it
+    /// shared.
     pub fn gone(&mut self, page: u32) -> Option<u32> {
         self.parts(page, UNKNOWN)
     }

@@ -4,8 +4,8 @@
 //! bits of a hash choose the bucket, its low bits are the tag, so two contents are taken for one in
 //! one of 2^29 looks: the comparison before a merge finds out.
 //!
-//! **Bounded.** The table never grows. Where a bucket is full, a guest's page makes room: it will be
-//! met again when it is next looked at. A slot of the pool never makes room for a guest's page:
+//! **Bounded.** The table never grows. Where a bucket is full, a guest's page makes room: it will
+//! be met again when it is next looked at. A slot of the pool never makes room for a guest's page:
 //! without its entry nobody could join those that share it.
 
 use std::ops::Range;
@@ -64,8 +64,8 @@ impl Index {
         Self { buckets: vec![EMPTY; buckets], turn: 0 }
     }
 
-    /// A page with this content was seen. Answers where the same content is found already; otherwise it
-    /// is found here from now on.
+    /// A page with this content was seen. Answers where the same content is found already;
+    /// otherwise it is found here from now on.
     pub fn meet(&mut self, hash: u64, page: u32) -> Option<Place> {
         match self.find(hash) {
             Some(Place::Guest(known)) if known == page => None,
@@ -184,7 +184,8 @@ mod tests {
     }
 
     proptest! {
-        /// A place that the index names is the last that was set for that content, and was not removed.
+        /// A place that the index names is the last that was set for that content, and was not
+        /// removed.
         #[test]
         fn what_is_found_is_where_it_was_put_last(
             pages in 1..200_u32, steps in proptest::collection::vec(step(), 1..300),

@@ -1,8 +1,9 @@
 //! The slots of a group's pool: who uses them, and which come next.
 //!
 //! A slot holds one page of content that nobody may write. It is in use as long as somebody shares
-//! it. Slots are handed out in ascending order, so that pages that are merged one after the other lie
-//! side by side in the pool as they do in the guest, and become one mapping ([`super::runs()`]).
+//! it. Slots are handed out in ascending order, so that pages that are merged one after the other
+//! lie side by side in the pool as they do in the guest, and become one mapping
+//! ([`super::runs()`]).
 
 /// The hash of what was not read yet. Content that has this hash is only found by chance.
 const UNKNOWN: u64 = 0;
@@ -47,8 +48,9 @@ impl Pool {
         u32::try_from(at).ok()
     }
 
-    /// A slot that is in use already, in a pool taken over: as after [`Self::take`], it has one sharer. What it holds is
-    /// [to be said](Self::set_hash). `false`: there is no such slot, or it is known.
+    /// A slot that is in use already, in a pool taken over: as after [`Self::take`], it has one
+    /// sharer. What it holds is [to be said](Self::set_hash). `false`: there is no such slot, or it
+    /// is known.
     pub fn adopt(&mut self, slot: u32) -> bool {
         if slot >= self.most || self.hash(slot).is_some() {
             return false;
@@ -91,8 +93,8 @@ impl Pool {
         }
     }
 
-    /// One less shares it. Answers the hash of its content when that was the last: the slot is free, and
-    /// its memory to be given back.
+    /// One less shares it. Answers the hash of its content when that was the last: the slot is
+    /// free, and its memory to be given back.
     pub fn leave(&mut self, slot: u32) -> Option<u64> {
         let slot = self.slots.get_mut(slot as usize).filter(|slot| slot.sharers > 0)?;
         slot.sharers -= 1;
@@ -185,7 +187,8 @@ mod tests {
     }
 
     proptest! {
-        /// Used and saved are what the sharers add up to; no slot is handed out while somebody has it.
+        /// Used and saved are what the sharers add up to; no slot is handed out while somebody has
+        /// it.
         #[test]
         fn nothing_leaks(steps in proptest::collection::vec((0..3_u8, 0..20_u32), 0..300)) {
             let mut pool = Pool::new(16);

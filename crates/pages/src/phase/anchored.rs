@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 
 use super::{Checks, NO_CHANGE_BYTES};
 
-/// Measurements that differ by less agree. More than the paper's 5 %, as what is held is their mean.
+/// Measurements that differ by less agree. More than the paper's 5 %, as what is held is their
+/// mean.
 const AGREES: f64 = 0.08;
 /// The threshold in units of the event's noise.
 const SIGMAS: f64 = 3.0;

@@ -15,8 +15,8 @@
 //!
 //! Of an accessible granule it is known that it was touched when it last trapped. Since then the
 //! life table decides: with `S(k)` the chance to be untouched for `k` ticks, it is in `w(k)` with
-//! `1 - S(k)`, and touched now with the hazard of its age. A granule that trapped was counted in that
-//! tick; touches are estimated for the ticks after it.
+//! `1 - S(k)`, and touched now with the hazard of its age. A granule that trapped was counted in
+//! that tick; touches are estimated for the ticks after it.
 
 use super::life_table::{CLASSES, Hazards, LifeTable};
 
@@ -50,8 +50,8 @@ pub(super) struct Window {
     pub(super) misses: f64,
 }
 
-/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the last
-/// `ticks`.
+/// Size and misses of the windows that the bins of the life table begin with. `touched`: in the
+/// last `ticks`.
 pub(super) fn windows(
     table: &LifeTable,
     hazards: &Hazards,
@@ -61,8 +61,8 @@ pub(super) fn windows(
 ) -> Vec<Window> {
     let starts = table.starts();
     let none = Window { size: 0.0, misses: 0.0 };
-    // Accessible granules by class and by the bin of their last touch that was seen: their number, and
-    // how many ticks of these they may have been touched in, unseen.
+    // Accessible granules by class and by the bin of their last touch that was seen: their number,
+    // and how many ticks of these they may have been touched in, unseen.
     let mut accessible = vec![[none; CLASSES]; starts.len()];
     // Revoked ones by the bin of their last touch: their number, and how many of them were touched.
     let mut revoked = vec![none; starts.len()];

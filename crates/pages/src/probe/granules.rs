@@ -157,8 +157,8 @@ impl Granules {
         ticks_since(&mut self.list[index as usize].since_ms, at)
     }
 
-    /// It was touched. Tells how far this is a reference: not at all, if its last touch was seen just
-    /// before; fully, if that lies a tick back, so that a tick began between.
+    /// It was touched. Tells how far this is a reference: not at all, if its last touch was seen
+    /// just before; fully, if that lies a tick back, so that a tick began between.
     pub(super) fn saw(&mut self, index: u32, at: Time) -> f64 {
         let at = self.ms(at);
         let seen = &mut self.list[index as usize].seen_ms;

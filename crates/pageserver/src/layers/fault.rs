@@ -13,8 +13,8 @@ use crate::nbd::Errno;
 /// What is wrong at the moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Each read takes so much longer, one after the other: a disk with one head. (Writes lie in its
-    /// cache first.)
+    /// Each read takes so much longer, one after the other: a disk with one head. (Writes lie in
+    /// its cache first.)
     pub delay: Duration,
     /// And so much for each byte, in nanoseconds.
     pub ns_per_byte: f64,

@@ -6,8 +6,8 @@
 //! than [`MOST_DIRTY`] may be; then writes wait for the disk. And what is on the disk leaves the
 //! page cache: a host that is short of memory has none for copies of swap.
 //!
-//! Writes to the same bytes land in the order in which they came, also when the connection that brought
-//! one of them has broken meanwhile: a thread that writes is not stopped.
+//! Writes to the same bytes land in the order in which they came, also when the connection that
+//! brought one of them has broken meanwhile: a thread that writes is not stopped.
 //!
 //! The kernel tells of a failed write once, and may drop what it could not write: from then on the
 //! file may hold old content, so nothing is read from it or written to it any more.
@@ -59,8 +59,8 @@ struct Open {
 }
 
 impl File {
-    /// Opens a file or disk. A file becomes `size` bytes long, and all of it is allocated, so that a
-    /// full disk is found out now and not at a guest's write.
+    /// Opens a file or disk. A file becomes `size` bytes long, and all of it is allocated, so that
+    /// a full disk is found out now and not at a guest's write.
     ///
     /// # Errors
     ///

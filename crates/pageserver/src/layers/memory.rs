@@ -1,10 +1,10 @@
 //! `memory`: content in this process' own memory, for as long as it runs.
 //!
 //! In slabs of 16 MiB, each with a lock of its own, which come into being at their first write, or
-//! were there before ([`Memory::of`]). A bit per page says what was written: what was not
-//! is a hole, and reads as zeros without being touched. A slab can be taken back: from then on
-//! nothing can be read there or written. Before that there can be notice: it can be read, and nothing
-//! can be written.
+//! were there before ([`Memory::of`]). A bit per page says what was written: what was not is a
+//! hole, and reads as zeros without being touched. A slab can be taken back: from then on nothing
+//! can be read there or written. Before that there can be notice: it can be read, and nothing can
+//! be written.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -3,10 +3,10 @@
 //! A table says where each page lies: in which repository, and where in the lease that was had
 //! there. A new page goes to the repository with the most room. When a connection breaks, all that
 //! lay there is forgotten; a task connects anew, and what is written from then on has room there
-//! again. Where a repository refuses something it has taken that slab back, or is about to: the pages
-//! that were asked for are forgotten, nothing is written to that slab any more, and the next write
-//! finds room elsewhere. Reads of what is not there, and all that a repository does not answer, are
-//! errors.
+//! again. Where a repository refuses something it has taken that slab back, or is about to: the
+//! pages that were asked for are forgotten, nothing is written to that slab any more, and the next
+//! write finds room elsewhere. Reads of what is not there, and all that a repository does not
+//! answer, are errors.
 //!
 //! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
 //! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
@@ -204,7 +204,8 @@ impl Remote {
         lease.is_some_and(|lease| !lease.refused.contains(&place.slab()))
     }
 
-    /// Where these pages lie, in runs; `None`: one of them is not there, or `place` has none for it.
+    /// Where these pages lie, in runs; `None`: one of them is not there, or `place` has none for
+    /// it.
     fn runs(
         &self,
         pages: impl Iterator<Item = u64>,

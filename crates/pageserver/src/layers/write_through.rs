@@ -8,9 +8,9 @@
 //! longer than [`PATIENCE`]. A read that the near layer has not answered within [`HEDGE`] is put to
 //! the layer below as well, and whoever is first is believed.
 //!
-//! What the near layer does not have and a read brings from below is written there again: so what was
-//! lost with a repository comes back as it is needed. Not while a write to the same pages is under way, or
-//! has begun since the read did: nobody knows then whether what was read is old.
+//! What the near layer does not have and a read brings from below is written there again: so what
+//! was lost with a repository comes back as it is needed. Not while a write to the same pages is
+//! under way, or has begun since the read did: nobody knows then whether what was read is old.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,8 +62,8 @@ impl WriteThrough {
         &self.counters
     }
 
-    /// Begins a write, to the near layer first: from here on that does not show what was there before.
-    /// Writes begin there one after the other.
+    /// Begins a write, to the near layer first: from here on that does not show what was there
+    /// before. Writes begin there one after the other.
     fn begin<'a>(
         &self,
         (offset, length): (u64, u64),

@@ -257,8 +257,8 @@ impl Waiting {
     }
 
     /// Block status is told in one chunk, and the last extent alone may reach beyond what was asked
-    /// about. So what a server tells is bounded. Its number is the server's, and of no meaning: only
-    /// one thing is ever asked for.
+    /// about. So what a server tells is bounded. Its number is the server's, and of no meaning:
+    /// only one thing is ever asked for.
     fn extents(&mut self, mut bytes: Bytes<'_>) -> Result<(), ProtocolError> {
         let Brought::Extents(extents) = &mut self.brings else {
             return Err(ProtocolError::Broken("block status comes unasked"));

@@ -7,18 +7,22 @@
 //!     each VM goes there by at most 10 % down or 30 % up
 //! ```
 //!
-//! The paper looks for the best sizes within those 10 and 30 %. A program that goes through all of its data again and again misses
-//! the same until all of it fits (a cliff), so that no step of 30 % seems worth taking; and where two such programs cannot both fit,
-//! memory would go to and fro between them. So the best sizes of all are looked for, and the steps lead there.
+//! The paper looks for the best sizes within those 10 and 30 %. A program that goes through all of
+//! its data again and again misses the same until all of it fits (a cliff), so that no step of 30 %
+//! seems worth taking; and where two such programs cannot both fit, memory would go to and fro
+//! between them. So the best sizes of all are looked for, and the steps lead there.
 //!
-//! Sizes are counted by what they occupy: a VM of whose pages half are shared gets two for the price of one. What shares out is
-//! [`crate::optimum`]; what a VM's memory is worth to it says [`worth`].
+//! Sizes are counted by what they occupy: a VM of whose pages half are shared gets two for the
+//! price of one. What shares out is [`crate::optimum`]; what a VM's memory is worth to it says
+//! [`worth`].
 //!
-//! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at all. So a plan that takes must save
-//! more misses within [`tuning::PAYS_WITHIN`] than it may cost. Who has what it needs gives nothing up for a bonus, and who suffers gives
-//! nothing up as long as somebody else has more than it needs. What a VM lacks that thrashes is often only looked for, and most such hopes
-//! are vain: they are paid for by those that suffer themselves, unless they outweigh by far what others need; else memory would go round
-//! among many that suffer, and nobody would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left
+//! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at
+//! all. So a plan that takes must save more misses within [`tuning::PAYS_WITHIN`] than it may cost.
+//! Who has what it needs gives nothing up for a bonus, and who suffers gives nothing up as long as
+//! somebody else has more than it needs. What a VM lacks that thrashes is often only looked for,
+//! and most such hopes are vain: they are paid for by those that suffer themselves, unless they
+//! outweigh by far what others need; else memory would go round among many that suffer, and nobody
+//! would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left
 //! alone, longer each time, but for what has lain idle for long since.
 //!
 //! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
@@ -84,7 +88,8 @@ impl Seat {
         self.worth.need.clamp(self.least, self.most)
     }
 
-    /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be used.
+    /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be
+    /// used.
     fn occupied(&self, memory: Bytes) -> f64 {
         let kept = (memory.min(self.held).0 as f64 * self.charge).min(self.charged.0 as f64);
         kept + memory.minus(self.held).0 as f64
@@ -111,7 +116,8 @@ impl Seat {
         self.worth.misses(memory) * f64::from(self.weight)
     }
 
-    /// What going down to `memory` may cost beside: what was needed of it is missed once, in reads per second.
+    /// What going down to `memory` may cost beside: what was needed of it is missed once, in reads
+    /// per second.
     fn cost(&self, memory: Bytes) -> f64 {
         let needed = self.held.minus(self.unneeded).minus(memory);
         let missed_once = needed.0 as f64 / tuning::READ_AHEAD.0 as f64;
@@ -126,12 +132,13 @@ pub(crate) struct Rest {
     pub(crate) surplus: Bytes,
     /// The members have so much more than there is.
     pub(crate) overdrawn: Bytes,
-    /// What the group's cache of its disks can use of it: it saves reads, and a bonus saves nothing that is known.
+    /// What the group's cache of its disks can use of it: it saves reads, and a bonus saves nothing
+    /// that is known.
     pub(crate) cacheable: Bytes,
 }
 
-/// What each member should have: what is best; else,
-/// where that does not pay, what is best if only those that suffer give what they need; else what is best if nobody gives anything.
+/// What each member should have: what is best; else, where that does not pay, what is best if only
+/// those that suffer give what they need; else what is best if nobody gives anything.
 pub(crate) fn round(seats: &[Seat], rest: Rest) -> Round {
     let bounded = |least: fn(&Seat) -> Bytes| {
         let bound = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
@@ -161,8 +168,8 @@ pub(crate) fn round(seats: &[Seat], rest: Rest) -> Round {
     round
 }
 
-/// Gives what has long been free to those who suffer, as much as they may grow, though nothing shows how much that helps: first to whom
-/// the most misses would end per byte that it lacks.
+/// Gives what has long been free to those who suffer, as much as they may grow, though nothing
+/// shows how much that helps: first to whom the most misses would end per byte that it lacks.
 fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
     let lacks = |i: usize, size: Bytes| {
         let seat = &seats[i];
@@ -200,8 +207,9 @@ fn dearest(seats: &[Seat], sizes: &[Bytes]) -> Option<u8> {
     seats.iter().zip(sizes).filter(is_dear).map(|(seat, _)| seat.priority).max()
 }
 
-/// What a plan saves some of the highest class of members to which it makes a difference, and what it costs others of that class, in
-/// misses per second. What is only hoped for is discounted where somebody of that class or a higher one gives what it is known to need.
+/// What a plan saves some of the highest class of members to which it makes a difference, and what
+/// it costs others of that class, in misses per second. What is only hoped for is discounted where
+/// somebody of that class or a higher one gives what it is known to need.
 fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
     let dearest = dearest(seats, sizes);
     let mut classes: BTreeMap<u8, (f64, f64)> = BTreeMap::new();
@@ -216,7 +224,8 @@ fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
     classes.into_values().rev().find(makes_a_difference).unwrap_or_default()
 }
 
-/// Whether a plan saves more than its takes may cost, and so much more than others lose that it is not for the curves' noise.
+/// Whether a plan saves more than its takes may cost, and so much more than others lose that it is
+/// not for the curves' noise.
 fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
     let takes_none = seats.iter().zip(sizes).all(|(seat, size)| *size >= seat.held);
     let costs: f64 = seats.iter().zip(sizes).map(|(seat, size)| seat.cost(*size)).sum();
@@ -235,8 +244,9 @@ fn share_out(seats: &[Seat], rest: Rest) -> Round {
     Round { sizes: wanted.clone(), wanted, fits }
 }
 
-/// Everybody its need, who is short as much more as it hopes for, the group's cache what it can use, and all a bonus in proportion to their needs. Nobody gives up anything unless
-/// somebody lacks what it claims so, and then only as much as those lack.
+/// Everybody its need, who is short as much more as it hopes for, the group's cache what it can
+/// use, and all a bonus in proportion to their needs. Nobody gives up anything unless somebody
+/// lacks what it claims so, and then only as much as those lack.
 fn with_bonus(seats: &[Seat], pool: f64, rest: Rest) -> Vec<Bytes> {
     let Rest { surplus, overdrawn, cacheable } = rest;
     let claims = claims(seats, pool);
@@ -336,8 +346,8 @@ fn least_misses(seats: &[Seat], pool: f64) -> Vec<Bytes> {
     sizes
 }
 
-/// Sizes are tried in steps of this: eight granules, which are huge pages in large VMs (Wang 2016 §4), and more where that makes
-/// too many.
+/// Sizes are tried in steps of this: eight granules, which are huge pages in large VMs (Wang 2016
+/// §4), and more where that makes too many.
 fn unit(seats: &[Seat]) -> Bytes {
     let is_large = |seat: &Seat| seat.held > tuning::LARGE_VM;
     let step = if seats.iter().any(is_large) { tuning::LARGE_STEP } else { tuning::SMALL_STEP };

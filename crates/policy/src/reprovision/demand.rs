@@ -6,9 +6,9 @@
 //! everybody else keeps what it has
 //! ```
 //!
-//! Demand is swap activity, as in the paper; a guest that has almost nothing available counts too, since
-//! one without swap never swaps. Grants stay where they are when demand ends: taking them back for
-//! nobody's benefit would only make the next demand wait.
+//! Demand is swap activity, as in the paper; a guest that has almost nothing available counts too,
+//! since one without swap never swaps. Grants stay where they are when demand ends: taking them
+//! back for nobody's benefit would only make the next demand wait.
 
 use std::cmp::Reverse;
 

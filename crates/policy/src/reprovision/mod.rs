@@ -1,9 +1,9 @@
 //! Who gets the surplus: one trait, one file per policy (Kim 2014 §4.2.2).
 //!
-//! [`balance`] decides over all of a group's memory. The other policies share out the surplus: such a
-//! policy only says what each member should hold above its base; it is given the *pool* (all grants of
-//! the group and its surplus) and cannot hand out more. Whether a member may be shrunk, how fast, and
-//! whether the host has the memory is decided elsewhere, the same for all policies.
+//! [`balance`] decides over all of a group's memory. The other policies share out the surplus: such
+//! a policy only says what each member should hold above its base; it is given the *pool* (all
+//! grants of the group and its surplus) and cannot hand out more. Whether a member may be shrunk,
+//! how fast, and whether the host has the memory is decided elsewhere, the same for all policies.
 
 pub(crate) mod balance;
 mod demand;

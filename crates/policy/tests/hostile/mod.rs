@@ -1,7 +1,8 @@
 //! Arbitrary hostile worlds: what operators may write, and what guests and hosts may show.
 //!
 //! Mostly sane values, so that something happens, mixed with absent, absurd, old and future ones. A
-//! world is a list of [`Frame`]s; a VM's balloon follows the actions unless the frame says otherwise.
+//! world is a list of [`Frame`]s; a VM's balloon follows the actions unless the frame says
+//! otherwise.
 
 use std::collections::BTreeMap;
 

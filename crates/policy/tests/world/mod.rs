@@ -1,4 +1,5 @@
-//! A small world to be changed by hand: one group on a large host, its VMs calm until told otherwise.
+//! A small world to be changed by hand: one group on a large host, its VMs calm until told
+//! otherwise.
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 

@@ -37,7 +37,8 @@ pub(crate) struct StandIn {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One at a time: a fault that waits for a busy machine looks like one that waits for a broken shim.
+/// One at a time: a fault that waits for a busy machine looks like one that waits for a broken
+/// shim.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl StandIn {

@@ -8,7 +8,8 @@ use super::{StandIn, Worker};
 pub(crate) const MIB: u32 = 64;
 pub(crate) const SLOTS: u32 = 4096;
 
-/// A stand-in whose first `pages` pages have their content in the pool, page by page from slot 100 on.
+/// A stand-in whose first `pages` pages have their content in the pool, page by page from slot 100
+/// on.
 pub(crate) struct Prepared {
     pub(crate) stand_in: StandIn,
     pub(crate) worker: Worker,

@@ -116,7 +116,8 @@ unsafe fn advise_away(range: Range) {
     unsafe { crate::memory_map::advise(range, rustix::mm::Advice::LinuxDontNeed) }.unwrap();
 }
 
-/// A file of two pages in memory, mapped as copy-on-write; the first page was written, the second looked up.
+/// A file of two pages in memory, mapped as copy-on-write; the first page was written, the second
+/// looked up.
 fn two_pages_of_a_file() -> (Range, Reserved) {
     let memory = Reserved::new(2 * PAGE_BYTES).unwrap();
     let file = rustix::fs::memfd_create("overbook-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

@@ -1,9 +1,10 @@
 //! The witness of a disk: blocks whose every word is known, read back past the guest's page cache.
 //!
-//! With `O_DIRECT` the host's device works on the reader's own pages, while the guest does other things: a
-//! page that is taken away under it, or comes back as it was before, is found here and nowhere else. The
-//! buffer is large, and each transfer takes another part of it, so that most of it is cold. One transfer of
-//! eight writes: the same content, out of the buffer, so that a page that was wrong then is found later.
+//! With `O_DIRECT` the host's device works on the reader's own pages, while the guest does other
+//! things: a page that is taken away under it, or comes back as it was before, is found here and
+//! nowhere else. The buffer is large, and each transfer takes another part of it, so that most of
+//! it is cold. One transfer of eight writes: the same content, out of the buffer, so that a page
+//! that was wrong then is found later.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -25,8 +26,8 @@ const BUFFER: usize = 8 * MB;
 const MOST: usize = 64;
 const TOLD: usize = 8;
 
-/// Fills the first `mb` MB, then reads and verifies parts of it until the stop. Wrong bytes are added to
-/// `bad_bytes`.
+/// Fills the first `mb` MB, then reads and verifies parts of it until the stop. Wrong bytes are
+/// added to `bad_bytes`.
 pub(super) fn verify(
     path: &Path,
     mb: usize,
@@ -81,8 +82,8 @@ impl Witness {
         self.file.write_all_at(&self.buffer[part], (block * PAGE) as u64)
     }
 
-    /// Reads blocks into a part of the buffer; answers how many bytes are wrong, and puts those right on the
-    /// disk.
+    /// Reads blocks into a part of the buffer; answers how many bytes are wrong, and puts those
+    /// right on the disk.
     fn read(&mut self, place: usize, block: usize, count: usize) -> io::Result<usize> {
         let part = place * PAGE..(place + count) * PAGE;
         self.file.read_exact_at(&mut self.buffer[part.clone()], (block * PAGE) as u64)?;

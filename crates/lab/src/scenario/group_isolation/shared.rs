@@ -25,8 +25,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Now. It is looked twice, and the less counts: a frame that one guest has freed and another one got while they
-    /// were looked at, one after the other, is not shared.
+    /// Now. It is looked twice, and the less counts: a frame that one guest has freed and another
+    /// one got while they were looked at, one after the other, is not shared.
     pub(super) fn of(groups: &[Group]) -> Result<Self, LabError> {
         let (first, mut pages) = (Self::once(groups)?, Self::once(groups)?);
         pages.across = pages.across.min(first.across);

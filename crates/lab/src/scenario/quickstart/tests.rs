@@ -1,4 +1,5 @@
-//! The figures of recordings that nobody had to boot guests for: 30 s of `observe`, 70 s of `enforce`.
+//! The figures of recordings that nobody had to boot guests for: 30 s of `observe`, 70 s of
+//! `enforce`.
 
 use super::*;
 use crate::recording::Progress;

@@ -1,11 +1,11 @@
-//! A cgroup for each group's worker, below the daemon's own: what the worker uses is counted apart, and
-//! can be limited by the operator without limiting the daemon.
+//! A cgroup for each group's worker, below the daemon's own: what the worker uses is counted apart,
+//! and can be limited by the operator without limiting the daemon.
 //!
-//! While its group lends, a worker sits in the borrower's cgroup, whose limits then hold for both workers
-//! together (overhead migration, Kim 2014 §7.1). Its own waits for it.
+//! While its group lends, a worker sits in the borrower's cgroup, whose limits then hold for both
+//! workers together (overhead migration, Kim 2014 §7.1). Its own waits for it.
 //!
-//! Nothing depends on it. Where the tree is not ours to write (a container, no cgroup v2), workers run in
-//! the daemon's cgroup.
+//! Nothing depends on it. Where the tree is not ours to write (a container, no cgroup v2), workers
+//! run in the daemon's cgroup.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,8 @@ impl Seat {
         Ok(Self { pid, home, away: None })
     }
 
-    /// Has `payer`'s cgroup pay from now on; `None`: its own. What was used before stays where it is.
+    /// Has `payer`'s cgroup pay from now on; `None`: its own. What was used before stays where it
+    /// is.
     pub(super) fn charge(&mut self, payer: Option<&GroupName>) -> io::Result<()> {
         if self.payer() == payer {
             return Ok(());

@@ -1,9 +1,9 @@
 //! One group's worker: started when there is something to do, watched, started again when it ends.
 //!
-//! The task owns the process and its pipes. Orders come over a watch channel (only the newest counts);
-//! reports and the worker's state are left in a place that the loop copies from. A worker that ends by
-//! itself is started again after a pause that doubles; one that has nothing to do any more is ended by
-//! closing its standard input, upon which it gives everything back.
+//! The task owns the process and its pipes. Orders come over a watch channel (only the newest
+//! counts); reports and the worker's state are left in a place that the loop copies from. A worker
+//! that ends by itself is started again after a pause that doubles; one that has nothing to do any
+//! more is ended by closing its standard input, upon which it gives everything back.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,8 +26,8 @@ use crate::worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// A worker that has run for so long was in good order: one that dies by its own fault does so at its start, or
-/// costs no more than one start in so long.
+/// A worker that has run for so long was in good order: one that dies by its own fault does so at
+/// its start, or costs no more than one start in so long.
 const GOOD_RUN: Duration = Duration::from_secs(3);
 /// How often orders are repeated, and the worker's usage is looked at.
 const REPEAT: Duration = Duration::from_secs(1);
@@ -264,7 +264,8 @@ impl Task {
         }
     }
 
-    /// Has `payer` pay for the worker. A failure shows in who pays, and is tried again with the next orders.
+    /// Has `payer` pay for the worker. A failure shows in who pays, and is tried again with the
+    /// next orders.
     fn charge(&self, worker: &mut Running, payer: Option<&GroupName>) {
         let Some(seat) = &mut worker.seat else { return };
         if let Err(error) = seat.charge(payer) {

@@ -1,8 +1,8 @@
 //! What the workers have merged, remembered for as long as it may be shared.
 //!
-//! A worker that has ended may leave shared what it has merged. So until a report says that nothing is
-//! shared any more, a VM's part of the pool counts as memory that it uses (the count of its own pages leaves
-//! the pool out), and it is known whose worker has to unshare it.
+//! A worker that has ended may leave shared what it has merged. So until a report says that nothing
+//! is shared any more, a VM's part of the pool counts as memory that it uses (the count of its own
+//! pages leaves the pool out), and it is known whose worker has to unshare it.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Which of the host's QEMUs have the shim: looked up only while there is one that is not known to have it, and
-//! not in every tick.
+//! Which of the host's QEMUs have the shim: looked up only while there is one that is not known to
+//! have it, and not in every tick.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Where the loop leaves orders for KSM and finds what became of them: the kernel and the disk may take
-//! their time, the loop does not wait.
+//! Where the loop leaves orders for KSM and finds what became of them: the kernel and the disk may
+//! take their time, the loop does not wait.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -54,8 +54,8 @@ impl KsmDriver {
         self.orders.send_if_modified(|last| std::mem::replace(last, order) != order);
     }
 
-    /// Has this done now, and waits for it at most `limit`; `None`: it takes longer, and goes on. What was
-    /// ordered before stands.
+    /// Has this done now, and waits for it at most `limit`; `None`: it takes longer, and goes on.
+    /// What was ordered before stands.
     pub fn ask(
         &self,
         order: KsmOrder,

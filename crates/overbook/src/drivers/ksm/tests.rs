@@ -1,5 +1,5 @@
-//! What is written to KSM's files, when, and that it all goes back. The files are a directory of our own, but
-//! in [`kernel`].
+//! What is written to KSM's files, when, and that it all goes back. The files are a directory of
+//! our own, but in [`kernel`].
 
 mod kernel;
 

@@ -2,32 +2,37 @@
 
 use super::*;
 
-#[test]
-fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
+/// The columns that each version was without, from version 1 on.
+const ADDED: [&[&str]; 4] = [
+    &["working_set"],
+    &["shared", "saved", "merged", "scan_rate"],
+    &["freed", "freed_taken"],
+    &["in_repositories", "disk_read_us"],
+];
+
+/// A file that was of this version and has one row, opened by today's code.
+fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
     let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
     store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
     drop(store);
     let connection = Connection::open(file(&dir)).unwrap();
-    for column in [
-        "working_set",
-        "shared",
-        "saved",
-        "merged",
-        "scan_rate",
-        "freed",
-        "freed_taken",
-        "far",
-        "disk_read_us",
-    ] {
+    for column in ADDED[version - 1..].iter().copied().flatten() {
         let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
         connection.execute_batch(&drop).unwrap();
     }
-    connection.execute_batch("DROP TABLE loan").unwrap();
-    connection.pragma_update(None, "user_version", 1).unwrap();
+    if version < 3 {
+        connection.execute_batch("DROP TABLE loan").unwrap();
+    }
+    connection.pragma_update(None, "user_version", u32::try_from(version).unwrap()).unwrap();
     drop(connection);
+    let store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    (dir, store)
+}
 
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+#[test]
+fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
+    let (dir, mut store) = opened_from(1);
     let mut later = tick(1, 0);
     let tracking =
         model::Tracking { working_set: Some(Bytes::mib(150)), ..model::Tracking::default() };
@@ -47,22 +52,7 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
 
 #[test]
 fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
-    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
-    drop(store);
-    let connection = Connection::open(file(&dir)).unwrap();
-    for column in
-        ["shared", "saved", "merged", "scan_rate", "freed", "freed_taken", "far", "disk_read_us"]
-    {
-        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
-        connection.execute_batch(&drop).unwrap();
-    }
-    connection.execute_batch("DROP TABLE loan").unwrap();
-    connection.pragma_update(None, "user_version", 2).unwrap();
-    drop(connection);
-
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let (dir, mut store) = opened_from(2);
     store.append(&sample::Sampler::default().rows(&with_loan(0, 10, Reason::LoanUsed))).unwrap();
     assert_eq!(loans(&file(&dir), &"rich".into(), 0, 10).unwrap().len(), 1);
     let mut later = with_change(tick(1, 0), 200, true);
@@ -91,19 +81,7 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
 
 #[test]
 fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
-    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
-    drop(store);
-    let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["freed", "freed_taken", "far", "disk_read_us"] {
-        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
-        connection.execute_batch(&drop).unwrap();
-    }
-    connection.pragma_update(None, "user_version", 3).unwrap();
-    drop(connection);
-
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let (dir, mut store) = opened_from(3);
     let mut later = tick(1, 0);
     let free =
         model::FreePages { freed: Bytes::mib(40), taken: Bytes::mib(9), ..Default::default() };
@@ -122,19 +100,7 @@ fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
 
 #[test]
 fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
-    store.append(&sample::Sampler::default().rows(&tick(0, 0))).unwrap();
-    drop(store);
-    let connection = Connection::open(file(&dir)).unwrap();
-    for column in ["far", "disk_read_us"] {
-        let drop = format!("ALTER TABLE reading DROP COLUMN {column}");
-        connection.execute_batch(&drop).unwrap();
-    }
-    connection.pragma_update(None, "user_version", 4).unwrap();
-    drop(connection);
-
-    let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
+    let (dir, mut store) = opened_from(4);
     let mut later = tick(1, 0);
     let disk = |read_us_median, held| {
         let repositories = Some(model::RepositoriesReading { held, ..Default::default() });
@@ -149,7 +115,7 @@ fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
         .unwrap()
         .into_iter()
         .map(|row| match row.entry {
-            Entry::Reading { far, disk_read_us, .. } => (far, disk_read_us),
+            Entry::Reading { in_repositories, disk_read_us, .. } => (in_repositories, disk_read_us),
             Entry::Change { .. } => panic!("no change was made"),
         })
         .collect();

@@ -38,8 +38,8 @@ pub struct CacheSize {
 }
 
 impl CacheStatus {
-    /// The group as the last tick saw it; `None`: its disks have no cache, or their process does not
-    /// answer.
+    /// The group as the last tick saw it; `None`: its disks have no cache, or their process does
+    /// not answer.
     pub(super) fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
         let reading = shown.published.view.caches.get(name)?;
         let quota = shown.published.plan.caches.get(name);

@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 use super::Words;
 use crate::http::follow::Shown;
 
-/// A VM's part in its group's shared pages. Totals count since the group's worker began with this VM.
+/// A VM's part in its group's shared pages. Totals count since the group's worker began with this
+/// VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DedupStatus {
     /// What of its memory is shared now.

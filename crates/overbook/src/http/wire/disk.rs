@@ -38,7 +38,8 @@ pub struct DiskStatus {
 /// What a disk has of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RepositoriesStatus {
-    /// Whether what is written goes there: not while the VM has all the memory that it was started with.
+    /// Whether what is written goes there: not while the VM has all the memory that it was started
+    /// with.
     pub admits: bool,
     /// So many are connected.
     pub connected: u64,

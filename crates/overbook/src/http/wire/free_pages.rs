@@ -53,7 +53,8 @@ impl FreePagesStatus {
     }
 }
 
-/// What the VMs of a group have freed. Totals go back when a VM leaves or the group's worker is another one.
+/// What the VMs of a group have freed. Totals go back when a VM leaves or the group's worker is
+/// another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupFreePages {
     /// What the host can take at once.

@@ -47,7 +47,8 @@ pub struct GroupStatus {
     /// What its VMs have freed.
     #[serde(default)]
     pub free_pages: GroupFreePages,
-    /// Pages of its data disks in memory that it has to spare; absent: none of its disks has a cache.
+    /// Pages of its data disks in memory that it has to spare; absent: none of its disks has a
+    /// cache.
     #[serde(default)]
     pub cache: Option<CacheStatus>,
     /// The process that works on its VMs' memory; absent: none is needed.

@@ -41,7 +41,7 @@ pub struct HistoryRow {
     pub freed_taken_bytes: Option<u64>,
     /// What of its disks lay in repositories.
     #[serde(default)]
-    pub far_bytes: Option<u64>,
+    pub in_repositories_bytes: Option<u64>,
     /// Half of the reads of the slowest of its disks took less, since that was served.
     #[serde(default)]
     pub disk_read_median_us: Option<u32>,
@@ -70,7 +70,7 @@ impl From<history::HistoryRow> for HistoryRow {
                 scan_rate,
                 freed,
                 freed_taken,
-                far,
+                in_repositories,
                 disk_read_us,
             } => Self {
                 step_seconds: Some(step_s),
@@ -84,7 +84,7 @@ impl From<history::HistoryRow> for HistoryRow {
                 scan_rate_pages_per_ms: scan_rate.map(|PagesPerMs(rate)| rate),
                 freed_bytes: raw(freed),
                 freed_taken_bytes: raw(freed_taken),
-                far_bytes: raw(far),
+                in_repositories_bytes: raw(in_repositories),
                 disk_read_median_us: disk_read_us,
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment

@@ -1,8 +1,8 @@
 //! One VM, seen from both sides: what its guest says and what the host counts.
 //!
-//! The two never agree (a guest counts its cache, the host counts pages that were ever touched), and
-//! users have long asked why. So each figure says in its name whose it is: `guest_…` is the guest's
-//! own statement and may be a lie; `used_bytes` is the host's count.
+//! The two never agree (a guest counts its cache, the host counts pages that were ever touched),
+//! and users have long asked why. So each figure says in its name whose it is: `guest_…` is the
+//! guest's own statement and may be a lie; `used_bytes` is the host's count.
 
 use std::collections::BTreeMap;
 

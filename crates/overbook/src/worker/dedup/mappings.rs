@@ -1,8 +1,8 @@
 //! How many mappings QEMU's process has: without room for another one it could not go on.
 //!
-//! The pool's mappings are counted with all others, for some outlive the sharing: where the shim could not replace a page
-//! that the guest has written, it stays in the mapping that it was merged into. And writes cut mappings in two: the shim
-//! stops that at half of what is left here for QEMU.
+//! The pool's mappings are counted with all others, for some outlive the sharing: where the shim
+//! could not replace a page that the guest has written, it stays in the mapping that it was merged
+//! into. And writes cut mappings in two: the shim stops that at half of what is left here for QEMU.
 
 use std::time::{Duration, Instant};
 
@@ -13,12 +13,13 @@ use super::super::granules::PAGE;
 
 /// What a kernel allows that does not say (`vm.max_map_count`).
 const USUAL_MAPPINGS: u32 = 65_530;
-/// What a mapping takes of the kernel's memory, with all that hangs on it (`dedup-overhead`: 480 bytes for the two of an
-/// isolated page).
+/// What a mapping takes of the kernel's memory, with all that hangs on it (`dedup-overhead`: 480
+/// bytes for the two of an isolated page).
 const MAPPING_BYTES: u64 = 240;
 /// About what QEMU has by itself.
 const QEMUS_OWN: u32 = 400;
-/// Mappings may take one of so many bytes that they save; beyond, only runs that take less by themselves are worth it.
+/// Mappings may take one of so many bytes that they save; beyond, only runs that take less by
+/// themselves are worth it.
 const DEAR: u64 = 20;
 const CHEAP_RUN: u32 = 4;
 /// Mappings are counted so long after the last time, if there may be so many more, or at last.
@@ -50,8 +51,8 @@ impl Mappings {
         new
     }
 
-    /// How long a run must be to be worth a mapping now, if so many runs are asked for and so many pages are shared
-    /// then; `None`: no run is.
+    /// How long a run must be to be worth a mapping now, if so many runs are asked for and so many
+    /// pages are shared then; `None`: no run is.
     pub(super) fn least_run(&mut self, runs: u32, shared_pages: u32) -> Option<u32> {
         let is_due = self.since > MAPPINGS_MORE && self.at.elapsed() > MAPPINGS_SOON;
         if is_due || self.at.elapsed() > MAPPINGS_LATE {

@@ -1,4 +1,5 @@
-//! Who is a member: greets VMs, takes what their shims answer, lets go of those that are gone, and numbers the pages of all.
+//! Who is a member: greets VMs, takes what their shims answer, lets go of those that are gone, and
+//! numbers the pages of all.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -14,7 +15,8 @@ use super::store::{SLOTS, Store};
 use super::vm::Vm;
 
 impl Dedup {
-    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new connections.
+    /// Lets go of VMs that have ended or are worked on no more, takes outcomes, and greets new
+    /// connections.
     pub(super) fn meet(&mut self, vms: &mut [&mut Tracked]) {
         let is_told_of = |pid: u32| vms.iter().any(|tracked| tracked.pid() == pid);
         let is_gone =
@@ -47,7 +49,8 @@ impl Dedup {
                 Ok(if has_numbers { Vm::open(pid, regions) } else { None })
             });
             let Some(Some(new)) = new else { return };
-            // Its shim has answered: what it shares now, it shares by its own state, and nothing is under way.
+            // Its shim has answered: what it shares now, it shares by its own state, and nothing is
+            // under way.
             let Some(new) = self.with_shares(pid, new) else { return };
             self.number(pid, new);
         }
@@ -104,7 +107,8 @@ impl Dedup {
         }
     }
 
-    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be numbered.
+    /// The lowest numbers that are free for so many pages; `None`: the group has more than can be
+    /// numbered.
     fn free_numbers(&self, pages: u32) -> Option<u32> {
         let mut taken: Vec<_> = self.vms.values().map(Vm::numbers).collect();
         taken.sort_by_key(|numbers| numbers.start);
@@ -118,7 +122,8 @@ impl Dedup {
         first.checked_add(pages).filter(|end| *end <= Index::MOST_PAGES).map(|_| first)
     }
 
-    /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met again.
+    /// Makes the index larger for a VM more: what is in the pool stays known, the rest is met
+    /// again.
     fn grow(&mut self, more: u32) {
         let pages = self.vms.values().fold(more, |pages, vm| pages.saturating_add(vm.pages()));
         if pages > self.capacity {

@@ -1,7 +1,8 @@
 //! What is found elsewhere is proposed for a merge.
 //!
-//! Reads what is to be read of a window. A hash says where the same may lie: in the pool, or in another page, which is read
-//! again before both get a slot. The shims compare before anything is shared.
+//! Reads what is to be read of a window. A hash says where the same may lie: in the pool, or in
+//! another page, which is read again before both get a slot. The shims compare before anything is
+//! shared.
 
 use std::ops::Range;
 
@@ -25,7 +26,8 @@ struct Candidate {
 }
 
 impl Dedup {
-    /// Reads a window and has merged what is found elsewhere; `true`: something of that is out of reach, and recalled.
+    /// Reads a window and has merged what is found elsewhere; `true`: something of that is out of
+    /// reach, and recalled.
     pub(super) fn propose(&mut self, pid: u32, window: &Window, vms: &mut [&mut Tracked]) -> bool {
         let mut recalls = false;
         self.ahead.forget();
@@ -48,8 +50,8 @@ impl Dedup {
         recalls
     }
 
-    /// What is found elsewhere, its content kept: of what is read, little is the same as a rule, and the rest need not leave the
-    /// CPU's cache.
+    /// What is found elsewhere, its content kept: of what is read, little is the same as a rule,
+    /// and the rest need not leave the CPU's cache.
     fn candidates(&mut self, pid: u32, window: &Window, kept: &mut Vec<u8>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
@@ -71,8 +73,8 @@ impl Dedup {
         candidates
     }
 
-    /// Has a page merged, if the same is really to be found where the index says; `true`: that is out of reach, and
-    /// recalled.
+    /// Has a page merged, if the same is really to be found where the index says; `true`: that is
+    /// out of reach, and recalled.
     fn merge(
         &mut self,
         pid: u32,
@@ -119,8 +121,9 @@ impl Dedup {
         }
     }
 
-    /// The page of this number, if it still holds that and can be merged. One that is about to share another slot, or
-    /// that was discarded and filled again since it was looked at, would lose count of that slot.
+    /// The page of this number, if it still holds that and can be merged. One that is about to
+    /// share another slot, or that was discarded and filled again since it was looked at, would
+    /// lose count of that slot.
     fn twin(&mut self, number: u32, content: &Page, vms: &mut [&mut Tracked]) -> Twin {
         let Self { vms: members, leaving, ahead, .. } = self;
         let found = members.iter().find(|(_, vm)| vm.numbers().contains(&number));
@@ -144,7 +147,8 @@ impl Dedup {
     }
 }
 
-/// Empties it, and has it take half as much where that was far too much: when little changes, little is kept.
+/// Empties it, and has it take half as much where that was far too much: when little changes,
+/// little is kept.
 fn empty(kept: &mut Vec<u8>) {
     let is_far_too_much = kept.len() < kept.capacity() / 8;
     kept.clear();
@@ -163,7 +167,8 @@ enum Twin {
     None,
 }
 
-/// Pages of a VM that were read together, for where one has a twin, the next ones have theirs as a rule.
+/// Pages of a VM that were read together, for where one has a twin, the next ones have theirs as a
+/// rule.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     pid: u32,

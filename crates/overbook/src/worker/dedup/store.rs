@@ -1,12 +1,13 @@
 //! The group's pool: its file, its slots, and who holds them besides the VMs that are worked on.
 //!
-//! **Problem.** A worker may end at any instant, its pool may not: guests map it. The next worker knows nothing of
-//! what was shared, and a slot used again while somebody still maps it would be another guest's content in his memory.
+//! **Problem.** A worker may end at any instant, its pool may not: guests map it. The next worker
+//! knows nothing of what was shared, and a slot used again while somebody still maps it would be
+//! another guest's content in his memory.
 //!
-//! **Idea.** The kernel knows ([`sys::pool_maps`]). A new worker takes the pool over with all its content as one that
-//! somebody holds; each VM is asked for what it really shares as soon as its shim has answered, for then nothing of the
-//! old worker's is under way there any more. When every process that maps the pool has been met so, or has ended, what
-//! nobody shares is emptied.
+//! **Idea.** The kernel knows ([`sys::pool_maps`]). A new worker takes the pool over with all its
+//! content as one that somebody holds; each VM is asked for what it really shares as soon as its
+//! shim has answered, for then nothing of the old worker's is under way there any more. When every
+//! process that maps the pool has been met so, or has ended, what nobody shares is emptied.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -139,8 +140,8 @@ impl Store {
     }
 }
 
-/// The pools of this name that these processes map, those first of which they map most, each with a place where it is
-/// mapped.
+/// The pools of this name that these processes map, those first of which they map most, each with a
+/// place where it is mapped.
 fn most_mapped(name: &str, pids: &[u32]) -> Vec<(u32, Mapping)> {
     let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
     for &pid in pids {

@@ -23,8 +23,8 @@ use super::mappings::Mappings;
 use super::regions::{address_of, page_at, page_count, rest_of_region};
 use super::window::Window;
 
-/// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE` pages: no
-/// more runs than that, and a millisecond or two of the shim's control thread.
+/// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE`
+/// pages: no more runs than that, and a millisecond or two of the shim's control thread.
 const MOST_SENT: usize = 2;
 /// How long what was recalled is waited for.
 const RECALL_PATIENCE: Duration = Duration::from_millis(100);
@@ -127,8 +127,8 @@ impl Vm {
         process::has_ended(&self.process)
     }
 
-    /// These pages share these slots: an earlier worker has merged them. Answers how many of them are the VM's, each of
-    /// which has a reference now.
+    /// These pages share these slots: an earlier worker has merged them. Answers how many of them
+    /// are the VM's, each of which has a reference now.
     pub(super) fn adopt(&mut self, sharers: &[Sharer], slots: &mut Pool) {
         for Sharer { address, slot } in sharers {
             if let Some(page) = page_at(&self.regions, *address)
@@ -190,8 +190,8 @@ impl Vm {
         self.rests = Some((Instant::now() + REST, why.to_string()));
     }
 
-    /// A new connection: what was under way is known from the page states now, and the regions may be other
-    /// ones. Answers the slots that are not shared after all.
+    /// A new connection: what was under way is known from the page states now, and the regions may
+    /// be other ones. Answers the slots that are not shared after all.
     pub(super) fn meet_again(
         &mut self,
         session: u64,
@@ -230,7 +230,8 @@ impl Vm {
         link.use_pool(file, slots)
     }
 
-    /// Guest RAM was plugged or unplugged: pages have other numbers. Answers what is shared no more.
+    /// Guest RAM was plugged or unplugged: pages have other numbers. Answers what is shared no
+    /// more.
     fn renumber(&mut self, old: &[Region]) -> Vec<u32> {
         let book = std::mem::replace(&mut self.book, Book::new(page_count(&self.regions)));
         let mut left = Vec::new();
@@ -327,8 +328,8 @@ impl Vm {
         self.counts.passes as u32
     }
 
-    /// Whether something is due in a window that tracking has put out of reach; it is recalled. What nobody touches is out
-    /// of reach for ever, and most of what is the same.
+    /// Whether something is due in a window that tracking has put out of reach; it is recalled.
+    /// What nobody touches is out of reach for ever, and most of what is the same.
     pub(super) fn recalls(&self, window: &Window, linked: &mut Linked) -> Result<bool, LinkError> {
         let mut recalls = false;
         if linked.link().staged_pages()? == 0 {
@@ -341,8 +342,8 @@ impl Vm {
         Ok(recalls)
     }
 
-    /// Has a window looked at again, for something is being brought back; `false`: that was waited for long enough in this
-    /// pass.
+    /// Has a window looked at again, for something is being brought back; `false`: that was waited
+    /// for long enough in this pass.
     pub(super) fn look_again(&mut self, window: &Window) -> bool {
         let same = |(first, _): &(u32, Instant)| *first == window.first;
         let since = self.again.filter(same).map_or_else(Instant::now, |(_, since)| since);
@@ -354,8 +355,8 @@ impl Vm {
         is_soon
     }
 
-    /// Finds what is to be read in a window, and which merges are over, `unshares`: because that is wanted. Answers
-    /// their slots. What shares a slot of no pool that is known here is not to.
+    /// Finds what is to be read in a window, and which merges are over, `unshares`: because that is
+    /// wanted. Answers their slots. What shares a slot of no pool that is known here is not to.
     pub(super) fn look(
         &mut self,
         window: &mut Window,
@@ -380,8 +381,8 @@ impl Vm {
         for ((page, state), wanted) in window.pages().zip(states).zip(&mut window.wanted) {
             window.there += u32::from(*wanted || *state == PageState::Merged);
             match state {
-                // Its own copy: the guest has written it, or beside it. Where the shim cannot replace it, it is called
-                // merged for good.
+                // Its own copy: the guest has written it, or beside it. Where the shim cannot
+                // replace it, it is called merged for good.
                 PageState::Merged if *wanted => {
                     left.extend(self.broke(page));
                     *wanted = false;
@@ -406,7 +407,8 @@ impl Vm {
                     left.extend(self.book.gone(page));
                     *wanted = false;
                 }
-                // The guest has given it up, and may have taken it back: nobody knows until it is taken.
+                // The guest has given it up, and may have taken it back: nobody knows until it is
+                // taken.
                 PageState::Freed => {
                     if self.book.slot(page).is_some() {
                         left.extend(self.book.gone(page));
@@ -420,8 +422,9 @@ impl Vm {
         left
     }
 
-    /// Whether nothing is to be read in a window, nor has changed as far as the shim tells. Once in a while it is looked at all the
-    /// same: where the shim cannot replace a shared page, nobody tells that the guest has written it.
+    /// Whether nothing is to be read in a window, nor has changed as far as the shim tells. Once in
+    /// a while it is looked at all the same: where the shim cannot replace a shared page, nobody
+    /// tells that the guest has written it.
     fn is_still(&self, window: &Window, states: &[PageState], pass: u32) -> bool {
         !pass.wrapping_add(window.first / Window::PAGES).is_multiple_of(LOOKED_AT_EVERY)
             && window.pages().zip(states).all(|(page, state)| match state {
@@ -484,7 +487,8 @@ impl Vm {
         let first = there.unwrap_or_default().first().map(|part| part.range);
         let len = first.filter(|first| first.start == start).map_or(0, |first| first.len);
         let len = usize::try_from(len).unwrap_or(0).min(bytes.len());
-        // What goes into the pool is equal to this: it comes from no other program that QEMU may have become.
+        // What goes into the pool is equal to this: it comes from no other program that QEMU may
+        // have become.
         self.memory.read_original(start, &mut bytes[..len])
     }
 
@@ -493,8 +497,8 @@ impl Vm {
         self.queued.push((page, target));
     }
 
-    /// Sends what is queued, if the shim is not busy merging. Adds the slots that are not to be shared after
-    /// all to `left`: their runs are too short for the mappings that QEMU has left.
+    /// Sends what is queued, if the shim is not busy merging. Adds the slots that are not to be
+    /// shared after all to `left`: their runs are too short for the mappings that QEMU has left.
     pub(super) fn send(&mut self, link: &mut Link, left: &mut Vec<u32>) -> Result<(), LinkError> {
         if self.sent.len() >= MOST_SENT || self.queued.is_empty() {
             return Ok(());
@@ -503,7 +507,8 @@ impl Vm {
         self.queued.sort_by_key(|(page, _)| *page);
         let rest = self.queued.split_off(self.queued.len().min(MAX_MERGE));
         let queued = std::mem::replace(&mut self.queued, rest);
-        // One that is merged already, and was written to since, would look as if it had been merged now.
+        // One that is merged already, and was written to since, would look as if it had been merged
+        // now.
         let (queued, other): (Vec<Wish>, Vec<Wish>) = queued
             .into_iter()
             .partition(|wish| matches!(link.page_state(wish.0), Ok(PageState::Plain)));

@@ -23,7 +23,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Most pages in one: those that have their turn together, or there would be no window without one that is due.
+    /// Most pages in one: those that have their turn together, or there would be no window without
+    /// one that is due.
     pub(super) const PAGES: u32 = Book::TOGETHER;
 
     pub(super) fn pages(&self) -> Range<u32> {

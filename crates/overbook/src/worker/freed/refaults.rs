@@ -1,8 +1,9 @@
 //! How much of what was taken the guest has touched again: what taking cost it.
 //!
-//! **Problem.** The kernel gives a guest that touches a page which was taken a page of zeros, and tells nobody. **Idea.** What was
-//! taken is remembered, a bit for each page, and the page tables are looked at now and then: what is there again was touched.
-//! Once seen it is forgotten, and so it is counted once for each time that it was taken.
+//! **Problem.** The kernel gives a guest that touches a page which was taken a page of zeros, and
+//! tells nobody. **Idea.** What was taken is remembered, a bit for each page, and the page tables
+//! are looked at now and then: what is there again was touched. Once seen it is forgotten, and so
+//! it is counted once for each time that it was taken.
 
 use std::collections::BTreeMap;
 use std::io;

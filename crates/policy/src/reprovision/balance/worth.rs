@@ -1,21 +1,25 @@
 //! What memory is worth to one VM: the misses that it would have with this much of it.
 //!
-//! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The curve counts pieces of memory in LRU
-//! order; to have one back takes a read for each [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's
-//! kernel has set some memory apart and hardly touches it (page structures, its own code), as much as the guest may use beyond what it
-//! counts; so much less is there for the rest. It keeps some more free, so that more is *needed* than the working set. Where the VM was
-//! seen to miss more than its curve says, that counts ([`crate::experience`]).
+//! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The
+//! curve counts pieces of memory in LRU order; to have one back takes a read for each
+//! [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's kernel
+//! has set some memory apart and hardly touches it (page structures, its own code), as much as the
+//! guest may use beyond what it counts; so much less is there for the rest. It keeps some more
+//! free, so that more is *needed* than the working set. Where the VM was seen to miss more than its
+//! curve says, that counts ([`crate::experience`]).
 //!
-//! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The misses of now are its major
-//! faults, each a wait for a disk as a miss is. They end when what it has in swap is back; until then they fall as the curve does
-//! where it ends, at most evenly: not at all for a program that goes through all of its data in turn.
+//! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The
+//! misses of now are its major faults, each a wait for a disk as a miss is. They end when what it
+//! has in swap is back; until then they fall as the curve does where it ends, at most evenly: not
+//! at all for a program that goes through all of its data in turn.
 //!
-//! **Below what it has**, if it is short already, the curve says too much: who waits for the disk cannot miss more often than the disk
-//! answers, and makes the fewer references the more it waits. How often that is shows the VM of the group that missed most of late.
-//! Where two VMs thrash, one of them loses little by giving the other what that lacks.
+//! **Below what it has**, if it is short already, the curve says too much: who waits for the disk
+//! cannot miss more often than the disk answers, and makes the fewer references the more it waits.
+//! How often that is shows the VM of the group that missed most of late. Where two VMs thrash, one
+//! of them loses little by giving the other what that lacks.
 //!
-//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its faults would end with what its swap tells
-//! that it lacks, or as much more as a round may give.
+//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its
+//! faults would end with what its swap tells that it lacks, or as much more as a round may give.
 
 use model::{Bytes, Tracking};
 
@@ -31,7 +35,8 @@ use crate::{
 pub(crate) struct Worth {
     /// Memory in bytes, ascending strictly, and the misses with it.
     points: Vec<(f64, f64)>,
-    /// What it could use: its working set, what lies in swap included, and what the guest needs beside.
+    /// What it could use: its working set, what lies in swap included, and what the guest needs
+    /// beside.
     pub(crate) need: Bytes,
     /// The same, as far as it was seen to touch it.
     pub(crate) seen: Bytes,
@@ -80,7 +85,8 @@ impl Condition {
 }
 
 impl Worth {
-    /// As its curve and its faults say; without a curve, or with one that cannot be true, as its faults alone say.
+    /// As its curve and its faults say; without a curve, or with one that cannot be true, as its
+    /// faults alone say.
     pub(crate) fn of(tracking: Option<&Tracking>, now: &Condition) -> Self {
         tracking
             .and_then(|tracking| Self::tracked(tracking, now))
@@ -97,7 +103,8 @@ impl Worth {
         let need = if now.is_short {
             seen.max(now.held.plus(missing))
         } else {
-            // Who is not short has what it needs but for a little, however much it has just touched.
+            // Who is not short has what it needs but for a little, however much it has just
+            // touched.
             let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
             seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
         };
@@ -115,7 +122,8 @@ impl Worth {
             points.push((memory, misses));
         }
         let mut worth = Self { points, need, seen, is_tracked: true, is_guess: false };
-        // What it misses now, it is known to miss with what it uses now; what is seen beyond that was seen when it used more.
+        // What it misses now, it is known to miss with what it uses now; what is seen beyond that
+        // was seen when it used more.
         let used = now.held.minus(now.idle).0 as f64;
         let here = worth.misses_at(used);
         worth.points.retain(|point| point.0 < used);
@@ -167,8 +175,9 @@ impl Worth {
         self.points = sizes.iter().map(|size| (*size, misses(*size))).collect();
     }
 
-    /// Beyond what it has it misses what it was seen to miss there, and nothing when it has what is `missing`. To there its faults fall
-    /// evenly, or more slowly where the curve falls by less per byte.
+    /// Beyond what it has it misses what it was seen to miss there, and nothing when it has what is
+    /// `missing`. To there its faults fall evenly, or more slowly where the curve falls by less per
+    /// byte.
     fn go_on(&mut self, now: &Condition, missing: Bytes, slope: f64) {
         let mut last = (now.held.0 as f64, now.faults());
         let mut points = vec![last];
@@ -193,8 +202,8 @@ impl Worth {
         }
     }
 
-    /// The nearer it is to missing as often as its disk can answer, the less more it can miss with less than it has. Who misses nothing is
-    /// protected by all that its curve says.
+    /// The nearer it is to missing as often as its disk can answer, the less more it can miss with
+    /// less than it has. Who misses nothing is protected by all that its curve says.
     fn bound(&mut self, now: &Condition) {
         if now.waits <= 0.0 {
             return;
@@ -208,8 +217,8 @@ impl Worth {
         }
     }
 
-    /// Misses per second with `memory`. What it has less than it needs is missed once in a while even where its curve is flat:
-    /// memory that a cliff ends is not worthless.
+    /// Misses per second with `memory`. What it has less than it needs is missed once in a while
+    /// even where its curve is flat: memory that a cliff ends is not worthless.
     pub(crate) fn misses(&self, memory: Bytes) -> f64 {
         let lacking = self.need.minus(memory).0 as f64 / tuning::PIECE.0 as f64;
         self.misses_at(memory.0 as f64) + lacking * 1e3 / tuning::MISSED_WITHIN.0 as f64
