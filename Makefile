@@ -10,6 +10,8 @@ BIN := $(TARGET)/release
 PAGES := $(BIN)/packaging
 TRIPLE := x86_64-unknown-linux-gnu
 TOOLS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/overbook/tools
+# The client of etcd is built from its protocol's description.
+export PROTOC := $(TOOLS)/bin/protoc
 MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
@@ -34,11 +36,11 @@ guest: ## The workload program that runs inside lab guests
 	mkdir -p $(BIN)
 	install -m 755 $(TARGET)/$(TRIPLE)/release/overbook-guest $(BIN)/overbook-guest
 
-lint: ## Format and lints; warnings are errors
+lint: $(PROTOC) ## Format and lints; warnings are errors
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-unit: loom ## Unit, property and simulator tests
+unit: loom $(PROTOC) ## Unit, property and simulator tests
 	$(CARGO) test --locked --workspace --exclude overbook-tests --exclude overbook-lab
 	$(CARGO) test --locked -p overbook-shim --features hot-set --test hot_set
 
@@ -47,10 +49,10 @@ loom: ## The ring between shim and worker, in every interleaving of its two ends
 	RUSTFLAGS="--cfg loom" $(CARGO) test --locked --release --target-dir $(TARGET)/loom \
 		-p overbook-protocol --test loom
 
-e2e: build ## Tests on real guests, and the architecture's rules
+e2e: build $(PROTOC) ## Tests on real guests, and the architecture's rules
 	OVERBOOK_BIN=$(BIN) $(CARGO) test --locked -p overbook-lab -p overbook-tests
 
-docs: $(TOOLS)/bin/mdbook ## The user guide and the API documentation
+docs: $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
 	$(TOOLS)/bin/mdbook build docs
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --locked --no-deps --workspace --document-private-items
 
@@ -71,6 +73,18 @@ deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
 		$(BIN)/overbook completions $$shell > $(PAGES)/completions/overbook.$$shell; \
 	done
 	$(TOOLS)/bin/cargo-deb -p overbook --no-build --locked
+
+# Debian's own, unpacked privately: nothing is installed.
+$(PROTOC):
+	mkdir -p $(TOOLS)/bin $(TOOLS)/protoc
+	apt-cache show protobuf-compiler > /dev/null || apt-get -q update
+	cd $$(mktemp -d) && packages="protobuf-compiler libprotobuf-dev $$( \
+		apt-cache depends --recurse --important protobuf-compiler | grep -E '^libproto(c|buf)[0-9]')" && \
+		apt-get -q download $$packages && for package in *.deb; do dpkg -x $$package $(TOOLS)/protoc; done
+	printf '#!/bin/sh\nexport LD_LIBRARY_PATH=%s\nexec %s -I%s "$$@"\n' \
+		$(TOOLS)/protoc/usr/lib/x86_64-linux-gnu $(TOOLS)/protoc/usr/bin/protoc \
+		$(TOOLS)/protoc/usr/include > $@
+	chmod +x $@
 
 $(TOOLS)/bin/mdbook:
 	$(CARGO) install --locked --root $(TOOLS) mdbook@$(MDBOOK_VERSION)

@@ -11,13 +11,14 @@ use std::{
 };
 
 /// The crates in order; each may need only those before it.
-const ORDER: [&str; 14] = [
+const ORDER: [&str; 15] = [
     "overbook-model",
     "overbook-policy",
     "overbook-pages",
     "overbook-sys",
     "overbook-protocol",
     "overbook-pageserver",
+    "overbook-cluster",
     "overbook-shim",
     "overbook-stand-in",
     "overbook-tracer",

@@ -18,6 +18,7 @@
 //! truth                         which pages a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
+//! etcd                          the store of a pool of hosts, members of which can be killed
 //! nbd_load  nbd_servers         page servers, ours and others, under the same load
 //! fleet  scenario  recording    which guests, which experiments, what happened second by second
 //! figures  report  chart        numbers beside their targets, tables and plots
@@ -35,6 +36,7 @@ pub mod cli;
 pub mod command;
 pub mod cpio;
 pub mod daemon;
+pub mod etcd;
 pub mod figures;
 pub mod fleet;
 pub mod hosts;

@@ -253,7 +253,7 @@ impl Drop for Running {
 }
 
 /// A port that nobody had a moment ago.
-fn free_port() -> io::Result<SocketAddr> {
+pub(crate) fn free_port() -> io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 

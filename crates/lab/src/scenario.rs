@@ -35,6 +35,7 @@ mod meb_balance;
 mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
+mod overdriver_fig5;
 mod overdriver_table1;
 mod page_server_kill;
 mod page_server_vs;
@@ -146,6 +147,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::MEMORY,
     coop_swap::SCENARIO,
     overdriver_table1::SCENARIO,
+    overdriver_fig5::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

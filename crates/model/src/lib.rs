@@ -8,12 +8,14 @@
 //! Architecture invariant: this crate needs no other crate of the workspace and touches neither
 //! clock, file, socket nor thread. Whoever needs one of those implements a port ([`ports`]).
 
+pub mod cluster;
 pub mod config;
 pub mod dedup;
 mod disk;
 pub mod free_pages;
 pub mod ksm;
 pub mod names;
+mod overload;
 pub mod plan;
 pub mod ports;
 pub mod reason;
@@ -26,7 +28,8 @@ pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use disk::{CacheReading, DiskReading, RepositoriesReading};
 pub use free_pages::{FreePages, FreePagesSpec};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal, KsmSpec, Mergeable};
-pub use names::{GroupName, NamePattern, VmName};
+pub use names::{GroupName, HostName, NamePattern, VmName};
+pub use overload::{Learned, Overload, OverloadSpec, Profile, Severity, Together};
 pub use plan::{Action, Decision, Ledger, Loan, Plan, Quota, Scan, Take};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};

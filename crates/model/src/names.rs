@@ -52,6 +52,10 @@ name! {
     /// A group's name: one tenant, the unit of isolation (Kim 2014 §4.1).
     GroupName
 }
+name! {
+    /// A host's name in its pool.
+    HostName
+}
 
 /// A pattern over VM names: literal characters, `*` and `?`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, GroupName, Mode, PagesPerMs, Reason, Time, VmLimits, VmName};
+use crate::{Bytes, GroupName, Mode, Overload, PagesPerMs, Reason, Time, VmLimits, VmName};
 
 /// The outcome of one tick.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -31,6 +31,9 @@ pub struct Plan {
     /// What each group's second-level cache may hold, where a disk of it has one.
     #[serde(default)]
     pub caches: BTreeMap<GroupName, Quota>,
+    /// Which VMs are overloaded, of those whose paging is known.
+    #[serde(default)]
+    pub overloads: BTreeMap<VmName, Overload>,
     /// What happens to each VM, groups together.
     pub vms: BTreeMap<VmName, Decision>,
     /// Something about the host that everybody should know, for example that it is short of memory.

@@ -71,6 +71,57 @@ pub enum Reason {
     #[error("the group has nothing to spare")]
     NothingSpare,
 
+    // --- whether a VM is overloaded -----------------------------------------------------------
+    /// It pages little.
+    #[error("it pages {pages_per_s} pages a second, and an overload is more than {above}")]
+    OverloadNone {
+        /// In the latest interval, in and out.
+        pages_per_s: u64,
+        /// More than so many are an overload.
+        above: u64,
+    },
+    /// It pages much, and has all that it was promised.
+    #[error(
+        "it pages {pages_per_s} pages a second with all the memory that it was promised: it needs a \
+         larger `max`"
+    )]
+    OverloadItsOwn {
+        /// In the latest interval, in and out.
+        pages_per_s: u64,
+    },
+    /// It is overloaded, and that may end soon.
+    #[error(
+        "it was overloaded in {intervals} of its last {window} intervals; {sustained} of them would \
+         make it sustained{}", learned(*learned_from)
+    )]
+    OverloadTransient {
+        /// Overloaded ones among the last ones.
+        intervals: u32,
+        /// So many are looked at.
+        window: u32,
+        /// From so many on it is sustained.
+        sustained: u32,
+        /// Transient overloads that the two were learned from; 0: they are configured.
+        learned_from: u32,
+    },
+    /// It is overloaded, and there is no end of it.
+    #[error(
+        "it was overloaded in {intervals} of its last {window} intervals of {seconds} s, with more \
+         than {above} pages a second: no transient overload{}", learned(*learned_from)
+    )]
+    OverloadSustained {
+        /// Overloaded ones among the last ones.
+        intervals: u32,
+        /// So many are looked at.
+        window: u32,
+        /// Length of an interval.
+        seconds: u32,
+        /// More than so many pages a second are an overload.
+        above: u64,
+        /// Transient overloads that the window was learned from; 0: it is configured.
+        learned_from: u32,
+    },
+
     // --- why memory is taken -------------------------------------------------------------------
     /// The group occupies more than its budget.
     #[error("the group is {deficit} over its budget: grants come back, the cheapest first")]
@@ -391,6 +442,13 @@ pub enum Reason {
     /// Nothing calls for a change.
     #[error("nothing calls for a change")]
     Content,
+}
+
+fn learned(from: u32) -> String {
+    if from == 0 {
+        return String::new();
+    }
+    format!(" (learned from {from} transient ones)")
 }
 
 /// What shows that a guest is short of memory.

@@ -8,7 +8,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, GroupName, KsmSpec, NamePattern, TrackingBudget, VmName,
+    Bytes, DedupSpec, FreePagesSpec, GroupName, KsmSpec, NamePattern, OverloadSpec, TrackingBudget,
+    VmName,
 };
 
 /// The whole configuration of one host.
@@ -20,6 +21,9 @@ pub struct Spec {
     pub modes: Modes,
     /// Where and to whom the API answers.
     pub api: ApiSpec,
+    /// When a VM is overloaded.
+    #[serde(default)]
+    pub overload: OverloadSpec,
     /// Tenants.
     pub groups: BTreeMap<GroupName, GroupSpec>,
     /// VMs with settings of their own.

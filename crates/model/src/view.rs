@@ -126,6 +126,32 @@ pub struct VmView {
     pub last_error: Option<Reading<String>>,
 }
 
+impl VmView {
+    /// A VM of which nothing is known but whether its QEMU answers.
+    #[must_use]
+    pub const fn unknown(link: Link) -> Self {
+        Self {
+            incarnation: 0,
+            pid: None,
+            link,
+            ram: Bytes::ZERO,
+            balloon: None,
+            stats: None,
+            used: None,
+            own: None,
+            migration: Migration::Unknown,
+            block: None,
+            cgroup_cpu_us: None,
+            tracking: None,
+            dedup: None,
+            free_pages: None,
+            disks: BTreeMap::new(),
+            limits: BTreeMap::new(),
+            last_error: None,
+        }
+    }
+}
+
 /// A part of Overbook that acts on VMs. Each has its own [`crate::Mode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -5,6 +5,7 @@
 //! sequences to the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage,
 //! 3 no daemon answers.
 
+mod capacity;
 mod check;
 mod context;
 mod daemon;
@@ -79,6 +80,8 @@ enum Command {
     Group(OptionalName),
     /// Say in words why a VM has the memory that it has
     Explain(Name),
+    /// Say how many VMs like these fit, and what is kept free for their overloads
+    Capacity(capacity::Arguments),
     /// Show the latest plan, write out what it was made from, or decide such a file
     Plan(plan::Arguments),
     /// Change nothing any more, until `resume`
@@ -147,6 +150,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Disks(arguments) => disks::run(&context, &arguments),
         Command::Repository(arguments) => repository::run(&arguments),
         Command::Check(arguments) => check::run(&context, &arguments),
+        Command::Capacity(arguments) => capacity::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),
         Command::Top => crate::top::run(&context.socket()?).map(|()| Output::nothing()),
         Command::Vm(arguments) => vm::run(&context, &arguments),

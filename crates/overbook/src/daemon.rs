@@ -43,6 +43,7 @@ use crate::{
     history::{self, History},
     http::{self, Inside, Listeners, TickTimes},
     journal::Journal,
+    learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
     published::{Published, Reply, Request},
@@ -83,6 +84,7 @@ struct Daemon {
     ksm: HostKsm,
     disks: Disks,
     memory: Memory,
+    learned: LearnedFile,
     pause: PauseFile,
     history: History,
     ticks: Arc<TickTimes>,
@@ -119,7 +121,9 @@ impl Daemon {
             workers.set_paused(true);
             ksm.set_paused(true);
         }
-        let memory = Memory::fresh(pause.is_set());
+        let (learned, unreadable) = LearnedFile::in_state(state);
+        unreadable.iter().for_each(|why| log::warn(why));
+        let memory = Memory::fresh(pause.is_set(), learned.learned());
         let history_file = state.join(history::FILE_NAME);
         let history = History::start(&history_file)?;
         let listeners = Listeners::bind(&spec.api)?;
@@ -135,6 +139,7 @@ impl Daemon {
             ksm,
             disks: Disks::default(),
             memory,
+            learned,
             pause,
             history,
             ticks,
@@ -178,7 +183,8 @@ impl Daemon {
         drop(end);
         self.workers.set_paused(true);
         self.ksm.set_paused(true);
-        tokio::join!(self.workers.ended(), self.ksm.rested());
+        let kept = self.learned.end(&self.memory.learned);
+        tokio::join!(self.workers.ended(), self.ksm.rested(), kept);
         // The socket's file goes with the listeners.
         let _ = served.await;
         Ok(())
@@ -187,6 +193,7 @@ impl Daemon {
     fn publish(&mut self, to: &watch::Sender<Arc<Published>>) {
         let published = Arc::new(self.tick());
         self.history.record(&published);
+        self.learned.keep(&published.memory.learned).iter().for_each(|why| log::warn(why));
         to.send_replace(published);
     }
 
@@ -252,7 +259,7 @@ impl Daemon {
 
     /// Beside the loop: a QEMU that is stuck takes its time.
     fn release(&mut self, reply: Reply) {
-        self.memory = Memory::fresh(true);
+        self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
         let paused = self.set_paused(true);
         let (released, ended) = (self.drivers.release(), self.workers.ended());
         let (names, ksm) = (self.workers.with_shim().clone(), self.ksm.release());

@@ -10,12 +10,12 @@ mod remedy;
 use std::fmt::Write;
 
 use model::{
-    Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Policy, Reading, Reason, Scan, Take,
-    Time, Tracking, VmName, VmView, plan::Outcome,
+    Bytes, Dedup, DiskReading, FreePages, Link, Millis, Mode, Overload, Policy, Reading, Reason,
+    Scan, Take, Time, Tracking, VmName, VmView, plan::Outcome,
 };
 
 use crate::{
-    http::wire::{LastChange, LoanStatus, ScanStatus},
+    http::wire::{self, LastChange, LoanStatus, ScanStatus},
     published::Published,
 };
 
@@ -139,6 +139,8 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines.extend(view.free_pages.iter().map(|reading| ("Freed", freed(&reading.value, take))));
     let disks = view.disks.iter();
     lines.extend(disks.map(|(name, reading)| ("Disk", disk(name, &reading.value))));
+    let overload = tick.plan.overloads.get(vm);
+    lines.extend(overload.map(|overload| ("Overload", overloaded(overload))));
     let cannot = view.limits.iter().map(|(mechanism, why)| {
         let name = serde_json::to_value(mechanism).unwrap_or_default();
         let name = name.as_str().unwrap_or_default().replace('_', " ");
@@ -194,6 +196,11 @@ fn disk(name: &str, disk: &DiskReading) -> String {
         text += &format!("; {} operations failed", disk.errors);
     }
     text
+}
+
+/// Whether it is overloaded, and why.
+fn overloaded(overload: &Overload) -> String {
+    format!("{}: {}", wire::overload::name(overload.severity), overload.reason)
 }
 
 /// What it shares with its group, and how more is looked for.

@@ -11,6 +11,7 @@ pub mod explain;
 pub mod history;
 pub mod http;
 pub mod journal;
+mod learned_file;
 mod loan_news;
 pub mod lock;
 mod log;

@@ -192,6 +192,33 @@ fn a_tracked_vm_has_a_curve_and_another_says_why_not() {
 }
 
 #[test]
+fn the_capacity_is_told_from_what_was_learned() {
+    let server = Server::start();
+    let found = json(&server, "/v1/capacity");
+    assert_eq!((&found["certainty"], &found["vms"]), (&0.97.into(), &2.into()));
+    assert_eq!((&found["measured_vms"], &found["measured_seconds"]), (&1.into(), &3600.into()));
+    // Two VMs of 384 MiB, one in forty intervals in a sustained overload.
+    assert_eq!(found["sustained"]["vms"], 1);
+    assert_eq!(found["targets_bytes"], 384 << 20);
+    // 14 GiB, of which each is given 165 MiB on average, with room for those that are overloaded.
+    let fit = found["fit_vms"].as_u64().unwrap();
+    assert!((60..86).contains(&fit), "{found}");
+    let certain = json(&server, "/v1/capacity?certainty=0.9999");
+    assert!(certain["fit_vms"].as_u64().unwrap() < fit, "{certain}");
+    let alike = json(&server, "/v1/capacity?given=0.5");
+    assert!(alike["given_ratio"].as_f64().unwrap() > 0.45, "{alike}");
+    for (query, words) in [
+        ("certainty=1", "certainty is 1; write 0.5 to 0.9999"),
+        ("given=0", "given is 0; write 0.1 to 1"),
+        ("given=0.9", "no VM here has about 90 % of what it was promised"),
+    ] {
+        let (status, text) = error(&server, "GET", &format!("/v1/capacity?{query}"));
+        assert!(status == 400 || status == 404, "{status}");
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[test]
 fn unknown_paths_and_wrong_methods_are_told_apart() {
     let server = Server::start();
     assert_eq!(error(&server, "GET", "/nope").0, 404);

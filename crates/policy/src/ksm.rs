@@ -120,8 +120,6 @@ impl Patience {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use model::{Bytes, DedupSpec, GroupSpec, Link, Migration, NamePattern, VmView, config};
 
     use super::*;
@@ -143,21 +141,9 @@ mod tests {
         let vm = VmView {
             incarnation: 1,
             pid: Some(1),
-            link: Link::Up,
             ram: Bytes::mib(128),
-            balloon: None,
-            stats: None,
-            used: None,
             migration: Migration::None,
-            block: None,
-            own: None,
-            cgroup_cpu_us: None,
-            tracking: None,
-            dedup: None,
-            free_pages: None,
-            disks: BTreeMap::new(),
-            limits: BTreeMap::new(),
-            last_error: None,
+            ..VmView::unknown(Link::Up)
         };
         let vms = vms.iter().map(|name| ((*name).into(), vm.clone())).collect();
         HostView { vms, ..HostView::default() }

@@ -16,6 +16,9 @@
 //!    taken from those who leave it unused, if somebody is short ([`idle`]); or memory goes where
 //!    it saves the most misses ([`balancing`], by the [`optimum`]).
 //!
+//! Who pages because it was given less than it was promised is overloaded ([`overload`]); and what
+//! is to be kept free for that, says [`excess`].
+//!
 //! What guests have freed is taken when it is needed ([`reclaim`]). What nobody needs at the moment
 //! serves as a cache of disks ([`cache`]).
 //!
@@ -31,9 +34,12 @@
 mod balancing;
 mod cache;
 mod case;
+pub mod cluster;
+pub mod excess;
 mod experience;
 mod group;
 mod guard;
+pub mod handover;
 mod headroom;
 mod idle;
 pub mod ksm;
@@ -42,6 +48,7 @@ mod lending;
 mod member;
 mod memory;
 pub mod optimum;
+pub mod overload;
 mod reads;
 mod reclaim;
 mod reprovision;

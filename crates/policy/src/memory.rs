@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, Dedup, FreePages, GroupName, Millis, PagesPerMs, Reading, Reason, Time, Tracking,
-    VmName, plan::Outcome,
+    Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time,
+    Tracking, VmName, plan::Outcome,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{experience::Experience, lending, reads::Reads, tuning, typical::Tracked};
+use crate::{experience::Experience, lending, overload, reads::Reads, tuning, typical::Tracked};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,13 +29,19 @@ pub struct Memory {
     pub(crate) scan_rates: BTreeMap<GroupName, PagesPerMs>,
     #[serde(default)]
     pub(crate) lending: lending::Book,
+    /// How VMs have been overloaded. The daemon keeps this across restarts.
+    #[serde(default)]
+    pub learned: Learned,
+    /// When it was last counted how many are overloaded at once.
+    #[serde(default)]
+    pub(crate) counted_at: Option<Time>,
 }
 
 impl Memory {
-    /// Nothing remembered but whether the operator paused Overbook.
+    /// Nothing remembered but whether the operator paused Overbook, and what was learned.
     #[must_use]
-    pub fn fresh(paused: bool) -> Self {
-        Self { paused, ..Self::default() }
+    pub fn fresh(paused: bool, learned: Learned) -> Self {
+        Self { paused, learned, ..Self::default() }
     }
 }
 
@@ -45,6 +51,8 @@ pub(crate) struct VmMemory {
     pub(crate) incarnation: u64,
     /// When it was first seen.
     pub(crate) seen_at: Time,
+    #[serde(default)]
+    pub(crate) overload: overload::Watch,
     pub(crate) counters: Option<Reading<Counters>>,
     /// Swapped in per second, at the latest reading.
     pub(crate) swap_in: Bytes,

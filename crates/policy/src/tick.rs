@@ -16,6 +16,7 @@ use crate::{
     headroom::Headroom,
     ledger,
     member::{Intent, Member},
+    overload::{self, Watched},
     reclaim,
     scan_rate::{self, Period},
     tuning,
@@ -65,6 +66,15 @@ pub fn tick_with(
     if !memory.paused {
         plan.caches = cache::quotas(&groups, spec, &host);
     }
+    let members = groups.values_mut().flat_map(|group| &mut group.members);
+    let watched = members.map(|member| Watched {
+        name: &member.name,
+        watch: &mut member.memory.overload,
+        is_short: member.actual < member.limits.max,
+    });
+    plan.overloads = overload::watch(watched, view, &spec.overload, &mut memory.learned, now);
+    let counted_at = &mut memory.counted_at;
+    overload::count(&plan.overloads, &spec.overload, &mut memory.learned.together, counted_at, now);
     for (name, group) in groups {
         memory.unmet_at.insert(name.clone(), group.unmet_at);
         if group.spec.policy == Policy::Balance {

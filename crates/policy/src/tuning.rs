@@ -32,6 +32,9 @@ pub const SUFFERING_PER_SECOND: Bytes = Bytes::kib(64);
 /// Swap traffic per second that no device delivers: such counters are a lie.
 pub const SWAP_PER_SECOND_MAX: Bytes = Bytes::mib(64 * 1024);
 
+/// Profiles of VMs that are not on the host any more are kept up to so many profiles in all.
+pub const MOST_PROFILES: usize = 10_000;
+
 /// The share of a disk's reads that a cache must find, or find more, to be worth memory.
 pub const WORTH_CACHING: f32 = 0.01;
 

@@ -110,9 +110,9 @@ fn a_host_whose_tasks_wait_for_memory_takes_a_part_each_second() {
 fn nothing_is_taken_on_stale_readings_nor_while_paused() {
     let mut world = world();
     world.available = Bytes::mib(60 << 10);
-    world.memory = policy::Memory::fresh(true);
+    world.memory = policy::Memory::fresh(true, model::Learned::default());
     assert_eq!(taken(&world.second()), []);
-    world.memory = policy::Memory::fresh(false);
+    world.memory = policy::Memory::default();
     world.see("a").link = model::Link::Down { since: world.now, why: "gone".into() };
     let plan = world.seconds(35);
     assert_eq!(taken(&plan).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["b", "c"]);

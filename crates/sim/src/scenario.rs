@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, Plan, Policy, Spec,
-    VmLimits, VmName,
+    Bytes, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, OverloadSpec, Plan, Policy,
+    Spec, VmLimits, VmName,
     ports::Clock as _,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
@@ -53,10 +53,11 @@ impl Scenario {
         };
         let api = ApiSpec { socket: "socket".into(), tcp: None, token_file: None };
         let modes = Modes { balloon: Mode::Enforce };
-        let (groups, vms) = (BTreeMap::new(), BTreeMap::new());
+        let (groups, vms, disks) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let overload = OverloadSpec::default();
         Self {
             seed,
-            spec: Spec { host, modes, api, groups, vms, disks: BTreeMap::new() },
+            spec: Spec { host, modes, api, overload, groups, vms, disks },
             total: Bytes::mib(64 * 1024),
             others: Load::steady(Bytes::ZERO),
             guests: Vec::new(),

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use model::Bytes;
+use model::{Bytes, CacheReading};
 use pageserver::layer;
 use pageserver::layers::cache::{Cache, Space};
 use pageserver::layers::memory::Memory;
@@ -62,6 +62,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         context.say(&format!("{} ...", way.name));
         let course = course(context, &way)?;
         context.say(&course.in_words());
+        for (at_s, cache) in caches(&course).step_by(10) {
+            let (held, may) = (cache.held.as_mib(), cache.capacity.as_mib());
+            context.say(&format!("  {at_s:4.0} s: the cache holds {held:.0} of {may:.0} MiB"));
+        }
         seen.push((way.name, course));
     }
     let mut figures = context.figures(SCENARIO.name, 1);
@@ -122,17 +126,26 @@ fn add_figures(figures: &mut Figures, seen: &[(String, Course)]) {
     let note = "speed of the guest that reads: demand and cache, to fair";
     let figure = Figure::new(speed("demand_cache") / speed("fair"), "ratio", note);
     figures.add("cache_vs_fair", figure.target(Target::AtLeast(1.0)).paper("1.08"));
-    let last = seen.last().and_then(|(_, course)| course.ticks.last());
-    let cache = last.and_then(|tick| tick.case.view.caches.values().next());
-    if let Some(cache) = cache {
-        let cache = &cache.value;
-        let note = "that the cache held at the end";
-        figures.add("cache_held", Figure::new(cache.held.as_mib(), "MiB", note));
+    let caches: Vec<_> = seen.last().into_iter().flat_map(|(_, course)| caches(course)).collect();
+    let in_window = caches.iter().find(|(at_s, _)| *at_s >= WARM_UP.as_secs_f64());
+    if let (Some((_, first)), Some((_, last))) = (in_window, caches.last()) {
+        let note = "that the cache held when the window began, and at its end";
+        let note = format!("{note}: {:.0}", last.held.as_mib());
+        figures.add("cache_held", Figure::new(first.held.as_mib(), "MiB", note));
+        let (hits, misses) = (last.hits - first.hits, last.misses - first.misses);
         #[expect(clippy::cast_precision_loss, reason = "a share")]
-        let hits = cache.hits as f64 / (cache.hits + cache.misses).max(1) as f64;
-        let note = "of the pages that the guest read from its disk, found in the cache";
+        let hits = hits as f64 / (hits + misses).max(1) as f64;
+        let note = "of the pages that the guest read from its disk in the window, in the cache";
         figures.add("cache_hits", Figure::new(hits, "ratio", note));
     }
+}
+
+/// What the cache was, by second.
+fn caches(course: &Course) -> impl Iterator<Item = (f64, &CacheReading)> {
+    course.ticks.iter().filter_map(|tick| {
+        let cache = tick.case.view.caches.values().next()?;
+        Some((tick.at_s, &cache.value))
+    })
 }
 
 /// How long a full cache takes to give all back, in milliseconds.

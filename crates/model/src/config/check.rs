@@ -10,11 +10,11 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     DEFAULT_STATE, Fault,
-    draft::{Draft, GroupDraft, LimitsDraft, VmDraft},
+    draft::{Draft, GroupDraft, LimitsDraft, OverloadDraft, VmDraft},
     table::{At, Place, printable, too_long},
 };
 use crate::{
-    Bytes, GroupSpec, NamePattern, Spec, VmName,
+    Bytes, GroupSpec, NamePattern, OverloadSpec, Spec, VmName,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
@@ -48,10 +48,12 @@ pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
         vm_is_in_a_group(name, vm, &draft, faults);
     }
     let disks = disks::finish(&draft, &api, faults);
+    let overload = overload(&draft.overload, faults);
     Spec {
         host,
         modes: Modes { balloon: draft.balloon.unwrap_or_default() },
         api,
+        overload,
         groups: draft.groups.into_iter().map(|(name, g)| (name.into(), g.into())).collect(),
         vms: draft.vms.into_iter().map(|(name, v)| (name.into(), v.into())).collect(),
         disks,
@@ -106,6 +108,24 @@ fn api(draft: &Draft, faults: &mut Vec<Fault>) -> ApiSpec {
         _ => {}
     }
     ApiSpec { socket: socket.unwrap_or_else(|| DEFAULT_SOCKET.into()), tcp, token_file }
+}
+
+fn overload(draft: &OverloadDraft, faults: &mut Vec<Fault>) -> OverloadSpec {
+    let usual = OverloadSpec::default();
+    let window = draft.window.unwrap_or(usual.window);
+    let sustained = draft.sustained.unwrap_or(usual.sustained);
+    if let Some(place) = draft.place.as_ref().filter(|_| sustained > window) {
+        faults.push(place.fault(format!(
+            "`sustained` is {sustained} and `window` {window}: of that many intervals no more can \
+             be overloaded"
+        )));
+    }
+    OverloadSpec {
+        interval_s: draft.interval_s.unwrap_or(usual.interval_s),
+        pages_per_s: draft.pages_per_s.unwrap_or(usual.pages_per_s),
+        window,
+        sustained,
+    }
 }
 
 fn absolute(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {

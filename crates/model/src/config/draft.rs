@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::{At, Place, Table};
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, Policy, TrackingBudget,
+    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy, TrackingBudget,
     spec::{DiskSpec, ShareSpec},
 };
 
@@ -25,9 +25,21 @@ pub(super) struct Draft {
     /// Where `tcp` and `token_file` stand even if their values are faulty.
     pub(super) tcp_place: Option<Place>,
     pub(super) token_place: Option<Place>,
+    pub(super) overload: OverloadDraft,
     pub(super) groups: BTreeMap<String, GroupDraft>,
     pub(super) vms: BTreeMap<String, VmDraft>,
     pub(super) disks: BTreeMap<String, DiskDraft>,
+}
+
+/// `[overload]`.
+#[derive(Default)]
+pub(super) struct OverloadDraft {
+    pub(super) interval_s: Option<u32>,
+    pub(super) pages_per_s: Option<u32>,
+    pub(super) window: Option<u32>,
+    pub(super) sustained: Option<u32>,
+    /// Where one of the last two stands.
+    pub(super) place: Option<Place>,
 }
 
 /// One `[group.*]`.
@@ -109,6 +121,9 @@ impl Draft {
             set(&mut self.token_place, api.place_of("token_file"));
             api.finish();
         }
+        if let Some(overload) = file.table("overload") {
+            self.overload.apply(&overload);
+        }
         for (name, table) in file.named_tables("group") {
             self.groups.entry(name).or_insert_with(|| GroupDraft::new(&table)).apply(&table);
         }
@@ -119,6 +134,18 @@ impl Draft {
             self.disks.entry(name).or_insert_with(|| DiskDraft::new(&table)).apply(&table);
         }
         file.finish();
+    }
+}
+
+impl OverloadDraft {
+    fn apply(&mut self, table: &Table<'_>) {
+        set(&mut self.interval_s, table.count("interval_s", &OverloadSpec::INTERVALS_S));
+        set(&mut self.pages_per_s, table.count("pages_per_s", &OverloadSpec::RATES));
+        set(&mut self.window, table.count("window", &OverloadSpec::WINDOWS));
+        set(&mut self.sustained, table.count("sustained", &OverloadSpec::WINDOWS));
+        set(&mut self.place, table.place_of("window"));
+        set(&mut self.place, table.place_of("sustained"));
+        table.finish();
     }
 }
 

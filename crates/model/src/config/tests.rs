@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, PagesPerMs, Policy, TrackingBudget,
-    spec::ShareSpec,
+    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, PagesPerMs, Policy,
+    TrackingBudget, spec::ShareSpec,
 };
 
 const EXAMPLE: &str = include_str!("../../../../packaging/overbook.toml");
@@ -115,7 +115,7 @@ priority = "high"
 overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
 overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: `ksm` is \"always\"; valid: off, drive
-overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, vm; did you mean `mode`?
+overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
 overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
@@ -244,6 +244,19 @@ fn what_tracking_may_cost_is_a_share_of_a_vcpu_or_off() {
     {
         assert_eq!(read(bad), None, "{bad}");
     }
+}
+
+#[test]
+fn what_an_overload_is_can_be_written_and_makes_sense() {
+    let spec = parse_one("[overload]\npages_per_s = 50\nwindow = 6\nsustained = 6\n");
+    let expected = OverloadSpec { interval_s: 10, pages_per_s: 50, window: 6, sustained: 6 };
+    assert_eq!(spec.expect("it makes sense").overload, expected);
+    assert_eq!(
+        faults_of("[overload]\nwindow = 7\ninterval_s = 1\n"),
+        "overbook.toml:2: `sustained` is 8 and `window` 7: of that many intervals no more can be \
+         overloaded\n\
+         overbook.toml:3: `interval_s` is 1; valid: a whole number from 2 to 300"
+    );
 }
 
 #[test]

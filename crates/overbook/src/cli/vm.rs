@@ -19,7 +19,8 @@ use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
     http::wire::{
-        DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, TrackingStatus, VmStatus,
+        DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus, TrackingStatus,
+        VmStatus,
     },
 };
 
@@ -117,6 +118,7 @@ fn in_full(vm: &VmStatus) -> String {
     lines.extend(vm.dedup.iter().map(|dedup| ("dedup", merged(dedup))));
     lines.extend(vm.free_pages.iter().map(|free| ("free pages", taken(free))));
     lines.extend(vm.disks.iter().map(|(name, of)| ("disk", disk(name, of))));
+    lines.extend(vm.overload.iter().map(|overload| ("overload", overloaded(overload))));
     lines.extend(vm.link_error.iter().map(|why| ("unreachable", why.clone())));
     lines
         .extend(vm.unsupported.iter().map(|(what, why)| ("unsupported", format!("{what}: {why}"))));
@@ -185,6 +187,17 @@ fn taken(free: &FreePagesStatus) -> String {
         Bytes(free.refaulted_bytes_total),
         Bytes(free.taken_back_bytes_total),
         Millis(free.age_ms),
+    )
+}
+
+fn overloaded(overload: &OverloadStatus) -> String {
+    format!(
+        "{}: {}; {} transient and {} sustained ones in {} intervals",
+        overload.severity,
+        overload.reason.text,
+        overload.transient_overloads_total,
+        overload.sustained_overloads_total,
+        overload.intervals_total,
     )
 }
 

@@ -4,7 +4,6 @@
 //! is held for copies only. Wishes for the balloon are not queued: a newer one replaces the older,
 //! so a QEMU that was stuck for an hour is asked for what is wanted now.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -143,25 +142,7 @@ impl Slot {
 
 /// A VM of which nothing is known.
 pub(super) fn unknown_vm(why: String) -> VmView {
-    VmView {
-        incarnation: 0,
-        link: Link::Down { since: boot_now(), why },
-        ram: Bytes::ZERO,
-        balloon: None,
-        stats: None,
-        used: None,
-        migration: Migration::Unknown,
-        block: None,
-        own: None,
-        cgroup_cpu_us: None,
-        pid: None,
-        tracking: None,
-        dedup: None,
-        free_pages: None,
-        disks: BTreeMap::new(),
-        limits: BTreeMap::new(),
-        last_error: None,
-    }
+    VmView::unknown(Link::Down { since: boot_now(), why })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::NoGroup => {
             return Some(format!("add a pattern that matches `{vm}` to a group's `vms`"));
         }
-        Reason::AtMax { .. } | Reason::AboveMax { .. } => {
+        Reason::AtMax { .. } | Reason::AboveMax { .. } | Reason::OverloadItsOwn { .. } => {
             return Some(format!("a larger `max` in [vm.\"{vm}\"] or its group"));
         }
         Reason::AtFloor { floor } if limits.is_some_and(|limits| *floor > limits.min) => {
@@ -44,6 +44,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::NoLender
         | Reason::Spare { .. }
         | Reason::NothingSpare
+        | Reason::OverloadNone { .. }
+        | Reason::OverloadTransient { .. }
+        | Reason::OverloadSustained { .. }
         | Reason::Demand { .. }
         | Reason::Share { .. }
         | Reason::Balance { .. }

@@ -70,6 +70,7 @@ impl Collector for Snapshot {
         self.workers(&mut page)?;
         self.caches(&mut page)?;
         self.vms(&mut page)?;
+        self.overloads(&mut page)?;
         self.disks(&mut page)
     }
 }
@@ -342,6 +343,30 @@ impl Snapshot {
         page.counters("group_cache_hits", help, None, column(|c| seconds(c.hits, 1.0)))?;
         let help = "Pages of cached disks that were read from the disk.";
         page.counters("group_cache_misses", help, None, column(|c| seconds(c.misses, 1.0)))
+    }
+
+    fn overloads(&self, page: &mut Page<'_>) -> fmt::Result {
+        let tick = &self.shown.published;
+        let found = |of: fn(&model::Overload) -> f64| -> Samples<'_> {
+            let vms = tick.plan.overloads.iter();
+            vms.map(|(name, overload)| (self.vm(name).labels(), of(overload))).collect()
+        };
+        let help = "Pages a second that the VM paged in the latest interval, in and out.";
+        page.gauges("vm_paging_rate", help, None, found(|o| seconds(o.pages_per_s, 1.0)))?;
+        let help = "Whether the VM is overloaded: 0 no, 1 transiently, 2 sustained.";
+        page.gauges("vm_overload", help, None, found(|o| f64::from(o.severity as u8)))?;
+        let mut overloads = Samples::new();
+        for name in tick.plan.overloads.keys() {
+            let Some(profile) = tick.memory.learned.profiles.get(name) else { continue };
+            let transient = profile.lengths.iter().map(|n| u64::from(*n)).sum();
+            for (kind, n) in
+                [("transient", transient), ("sustained", profile.sustained_overloads.into())]
+            {
+                let labels = [self.vm(name).labels(), vec![("severity", kind)]].concat();
+                overloads.push((labels, seconds(n, 1.0)));
+            }
+        }
+        page.counters("vm_overloads", "Overloads of the VM.", None, overloads)
     }
 
     fn disks(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -43,6 +43,9 @@ pub(super) enum Problem {
         /// Why.
         why: String,
     },
+    /// How many VMs fit is not known.
+    #[error("how many VMs fit is not known: {0}")]
+    NoCapacity(String),
     /// A parameter that cannot be read.
     #[error("{0}")]
     BadParameter(String),
@@ -78,9 +81,10 @@ impl Problem {
 
     const fn status(&self) -> StatusCode {
         match self {
-            Self::NoSuchPath(_) | Self::Unknown { .. } | Self::NoCurve { .. } => {
-                StatusCode::NOT_FOUND
-            }
+            Self::NoSuchPath(_)
+            | Self::Unknown { .. }
+            | Self::NoCurve { .. }
+            | Self::NoCapacity(_) => StatusCode::NOT_FOUND,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,

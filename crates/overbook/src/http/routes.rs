@@ -1,6 +1,6 @@
 //! The paths. Each handler picks its part of the latest moment and nothing else.
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -22,8 +22,8 @@ use super::{
     metrics,
     problem::Problem,
     wire::{
-        Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow, MissRatioCurve,
-        PlanStatus, VmStatus,
+        CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
+        MissRatioCurve, PlanStatus, VmStatus,
     },
 };
 use crate::{explain, published::Reply, published::Request as Wish};
@@ -56,6 +56,7 @@ fn paths() -> OpenApiRouter<Api> {
         .routes(routes!(vm))
         .routes(routes!(curve))
         .routes(routes!(plan))
+        .routes(routes!(capacity))
         .routes(routes!(case))
         .routes(routes!(explanation))
         .routes(routes!(history))
@@ -168,6 +169,44 @@ async fn curve(State(api): State<Api>, path: Name) -> Answer<MissRatioCurve> {
 #[utoipa::path(get, path = "/v1/plan", responses((status = 200, body = PlanStatus)))]
 async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
     Json(PlanStatus::of(&api.shown().published.plan))
+}
+
+/// For which VMs the capacity is asked.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+struct Asked {
+    /// With which certainty overloads that come at once are to find room, 0.5 to 0.9999; 0.97
+    /// without it.
+    certainty: Option<f64>,
+    /// What each VM is given of what it was promised, 0.1 to 1; as now without it.
+    given: Option<f64>,
+}
+
+/// How many VMs the host holds, and what it keeps free for their overloads.
+#[utoipa::path(
+    get, path = "/v1/capacity", params(Asked),
+    responses(
+        (status = 200, body = CapacityStatus), (status = 400, body = Failure),
+        (status = 404, body = Failure)
+    )
+)]
+async fn capacity(
+    State(api): State<Api>,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Answer<CapacityStatus> {
+    let Query(asked) = asked.map_err(|error| Problem::BadParameter(error.body_text()))?;
+    let certainty = within("certainty", asked.certainty.unwrap_or(0.97), 0.5..=0.9999)?;
+    let given = asked.given.map(|given| within("given", given, 0.1..=1.0)).transpose()?;
+    let found = CapacityStatus::of(&api.shown().published, certainty, given);
+    found.map(Json).map_err(|why| Problem::NoCapacity(why.to_string()))
+}
+
+fn within(name: &str, value: f64, valid: RangeInclusive<f64>) -> Result<f64, Problem> {
+    if valid.contains(&value) {
+        return Ok(value);
+    }
+    let (low, high) = (valid.start(), valid.end());
+    Err(Problem::BadParameter(format!("{name} is {value}; write {low} to {high}")))
 }
 
 /// Everything that the latest plan was made from, for `overbook plan --from`.

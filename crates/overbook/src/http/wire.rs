@@ -7,6 +7,7 @@
 //! them.
 
 mod cache;
+mod capacity;
 mod dedup;
 mod disk;
 mod free_pages;
@@ -14,6 +15,7 @@ mod group;
 mod history;
 mod host;
 mod loan;
+pub(crate) mod overload;
 mod plan;
 mod tracking;
 mod vm;
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use cache::{CacheSize, CacheStatus};
+pub use capacity::{AtOnceStatus, CapacityStatus, NoCapacity};
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
 pub use disk::{DiskStatus, RepositoriesStatus};
 pub use free_pages::{FreePagesStatus, GroupFreePages};
@@ -30,12 +33,13 @@ pub use group::GroupStatus;
 pub use history::HistoryRow;
 pub use host::HostStatus;
 pub use loan::{LoanRow, LoanStatus};
+pub use overload::OverloadStatus;
 pub use plan::{PlanStatus, PlannedVm};
 pub use tracking::{CurvePoint, MissRatioCurve, TrackingStatus, WorkerStatus};
 pub use vm::{VmChange, VmStatus};
 
 /// A reason: the code for programs, the words for people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Words {
     /// Stable name of the reason, for example `stale_stats`.
     pub code: String,

@@ -4,9 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use model::{
     Action, Bytes, CacheReading, Decision, Dedup, DedupSpec, DiskReading, FreePages, GroupSpec,
-    GuestStats, HostReading, HostView, KsmReading, KsmSpec, Ledger, Link, Loan, Migration, Mode,
-    NamePattern, PagesPerMs, Plan, Policy, Quota, Reading, Reason, RepositoriesReading, Scan, Spec,
-    Take, Time, Tracking, VmLimits, VmView, WorkerReading,
+    GuestStats, HostReading, HostView, KsmReading, KsmSpec, Learned, Ledger, Link, Loan, Migration,
+    Mode, NamePattern, Overload, OverloadSpec, PagesPerMs, Plan, Policy, Profile, Quota, Reading,
+    Reason, RepositoriesReading, Scan, Severity, Spec, Take, Time, Together, Tracking, VmLimits,
+    VmView, WorkerReading,
     plan::Change,
     reason::Pressure,
     spec::{ApiSpec, HostSpec, Modes},
@@ -27,12 +28,25 @@ pub(crate) fn published() -> Published {
         wall_ms: 1_780_000_000_000,
         spec: Arc::new(spec()),
         view: view(),
-        memory: Memory::default(),
+        memory: memory(),
         plan: plan(),
         paused: false,
         config_error: None,
         history_error: None,
     }
+}
+
+fn memory() -> Memory {
+    let profile = Profile {
+        intervals: 360,
+        transient: 6,
+        sustained: 9,
+        lengths: vec![2, 2],
+        sustained_overloads: 1,
+    };
+    let profiles = BTreeMap::from([("web-1".into(), profile)]);
+    let together = Together { transient: vec![350, 10], sustained: vec![351, 9] };
+    Memory::fresh(false, Learned { profiles, together })
 }
 
 fn spec() -> Spec {
@@ -51,6 +65,7 @@ fn spec() -> Spec {
         },
         modes: Modes { balloon: Mode::Enforce },
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
+        overload: OverloadSpec::default(),
         groups: BTreeMap::from([("web".into(), web)]),
         vms: BTreeMap::new(),
         disks: std::collections::BTreeMap::new(),
@@ -255,6 +270,9 @@ fn plan() -> Plan {
     let reason = Reason::FreedHostShort { left: mib(2_000), wanted: mib(3_072) };
     let take = Take { keep: mib(20), reason };
     let quota = Quota { amount: mib(70), reason: Reason::Spare { surplus: mib(70) } };
+    let reason =
+        Reason::OverloadTransient { intervals: 2, window: 12, sustained: 8, learned_from: 0 };
+    let overload = Overload { severity: Severity::Transient, pages_per_s: 812, reason };
     let loan = Loan { borrower: "web".into(), amount: mib(60), reason: lend };
     Plan {
         at: NOW,
@@ -264,6 +282,7 @@ fn plan() -> Plan {
         scans: BTreeMap::from([("web".into(), scan)]),
         takes: BTreeMap::from([("web-1".into(), take)]),
         caches: BTreeMap::from([("web".into(), quota)]),
+        overloads: BTreeMap::from([("web-1".into(), overload)]),
         vms: BTreeMap::from([
             ("web-1".into(), member(mib(202), Some(change), vec![pressed])),
             ("web-2".into(), member(mib(128), None, vec![stuck])),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Action, Bytes, FreePages, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link,
-    Migration, Mode, NamePattern, Plan, Policy, Reading, Spec, Time, VmName, VmView,
+    Migration, Mode, NamePattern, OverloadSpec, Plan, Policy, Reading, Spec, Time, VmName, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
     tracking::{CurvePoint, Tracking, TrackingCost},
 };
@@ -352,6 +352,7 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         host: HostSpec { reserve, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
         modes: Modes { balloon },
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+        overload: OverloadSpec::default(),
         groups: (0..)
             .zip(groups)
             .map(|(i, (policy, budget, limits, lend))| {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link, Migration, Mode,
-    NamePattern, Plan, Policy, Reading, Spec, Time, VmView,
+    NamePattern, OverloadSpec, Plan, Policy, Reading, Spec, Time, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes},
 };
 use policy::{Memory, tick};
@@ -47,6 +47,7 @@ impl World {
             host: HostSpec { reserve: None, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
             modes: Modes { balloon: Mode::Enforce },
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
+            overload: OverloadSpec::default(),
             groups: [("g".into(), group)].into(),
             vms: BTreeMap::new(),
             disks: BTreeMap::new(),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    DedupStatus, DiskStatus, FreePagesStatus, LastChange, TrackingStatus, Words,
+    DedupStatus, DiskStatus, FreePagesStatus, LastChange, OverloadStatus, TrackingStatus, Words,
     host::is_uncooperative, raw,
 };
 use crate::{explain, http::follow::Shown};
@@ -53,6 +53,9 @@ pub struct VmStatus {
     /// Its disks that Overbook serves, by name.
     #[serde(default)]
     pub disks: BTreeMap<String, DiskStatus>,
+    /// Whether it is overloaded, where its paging is known.
+    #[serde(default)]
+    pub overload: Option<OverloadStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
     /// Guest view: not used for anything.
@@ -170,6 +173,7 @@ impl VmStatus {
             uncooperative: decided.uncooperative,
             change: decided.change,
             refusals: decided.refusals,
+            overload: OverloadStatus::of(shown, name),
             swap_bytes_per_second: raw(shown.swap_rate(name)),
             last_change: shown.last_changes.get(name).cloned(),
             ..seen

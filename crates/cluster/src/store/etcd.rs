@@ -1,0 +1,189 @@
+//! A store in etcd: of many hosts.
+//!
+//! A seat is a key with a lease; its number is the revision that created it. Each write is a
+//! transaction that compares that number: so a holder whose lease has ended writes nothing,
+//! whatever it believes, and whenever what it sent arrives. (etcd's own elections have shown two
+//! winners.)
+
+use std::time::Duration;
+
+use etcd_client::{
+    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, TlsOptions, Txn,
+    TxnOp, WatchOptions,
+};
+use futures_util::future::BoxFuture;
+use tokio::time::timeout;
+
+use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Store, StoreError};
+
+/// After so long nobody waits for a change any more: who has heard nothing looks.
+const QUIET: Duration = Duration::from_secs(10);
+/// How often a connection is asked whether it is there, and how long it may take to say so.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3));
+
+/// Codes of gRPC by which a server says that nothing was done, and that trying again is in vain:
+/// INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED. A store without a leader, or a full one,
+/// may do better later.
+const REFUSALS: [i32; 3] = [3, 7, 16];
+
+/// A store in etcd. All keys begin with a prefix of this pool.
+pub struct Etcd {
+    client: Client,
+    prefix: String,
+}
+
+impl Etcd {
+    /// Of the pool `pool`, at these members. It connects when something is first asked.
+    ///
+    /// # Errors
+    ///
+    /// An address, or a certificate, that makes no sense.
+    pub async fn connect(
+        endpoints: &[String],
+        tls: Option<TlsOptions>,
+        pool: &str,
+    ) -> Result<Self, StoreError> {
+        let mut options = ConnectOptions::new()
+            .with_timeout(LIMIT)
+            .with_connect_timeout(LIMIT)
+            .with_keep_alive(ALIVE.0, ALIVE.1)
+            .with_keep_alive_while_idle(true);
+        if let Some(tls) = tls {
+            options = options.with_tls(tls);
+        }
+        let client = Client::connect(endpoints, Some(options)).await.map_err(failed)?;
+        Ok(Self { client, prefix: format!("/overbook/{pool}/") })
+    }
+
+    fn full(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// That this very seat is taken.
+    fn is_taken(&self, seat: &Seat) -> Compare {
+        Compare::create_revision(self.full(&seat.key), CompareOp::Equal, seat.number)
+    }
+}
+
+fn failed(error: Error) -> StoreError {
+    match error {
+        Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::EndpointError(_) => {
+            StoreError::Refused(error.to_string())
+        }
+        Error::GRpcStatus(status) if REFUSALS.contains(&(status.code() as i32)) => {
+            StoreError::Refused(status.message().to_owned())
+        }
+        other => StoreError::Unreachable(other.to_string()),
+    }
+}
+
+async fn in_time<T>(
+    limit: Duration,
+    what: impl Future<Output = Result<T, Error>>,
+) -> Result<T, StoreError> {
+    match timeout(limit, what).await {
+        Ok(done) => done.map_err(failed),
+        Err(_) => Err(StoreError::Unreachable(format!("nothing within {limit:?}"))),
+    }
+}
+
+impl Store for Etcd {
+    fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            let options = GetOptions::new().with_prefix();
+            let found = in_time(LIMIT, client.get(self.full(prefix), Some(options))).await?;
+            let revision = found.header().map_or(0, |header| header.revision());
+            let values = found.kvs().iter().filter_map(|found| {
+                let key = found.key_str().ok()?.strip_prefix(&self.prefix)?;
+                Some((key.to_owned(), found.value().to_vec()))
+            });
+            Ok(Snapshot { revision, values: values.collect() })
+        })
+    }
+
+    fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            let options = WatchOptions::new().with_prefix().with_start_revision(since + 1);
+            let mut stream = in_time(LIMIT, client.watch(self.full(prefix), Some(options))).await?;
+            let news = async {
+                while let Some(news) = stream.message().await? {
+                    // What is older than the store remembers has changed for certain.
+                    if !news.events().is_empty() || news.canceled() {
+                        break;
+                    }
+                }
+                Ok(())
+            };
+            match timeout(QUIET, news).await {
+                Ok(done) => done.map_err(failed),
+                Err(_) => Ok(()),
+            }
+        })
+    }
+
+    fn sit<'a>(
+        &'a self,
+        key: &'a str,
+        who: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            let ttl = i64::try_from(SEAT_TTL.as_secs()).unwrap_or(i64::MAX);
+            let lease = in_time(LIMIT, client.lease_grant(ttl, None)).await?.id();
+            let is_free = Compare::create_revision(self.full(key), CompareOp::Equal, 0);
+            let put = PutOptions::new().with_lease(lease);
+            let take = TxnOp::put(self.full(key), who, Some(put));
+            let taken = in_time(LIMIT, client.txn(Txn::new().when([is_free]).and_then([take])));
+            let taken = taken.await?;
+            if taken.succeeded() {
+                let number = taken.header().map_or(0, |header| header.revision());
+                return Ok(Some(Seat { key: key.to_owned(), number, lease }));
+            }
+            // It would end by itself.
+            let _ = in_time(LIMIT, client.lease_revoke(lease)).await;
+            Ok(None)
+        })
+    }
+
+    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            match in_time(LIMIT, client.lease_keep_alive(seat.lease)).await {
+                Ok(_) => Ok(()),
+                Err(StoreError::Unreachable(why)) if why.contains("lease not found") => {
+                    Err(StoreError::Unseated(seat.key.clone()))
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            in_time(LIMIT, client.lease_revoke(seat.lease)).await.map(|_| ())
+        })
+    }
+
+    fn write<'a>(
+        &'a self,
+        seat: &'a Seat,
+        changes: Vec<Change>,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(async move {
+            let mut client = self.client.clone();
+            let changes: Vec<TxnOp> = changes
+                .into_iter()
+                .map(|change| match change {
+                    Change::Put { key, value } => TxnOp::put(self.full(&key), value, None),
+                    Change::Delete { key } => TxnOp::delete(self.full(&key), None),
+                })
+                .collect();
+            let all = Txn::new().when([self.is_taken(seat)]).and_then(changes);
+            let done = in_time(LIMIT, client.txn(all)).await?;
+            if done.succeeded() { Ok(()) } else { Err(StoreError::Unseated(seat.key.clone())) }
+        })
+    }
+}

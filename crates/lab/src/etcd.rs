@@ -1,0 +1,125 @@
+//! etcd as a pool has it: some members on this host, each a process that can be killed alone.
+//!
+//! The program comes from the distribution and is unpacked privately, as the lab's QEMU is. Members
+//! listen on loopback ports that were free a moment ago.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sys::process::{Child, Signal, Spawn};
+
+use crate::cache::Cache;
+use crate::lab::LabError;
+use crate::nbd_servers::free_port;
+use crate::packages::{Apt, PackageError};
+
+/// How long a member may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Members of one store; dropping it ends them.
+pub struct Members {
+    program: PathBuf,
+    dir: PathBuf,
+    members: Vec<Member>,
+}
+
+struct Member {
+    clients: SocketAddr,
+    peers: SocketAddr,
+    /// `None`: it was killed.
+    child: Option<Child>,
+}
+
+impl Members {
+    /// Starts so many of them, with their files in `dir`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such package, or it does not start.
+    pub fn start(n: usize, dir: &Path) -> Result<Self, LabError> {
+        let cache = Cache::open()?;
+        let fill = |into: &Path| -> Result<(), PackageError> {
+            eprintln!("lab: unpacking etcd into {}", into.display());
+            Apt::open(&cache)?.unpack(&["etcd-server"], into)
+        };
+        let root = cache.directory("etcd", fill).map_err(io::Error::other)?;
+        let member = || Ok(Member { clients: free_port()?, peers: free_port()?, child: None });
+        let members = (0..n).map(|_| member()).collect::<io::Result<_>>()?;
+        let program = root.join("usr/bin/etcd");
+        let mut all = Self { program, dir: dir.to_owned(), members };
+        for i in 0..n {
+            all.revive(i)?;
+        }
+        Ok(all)
+    }
+
+    /// Where clients ask them.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<String> {
+        self.members.iter().map(|member| format!("http://{}", member.clients)).collect()
+    }
+
+    /// So many there are, killed ones included.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Starts a member that was killed, with what it has on disk.
+    ///
+    /// # Errors
+    ///
+    /// It does not start.
+    pub fn revive(&mut self, i: usize) -> io::Result<()> {
+        let name = |i: usize| format!("etcd-{i}");
+        let all = self.members.iter().enumerate();
+        let all: Vec<_> = all.map(|(i, m)| format!("{}=http://{}", name(i), m.peers)).collect();
+        let member = &self.members[i];
+        let (clients, peers) =
+            (format!("http://{}", member.clients), format!("http://{}", member.peers));
+        let log = File::create(self.dir.join(format!("{}.log", name(i))))?;
+        let spawn = Spawn::new(&self.program)
+            .args(["--name", &name(i), "--data-dir"])
+            .arg(self.dir.join(name(i)))
+            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &all.join(","), "--logger", "zap"])
+            .output_to(log)?
+            .die_with_parent();
+        self.members[i].child = Some(spawn.spawn()?);
+        Ok(())
+    }
+
+    /// Kills a member.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn kill(&mut self, i: usize) -> io::Result<()> {
+        let Some(mut child) = self.members[i].child.take() else { return Ok(()) };
+        child.signal(Signal::KILL)?;
+        child.wait_for(GRACE).map(|_| ())
+    }
+
+    /// Stops a member, or lets it go on: it answers nobody and its connections stay.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn hold(&self, i: usize, is_held: bool) -> io::Result<()> {
+        let signal = if is_held { Signal::STOP } else { Signal::CONT };
+        self.members[i].child.as_ref().map_or(Ok(()), |child| child.signal(signal))
+    }
+}
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for i in 0..self.members.len() {
+            // It ends with its parent in any case.
+            let _ = self.kill(i);
+        }
+    }
+}

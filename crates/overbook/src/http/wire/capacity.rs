@@ -1,0 +1,281 @@
+//! How many VMs a host holds, with which certainty, and what it keeps free for that.
+
+use std::fmt::Write;
+
+use model::Bytes;
+use policy::excess::{self, AtOnce, Need, Promise};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::published::Published;
+
+/// VMs that have at least so many percentage points of what they were promised like another one are
+/// taken to be overloaded as often.
+const ALIKE: f64 = 0.05;
+
+/// How many VMs fit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct CapacityStatus {
+    /// With which certainty all overloads find room, 0 to 1.
+    pub certainty: f64,
+    /// What VMs are given of what they were promised, on average.
+    pub given_ratio: f64,
+    /// VMs of groups on the host.
+    pub vms: u32,
+    /// Those of them of which it is known how often they are overloaded.
+    pub measured_vms: u32,
+    /// For how long they were measured, on average.
+    pub measured_seconds: u64,
+    /// The host's memory without its reserve.
+    pub memory_bytes: u64,
+    /// What the VMs are given in all.
+    pub given_bytes: u64,
+    /// VMs in sustained overload at once, at most.
+    pub sustained: AtOnceStatus,
+    /// VMs in transient overload at once, at most.
+    pub transient: AtOnceStatus,
+    /// Room that is needed for VMs that are moved.
+    pub targets_bytes: u64,
+    /// Room that is needed for pages that are swapped out.
+    pub repositories_bytes: u64,
+    /// So many VMs like these fit in all.
+    pub fit_vms: u32,
+}
+
+/// How many VMs are overloaded at once, at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AtOnceStatus {
+    /// So many.
+    pub vms: u32,
+    /// So many if their overloads did not come together.
+    pub if_independent: u32,
+}
+
+impl From<AtOnce> for AtOnceStatus {
+    fn from(at_once: AtOnce) -> Self {
+        Self { vms: at_once.vms, if_independent: at_once.if_independent }
+    }
+}
+
+/// Why no capacity can be told.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub enum NoCapacity {
+    /// The host's memory is not known.
+    #[error("the host's own memory was not readable lately")]
+    HostUnknown,
+    /// No group has a VM.
+    #[error("no VM of a group is on this host")]
+    NoVms,
+    /// Nothing was measured.
+    #[error("of no VM it is known yet how often it is overloaded")]
+    NothingMeasured,
+    /// Nobody was given so little.
+    #[error(
+        "no VM here has about {0:.0} % of what it was promised: how often such ones are overloaded \
+         is not known"
+    )]
+    NobodyAlike(f64),
+}
+
+impl CapacityStatus {
+    /// Of the VMs on this host, or of such ones that are given `given_ratio` of what they were
+    /// promised.
+    pub fn of(
+        tick: &Published,
+        certainty: f64,
+        given_ratio: Option<f64>,
+    ) -> Result<Self, NoCapacity> {
+        let host = tick.view.host.ok_or(NoCapacity::HostUnknown)?.value;
+        let reserve = tick.spec.host.reserve;
+        let reserve =
+            reserve.unwrap_or_else(|| host.total.percent(policy::tuning::HOST_RESERVE_PERCENT));
+        let memory = host.total.minus(reserve);
+        let learned = &tick.memory.learned;
+        let (mut all, mut measured, mut intervals) = (Vec::new(), Vec::new(), 0);
+        for (name, decision) in &tick.plan.vms {
+            let Some((limits, given)) = decision.limits.zip(decision.target) else { continue };
+            let mut vm = Promise {
+                promised: limits.max,
+                given: given.min(limits.max),
+                transient: 0.0,
+                sustained: 0.0,
+            };
+            let known = learned.profiles.get(name).filter(|profile| profile.intervals > 0);
+            if let Some(profile) = known {
+                let share = |n: u64| n as f64 / profile.intervals as f64;
+                (vm.transient, vm.sustained) = (share(profile.transient), share(profile.sustained));
+                intervals += profile.intervals;
+                measured.push(vm);
+            }
+            all.push((vm, known.is_some()));
+        }
+        if all.is_empty() {
+            return Err(NoCapacity::NoVms);
+        }
+        let mean = mean(&measured).ok_or(NoCapacity::NothingMeasured)?;
+        // Who was not measured is taken to be as the others are.
+        let all: Vec<Promise> = all
+            .into_iter()
+            .map(|(vm, is_known)| Promise {
+                transient: if is_known { vm.transient } else { mean.transient },
+                sustained: if is_known { vm.sustained } else { mean.sustained },
+                ..vm
+            })
+            .collect();
+        let need = Need::of(&all, &learned.together, certainty);
+        let like = match given_ratio {
+            None => self::mean(&all).unwrap_or(mean),
+            Some(ratio) => alike(&measured, ratio).ok_or(NoCapacity::NobodyAlike(ratio * 100.0))?,
+        };
+        let (fit_vms, _) = excess::most(like, memory, certainty, together_factor(&need));
+        let given: Bytes = all.iter().map(|vm| vm.given).sum();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let per_vm = intervals / measured.len().max(1) as u64;
+        Ok(Self {
+            certainty,
+            given_ratio: like.given.0 as f64 / like.promised.0.max(1) as f64,
+            vms: count(all.len()),
+            measured_vms: count(measured.len()),
+            measured_seconds: per_vm * u64::from(tick.spec.overload.interval_s),
+            memory_bytes: memory.0,
+            given_bytes: given.0,
+            sustained: need.sustained.into(),
+            transient: need.transient.into(),
+            targets_bytes: need.targets.0,
+            repositories_bytes: need.repositories.0,
+            fit_vms,
+        })
+    }
+
+    /// The same in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let mut text = String::new();
+        let percent = |part: u64| part as f64 * 100.0 / self.memory_bytes.max(1) as f64;
+        let at_once = |n: AtOnceStatus| {
+            if n.vms == n.if_independent {
+                return format!("{}", n.vms);
+            }
+            format!("{} ({} if they did not come together)", n.vms, n.if_independent)
+        };
+        let more = i64::from(self.fit_vms) - i64::from(self.vms);
+        let more = match more {
+            1.. => format!("{more} more than there are"),
+            0 => "as many as there are".to_owned(),
+            _ => format!("{} fewer than there are", -more),
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{} VMs fit, {more}, with certainty {}: each given {:.0} % of what it was promised.\n",
+            self.fit_vms,
+            self.certainty,
+            self.given_ratio * 100.0
+        );
+        for (label, value) in [
+            ("Memory", format!("{} without the host's reserve", Bytes(self.memory_bytes))),
+            (
+                "VMs",
+                format!(
+                    "{} are given {} ({:.1} %)",
+                    self.vms,
+                    Bytes(self.given_bytes),
+                    percent(self.given_bytes)
+                ),
+            ),
+            (
+                "Sustained",
+                format!(
+                    "at most {} at once: {} to move to ({:.1} %)",
+                    at_once(self.sustained),
+                    Bytes(self.targets_bytes),
+                    percent(self.targets_bytes)
+                ),
+            ),
+            (
+                "Transient",
+                format!(
+                    "at most {} at once: {} for pages ({:.1} %)",
+                    at_once(self.transient),
+                    Bytes(self.repositories_bytes),
+                    percent(self.repositories_bytes)
+                ),
+            ),
+            (
+                "Measured",
+                format!(
+                    "{} of the VMs, for {} on average",
+                    self.measured_vms,
+                    model::Millis::secs(self.measured_seconds)
+                ),
+            ),
+        ] {
+            let _ = writeln!(text, "{label:<11}{value}");
+        }
+        text
+    }
+}
+
+/// How many times more are overloaded at once than if they were independent.
+fn together_factor(need: &Need) -> f64 {
+    let factor = |n: AtOnce| f64::from(n.vms.max(1)) / f64::from(n.if_independent.max(1));
+    factor(need.transient).max(factor(need.sustained)).max(1.0)
+}
+
+/// A VM that is as all of these are on average; `None`: there are none.
+fn mean(vms: &[Promise]) -> Option<Promise> {
+    let n = u64::try_from(vms.len()).ok().filter(|n| *n > 0)?;
+    let size = |of: fn(&Promise) -> Bytes| Bytes(vms.iter().map(|vm| of(vm).0).sum::<u64>() / n);
+    let share = |of: fn(&Promise) -> f64| vms.iter().map(of).sum::<f64>() / n as f64;
+    Some(Promise {
+        promised: size(|vm| vm.promised),
+        given: size(|vm| vm.given),
+        transient: share(|vm| vm.transient),
+        sustained: share(|vm| vm.sustained),
+    })
+}
+
+/// A VM that is given this much of what it was promised, as those are that have about as much.
+fn alike(measured: &[Promise], ratio: f64) -> Option<Promise> {
+    let of = |vm: &Promise| vm.given.0 as f64 / vm.promised.0.max(1) as f64;
+    let near: Vec<Promise> =
+        measured.iter().copied().filter(|vm| (of(vm) - ratio).abs() <= ALIKE).collect();
+    mean(&near)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_says_what_memory_is_kept_for() {
+        let mib = |n: u64| n << 20;
+        let capacity = CapacityStatus {
+            certainty: 0.97,
+            given_ratio: 0.625,
+            vms: 120,
+            measured_vms: 118,
+            measured_seconds: 86_400,
+            memory_bytes: mib(101_376),
+            given_bytes: mib(120 * 640),
+            sustained: AtOnceStatus { vms: 3, if_independent: 3 },
+            transient: AtOnceStatus { vms: 31, if_independent: 26 },
+            targets_bytes: mib(3 * 1024),
+            repositories_bytes: mib(31 * 384),
+            fit_vms: 136,
+        };
+        assert_eq!(
+            capacity.words(),
+            "136 VMs fit, 16 more than there are, with certainty 0.97: each given 62 % of what it \
+             was promised.\n\n\
+             Memory     99 GiB without the host's reserve\n\
+             VMs        120 are given 75 GiB (75.8 %)\n\
+             Sustained  at most 3 at once: 3 GiB to move to (3.0 %)\n\
+             Transient  at most 31 (26 if they did not come together) at once: 11.6 GiB for pages \
+             (11.7 %)\n\
+             Measured   118 of the VMs, for 1440 min on average\n"
+        );
+        let crowded = CapacityStatus { fit_vms: 100, ..capacity };
+        assert!(crowded.words().starts_with("100 VMs fit, 20 fewer than there are"));
+    }
+}

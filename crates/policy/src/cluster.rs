@@ -1,0 +1,312 @@
+//! Who leaves a host that is overloaded for long, and where to (Williams 2011 §4, §4.1).
+//!
+//! **Problem.** A sustained overload ends only when the VM has more memory, and its host has none.
+//! To move a VM sends all of its memory once; to move the wrong one, or to the wrong host, makes
+//! another overload of it. **Rule.** For a VM in sustained overload one VM leaves its host: itself,
+//! or one that has what it lacks; of these the one that has least to send. It goes where most room
+//! is left with all that VMs there were given and all that is on its way there, if that is enough.
+//!
+//! Nothing is moved until the overload has paged as much as the move will send: until then it may
+//! end any moment, and then it has cost no more than twice what was needed. One VM leaves a host,
+//! and one comes to it, at a time. And what was moved has changed the load: for a while nothing
+//! else is moved for the same VM or host, so a VM does not go to and fro.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::cluster::{ClusterPlan, ClusterView, HostReport, Move, MoveRefusal, VmReport};
+use model::{Bytes, HostName, Millis, Reading, Severity, Time, VmName};
+use serde::{Deserialize, Serialize};
+
+/// A report that is older says nothing of its host.
+const STALE_AFTER: Millis = Millis::secs(30);
+/// For how long nothing else is moved from a host, and the same VM not at all, in multiples of the
+/// shortest sustained overload: 8 intervals of 10 s.
+const REST: Millis = Millis::secs(3 * 80);
+/// An intent that has taken so long is withdrawn, unless the VM has left.
+const INTENT_LIMIT: Millis = Millis::secs(600);
+
+const PAGE: u64 = 4096;
+
+/// What is remembered from one decision to the next. Losing it is harmless: a new controller moves
+/// nothing until it has watched for [`REST`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClusterMemory {
+    began: Option<Time>,
+    /// When something last left a host.
+    left: BTreeMap<HostName, Time>,
+    /// When a VM last moved.
+    moved: BTreeMap<VmName, Time>,
+}
+
+/// Hosts that a VM may go to, by what is left there.
+struct Rooms<'a> {
+    by_host: BTreeMap<&'a HostName, Bytes>,
+    ordered: BTreeSet<(Bytes, &'a HostName)>,
+}
+
+impl<'a> Rooms<'a> {
+    fn of(view: &'a ClusterView, now: Time) -> Self {
+        let taken: BTreeSet<&HostName> =
+            view.intents.values().map(|intent| &intent.value.to).collect();
+        let is_calm =
+            |report: &HostReport| report.vms.values().all(|vm| vm.severity == Severity::None);
+        let open = view.hosts.iter().filter(|(host, report)| {
+            report.age(now) <= STALE_AFTER && !taken.contains(host) && is_calm(&report.value)
+        });
+        let by_host: BTreeMap<&HostName, Bytes> = open
+            .map(|(host, report)| {
+                let given = report.value.vms.values().map(|vm| vm.given).sum();
+                (host, report.value.memory.minus(given))
+            })
+            .collect();
+        let ordered = by_host.iter().map(|(host, room)| (*room, *host)).collect();
+        Self { by_host, ordered }
+    }
+
+    /// The host with most room, if that suffices.
+    fn best(&self, needed: Bytes, from: &HostName) -> Option<(&'a HostName, Bytes)> {
+        let best = self.ordered.iter().rev().find(|(_, host)| *host != from);
+        best.filter(|(room, _)| *room >= needed).map(|(room, host)| (*host, *room))
+    }
+
+    fn close(&mut self, host: &HostName) {
+        if let Some((host, room)) = self.by_host.remove_entry(host) {
+            self.ordered.remove(&(room, host));
+        }
+    }
+}
+
+/// Decides what moves.
+#[must_use]
+pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> ClusterPlan {
+    let began = *memory.began.get_or_insert(now);
+    let mut plan = ClusterPlan { at: now, ..ClusterPlan::default() };
+    let mut leaving: BTreeMap<&HostName, &VmName> = BTreeMap::new();
+    for (vm, intent) in &view.intents {
+        leaving.insert(&intent.value.from, vm);
+        memory.left.insert(intent.value.from.clone(), now);
+        memory.moved.insert(vm.clone(), now);
+        if !intent.value.is_withdrawn && intent.age(now) > INTENT_LIMIT {
+            plan.withdrawn.push(vm.clone());
+        }
+    }
+    memory.left.retain(|_, at| now.since(*at) <= REST);
+    memory.moved.retain(|_, at| now.since(*at) <= REST);
+    let mut rooms = Rooms::of(view, now);
+    for (host, vm, report) in overloaded(view, now) {
+        let chosen = if let Some(other) = leaving.get(host) {
+            Err(MoveRefusal::Leaving { vm: (*other).clone() })
+        } else {
+            choose(host, vm, report, &rooms, memory, began, now)
+        };
+        match chosen {
+            Ok((name, chosen)) => {
+                rooms.close(&chosen.to);
+                // Who is just being relieved takes nobody in.
+                rooms.close(&chosen.from);
+                leaving.insert(host, name);
+                memory.left.insert(host.clone(), now);
+                memory.moved.insert(name.clone(), now);
+                plan.moves.insert(name.clone(), chosen);
+            }
+            Err(refusal) => {
+                plan.refusals.insert(vm.clone(), refusal);
+            }
+        }
+    }
+    plan
+}
+
+/// VMs in sustained overload, those that page most first.
+fn overloaded(view: &ClusterView, now: Time) -> Vec<(&HostName, &VmName, &Reading<HostReport>)> {
+    let known = view.hosts.iter().filter(|(_, report)| report.age(now) <= STALE_AFTER);
+    let mut found: Vec<_> = known
+        .flat_map(|(host, report)| {
+            let vms = report.value.vms.iter();
+            let vms = vms.filter(|(_, vm)| vm.severity == Severity::Sustained);
+            vms.map(move |(name, vm)| (Reverse(vm.paged), host, name, report))
+        })
+        .collect();
+    found.sort_by_key(|(paged, host, name, _)| (*paged, *host, *name));
+    found.into_iter().map(|(_, host, name, report)| (host, name, report)).collect()
+}
+
+/// Who leaves `host` for the sake of `vm`, and where to.
+fn choose<'a>(
+    host: &HostName,
+    vm: &'a VmName,
+    report: &'a Reading<HostReport>,
+    rooms: &Rooms<'_>,
+    memory: &ClusterMemory,
+    began: Time,
+    now: Time,
+) -> Result<(&'a VmName, Move), MoveRefusal> {
+    let latest = memory.left.get(host).max(memory.moved.get(vm)).copied();
+    let ago = now.since(latest.unwrap_or(began));
+    if ago < REST {
+        return Err(MoveRefusal::TooSoon { ago_s: ago.0 / 1000 });
+    }
+    let own = &report.value.vms[vm];
+    let lacks = own.promised.minus(own.given);
+    // Itself has all that it was promised there; who makes room for it has what it has now.
+    let mut ways: Vec<(&VmName, &VmReport, Bytes)> = report
+        .value
+        .vms
+        .iter()
+        .filter(|(name, other)| {
+            let makes_room = other.severity == Severity::None && other.given >= lacks;
+            let has_rested = !memory.moved.contains_key(*name);
+            other.immovable.is_none() && has_rested && (*name == vm || makes_room)
+        })
+        .map(|(name, other)| (name, other, if name == vm { other.promised } else { other.given }))
+        .collect();
+    ways.sort_by_key(|(name, other, _)| (other.given, *name));
+    let Some((_, cheapest, needed)) = ways.first().copied() else {
+        let why = own.immovable.clone().unwrap_or_else(|| "it has just been moved".to_owned());
+        return Err(MoveRefusal::Immovable { why });
+    };
+    let paged = Bytes(own.paged.saturating_mul(PAGE));
+    if paged < cheapest.given {
+        return Err(MoveRefusal::NotWorth { paged, cost: cheapest.given });
+    }
+    let with_target = ways.iter().find_map(|(name, other, needed)| {
+        let (to, room) = rooms.best(*needed, host)?;
+        let (from, for_whom, to) = (host.clone(), vm.clone(), to.clone());
+        Some((*name, Move { from, to, for_whom, room, cost: other.given }))
+    });
+    let (name, chosen) = with_target.ok_or(MoveRefusal::NoTarget { needed })?;
+    if paged < chosen.cost {
+        return Err(MoveRefusal::NotWorth { paged, cost: chosen.cost });
+    }
+    Ok((name, chosen))
+}
+
+#[cfg(test)]
+mod tests {
+    use model::cluster::Intent;
+
+    use super::*;
+
+    const NOW: Time = Time(10_000_000);
+
+    fn vm(promised: u64, given: u64, severity: Severity) -> VmReport {
+        let (promised, given) = (Bytes::mib(promised), Bytes::mib(given));
+        VmReport { promised, given, severity, paged: 1 << 20, immovable: None }
+    }
+
+    fn host(memory: u64, vms: &[(&str, VmReport)]) -> Reading<HostReport> {
+        let vms = vms.iter().map(|(name, vm)| ((*name).into(), vm.clone())).collect();
+        Reading::new(HostReport { memory: Bytes::mib(memory), vms }, NOW)
+    }
+
+    fn pool(hosts: &[(&str, Reading<HostReport>)]) -> ClusterView {
+        let hosts = hosts.iter().map(|(name, host)| ((*name).into(), host.clone())).collect();
+        ClusterView { hosts, intents: BTreeMap::new() }
+    }
+
+    /// A controller that has watched for long enough.
+    fn rested() -> ClusterMemory {
+        ClusterMemory { began: Some(Time(0)), ..ClusterMemory::default() }
+    }
+
+    use Severity::{None as Calm, Sustained, Transient};
+
+    #[test]
+    fn the_one_that_has_least_to_send_goes_where_most_room_is() {
+        let a = host(
+            2000,
+            &[
+                ("hot", vm(1024, 640, Sustained)),
+                ("small", vm(512, 256, Calm)),
+                ("fits", vm(512, 400, Calm)),
+                ("large", vm(700, 700, Calm)),
+            ],
+        );
+        let view = pool(&[("a", a), ("b", host(600, &[])), ("c", host(2000, &[]))]);
+        let plan = decide(&view, &mut rested(), NOW);
+        let found = &plan.moves[&"fits".into()];
+        // 384 are lacking, and `small` does not have so much.
+        assert_eq!((found.to.as_str(), found.for_whom.as_str()), ("c", "hot"));
+        assert_eq!((plan.moves.len(), plan.refusals.len()), (1, 0));
+    }
+
+    #[test]
+    fn nothing_goes_where_it_would_not_fit_or_where_others_suffer() {
+        let a = || host(1024, &[("hot", vm(1024, 640, Sustained))]);
+        let full = host(2000, &[("x", vm(1000, 1000, Calm))]);
+        let suffers = host(9000, &[("x", vm(1000, 500, Transient))]);
+        let view = pool(&[("a", a()), ("b", full), ("c", suffers)]);
+        let plan = decide(&view, &mut rested(), NOW);
+        let needed = Bytes::mib(1024);
+        assert_eq!(plan.refusals[&"hot".into()], MoveRefusal::NoTarget { needed });
+        let old = Reading { at: Time(0), ..host(9000, &[]) };
+        let plan = decide(&pool(&[("a", a()), ("b", old)]), &mut rested(), NOW);
+        assert!(plan.moves.is_empty(), "of a host that says nothing nothing is known");
+    }
+
+    #[test]
+    fn one_leaves_a_host_and_one_comes_to_it_at_a_time() {
+        let hot = |name| (name, vm(1024, 640, Sustained));
+        let both = host(1280, &[hot("hot-1"), hot("hot-2")]);
+        let other = host(640, &[hot("hot-3")]);
+        let view = pool(&[("a", both), ("b", other), ("c", host(9000, &[]))]);
+        let plan = decide(&view, &mut rested(), NOW);
+        assert_eq!(plan.moves.len(), 1, "{plan:#?}");
+        let refusal = &plan.refusals[&"hot-2".into()];
+        assert_eq!(*refusal, MoveRefusal::Leaving { vm: "hot-1".into() });
+        assert!(matches!(plan.refusals[&"hot-3".into()], MoveRefusal::NoTarget { .. }));
+    }
+
+    #[test]
+    fn what_was_moved_rests_and_so_does_its_host() {
+        let a = host(1280, &[("hot", vm(1024, 640, Sustained)), ("x", vm(500, 500, Calm))]);
+        let mut view = pool(&[("a", a), ("b", host(9000, &[]))]);
+        let mut memory = rested();
+        let first = decide(&view, &mut memory, NOW);
+        assert_eq!(first.moves.len(), 1);
+        let again = |memory: &mut ClusterMemory, view: &mut ClusterView, after: Millis| {
+            let now = NOW.after(after);
+            view.hosts.values_mut().for_each(|report| report.at = now);
+            decide(view, memory, now)
+        };
+        let soon = again(&mut memory, &mut view, Millis::secs(30));
+        assert_eq!(soon.refusals[&"hot".into()], MoveRefusal::TooSoon { ago_s: 30 });
+        assert_eq!(again(&mut memory, &mut view, Millis(REST.0 - 1)).moves.len(), 0);
+        assert_eq!(again(&mut memory, &mut view, Millis(REST.0 + 1)).moves.len(), 1);
+        // A new controller knows of no moves, and waits.
+        let fresh = decide(&view, &mut ClusterMemory::default(), NOW);
+        assert!(fresh.moves.is_empty());
+    }
+
+    #[test]
+    fn nothing_is_moved_for_less_than_it_costs() {
+        let hot = VmReport { paged: 1000, ..vm(1024, 640, Sustained) };
+        let view = pool(&[("a", host(640, &[("hot", hot)])), ("b", host(9000, &[]))]);
+        let plan = decide(&view, &mut rested(), NOW);
+        let refusal = MoveRefusal::NotWorth { paged: Bytes(1000 * PAGE), cost: Bytes::mib(640) };
+        assert_eq!(plan.refusals[&"hot".into()], refusal);
+    }
+
+    #[test]
+    fn who_cannot_be_moved_is_told_why() {
+        let stuck = VmReport { immovable: Some("VFIO".to_owned()), ..vm(1024, 640, Sustained) };
+        let view = pool(&[("a", host(640, &[("hot", stuck)])), ("b", host(9000, &[]))]);
+        let plan = decide(&view, &mut rested(), NOW);
+        let why = "VFIO".to_owned();
+        assert_eq!(plan.refusals[&"hot".into()], MoveRefusal::Immovable { why });
+    }
+
+    #[test]
+    fn what_takes_too_long_is_withdrawn_once() {
+        let mut view = pool(&[]);
+        let intent =
+            |is_withdrawn| Intent { generation: 1, from: "a".into(), to: "b".into(), is_withdrawn };
+        let begun = Time(NOW.0 - INTENT_LIMIT.0 - 1);
+        view.intents.insert("slow".into(), Reading::new(intent(false), begun));
+        view.intents.insert("told".into(), Reading::new(intent(true), begun));
+        view.intents.insert("new".into(), Reading::new(intent(false), NOW));
+        let plan = decide(&view, &mut rested(), NOW);
+        assert_eq!(plan.withdrawn, [VmName::from("slow")]);
+    }
+}

@@ -1,0 +1,483 @@
+//! How a VM changes hosts: who writes what down, and does what, so that it runs on exactly one.
+//!
+//! **Problem.** Two daemons move one guest, and either may die at any instant, and so may the
+//! network between them. A guest that runs twice destroys its disks; one that waits for a dead
+//! daemon is lost as well. **Idea.** Each host writes steps of its own, ahead of what they mean,
+//! and neither remembers anything else: what comes next follows from the steps and from what its
+//! QEMU says. So whoever comes back goes on.
+//!
+//! ```text
+//! target  starts a QEMU that waits, paused       ─► Prepared
+//! source  sees Prepared                          ─► Moving, then has QEMU migrate
+//! source  sees its QEMU done for good            ─► Switched: it never runs again by itself
+//! target  sees Switched                          ─► Runs, then lets its QEMU run
+//! source  sees Runs                              ─► Left, then ends its QEMU
+//! ```
+//!
+//! The source's QEMU alone knows whether it has handed the guest over: it says `completed` or
+//! `failed`, once, and runs on by itself after the latter. The target's QEMU is started paused, so
+//! it runs only when `Switched` is written. Where it dies before `Runs` is, the source takes the
+//! guest back. A source's QEMU that is gone does not run, so the target may try.
+
+use serde::{Deserialize, Serialize};
+
+/// What the source has written down.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "step")]
+pub enum SourceStep {
+    /// QEMU is told to migrate after this.
+    Moving,
+    /// The guest does not run here any more.
+    Switched,
+    /// The target runs it; the QEMU here is ended after this.
+    Left,
+    /// Nothing came of it, and it never ran there: it runs here again after this, if its QEMU has
+    /// it.
+    Stayed {
+        /// Why.
+        why: String,
+    },
+}
+
+/// What the target has written down.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "step")]
+pub enum TargetStep {
+    /// A QEMU waits for the guest.
+    Prepared {
+        /// Where, as QEMU's `migrate` has it.
+        address: String,
+    },
+    /// The guest runs here after this.
+    Runs,
+    /// It never ran here, and never will by this intent; the QEMU here is ended after this.
+    Refused {
+        /// Why.
+        why: String,
+    },
+}
+
+/// What the source's QEMU says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SourceQemu {
+    /// No migration was begun in this life of it.
+    Untouched,
+    /// It sends the guest, which runs here.
+    Sending,
+    /// The guest has left for the target, which still gets pages from here (postcopy).
+    Serving,
+    /// The guest was handed over.
+    Completed,
+    /// It failed or was called off, and the guest runs here.
+    Failed(String),
+    /// There is no such QEMU any more.
+    Gone,
+}
+
+/// What the target's QEMU says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TargetQemu {
+    /// It was not started yet.
+    Absent,
+    /// It waits for a guest, or gets it.
+    Waiting {
+        /// Where it listens.
+        address: String,
+    },
+    /// It has the guest, paused.
+    Received,
+    /// The guest runs in it.
+    Running,
+    /// It could not be started, or has ended.
+    Gone(String),
+}
+
+/// What the source does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceDeed {
+    /// Nothing: it waits for the other, or for QEMU.
+    Wait,
+    /// Nothing, ever: this intent has ended.
+    Nothing,
+    /// Writes this down.
+    Write(SourceStep),
+    /// Has everything given back that the guest has elsewhere, and QEMU send it there.
+    Send(String),
+    /// Calls the migration off.
+    CallOff,
+    /// Lets the guest run again.
+    Resume,
+    /// Ends QEMU.
+    End,
+}
+
+/// What the target does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetDeed {
+    /// Nothing: it waits for the other, or for QEMU.
+    Wait,
+    /// Nothing, ever: this intent has ended.
+    Nothing,
+    /// Writes this down.
+    Write(TargetStep),
+    /// Starts a QEMU that waits for the guest, paused.
+    Start,
+    /// Lets the guest run.
+    Run,
+    /// Ends QEMU.
+    End,
+}
+
+/// What the source does next. `is_late`: the intent was withdrawn, or has taken too long.
+#[must_use]
+pub fn source(
+    own: Option<&SourceStep>,
+    target: Option<&TargetStep>,
+    qemu: &SourceQemu,
+    is_late: bool,
+) -> SourceDeed {
+    use SourceDeed::{CallOff, End, Nothing, Resume, Send, Wait, Write};
+    let stayed = |why: &str| Write(SourceStep::Stayed { why: why.to_owned() });
+    match (own, qemu) {
+        (None, SourceQemu::Gone) => stayed("its QEMU has ended"),
+        (None, _) => match target {
+            Some(TargetStep::Refused { why }) => stayed(why),
+            Some(TargetStep::Prepared { .. }) if !is_late => Write(SourceStep::Moving),
+            _ if is_late => stayed("it took too long"),
+            _ => Wait,
+        },
+        (Some(SourceStep::Moving), SourceQemu::Untouched) => match target {
+            Some(TargetStep::Prepared { address }) if !is_late => Send(address.clone()),
+            Some(TargetStep::Refused { why }) => stayed(why),
+            _ => stayed("it took too long"),
+        },
+        (Some(SourceStep::Moving), SourceQemu::Sending) if is_late => CallOff,
+        (Some(SourceStep::Moving), SourceQemu::Sending) => Wait,
+        (Some(SourceStep::Moving), SourceQemu::Failed(why)) => stayed(why),
+        // What is gone cannot run: whether the target has it all, its QEMU knows.
+        (
+            Some(SourceStep::Moving),
+            SourceQemu::Serving | SourceQemu::Completed | SourceQemu::Gone,
+        ) => Write(SourceStep::Switched),
+        (Some(SourceStep::Switched), qemu) => match target {
+            Some(TargetStep::Runs) if *qemu != SourceQemu::Serving => Write(SourceStep::Left),
+            Some(TargetStep::Refused { why }) => stayed(why),
+            _ => Wait,
+        },
+        (Some(SourceStep::Stayed { .. }), SourceQemu::Completed) => Resume,
+        (Some(SourceStep::Left), SourceQemu::Gone) => Nothing,
+        (Some(SourceStep::Left), _) => End,
+        (Some(SourceStep::Stayed { .. }), _) => Nothing,
+    }
+}
+
+/// What the target does next. `is_late`: the intent was withdrawn.
+#[must_use]
+pub fn target(
+    own: Option<&TargetStep>,
+    source: Option<&SourceStep>,
+    qemu: &TargetQemu,
+    is_late: bool,
+) -> TargetDeed {
+    use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
+    let refused = |why: &str| Write(TargetStep::Refused { why: why.to_owned() });
+    match own {
+        None => match (source, qemu) {
+            (Some(SourceStep::Stayed { why }), _) => refused(why),
+            (_, TargetQemu::Gone(why)) => refused(why),
+            _ if is_late => refused("it took too long"),
+            (_, TargetQemu::Absent) => Start,
+            (_, TargetQemu::Waiting { address }) => {
+                Write(TargetStep::Prepared { address: address.clone() })
+            }
+            (_, TargetQemu::Received | TargetQemu::Running) => refused("its QEMU is not ours"),
+        },
+        Some(TargetStep::Prepared { .. }) => match (source, qemu) {
+            (_, TargetQemu::Gone(why)) => refused(why),
+            (_, TargetQemu::Absent) => refused("its QEMU has ended"),
+            (Some(SourceStep::Switched), TargetQemu::Received) => Write(TargetStep::Runs),
+            (Some(SourceStep::Stayed { why }), _) => refused(why),
+            _ => Wait,
+        },
+        Some(TargetStep::Runs) => match qemu {
+            TargetQemu::Received => Run,
+            _ => Nothing,
+        },
+        Some(TargetStep::Refused { .. }) => match qemu {
+            TargetQemu::Waiting { .. } | TargetQemu::Received => End,
+            TargetQemu::Absent | TargetQemu::Running | TargetQemu::Gone(_) => Nothing,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// The whole world of one intent.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct World {
+        source: Option<SourceStep>,
+        target: Option<TargetStep>,
+        /// What each host last read of the other's step; it may be old.
+        seen_source: Option<SourceStep>,
+        seen_target: Option<TargetStep>,
+        here: SourceQemu,
+        there: TargetQemu,
+        /// What a daemon has decided and not done yet.
+        source_does: Option<Deed>,
+        target_does: Option<Deed>,
+        is_late: bool,
+        /// Whether the guest has ever run there.
+        ran_there: bool,
+        /// QEMUs that may yet die of themselves.
+        deaths: u8,
+    }
+
+    /// Either's deed, as far as it changes anything.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    enum Deed {
+        WriteSource(SourceStep),
+        WriteTarget(TargetStep),
+        Send,
+        CallOff,
+        Resume,
+        EndSource,
+        Start,
+        Run,
+        EndTarget,
+    }
+
+    const ADDRESS: &str = "tcp:b:4444";
+
+    fn why() -> String {
+        "test".to_owned()
+    }
+
+    impl World {
+        fn begin(deaths: u8) -> Self {
+            Self {
+                source: None,
+                target: None,
+                seen_source: None,
+                seen_target: None,
+                here: SourceQemu::Untouched,
+                there: TargetQemu::Absent,
+                source_does: None,
+                target_does: None,
+                is_late: false,
+                ran_there: false,
+                deaths,
+            }
+        }
+
+        fn runs_here(&self) -> bool {
+            matches!(self.here, SourceQemu::Untouched | SourceQemu::Sending | SourceQemu::Failed(_))
+        }
+
+        fn runs_there(&self) -> bool {
+            self.there == TargetQemu::Running
+        }
+
+        fn decide_source(&self) -> Option<Deed> {
+            let target = self.seen_target.as_ref();
+            Some(match source(self.source.as_ref(), target, &self.here, self.is_late) {
+                SourceDeed::Wait | SourceDeed::Nothing => return None,
+                SourceDeed::Write(step) => Deed::WriteSource(step),
+                SourceDeed::Send(address) => {
+                    assert_eq!(address, ADDRESS);
+                    Deed::Send
+                }
+                SourceDeed::CallOff => Deed::CallOff,
+                SourceDeed::Resume => Deed::Resume,
+                SourceDeed::End => Deed::EndSource,
+            })
+        }
+
+        fn decide_target(&self) -> Option<Deed> {
+            let source = self.seen_source.as_ref();
+            Some(match target(self.target.as_ref(), source, &self.there, self.is_late) {
+                TargetDeed::Wait | TargetDeed::Nothing => return None,
+                TargetDeed::Write(step) => Deed::WriteTarget(step),
+                TargetDeed::Start => Deed::Start,
+                TargetDeed::Run => Deed::Run,
+                TargetDeed::End => Deed::EndTarget,
+            })
+        }
+
+        /// A deed meets whatever QEMU does by then; QEMU refuses what makes no sense.
+        fn done(&self, deed: &Deed) -> Self {
+            let mut world = self.clone();
+            match deed {
+                Deed::WriteSource(step) => world.source = Some(step.clone()),
+                Deed::WriteTarget(step) => world.target = Some(step.clone()),
+                Deed::Send if self.here != SourceQemu::Gone && self.runs_here() => {
+                    world.here = SourceQemu::Sending;
+                }
+                Deed::CallOff if self.here == SourceQemu::Sending => {
+                    world.here = SourceQemu::Failed(why());
+                }
+                Deed::Resume if self.here == SourceQemu::Completed => {
+                    world.here = SourceQemu::Failed(why());
+                }
+                Deed::EndSource => world.here = SourceQemu::Gone,
+                Deed::Start if self.there == TargetQemu::Absent => {
+                    world.there = TargetQemu::Waiting { address: ADDRESS.to_owned() };
+                }
+                Deed::Run if self.there == TargetQemu::Received => {
+                    (world.there, world.ran_there) = (TargetQemu::Running, true);
+                }
+                Deed::EndTarget => world.there = TargetQemu::Gone(why()),
+                _ => {}
+            }
+            world
+        }
+
+        /// What the two QEMUs and their network may do by themselves.
+        fn of_itself(&self) -> Vec<Self> {
+            let mut next = Vec::new();
+            let mut with = |here: SourceQemu, there: TargetQemu| {
+                next.push(Self { here, there, ..self.clone() });
+            };
+            let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
+            match &self.here {
+                SourceQemu::Sending => {
+                    if is_waiting {
+                        with(SourceQemu::Sending, TargetQemu::Received);
+                        with(SourceQemu::Serving, TargetQemu::Received);
+                    }
+                    if self.there == TargetQemu::Received {
+                        with(SourceQemu::Completed, TargetQemu::Received);
+                    }
+                    // The network breaks, before the target has all of it or after.
+                    with(SourceQemu::Failed(why()), self.there.clone());
+                }
+                SourceQemu::Serving
+                    if matches!(self.there, TargetQemu::Received | TargetQemu::Running) =>
+                {
+                    with(SourceQemu::Completed, self.there.clone());
+                }
+                SourceQemu::Failed(_) | SourceQemu::Gone if is_waiting => {
+                    with(self.here.clone(), TargetQemu::Gone(why()));
+                }
+                _ => {}
+            }
+            next
+        }
+
+        fn deaths(&self) -> Vec<Self> {
+            let Some(deaths) = self.deaths.checked_sub(1) else { return Vec::new() };
+            let mut next = Vec::new();
+            if self.here != SourceQemu::Gone {
+                next.push(Self { here: SourceQemu::Gone, deaths, ..self.clone() });
+            }
+            if !matches!(self.there, TargetQemu::Absent | TargetQemu::Gone(_)) {
+                next.push(Self { there: TargetQemu::Gone(why()), deaths, ..self.clone() });
+            }
+            next
+        }
+
+        /// What daemons do: read, decide, do; or die with what they had decided.
+        fn by_daemons(&self) -> Vec<Self> {
+            let mut next = Vec::new();
+            if self.seen_source != self.source {
+                next.push(Self { seen_source: self.source.clone(), ..self.clone() });
+            }
+            if self.seen_target != self.target {
+                next.push(Self { seen_target: self.target.clone(), ..self.clone() });
+            }
+            match &self.source_does {
+                Some(deed) => {
+                    let dead = Self { source_does: None, ..self.clone() };
+                    next.push(dead.done(deed));
+                    next.push(dead);
+                }
+                None => {
+                    let source_does = self.decide_source();
+                    next.extend(
+                        source_does.map(|deed| Self { source_does: Some(deed), ..self.clone() }),
+                    );
+                }
+            }
+            match &self.target_does {
+                Some(deed) => {
+                    let dead = Self { target_does: None, ..self.clone() };
+                    next.push(dead.done(deed));
+                    next.push(dead);
+                }
+                None => {
+                    let target_does = self.decide_target();
+                    next.extend(
+                        target_does.map(|deed| Self { target_does: Some(deed), ..self.clone() }),
+                    );
+                }
+            }
+            if !self.is_late {
+                next.push(Self { is_late: true, ..self.clone() });
+            }
+            next
+        }
+
+        /// Nothing happens any more, unless a QEMU dies.
+        fn is_over(&self) -> bool {
+            self.by_daemons().is_empty() && self.of_itself().is_empty()
+        }
+    }
+
+    /// Every world that can come of these; `look` sees each of them once.
+    fn explore(begin: World, mut look: impl FnMut(&World)) -> usize {
+        let mut seen = HashSet::from([begin.clone()]);
+        let mut open = vec![begin];
+        while let Some(world) = open.pop() {
+            look(&world);
+            for next in
+                [world.by_daemons(), world.of_itself(), world.deaths()].into_iter().flatten()
+            {
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        seen.len()
+    }
+
+    #[test]
+    fn a_guest_never_runs_twice_whoever_dies_when() {
+        let worlds = explore(World::begin(2), |world| {
+            assert!(!(world.runs_here() && world.runs_there()), "it runs twice: {world:#?}");
+            // What has changed there is not to be had here any more.
+            assert!(!(world.runs_here() && world.ran_there), "it runs again: {world:#?}");
+        });
+        assert!(worlds > 1_000, "only {worlds} worlds");
+    }
+
+    #[test]
+    fn a_guest_runs_somewhere_in_the_end_if_no_qemu_dies() {
+        let mut ends = [0, 0];
+        explore(World::begin(0), |world| {
+            if world.is_over() {
+                assert!(world.runs_here() || world.runs_there(), "it runs nowhere: {world:#?}");
+                ends[usize::from(world.runs_there())] += 1;
+                let is_ended = |step: &Option<SourceStep>| {
+                    matches!(step, Some(SourceStep::Left | SourceStep::Stayed { .. }))
+                };
+                assert!(is_ended(&world.source), "nobody ends it: {world:#?}");
+            }
+        });
+        assert!(ends[0] > 0 && ends[1] > 0, "it always ends in one way: {ends:?}");
+    }
+
+    #[test]
+    fn a_guest_survives_the_death_of_the_targets_qemu_until_it_runs_there() {
+        explore(World::begin(1), |world| {
+            let died_there = world.deaths == 0 && world.here != SourceQemu::Gone;
+            if world.is_over() && died_there && !world.ran_there {
+                // Of a guest half of which is there already, nobody has both halves.
+                let is_split = world.here == SourceQemu::Serving;
+                assert!(world.runs_here() || is_split, "it runs nowhere: {world:#?}");
+            }
+        });
+    }
+}

@@ -1,0 +1,150 @@
+//! The store of a pool on real etcd, and of one host alone: who has lost its seat writes nothing.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster::store::{Change, Seat, Store, StoreError, embedded::Embedded, etcd::Etcd};
+use lab::etcd::Members;
+use overbook_tests::skip;
+use tokio::runtime::Runtime;
+use tokio::time::sleep;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn put(key: &str, value: &str) -> Vec<Change> {
+    vec![Change::Put { key: key.to_owned(), value: value.into() }]
+}
+
+/// Tries until the store answers.
+async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+    let end = Instant::now() + LIMIT;
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(Instant::now() < end, "{what}: {error}"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn sits(store: &dyn Store, who: &str) -> Seat {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(seat) = until("a seat", async || store.sit("controller", who).await).await {
+            return seat;
+        }
+        assert!(Instant::now() < end, "the seat is not given up");
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What every store does. `lose` makes whoever has a seat not be heard of for long enough.
+async fn is_a_store(store: &dyn Store) {
+    let first = sits(store, "first").await;
+    assert_eq!(until("a seat", async || store.sit("controller", "second").await).await, None);
+    until("a write", async || store.write(&first, put("vms/a", "1")).await).await;
+    store.stay(&first).await.unwrap();
+    let seen = store.read("vms/").await.unwrap();
+    assert_eq!(seen.values["vms/a"], b"1");
+    assert_eq!(store.read("vm/").await.unwrap().values.len(), 0);
+
+    // Who waits for a change hears of it, and who missed it, too.
+    let change = async {
+        until("a write", async || store.write(&first, put("vms/b", "2")).await).await;
+    };
+    let (heard, ()) = tokio::join!(store.changed("vms/", seen.revision), change);
+    heard.unwrap();
+    store.changed("vms/", seen.revision).await.unwrap();
+    let now = store.read("vms/").await.unwrap();
+    assert!(now.revision > seen.revision && now.values.len() == 2);
+
+    // All of it, or nothing.
+    let both = vec![
+        Change::Put { key: "vms/c".to_owned(), value: b"3".to_vec() },
+        Change::Delete { key: "vms/a".to_owned() },
+    ];
+    store.rise(first.clone()).await.unwrap();
+    let second = sits(store, "second").await;
+    assert_ne!(first.number, second.number);
+    let late = store.write(&first, both.clone()).await;
+    assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
+    assert_eq!(store.read("vms/").await.unwrap().values, now.values, "a part was written");
+    assert_eq!(store.stay(&first).await, Err(StoreError::Unseated("controller".to_owned())));
+    store.write(&second, both).await.unwrap();
+    let left = store.read("vms/").await.unwrap().values;
+    assert_eq!(left.into_keys().collect::<Vec<_>>(), ["vms/b", "vms/c"]);
+}
+
+#[test]
+fn a_host_alone_has_a_store_that_outlives_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let file = dir.path().join("pool.db");
+        is_a_store(&Embedded::open(&file).unwrap()).await;
+        let again = Embedded::open(&file).unwrap();
+        assert_eq!(again.read("vms/").await.unwrap().values.len(), 2);
+        // Seats end with who had them.
+        sits(&again, "third").await;
+    });
+}
+
+#[test]
+fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut members = match Members::start(3, dir.path()) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = Etcd::connect(&members.endpoints(), None, "test").await.unwrap();
+        until("three members", async || store.read("").await).await;
+        is_a_store(&store).await;
+        let other = Etcd::connect(&members.endpoints(), None, "other").await.unwrap();
+        assert!(until("a read", async || other.read("").await).await.values.is_empty());
+
+        // Whichever of them leads is killed at some time: writes go on, and none is lost.
+        let seat = sits(&store, "writer").await;
+        for i in 0..members.count() {
+            members.kill(i).unwrap();
+            let value = i.to_string();
+            until("two of three", async || {
+                store.stay(&seat).await?;
+                store.write(&seat, put("vms/b", &value)).await
+            })
+            .await;
+            assert_eq!(store.read("vms/b").await.unwrap().values["vms/b"], value.as_bytes());
+            members.revive(i).unwrap();
+            until("three of three", async || store.read("").await).await;
+        }
+    });
+}
+
+#[test]
+fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = match Members::start(1, dir.path()) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = Arc::new(Etcd::connect(&members.endpoints(), None, "test").await.unwrap());
+        let lost = sits(&*store, "first").await;
+        // It says nothing until its lease has ended, and another one takes its place.
+        let next = sits(&*store, "second").await;
+        let late = store.write(&lost, put("vms/a", "late")).await;
+        assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
+        until("a write", async || store.write(&next, put("vms/a", "right")).await).await;
+        // A store that does not answer says so in time, and nobody takes that for an answer.
+        members.hold(0, true).unwrap();
+        let begun = Instant::now();
+        let silent = store.write(&next, put("vms/a", "silent")).await;
+        members.hold(0, false).unwrap();
+        assert!(matches!(silent, Err(StoreError::Unreachable(_))), "{silent:?}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    });
+}
