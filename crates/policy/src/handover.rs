@@ -63,7 +63,10 @@ pub enum SourceQemu {
     /// No migration was begun in this life of it.
     Untouched,
     /// It sends the guest, which runs here.
-    Sending,
+    Sending {
+        /// It has done so for too long: the guest writes faster than it is sent.
+        is_slow: bool,
+    },
     /// The guest has left for the target, which still gets pages from here (postcopy).
     Serving,
     /// The guest was handed over.
@@ -103,6 +106,8 @@ pub enum SourceDeed {
     Write(SourceStep),
     /// Has everything given back that the guest has elsewhere, and QEMU send it there.
     Send(String),
+    /// Has the guest leave at once, and what it lacks there follow (postcopy).
+    Hasten,
     /// Calls the migration off.
     CallOff,
     /// Lets the guest run again.
@@ -136,7 +141,7 @@ pub fn source(
     qemu: &SourceQemu,
     is_late: bool,
 ) -> SourceDeed {
-    use SourceDeed::{CallOff, End, Nothing, Resume, Send, Wait, Write};
+    use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
     let stayed = |why: &str| Write(SourceStep::Stayed { why: why.to_owned() });
     match (own, qemu) {
         (None, SourceQemu::Gone) => stayed("its QEMU has ended"),
@@ -151,8 +156,9 @@ pub fn source(
             Some(TargetStep::Refused { why }) => stayed(why),
             _ => stayed("it took too long"),
         },
-        (Some(SourceStep::Moving), SourceQemu::Sending) if is_late => CallOff,
-        (Some(SourceStep::Moving), SourceQemu::Sending) => Wait,
+        (Some(SourceStep::Moving), SourceQemu::Sending { .. }) if is_late => CallOff,
+        (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: true }) => Hasten,
+        (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: false }) => Wait,
         (Some(SourceStep::Moving), SourceQemu::Failed(why)) => stayed(why),
         // What is gone cannot run: whether the target has it all, its QEMU knows.
         (
@@ -242,6 +248,7 @@ mod tests {
         WriteSource(SourceStep),
         WriteTarget(TargetStep),
         Send,
+        Hasten,
         CallOff,
         Resume,
         EndSource,
@@ -251,6 +258,7 @@ mod tests {
     }
 
     const ADDRESS: &str = "tcp:b:4444";
+    const SENDING: SourceQemu = SourceQemu::Sending { is_slow: false };
 
     fn why() -> String {
         "test".to_owned()
@@ -274,7 +282,10 @@ mod tests {
         }
 
         fn runs_here(&self) -> bool {
-            matches!(self.here, SourceQemu::Untouched | SourceQemu::Sending | SourceQemu::Failed(_))
+            matches!(
+                self.here,
+                SourceQemu::Untouched | SourceQemu::Sending { .. } | SourceQemu::Failed(_)
+            )
         }
 
         fn runs_there(&self) -> bool {
@@ -290,6 +301,7 @@ mod tests {
                     assert_eq!(address, ADDRESS);
                     Deed::Send
                 }
+                SourceDeed::Hasten => Deed::Hasten,
                 SourceDeed::CallOff => Deed::CallOff,
                 SourceDeed::Resume => Deed::Resume,
                 SourceDeed::End => Deed::EndSource,
@@ -310,13 +322,17 @@ mod tests {
         /// A deed meets whatever QEMU does by then; QEMU refuses what makes no sense.
         fn done(&self, deed: &Deed) -> Self {
             let mut world = self.clone();
+            let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
             match deed {
                 Deed::WriteSource(step) => world.source = Some(step.clone()),
                 Deed::WriteTarget(step) => world.target = Some(step.clone()),
                 Deed::Send if self.here != SourceQemu::Gone && self.runs_here() => {
-                    world.here = SourceQemu::Sending;
+                    world.here = SENDING;
                 }
-                Deed::CallOff if self.here == SourceQemu::Sending => {
+                Deed::Hasten if matches!(self.here, SourceQemu::Sending { .. }) && is_waiting => {
+                    (world.here, world.there) = (SourceQemu::Serving, TargetQemu::Received);
+                }
+                Deed::CallOff if matches!(self.here, SourceQemu::Sending { .. }) => {
                     world.here = SourceQemu::Failed(why());
                 }
                 Deed::Resume if self.here == SourceQemu::Completed => {
@@ -343,10 +359,10 @@ mod tests {
             };
             let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
             match &self.here {
-                SourceQemu::Sending => {
+                SourceQemu::Sending { .. } => {
+                    with(SourceQemu::Sending { is_slow: true }, self.there.clone());
                     if is_waiting {
-                        with(SourceQemu::Sending, TargetQemu::Received);
-                        with(SourceQemu::Serving, TargetQemu::Received);
+                        with(SENDING, TargetQemu::Received);
                     }
                     if self.there == TargetQemu::Received {
                         with(SourceQemu::Completed, TargetQemu::Received);

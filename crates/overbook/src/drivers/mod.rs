@@ -23,6 +23,7 @@ pub mod host;
 mod identity;
 pub mod ksm;
 mod memory;
+pub mod migration;
 pub mod qmp;
 mod questions;
 mod records;

@@ -1,0 +1,275 @@
+//! The hand that moves a guest: what its two QEMUs say of a migration, and what they are told.
+//!
+//! Who does what, and when, is [`policy::handover`]'s business. Here is only how QEMU says it. One
+//! QEMU may see several migrations in its life, and goes on telling of the last one. So each is
+//! marked: the source is given the number of the intent before it is told to migrate, in a
+//! parameter that only a target uses (`tls-authz`). What is told of a migration with another mark,
+//! or none, is history.
+
+use model::{Bytes, Millis};
+use policy::handover::{
+    SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
+    source as next_of_source, target as next_of_target,
+};
+use serde_json::{Value, json};
+
+use super::qmp::{Client, Command, QmpError};
+
+/// What a migration may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Of the network, in bytes a second.
+    pub bandwidth: Bytes,
+    /// How long the guest may stand still.
+    pub downtime: Millis,
+    /// How long it may be sent while it runs; after that it leaves at once, and gets what it lacks
+    /// there (postcopy).
+    pub precopy: Millis,
+}
+
+/// What is written down of an intent.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Tells it from other intents of the same VM.
+    pub generation: u64,
+    /// By the source; on the target it may be old.
+    pub source: Option<&'a SourceStep>,
+    /// By the target; on the source it may be old.
+    pub target: Option<&'a TargetStep>,
+    /// It was withdrawn, or has taken too long.
+    pub is_late: bool,
+}
+
+/// What came of a turn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn<Step> {
+    /// This is to be written down now, before the next turn.
+    Write(Step),
+    /// Something was done; there may be more at once.
+    Did,
+    /// It is for others to do something.
+    Waits,
+    /// A QEMU is to be started, with `-incoming defer -S`.
+    Launch,
+    /// There is nothing to do any more.
+    Over,
+}
+
+/// Does what is next on the source. `client`: its QEMU; `None`: that has ended.
+///
+/// # Errors
+/// When QEMU does not answer, or refuses: the next turn tries again.
+pub async fn source_turn(
+    client: Option<&mut Client>,
+    seen: Seen<'_>,
+    limits: Limits,
+) -> Result<Turn<SourceStep>, QmpError> {
+    let Seen { generation, source, target, is_late } = seen;
+    let Some(client) = client else {
+        return Ok(match next_of_source(source, target, &SourceQemu::Gone, is_late) {
+            SourceDeed::Write(step) => Turn::Write(step),
+            SourceDeed::Nothing => Turn::Over,
+            _ => Turn::Waits,
+        });
+    };
+    let qemu = source_qemu(client, generation, limits.precopy).await?;
+    match next_of_source(source, target, &qemu, is_late) {
+        SourceDeed::Wait => return Ok(Turn::Waits),
+        SourceDeed::Nothing => return Ok(Turn::Over),
+        SourceDeed::Write(step) => return Ok(Turn::Write(step)),
+        SourceDeed::Send(address) => send(client, generation, &address, limits).await?,
+        SourceDeed::Hasten => told(client, "migrate-start-postcopy").await?,
+        SourceDeed::CallOff => told(client, "migrate_cancel").await?,
+        SourceDeed::Resume => told(client, "cont").await?,
+        SourceDeed::End => told(client, "quit").await?,
+    }
+    Ok(Turn::Did)
+}
+
+/// Does what is next on the target. `client`: its QEMU; `None`: there is none. `has_ended`: why, if
+/// there was one. `address`: where it is to listen.
+///
+/// # Errors
+/// As of [`source_turn`].
+pub async fn target_turn(
+    client: Option<&mut Client>,
+    has_ended: Option<&str>,
+    seen: Seen<'_>,
+    address: &str,
+) -> Result<Turn<TargetStep>, QmpError> {
+    let Seen { source, target, is_late, .. } = seen;
+    let Some(client) = client else {
+        let qemu = has_ended.map_or(TargetQemu::Absent, |why| TargetQemu::Gone(why.to_owned()));
+        return Ok(match next_of_target(target, source, &qemu, is_late) {
+            TargetDeed::Write(step) => Turn::Write(step),
+            TargetDeed::Start => Turn::Launch,
+            TargetDeed::Nothing => Turn::Over,
+            _ => Turn::Waits,
+        });
+    };
+    let qemu = target_qemu(client).await?;
+    match next_of_target(target, source, &qemu, is_late) {
+        TargetDeed::Wait => return Ok(Turn::Waits),
+        TargetDeed::Nothing => return Ok(Turn::Over),
+        TargetDeed::Write(step) => return Ok(Turn::Write(step)),
+        TargetDeed::Start => listen(client, address).await?,
+        TargetDeed::Run => told(client, "cont").await?,
+        TargetDeed::End => told(client, "quit").await?,
+    }
+    Ok(Turn::Did)
+}
+
+/// Asks the source's QEMU about the migration of this intent.
+async fn source_qemu(
+    client: &mut Client,
+    generation: u64,
+    precopy: Millis,
+) -> Result<SourceQemu, QmpError> {
+    let commands = ["query-status", "query-migrate", "query-migrate-parameters"];
+    let [status, migrate, parameters] = client.batch(commands.map(Command::new)).await?;
+    Ok(source_in(&status?, &migrate?, &parameters?, (generation, precopy)))
+}
+
+/// Asks the target's QEMU.
+async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
+    let commands = ["query-status", "query-migrate"].map(Command::new);
+    let [status, migrate] = client.batch(commands).await?;
+    Ok(target_in(&status?, &migrate?))
+}
+
+/// Has a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for any
+/// port).
+async fn listen(client: &mut Client, address: &str) -> Result<(), QmpError> {
+    let capabilities = capabilities(&["postcopy-ram"]);
+    client.execute(Command::with("migrate-set-capabilities", capabilities)).await?;
+    let command = Command::with("migrate-incoming", json!({"uri": address}));
+    client.execute(command).await.map(drop)
+}
+
+/// Has the source's QEMU send its guest.
+async fn send(
+    client: &mut Client,
+    generation: u64,
+    address: &str,
+    limits: Limits,
+) -> Result<(), QmpError> {
+    // The source is done when the target says that it has all of it, and not sooner.
+    let capabilities = capabilities(&["return-path", "postcopy-ram"]);
+    let parameters = json!({
+        "max-bandwidth": limits.bandwidth.0,
+        "downtime-limit": limits.downtime.0,
+        "tls-authz": mark(generation),
+    });
+    client.execute(Command::with("migrate-set-capabilities", capabilities)).await?;
+    client.execute(Command::with("migrate-set-parameters", parameters)).await?;
+    client.execute(Command::with("migrate", json!({"uri": address}))).await.map(drop)
+}
+
+async fn told(client: &mut Client, command: &'static str) -> Result<(), QmpError> {
+    client.execute(Command::new(command)).await.map(drop)
+}
+
+fn capabilities(names: &[&str]) -> Value {
+    let all = names.iter().map(|name| json!({"capability": name, "state": true}));
+    json!({"capabilities": all.collect::<Vec<_>>()})
+}
+
+fn mark(generation: u64) -> String {
+    format!("overbook-intent-{generation}")
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn source_in(
+    status: &Value,
+    migrate: &Value,
+    parameters: &Value,
+    (generation, precopy): (u64, Millis),
+) -> SourceQemu {
+    if text(parameters, "tls-authz") != mark(generation) {
+        return SourceQemu::Untouched;
+    }
+    match text(migrate, "status") {
+        "" | "none" => SourceQemu::Untouched,
+        "completed" if text(status, "status") == "postmigrate" => SourceQemu::Completed,
+        "completed" => SourceQemu::Failed("the guest was taken back".to_owned()),
+        "failed" => SourceQemu::Failed(match text(migrate, "error-desc") {
+            "" => "QEMU does not say why".to_owned(),
+            why => why.to_owned(),
+        }),
+        "cancelled" => SourceQemu::Failed("it was called off".to_owned()),
+        status if status.starts_with("postcopy") => SourceQemu::Serving,
+        // What we do not know yet is no end of it.
+        status => {
+            let total = migrate.get("total-time").and_then(Value::as_u64).unwrap_or(0);
+            SourceQemu::Sending { is_slow: status == "active" && total > precopy.0 }
+        }
+    }
+}
+
+fn target_in(status: &Value, migrate: &Value) -> TargetQemu {
+    match text(status, "status") {
+        "running" => TargetQemu::Running,
+        "paused" => TargetQemu::Received,
+        "inmigrate" => match address_in(migrate) {
+            Some(address) => TargetQemu::Waiting { address },
+            None => TargetQemu::Absent,
+        },
+        other => TargetQemu::Gone(format!("its QEMU says that it is {other}")),
+    }
+}
+
+/// Where it listens, as `migrate` has it.
+fn address_in(migrate: &Value) -> Option<String> {
+    let at = migrate.get("socket-address")?.get(0)?;
+    match text(at, "type") {
+        "inet" => Some(format!("tcp:{}:{}", text(at, "host"), text(at, "port"))),
+        "unix" => Some(format!("unix:{}", text(at, "path"))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_of_another_migration_is_history() {
+        let marked = json!({"tls-authz": "overbook-intent-7"});
+        let (running, failed) = (json!({"status": "running"}), json!({"status": "failed"}));
+        let at = |parameters: &Value, generation| {
+            source_in(&running, &failed, parameters, (generation, Millis(1000)))
+        };
+        assert_eq!(at(&marked, 8), SourceQemu::Untouched);
+        assert_eq!(at(&json!({}), 7), SourceQemu::Untouched);
+        assert!(matches!(at(&marked, 7), SourceQemu::Failed(_)));
+    }
+
+    #[test]
+    fn a_guest_is_handed_over_when_its_qemu_has_stopped_for_good() {
+        let marked = json!({"tls-authz": "overbook-intent-7"});
+        let at = |run: &str, migration: &str| {
+            let migrate = json!({"status": migration, "total-time": 1500});
+            source_in(&json!({"status": run}), &migrate, &marked, (7, Millis(1000)))
+        };
+        assert_eq!(at("postmigrate", "completed"), SourceQemu::Completed);
+        assert!(matches!(at("running", "completed"), SourceQemu::Failed(_)));
+        assert_eq!(at("running", "active"), SourceQemu::Sending { is_slow: true });
+        assert_eq!(at("finish-migrate", "device"), SourceQemu::Sending { is_slow: false });
+        assert_eq!(at("finish-migrate", "postcopy-paused"), SourceQemu::Serving);
+        assert_eq!(at("running", "something-new"), SourceQemu::Sending { is_slow: false });
+        assert_eq!(at("running", "none"), SourceQemu::Untouched);
+    }
+
+    #[test]
+    fn a_target_says_where_it_listens() {
+        let waits = json!({"status": "inmigrate"});
+        let at = json!({"socket-address": [{"type": "inet", "host": "10.0.0.2", "port": "4444"}]});
+        let address = "tcp:10.0.0.2:4444".to_owned();
+        assert_eq!(target_in(&waits, &at), TargetQemu::Waiting { address });
+        assert_eq!(target_in(&waits, &json!({})), TargetQemu::Absent);
+        assert!(matches!(target_in(&json!(3), &json!(4)), TargetQemu::Gone(_)));
+    }
+}
