@@ -9,7 +9,8 @@
 //! Nothing is moved until the overload has paged as much as the move will send: until then it may
 //! end any moment, and then it has cost no more than twice what was needed. One VM leaves a host,
 //! and one comes to it, at a time. And what was moved has changed the load: for a while nothing
-//! else is moved for the same VM or host, so a VM does not go to and fro.
+//! else is moved for the same VM or host, so a VM does not go to and fro. A host that refuses what it said to have
+//! room for is not asked again for a while, longer each time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,11 +19,17 @@ use model::cluster::{ClusterPlan, ClusterView, HostReport, Move, MoveRefusal, Vm
 use model::{Bytes, HostName, Millis, Reading, Severity, Time, VmName};
 use serde::{Deserialize, Serialize};
 
+use crate::memory::doubled;
+
 /// A report that is older says nothing of its host.
 const STALE_AFTER: Millis = Millis::secs(30);
 /// For how long nothing else is moved from a host, and the same VM not at all, in multiples of the
 /// shortest sustained overload: 8 intervals of 10 s.
 const REST: Millis = Millis::secs(3 * 80);
+/// For how long nothing is sent to a host that had not what it said; twice as long each time …
+const DISTRUST: Millis = Millis::secs(600);
+/// … up to a day.
+const LONGEST_DISTRUST: Millis = Millis::secs(24 * 3600);
 /// An intent that has taken so long is withdrawn, unless the VM has left.
 const INTENT_LIMIT: Millis = Millis::secs(600);
 
@@ -37,6 +44,27 @@ pub struct ClusterMemory {
     left: BTreeMap<HostName, Time>,
     /// When a VM last moved.
     moved: BTreeMap<VmName, Time>,
+    /// Hosts that refused what they had said to have room for: how often, and until when nothing is
+    /// sent there.
+    distrusted: BTreeMap<HostName, (u32, Time)>,
+}
+
+impl ClusterMemory {
+    /// A host refused a VM that it had said to have room for.
+    pub fn refused(&mut self, host: &HostName, now: Time) {
+        let (times, until) = self.distrusted.entry(host.clone()).or_insert((0, now));
+        *times += 1;
+        *until = now.after(doubled(DISTRUST, *times, LONGEST_DISTRUST));
+    }
+
+    /// A host has taken a VM in.
+    pub fn accepted(&mut self, host: &HostName) {
+        self.distrusted.remove(host);
+    }
+
+    fn is_distrusted(&self, host: &HostName, now: Time) -> bool {
+        self.distrusted.get(host).is_some_and(|(_, until)| now < *until)
+    }
 }
 
 /// Hosts that a VM may go to, by what is left there.
@@ -46,13 +74,14 @@ struct Rooms<'a> {
 }
 
 impl<'a> Rooms<'a> {
-    fn of(view: &'a ClusterView, now: Time) -> Self {
+    fn of(view: &'a ClusterView, memory: &ClusterMemory, now: Time) -> Self {
         let taken: BTreeSet<&HostName> =
             view.intents.values().map(|intent| &intent.value.to).collect();
         let is_calm =
             |report: &HostReport| report.vms.values().all(|vm| vm.severity == Severity::None);
         let open = view.hosts.iter().filter(|(host, report)| {
-            report.age(now) <= STALE_AFTER && !taken.contains(host) && is_calm(&report.value)
+            let is_known = report.age(now) <= STALE_AFTER && !memory.is_distrusted(host, now);
+            is_known && !taken.contains(host) && is_calm(&report.value)
         });
         let by_host: BTreeMap<&HostName, Bytes> = open
             .map(|(host, report)| {
@@ -93,7 +122,7 @@ pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> Clus
     }
     memory.left.retain(|_, at| now.since(*at) <= REST);
     memory.moved.retain(|_, at| now.since(*at) <= REST);
-    let mut rooms = Rooms::of(view, now);
+    let mut rooms = Rooms::of(view, memory, now);
     for (host, vm, report) in overloaded(view, now) {
         let chosen = if let Some(other) = leaving.get(host) {
             Err(MoveRefusal::Leaving { vm: (*other).clone() })
@@ -286,6 +315,28 @@ mod tests {
         let plan = decide(&view, &mut rested(), NOW);
         let refusal = MoveRefusal::NotWorth { paged: Bytes(1000 * PAGE), cost: Bytes::mib(640) };
         assert_eq!(plan.refusals[&"hot".into()], refusal);
+    }
+
+    #[test]
+    fn a_host_that_has_not_what_it_says_is_asked_less_and_less() {
+        let a = host(640, &[("hot", vm(1024, 640, Sustained))]);
+        let view = pool(&[("a", a), ("b", host(2000, &[])), ("liar", host(9000, &[]))]);
+        let mut memory = rested();
+        let to = |memory: &ClusterMemory, now: Time| {
+            let mut view = view.clone();
+            view.hosts.values_mut().for_each(|report| report.at = now);
+            let plan = decide(&view, &mut memory.clone(), now);
+            plan.moves[&"hot".into()].to.to_string()
+        };
+        assert_eq!(to(&memory, NOW), "liar");
+        memory.refused(&"liar".into(), NOW);
+        assert_eq!(to(&memory, NOW), "b");
+        let later = NOW.after(DISTRUST);
+        assert_eq!(to(&memory, later), "liar", "it may have learned");
+        memory.refused(&"liar".into(), later);
+        assert_eq!(to(&memory, later.after(DISTRUST)), "b", "twice as long");
+        memory.accepted(&"liar".into());
+        assert_eq!(to(&memory, later), "liar");
     }
 
     #[test]

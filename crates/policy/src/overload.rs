@@ -39,13 +39,19 @@ const PAGE: u64 = 4096;
 pub(crate) struct Watch {
     /// The reading that the current interval began with.
     begun: Option<Reading<Paged>>,
-    /// Whether the last intervals were overloaded, a bit each; the latest is the lowest one.
-    last: u64,
-    /// So many overloaded intervals came one after the other, up to now.
-    run: u32,
-    is_sustained: bool,
+    intervals: Intervals,
     /// Pages a second in the latest interval.
     pages_per_s: Option<u64>,
+}
+
+/// The last intervals of a VM, and whether they were overloaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Intervals {
+    /// A bit each; the latest is the lowest one.
+    last: u64,
+    /// So many overloaded ones came one after the other, up to now.
+    run: u32,
+    is_sustained: bool,
 }
 
 /// What a VM has paged, in and out, since some moment.
@@ -142,10 +148,39 @@ impl Watch {
         let pages_per_s = pages.saturating_mul(1000) / elapsed.0;
         self.pages_per_s = Some(pages_per_s);
         let is_overloaded = is_short && pages_per_s > u64::from(spec.pages_per_s);
-        self.push(is_overloaded, spec, profile);
+        self.intervals.push(is_overloaded, spec, profile);
     }
 
-    fn push(&mut self, is_overloaded: bool, spec: &OverloadSpec, profile: &mut Profile) {
+    /// What that means; `None`: no interval has been measured.
+    fn verdict(&self, is_short: bool, spec: &OverloadSpec, profile: &Profile) -> Option<Overload> {
+        let pages_per_s = self.pages_per_s?;
+        let threshold = Threshold::of(spec, profile);
+        let intervals = self.intervals.overloaded(&threshold);
+        let Threshold { window, sustained, learned_from } = threshold;
+        let above = u64::from(spec.pages_per_s);
+        let (severity, reason) = if !is_short && pages_per_s > above {
+            (Severity::None, Reason::OverloadItsOwn { pages_per_s })
+        } else {
+            let severity = self.intervals.severity();
+            let seconds = spec.interval_s;
+            let reason = match severity {
+                Severity::Sustained => {
+                    Reason::OverloadSustained { intervals, window, seconds, above, learned_from }
+                }
+                Severity::Transient => {
+                    Reason::OverloadTransient { intervals, sustained, window, learned_from }
+                }
+                Severity::None => Reason::OverloadNone { pages_per_s, above },
+            };
+            (severity, reason)
+        };
+        Some(Overload { severity, pages_per_s, reason })
+    }
+}
+
+impl Intervals {
+    /// Another interval has ended.
+    pub fn push(&mut self, is_overloaded: bool, spec: &OverloadSpec, profile: &mut Profile) {
         let threshold = Threshold::of(spec, profile);
         self.last = self.last << 1 | u64::from(is_overloaded);
         profile.intervals += 1;
@@ -176,27 +211,14 @@ impl Watch {
         (self.last & ((1 << threshold.window) - 1)).count_ones()
     }
 
-    /// What that means; `None`: no interval has been measured.
-    fn verdict(&self, is_short: bool, spec: &OverloadSpec, profile: &Profile) -> Option<Overload> {
-        let pages_per_s = self.pages_per_s?;
-        let threshold = Threshold::of(spec, profile);
-        let intervals = self.overloaded(&threshold);
-        let Threshold { window, sustained, learned_from } = threshold;
-        let above = u64::from(spec.pages_per_s);
-        let (severity, reason) = if !is_short && pages_per_s > above {
-            (Severity::None, Reason::OverloadItsOwn { pages_per_s })
-        } else if self.is_sustained {
-            let seconds = spec.interval_s;
-            let reason =
-                Reason::OverloadSustained { intervals, window, seconds, above, learned_from };
-            (Severity::Sustained, reason)
-        } else if self.last & 1 == 1 {
-            let reason = Reason::OverloadTransient { intervals, sustained, window, learned_from };
-            (Severity::Transient, reason)
-        } else {
-            (Severity::None, Reason::OverloadNone { pages_per_s, above })
-        };
-        Some(Overload { severity, pages_per_s, reason })
+    /// How much the VM is overloaded.
+    #[must_use]
+    pub const fn severity(&self) -> Severity {
+        match (self.is_sustained, self.last & 1 == 1) {
+            (true, _) => Severity::Sustained,
+            (false, true) => Severity::Transient,
+            (false, false) => Severity::None,
+        }
     }
 }
 

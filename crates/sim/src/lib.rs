@@ -21,6 +21,7 @@ mod fake;
 mod guest;
 mod harm;
 mod host;
+pub mod pool;
 mod scenario;
 
 pub use fake::{Access, Fake, Lie, Load, Nature, TURN};

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use etcd_client::{
     Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, TlsOptions, Txn,
-    TxnOp, WatchOptions,
+    TxnOp, TxnResponse, WatchOptions,
 };
 use futures_util::future::BoxFuture;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Store, StoreError};
 
@@ -21,6 +21,10 @@ const QUIET: Duration = Duration::from_secs(10);
 /// How often a connection is asked whether it is there, and how long it may take to say so.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3));
 
+/// How long it is waited before another member is asked.
+const PAUSE: Duration = Duration::from_millis(50);
+/// What the client says of a lease that has ended.
+const LEASE_GONE: &str = "lease not found";
 /// Codes of gRPC by which a server says that nothing was done, and that trying again is in vain:
 /// INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED. A store without a leader, or a full one,
 /// may do better later.
@@ -59,6 +63,37 @@ impl Etcd {
         format!("{}{key}", self.prefix)
     }
 
+    /// Asks until a member answers: one that has just died is asked, too, and another one knows as
+    /// well. What is asked may be carried out twice.
+    async fn ask<T, F>(&self, what: impl Fn(Client) -> F + Send) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, Error>> + Send,
+    {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match in_time(left, what(self.client.clone())).await {
+                Err(StoreError::Unreachable(_)) if Instant::now() + PAUSE < end => {
+                    sleep(PAUSE).await;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn txn(&self, all: Txn) -> Result<TxnResponse, StoreError> {
+        let done = self.ask(|mut client| {
+            let all = all.clone();
+            async move { client.txn(all).await }
+        });
+        done.await
+    }
+
+    async fn revoke(&self, lease: i64) -> Result<(), StoreError> {
+        let done = self.ask(|mut client| async move { client.lease_revoke(lease).await });
+        done.await.map(drop)
+    }
+
     /// That this very seat is taken.
     fn is_taken(&self, seat: &Seat) -> Compare {
         Compare::create_revision(self.full(&seat.key), CompareOp::Equal, seat.number)
@@ -70,6 +105,7 @@ fn failed(error: Error) -> StoreError {
         Error::InvalidArgs(_) | Error::InvalidUri(_) | Error::EndpointError(_) => {
             StoreError::Refused(error.to_string())
         }
+        Error::LeaseKeepAliveError(why) if why == LEASE_GONE => StoreError::Refused(why),
         Error::GRpcStatus(status) if REFUSALS.contains(&(status.code() as i32)) => {
             StoreError::Refused(status.message().to_owned())
         }
@@ -90,9 +126,12 @@ async fn in_time<T>(
 impl Store for Etcd {
     fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
         Box::pin(async move {
-            let mut client = self.client.clone();
-            let options = GetOptions::new().with_prefix();
-            let found = in_time(LIMIT, client.get(self.full(prefix), Some(options))).await?;
+            let key = self.full(prefix);
+            let found = self.ask(|mut client| {
+                let (key, options) = (key.clone(), GetOptions::new().with_prefix());
+                async move { client.get(key, Some(options)).await }
+            });
+            let found = found.await?;
             let revision = found.header().map_or(0, |header| header.revision());
             let values = found.kvs().iter().filter_map(|found| {
                 let key = found.key_str().ok()?.strip_prefix(&self.prefix)?;
@@ -129,42 +168,41 @@ impl Store for Etcd {
         who: &'a str,
     ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
         Box::pin(async move {
-            let mut client = self.client.clone();
             let ttl = i64::try_from(SEAT_TTL.as_secs()).unwrap_or(i64::MAX);
-            let lease = in_time(LIMIT, client.lease_grant(ttl, None)).await?.id();
+            let lease = self.ask(|mut client| async move { client.lease_grant(ttl, None).await });
+            let lease = lease.await?.id();
             let is_free = Compare::create_revision(self.full(key), CompareOp::Equal, 0);
             let put = PutOptions::new().with_lease(lease);
             let take = TxnOp::put(self.full(key), who, Some(put));
-            let taken = in_time(LIMIT, client.txn(Txn::new().when([is_free]).and_then([take])));
-            let taken = taken.await?;
+            let all = Txn::new().when([is_free]).and_then([take]);
+            // Where the first answer is lost the second says that it is taken: by this lease, which
+            // is given up.
+            let taken = self.txn(all).await?;
             if taken.succeeded() {
                 let number = taken.header().map_or(0, |header| header.revision());
                 return Ok(Some(Seat { key: key.to_owned(), number, lease }));
             }
             // It would end by itself.
-            let _ = in_time(LIMIT, client.lease_revoke(lease)).await;
+            let _ = self.revoke(lease).await;
             Ok(None)
         })
     }
 
     fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            let mut client = self.client.clone();
-            match in_time(LIMIT, client.lease_keep_alive(seat.lease)).await {
-                Ok(_) => Ok(()),
-                Err(StoreError::Unreachable(why)) if why.contains("lease not found") => {
+            let lease = seat.lease;
+            let kept = self.ask(|mut client| async move { client.lease_keep_alive(lease).await });
+            match kept.await {
+                Err(StoreError::Refused(why)) if why == LEASE_GONE => {
                     Err(StoreError::Unseated(seat.key.clone()))
                 }
-                Err(error) => Err(error),
+                kept => kept.map(drop),
             }
         })
     }
 
     fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
-        Box::pin(async move {
-            let mut client = self.client.clone();
-            in_time(LIMIT, client.lease_revoke(seat.lease)).await.map(|_| ())
-        })
+        Box::pin(async move { self.revoke(seat.lease).await })
     }
 
     fn write<'a>(
@@ -173,7 +211,6 @@ impl Store for Etcd {
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            let mut client = self.client.clone();
             let changes: Vec<TxnOp> = changes
                 .into_iter()
                 .map(|change| match change {
@@ -182,7 +219,7 @@ impl Store for Etcd {
                 })
                 .collect();
             let all = Txn::new().when([self.is_taken(seat)]).and_then(changes);
-            let done = in_time(LIMIT, client.txn(all)).await?;
+            let done = self.txn(all).await?;
             if done.succeeded() { Ok(()) } else { Err(StoreError::Unseated(seat.key.clone())) }
         })
     }

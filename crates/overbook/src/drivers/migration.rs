@@ -157,6 +157,7 @@ async fn send(
     let capabilities = capabilities(&["return-path", "postcopy-ram"]);
     let parameters = json!({
         "max-bandwidth": limits.bandwidth.0,
+        "max-postcopy-bandwidth": limits.bandwidth.0,
         "downtime-limit": limits.downtime.0,
         "tls-authz": mark(generation),
     });
