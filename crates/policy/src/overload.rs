@@ -29,7 +29,7 @@ pub const LEARN_FROM: u32 = 25;
 /// How far above the mean length a transient overload is unlikely to reach, in standard deviations.
 const SIGMAS: f64 = 3.0;
 
-/// The window is never shorter, in intervals: one alone may be a program that starts.
+/// Fewer overloaded intervals are never sustained: one alone may be a program that starts.
 const SHORTEST: u32 = 2;
 
 const PAGE: u64 = 4096;
@@ -90,10 +90,11 @@ impl Threshold {
         };
         let (mean, square) = (moment(1), moment(2));
         let limit = mean + SIGMAS * (square - mean * mean).max(0.0).sqrt();
-        let window = (SHORTEST..spec.window).find(|window| f64::from(*window) >= limit);
-        window.map_or(configured, |window| Self {
-            window,
-            sustained: (spec.sustained * window).div_ceil(spec.window),
+        // As many overloaded intervals are more than that, and of a window as much wider as usual.
+        let sustained = (SHORTEST..spec.sustained).find(|n| f64::from(*n) > limit);
+        sustained.map_or(configured, |sustained| Self {
+            window: (spec.window * sustained).div_ceil(spec.sustained),
+            sustained,
             learned_from: count,
         })
     }
@@ -387,12 +388,13 @@ mod tests {
         let count: u32 = guest.profile.lengths.iter().sum();
         assert!(count >= LEARN_FROM - 1, "{:?}", guest.profile);
         guest.pages(500, 1).pages(0, 3);
-        // Mean 1.5, deviation 0.5: four intervals would be three deviations above.
+        // Mean 1.46, deviation 0.5: three intervals are more than three deviations above.
         let threshold = Threshold::of(&SPEC, &guest.profile);
-        let sustained = 8 * threshold.window / 12;
-        assert_eq!((threshold.window, threshold.sustained, sustained), (3, 2, 2));
-        guest.pages(500, 3);
-        let Reason::OverloadSustained { window: 3, learned_from, .. } = guest.verdict().reason
+        assert_eq!((threshold.sustained, threshold.window), (3, 5));
+        guest.pages(500, 2).second(500, true);
+        assert_eq!(guest.severity(), Severity::Transient);
+        guest.pages(500, 1);
+        let Reason::OverloadSustained { window: 5, learned_from, .. } = guest.verdict().reason
         else {
             panic!("{:?}", guest.verdict());
         };
