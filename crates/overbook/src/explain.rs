@@ -138,7 +138,9 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     let take = tick.plan.takes.get(vm);
     lines.extend(view.free_pages.iter().map(|reading| ("Freed", freed(&reading.value, take))));
     let disks = view.disks.iter();
-    lines.extend(disks.map(|(name, reading)| ("Disk", disk(name, &reading.value))));
+    let wanted = |name: &str| tick.spec.disks.get(name).map_or(0, |disk| disk.repositories.len());
+    let words = |name: &str, of: &DiskReading| ("Disk", disk(name, of, wanted(name)));
+    lines.extend(disks.map(|(name, reading)| words(name, &reading.value)));
     let overload = tick.plan.overloads.get(vm);
     lines.extend(overload.map(|overload| ("Overload", overloaded(overload))));
     let cannot = view.limits.iter().map(|(mechanism, why)| {
@@ -175,8 +177,8 @@ fn judged(outcome: Outcome, now: Time) -> String {
     format!("{} before this tick, from {from} to {to}: {words}", now.since(at))
 }
 
-/// Where the pages of a disk lie, and what is wrong with that.
-fn disk(name: &str, disk: &DiskReading) -> String {
+/// Where the pages of a disk lie, and what is wrong with that; so many repositories are `wanted`.
+fn disk(name: &str, disk: &DiskReading, wanted: usize) -> String {
     let mut text = format!("{name}: half of its reads take less than {} us", disk.read_us_median);
     if let Some(far) = disk.repositories {
         let of = (far.connected, far.held);
@@ -184,6 +186,10 @@ fn disk(name: &str, disk: &DiskReading) -> String {
             (0, _) => "; no repository is connected: its own file answers".to_owned(),
             (n, held) => format!("; {held} of it lie in {n} repositories"),
         };
+        let lost = wanted.saturating_sub(usize::try_from(far.connected).unwrap_or(usize::MAX));
+        if lost > 0 && far.connected > 0 {
+            text += &format!(", and {lost} of its {wanted} are not connected");
+        }
         if !far.admits {
             text += ", which get nothing more while it has all the memory that it was started with";
         }

@@ -90,3 +90,17 @@ fn an_unknown_vm_is_no_riddle() {
     let text = explain(&fixture::published(), &"nobody".into(), None);
     assert_eq!(text, "nobody is not on this host.\n");
 }
+
+#[test]
+fn a_disk_that_has_lost_one_of_its_repositories_says_so() {
+    let repositories = Some(model::RepositoriesReading {
+        admits: true,
+        connected: 2,
+        held: Bytes::mib(5),
+        ..model::RepositoriesReading::default()
+    });
+    let reading = DiskReading { repositories, read_us_median: 64, ..DiskReading::default() };
+    let begin = "swap: half of its reads take less than 64 us; 5 MiB of it lie in 2 repositories";
+    assert_eq!(disk("swap", &reading, 2), begin);
+    assert_eq!(disk("swap", &reading, 3), format!("{begin}, and 1 of its 3 are not connected"));
+}
