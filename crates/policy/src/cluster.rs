@@ -9,8 +9,8 @@
 //! Nothing is moved until the overload has paged as much as the move will send: until then it may
 //! end any moment, and then it has cost no more than twice what was needed. One VM leaves a host,
 //! and one comes to it, at a time. And what was moved has changed the load: for a while nothing
-//! else is moved for the same VM or host, so a VM does not go to and fro. A host that refuses what it said to have
-//! room for is not asked again for a while, longer each time.
+//! else is moved for the same VM or host, so a VM does not go to and fro. A host that refuses what
+//! it said to have room for is not asked again for a while, longer each time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

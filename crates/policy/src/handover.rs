@@ -19,8 +19,9 @@
 //! it runs only when `Switched` is written. Where it dies before `Runs` is, the source takes the
 //! guest back. A source's QEMU that is gone does not run, so the target may try.
 //!
-//! A guest that leaves before all of it is there (postcopy) can only go on. While it is in both, the
-//! death of either QEMU loses it, and where the network breaks it waits: that is not mended here.
+//! A guest that leaves before all of it is there (postcopy) can only go on. While it is in both,
+//! the death of either QEMU loses it, and where the network breaks it waits: that is not mended
+//! here.
 
 use serde::{Deserialize, Serialize};
 
