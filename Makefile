@@ -77,10 +77,11 @@ deb: build $(TOOLS)/bin/cargo-deb ## A Debian package, in target/debian
 # Debian's own, unpacked privately: nothing is installed.
 $(PROTOC):
 	mkdir -p $(TOOLS)/bin $(TOOLS)/protoc
-	apt-cache show protobuf-compiler > /dev/null || apt-get -q update
-	cd $$(mktemp -d) && packages="protobuf-compiler libprotobuf-dev $$( \
-		apt-cache depends --recurse --important protobuf-compiler | grep -E '^libproto(c|buf)[0-9]')" && \
-		apt-get -q download $$packages && for package in *.deb; do dpkg -x $$package $(TOOLS)/protoc; done
+	cd $$(mktemp -d) && download() { \
+			apt-get -q download protobuf-compiler libprotobuf-dev $$(apt-cache depends --recurse \
+				--important protobuf-compiler | grep -E '^libproto(c|buf)[0-9]'); \
+		} && { download || { apt-get -q update && download; }; } && \
+		for package in *.deb; do dpkg -x $$package $(TOOLS)/protoc; done
 	printf '#!/bin/sh\nexport LD_LIBRARY_PATH=%s\nexec %s -I%s "$$@"\n' \
 		$(TOOLS)/protoc/usr/lib/x86_64-linux-gnu $(TOOLS)/protoc/usr/bin/protoc \
 		$(TOOLS)/protoc/usr/include > $@
