@@ -92,7 +92,8 @@ pub enum MoveRefusal {
     },
     /// Something has left the host, or it has moved, a moment ago.
     #[error(
-        "something was moved for it or its host {ago_s} s ago: what that has changed is not known yet"
+        "something was moved for it or its host {ago_s} s ago: what that has changed is not known \
+         yet"
     )]
     TooSoon {
         /// So many seconds ago.

@@ -82,8 +82,8 @@ pub enum Reason {
     },
     /// It pages much, and has all that it was promised.
     #[error(
-        "it pages {pages_per_s} pages a second with all the memory that it was promised: it needs a \
-         larger `max`"
+        "it pages {pages_per_s} pages a second with all the memory that it was promised: it needs \
+         a larger `max`"
     )]
     OverloadItsOwn {
         /// In the latest interval, in and out.
@@ -91,8 +91,8 @@ pub enum Reason {
     },
     /// It is overloaded, and that may end soon.
     #[error(
-        "it was overloaded in {intervals} of its last {window} intervals; {sustained} of them would \
-         make it sustained{}", learned(*learned_from)
+        "it was overloaded in {intervals} of its last {window} intervals; {sustained} of them \
+         would make it sustained{}", learned(*learned_from)
     )]
     OverloadTransient {
         /// Overloaded ones among the last ones.

@@ -12,8 +12,6 @@
 //! were overloaded at once ([`Together`]), that count stands, and the answer says how much fewer
 //! independent ones would have been.
 
-use std::collections::BTreeMap;
-
 use model::{Bytes, Together};
 use serde::{Deserialize, Serialize};
 
@@ -155,51 +153,6 @@ pub fn most(vm: Promise, memory: Bytes, certainty: f64, factor: f64) -> (u32, Ne
     (fit, need(fit))
 }
 
-/// What a host keeps free, and for what.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    /// For VMs that are moved here.
-    pub targets: Bytes,
-    /// For pages of VMs of all hosts.
-    pub repository: Bytes,
-}
-
-/// How hosts share what is to be kept free.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Split<H: Ord> {
-    /// By host.
-    pub hosts: BTreeMap<H, Kept>,
-    /// VMs that no host has room for.
-    pub homeless: u32,
-    /// Room for pages that is lacking.
-    pub lacking: Bytes,
-}
-
-/// Shares out what is to be kept free: targets first, for a VM has to fit whole on one host; pages
-/// fill what is left, in proportion to it. `free`: what each host has for this.
-#[must_use]
-pub fn split<H: Ord + Clone>(free: &BTreeMap<H, Bytes>, need: &Need) -> Split<H> {
-    let mut kept: BTreeMap<H, Kept> =
-        free.keys().map(|host| (host.clone(), Kept::default())).collect();
-    let size = need.targets.share(1, need.sustained.vms.max(1).into());
-    let room = |host: &H, kept: &Kept| free[host].minus(kept.targets);
-    let mut homeless = 0;
-    for _ in 0..need.sustained.vms {
-        // Where most is free: so that no host has to take all that move.
-        let best = kept.iter_mut().max_by_key(|(host, kept)| room(host, kept));
-        match best.filter(|(host, kept)| room(host, kept) >= size) {
-            Some((_, kept)) => kept.targets = kept.targets.plus(size),
-            None => homeless += 1,
-        }
-    }
-    let left: Bytes = kept.iter().map(|(host, kept)| room(host, kept)).sum();
-    let pages = need.repositories.min(left);
-    for (host, kept) in &mut kept {
-        kept.repository = pages.share(room(host, kept).0, left.0.max(1));
-    }
-    Split { hosts: kept, homeless, lacking: need.repositories.minus(left) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -266,30 +219,5 @@ mod tests {
         let need = Need::of(&vms, &together, 0.97);
         assert_eq!(need.transient, AtOnce { vms: 10, if_independent: 3 });
         assert_eq!(need.sustained.vms, 0);
-    }
-
-    #[test]
-    fn a_vm_that_moves_fits_whole_and_pages_fill_the_rest() {
-        let gib = |n: u64| Bytes::mib(n * 1024);
-        let free = BTreeMap::from([("a", gib(5)), ("b", gib(3)), ("c", gib(1))]);
-        let at_once = |vms| AtOnce { vms, if_independent: vms };
-        let need = Need {
-            sustained: at_once(3),
-            transient: at_once(9),
-            targets: gib(6),
-            repositories: gib(2),
-        };
-        let split = split(&free, &need);
-        assert_eq!((split.homeless, split.lacking), (0, Bytes::ZERO));
-        assert_eq!(split.hosts["a"].targets, gib(4));
-        assert_eq!(split.hosts["b"].targets, gib(2));
-        assert_eq!(split.hosts["c"], Kept { targets: Bytes::ZERO, repository: gib(2).share(1, 3) });
-        for (host, kept) in &split.hosts {
-            assert!(kept.targets.plus(kept.repository) <= free[host], "{host}");
-        }
-        let crowded = Need { sustained: at_once(5), targets: gib(10), ..need };
-        let split = super::split(&free, &crowded);
-        assert_eq!(split.homeless, 2, "three GiB are free in all, and no two on one host");
-        assert_eq!(split.lacking, Bytes::ZERO);
     }
 }

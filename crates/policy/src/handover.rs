@@ -237,8 +237,7 @@ mod tests {
         here: SourceQemu,
         there: TargetQemu,
         /// What a daemon has decided and not done yet.
-        source_does: Option<Deed>,
-        target_does: Option<Deed>,
+        does: [Option<Deed>; 2],
         is_late: bool,
         /// Whether the guest has ever run there.
         ran_there: bool,
@@ -262,6 +261,9 @@ mod tests {
     }
 
     const ADDRESS: &str = "tcp:b:4444";
+    /// The hosts' places in [`World::does`].
+    const HERE: usize = 0;
+    const THERE: usize = 1;
     const SENDING: SourceQemu = SourceQemu::Sending { is_slow: false };
 
     fn why() -> String {
@@ -277,8 +279,7 @@ mod tests {
                 seen_target: None,
                 here: SourceQemu::Untouched,
                 there: TargetQemu::Absent,
-                source_does: None,
-                target_does: None,
+                does: [None, None],
                 is_late: false,
                 ran_there: false,
                 deaths,
@@ -294,6 +295,10 @@ mod tests {
 
         fn runs_there(&self) -> bool {
             self.there == TargetQemu::Running
+        }
+
+        fn decide(&self, host: usize) -> Option<Deed> {
+            if host == HERE { self.decide_source() } else { self.decide_target() }
         }
 
         fn decide_source(&self) -> Option<Deed> {
@@ -408,30 +413,15 @@ mod tests {
             if self.seen_target != self.target {
                 next.push(Self { seen_target: self.target.clone(), ..self.clone() });
             }
-            match &self.source_does {
-                Some(deed) => {
-                    let dead = Self { source_does: None, ..self.clone() };
-                    next.push(dead.done(deed));
-                    next.push(dead);
-                }
-                None => {
-                    let source_does = self.decide_source();
-                    next.extend(
-                        source_does.map(|deed| Self { source_does: Some(deed), ..self.clone() }),
-                    );
-                }
-            }
-            match &self.target_does {
-                Some(deed) => {
-                    let dead = Self { target_does: None, ..self.clone() };
-                    next.push(dead.done(deed));
-                    next.push(dead);
-                }
-                None => {
-                    let target_does = self.decide_target();
-                    next.extend(
-                        target_does.map(|deed| Self { target_does: Some(deed), ..self.clone() }),
-                    );
+            for host in [HERE, THERE] {
+                let with = |deed| {
+                    let mut world = self.clone();
+                    world.does[host] = deed;
+                    world
+                };
+                match &self.does[host] {
+                    Some(deed) => next.extend([with(None).done(deed), with(None)]),
+                    None => next.extend(self.decide(host).map(|deed| with(Some(deed)))),
                 }
             }
             if !self.is_late {

@@ -159,22 +159,14 @@ impl Guest {
         let migration = if self.is_migrating { Migration::Active } else { Migration::None };
         self.is_alive.then(|| VmView {
             incarnation: self.incarnation,
-            link: Link::Up,
             ram: self.fake.ram,
             balloon: has_driver.then(|| Reading::new(self.actual, now)),
             stats: self.stats.filter(|_| has_driver),
             used: Some(Reading::new(self.used, now)),
             migration,
-            block: None,
-            own: None,
-            cgroup_cpu_us: None,
-            pid: None,
             tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),
-            dedup: None,
-            free_pages: None,
-            disks: BTreeMap::new(),
             limits,
-            last_error: None,
+            ..VmView::unknown(Link::Up)
         })
     }
 

@@ -13,9 +13,8 @@ use std::collections::BTreeMap;
 
 use fastrand::Rng;
 use model::cluster::{ClusterView, HostReport, Intent, Move, VmReport};
-use model::{Bytes, HostName, OverloadSpec, Profile, Reading, Severity, Time, Together, VmName};
+use model::{Bytes, HostName, OverloadSpec, Profile, Reading, Severity, Time, VmName};
 use policy::cluster::{self, ClusterMemory};
-use policy::excess::{Need, Promise};
 use policy::overload::Intervals;
 
 /// What overloaded VMs page, in pages a second.
@@ -135,7 +134,6 @@ pub struct Pool {
     given: Vec<Bytes>,
     underway: Vec<Underway>,
     memory: ClusterMemory,
-    together: Together,
     step: u64,
     outcome: Outcome,
 }
@@ -190,7 +188,6 @@ impl Pool {
             given,
             underway: Vec::new(),
             memory: ClusterMemory::default(),
-            together: Together::default(),
             step: 0,
             outcome: Outcome::default(),
         }
@@ -202,23 +199,6 @@ impl Pool {
             self.step();
         }
         self.outcome
-    }
-
-    /// What would be kept free for these VMs, from what was learned of them.
-    #[must_use]
-    pub fn need(&self, certainty: f64) -> Need {
-        let share = |n: u64, vm: &Vm| n as f64 / vm.profile.intervals.max(1) as f64;
-        let promises: Vec<Promise> = self
-            .vms
-            .iter()
-            .map(|vm| Promise {
-                promised: self.setting.promised,
-                given: self.setting.given,
-                transient: share(vm.profile.transient, vm),
-                sustained: share(vm.profile.sustained, vm),
-            })
-            .collect();
-        Need::of(&promises, &self.together, certainty)
     }
 
     /// One interval.
@@ -260,7 +240,6 @@ impl Pool {
     /// Overloads begin and end; who has been calm gives back what it was given.
     fn load(&mut self) {
         let Setting { promised, given: usual, .. } = self.setting;
-        let (mut transient, mut sustained) = (0, 0);
         for vm in &mut self.vms {
             vm.left = match vm.left {
                 0 if self.random.f64() < vm.begins => length(&mut self.random),
@@ -279,19 +258,6 @@ impl Pool {
                 Severity::None => 0,
                 _ => vm.paged + if is_overloaded { PAGES_PER_S * STEP_S } else { 0 },
             };
-            match vm.intervals.severity() {
-                Severity::None => {}
-                Severity::Transient => transient += 1,
-                Severity::Sustained => sustained += 1,
-            }
-        }
-        for (counts, n) in
-            [(&mut self.together.transient, transient), (&mut self.together.sustained, sustained)]
-        {
-            if counts.len() <= n {
-                counts.resize(n + 1, 0);
-            }
-            counts[n] += 1;
         }
     }
 

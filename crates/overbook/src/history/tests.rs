@@ -40,22 +40,12 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
     };
     let vm = VmView {
         incarnation: 7,
-        link: Link::Up,
         ram: Bytes::mib(512),
         balloon: Some(Reading::new(Bytes::mib(256), at)),
         stats: Some(Reading::new(stats, at)),
         used: Some(Reading::new(Bytes::mib(200), at)),
         migration: Migration::None,
-        limits: BTreeMap::new(),
-        last_error: None,
-        block: None,
-        own: None,
-        cgroup_cpu_us: None,
-        pid: None,
-        tracking: None,
-        dedup: None,
-        free_pages: None,
-        disks: BTreeMap::new(),
+        ..VmView::unknown(Link::Up)
     };
     Published {
         at,

@@ -70,22 +70,12 @@ impl World {
         };
         let vm = VmView {
             incarnation: 1,
-            link: Link::Up,
             ram: Bytes::mib(384),
             balloon: Some(Reading::new(Bytes::mib(actual), self.now)),
             stats: Some(Reading::new(stats, self.now)),
             used: Some(Reading::new(Bytes::mib(actual), self.now)),
             migration: Migration::None,
-            block: None,
-            own: None,
-            cgroup_cpu_us: None,
-            pid: None,
-            tracking: None,
-            dedup: None,
-            free_pages: None,
-            disks: BTreeMap::new(),
-            limits: BTreeMap::new(),
-            last_error: None,
+            ..VmView::unknown(Link::Up)
         };
         self.view.vms.insert(name.into(), vm);
         self

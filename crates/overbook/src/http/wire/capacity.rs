@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use model::Bytes;
+use model::{Bytes, Profile};
 use policy::excess::{self, AtOnce, Need, Promise};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -90,39 +90,18 @@ impl CapacityStatus {
         let reserve =
             reserve.unwrap_or_else(|| host.total.percent(policy::tuning::HOST_RESERVE_PERCENT));
         let memory = host.total.minus(reserve);
-        let learned = &tick.memory.learned;
-        let (mut all, mut measured, mut intervals) = (Vec::new(), Vec::new(), 0);
-        for (name, decision) in &tick.plan.vms {
-            let Some((limits, given)) = decision.limits.zip(decision.target) else { continue };
-            let mut vm = Promise {
-                promised: limits.max,
-                given: given.min(limits.max),
-                transient: 0.0,
-                sustained: 0.0,
-            };
-            let known = learned.profiles.get(name).filter(|profile| profile.intervals > 0);
-            if let Some(profile) = known {
-                let share = |n: u64| n as f64 / profile.intervals as f64;
-                (vm.transient, vm.sustained) = (share(profile.transient), share(profile.sustained));
-                intervals += profile.intervals;
-                measured.push(vm);
-            }
-            all.push((vm, known.is_some()));
-        }
+        let (mut all, known_for) = promises(tick);
         if all.is_empty() {
             return Err(NoCapacity::NoVms);
         }
+        let known = all.iter().zip(&known_for).filter(|(_, intervals)| **intervals > 0);
+        let measured: Vec<Promise> = known.map(|(vm, _)| *vm).collect();
         let mean = mean(&measured).ok_or(NoCapacity::NothingMeasured)?;
         // Who was not measured is taken to be as the others are.
-        let all: Vec<Promise> = all
-            .into_iter()
-            .map(|(vm, is_known)| Promise {
-                transient: if is_known { vm.transient } else { mean.transient },
-                sustained: if is_known { vm.sustained } else { mean.sustained },
-                ..vm
-            })
-            .collect();
-        let need = Need::of(&all, &learned.together, certainty);
+        for (vm, _) in all.iter_mut().zip(&known_for).filter(|(_, intervals)| **intervals == 0) {
+            (vm.transient, vm.sustained) = (mean.transient, mean.sustained);
+        }
+        let need = Need::of(&all, &tick.memory.learned.together, certainty);
         let like = match given_ratio {
             None => self::mean(&all).unwrap_or(mean),
             Some(ratio) => alike(&measured, ratio).ok_or(NoCapacity::NobodyAlike(ratio * 100.0))?,
@@ -130,7 +109,7 @@ impl CapacityStatus {
         let (fit_vms, _) = excess::most(like, memory, certainty, together_factor(&need));
         let given: Bytes = all.iter().map(|vm| vm.given).sum();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let per_vm = intervals / measured.len().max(1) as u64;
+        let per_vm = known_for.iter().sum::<u64>() / measured.len().max(1) as u64;
         Ok(Self {
             certainty,
             given_ratio: like.given.0 as f64 / like.promised.0.max(1) as f64,
@@ -214,6 +193,24 @@ impl CapacityStatus {
         }
         text
     }
+}
+
+/// The VMs of groups on the host, and in how many intervals each was measured.
+fn promises(tick: &Published) -> (Vec<Promise>, Vec<u64>) {
+    let members = tick.plan.vms.iter().filter_map(|(name, decision)| {
+        let (limits, given) = decision.limits.zip(decision.target)?;
+        let nothing = Profile::default();
+        let profile = tick.memory.learned.profiles.get(name).unwrap_or(&nothing);
+        let share = |n: u64| n as f64 / profile.intervals.max(1) as f64;
+        let vm = Promise {
+            promised: limits.max,
+            given: given.min(limits.max),
+            transient: share(profile.transient),
+            sustained: share(profile.sustained),
+        };
+        Some((vm, profile.intervals))
+    });
+    members.unzip()
 }
 
 /// How many times more are overloaded at once than if they were independent.
