@@ -13,10 +13,10 @@ use std::{fs, io, thread};
 use lab::lab::{Lab, Provisions};
 use lab::machine::{self, Files, MachineSpec};
 use model::{Bytes, Millis};
-use overbook::drivers::migration::{Limits, Seen, Turn, source_turn, target_turn};
+use overbook::drivers::migration::{Limits, Turn, source_turn, target_turn};
 use overbook::drivers::qmp::{Client, Command};
 use overbook_tests::{provisions, take_turn};
-use policy::handover::{SourceStep, TargetStep};
+use policy::handover::{Seen, SourceStep, TargetStep};
 use serde_json::Value;
 use sys::process::Identity;
 use tokio::runtime::Runtime;
@@ -166,14 +166,14 @@ impl Journey<'_> {
 
     /// A turn of the source's daemon; answers whether it is done with this intent.
     async fn source(&mut self, steps: &mut Steps, is_late: bool, deadly: u32) -> bool {
-        let seen = steps.seen(self.generation, is_late);
+        let seen = steps.seen(is_late);
         let is_alive = self.here.is_alive();
         let client = self.here.client().await;
         if is_alive && client.is_none() {
             return false;
         }
         let dies = self.random.u32(0..deadly) == 0;
-        match source_turn(client, seen, LIMITS).await {
+        match source_turn(client, self.generation, seen, LIMITS).await {
             Ok(Turn::Over) => return true,
             Ok(Turn::Write(step)) if !dies => steps.source = Some(step),
             Ok(_) if !dies => {}
@@ -190,7 +190,7 @@ impl Journey<'_> {
         deadly: u32,
         cable: &Cable,
     ) -> bool {
-        let seen = steps.seen(self.generation, is_late);
+        let seen = steps.seen(is_late);
         let (is_launched, is_alive) = (self.there.process.is_some(), self.there.is_alive());
         let client = self.there.client().await;
         if is_alive && client.is_none() {
@@ -239,8 +239,9 @@ impl Journey<'_> {
 }
 
 impl Steps {
-    fn seen(&self, generation: u64, is_late: bool) -> Seen<'_> {
-        Seen { generation, source: self.source.as_ref(), target: self.target.as_ref(), is_late }
+    fn seen(&self, is_late: bool) -> Seen<'_> {
+        let (source, target) = (self.source.as_ref(), self.target.as_ref());
+        Seen { source, target, is_late, is_alone: false }
     }
 }
 

@@ -44,7 +44,7 @@ async fn sits(store: &dyn Store, who: &str) -> Seat {
 async fn is_a_store(store: &dyn Store) {
     let first = sits(store, "first").await;
     assert_eq!(until("a seat", async || store.sit("controller", "second").await).await, None);
-    until("a write", async || store.write(&first, put("vms/a", "1")).await).await;
+    until("a write", async || store.write(&first, vec![], put("vms/a", "1")).await).await;
     store.stay(&first).await.unwrap();
     let seen = store.read("vms/").await.unwrap();
     assert_eq!(seen.values["vms/a"], b"1");
@@ -52,7 +52,7 @@ async fn is_a_store(store: &dyn Store) {
 
     // Who waits for a change hears of it, and who missed it, too.
     let change = async {
-        until("a write", async || store.write(&first, put("vms/b", "2")).await).await;
+        until("a write", async || store.write(&first, vec![], put("vms/b", "2")).await).await;
     };
     let (heard, ()) = tokio::join!(store.changed("vms/", seen.revision), change);
     heard.unwrap();
@@ -68,13 +68,24 @@ async fn is_a_store(store: &dyn Store) {
     store.rise(first.clone()).await.unwrap();
     let second = sits(store, "second").await;
     assert_ne!(first.number, second.number);
-    let late = store.write(&first, both.clone()).await;
+    let late = store.write(&first, vec![], both.clone()).await;
     assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
     assert_eq!(store.read("vms/").await.unwrap().values, now.values, "a part was written");
     assert_eq!(store.stay(&first).await, Err(StoreError::Unseated("controller".to_owned())));
-    store.write(&second, both).await.unwrap();
+    store.write(&second, vec![], both).await.unwrap();
+
+    // What a write depends on must not have changed.
+    let now = store.read("vms/").await.unwrap();
+    let still = |key: &str| vec![now.still(key.to_owned())];
+    store.write(&second, still("vms/b"), put("vms/b", "4")).await.unwrap();
+    let late = store.write(&second, still("vms/b"), put("vms/b", "5")).await;
+    assert_eq!(late, Err(StoreError::Changed));
+    let late = store.write(&second, still("vms/none"), put("vms/none", "6")).await;
+    assert_eq!(late, Ok(()));
+    let late = store.write(&second, still("vms/none"), put("vms/none", "7")).await;
+    assert_eq!(late, Err(StoreError::Changed));
     let left = store.read("vms/").await.unwrap().values;
-    assert_eq!(left.into_keys().collect::<Vec<_>>(), ["vms/b", "vms/c"]);
+    assert_eq!(left.into_keys().collect::<Vec<_>>(), ["vms/b", "vms/c", "vms/none"]);
 }
 
 #[test]
@@ -85,7 +96,7 @@ fn a_host_alone_has_a_store_that_outlives_the_daemon() {
         let file = dir.path().join("pool.db");
         is_a_store(&Embedded::open(&file).unwrap()).await;
         let again = Embedded::open(&file).unwrap();
-        assert_eq!(again.read("vms/").await.unwrap().values.len(), 2);
+        assert_eq!(again.read("vms/").await.unwrap().values.len(), 3);
         // Seats end with who had them.
         sits(&again, "third").await;
     });
@@ -113,7 +124,7 @@ fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
             let value = i.to_string();
             until("two of three", async || {
                 store.stay(&seat).await?;
-                store.write(&seat, put("vms/b", &value)).await
+                store.write(&seat, vec![], put("vms/b", &value)).await
             })
             .await;
             assert_eq!(store.read("vms/b").await.unwrap().values["vms/b"], value.as_bytes());
@@ -136,13 +147,13 @@ fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
         let lost = sits(&*store, "first").await;
         // It says nothing until its lease has ended, and another one takes its place.
         let next = sits(&*store, "second").await;
-        let late = store.write(&lost, put("vms/a", "late")).await;
+        let late = store.write(&lost, vec![], put("vms/a", "late")).await;
         assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
-        until("a write", async || store.write(&next, put("vms/a", "right")).await).await;
+        until("a write", async || store.write(&next, vec![], put("vms/a", "right")).await).await;
         // A store that does not answer says so in time, and nobody takes that for an answer.
         members.hold(0, true).unwrap();
         let begun = Instant::now();
-        let silent = store.write(&next, put("vms/a", "silent")).await;
+        let silent = store.write(&next, vec![], put("vms/a", "silent")).await;
         members.hold(0, false).unwrap();
         assert!(matches!(silent, Err(StoreError::Unreachable(_))), "{silent:?}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());

@@ -16,8 +16,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// How long a seat stays taken after its holder was last heard of.
 pub const SEAT_TTL: Duration = Duration::from_secs(10);
@@ -36,10 +35,13 @@ pub enum StoreError {
     /// The seat is not taken any more: nothing was written.
     #[error("the seat {0} is lost: nothing is written any more")]
     Unseated(String),
+    /// What the write depends on has changed: nothing was written.
+    #[error("it has changed meanwhile: nothing is written")]
+    Changed,
 }
 
 /// The right to write, as long as it is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seat {
     /// Which one.
     pub key: String,
@@ -64,6 +66,15 @@ pub enum Change {
         /// Which key.
         key: String,
     },
+}
+
+/// What a write depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Still {
+    /// This key still has …
+    pub key: String,
+    /// … this value; `None`: none.
+    pub value: Option<Vec<u8>>,
 }
 
 /// All that was kept at one moment.
@@ -96,73 +107,30 @@ pub trait Store: Send + Sync {
     /// Leaves the seat.
     fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Writes all of this, or nothing where the seat is not taken any more.
+    /// Writes all of this; or nothing, where the seat is not taken any more, or something has
+    /// changed that the write depends on.
     fn write<'a>(
         &'a self,
         seat: &'a Seat,
+        still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>>;
 }
 
-/// A kind of value: all of a kind lie in one directory, each under a name.
-pub trait Kind: Serialize + DeserializeOwned {
-    /// Where they lie, with a slash at the end.
-    const DIRECTORY: &'static str;
-}
-
 impl Change {
-    /// From now on this is the value of that name.
+    /// From now on this is the value, as JSON.
     #[must_use]
-    pub fn put<T: Kind>(name: &str, value: &T) -> Self {
+    pub fn put(key: String, value: &impl Serialize) -> Self {
         // What we write has no maps with keys that are no text.
-        let value = serde_json::to_vec(value).unwrap_or_default();
-        Self::Put { key: format!("{}{name}", T::DIRECTORY), value }
-    }
-
-    /// That name has no value any more.
-    #[must_use]
-    pub fn delete<T: Kind>(name: &str) -> Self {
-        Self::Delete { key: format!("{}{name}", T::DIRECTORY) }
+        Self::Put { key, value: serde_json::to_vec(value).unwrap_or_default() }
     }
 }
 
 impl Snapshot {
-    /// All of one kind, by name. What cannot be read is left out: it is of another version, or a
-    /// host's mistake, and concerns nobody but that host.
+    /// That this key still has the value that it has here.
     #[must_use]
-    pub fn all<T: Kind>(&self) -> BTreeMap<String, T> {
-        let of_kind = self.values.range(T::DIRECTORY.to_owned()..);
-        let of_kind =
-            of_kind.map_while(|(key, value)| Some((key.strip_prefix(T::DIRECTORY)?, value)));
-        of_kind
-            .filter_map(|(name, value)| {
-                Some((name.to_owned(), serde_json::from_slice(value).ok()?))
-            })
-            .collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde::Deserialize;
-
-    use super::*;
-
-    #[derive(Debug, PartialEq, Serialize, Deserialize)]
-    struct Height(u32);
-
-    impl Kind for Height {
-        const DIRECTORY: &'static str = "heights/";
-    }
-
-    #[test]
-    fn a_kind_is_found_by_name_and_what_cannot_be_read_is_left_out() {
-        let Change::Put { key, value } = Change::put("a/b", &Height(7)) else { panic!("no put") };
-        let mut values = BTreeMap::from([(key, value)]);
-        values.insert("height".to_owned(), b"1".to_vec());
-        values.insert("heights/c".to_owned(), b"nonsense".to_vec());
-        values.insert("heights0".to_owned(), b"3".to_vec());
-        let snapshot = Snapshot { revision: 1, values };
-        assert_eq!(snapshot.all::<Height>(), BTreeMap::from([("a/b".to_owned(), Height(7))]));
+    pub fn still(&self, key: String) -> Still {
+        let value = self.values.get(&key).cloned();
+        Still { key, value }
     }
 }

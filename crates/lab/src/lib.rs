@@ -71,6 +71,7 @@ pub mod status;
 pub mod steps;
 pub mod stress;
 pub mod swap_file;
+pub mod takeover;
 pub mod truth;
 pub mod worker_process;
 

@@ -84,6 +84,12 @@ pub struct Move {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "code")]
 pub enum MoveRefusal {
+    /// Two hosts say that it is theirs.
+    #[error("{other} says that it has a VM of this name, too")]
+    Claimed {
+        /// Which.
+        other: HostName,
+    },
     /// Another VM leaves the host.
     #[error("{vm} is leaving this host: one at a time")]
     Leaving {

@@ -8,8 +8,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, GroupName, KsmSpec, NamePattern, OverloadSpec, TrackingBudget,
-    VmName,
+    Bytes, DedupSpec, FreePagesSpec, GroupName, HostName, KsmSpec, Millis, NamePattern,
+    OverloadSpec, TrackingBudget, VmName,
 };
 
 /// The whole configuration of one host.
@@ -24,6 +24,9 @@ pub struct Spec {
     /// When a VM is overloaded.
     #[serde(default)]
     pub overload: OverloadSpec,
+    /// The pool of hosts that this one belongs to.
+    #[serde(default)]
+    pub pool: Option<PoolSpec>,
     /// Tenants.
     pub groups: BTreeMap<GroupName, GroupSpec>,
     /// VMs with settings of their own.
@@ -45,6 +48,58 @@ pub struct HostSpec {
     /// Whether the kernel's KSM is driven for VMs without the shim.
     #[serde(default)]
     pub ksm: KsmSpec,
+}
+
+/// A pool of hosts that take each other's VMs in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolSpec {
+    /// What it is called.
+    pub name: String,
+    /// What this host is called in it.
+    pub host: HostName,
+    /// Where the members of etcd answer.
+    pub etcd: Vec<String>,
+    /// Directory of `ca-cert.pem`, `client-cert.pem` and `client-key.pem`; `None`: without TLS.
+    pub tls: Option<PathBuf>,
+    /// Where this host receives VMs; `None`: it takes none in.
+    pub receive: Option<ReceiveSpec>,
+    /// VMs that may be moved.
+    pub movable: Vec<NamePattern>,
+    /// What a migration may take of the network, a second.
+    pub bandwidth: Bytes,
+    /// How long a guest may stand still while it is moved.
+    pub downtime: Millis,
+    /// After so long a guest leaves at once, and what it lacks there follows.
+    pub precopy: Millis,
+    /// For how long nothing else leaves a host that a VM has left, and the VM stays.
+    pub rest: Millis,
+}
+
+/// How a host receives VMs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiveSpec {
+    /// Where its QEMUs listen for guests.
+    pub address: core::net::IpAddr,
+    /// Is given a VM's name, and starts a QEMU for it that waits for its guest (`-incoming defer
+    /// -S`).
+    pub command: PathBuf,
+}
+
+impl PoolSpec {
+    /// The downtimes that can be written, in milliseconds.
+    pub const DOWNTIMES_MS: core::ops::RangeInclusive<u32> = 1..=10_000;
+    /// How long guests can be sent while they run, in seconds.
+    pub const PRECOPIES_S: core::ops::RangeInclusive<u32> = 1..=3_600;
+    /// 1 Gbit/s.
+    pub const BANDWIDTH: Bytes = Bytes(125_000_000);
+    /// QEMU's own.
+    pub const DOWNTIME: Millis = Millis(300);
+    /// For how long hosts and VMs can rest after a move, in seconds.
+    pub const RESTS_S: core::ops::RangeInclusive<u32> = 1..=86_400;
+    /// Three times the shortest sustained overload.
+    pub const REST: Millis = Millis::secs(240);
+    /// As long as most overloads last.
+    pub const PRECOPY: Millis = Millis::secs(60);
 }
 
 /// The API's listeners.

@@ -101,6 +101,9 @@ pub struct VmView {
     pub own: Option<Bytes>,
     /// Whether a migration is under way.
     pub migration: Migration,
+    /// Why QEMU refuses to migrate it; `None`: it does not.
+    #[serde(default)]
+    pub immovable: Option<String>,
     /// Traffic of each of its disks.
     #[serde(default)]
     pub block: Option<Reading<BTreeMap<String, BlockStats>>>,
@@ -140,6 +143,7 @@ impl VmView {
             used: None,
             own: None,
             migration: Migration::Unknown,
+            immovable: None,
             block: None,
             cgroup_cpu_us: None,
             tracking: None,

@@ -7,7 +7,9 @@
 
 mod capacity;
 mod check;
+mod cluster;
 mod context;
+mod controller;
 mod daemon;
 mod disks;
 mod error;
@@ -65,6 +67,11 @@ enum Command {
     Disks(disks::Arguments),
     /// Lend memory to other hosts, for pages that their VMs have swapped out; in the foreground
     Repository(repository::Arguments),
+    /// Decide which VMs of a pool change hosts; in the foreground
+    Controller(controller::Arguments),
+    /// Show a pool of hosts, what is wrong in it, and what moves
+    #[command(subcommand)]
+    Cluster(cluster::Question),
     /// Check the configuration and report every fault with its file and line; or check the host
     ///
     /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
@@ -149,6 +156,8 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Disks(arguments) => disks::run(&context, &arguments),
         Command::Repository(arguments) => repository::run(&arguments),
+        Command::Controller(arguments) => controller::run(&context, &arguments),
+        Command::Cluster(question) => cluster::run(&context, &question),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Capacity(arguments) => capacity::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),

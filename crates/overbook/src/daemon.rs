@@ -46,7 +46,9 @@ use crate::{
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
-    published::{Published, Reply, Request},
+    pool,
+    pool::member::{Member, MemberState},
+    published::{Latest, Published, Reply, Request},
     release,
     worker::StillShares,
 };
@@ -89,6 +91,7 @@ struct Daemon {
     history: History,
     ticks: Arc<TickTimes>,
     log: log::Log,
+    pool: Option<watch::Receiver<MemberState>>,
     _lock: StateLock,
 }
 
@@ -144,6 +147,7 @@ impl Daemon {
             history,
             ticks,
             log,
+            pool: None,
             _lock: lock,
         };
         Ok((daemon, served))
@@ -151,6 +155,7 @@ impl Daemon {
 
     async fn run(mut self, served: Served) -> Result<(), DaemonError> {
         let (publish, latest) = watch::channel(Arc::new(self.tick()));
+        let member = self.join_pool(&latest).await;
         let (requests, mut asked) = mpsc::channel(REQUESTS);
         let (end, ended) = oneshot::channel::<()>();
         let inside =
@@ -181,6 +186,8 @@ impl Daemon {
         notify::stopping();
         log::info("ends; the guests keep what they have");
         drop(end);
+        // What it was about to do is in the store.
+        member.iter().for_each(tokio::task::JoinHandle::abort);
         self.workers.set_paused(true);
         self.ksm.set_paused(true);
         let kept = self.learned.end(&self.memory.learned);
@@ -188,6 +195,27 @@ impl Daemon {
         // The socket's file goes with the listeners.
         let _ = served.await;
         Ok(())
+    }
+
+    /// Takes the host's place in its pool, if it is in one.
+    async fn join_pool(&mut self, latest: &Latest) -> Option<tokio::task::JoinHandle<()>> {
+        let spec = self.reloader.spec();
+        let pool = spec.pool.clone()?;
+        let store = match pool::store(&pool).await {
+            Ok(store) => store,
+            Err(why) => {
+                log::warn(&format!("this host is in no pool: {why}"));
+                let trouble = Some(why.to_string());
+                let host = pool.host.to_string();
+                let state = MemberState { host, trouble, ..MemberState::default() };
+                self.pool = Some(watch::channel(state).1);
+                return None;
+            }
+        };
+        let hands = self.drivers.hands();
+        let (member, state) = Member::new(pool, store, latest.clone(), hands, &spec.host.state);
+        self.pool = Some(state);
+        Some(tokio::spawn(member.run()))
     }
 
     fn publish(&mut self, to: &watch::Sender<Arc<Published>>) {
@@ -217,6 +245,7 @@ impl Daemon {
             paused: self.memory.paused,
             config_error: self.reloader.error(),
             history_error: self.history.error(),
+            pool: self.pool.as_ref().map(|state| state.borrow().clone()),
         }
     }
 

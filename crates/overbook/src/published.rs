@@ -11,6 +11,8 @@ use policy::Memory;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::pool::member::MemberState;
+
 /// One tick, whole.
 #[derive(Clone, Debug, Serialize)]
 pub struct Published {
@@ -32,6 +34,8 @@ pub struct Published {
     pub config_error: Option<String>,
     /// Why readings and decisions are not being kept (a full disk, for example).
     pub history_error: Option<String>,
+    /// How the host does in its pool, if it is in one.
+    pub pool: Option<MemberState>,
 }
 
 /// The latest tick, for any number of readers.

@@ -15,7 +15,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use model::cluster::{ClusterPlan, ClusterView, HostReport, Move, MoveRefusal, VmReport};
+use model::cluster::{ClusterPlan, ClusterView, HostReport, Intent, Move, MoveRefusal, VmReport};
 use model::{Bytes, HostName, Millis, Reading, Severity, Time, VmName};
 use serde::{Deserialize, Serialize};
 
@@ -23,22 +23,26 @@ use crate::memory::doubled;
 
 /// A report that is older says nothing of its host.
 const STALE_AFTER: Millis = Millis::secs(30);
-/// For how long nothing else is moved from a host, and the same VM not at all, in multiples of the
-/// shortest sustained overload: 8 intervals of 10 s.
-const REST: Millis = Millis::secs(3 * 80);
+/// For how long nothing else is moved from a host, and the same VM not at all, usually: three times
+/// the shortest sustained overload, 8 intervals of 10 s.
+const REST: Millis = model::spec::PoolSpec::REST;
 /// For how long nothing is sent to a host that had not what it said; twice as long each time …
 const DISTRUST: Millis = Millis::secs(600);
 /// … up to a day.
 const LONGEST_DISTRUST: Millis = Millis::secs(24 * 3600);
 /// An intent that has taken so long is withdrawn, unless the VM has left.
 const INTENT_LIMIT: Millis = Millis::secs(600);
+/// An intent of which one host is missing for so long is withdrawn.
+const MISSING_LIMIT: Millis = Millis::secs(20);
 
 const PAGE: u64 = 4096;
 
 /// What is remembered from one decision to the next. Losing it is harmless: a new controller moves
-/// nothing until it has watched for [`REST`].
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// nothing until it has watched for as long as hosts rest.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClusterMemory {
+    /// For how long hosts and VMs rest.
+    rest: Millis,
     began: Option<Time>,
     /// When something last left a host.
     left: BTreeMap<HostName, Time>,
@@ -47,9 +51,30 @@ pub struct ClusterMemory {
     /// Hosts that refused what they had said to have room for: how often, and until when nothing is
     /// sent there.
     distrusted: BTreeMap<HostName, (u32, Time)>,
+    /// Since when hosts are missing that an intent needs.
+    missing: BTreeMap<HostName, Time>,
+}
+
+impl Default for ClusterMemory {
+    fn default() -> Self {
+        Self::resting(REST)
+    }
 }
 
 impl ClusterMemory {
+    /// Of a pool whose hosts and VMs rest for so long after a move.
+    #[must_use]
+    pub const fn resting(rest: Millis) -> Self {
+        Self {
+            rest,
+            began: None,
+            left: BTreeMap::new(),
+            moved: BTreeMap::new(),
+            distrusted: BTreeMap::new(),
+            missing: BTreeMap::new(),
+        }
+    }
+
     /// A host refused a VM that it had said to have room for.
     pub fn refused(&mut self, host: &HostName, now: Time) {
         let (times, until) = self.distrusted.entry(host.clone()).or_insert((0, now));
@@ -60,6 +85,14 @@ impl ClusterMemory {
     /// A host has taken a VM in.
     pub fn accepted(&mut self, host: &HostName) {
         self.distrusted.remove(host);
+    }
+
+    /// Whether a host that this intent needs has been missing for too long.
+    fn is_missing(&mut self, view: &ClusterView, intent: &Intent, now: Time) -> bool {
+        [&intent.from, &intent.to].into_iter().any(|host| {
+            let is_here = view.hosts.contains_key(host);
+            !is_here && now.since(*self.missing.entry(host.clone()).or_insert(now)) > MISSING_LIMIT
+        })
     }
 
     fn is_distrusted(&self, host: &HostName, now: Time) -> bool {
@@ -116,18 +149,26 @@ pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> Clus
         leaving.insert(&intent.value.from, vm);
         memory.left.insert(intent.value.from.clone(), now);
         memory.moved.insert(vm.clone(), now);
-        if !intent.value.is_withdrawn && intent.age(now) > INTENT_LIMIT {
+        let is_stuck = memory.is_missing(view, &intent.value, now);
+        if !intent.value.is_withdrawn && (intent.age(now) > INTENT_LIMIT || is_stuck) {
             plan.withdrawn.push(vm.clone());
         }
     }
-    memory.left.retain(|_, at| now.since(*at) <= REST);
-    memory.moved.retain(|_, at| now.since(*at) <= REST);
+    memory.missing.retain(|host, _| !view.hosts.contains_key(host));
+    let claimed = claimed_twice(view);
+    let rest = memory.rest;
+    memory.left.retain(|_, at| now.since(*at) <= rest);
+    memory.moved.retain(|_, at| now.since(*at) <= rest);
     let mut rooms = Rooms::of(view, memory, now);
     for (host, vm, report) in overloaded(view, now) {
-        let chosen = if let Some(other) = leaving.get(host) {
+        let chosen = if let Some(other) =
+            claimed.get(vm).and_then(|by| by.iter().find(|by| *by != host))
+        {
+            Err(MoveRefusal::Claimed { other: other.clone() })
+        } else if let Some(other) = leaving.get(host) {
             Err(MoveRefusal::Leaving { vm: (*other).clone() })
         } else {
-            choose(host, vm, report, &rooms, memory, began, now)
+            choose((host, vm, report), &rooms, memory, (began, now), &|vm| claimed.contains_key(vm))
         };
         match chosen {
             Ok((name, chosen)) => {
@@ -147,6 +188,19 @@ pub fn decide(view: &ClusterView, memory: &mut ClusterMemory, now: Time) -> Clus
     plan
 }
 
+/// VMs that more than one host says are its own, but for those on their way from one to another: a
+/// host that claims what is not its own must not have it moved. And by whom.
+fn claimed_twice(view: &ClusterView) -> BTreeMap<VmName, Vec<HostName>> {
+    let mut by: BTreeMap<&VmName, Vec<HostName>> = BTreeMap::new();
+    for (host, report) in &view.hosts {
+        for vm in report.value.vms.keys().filter(|vm| !view.intents.contains_key(*vm)) {
+            by.entry(vm).or_default().push(host.clone());
+        }
+    }
+    let twice = by.into_iter().filter(|(_, hosts)| hosts.len() > 1);
+    twice.map(|(vm, hosts)| (vm.clone(), hosts)).collect()
+}
+
 /// VMs in sustained overload, those that page most first.
 fn overloaded(view: &ClusterView, now: Time) -> Vec<(&HostName, &VmName, &Reading<HostReport>)> {
     let known = view.hosts.iter().filter(|(_, report)| report.age(now) <= STALE_AFTER);
@@ -163,17 +217,15 @@ fn overloaded(view: &ClusterView, now: Time) -> Vec<(&HostName, &VmName, &Readin
 
 /// Who leaves `host` for the sake of `vm`, and where to.
 fn choose<'a>(
-    host: &HostName,
-    vm: &'a VmName,
-    report: &'a Reading<HostReport>,
+    (host, vm, report): (&HostName, &'a VmName, &'a Reading<HostReport>),
     rooms: &Rooms<'_>,
     memory: &ClusterMemory,
-    began: Time,
-    now: Time,
+    (began, now): (Time, Time),
+    is_claimed: &dyn Fn(&VmName) -> bool,
 ) -> Result<(&'a VmName, Move), MoveRefusal> {
     let latest = memory.left.get(host).max(memory.moved.get(vm)).copied();
     let ago = now.since(latest.unwrap_or(began));
-    if ago < REST {
+    if ago < memory.rest {
         return Err(MoveRefusal::TooSoon { ago_s: ago.0 / 1000 });
     }
     let own = &report.value.vms[vm];
@@ -186,7 +238,8 @@ fn choose<'a>(
         .filter(|(name, other)| {
             let makes_room = other.severity == Severity::None && other.given >= lacks;
             let has_rested = !memory.moved.contains_key(*name);
-            other.immovable.is_none() && has_rested && (*name == vm || makes_room)
+            let is_free = other.immovable.is_none() && !is_claimed(name);
+            is_free && has_rested && (*name == vm || makes_room)
         })
         .map(|(name, other)| (name, other, if name == vm { other.promised } else { other.given }))
         .collect();
@@ -213,8 +266,6 @@ fn choose<'a>(
 
 #[cfg(test)]
 mod tests {
-    use model::cluster::Intent;
-
     use super::*;
 
     const NOW: Time = Time(10_000_000);
@@ -357,7 +408,35 @@ mod tests {
         view.intents.insert("slow".into(), Reading::new(intent(false), begun));
         view.intents.insert("told".into(), Reading::new(intent(true), begun));
         view.intents.insert("new".into(), Reading::new(intent(false), NOW));
+        view.hosts.insert("a".into(), host(1024, &[]));
+        view.hosts.insert("b".into(), host(1024, &[]));
         let plan = decide(&view, &mut rested(), NOW);
         assert_eq!(plan.withdrawn, [VmName::from("slow")]);
+    }
+
+    #[test]
+    fn nobody_moves_what_another_host_says_is_its_own() {
+        let hot = || vm(1024, 640, Sustained);
+        let a = host(1280, &[("x", hot())]);
+        let b = host(1280, &[("x", vm(1024, 1024, Calm))]);
+        let view = pool(&[("a", a), ("b", b), ("c", host(9000, &[]))]);
+        let plan = decide(&view, &mut rested(), NOW);
+        assert!(plan.moves.is_empty());
+        assert_eq!(plan.refusals[&"x".into()], MoveRefusal::Claimed { other: "b".into() });
+    }
+
+    #[test]
+    fn an_intent_whose_host_is_missing_is_withdrawn() {
+        let mut view = pool(&[("a", host(1024, &[]))]);
+        let (from, to) = ("a".into(), "b".into());
+        let intent = Intent { generation: 1, from, to, is_withdrawn: false };
+        view.intents.insert("x".into(), Reading::new(intent, NOW));
+        let mut memory = rested();
+        assert!(decide(&view, &mut memory, NOW).withdrawn.is_empty());
+        let later = NOW.after(Millis(MISSING_LIMIT.0 + 1));
+        let mut back = view.clone();
+        back.hosts.insert("b".into(), host(1024, &[]));
+        assert!(decide(&back, &mut memory.clone(), later).withdrawn.is_empty());
+        assert_eq!(decide(&view, &mut memory, later).withdrawn, [VmName::from("x")]);
     }
 }

@@ -19,6 +19,11 @@
 //! it runs only when `Switched` is written. Where it dies before `Runs` is, the source takes the
 //! guest back. A source's QEMU that is gone does not run, so the target may try.
 //!
+//! Neither host waits for one that is not heard of any more. A step is written only if the other
+//! host's step is still the one that was seen when it was decided: so where both decide at once,
+//! one of them is refused and looks again. (The source may take back what it has switched only
+//! before the target says `Runs`, and the target may say `Runs` only before that.)
+//!
 //! A guest that leaves before all of it is there (postcopy) can only go on. While it is in both,
 //! the death of either QEMU loses it, and where the network breaks it waits: that is not mended
 //! here.
@@ -31,6 +36,8 @@ use serde::{Deserialize, Serialize};
 pub enum SourceStep {
     /// QEMU is told to migrate after this.
     Moving,
+    /// The guest leaves before all of it is there (postcopy); QEMU is told so after this.
+    Hastening,
     /// The guest does not run here any more.
     Switched,
     /// The target runs it; the QEMU here is ended after this.
@@ -137,41 +144,66 @@ pub enum TargetDeed {
     End,
 }
 
-/// What the source does next. `is_late`: the intent was withdrawn, or has taken too long.
+/// What a host sees of an intent, beside its own QEMU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen<'a> {
+    /// What the source has written; on the target it may be old.
+    pub source: Option<&'a SourceStep>,
+    /// What the target has written; on the source it may be old.
+    pub target: Option<&'a TargetStep>,
+    /// The intent was withdrawn.
+    pub is_late: bool,
+    /// The other host has not been heard of for a while.
+    pub is_alone: bool,
+}
+
+/// Why an intent comes to nothing.
+const LATE: &str = "it took too long";
+/// The same.
+const ALONE: &str = "the other host is not heard of";
+
+/// What the source does next.
 #[must_use]
-pub fn source(
-    own: Option<&SourceStep>,
-    target: Option<&TargetStep>,
-    qemu: &SourceQemu,
-    is_late: bool,
-) -> SourceDeed {
+pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
     use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
     let stayed = |why: &str| Write(SourceStep::Stayed { why: why.to_owned() });
-    match (own, qemu) {
+    let Seen { source, target, is_late, is_alone } = seen;
+    let is_off = is_late || is_alone || matches!(target, Some(TargetStep::Refused { .. }));
+    match (source, qemu) {
         (None, SourceQemu::Gone) => stayed("its QEMU has ended"),
         (None, _) => match target {
             Some(TargetStep::Refused { why }) => stayed(why),
-            Some(TargetStep::Prepared { .. }) if !is_late => Write(SourceStep::Moving),
-            _ if is_late => stayed("it took too long"),
+            _ if is_late => stayed(LATE),
+            _ if is_alone => stayed(ALONE),
+            Some(TargetStep::Prepared { .. }) => Write(SourceStep::Moving),
             _ => Wait,
         },
-        (Some(SourceStep::Moving), SourceQemu::Untouched) => match target {
-            Some(TargetStep::Prepared { address }) if !is_late => Send(address.clone()),
+        (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Untouched) => match target {
+            Some(TargetStep::Prepared { address }) if !is_off => Send(address.clone()),
             Some(TargetStep::Refused { why }) => stayed(why),
-            _ => stayed("it took too long"),
+            _ if is_alone => stayed(ALONE),
+            _ => stayed(LATE),
         },
-        (Some(SourceStep::Moving), SourceQemu::Sending { .. }) if is_late => CallOff,
-        (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: true }) => Hasten,
+        (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Sending { .. })
+            if is_off =>
+        {
+            CallOff
+        }
+        (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: true }) => {
+            Write(SourceStep::Hastening)
+        }
+        (Some(SourceStep::Hastening), SourceQemu::Sending { .. }) => Hasten,
         (Some(SourceStep::Moving), SourceQemu::Sending { is_slow: false }) => Wait,
-        (Some(SourceStep::Moving), SourceQemu::Failed(why)) => stayed(why),
+        (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Failed(why)) => stayed(why),
         // What is gone cannot run: whether the target has it all, its QEMU knows.
         (
-            Some(SourceStep::Moving),
+            Some(SourceStep::Moving | SourceStep::Hastening),
             SourceQemu::Serving | SourceQemu::Completed | SourceQemu::Gone,
         ) => Write(SourceStep::Switched),
         (Some(SourceStep::Switched), qemu) => match target {
             Some(TargetStep::Runs) if *qemu != SourceQemu::Serving => Write(SourceStep::Left),
             Some(TargetStep::Refused { why }) => stayed(why),
+            _ if is_alone && *qemu == SourceQemu::Completed => stayed(ALONE),
             _ => Wait,
         },
         (Some(SourceStep::Stayed { .. }), SourceQemu::Completed) => Resume,
@@ -181,21 +213,18 @@ pub fn source(
     }
 }
 
-/// What the target does next. `is_late`: the intent was withdrawn.
+/// What the target does next.
 #[must_use]
-pub fn target(
-    own: Option<&TargetStep>,
-    source: Option<&SourceStep>,
-    qemu: &TargetQemu,
-    is_late: bool,
-) -> TargetDeed {
+pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
     use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
     let refused = |why: &str| Write(TargetStep::Refused { why: why.to_owned() });
-    match own {
+    let Seen { source, target, is_late, is_alone } = seen;
+    match target {
         None => match (source, qemu) {
             (Some(SourceStep::Stayed { why }), _) => refused(why),
             (_, TargetQemu::Gone(why)) => refused(why),
-            _ if is_late => refused("it took too long"),
+            _ if is_late => refused(LATE),
+            _ if is_alone => refused(ALONE),
             (_, TargetQemu::Absent) => Start,
             (_, TargetQemu::Waiting { address }) => {
                 Write(TargetStep::Prepared { address: address.clone() })
@@ -207,6 +236,10 @@ pub fn target(
             (_, TargetQemu::Absent) => refused("its QEMU has ended"),
             (Some(SourceStep::Switched), TargetQemu::Received) => Write(TargetStep::Runs),
             (Some(SourceStep::Stayed { why }), _) => refused(why),
+            // What it has received may be all that there is of the guest (postcopy).
+            (None | Some(SourceStep::Moving), TargetQemu::Waiting { .. }) if is_alone => {
+                refused(ALONE)
+            }
             _ => Wait,
         },
         Some(TargetStep::Runs) => match qemu {
@@ -239,6 +272,8 @@ mod tests {
         /// What a daemon has decided and not done yet.
         does: [Option<Deed>; 2],
         is_late: bool,
+        /// Whether either host hears nothing of the other.
+        is_alone: [bool; 2],
         /// Whether the guest has ever run there.
         ran_there: bool,
         /// QEMUs that may yet die of themselves.
@@ -248,8 +283,9 @@ mod tests {
     /// Either's deed, as far as it changes anything.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     enum Deed {
-        WriteSource(SourceStep),
-        WriteTarget(TargetStep),
+        /// If the other one's step is still this one.
+        WriteSource(SourceStep, Option<TargetStep>),
+        WriteTarget(TargetStep, Option<SourceStep>),
         Send,
         Hasten,
         CallOff,
@@ -281,6 +317,7 @@ mod tests {
                 there: TargetQemu::Absent,
                 does: [None, None],
                 is_late: false,
+                is_alone: [false; 2],
                 ran_there: false,
                 deaths,
             }
@@ -302,10 +339,15 @@ mod tests {
         }
 
         fn decide_source(&self) -> Option<Deed> {
-            let target = self.seen_target.as_ref();
-            Some(match source(self.source.as_ref(), target, &self.here, self.is_late) {
+            let seen = Seen {
+                source: self.source.as_ref(),
+                target: self.seen_target.as_ref(),
+                is_late: self.is_late,
+                is_alone: self.is_alone[HERE],
+            };
+            Some(match source(seen, &self.here) {
                 SourceDeed::Wait | SourceDeed::Nothing => return None,
-                SourceDeed::Write(step) => Deed::WriteSource(step),
+                SourceDeed::Write(step) => Deed::WriteSource(step, self.seen_target.clone()),
                 SourceDeed::Send(address) => {
                     assert_eq!(address, ADDRESS);
                     Deed::Send
@@ -318,10 +360,15 @@ mod tests {
         }
 
         fn decide_target(&self) -> Option<Deed> {
-            let source = self.seen_source.as_ref();
-            Some(match target(self.target.as_ref(), source, &self.there, self.is_late) {
+            let seen = Seen {
+                source: self.seen_source.as_ref(),
+                target: self.target.as_ref(),
+                is_late: self.is_late,
+                is_alone: self.is_alone[THERE],
+            };
+            Some(match target(seen, &self.there) {
                 TargetDeed::Wait | TargetDeed::Nothing => return None,
-                TargetDeed::Write(step) => Deed::WriteTarget(step),
+                TargetDeed::Write(step) => Deed::WriteTarget(step, self.seen_source.clone()),
                 TargetDeed::Start => Deed::Start,
                 TargetDeed::Run => Deed::Run,
                 TargetDeed::End => Deed::EndTarget,
@@ -333,8 +380,12 @@ mod tests {
             let mut world = self.clone();
             let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
             match deed {
-                Deed::WriteSource(step) => world.source = Some(step.clone()),
-                Deed::WriteTarget(step) => world.target = Some(step.clone()),
+                Deed::WriteSource(step, seen) if *seen == self.target => {
+                    world.source = Some(step.clone());
+                }
+                Deed::WriteTarget(step, seen) if *seen == self.source => {
+                    world.target = Some(step.clone());
+                }
                 Deed::Send if self.here != SourceQemu::Gone && self.runs_here() => {
                     world.here = SENDING;
                 }
@@ -392,6 +443,17 @@ mod tests {
             next
         }
 
+        /// Either host loses sight of the other, or hears of it again.
+        fn by_the_network(&self) -> Vec<Self> {
+            [HERE, THERE]
+                .map(|host| {
+                    let mut world = self.clone();
+                    world.is_alone[host] ^= true;
+                    world
+                })
+                .into()
+        }
+
         fn deaths(&self) -> Vec<Self> {
             let Some(deaths) = self.deaths.checked_sub(1) else { return Vec::new() };
             let mut next = Vec::new();
@@ -442,9 +504,9 @@ mod tests {
         let mut open = vec![begin];
         while let Some(world) = open.pop() {
             look(&world);
-            for next in
-                [world.by_daemons(), world.of_itself(), world.deaths()].into_iter().flatten()
-            {
+            let next =
+                [world.by_daemons(), world.of_itself(), world.deaths(), world.by_the_network()];
+            for next in next.into_iter().flatten() {
                 if seen.insert(next.clone()) {
                     open.push(next);
                 }

@@ -143,6 +143,7 @@ mod tests {
             pid: Some(1),
             ram: Bytes::mib(128),
             migration: Migration::None,
+            immovable: None,
             ..VmView::unknown(Link::Up)
         };
         let vms = vms.iter().map(|name| ((*name).into(), vm.clone())).collect();

@@ -57,7 +57,7 @@ impl Scenario {
         let overload = OverloadSpec::default();
         Self {
             seed,
-            spec: Spec { host, modes, api, overload, groups, vms, disks },
+            spec: Spec { host, modes, api, overload, pool: None, groups, vms, disks },
             total: Bytes::mib(64 * 1024),
             others: Load::steady(Bytes::ZERO),
             guests: Vec::new(),

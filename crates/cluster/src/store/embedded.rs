@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use super::{Change, SEAT_TTL, Seat, Snapshot, Store, StoreError};
+use super::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 
 /// After so long nobody waits for a change any more.
 const QUIET: Duration = Duration::from_secs(10);
@@ -77,10 +77,23 @@ impl Embedded {
         Ok(Snapshot { revision: *self.revision.borrow(), values: rows.collect::<Result<_, _>>()? })
     }
 
-    fn write_now(&self, seat: &Seat, changes: &[Change]) -> Result<(), StoreError> {
+    fn write_now(
+        &self,
+        seat: &Seat,
+        still: &[Still],
+        changes: &[Change],
+    ) -> Result<(), StoreError> {
         let mut state = self.state();
         state.seated(seat)?;
         let transaction = state.connection.transaction().map_err(refused)?;
+        for Still { key, value } in still {
+            let found = transaction
+                .query_row("SELECT value FROM kept WHERE key = ?1", [key], |row| row.get(0))
+                .optional();
+            if found.map_err(refused)? != *value {
+                return Err(StoreError::Changed);
+            }
+        }
         for change in changes {
             let done = match change {
                 Change::Put { key, value } => transaction
@@ -156,8 +169,9 @@ impl Store for Embedded {
     fn write<'a>(
         &'a self,
         seat: &'a Seat,
+        still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
-        Box::pin(ready(self.write_now(seat, &changes)))
+        Box::pin(ready(self.write_now(seat, &still, &changes)))
     }
 }

@@ -7,14 +7,15 @@
 
 use std::time::Duration;
 
+pub use etcd_client::{Certificate, Identity, TlsOptions};
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, TlsOptions, Txn,
-    TxnOp, TxnResponse, WatchOptions,
+    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, Txn, TxnOp,
+    TxnOpResponse, TxnResponse, WatchOptions,
 };
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Store, StoreError};
+use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 
 /// After so long nobody waits for a change any more: who has heard nothing looks.
 const QUIET: Duration = Duration::from_secs(10);
@@ -143,9 +144,13 @@ impl Store for Etcd {
 
     fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
-            let mut client = self.client.clone();
-            let options = WatchOptions::new().with_prefix().with_start_revision(since + 1);
-            let mut stream = in_time(LIMIT, client.watch(self.full(prefix), Some(options))).await?;
+            let key = self.full(prefix);
+            let watched = self.ask(|mut client| {
+                let options = WatchOptions::new().with_prefix().with_start_revision(since + 1);
+                let key = key.clone();
+                async move { client.watch(key, Some(options)).await }
+            });
+            let mut stream = watched.await?;
             let news = async {
                 while let Some(news) = stream.message().await? {
                     // What is older than the store remembers has changed for certain.
@@ -208,6 +213,7 @@ impl Store for Etcd {
     fn write<'a>(
         &'a self,
         seat: &'a Seat,
+        still: Vec<Still>,
         changes: Vec<Change>,
     ) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
@@ -218,9 +224,24 @@ impl Store for Etcd {
                     Change::Delete { key } => TxnOp::delete(self.full(&key), None),
                 })
                 .collect();
-            let all = Txn::new().when([self.is_taken(seat)]).and_then(changes);
-            let done = self.txn(all).await?;
-            if done.succeeded() { Ok(()) } else { Err(StoreError::Unseated(seat.key.clone())) }
+            let still = still.into_iter().map(|Still { key, value }| match value {
+                Some(value) => Compare::value(self.full(&key), CompareOp::Equal, value),
+                None => Compare::version(self.full(&key), CompareOp::Equal, 0),
+            });
+            let when: Vec<Compare> = std::iter::once(self.is_taken(seat)).chain(still).collect();
+            let look = TxnOp::get(self.full(&seat.key), None);
+            let done = self.txn(Txn::new().when(when).and_then(changes).or_else([look])).await?;
+            if done.succeeded() {
+                return Ok(());
+            }
+            let is_seated = done.op_responses().iter().any(|found| match found {
+                TxnOpResponse::Get(found) => {
+                    found.kvs().iter().any(|found| found.create_revision() == seat.number)
+                }
+                _ => false,
+            });
+            let unseated = || StoreError::Unseated(seat.key.clone());
+            Err(if is_seated { StoreError::Changed } else { unseated() })
         })
     }
 }

@@ -5,6 +5,7 @@
 //! budget.
 
 mod disks;
+mod pool;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -49,11 +50,13 @@ pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
     }
     let disks = disks::finish(&draft, &api, faults);
     let overload = overload(&draft.overload, faults);
+    let pool = draft.pool.as_ref().and_then(|pool| pool::finish(pool, faults));
     Spec {
         host,
         modes: Modes { balloon: draft.balloon.unwrap_or_default() },
         api,
         overload,
+        pool,
         groups: draft.groups.into_iter().map(|(name, g)| (name.into(), g.into())).collect(),
         vms: draft.vms.into_iter().map(|(name, v)| (name.into(), v.into())).collect(),
         disks,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::table::{At, Place, Table};
 use crate::{
     Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy, TrackingBudget,
-    spec::{DiskSpec, ShareSpec},
+    spec::{DiskSpec, PoolSpec, ShareSpec},
 };
 
 /// All files together.
@@ -26,6 +26,7 @@ pub(super) struct Draft {
     pub(super) tcp_place: Option<Place>,
     pub(super) token_place: Option<Place>,
     pub(super) overload: OverloadDraft,
+    pub(super) pool: Option<PoolDraft>,
     pub(super) groups: BTreeMap<String, GroupDraft>,
     pub(super) vms: BTreeMap<String, VmDraft>,
     pub(super) disks: BTreeMap<String, DiskDraft>,
@@ -40,6 +41,24 @@ pub(super) struct OverloadDraft {
     pub(super) sustained: Option<u32>,
     /// Where one of the last two stands.
     pub(super) place: Option<Place>,
+}
+
+/// `[pool]`.
+pub(super) struct PoolDraft {
+    pub(super) place: Place,
+    pub(super) name: Option<At<String>>,
+    pub(super) host: Option<At<String>>,
+    pub(super) etcd: Option<At<Vec<At<String>>>>,
+    pub(super) tls: Option<At<String>>,
+    pub(super) address: Option<At<String>>,
+    pub(super) incoming: Option<At<String>>,
+    pub(super) movable: Option<At<Vec<At<String>>>>,
+    pub(super) bandwidth: Option<At<Bytes>>,
+    pub(super) downtime_ms: Option<u32>,
+    pub(super) precopy_s: Option<u32>,
+    pub(super) rest_s: Option<u32>,
+    /// Which of the keys that it needs are written, whether they are right or not.
+    pub(super) written: BTreeSet<&'static str>,
 }
 
 /// One `[group.*]`.
@@ -124,6 +143,9 @@ impl Draft {
         if let Some(overload) = file.table("overload") {
             self.overload.apply(&overload);
         }
+        if let Some(pool) = file.table("pool") {
+            self.pool.get_or_insert_with(|| PoolDraft::new(&pool)).apply(&pool);
+        }
         for (name, table) in file.named_tables("group") {
             self.groups.entry(name).or_insert_with(|| GroupDraft::new(&table)).apply(&table);
         }
@@ -145,6 +167,45 @@ impl OverloadDraft {
         set(&mut self.sustained, table.count("sustained", &OverloadSpec::WINDOWS));
         set(&mut self.place, table.place_of("window"));
         set(&mut self.place, table.place_of("sustained"));
+        table.finish();
+    }
+}
+
+impl PoolDraft {
+    /// Without these a host is in no pool.
+    pub(super) const NEEDED: [&'static str; 2] = ["host", "etcd"];
+
+    fn new(table: &Table<'_>) -> Self {
+        Self {
+            place: table.place(),
+            name: None,
+            host: None,
+            etcd: None,
+            tls: None,
+            address: None,
+            incoming: None,
+            movable: None,
+            bandwidth: None,
+            downtime_ms: None,
+            precopy_s: None,
+            rest_s: None,
+            written: BTreeSet::new(),
+        }
+    }
+
+    fn apply(&mut self, table: &Table<'_>) {
+        set(&mut self.name, table.text("name"));
+        set(&mut self.host, table.text("host"));
+        set(&mut self.etcd, table.texts("etcd"));
+        set(&mut self.tls, table.text("tls"));
+        set(&mut self.address, table.text("address"));
+        set(&mut self.incoming, table.text("incoming"));
+        set(&mut self.movable, table.texts("movable"));
+        set(&mut self.bandwidth, table.size("bandwidth"));
+        set(&mut self.downtime_ms, table.count("downtime_ms", &PoolSpec::DOWNTIMES_MS));
+        set(&mut self.precopy_s, table.count("precopy_s", &PoolSpec::PRECOPIES_S));
+        set(&mut self.rest_s, table.count("rest_s", &PoolSpec::RESTS_S));
+        self.written.extend(Self::NEEDED.iter().filter(|key| table.place_of(key).is_some()));
         table.finish();
     }
 }

@@ -115,7 +115,7 @@ priority = "high"
 overbook.toml:3: `reserve`: `2` has no unit; write for example \"512MiB\" (B, KiB, MiB, GiB, TiB)
 overbook.toml:4: `qmp` is \"run/*.sock\"; write a path that begins with /
 overbook.toml:5: `ksm` is \"always\"; valid: off, drive
-overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, vm; did you mean `mode`?
+overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, pool, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
 overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
@@ -479,4 +479,24 @@ fn a_disk_that_cannot_be_says_why() {
     assert!(twice.contains("is the disk `d` already"), "{twice}");
     let name = faults_of(&format!("group.web.vms = [\"web-*\"]\n[disk.\"../d\"]\n{whole}"));
     assert!(name.contains("a disk cannot be called `../d`"), "{name}");
+}
+
+#[test]
+fn a_host_in_a_pool_has_what_is_usual_and_a_wrong_pool_says_why() {
+    let whole = "[pool]\nhost = \"a\"\netcd = [\"http://10.0.0.1:2379\"]\n";
+    let pool = parse_one(whole).unwrap().pool.unwrap();
+    assert_eq!((pool.name.as_str(), pool.host.as_str()), ("default", "a"));
+    assert_eq!((pool.receive, pool.movable.len()), (None, 0));
+    let faults = |keys: &str| faults_of(&format!("{whole}{keys}"));
+    assert!(faults_of("[pool]\nhost = \"a\"").contains("[pool] has no `etcd`"));
+    let odd = faults_of("[pool]\nhost = \"a/b\"\netcd = [\"10.0.0.1:2379\"]");
+    assert!(odd.contains("`host` is \"a/b\"; valid: letters"), "{odd}");
+    assert!(odd.contains("without `tls` write addresses such as \"http://"), "{odd}");
+    let tls = faults("tls = \"/etc/tls\"");
+    assert!(tls.contains("with `tls` write addresses such as \"https://"), "{tls}");
+    let anywhere = faults("address = \"0.0.0.0\"\nincoming = \"/x\"");
+    assert!(anywhere.contains("`address` is \"0.0.0.0\""), "{anywhere}");
+    assert!(faults("incoming = \"/x\"").contains("`incoming` needs `address`"));
+    assert!(faults("address = \"10.0.0.1\"").contains("no effect without `incoming`"));
+    assert!(faults("precopy_s = 0").contains("`precopy_s` is 0; valid"));
 }

@@ -45,11 +45,20 @@ fn host(host: &HostStatus) -> String {
     }
     let (found, silent, stuck) = (host.vms, host.unreachable_vms, host.uncooperative_vms);
     text += &format!("        {found} VMs, {silent} unreachable, {stuck} uncooperative\n");
+    if let Some(name) = &host.pool_host {
+        let moving = match host.pool_moving.as_slice() {
+            [] => "nobody comes or goes".to_owned(),
+            moving => format!("{} come or go", moving.join(", ")),
+        };
+        text += &format!("        in the pool as {name}: {moving}\n");
+    }
     let reasons = host.reasons.iter().map(|words| words.text.clone());
     let config =
         host.config_error.iter().map(|e| format!("the newest configuration is not used: {e}"));
     let history = host.history_error.iter().map(|e| format!("history is not being kept: {e}"));
-    for trouble in reasons.chain(config).chain(history).chain(host.ksm_trouble.clone()) {
+    let pool = host.pool_trouble.iter().map(|e| format!("the pool: {e}"));
+    for trouble in reasons.chain(config).chain(history).chain(pool).chain(host.ksm_trouble.clone())
+    {
         text += &format!("  !     {trouble}\n");
     }
     text

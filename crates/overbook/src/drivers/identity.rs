@@ -45,10 +45,16 @@ pub(super) fn of(client: &Client, socket: &Path) -> Peer {
 /// Whether the life that `incarnation` names has ended for good: nothing is left at its socket, and
 /// its process, if it was known by one, is gone.
 pub(super) fn is_over(incarnation: u64, socket: &Path) -> bool {
+    has_ended(incarnation) && matches!(socket.try_exists(), Ok(false))
+}
+
+/// Whether no process is the one that `incarnation` names. It says nothing of a life that is not
+/// known by its process.
+pub(super) fn has_ended(incarnation: u64) -> bool {
     let pid = incarnation & ((1 << PID_BITS) - 1);
     let process = u32::try_from(pid).ok().and_then(Identity::of);
-    let lives = process.is_some_and(|process| of_process(process) == incarnation);
-    !lives && matches!(socket.try_exists(), Ok(false))
+    // One that has ended and whose parent has not asked yet is over, too.
+    process.is_none_or(|process| of_process(process) != incarnation || !process.is_alive())
 }
 
 fn of_process(process: Identity) -> u64 {

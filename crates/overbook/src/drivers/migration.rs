@@ -8,8 +8,7 @@
 
 use model::{Bytes, Millis};
 use policy::handover::{
-    SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
-    source as next_of_source, target as next_of_target,
+    self, Seen, SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
 };
 use serde_json::{Value, json};
 
@@ -27,19 +26,6 @@ pub struct Limits {
     pub precopy: Millis,
 }
 
-/// What is written down of an intent.
-#[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// Tells it from other intents of the same VM.
-    pub generation: u64,
-    /// By the source; on the target it may be old.
-    pub source: Option<&'a SourceStep>,
-    /// By the target; on the source it may be old.
-    pub target: Option<&'a TargetStep>,
-    /// It was withdrawn, or has taken too long.
-    pub is_late: bool,
-}
-
 /// What came of a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn<Step> {
@@ -55,25 +41,26 @@ pub enum Turn<Step> {
     Over,
 }
 
-/// Does what is next on the source. `client`: its QEMU; `None`: that has ended.
+/// Does what is next on the source, by the intent of this `generation`. `client`: its QEMU;
+/// `None`: that has ended.
 ///
 /// # Errors
 /// When QEMU does not answer, or refuses: the next turn tries again.
 pub async fn source_turn(
     client: Option<&mut Client>,
+    generation: u64,
     seen: Seen<'_>,
     limits: Limits,
 ) -> Result<Turn<SourceStep>, QmpError> {
-    let Seen { generation, source, target, is_late } = seen;
     let Some(client) = client else {
-        return Ok(match next_of_source(source, target, &SourceQemu::Gone, is_late) {
+        return Ok(match handover::source(seen, &SourceQemu::Gone) {
             SourceDeed::Write(step) => Turn::Write(step),
             SourceDeed::Nothing => Turn::Over,
             _ => Turn::Waits,
         });
     };
     let qemu = source_qemu(client, generation, limits.precopy).await?;
-    match next_of_source(source, target, &qemu, is_late) {
+    match handover::source(seen, &qemu) {
         SourceDeed::Wait => return Ok(Turn::Waits),
         SourceDeed::Nothing => return Ok(Turn::Over),
         SourceDeed::Write(step) => return Ok(Turn::Write(step)),
@@ -97,10 +84,9 @@ pub async fn target_turn(
     seen: Seen<'_>,
     address: &str,
 ) -> Result<Turn<TargetStep>, QmpError> {
-    let Seen { source, target, is_late, .. } = seen;
     let Some(client) = client else {
         let qemu = has_ended.map_or(TargetQemu::Absent, |why| TargetQemu::Gone(why.to_owned()));
-        return Ok(match next_of_target(target, source, &qemu, is_late) {
+        return Ok(match handover::target(seen, &qemu) {
             TargetDeed::Write(step) => Turn::Write(step),
             TargetDeed::Start => Turn::Launch,
             TargetDeed::Nothing => Turn::Over,
@@ -108,7 +94,7 @@ pub async fn target_turn(
         });
     };
     let qemu = target_qemu(client).await?;
-    match next_of_target(target, source, &qemu, is_late) {
+    match handover::target(seen, &qemu) {
         TargetDeed::Wait => return Ok(Turn::Waits),
         TargetDeed::Nothing => return Ok(Turn::Over),
         TargetDeed::Write(step) => return Ok(Turn::Write(step)),
@@ -140,7 +126,8 @@ async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
 /// Has a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for any
 /// port).
 async fn listen(client: &mut Client, address: &str) -> Result<(), QmpError> {
-    let capabilities = capabilities(&["postcopy-ram"]);
+    // A target that does not run yet has no lock on the disks: the source may take them again.
+    let capabilities = capabilities(&["postcopy-ram", "late-block-activate"]);
     client.execute(Command::with("migrate-set-capabilities", capabilities)).await?;
     let command = Command::with("migrate-incoming", json!({"uri": address}));
     client.execute(command).await.map(drop)

@@ -19,6 +19,7 @@
 
 pub mod discovery;
 pub mod guest_stats;
+pub mod hands;
 pub mod host;
 mod identity;
 pub mod ksm;
@@ -46,7 +47,7 @@ use tokio::time::{Instant, timeout_at};
 use discovery::GlobError;
 use host::HostMeter;
 use shared::Shared;
-use slot::{Restore, Slot, Wish};
+use slot::{Order, Restore, Slot, Wish};
 
 pub use records::Records;
 pub use undo::{RestoreError, restore_at};
@@ -148,7 +149,7 @@ pub type Released = (VmName, Result<String, RestoreError>);
 
 async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Option<Released> {
     let (reply, answer) = oneshot::channel();
-    let answer = match slot.order(Restore { reply }) {
+    let answer = match slot.order(Order::Restore(Restore { reply })) {
         true => timeout_at(deadline, answer).await.ok().and_then(Result::ok),
         false => None,
     };
@@ -159,6 +160,14 @@ async fn order_restore(shared: &Shared, slot: &Slot, deadline: Instant) -> Optio
             let record = shared.records.at(&slot.path).await?;
             Some((record.vm, Err(RestoreError::Unreachable)))
         }
+    }
+}
+
+impl Drivers {
+    /// For whoever moves VMs between hosts.
+    #[must_use]
+    pub fn hands(&self) -> hands::Hands {
+        hands::Hands { shared: Arc::clone(&self.shared) }
     }
 }
 

@@ -123,6 +123,12 @@ pub(super) fn migration_in(migrate: &Value, status: &Value) -> Migration {
     }
 }
 
+/// Why QEMU refuses to migrate this VM (VFIO devices, for example).
+pub(super) fn immovable_in(migrate: &Value) -> Option<String> {
+    let why = migrate.get("blocked-reasons")?.get(0)?.as_str()?;
+    Some(why.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect())
+}
+
 /// The traffic of each disk, by the device's id or the node's name.
 pub(super) fn block_stats_in(answer: &Value) -> BTreeMap<String, BlockStats> {
     let disks = answer.as_array().into_iter().flatten().take(MAX_ITEMS);

@@ -17,7 +17,7 @@ use super::memory::Meter;
 use super::qmp::{Client, Command, Event, QmpError};
 use super::questions;
 use super::shared::{Shared, name_of_socket};
-use super::slot::{self, Restore, Slot, Wish};
+use super::slot::{self, Order, Restore, Slot, Wish};
 use super::undo::{self, RestoreError};
 use super::vm::OF_THE_BALLOON;
 use crate::journal::UndoRecord;
@@ -134,13 +134,16 @@ impl<'a> Session<'a> {
     }
 
     /// Works until the connection fails, and says how.
-    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Restore>) -> QmpError {
+    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> QmpError {
         let mut period = steady(self.shared.period);
         loop {
             let outcome = tokio::select! {
                 _ = period.tick() => self.look().await,
                 () = self.slot.wished.notified() => self.grant_wish().await,
-                Some(order) = orders.recv() => self.obey(order).await,
+                Some(order) = orders.recv() => match order {
+                    Order::Restore(restore) => self.obey(restore).await,
+                    Order::Move(turn) => turn.take(&mut self.client, self.peer.incarnation).await,
+                },
                 event = self.client.next_event() => match event {
                     Ok(event) => self.note_event(event),
                     Err(error) => Err(error),
@@ -170,11 +173,14 @@ impl<'a> Session<'a> {
             let [migrate, status] = self.client.batch([migrate, status]).await?;
             (migrate, status)
         };
-        let migration = match (migrate, status) {
-            (Ok(migrate), Ok(status)) => questions::migration_in(&migrate, &status),
-            _ => Migration::Unknown,
-        };
-        self.slot.state().view.migration = migration;
+        {
+            let view = &mut self.slot.state().view;
+            view.migration = Migration::Unknown;
+            if let (Ok(migrate), Ok(status)) = (migrate, status) {
+                view.migration = questions::migration_in(&migrate, &status);
+                view.immovable = questions::immovable_in(&migrate);
+            }
+        }
         self.slot.up();
         if self.periods.is_multiple_of(BLOCK_EVERY) {
             self.count_blocks().await?;

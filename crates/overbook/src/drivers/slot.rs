@@ -12,6 +12,7 @@ use model::{Bytes, Link, Migration, Millis, Reading, Time, VmName, VmView};
 use sys::clock::boot_now;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use super::hands::MoveTurn;
 use super::undo::RestoreError;
 
 /// How long a VM whose QEMU has ended is still shown.
@@ -29,6 +30,15 @@ pub(super) struct Restore {
     pub(super) reply: oneshot::Sender<Option<Result<String, RestoreError>>>,
 }
 
+/// What a VM's task is told to do, and answers.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Put back what was changed.
+    Restore(Restore),
+    /// What is next of a migration.
+    Move(MoveTurn),
+}
+
 /// A wish for the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
@@ -43,7 +53,7 @@ pub(super) struct Slot {
     pub(super) path: PathBuf,
     /// Told when there is a wish.
     pub(super) wished: Notify,
-    orders: mpsc::Sender<Restore>,
+    orders: mpsc::Sender<Order>,
     state: Mutex<State>,
 }
 
@@ -61,7 +71,7 @@ pub(super) struct State {
 
 impl Slot {
     /// An empty slot, and the far end of its orders.
-    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Restore>) {
+    pub(super) fn new(path: PathBuf) -> (Self, mpsc::Receiver<Order>) {
         let (orders, inbox) = mpsc::channel(4);
         let state = State {
             name: None,
@@ -95,7 +105,7 @@ impl Slot {
     }
 
     /// Hands over an order. `false`: the task is gone, or has too much to do already.
-    pub(super) fn order(&self, order: Restore) -> bool {
+    pub(super) fn order(&self, order: Order) -> bool {
         self.orders.try_send(order).is_ok()
     }
 

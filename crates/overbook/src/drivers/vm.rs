@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 use super::qmp::QmpError;
 use super::session::{Session, SessionError};
 use super::shared::Shared;
-use super::slot::{Restore, Slot};
+use super::slot::{Order, Restore, Slot};
 use super::undo::{self, RestoreError};
 
 /// The pause after the first failure to connect.
@@ -31,7 +31,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keeps one VM's slot up to date until the task is aborted.
-pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Restore>) {
+pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::Receiver<Order>) {
     let mut pause = FIRST_PAUSE;
     loop {
         let started = Instant::now();
@@ -48,7 +48,10 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
         // What was wished of the QEMU that is gone is not for the next one.
         slot.take_wish();
         while let Ok(order) = orders.try_recv() {
-            refuse(order, is_end, &shared, &slot).await;
+            // Who moves it finds that nobody answers.
+            if let Order::Restore(order) = order {
+                refuse(order, is_end, &shared, &slot).await;
+            }
         }
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);

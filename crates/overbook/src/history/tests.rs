@@ -45,6 +45,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         stats: Some(Reading::new(stats, at)),
         used: Some(Reading::new(Bytes::mib(200), at)),
         migration: Migration::None,
+        immovable: None,
         ..VmView::unknown(Link::Up)
     };
     Published {
@@ -61,6 +62,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         paused: false,
         config_error: None,
         history_error: None,
+        pool: None,
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn published() -> Published {
         paused: false,
         config_error: None,
         history_error: None,
+        pool: None,
     }
 }
 
@@ -66,6 +67,7 @@ fn spec() -> Spec {
         modes: Modes { balloon: Mode::Enforce },
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
         overload: OverloadSpec::default(),
+        pool: None,
         groups: BTreeMap::from([("web".into(), web)]),
         vms: BTreeMap::new(),
         disks: std::collections::BTreeMap::new(),
@@ -170,6 +172,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         stats: Some(Reading::new(stats, Time(NOW.0 - 800))),
         used: Some(Reading::new(Bytes::mib(used), NOW)),
         migration: Migration::None,
+        immovable: None,
         limits: BTreeMap::new(),
         last_error: None,
         block: None,

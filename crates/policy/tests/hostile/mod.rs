@@ -137,6 +137,7 @@ impl World {
         });
         let down = Link::Down { since: Time(0), why: "connection refused".into() };
         VmView {
+            immovable: None,
             incarnation,
             link: if shown.is_up { Link::Up } else { down },
             ram,
@@ -353,6 +354,7 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
         modes: Modes { balloon },
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
         overload: OverloadSpec::default(),
+        pool: None,
         groups: (0..)
             .zip(groups)
             .map(|(i, (policy, budget, limits, lend))| {

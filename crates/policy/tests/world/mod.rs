@@ -48,6 +48,7 @@ impl World {
             modes: Modes { balloon: Mode::Enforce },
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
             overload: OverloadSpec::default(),
+            pool: None,
             groups: [("g".into(), group)].into(),
             vms: BTreeMap::new(),
             disks: BTreeMap::new(),
@@ -75,6 +76,7 @@ impl World {
             stats: Some(Reading::new(stats, self.now)),
             used: Some(Reading::new(Bytes::mib(actual), self.now)),
             migration: Migration::None,
+            immovable: None,
             ..VmView::unknown(Link::Up)
         };
         self.view.vms.insert(name.into(), vm);

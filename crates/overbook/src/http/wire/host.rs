@@ -50,6 +50,18 @@ pub struct HostStatus {
     /// What is wrong with it, or was not put back.
     #[serde(default)]
     pub ksm_trouble: Option<String>,
+    /// What this host is called in its pool; `null`: it is in none.
+    #[serde(default)]
+    pub pool_host: Option<String>,
+    /// Whether others in the pool know that it is there.
+    #[serde(default)]
+    pub pool_is_seated: bool,
+    /// What hinders it there.
+    #[serde(default)]
+    pub pool_trouble: Option<String>,
+    /// VMs that come or go.
+    #[serde(default)]
+    pub pool_moving: Vec<String>,
     /// VMs found.
     pub vms: usize,
     /// VMs whose QEMU does not answer.
@@ -66,6 +78,7 @@ impl HostStatus {
         let Published { view, plan, .. } = shown.published.as_ref();
         let host = view.host.map(|reading| reading.value);
         let ksm = view.ksm.as_ref().map(|reading| &reading.value);
+        let pool = shown.published.pool.as_ref();
         let down = |vm: &&model::VmView| vm.link != Link::Up;
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -86,6 +99,12 @@ impl HostStatus {
             ksm_shared_bytes: raw(ksm.map(|ksm| ksm.shared)),
             ksm_is_driven: ksm.is_some_and(|ksm| ksm.is_driven),
             ksm_trouble: ksm.and_then(|ksm| ksm.trouble.clone()),
+            pool_host: pool.map(|pool| pool.host.clone()),
+            pool_is_seated: pool.is_some_and(|pool| pool.is_seated),
+            pool_trouble: pool.and_then(|pool| pool.trouble.clone()),
+            pool_moving: pool
+                .map(|pool| pool.moving.iter().map(ToString::to_string).collect())
+                .unwrap_or_default(),
             vms: view.vms.len(),
             unreachable_vms: view.vms.values().filter(down).count(),
             uncooperative_vms: plan.vms.values().filter(|d| is_uncooperative(d)).count(),

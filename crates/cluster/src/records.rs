@@ -1,0 +1,187 @@
+//! What a pool's store holds, by who writes it.
+//!
+//! ```text
+//! hosts/H/seat          host H is there
+//! hosts/H/report        what it says of itself
+//! hosts/H/source/VM     its last step as the source of an intent
+//! hosts/H/target/VM     its last step as the target
+//! controller/seat       who decides
+//! controller/intents/VM what is to be moved
+//! ```
+//!
+//! All that a host writes lies in a directory of its own. So etcd can hold it to that, by the name
+//! in its certificate.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use model::cluster::{ClusterView, HostReport, Intent};
+use model::{HostName, Reading, Time, VmName};
+use policy::handover::{SourceStep, TargetStep};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::store::Snapshot;
+
+/// Who decides.
+pub const CONTROLLER_SEAT: &str = "controller/seat";
+/// Where intents lie.
+pub const INTENTS: &str = "controller/intents/";
+
+/// Where all lies that a host has written.
+#[must_use]
+pub fn of_host(host: &HostName) -> String {
+    format!("hosts/{host}/")
+}
+
+/// Its seat.
+#[must_use]
+pub fn host_seat(host: &HostName) -> String {
+    format!("hosts/{host}/seat")
+}
+
+/// Its report.
+#[must_use]
+pub fn report(host: &HostName) -> String {
+    format!("hosts/{host}/report")
+}
+
+/// Its last step as the source.
+#[must_use]
+pub fn source(host: &HostName, vm: &VmName) -> String {
+    format!("hosts/{host}/source/{vm}")
+}
+
+/// Its last step as the target.
+#[must_use]
+pub fn target(host: &HostName, vm: &VmName) -> String {
+    format!("hosts/{host}/target/{vm}")
+}
+
+/// What is to become of a VM.
+#[must_use]
+pub fn intent(vm: &VmName) -> String {
+    format!("{INTENTS}{vm}")
+}
+
+/// A step that a host has written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written<Step> {
+    /// By this intent.
+    pub generation: u64,
+    /// The step.
+    pub step: Step,
+    /// The life of its QEMU; 0: not known.
+    pub incarnation: u64,
+    /// Nothing follows it.
+    pub is_over: bool,
+}
+
+/// All that is known of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Records {
+    /// Who decides.
+    pub controller: Option<String>,
+    /// Hosts that are there.
+    pub seated: BTreeSet<HostName>,
+    /// What they say, and those that are not there have said.
+    pub reports: BTreeMap<HostName, HostReport>,
+    /// By VM.
+    pub intents: BTreeMap<VmName, Intent>,
+    /// By host and VM.
+    pub sources: BTreeMap<(HostName, VmName), Written<SourceStep>>,
+    /// By host and VM.
+    pub targets: BTreeMap<(HostName, VmName), Written<TargetStep>>,
+}
+
+impl Records {
+    /// What is kept there. What cannot be read is left out: it is of another version, or a host's
+    /// mistake, and concerns nobody but that host.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let mut records = Self::default();
+        for (key, value) in &snapshot.values {
+            let parts: Vec<&str> = key.splitn(4, '/').collect();
+            match parts.as_slice() {
+                ["controller", "seat"] => {
+                    records.controller = Some(String::from_utf8_lossy(value).into_owned());
+                }
+                // A VM's name may hold a slash.
+                ["controller", "intents", ..] => {
+                    add(&mut records.intents, key[INTENTS.len()..].into(), value);
+                }
+                ["hosts", host, "seat"] => drop(records.seated.insert((*host).into())),
+                ["hosts", host, "report"] => add(&mut records.reports, (*host).into(), value),
+                ["hosts", host, "source", vm] => {
+                    add(&mut records.sources, ((*host).into(), (*vm).into()), value);
+                }
+                ["hosts", host, "target", vm] => {
+                    add(&mut records.targets, ((*host).into(), (*vm).into()), value);
+                }
+                _ => {}
+            }
+        }
+        records
+    }
+
+    /// What the source has written by this VM's intent.
+    #[must_use]
+    pub fn source_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<SourceStep>> {
+        let written = self.sources.get(&(intent.from.clone(), vm.clone()));
+        written.filter(|written| written.generation == intent.generation)
+    }
+
+    /// What the target has written by this VM's intent.
+    #[must_use]
+    pub fn target_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<TargetStep>> {
+        let written = self.targets.get(&(intent.to.clone(), vm.clone()));
+        written.filter(|written| written.generation == intent.generation)
+    }
+
+    /// What a decision is made from. `since`: when each intent was first seen.
+    #[must_use]
+    pub fn view(&self, now: Time, since: &BTreeMap<VmName, (u64, Time)>) -> ClusterView {
+        let is_seated = |host: &HostName| self.seated.contains(host);
+        let hosts = self.reports.iter().filter(|(host, _)| is_seated(host));
+        let hosts = hosts.map(|(host, report)| (host.clone(), Reading::new(report.clone(), now)));
+        let intents = self.intents.iter().map(|(vm, intent)| {
+            let begun = since.get(vm).map_or(now, |(_, begun)| *begun);
+            (vm.clone(), Reading::new(intent.clone(), begun))
+        });
+        ClusterView { hosts: hosts.collect(), intents: intents.collect() }
+    }
+}
+
+fn add<K: Ord, V: DeserializeOwned>(to: &mut BTreeMap<K, V>, key: K, value: &[u8]) {
+    if let Ok(value) = serde_json::from_slice(value) {
+        to.insert(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Change;
+
+    #[test]
+    fn records_are_read_back_and_what_cannot_be_read_is_left_out() {
+        let (host, vm) = (HostName::from("a"), VmName::from("x/y"));
+        let step = TargetStep::Runs;
+        let written = Written { generation: 3, step, incarnation: 7, is_over: false };
+        let intent =
+            Intent { generation: 3, from: "b".into(), to: "a".into(), is_withdrawn: false };
+        let mut snapshot = Snapshot::default();
+        for change in
+            [Change::put(target(&host, &vm), &written), Change::put(super::intent(&vm), &intent)]
+        {
+            let Change::Put { key, value } = change else { panic!("no put") };
+            snapshot.values.insert(key, value);
+        }
+        snapshot.values.insert(host_seat(&host), b"a".to_vec());
+        snapshot.values.insert(report(&host), b"nonsense".to_vec());
+        snapshot.values.insert("hosts/a/other".to_owned(), b"1".to_vec());
+        let records = Records::of(&snapshot);
+        assert_eq!(records.target_of(&vm, &intent), Some(&written));
+        assert_eq!(records.target_of(&vm, &Intent { generation: 4, ..intent }), None);
+        assert!(records.seated.contains(&host) && records.reports.is_empty());
+    }
+}

@@ -1,0 +1,110 @@
+//! How a host of the lab takes VMs in: the command that `incoming` of `[pool]` names.
+//!
+//! It is a script with the command line of a QEMU that runs now, its files moved into the other
+//! host's directory, but for its disks: these are on shared storage. QEMU outlives the script and
+//! the daemon, as on a real host; [`Takeover`] ends it.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use sys::process::Identity;
+
+/// How long a QEMU may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The command, and what it has started.
+#[derive(Debug)]
+pub struct Takeover {
+    script: PathBuf,
+    pids: PathBuf,
+}
+
+impl Takeover {
+    /// A command for the QEMU `like`, whose files lie in `from`, on the host whose files lie in
+    /// `to`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    pub fn new(like: Identity, from: &Path, to: &Path) -> io::Result<Self> {
+        for sub in ["qmp", "lab", "log", "disks", "trace"] {
+            fs::create_dir_all(to.join(sub))?;
+        }
+        let read = |what: &str| fs::read(format!("/proc/{}/{what}", like.pid));
+        let (script, pids) = (to.join("incoming"), to.join("pids"));
+        let mut text = String::from("#!/bin/sh\nset -eu\n");
+        for pair in words(&read("environ")?) {
+            let _ = writeln!(text, "export {}", quoted(&pair));
+        }
+        let (from, to) = (from.display().to_string(), to.display().to_string());
+        let moved = |word: &String| {
+            let shared = word.replace(&format!("{from}/disks/"), "\u{1}");
+            let moved = shared.replace(&format!("{from}/"), &format!("{to}/"));
+            quoted(&moved.replace('\u{1}', &format!("{from}/disks/")))
+        };
+        let command: Vec<String> = words(&read("cmdline")?).iter().map(moved).collect();
+        let (log, pids_file) = (format!("{to}/log/incoming"), pids.display());
+        // A pidfile of its own would be locked by the QEMU that runs already.
+        let _ = writeln!(
+            text,
+            "setsid {} -incoming defer -S </dev/null >>{} 2>&1 &\necho $! >>{}",
+            command.join(" "),
+            quoted(&log),
+            quoted(&pids_file.to_string()),
+        );
+        fs::write(&script, text)?;
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+        Ok(Self { script, pids })
+    }
+
+    /// The command.
+    #[must_use]
+    pub fn script(&self) -> &Path {
+        &self.script
+    }
+
+    /// The QEMUs that it has started and that live.
+    #[must_use]
+    pub fn started(&self) -> Vec<Identity> {
+        let text = fs::read_to_string(&self.pids).unwrap_or_default();
+        let pids = text.lines().filter_map(|line| line.trim().parse().ok());
+        let is_qemu = |found: &Identity| {
+            let program = sys::procfs::program_of(found.pid);
+            program.is_ok_and(|program| program.starts_with("qemu"))
+        };
+        pids.filter_map(Identity::of).filter(is_qemu).collect()
+    }
+}
+
+impl Drop for Takeover {
+    fn drop(&mut self) {
+        for process in self.started() {
+            // It may have ended by itself.
+            let _ = process.end(GRACE);
+        }
+    }
+}
+
+fn words(bytes: &[u8]) -> Vec<String> {
+    let words = bytes.split(|byte| *byte == 0).filter(|word| !word.is_empty());
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
+/// For a shell.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(words(b"a\0b c\0"), ["a", "b c"]);
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+}

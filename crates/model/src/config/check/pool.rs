@@ -1,0 +1,90 @@
+//! What makes sense of `[pool]`.
+
+use core::net::IpAddr;
+
+use super::path;
+use crate::config::Fault;
+use crate::config::draft::PoolDraft;
+use crate::config::table::{At, printable};
+use crate::spec::{PoolSpec, ReceiveSpec};
+use crate::{HostName, Millis, NamePattern};
+
+/// Names of hosts and pools become parts of keys, and a host's is in its certificate.
+const NAME_BYTES: usize = 63;
+
+pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolSpec> {
+    for key in PoolDraft::NEEDED.iter().filter(|key| !draft.written.contains(*key)) {
+        faults.push(draft.place.fault(format!("[pool] has no `{key}`")));
+    }
+    let (host, etcd) = (draft.host.as_ref()?, draft.etcd.as_ref()?);
+    is_plain("host", host, faults);
+    draft.name.iter().for_each(|name| is_plain("name", name, faults));
+    for at in &etcd.value {
+        endpoint(at, draft.tls.is_some(), faults);
+    }
+    let movable = draft.movable.iter().flat_map(|list| &list.value);
+    Some(PoolSpec {
+        name: draft.name.as_ref().map_or_else(|| "default".to_owned(), |name| name.value.clone()),
+        host: HostName::from(host.value.as_str()),
+        etcd: etcd.value.iter().map(|at| at.value.clone()).collect(),
+        tls: path("tls", draft.tls.as_ref(), faults),
+        receive: receive(draft, faults),
+        movable: movable.map(|at| NamePattern::new(at.value.as_str())).collect(),
+        bandwidth: draft.bandwidth.as_ref().map_or(PoolSpec::BANDWIDTH, |at| at.value),
+        downtime: draft.downtime_ms.map_or(PoolSpec::DOWNTIME, |ms| Millis(ms.into())),
+        precopy: draft.precopy_s.map_or(PoolSpec::PRECOPY, |s| Millis::secs(s.into())),
+        rest: draft.rest_s.map_or(PoolSpec::REST, |s| Millis::secs(s.into())),
+    })
+}
+
+fn is_plain(key: &str, at: &At<String>, faults: &mut Vec<Fault>) {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if !at.value.chars().all(fits) || at.value.len() > NAME_BYTES {
+        let shown = printable(&at.value);
+        faults.push(at.place.fault(format!(
+            "`{key}` is \"{shown}\"; valid: letters, digits, `-`, `_` and `.`, at most {NAME_BYTES}"
+        )));
+    }
+}
+
+fn endpoint(at: &At<String>, has_tls: bool, faults: &mut Vec<Fault>) {
+    let scheme = if has_tls { "https://" } else { "http://" };
+    let is_right = at.value.strip_prefix(scheme).is_some_and(|rest| {
+        rest.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+        })
+    });
+    if !is_right {
+        let (shown, with) =
+            (printable(&at.value), if has_tls { "with `tls`" } else { "without `tls`" });
+        faults.push(at.place.fault(format!(
+            "`etcd` has \"{shown}\"; {with} write addresses such as \"{scheme}10.0.0.1:2379\""
+        )));
+    }
+}
+
+fn receive(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<ReceiveSpec> {
+    let command = path("incoming", draft.incoming.as_ref(), faults);
+    let address = draft.address.as_ref().and_then(|at| match at.value.parse::<IpAddr>() {
+        Ok(address) if !address.is_unspecified() => Some(address),
+        _ => {
+            let shown = printable(&at.value);
+            faults.push(at.place.fault(format!(
+                "`address` is \"{shown}\"; write the address at which other hosts reach this one, \
+                 such as \"10.0.0.1\""
+            )));
+            None
+        }
+    });
+    match (&draft.address, &draft.incoming) {
+        (Some(at), None) => {
+            faults.push(at.place.fault("`address` has no effect without `incoming`"))
+        }
+        (None, Some(at)) => faults
+            .push(at.place.fault(
+                "`incoming` needs `address`: where this host's QEMUs listen for the guests",
+            )),
+        _ => {}
+    }
+    Some(ReceiveSpec { address: address?, command: command? })
+}

@@ -1,0 +1,214 @@
+//! `overbook cluster`: what the hosts of a pool say, and what moves between them.
+//!
+//! It is read from the store itself: what a host wrote is shown also while its daemon is away.
+
+use cluster::records::Records;
+use model::cluster::HostReport;
+use model::{Bytes, Severity, VmName};
+use policy::handover::{SourceStep, TargetStep};
+use serde_json::{Value, json};
+
+use super::controller::pool_of;
+use super::table::{Column, table};
+use super::{Format, Name, context::Context, error::CliError, output::Output};
+use crate::pool;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum Question {
+    /// The pool in a few lines
+    Status(Format),
+    /// Its hosts: memory, VMs, overloads
+    Hosts(Format),
+    /// VMs that are overloaded
+    Overloads(Format),
+    /// VMs that change hosts, and how far that is
+    Migrations(Format),
+    /// Where a VM is, whether it can be moved, and why not
+    Explain(Name),
+}
+
+pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliError> {
+    let spec = pool_of(context)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| CliError::Said(error.to_string()))?;
+    let records = runtime.block_on(async {
+        let said = |error: &dyn std::fmt::Display| CliError::Said(format!("the pool: {error}"));
+        let store = pool::store(&spec).await.map_err(|error| said(&error))?;
+        let snapshot = store.read("").await.map_err(|error| said(&error))?;
+        Ok::<_, CliError>(Records::of(&snapshot))
+    })?;
+    match question {
+        Question::Status(format) => shown(format.json, &status(&records), words),
+        Question::Hosts(format) => rows(format.json, &hosts(&records), &HOSTS),
+        Question::Overloads(format) => rows(format.json, &overloads(&records), &OVERLOADS),
+        Question::Migrations(format) => rows(format.json, &migrations(&records), &MIGRATIONS),
+        Question::Explain(vm) => {
+            let name = VmName::from(vm.name.as_str());
+            let page = explain(&records, &name).ok_or_else(|| {
+                CliError::Said(format!("no host of the pool reports a VM {}", vm.name))
+            })?;
+            shown(vm.format.json, &page, words)
+        }
+    }
+}
+
+/// The fields of each table, and their titles.
+const HOSTS: [(&str, &str); 6] = [
+    ("host", "HOST"),
+    ("is_there", "THERE"),
+    ("vms", "VMS"),
+    ("memory", "MEMORY"),
+    ("given", "GIVEN"),
+    ("overloaded", "OVERLOADED"),
+];
+const OVERLOADS: [(&str, &str); 5] = [
+    ("vm", "VM"),
+    ("host", "HOST"),
+    ("severity", "OVERLOAD"),
+    ("given", "GIVEN"),
+    ("promised", "PROMISED"),
+];
+const MIGRATIONS: [(&str, &str); 6] = [
+    ("vm", "VM"),
+    ("from", "FROM"),
+    ("to", "TO"),
+    ("is_withdrawn", "WITHDRAWN"),
+    ("source", "SOURCE"),
+    ("target", "TARGET"),
+];
+
+fn status(records: &Records) -> Value {
+    let vms: usize = records.reports.values().map(|report| report.vms.len()).sum();
+    let missing: Vec<_> = records.reports.keys().filter(|h| !records.seated.contains(*h)).collect();
+    json!({
+        "controller": records.controller.as_deref().unwrap_or("none: nothing is decided"),
+        "hosts": records.seated.len(),
+        "missing": missing,
+        "vms": vms,
+        "overloaded": overloads(records).len(),
+        "migrations": records.intents.len(),
+    })
+}
+
+fn hosts(records: &Records) -> Vec<Value> {
+    let all = records.reports.iter();
+    all.map(|(host, report)| {
+        json!({
+            "host": host,
+            "is_there": records.seated.contains(host),
+            "vms": report.vms.len(),
+            "memory": report.memory,
+            "given": given(report),
+            "overloaded": report.vms.values().filter(|vm| vm.severity != Severity::None).count(),
+        })
+    })
+    .collect()
+}
+
+fn given(report: &HostReport) -> Bytes {
+    report.vms.values().map(|vm| vm.given).sum()
+}
+
+fn overloads(records: &Records) -> Vec<Value> {
+    let hosts = records.reports.iter().filter(|(host, _)| records.seated.contains(*host));
+    let vms = hosts.flat_map(|(host, report)| report.vms.iter().map(move |(n, vm)| (host, n, vm)));
+    vms.filter(|(_, _, vm)| vm.severity != Severity::None)
+        .map(|(host, name, vm)| {
+            json!({
+                "vm": name, "host": host, "severity": vm.severity,
+                "given": vm.given, "promised": vm.promised,
+            })
+        })
+        .collect()
+}
+
+fn migrations(records: &Records) -> Vec<Value> {
+    let step_of_source = |step: &SourceStep| match step {
+        SourceStep::Moving => "sends it".to_owned(),
+        SourceStep::Hastening => "sends it, in a hurry".to_owned(),
+        SourceStep::Switched => "has sent it".to_owned(),
+        SourceStep::Left => "done".to_owned(),
+        SourceStep::Stayed { why } => format!("keeps it: {why}"),
+    };
+    let step_of_target = |step: &TargetStep| match step {
+        TargetStep::Prepared { address } => format!("waits at {address}"),
+        TargetStep::Runs => "runs it".to_owned(),
+        TargetStep::Refused { why } => format!("refuses it: {why}"),
+    };
+    let all = records.intents.iter();
+    all.map(|(vm, intent)| {
+        let (source, target) = (records.source_of(vm, intent), records.target_of(vm, intent));
+        json!({
+            "vm": vm, "from": intent.from, "to": intent.to,
+            "source": source.map_or("waits".to_owned(), |w| step_of_source(&w.step)),
+            "target": target.map_or("prepares".to_owned(), |w| step_of_target(&w.step)),
+            "is_withdrawn": intent.is_withdrawn,
+        })
+    })
+    .collect()
+}
+
+/// `None`: no host has it.
+fn explain(records: &Records, vm: &VmName) -> Option<Value> {
+    let hosts: Vec<_> =
+        records.reports.iter().filter(|(_, report)| report.vms.contains_key(vm)).collect();
+    let (host, report) =
+        hosts.iter().find(|(h, _)| records.seated.contains(*h)).or(hosts.first())?;
+    let found = &report.vms[vm];
+    let migration = migrations(records).into_iter().find(|row| row["vm"] == vm.as_str());
+    Some(json!({
+        "vm": vm,
+        "host": host,
+        "given": found.given,
+        "promised": found.promised,
+        "overload": found.severity,
+        "can_move": found.immovable.as_ref().map_or("yes".to_owned(), |why| format!("no: {why}")),
+        "migration": migration.unwrap_or_default(),
+    }))
+}
+
+fn shown(
+    is_json: bool,
+    page: &Value,
+    words: impl Fn(&Value) -> String,
+) -> Result<Output, CliError> {
+    if is_json { Output::json(page) } else { Ok(Output::text(&words(page))) }
+}
+
+/// A line for each field that says something.
+fn words(page: &Value) -> String {
+    let fields = page.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
+    fields
+        .map(|(key, value)| format!("{:<12}{}\n", key.replace('_', " "), cell(key, value)))
+        .collect()
+}
+
+fn rows(
+    is_json: bool,
+    rows: &[Value],
+    columns: &[(&'static str, &'static str)],
+) -> Result<Output, CliError> {
+    if is_json {
+        return Output::json(&rows);
+    }
+    let titles: Vec<Column> = columns.iter().map(|(_, title)| (*title, false)).collect();
+    let cells = |row: &Value| columns.iter().map(|(key, _)| cell(key, &row[*key])).collect();
+    Ok(Output::text(&table(&titles, &rows.iter().map(cells).collect::<Vec<_>>())))
+}
+
+fn cell(key: &str, value: &Value) -> String {
+    match value {
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Number(n) if ["memory", "given", "promised"].contains(&key) => {
+            Bytes(n.as_u64().unwrap_or_default()).to_string()
+        }
+        Value::Array(items) if items.is_empty() => "none".to_owned(),
+        Value::Array(items) => items.iter().map(|i| cell("", i)).collect::<Vec<_>>().join(", "),
+        Value::Object(fields) => {
+            let parts = ["from", "to", "source", "target"].iter().filter_map(|k| fields.get(*k));
+            parts.map(|part| cell("", part)).collect::<Vec<_>>().join(", ")
+        }
+        other => other.to_string(),
+    }
+}

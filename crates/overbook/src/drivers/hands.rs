@@ -1,0 +1,128 @@
+//! For whoever moves VMs between hosts: a turn of a migration, taken by the VM's own task.
+//!
+//! A QEMU serves one connection at a time, and the VM's task has it.
+
+use std::sync::Arc;
+
+use model::VmName;
+use policy::handover::{Seen, SourceStep, TargetStep};
+use tokio::sync::oneshot;
+
+use super::identity;
+use super::migration::{Limits, Turn, source_turn, target_turn};
+use super::qmp::{Client, QmpError};
+use super::shared::Shared;
+use super::slot::Order;
+
+/// What a host knows of an intent when it takes a turn: [`Seen`], for a task of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// What the source has written.
+    pub source: Option<SourceStep>,
+    /// What the target has written.
+    pub target: Option<TargetStep>,
+    /// The intent was withdrawn.
+    pub is_late: bool,
+    /// The other host has not been heard of for a while.
+    pub is_alone: bool,
+}
+
+impl Known {
+    /// The same, borrowed.
+    #[must_use]
+    pub fn seen(&self) -> Seen<'_> {
+        let (source, target) = (self.source.as_ref(), self.target.as_ref());
+        Seen { source, target, is_late: self.is_late, is_alone: self.is_alone }
+    }
+}
+
+/// What came of a turn, and of which life of the VM.
+pub type Taken<Step> = (Result<Turn<Step>, String>, u64);
+
+/// A turn that a VM's task is to take.
+#[derive(Debug)]
+pub(super) enum MoveTurn {
+    Source(u64, Known, Limits, oneshot::Sender<Taken<SourceStep>>),
+    Target(Known, String, oneshot::Sender<Taken<TargetStep>>),
+}
+
+impl MoveTurn {
+    /// Takes it. Whoever asked may have gone.
+    pub(super) async fn take(self, client: &mut Client, incarnation: u64) -> Result<(), QmpError> {
+        let failed = match self {
+            Self::Source(generation, known, limits, reply) => {
+                let done = source_turn(Some(client), generation, known.seen(), limits).await;
+                let (done, failed) = apart(done);
+                let _ = reply.send((done, incarnation));
+                failed
+            }
+            Self::Target(known, address, reply) => {
+                let done = target_turn(Some(client), None, known.seen(), &address).await;
+                let (done, failed) = apart(done);
+                let _ = reply.send((done, incarnation));
+                failed
+            }
+        };
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// A connection that has failed concerns the task, and whoever asked.
+fn apart<T>(done: Result<T, QmpError>) -> (Result<T, String>, Option<QmpError>) {
+    match done {
+        Ok(done) => (Ok(done), None),
+        Err(error) => (Err(error.to_string()), Some(error).filter(QmpError::is_fatal)),
+    }
+}
+
+/// The way to the VMs' tasks.
+#[derive(Clone, Debug)]
+pub struct Hands {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Hands {
+    /// The life of a VM that is, or was a moment ago, on this host, if its process is known.
+    #[must_use]
+    pub fn life(&self, vm: &VmName) -> Option<u64> {
+        let slot = self.shared.find(vm)?;
+        let view = &slot.state().view;
+        view.pid.map(|_| view.incarnation)
+    }
+
+    /// Whether this life of a VM is over for certain.
+    #[must_use]
+    pub fn has_ended(&self, life: u64) -> bool {
+        identity::has_ended(life)
+    }
+
+    /// A turn of the source; `None`: its QEMU is not connected now.
+    pub async fn source(
+        &self,
+        vm: &VmName,
+        generation: u64,
+        known: Known,
+        limits: Limits,
+    ) -> Option<Taken<SourceStep>> {
+        let (reply, answer) = oneshot::channel();
+        self.order(vm, MoveTurn::Source(generation, known, limits, reply))?;
+        answer.await.ok()
+    }
+
+    /// A turn of the target; `None`: its QEMU is not connected now.
+    pub async fn target(
+        &self,
+        vm: &VmName,
+        known: Known,
+        address: String,
+    ) -> Option<Taken<TargetStep>> {
+        let (reply, answer) = oneshot::channel();
+        self.order(vm, MoveTurn::Target(known, address, reply))?;
+        answer.await.ok()
+    }
+
+    fn order(&self, vm: &VmName, turn: MoveTurn) -> Option<()> {
+        let slot = self.shared.find(vm)?;
+        slot.order(Order::Move(turn)).then_some(())
+    }
+}

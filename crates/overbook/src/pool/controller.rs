@@ -1,0 +1,147 @@
+//! A pool's controller: it sees what hosts report, decides, and writes down what is to be moved.
+//!
+//! Any number of them may run; one has the seat. All that it knows is in the store, but for what
+//! it remembers of the last minutes; a new one waits for so long before it moves anything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::records::{self, Records};
+use cluster::store::{Change, Seat, Store, StoreError};
+use model::cluster::Intent;
+use model::{Millis, Time, VmName};
+use policy::cluster::{ClusterMemory, decide};
+use policy::handover::{SourceStep, TargetStep};
+use sys::clock::boot_now;
+use tokio::time::{Instant, sleep};
+
+/// How often is decided.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How often a seat is kept.
+const STAY: Duration = Duration::from_secs(3);
+
+/// A controller.
+pub struct Controller {
+    store: Arc<dyn Store>,
+    who: String,
+    seat: Option<(Seat, Instant)>,
+    rest: Millis,
+    memory: ClusterMemory,
+    /// When each intent was first seen, by VM and generation.
+    since: BTreeMap<VmName, (u64, Time)>,
+    trouble: Option<String>,
+}
+
+impl Controller {
+    /// A controller that is called so. What has moved rests for so long.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, who: String, rest: Millis) -> Self {
+        let memory = ClusterMemory::resting(rest);
+        Self { store, who, seat: None, rest, memory, since: BTreeMap::new(), trouble: None }
+    }
+
+    /// Decides for as long as it is polled. `say` hears what it does, and what hinders it.
+    pub async fn run(mut self, say: impl Fn(&str)) {
+        loop {
+            let trouble = match self.turn(&say).await {
+                Ok(()) => None,
+                Err(error) => {
+                    if matches!(error, StoreError::Unseated(_)) {
+                        self.seat = None;
+                    }
+                    Some(error.to_string())
+                }
+            };
+            if trouble != self.trouble {
+                say(trouble.as_deref().unwrap_or("the store answers again"));
+                self.trouble = trouble;
+            }
+            sleep(PERIOD).await;
+        }
+    }
+
+    async fn turn(&mut self, say: &impl Fn(&str)) -> Result<(), StoreError> {
+        let Some(seat) = self.sit(say).await? else { return Ok(()) };
+        let now = boot_now();
+        let snapshot = self.store.read("").await?;
+        let records = Records::of(&snapshot);
+        self.since.retain(|vm, (generation, _)| {
+            records.intents.get(vm).is_some_and(|intent| intent.generation == *generation)
+        });
+        for (vm, intent) in &records.intents {
+            self.since.entry(vm.clone()).or_insert((intent.generation, now));
+        }
+        let mut changes = self.ended(&records, now, say);
+        let plan = decide(&records.view(now, &self.since), &mut self.memory, now);
+        for (vm, chosen) in &plan.moves {
+            let (from, to) = (chosen.from.clone(), chosen.to.clone());
+            say(&format!("{vm} is to go from {from} to {to}, for {}", chosen.for_whom));
+            // Each write makes the revision larger: no two intents of a VM have the same.
+            let generation = snapshot.revision.unsigned_abs();
+            let intent = Intent { generation, from, to, is_withdrawn: false };
+            changes.push(Change::put(records::intent(vm), &intent));
+        }
+        for vm in &plan.withdrawn {
+            if let Some(intent) = records.intents.get(vm) {
+                say(&format!("{vm} is to stay on {}, if it has not left", intent.from));
+                let intent = Intent { is_withdrawn: true, ..intent.clone() };
+                changes.push(Change::put(records::intent(vm), &intent));
+            }
+        }
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.store.write(&seat, Vec::new(), changes).await
+    }
+
+    /// The seat, if this is the one that decides.
+    async fn sit(&mut self, say: &impl Fn(&str)) -> Result<Option<Seat>, StoreError> {
+        if let Some((seat, stayed)) = &mut self.seat {
+            if stayed.elapsed() >= STAY {
+                self.store.stay(seat).await?;
+                *stayed = Instant::now();
+            }
+            return Ok(Some(seat.clone()));
+        }
+        if let Some(seat) = self.store.sit(records::CONTROLLER_SEAT, &self.who).await? {
+            say(&format!("{} decides", self.who));
+            (self.memory, self.since) = (ClusterMemory::resting(self.rest), BTreeMap::new());
+            self.seat = Some((seat.clone(), Instant::now()));
+            return Ok(Some(seat));
+        }
+        Ok(None)
+    }
+
+    /// Intents that have ended are struck out.
+    fn ended(&mut self, records: &Records, now: Time, say: &impl Fn(&str)) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (vm, intent) in &records.intents {
+            let (source, target) = (records.source_of(vm, intent), records.target_of(vm, intent));
+            let Some(source) = source.filter(|written| written.is_over) else { continue };
+            // A host that is gone for good is not waited for where the guest has stayed.
+            let is_lost = !records.seated.contains(&intent.to);
+            let stayed = matches!(source.step, SourceStep::Stayed { .. });
+            let is_over = target.is_some_and(|written| written.is_over) || (is_lost && stayed);
+            if !is_over {
+                continue;
+            }
+            let outcome = match (&source.step, target.map(|written| &written.step)) {
+                (SourceStep::Left, _) => {
+                    self.memory.accepted(&intent.to);
+                    format!("{vm} has gone from {} to {}", intent.from, intent.to)
+                }
+                (SourceStep::Stayed { why }, step) => {
+                    if matches!(step, Some(TargetStep::Refused { .. })) {
+                        self.memory.refused(&intent.to, now);
+                    }
+                    format!("{vm} has stayed on {}: {why}", intent.from)
+                }
+                (step, _) => format!("{vm}: {step:?}"),
+            };
+            say(&outcome);
+            changes.push(Change::Delete { key: records::intent(vm) });
+        }
+        changes
+    }
+}

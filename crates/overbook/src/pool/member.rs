@@ -1,0 +1,473 @@
+//! What a host does in a pool: it says how it is, and carries out what concerns it.
+//!
+//! The member is a task of the daemon beside the loop. It reads what the loop publishes, and the
+//! turns of a migration are taken by the VMs' own tasks. What it must remember of migrations it
+//! writes into the store before it means anything ([`policy::handover`]); all else is learned
+//! again. Its seat it keeps in a file, so that a daemon that starts anew does not wait until the
+//! old lease has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::records::{self, Records, Written};
+use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
+use model::cluster::{HostReport, Intent};
+use model::spec::{PoolSpec, ReceiveSpec};
+use model::{HostName, Severity, Time, VmName};
+use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
+use policy::handover::{SourceDeed, TargetDeed};
+use serde::Serialize;
+use sys::process::Spawn;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::report;
+use crate::drivers::hands::{Hands, Known};
+use crate::drivers::migration::{Limits, Turn};
+use crate::published::Latest;
+
+/// How often a seat is kept.
+const STAY: Duration = Duration::from_secs(3);
+/// Reports are written no more often than this.
+const REPORT: Duration = Duration::from_secs(5);
+/// How often is looked while something moves.
+const BUSY: Duration = Duration::from_millis(100);
+/// Another host that has had no seat for so long is not waited for.
+const ALONE: Duration = Duration::from_secs(5);
+/// How long a command may take that starts a QEMU.
+const LAUNCH: Duration = Duration::from_secs(60);
+/// How long a QEMU may take until it is found, once it was started or the daemon was.
+const FOUND: Duration = Duration::from_secs(30);
+const SEAT_FILE: &str = "pool-seat.json";
+
+/// How a host does in its pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemberState {
+    /// What the host is called there.
+    pub host: String,
+    /// Others know that it is there.
+    pub is_seated: bool,
+    /// Why not, or what else the store says.
+    pub trouble: Option<String>,
+    /// VMs that come or go.
+    pub moving: BTreeSet<VmName>,
+}
+
+/// A QEMU that was told to start.
+enum Launch {
+    Starting(JoinHandle<Result<(), String>>),
+    /// At this moment.
+    Started(Instant),
+    Failed(String),
+}
+
+/// A host in its pool.
+pub struct Member {
+    spec: PoolSpec,
+    store: Arc<dyn Store>,
+    latest: Latest,
+    hands: Hands,
+    state: watch::Sender<MemberState>,
+    seat_file: PathBuf,
+    seat: Option<Seat>,
+    stayed: Instant,
+    begun: Instant,
+    reported: Option<(HostReport, Instant)>,
+    /// What each VM has paged since its overload began, and as of when.
+    paged: BTreeMap<VmName, (u64, Time)>,
+    launched: BTreeMap<(VmName, u64), Launch>,
+    /// Since when others have no seat.
+    absent: BTreeMap<HostName, Instant>,
+}
+
+impl Member {
+    /// A member that is to [`run`](Self::run).
+    #[must_use]
+    pub fn new(
+        spec: PoolSpec,
+        store: Arc<dyn Store>,
+        latest: Latest,
+        hands: Hands,
+        state_directory: &Path,
+    ) -> (Self, watch::Receiver<MemberState>) {
+        let first = MemberState { host: spec.host.to_string(), ..MemberState::default() };
+        let (state, receiver) = watch::channel(first);
+        let seat_file = state_directory.join(SEAT_FILE);
+        let seat = std::fs::read(&seat_file).ok().and_then(|t| serde_json::from_slice(&t).ok());
+        let now = Instant::now();
+        let member = Self {
+            spec,
+            store,
+            latest,
+            hands,
+            state,
+            seat_file,
+            seat,
+            stayed: now.checked_sub(STAY).unwrap_or(now),
+            begun: now,
+            reported: None,
+            paged: BTreeMap::new(),
+            launched: BTreeMap::new(),
+            absent: BTreeMap::new(),
+        };
+        (member, receiver)
+    }
+
+    /// Works for as long as it is polled.
+    pub async fn run(mut self) {
+        loop {
+            let pause = match self.turn().await {
+                Ok(pause) => {
+                    self.say(true, None);
+                    pause
+                }
+                Err(error) => {
+                    if matches!(error, StoreError::Unseated(_)) {
+                        self.seat = None;
+                    }
+                    let is_seated = self.seat.is_some() && self.stayed.elapsed() < SEAT_TTL;
+                    self.say(is_seated, Some(error.to_string()));
+                    Duration::from_secs(1)
+                }
+            };
+            sleep(pause).await;
+        }
+    }
+
+    fn say(&self, is_seated: bool, trouble: Option<String>) {
+        self.state.send_if_modified(|state| {
+            let is_news = (state.is_seated, &state.trouble) != (is_seated, &trouble);
+            (state.is_seated, state.trouble) = (is_seated, trouble);
+            is_news
+        });
+    }
+
+    async fn turn(&mut self) -> Result<Duration, StoreError> {
+        let seat = self.sit().await?;
+        self.report(&seat).await?;
+        let intents = self.store.read(records::INTENTS).await?;
+        let own = self.store.read(&records::of_host(&self.spec.host)).await?;
+        let (all, written) = (Records::of(&intents).intents, Records::of(&own));
+        let concerns = |intent: &Intent| [&intent.from, &intent.to].contains(&&self.spec.host);
+        let mine: BTreeMap<VmName, Intent> =
+            all.iter().filter(|(_, i)| concerns(i)).map(|(n, i)| (n.clone(), i.clone())).collect();
+        let mut is_busy = false;
+        for (vm, intent) in &mine {
+            is_busy |= self.carry_out(&seat, vm, intent, &own).await?;
+        }
+        self.launched.retain(|(vm, n), _| mine.get(vm).is_some_and(|i| i.generation == *n));
+        is_busy |= self.clear(&seat, &written, &mine).await?;
+        let moving: BTreeSet<VmName> = mine.into_keys().collect();
+        self.state.send_if_modified(|state| {
+            let is_news = state.moving != moving;
+            state.moving = moving;
+            is_news
+        });
+        if is_busy {
+            return Ok(BUSY);
+        }
+        // Until an intent changes, or the seat is to be kept.
+        let changed = self.store.changed(records::INTENTS, intents.revision);
+        match timeout(STAY, changed).await {
+            Ok(heard) => heard.map(|()| Duration::ZERO),
+            Err(_) => Ok(Duration::ZERO),
+        }
+    }
+
+    async fn sit(&mut self) -> Result<Seat, StoreError> {
+        if let Some(seat) = self.seat.clone() {
+            if self.stayed.elapsed() >= STAY {
+                self.store.stay(&seat).await?;
+                self.stayed = Instant::now();
+            }
+            return Ok(seat);
+        }
+        let (key, who) = (records::host_seat(&self.spec.host), self.spec.host.as_str());
+        let Some(seat) = self.store.sit(&key, who).await? else {
+            let why = format!("another daemon is {who} in this pool, or was a moment ago");
+            return Err(StoreError::Refused(why));
+        };
+        // Without the file the next daemon waits for the lease to end.
+        let _ = serde_json::to_vec(&seat).map(|text| std::fs::write(&self.seat_file, text));
+        (self.seat, self.stayed, self.reported) = (Some(seat.clone()), Instant::now(), None);
+        Ok(seat)
+    }
+
+    async fn report(&mut self, seat: &Seat) -> Result<(), StoreError> {
+        let tick = self.latest.borrow().clone();
+        self.count(&tick);
+        let paged = |vm: &VmName| self.paged.get(vm).map_or(0, |(pages, _)| *pages);
+        let new = report::of(&tick, &self.spec, paged);
+        let is_news =
+            self.reported.as_ref().is_none_or(|(old, at)| *old != new && at.elapsed() >= REPORT);
+        if is_news {
+            let put = Change::put(records::report(&self.spec.host), &new);
+            self.store.write(seat, Vec::new(), vec![put]).await?;
+            self.reported = Some((new, Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// How much each overloaded VM has paged.
+    fn count(&mut self, tick: &crate::published::Published) {
+        self.paged.retain(|vm, _| report::severity(tick, vm) != Severity::None);
+        for (vm, overload) in &tick.plan.overloads {
+            if overload.severity != Severity::None {
+                let (pages, at) = self.paged.entry(vm.clone()).or_insert((0, tick.at));
+                *pages += overload.pages_per_s * tick.at.since(*at).0 / 1000;
+                *at = tick.at;
+            }
+        }
+    }
+
+    /// Does what is next of an intent. Answers whether there is more to be done soon.
+    async fn carry_out(
+        &mut self,
+        seat: &Seat,
+        vm: &VmName,
+        intent: &Intent,
+        own: &Snapshot,
+    ) -> Result<bool, StoreError> {
+        let is_source = intent.from == self.spec.host;
+        let other = if is_source { &intent.to } else { &intent.from };
+        let theirs = self.store.read(&records::of_host(other)).await?;
+        let (ours_read, theirs_read) = (Records::of(own), Records::of(&theirs));
+        let is_there = theirs_read.seated.contains(other);
+        if is_there {
+            self.absent.remove(other);
+        }
+        let absent = (!is_there)
+            .then(|| self.absent.entry(other.clone()).or_insert_with(Instant::now).elapsed());
+        let (sources, targets) =
+            if is_source { (&ours_read, &theirs_read) } else { (&theirs_read, &ours_read) };
+        let (source, target) = (sources.source_of(vm, intent), targets.target_of(vm, intent));
+        let known = Known {
+            source: source.map(|written| written.step.clone()),
+            target: target.map(|written| written.step.clone()),
+            is_late: intent.is_withdrawn,
+            is_alone: absent.is_some_and(|absent| absent >= ALONE),
+        };
+        // Written only if the other's step is still the one that was seen.
+        if is_source {
+            let still = theirs.still(records::target(other, vm));
+            let key = records::source(&self.spec.host, vm);
+            let (turn, life) = self.source_turn(vm, intent.generation, known, source).await;
+            self.follow((seat, still, key), intent.generation, source, turn, life).await
+        } else {
+            let still = theirs.still(records::source(other, vm));
+            let key = records::target(&self.spec.host, vm);
+            let (turn, life) = self.target_turn(vm, intent.generation, known, target).await;
+            self.follow((seat, still, key), intent.generation, target, turn, life).await
+        }
+    }
+
+    /// Writes what a turn says. Answers whether there is more to be done soon.
+    async fn follow<Step: Clone + Serialize>(
+        &self,
+        (seat, still, key): (&Seat, Still, String),
+        generation: u64,
+        written: Option<&Written<Step>>,
+        turn: Turn<Step>,
+        life: u64,
+    ) -> Result<bool, StoreError> {
+        let next = match (turn, written) {
+            (Turn::Write(step), _) => {
+                Written { generation, step, incarnation: life, is_over: false }
+            }
+            (Turn::Over, Some(written)) if !written.is_over => {
+                Written { is_over: true, ..written.clone() }
+            }
+            (Turn::Over, _) => return Ok(false),
+            (Turn::Did | Turn::Waits | Turn::Launch, _) => return Ok(true),
+        };
+        match self.store.write(seat, vec![still], vec![Change::put(key, &next)]).await {
+            Ok(()) | Err(StoreError::Changed) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn source_turn(
+        &self,
+        vm: &VmName,
+        generation: u64,
+        known: Known,
+        written: Option<&Written<SourceStep>>,
+    ) -> (Turn<SourceStep>, u64) {
+        let life = written.map_or(0, |written| written.incarnation);
+        let is_gone = match life {
+            0 => self.hands.life(vm).is_none() && self.begun.elapsed() >= FOUND,
+            life => self.hands.has_ended(life),
+        };
+        if is_gone {
+            let turn = match handover::source(known.seen(), &SourceQemu::Gone) {
+                SourceDeed::Write(step) => Turn::Write(step),
+                SourceDeed::Nothing => Turn::Over,
+                _ => Turn::Waits,
+            };
+            return (turn, life);
+        }
+        let limits = Limits {
+            bandwidth: self.spec.bandwidth,
+            downtime: self.spec.downtime,
+            precopy: self.spec.precopy,
+        };
+        match self.hands.source(vm, generation, known, limits).await {
+            Some((Ok(turn), found)) if life == 0 || life == found => (turn, found),
+            // Another VM of this name, or a QEMU that does not answer: both are waited for.
+            _ => (Turn::Waits, life),
+        }
+    }
+
+    async fn target_turn(
+        &mut self,
+        vm: &VmName,
+        generation: u64,
+        known: Known,
+        written: Option<&Written<TargetStep>>,
+    ) -> (Turn<TargetStep>, u64) {
+        let life = written.map_or(0, |written| written.incarnation);
+        let has_ended = match life {
+            0 => self.launch_failed(vm, generation).await,
+            life => self.hands.has_ended(life).then(|| "its QEMU has ended".to_owned()),
+        };
+        let Some(ReceiveSpec { address, command }) = &self.spec.receive else {
+            let why = "this host takes no VMs in: [pool] has no `incoming`".to_owned();
+            return (without(&known, &TargetQemu::Gone(why)), life);
+        };
+        if let Some(why) = has_ended {
+            return (without(&known, &TargetQemu::Gone(why)), life);
+        }
+        let listen = match address {
+            std::net::IpAddr::V6(address) => format!("tcp:[{address}]:0"),
+            std::net::IpAddr::V4(address) => format!("tcp:{address}:0"),
+        };
+        if self.hands.life(vm).is_some() {
+            return match self.hands.target(vm, known, listen).await {
+                Some((Ok(turn), found)) if life == 0 || life == found => (turn, found),
+                _ => (Turn::Waits, life),
+            };
+        }
+        let is_launched = self.launched.contains_key(&(vm.clone(), generation));
+        // A daemon that has just started has not found all of its VMs yet.
+        if is_launched || life != 0 || self.begun.elapsed() < STAY {
+            return (Turn::Waits, life);
+        }
+        let turn = without(&known, &TargetQemu::Absent);
+        if turn == Turn::Launch {
+            let (command, name) = (command.clone(), vm.to_string());
+            let task = spawn_blocking(move || launch(&command, &name));
+            self.launched.insert((vm.clone(), generation), Launch::Starting(task));
+        }
+        (turn, life)
+    }
+
+    /// Why a QEMU that was told to start is not there.
+    async fn launch_failed(&mut self, vm: &VmName, generation: u64) -> Option<String> {
+        let is_found = self.hands.life(vm).is_some();
+        let launch = self.launched.get_mut(&(vm.clone(), generation))?;
+        if let Launch::Starting(task) = launch
+            && task.is_finished()
+        {
+            *launch = match task.await {
+                Ok(Ok(())) => Launch::Started(Instant::now()),
+                Ok(Err(why)) => Launch::Failed(why),
+                Err(error) => Launch::Failed(error.to_string()),
+            };
+        }
+        match launch {
+            Launch::Failed(why) => Some(why.clone()),
+            Launch::Started(at) if !is_found && at.elapsed() >= FOUND => {
+                Some("a QEMU was started for it, and no socket of `qmp` names it".to_owned())
+            }
+            Launch::Started(_) | Launch::Starting(_) => None,
+        }
+    }
+
+    /// Ends what was begun by intents that are not there any more, and strikes out what is over.
+    async fn clear(
+        &mut self,
+        seat: &Seat,
+        written: &Records,
+        mine: &BTreeMap<VmName, Intent>,
+    ) -> Result<bool, StoreError> {
+        let is_current = |vm: &VmName, generation: u64| {
+            mine.get(vm).is_some_and(|intent| intent.generation == generation)
+        };
+        let mut changes = Vec::new();
+        for ((_, vm), step) in &written.sources {
+            if !is_current(vm, step.generation) && step.is_over {
+                changes.push(Change::Delete { key: records::source(&self.spec.host, vm) });
+            }
+        }
+        let mut is_busy = false;
+        for ((_, vm), step) in &written.targets {
+            if is_current(vm, step.generation) {
+                continue;
+            }
+            let key = records::target(&self.spec.host, vm);
+            if step.is_over || self.hands.has_ended(step.incarnation) {
+                changes.push(Change::Delete { key });
+            } else if matches!(step.step, TargetStep::Prepared { .. } | TargetStep::Refused { .. })
+            {
+                // Without an intent nobody sends it a guest any more.
+                is_busy = true;
+                let why = "its intent is gone".to_owned();
+                let step_seen = Some(TargetStep::Refused { why });
+                let known = Known { target: step_seen.clone(), ..Known::default() };
+                let Some(refused) = step_seen else { continue };
+                let next = Written { step: refused, ..step.clone() };
+                self.store.write(seat, Vec::new(), vec![Change::put(key, &next)]).await?;
+                if self.hands.life(vm) == Some(step.incarnation) {
+                    let _ = self.hands.target(vm, known, String::new()).await;
+                }
+            }
+        }
+        if !changes.is_empty() {
+            self.store.write(seat, Vec::new(), changes).await?;
+        }
+        Ok(is_busy)
+    }
+}
+
+/// A target's turn without a QEMU.
+fn without(known: &Known, qemu: &TargetQemu) -> Turn<TargetStep> {
+    match handover::target(known.seen(), qemu) {
+        TargetDeed::Write(step) => Turn::Write(step),
+        TargetDeed::Start => Turn::Launch,
+        TargetDeed::Nothing => Turn::Over,
+        _ => Turn::Waits,
+    }
+}
+
+/// Has the operator's command start a QEMU that waits.
+fn launch(command: &Path, vm: &str) -> Result<(), String> {
+    let failed = |error: io::Error| format!("{}: {error}", command.display());
+    let spawn = Spawn::new(command).arg(vm).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut said = tempfile().map_err(failed)?;
+    let errors = said.try_clone().map_err(failed)?;
+    let mut child = spawn.stderr(errors).spawn().map_err(failed)?;
+    let Some(status) = child.wait_for(LAUNCH).map_err(failed)? else {
+        let _ = child.end(Duration::from_secs(1));
+        return Err(format!("{} was not done after {LAUNCH:?}", command.display()));
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut text = String::new();
+    let _ = io::Seek::rewind(&mut said)
+        .and_then(|()| said.by_ref().take(4096).read_to_string(&mut text));
+    let line: String = text.lines().last().unwrap_or_default().chars().take(200).collect();
+    Err(format!("{}: {status}: {line}", command.display()))
+}
+
+/// A file that nobody else sees.
+fn tempfile() -> io::Result<std::fs::File> {
+    rustix::fs::memfd_create(c"overbook-launch", rustix::fs::MemfdFlags::CLOEXEC)
+        .map(std::fs::File::from)
+        .map_err(io::Error::from)
+}
