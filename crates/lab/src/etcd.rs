@@ -23,6 +23,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Members {
     program: PathBuf,
     dir: PathBuf,
+    /// Certificates for the clients' side; `None`: without TLS.
+    tls: Option<PathBuf>,
     members: Vec<Member>,
 }
 
@@ -40,6 +42,20 @@ impl Members {
     ///
     /// There is no such package, or it does not start.
     pub fn start(n: usize, dir: &Path) -> Result<Self, LabError> {
+        Self::start_with(n, dir, None)
+    }
+
+    /// The same with TLS: clients need certificates, of which `tls` has the authority's, and the
+    /// members' own.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start`](Self::start).
+    pub fn start_secured(n: usize, dir: &Path, tls: &Path) -> Result<Self, LabError> {
+        Self::start_with(n, dir, Some(tls.to_owned()))
+    }
+
+    fn start_with(n: usize, dir: &Path, tls: Option<PathBuf>) -> Result<Self, LabError> {
         let cache = Cache::open()?;
         let fill = |into: &Path| -> Result<(), PackageError> {
             eprintln!("lab: unpacking etcd into {}", into.display());
@@ -49,7 +65,7 @@ impl Members {
         let member = || Ok(Member { clients: free_port()?, peers: free_port()?, child: None });
         let members = (0..n).map(|_| member()).collect::<io::Result<_>>()?;
         let program = root.join("usr/bin/etcd");
-        let mut all = Self { program, dir: dir.to_owned(), members };
+        let mut all = Self { program, dir: dir.to_owned(), tls, members };
         for i in 0..n {
             all.revive(i)?;
         }
@@ -59,7 +75,12 @@ impl Members {
     /// Where clients ask them.
     #[must_use]
     pub fn endpoints(&self) -> Vec<String> {
-        self.members.iter().map(|member| format!("http://{}", member.clients)).collect()
+        let scheme = self.scheme();
+        self.members.iter().map(|member| format!("{scheme}://{}", member.clients)).collect()
+    }
+
+    fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
     }
 
     /// So many there are, killed ones included.
@@ -79,9 +100,21 @@ impl Members {
         let all: Vec<_> = all.map(|(i, m)| format!("{}=http://{}", name(i), m.peers)).collect();
         let member = &self.members[i];
         let (clients, peers) =
-            (format!("http://{}", member.clients), format!("http://{}", member.peers));
+            (format!("{}://{}", self.scheme(), member.clients), format!("http://{}", member.peers));
         let log = File::create(self.dir.join(format!("{}.log", name(i))))?;
-        let spawn = Spawn::new(&self.program)
+        let mut spawn = Spawn::new(&self.program);
+        if let Some(tls) = &self.tls {
+            let files = [
+                ("--cert-file", "server-cert.pem"),
+                ("--key-file", "server-key.pem"),
+                ("--trusted-ca-file", "ca-cert.pem"),
+            ];
+            for (option, file) in files {
+                spawn = spawn.arg(option).arg(tls.join(file));
+            }
+            spawn = spawn.arg("--client-cert-auth");
+        }
+        let spawn = spawn
             .args(["--name", &name(i), "--data-dir"])
             .arg(self.dir.join(name(i)))
             .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])

@@ -20,6 +20,7 @@ mod lab;
 mod mrc;
 mod output;
 mod pages;
+mod pki;
 mod plan;
 mod repository;
 mod status;
@@ -72,6 +73,9 @@ enum Command {
     /// Show a pool of hosts, what is wrong in it, and what moves
     #[command(subcommand)]
     Cluster(cluster::Question),
+    /// Make certificates for a small pool of hosts
+    #[command(subcommand)]
+    Pki(pki::Question),
     /// Check the configuration and report every fault with its file and line; or check the host
     ///
     /// Exit code 1: a fault in the configuration; with `--host`, something is missing without which
@@ -158,6 +162,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Repository(arguments) => repository::run(&arguments),
         Command::Controller(arguments) => controller::run(&context, &arguments),
         Command::Cluster(question) => cluster::run(&context, &question),
+        Command::Pki(question) => pki::run(&question),
         Command::Check(arguments) => check::run(&context, &arguments),
         Command::Capacity(arguments) => capacity::run(&context, &arguments),
         Command::Status(format) => status::run(&context, format.json),

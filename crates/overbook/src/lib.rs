@@ -16,6 +16,7 @@ mod loan_news;
 pub mod lock;
 mod log;
 mod pause_file;
+pub mod pki;
 pub mod pool;
 pub mod published;
 pub mod release;
