@@ -13,7 +13,7 @@ use std::{fs, io, thread};
 use lab::lab::{Lab, Provisions};
 use lab::machine::{self, Files, MachineSpec};
 use model::{Bytes, Millis};
-use overbook::drivers::migration::{Limits, Turn, source_turn, target_turn};
+use overbook::drivers::migration::{Limits, Target, Turn, source_turn, target_turn};
 use overbook::drivers::qmp::{Client, Command};
 use overbook_tests::{provisions, take_turn};
 use policy::handover::{Seen, SourceStep, TargetStep};
@@ -196,9 +196,13 @@ impl Journey<'_> {
         if is_alive && client.is_none() {
             return false;
         }
-        let has_ended = (is_launched && !is_alive).then_some("its QEMU has ended");
         let dies = self.random.u32(0..deadly) == 0;
-        match target_turn(client, has_ended, seen, "tcp:127.0.0.1:0").await {
+        let qemu = match client {
+            Some(client) => Target::Connected { client, is_ours: seen.target.is_some() },
+            None if is_launched => Target::Ended("its QEMU has ended"),
+            None => Target::Absent,
+        };
+        match target_turn(qemu, seen, "tcp:127.0.0.1:0").await {
             Ok(Turn::Over) => return true,
             Ok(Turn::Launch) => self.launch(),
             Ok(Turn::Write(TargetStep::Prepared { address })) if !dies => {

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::store::{Change, Seat, Store, StoreError, embedded::Embedded, etcd::Etcd};
+use cluster::store::{Change, Seat, Snapshot, Store, StoreError, embedded::Embedded, etcd::Etcd};
 use lab::etcd::Members;
 use overbook_tests::skip;
 use tokio::runtime::Runtime;
@@ -29,6 +29,11 @@ async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, StoreError
     }
 }
 
+/// A read waits out the time in which a store has no leader.
+async fn read(store: &dyn Store, prefix: &str) -> Snapshot {
+    until("a read", async || store.read(prefix).await).await
+}
+
 async fn sits(store: &dyn Store, who: &str) -> Seat {
     let end = Instant::now() + LIMIT;
     loop {
@@ -46,9 +51,9 @@ async fn is_a_store(store: &dyn Store) {
     assert_eq!(until("a seat", async || store.sit("controller", "second").await).await, None);
     until("a write", async || store.write(&first, vec![], put("vms/a", "1")).await).await;
     store.stay(&first).await.unwrap();
-    let seen = store.read("vms/").await.unwrap();
+    let seen = read(store, "vms/").await;
     assert_eq!(seen.values["vms/a"], b"1");
-    assert_eq!(store.read("vm/").await.unwrap().values.len(), 0);
+    assert_eq!(read(store, "vm/").await.values.len(), 0);
 
     // Who waits for a change hears of it, and who missed it, too.
     let change = async {
@@ -57,7 +62,7 @@ async fn is_a_store(store: &dyn Store) {
     let (heard, ()) = tokio::join!(store.changed("vms/", seen.revision), change);
     heard.unwrap();
     store.changed("vms/", seen.revision).await.unwrap();
-    let now = store.read("vms/").await.unwrap();
+    let now = read(store, "vms/").await;
     assert!(now.revision > seen.revision && now.values.len() == 2);
 
     // All of it, or nothing.
@@ -70,12 +75,12 @@ async fn is_a_store(store: &dyn Store) {
     assert_ne!(first.number, second.number);
     let late = store.write(&first, vec![], both.clone()).await;
     assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
-    assert_eq!(store.read("vms/").await.unwrap().values, now.values, "a part was written");
+    assert_eq!(read(store, "vms/").await.values, now.values, "a part was written");
     assert_eq!(store.stay(&first).await, Err(StoreError::Unseated("controller".to_owned())));
     store.write(&second, vec![], both).await.unwrap();
 
     // What a write depends on must not have changed.
-    let now = store.read("vms/").await.unwrap();
+    let now = read(store, "vms/").await;
     let still = |key: &str| vec![now.still(key.to_owned())];
     store.write(&second, still("vms/b"), put("vms/b", "4")).await.unwrap();
     let late = store.write(&second, still("vms/b"), put("vms/b", "5")).await;
@@ -84,7 +89,7 @@ async fn is_a_store(store: &dyn Store) {
     assert_eq!(late, Ok(()));
     let late = store.write(&second, still("vms/none"), put("vms/none", "7")).await;
     assert_eq!(late, Err(StoreError::Changed));
-    let left = store.read("vms/").await.unwrap().values;
+    let left = read(store, "vms/").await.values;
     assert_eq!(left.into_keys().collect::<Vec<_>>(), ["vms/b", "vms/c", "vms/none"]);
 }
 
@@ -96,7 +101,7 @@ fn a_host_alone_has_a_store_that_outlives_the_daemon() {
         let file = dir.path().join("pool.db");
         is_a_store(&Embedded::open(&file).unwrap()).await;
         let again = Embedded::open(&file).unwrap();
-        assert_eq!(again.read("vms/").await.unwrap().values.len(), 3);
+        assert_eq!(read(&again, "vms/").await.values.len(), 3);
         // Seats end with who had them.
         sits(&again, "third").await;
     });
@@ -115,7 +120,7 @@ fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
         until("three members", async || store.read("").await).await;
         is_a_store(&store).await;
         let other = Etcd::connect(&members.endpoints(), None, "other").await.unwrap();
-        assert!(until("a read", async || other.read("").await).await.values.is_empty());
+        assert!(read(&other, "").await.values.is_empty());
 
         // Whichever of them leads is killed at some time: writes go on, and none is lost.
         let seat = sits(&store, "writer").await;
@@ -127,7 +132,8 @@ fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
                 store.write(&seat, vec![], put("vms/b", &value)).await
             })
             .await;
-            assert_eq!(store.read("vms/b").await.unwrap().values["vms/b"], value.as_bytes());
+            let left = read(&store, "vms/b").await;
+            assert_eq!(left.values["vms/b"], value.as_bytes());
             members.revive(i).unwrap();
             until("three of three", async || store.read("").await).await;
         }

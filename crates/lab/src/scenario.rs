@@ -5,6 +5,7 @@
 //! [`interrupted`](crate::interrupt::interrupted) in every loop (the lab's own waits do).
 
 mod boot;
+mod cluster_kill;
 mod coop_swap;
 mod daemon_cost;
 mod daemon_kill;
@@ -102,6 +103,7 @@ pub struct Scenario {
 pub const SCENARIOS: &[Scenario] = &[
     boot::SCENARIO,
     quickstart::SCENARIO,
+    cluster_kill::SCENARIO,
     daemon_kill::SCENARIO,
     daemon_cost::SCENARIO,
     truth::SCENARIO,

@@ -46,14 +46,19 @@ impl Takeover {
             quoted(&moved.replace('\u{1}', &format!("{from}/disks/")))
         };
         let command: Vec<String> = words(&read("cmdline")?).iter().map(moved).collect();
-        let (log, pids_file) = (format!("{to}/log/incoming"), pids.display());
-        // A pidfile of its own would be locked by the QEMU that runs already.
+        let (log, pids_file) = (format!("{to}/log/incoming"), quoted(&pids.display().to_string()));
+        // A daemon that was killed calls it again. What has ended and waits for its parent has no
+        // program.
         let _ = writeln!(
             text,
-            "setsid {} -incoming defer -S </dev/null >>{} 2>&1 &\necho $! >>{}",
+            "if [ -e {pids_file} ]; then while read -r pid; do\n\
+             [ -e /proc/\"$pid\"/exe ] && exit 0\ndone <{pids_file}; fi"
+        );
+        let _ = writeln!(
+            text,
+            "setsid {} -incoming defer -S </dev/null >>{} 2>&1 &\necho $! >>{pids_file}",
             command.join(" "),
             quoted(&log),
-            quoted(&pids_file.to_string()),
         );
         fs::write(&script, text)?;
         fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;

@@ -9,7 +9,7 @@ use policy::handover::{Seen, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::identity;
-use super::migration::{Limits, Turn, source_turn, target_turn};
+use super::migration::{Limits, Target, Turn, source_turn, target_turn};
 use super::qmp::{Client, QmpError};
 use super::shared::Shared;
 use super::slot::Order;
@@ -17,6 +17,8 @@ use super::slot::Order;
 /// What a host knows of an intent when it takes a turn: [`Seen`], for a task of its own.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
+    /// The life of the VM that the host's own step was written of.
+    pub life: Option<u64>,
     /// What the source has written.
     pub source: Option<SourceStep>,
     /// What the target has written.
@@ -46,10 +48,23 @@ pub(super) enum MoveTurn {
     Target(Known, String, oneshot::Sender<Taken<TargetStep>>),
 }
 
+/// Why nothing was done.
+const ANOTHER_LIFE: &str = "another QEMU has this VM's name now";
+
 impl MoveTurn {
     /// Takes it. Whoever asked may have gone.
+    /// Nothing is ever done to another life than the one that the step was written of.
     pub(super) async fn take(self, client: &mut Client, incarnation: u64) -> Result<(), QmpError> {
+        let is_other = |known: &Known| known.life.is_some_and(|life| life != incarnation);
         let failed = match self {
+            Self::Source(_, known, _, reply) if is_other(&known) => {
+                let _ = reply.send((Err(ANOTHER_LIFE.to_owned()), incarnation));
+                None
+            }
+            Self::Target(known, _, reply) if is_other(&known) => {
+                let _ = reply.send((Err(ANOTHER_LIFE.to_owned()), incarnation));
+                None
+            }
             Self::Source(generation, known, limits, reply) => {
                 let done = source_turn(Some(client), generation, known.seen(), limits).await;
                 let (done, failed) = apart(done);
@@ -57,7 +72,9 @@ impl MoveTurn {
                 failed
             }
             Self::Target(known, address, reply) => {
-                let done = target_turn(Some(client), None, known.seen(), &address).await;
+                let is_ours = known.life.is_some();
+                let qemu = Target::Connected { client, is_ours };
+                let done = target_turn(qemu, known.seen(), &address).await;
                 let (done, failed) = apart(done);
                 let _ = reply.send((done, incarnation));
                 failed

@@ -73,27 +73,41 @@ pub async fn source_turn(
     Ok(Turn::Did)
 }
 
-/// Does what is next on the target. `client`: its QEMU; `None`: there is none. `has_ended`: why, if
-/// there was one. `address`: where it is to listen.
+/// The target's QEMU.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// It was not started yet.
+    Absent,
+    /// It has ended, or could not be started; why.
+    Ended(&'a str),
+    /// It answers.
+    Connected {
+        /// By this connection.
+        client: &'a mut Client,
+        /// The host has written of it that it waits. Any other QEMU that does not wait for a guest
+        /// has one that is nobody's business here.
+        is_ours: bool,
+    },
+}
+
+/// Does what is next on the target. `address`: where it is to listen.
 ///
 /// # Errors
 /// As of [`source_turn`].
 pub async fn target_turn(
-    client: Option<&mut Client>,
-    has_ended: Option<&str>,
+    qemu: Target<'_>,
     seen: Seen<'_>,
     address: &str,
 ) -> Result<Turn<TargetStep>, QmpError> {
-    let Some(client) = client else {
-        let qemu = has_ended.map_or(TargetQemu::Absent, |why| TargetQemu::Gone(why.to_owned()));
-        return Ok(match handover::target(seen, &qemu) {
-            TargetDeed::Write(step) => Turn::Write(step),
-            TargetDeed::Start => Turn::Launch,
-            TargetDeed::Nothing => Turn::Over,
-            _ => Turn::Waits,
-        });
+    let (client, is_ours) = match qemu {
+        Target::Connected { client, is_ours } => (client, is_ours),
+        Target::Absent => return Ok(without(seen, &TargetQemu::Absent)),
+        Target::Ended(why) => return Ok(without(seen, &TargetQemu::Gone(why.to_owned()))),
     };
-    let qemu = target_qemu(client).await?;
+    let qemu = match target_qemu(client).await? {
+        TargetQemu::Received if !is_ours => TargetQemu::Running,
+        qemu => qemu,
+    };
     match handover::target(seen, &qemu) {
         TargetDeed::Wait => return Ok(Turn::Waits),
         TargetDeed::Nothing => return Ok(Turn::Over),
@@ -103,6 +117,16 @@ pub async fn target_turn(
         TargetDeed::End => told(client, "quit").await?,
     }
     Ok(Turn::Did)
+}
+
+/// A target's turn without a connection.
+fn without(seen: Seen<'_>, qemu: &TargetQemu) -> Turn<TargetStep> {
+    match handover::target(seen, qemu) {
+        TargetDeed::Write(step) => Turn::Write(step),
+        TargetDeed::Start => Turn::Launch,
+        TargetDeed::Nothing => Turn::Over,
+        TargetDeed::Wait | TargetDeed::Run | TargetDeed::End => Turn::Waits,
+    }
 }
 
 /// Asks the source's QEMU about the migration of this intent.

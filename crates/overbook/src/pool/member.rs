@@ -18,8 +18,7 @@ use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError}
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec};
 use model::{HostName, Severity, Time, VmName};
-use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
-use policy::handover::{SourceDeed, TargetDeed};
+use policy::handover::{SourceStep, TargetStep};
 use serde::Serialize;
 use sys::process::Spawn;
 use tokio::sync::watch;
@@ -28,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::report;
 use crate::drivers::hands::{Hands, Known};
-use crate::drivers::migration::{Limits, Turn};
+use crate::drivers::migration::{Limits, Target, Turn, source_turn, target_turn};
 use crate::published::Latest;
 
 /// How often a seat is kept.
@@ -249,6 +248,7 @@ impl Member {
         let known = Known {
             source: source.map(|written| written.step.clone()),
             target: target.map(|written| written.step.clone()),
+            life: None,
             is_late: intent.is_withdrawn,
             is_alone: absent.is_some_and(|absent| absent >= ALONE),
         };
@@ -291,6 +291,11 @@ impl Member {
         }
     }
 
+    fn limits(&self) -> Limits {
+        let PoolSpec { bandwidth, downtime, precopy, .. } = self.spec;
+        Limits { bandwidth, downtime, precopy }
+    }
+
     async fn source_turn(
         &self,
         vm: &VmName,
@@ -299,25 +304,25 @@ impl Member {
         written: Option<&Written<SourceStep>>,
     ) -> (Turn<SourceStep>, u64) {
         let life = written.map_or(0, |written| written.incarnation);
+        let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
         let is_gone = match life {
             0 => self.hands.life(vm).is_none() && self.begun.elapsed() >= FOUND,
             life => self.hands.has_ended(life),
         };
         if is_gone {
-            let turn = match handover::source(known.seen(), &SourceQemu::Gone) {
-                SourceDeed::Write(step) => Turn::Write(step),
-                SourceDeed::Nothing => Turn::Over,
-                _ => Turn::Waits,
-            };
+            let limits = self.limits();
+            let turn = source_turn(None, generation, known.seen(), limits).await;
+            // Without a connection nothing can fail.
+            let turn = turn.unwrap_or(Turn::Waits);
+            // A move is over once nobody reads any more that the VM is here.
+            let is_reported = self.reported.as_ref().is_some_and(|(r, _)| r.vms.contains_key(vm));
+            if turn == Turn::Over && is_reported && self.hands.life(vm).is_none_or(|l| l == life) {
+                return (Turn::Waits, life);
+            }
             return (turn, life);
         }
-        let limits = Limits {
-            bandwidth: self.spec.bandwidth,
-            downtime: self.spec.downtime,
-            precopy: self.spec.precopy,
-        };
-        match self.hands.source(vm, generation, known, limits).await {
-            Some((Ok(turn), found)) if life == 0 || life == found => (turn, found),
+        match self.hands.source(vm, generation, known, self.limits()).await {
+            Some((Ok(turn), found)) => (turn, found),
             // Another VM of this name, or a QEMU that does not answer: both are waited for.
             _ => (Turn::Waits, life),
         }
@@ -331,16 +336,17 @@ impl Member {
         written: Option<&Written<TargetStep>>,
     ) -> (Turn<TargetStep>, u64) {
         let life = written.map_or(0, |written| written.incarnation);
+        let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
         let has_ended = match life {
             0 => self.launch_failed(vm, generation).await,
             life => self.hands.has_ended(life).then(|| "its QEMU has ended".to_owned()),
         };
         let Some(ReceiveSpec { address, command }) = &self.spec.receive else {
             let why = "this host takes no VMs in: [pool] has no `incoming`".to_owned();
-            return (without(&known, &TargetQemu::Gone(why)), life);
+            return (self.without(&known, Target::Ended(&why)).await, life);
         };
         if let Some(why) = has_ended {
-            return (without(&known, &TargetQemu::Gone(why)), life);
+            return (self.without(&known, Target::Ended(&why)).await, life);
         }
         let listen = match address {
             std::net::IpAddr::V6(address) => format!("tcp:[{address}]:0"),
@@ -348,7 +354,9 @@ impl Member {
         };
         if self.hands.life(vm).is_some() {
             return match self.hands.target(vm, known, listen).await {
-                Some((Ok(turn), found)) if life == 0 || life == found => (turn, found),
+                // Of a QEMU that is refused before it was prepared nothing is known later.
+                Some((Ok(turn @ Turn::Write(TargetStep::Refused { .. })), _)) => (turn, life),
+                Some((Ok(turn), found)) => (turn, found),
                 _ => (Turn::Waits, life),
             };
         }
@@ -357,13 +365,19 @@ impl Member {
         if is_launched || life != 0 || self.begun.elapsed() < STAY {
             return (Turn::Waits, life);
         }
-        let turn = without(&known, &TargetQemu::Absent);
+        let turn = self.without(&known, Target::Absent).await;
         if turn == Turn::Launch {
             let (command, name) = (command.clone(), vm.to_string());
             let task = spawn_blocking(move || launch(&command, &name));
             self.launched.insert((vm.clone(), generation), Launch::Starting(task));
         }
         (turn, life)
+    }
+
+    /// A target's turn without a connection.
+    async fn without(&self, known: &Known, qemu: Target<'_>) -> Turn<TargetStep> {
+        // Without one nothing can fail.
+        target_turn(qemu, known.seen(), "").await.unwrap_or(Turn::Waits)
     }
 
     /// Why a QEMU that was told to start is not there.
@@ -418,7 +432,8 @@ impl Member {
                 is_busy = true;
                 let why = "its intent is gone".to_owned();
                 let step_seen = Some(TargetStep::Refused { why });
-                let known = Known { target: step_seen.clone(), ..Known::default() };
+                let life = Some(step.incarnation);
+                let known = Known { life, target: step_seen.clone(), ..Known::default() };
                 let Some(refused) = step_seen else { continue };
                 let next = Written { step: refused, ..step.clone() };
                 self.store.write(seat, Vec::new(), vec![Change::put(key, &next)]).await?;
@@ -431,16 +446,6 @@ impl Member {
             self.store.write(seat, Vec::new(), changes).await?;
         }
         Ok(is_busy)
-    }
-}
-
-/// A target's turn without a QEMU.
-fn without(known: &Known, qemu: &TargetQemu) -> Turn<TargetStep> {
-    match handover::target(known.seen(), qemu) {
-        TargetDeed::Write(step) => Turn::Write(step),
-        TargetDeed::Start => Turn::Launch,
-        TargetDeed::Nothing => Turn::Over,
-        _ => Turn::Waits,
     }
 }
 

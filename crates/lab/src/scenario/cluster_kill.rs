@@ -1,0 +1,296 @@
+//! `cluster-kill`: a guest that is overloaded for good goes to and fro between two hosts, and one of
+//! all that moves it is killed every few seconds.
+//!
+//! The two hosts are two directories of this one, each with a daemon; etcd has three members, and
+//! a controller decides as ever: each move is of a real overload. The guest swaps to a disk that
+//! both reach and verifies its memory. At any moment at most one QEMU runs it, and the lock of its
+//! disk sees to that as well. The network between the QEMUs is not cut here: a guest that is in
+//! both of them would be lost (see the guide, "What may break").
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cluster::records::Records;
+use cluster::store::Store;
+use cluster::store::etcd::Etcd;
+use model::{Bytes, VmName};
+use serde_json::{Value, json};
+use sys::process::{Child, Signal, Spawn};
+use tokio::runtime::Runtime;
+
+use super::{Context, Scenario};
+use crate::etcd::Members;
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError};
+use crate::machine::{Files, MachineSpec};
+use crate::qmp::Line;
+use crate::random::Random;
+use crate::takeover::Takeover;
+use crate::{inside, interrupt};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cluster-kill",
+    summary: "controller, etcd and daemons are killed 100 times while a guest changes hosts",
+    run,
+};
+
+const KILLS: u32 = 100;
+/// Between two kills.
+const PAUSE_MS: (u64, u64) = (300, 4_000);
+/// How long what was killed stays away.
+const AWAY_MS: (u64, u64) = (0, 1_500);
+const GUEST: &str = "guest";
+const POLL: Duration = Duration::from_millis(100);
+/// No guest stands still for so long: it is lost.
+const LOST: Duration = Duration::from_secs(60);
+/// How long the first move may take to begin, and the last intent to end.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What was seen.
+#[derive(Default)]
+struct Seen {
+    twice: u32,
+    moves: u32,
+    /// The longest time for which no QEMU ran the guest.
+    still: Duration,
+    stands_since: Option<Instant>,
+    /// When each intent was first seen, by its number.
+    intents: BTreeMap<u64, Instant>,
+    longest: Duration,
+    verified: u64,
+    bad_bytes: u64,
+    on: Option<usize>,
+}
+
+struct Pool {
+    dirs: [PathBuf; 2],
+    program: PathBuf,
+    members: Members,
+    store: Arc<dyn Store>,
+    runtime: Runtime,
+    /// Two daemons and a controller.
+    processes: [Option<Child>; 3],
+    seen: Seen,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut random = Random::new(context.seed);
+    let (base, max) = (Bytes::mib(128), Bytes::mib(256));
+    let spec = MachineSpec::new(GUEST, "shop", base, max, "verify --mb 112")
+        .with_swap(Bytes::mib(256), None);
+    let near = context.dir.join("a");
+    let far = context.dir.join("b");
+    fs::create_dir_all(&context.dir)?;
+    let mut lab = Lab::start(&near, &context.provisions, std::slice::from_ref(&spec))?;
+    let process = lab.machine(GUEST)?.process();
+    lab.machine(GUEST)?.hang_up();
+    let takeovers = [Takeover::new(process, &near, &near)?, Takeover::new(process, &near, &far)?];
+    let members = Members::start(3, &context.dir)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let store = runtime.block_on(Etcd::connect(&members.endpoints(), None, "default"));
+    let store: Arc<dyn Store> = Arc::new(store.map_err(std::io::Error::other)?);
+    let dirs = [near, far];
+    for ((dir, name), takeover) in dirs.iter().zip(["a", "b"]).zip(&takeovers) {
+        configure(dir, name, &members.endpoints(), takeover.script())?;
+    }
+    let program = inside::built("overbook")?;
+    let processes = [None, None, None];
+    let seen = Seen::default();
+    let mut pool = Pool { dirs, program, members, store, runtime, processes, seen };
+    for i in 0..3 {
+        pool.start(i)?;
+    }
+    let begun = Instant::now();
+    while pool.seen.intents.is_empty() {
+        pool.watch(POLL)?;
+        if begun.elapsed() > LIMIT {
+            return Err(LabError::Timeout { what: "the first move".to_owned(), limit: LIMIT });
+        }
+    }
+    for _ in 0..KILLS {
+        pool.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
+        let which = usize::try_from(random.between(0, 3)).unwrap_or(0);
+        let away = Duration::from_millis(random.between(AWAY_MS.0, AWAY_MS.1));
+        if let Some(process) = pool.processes.get_mut(which) {
+            kill(process)?;
+            pool.watch(away)?;
+            pool.start(which)?;
+        } else {
+            let member = usize::try_from(random.between(0, 2)).unwrap_or(0);
+            pool.members.kill(member)?;
+            pool.watch(away)?;
+            pool.members.revive(member)?;
+        }
+    }
+    // Nothing new is decided, and what was begun ends.
+    kill(&mut pool.processes[2])?;
+    let begun = Instant::now();
+    while begun.elapsed() < LIMIT && !pool.is_at_rest() {
+        pool.watch(POLL)?;
+    }
+    // The controller strikes ended intents out.
+    pool.start(2)?;
+    pool.watch(Duration::from_secs(15))?;
+    for process in &mut pool.processes {
+        kill(process)?;
+    }
+    pool.watch(POLL)?;
+    let figures = figures(context, &pool.seen);
+    drop(takeovers);
+    lab.stop()?;
+    Ok(figures)
+}
+
+fn figures(context: &Context, seen: &Seen) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, KILLS);
+    let none = Target::Equals(0.0);
+    #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
+    let (bad, verified) = (seen.bad_bytes as f64, seen.verified as f64);
+    let moves = f64::from(seen.moves);
+    figures.add("bad_bytes", Figure::new(bad, "B", "wrong bytes found by `verify`").target(none));
+    let twice = Figure::new(f64::from(seen.twice), "count", "samples in which two QEMUs ran it");
+    figures.add("runs_twice", twice.target(none));
+    let lost = f64::from(u8::from(seen.on.is_none() || seen.still >= LOST));
+    figures.add("lost", Figure::new(lost, "count", "guests that run nowhere").target(none));
+    let longest = Figure::new(
+        seen.longest.as_secs_f64(),
+        "s",
+        "from an intent to its end on both hosts, worst",
+    );
+    figures.add("intent_s_max", longest.target(Target::AtMost(60.0)));
+    let moved = Figure::new(moves, "count", "times the guest was seen on another host");
+    figures.add("moves", moved.target(Target::AtLeast(10.0)));
+    let still = seen.still.as_secs_f64();
+    figures.add("standstill_s_max", Figure::new(still, "s", "no QEMU ran it, worst"));
+    figures.add("verified", Figure::new(verified, "MB", "that one QEMU's guest verified, most"));
+    figures
+}
+
+fn kill(process: &mut Option<Child>) -> Result<(), LabError> {
+    if let Some(mut child) = process.take() {
+        child.signal(Signal::KILL)?;
+        child.wait_for(Duration::from_secs(5))?;
+    }
+    Ok(())
+}
+
+fn configure(
+    dir: &Path,
+    name: &str,
+    endpoints: &[String],
+    incoming: &Path,
+) -> Result<(), LabError> {
+    fs::create_dir_all(dir.join("run/state"))?;
+    fs::create_dir_all(dir.join("etc"))?;
+    let (shown, incoming) = (dir.display(), incoming.display());
+    let text = format!(
+        "[host]\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
+         [mode]\nballoon = \"observe\"\n\
+         [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
+         [overload]\ninterval_s = 2\npages_per_s = 10\nwindow = 2\nsustained = 2\n\
+         [group.shop]\nvms = [\"{GUEST}\"]\nbase = \"128MiB\"\nmax = \"256MiB\"\n\
+         [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\nmovable = [\"{GUEST}\"]\n\
+         address = \"127.0.0.1\"\nincoming = \"{incoming}\"\nrest_s = 1\nprecopy_s = 4\n"
+    );
+    Ok(fs::write(dir.join("etc/overbook.toml"), text)?)
+}
+
+impl Pool {
+    /// Starts one of the two daemons, or the controller.
+    fn start(&mut self, which: usize) -> Result<(), LabError> {
+        let (dir, command, log) = match self.dirs.get(which) {
+            Some(dir) => (dir, "daemon", dir.join("log/daemon")),
+            None => (&self.dirs[0], "controller", self.dirs[0].join("log/controller")),
+        };
+        let log = fs::File::options().create(true).append(true).open(log)?;
+        let spawn = Spawn::new(&self.program).arg("--config").arg(dir.join("etc/overbook.toml"));
+        let child = spawn.arg(command).output_to(log)?.die_with_parent().spawn()?;
+        self.processes[which] = Some(child);
+        Ok(())
+    }
+
+    /// Looks for so long, and at least once.
+    fn watch(&mut self, time: Duration) -> Result<(), LabError> {
+        let end = Instant::now() + time;
+        loop {
+            self.look();
+            if Instant::now() >= end {
+                return Ok(());
+            }
+            interrupt::sleep(POLL)?;
+        }
+    }
+
+    fn look(&mut self) {
+        let [first, second] = [0, 1].map(|host| self.runs(host));
+        let seen = &mut self.seen;
+        match (first, second) {
+            (false, false) => {
+                let since = *seen.stands_since.get_or_insert_with(Instant::now);
+                seen.still = seen.still.max(since.elapsed());
+            }
+            _ => seen.stands_since = None,
+        }
+        let now_on = [first, second].iter().position(|runs| *runs);
+        if now_on.is_some() {
+            let is_new = self.seen.on.is_some() && self.seen.on != now_on;
+            self.seen.moves += u32::from(is_new);
+            self.seen.on = now_on;
+        } else if self.seen.still >= LOST {
+            self.seen.on = None;
+        }
+        // It may have gone from the one to the other between the two looks, but not back.
+        if first && second && self.runs(0) {
+            self.seen.twice += 1;
+        }
+        self.read_metrics();
+        if let Some(records) = self.records() {
+            let current: Vec<u64> = records.intents.values().map(|i| i.generation).collect();
+            for generation in &current {
+                self.seen.intents.entry(*generation).or_insert_with(Instant::now);
+            }
+            for (generation, begun) in &self.seen.intents {
+                let is_open = current.contains(generation);
+                if is_open {
+                    self.seen.longest = self.seen.longest.max(begun.elapsed());
+                }
+            }
+        }
+    }
+
+    fn runs(&self, host: usize) -> bool {
+        let line = Line::new(&Files::new(&self.dirs[host], GUEST).lab_socket);
+        let status = line.with(|qmp| qmp.execute("query-status", json!({})));
+        status.is_ok_and(|status| status["running"] == true)
+    }
+
+    fn records(&self) -> Option<Records> {
+        let snapshot = self.runtime.block_on(self.store.read("")).ok()?;
+        Some(Records::of(&snapshot))
+    }
+
+    /// Both hosts are done with all that was to be moved.
+    fn is_at_rest(&self) -> bool {
+        let Some(records) = self.records() else { return false };
+        records.intents.iter().all(|(vm, intent): (&VmName, _)| {
+            records.source_of(vm, intent).is_some_and(|written| written.is_over)
+                && records.target_of(vm, intent).is_some_and(|written| written.is_over)
+        })
+    }
+
+    fn read_metrics(&mut self) {
+        for dir in &self.dirs {
+            let text = fs::read_to_string(Files::new(dir, GUEST).metrics).unwrap_or_default();
+            // The first line of a QEMU may have begun in the other one.
+            let values = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            for value in values {
+                let number = |key: &str| value[key].as_u64().unwrap_or(0);
+                self.seen.bad_bytes = self.seen.bad_bytes.max(number("bad_bytes"));
+                self.seen.verified = self.seen.verified.max(number("ops"));
+            }
+        }
+    }
+}
