@@ -13,10 +13,12 @@ use std::{fs, io, thread};
 use lab::lab::{Lab, Provisions};
 use lab::machine::{self, Files, MachineSpec};
 use model::{Bytes, Millis};
-use overbook::drivers::migration::{Limits, Target, Turn, source_turn, target_turn};
+use overbook::drivers::migration::{
+    Limits, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
+};
 use overbook::drivers::qmp::{Client, Command};
 use overbook_tests::{provisions, take_turn};
-use policy::handover::{Seen, SourceStep, TargetStep};
+use policy::handover::{Seen, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde_json::Value;
 use sys::process::Identity;
 use tokio::runtime::Runtime;
@@ -173,7 +175,11 @@ impl Journey<'_> {
             return false;
         }
         let dies = self.random.u32(0..deadly) == 0;
-        match source_turn(client, self.generation, seen, LIMITS).await {
+        let turn = match client {
+            Some(client) => source_turn(client, self.generation, seen, LIMITS).await,
+            None => Ok(source_turn_without(&SourceQemu::Gone, seen)),
+        };
+        match turn {
             Ok(Turn::Over) => return true,
             Ok(Turn::Write(step)) if !dies => steps.source = Some(step),
             Ok(_) if !dies => {}
@@ -197,12 +203,14 @@ impl Journey<'_> {
             return false;
         }
         let dies = self.random.u32(0..deadly) == 0;
-        let qemu = match client {
-            Some(client) => Target::Connected { client, is_ours: seen.target.is_some() },
-            None if is_launched => Target::Ended("its QEMU has ended"),
-            None => Target::Absent,
+        let is_ours = seen.target.is_some();
+        let without = |qemu| Ok(target_turn_without(&qemu, seen));
+        let turn = match client {
+            Some(client) => target_turn(client, is_ours, seen, "tcp:127.0.0.1:0").await,
+            None if is_launched => without(TargetQemu::Gone("its QEMU has ended".to_owned())),
+            None => without(TargetQemu::Absent),
         };
-        match target_turn(qemu, seen, "tcp:127.0.0.1:0").await {
+        match turn {
             Ok(Turn::Over) => return true,
             Ok(Turn::Launch) => self.launch(),
             Ok(Turn::Write(TargetStep::Prepared { address })) if !dies => {

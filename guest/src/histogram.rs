@@ -18,20 +18,24 @@ const LARGEST: u64 = (1 << OCTAVES) - 1;
 #[derive(Debug)]
 pub(crate) struct Histogram {
     counts: Box<[AtomicU64]>,
+    sum: AtomicU64,
 }
 
 impl Histogram {
     pub(crate) fn new() -> Self {
-        Self { counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect() }
+        let counts = (0..BUCKETS).map(|_| AtomicU64::new(0)).collect();
+        Self { counts, sum: AtomicU64::new(0) }
     }
 
     pub(crate) fn record(&self, latency: Duration) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(LARGEST).min(LARGEST);
         self.counts[bucket(us)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(us, Ordering::Relaxed);
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        Snapshot { counts: self.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect() }
+        let counts = self.counts.iter().map(|c| c.load(Ordering::Relaxed)).collect();
+        Snapshot { counts, sum: self.sum.load(Ordering::Relaxed) }
     }
 }
 
@@ -39,13 +43,20 @@ impl Histogram {
 #[derive(Debug, Clone)]
 pub(crate) struct Snapshot {
     counts: Box<[u64]>,
+    sum: u64,
 }
 
 impl Snapshot {
     /// What was recorded after `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let pairs = self.counts.iter().zip(&earlier.counts);
-        Self { counts: pairs.map(|(now, then)| now - then).collect() }
+        let counts = pairs.map(|(now, then)| now - then).collect();
+        Self { counts, sum: self.sum.wrapping_sub(earlier.sum) }
+    }
+
+    /// The mean in µs; `None` if nothing was recorded.
+    pub(crate) fn mean_us(&self) -> Option<u64> {
+        self.sum.checked_div(self.counts.iter().sum())
     }
 
     /// The value in µs that `share`, in ten-thousandths, of the recorded ones do not exceed; `None`
@@ -99,6 +110,16 @@ mod tests {
             let found = all.percentile_us(share).unwrap();
             assert!(found >= exact && found <= exact + exact / 32 + 1, "{share}: {found}");
         }
+    }
+
+    #[test]
+    fn the_mean_is_that_of_what_came_since() {
+        let histogram = recorded([1, 5]);
+        let earlier = histogram.snapshot();
+        assert_eq!(earlier.mean_us(), Some(3));
+        assert_eq!(earlier.since(&earlier).mean_us(), None);
+        histogram.record(Duration::from_micros(100));
+        assert_eq!(histogram.snapshot().since(&earlier).mean_us(), Some(100));
     }
 
     #[test]

@@ -62,6 +62,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     step_us: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    mean_us: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     p50_us: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     p95_us: Option<u64>,
@@ -178,6 +180,7 @@ impl<W: Write> Reporter<W> {
             mb: shared.mb.get(),
             phase: shared.phase.get(),
             step_us: shared.step_us.get(),
+            mean_us: interval.mean_us(),
             p50_us: interval.percentile_us(5_000),
             p95_us: interval.percentile_us(9_500),
             p99_us: interval.percentile_us(9_900),

@@ -56,6 +56,7 @@ mod nbd_load;
 mod nbd_servers;
 pub mod packages;
 pub mod pinning;
+pub mod pool;
 mod program;
 pub mod qemu;
 pub mod qmp;

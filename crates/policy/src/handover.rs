@@ -86,6 +86,8 @@ pub enum SourceQemu {
     Failed(String),
     /// There is no such QEMU any more.
     Gone,
+    /// It was not found yet, and nothing was written of it.
+    Unknown,
 }
 
 /// What the target's QEMU says.
@@ -175,9 +177,12 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
             Some(TargetStep::Refused { why }) => stayed(why),
             _ if is_late => stayed(LATE),
             _ if is_alone => stayed(ALONE),
-            Some(TargetStep::Prepared { .. }) => Write(SourceStep::Moving),
+            Some(TargetStep::Prepared { .. }) if *qemu != SourceQemu::Unknown => {
+                Write(SourceStep::Moving)
+            }
             _ => Wait,
         },
+        (Some(_), SourceQemu::Unknown) => Wait,
         (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Untouched) => match target {
             Some(TargetStep::Prepared { address }) if !is_off => Send(address.clone()),
             Some(TargetStep::Refused { why }) => stayed(why),
@@ -335,17 +340,17 @@ mod tests {
         }
 
         fn decide(&self, host: usize) -> Option<Deed> {
-            if host == HERE { self.decide_source() } else { self.decide_target() }
+            if host == HERE { self.decide_source(&self.here) } else { self.decide_target() }
         }
 
-        fn decide_source(&self) -> Option<Deed> {
+        fn decide_source(&self, here: &SourceQemu) -> Option<Deed> {
             let seen = Seen {
                 source: self.source.as_ref(),
                 target: self.seen_target.as_ref(),
                 is_late: self.is_late,
                 is_alone: self.is_alone[HERE],
             };
-            Some(match source(seen, &self.here) {
+            Some(match source(seen, here) {
                 SourceDeed::Wait | SourceDeed::Nothing => return None,
                 SourceDeed::Write(step) => Deed::WriteSource(step, self.seen_target.clone()),
                 SourceDeed::Send(address) => {
@@ -485,6 +490,13 @@ mod tests {
                     Some(deed) => next.extend([with(None).done(deed), with(None)]),
                     None => next.extend(self.decide(host).map(|deed| with(Some(deed)))),
                 }
+            }
+            // A daemon may not have found the source's QEMU yet.
+            if let (None, Some(deed)) = (&self.does[HERE], self.decide_source(&SourceQemu::Unknown))
+            {
+                let mut world = self.clone();
+                world.does[HERE] = Some(deed);
+                next.push(world);
             }
             if !self.is_late {
                 next.push(Self { is_late: true, ..self.clone() });

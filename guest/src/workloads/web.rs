@@ -3,9 +3,11 @@
 //! A request touches eight random pages, reads them whole, and writes a little into each. With
 //! `--rate` the load is open: requests arrive by a Poisson process whether or not the service keeps
 //! up, and latency counts from the arrival (no coordinated omission). `--burst factor:on_s:off_s`
-//! multiplies the rate for `on_s` of every `off_s + on_s` seconds, beginning calm. A client waits
-//! at most 10 s: then its request is dropped unserved, and counted in `dropped` and in the
-//! percentiles. Without `--rate` one client asks again and again.
+//! multiplies the rate for `on_s` of every `off_s + on_s` seconds, beginning calm. `--burst-mb`: the
+//! clients of a burst have sessions of their own, so much more memory that requests go to as well.
+//! It is allotted when a burst begins, comes to be as it is touched, and is freed when the burst
+//! ends. A client waits at most 10 s: then its request is dropped unserved, and counted in `dropped`
+//! and in the percentiles. Without `--rate` one client asks again and again.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -29,6 +31,9 @@ pub(crate) struct Options {
     /// Bursts: the rate times FACTOR for ON_S seconds after every OFF_S
     #[arg(long, value_name = "FACTOR:ON_S:OFF_S", value_parser = burst, requires = "rate")]
     burst: Option<Burst>,
+    /// How much larger the working set is in bursts
+    #[arg(long, value_name = "N", value_parser = megabytes, requires = "burst")]
+    burst_mb: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,25 +60,39 @@ fn burst(text: &str) -> Result<Burst, String> {
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut rng = Rng::new(worker.seed);
     let memory = Memory::filled(options.mb, &mut rng, &worker.shared)?;
-    let mut service = Service { memory, rng };
+    let sessions_mb = options.burst_mb.unwrap_or_default();
+    let mut service = Service { memory, rng, sessions_mb };
     match worker.rate {
         Some(rate) => {
             let arrivals = Arrivals::new(rate, options.burst, worker.seed);
-            serve_open(worker.shared.now(), arrivals, &mut service, worker);
+            serve_open(worker.shared.now(), arrivals, &mut service, worker)
         }
-        None => serve_closed(&mut service, worker),
+        None => {
+            serve_closed(&mut service, worker);
+            Ok(())
+        }
     }
-    Ok(())
 }
 
-fn serve_open(opened: Duration, mut arrivals: Arrivals, service: &mut Service, worker: &Worker) {
+fn serve_open(
+    opened: Duration,
+    mut arrivals: Arrivals,
+    service: &mut Service,
+    worker: &Worker,
+) -> Result<(), WorkError> {
     let shared = &worker.shared;
-    let mut dropped = 0;
+    let calm_mb = service.memory.len_mb();
+    let (mut dropped, mut was_bursting) = (0, false);
     shared.dropped.set(dropped);
     loop {
         let arrival = opened + arrivals.next_arrival();
         if !shared.sleep_until(arrival) {
-            return;
+            return Ok(());
+        }
+        if arrivals.bursting != was_bursting {
+            was_bursting = arrivals.bursting;
+            service.resize(calm_mb, was_bursting)?;
+            shared.mb.set(service.memory.len_mb());
         }
         if shared.now().saturating_sub(arrival) > PATIENCE {
             dropped += 1;
@@ -100,9 +119,21 @@ fn serve_closed(service: &mut Service, worker: &Worker) {
 struct Service {
     memory: Memory,
     rng: Rng,
+    /// Of the sessions in a burst.
+    sessions_mb: usize,
 }
 
 impl Service {
+    /// Sessions come or go.
+    fn resize(&mut self, calm_mb: usize, is_bursting: bool) -> Result<(), WorkError> {
+        let sessions_mb = if is_bursting { self.sessions_mb } else { 0 };
+        self.memory.shrink(calm_mb);
+        for _ in 0..sessions_mb {
+            self.memory.grow()?;
+        }
+        Ok(())
+    }
+
     fn answer(&mut self) {
         let mut answer = 0;
         for _ in 0..PAGES_PER_REQUEST {
@@ -164,7 +195,7 @@ mod tests {
     fn one_mb() -> Service {
         let mut memory = Memory::default();
         memory.grow().unwrap();
-        Service { memory, rng: Rng::new(1) }
+        Service { memory, rng: Rng::new(1), sessions_mb: 2 }
     }
 
     #[test]
@@ -193,7 +224,7 @@ mod tests {
             shared.sleep_until(opened + Duration::from_millis(500));
             shared.stop();
         });
-        serve_open(opened, Arrivals::new(1000.0, None, 1), &mut service, &worker);
+        serve_open(opened, Arrivals::new(1000.0, None, 1), &mut service, &worker).unwrap();
         stopper.join().unwrap();
         // Three fifths of the arrivals had waited, evenly from 300 ms down to none.
         let latency = worker.shared.latency.snapshot();
@@ -216,7 +247,7 @@ mod tests {
             }
             shared.stop();
         });
-        serve_open(Duration::ZERO, Arrivals::new(100.0, None, 1), &mut service, &worker);
+        serve_open(Duration::ZERO, Arrivals::new(100.0, None, 1), &mut service, &worker).unwrap();
         stopper.join().unwrap();
         let dropped = worker.shared.dropped.get().unwrap();
         // Those of all but the last ten seconds, however long the stop took to come.
@@ -228,10 +259,19 @@ mod tests {
     }
 
     #[test]
+    fn sessions_have_memory_for_as_long_as_the_burst_lasts() {
+        let mut service = one_mb();
+        service.resize(1, true).unwrap();
+        assert_eq!(service.memory.len_mb(), 3);
+        service.resize(1, false).unwrap();
+        assert_eq!(service.memory.len_mb(), 1);
+    }
+
+    #[test]
     fn without_a_rate_it_serves_as_fast_as_it_can() {
         let mut worker = Worker::for_test();
         let stopper = worker.stop_after(100);
-        run(&Options { mb: 1, burst: None }, &mut worker).unwrap();
+        run(&Options { mb: 1, burst: None, burst_mb: None }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert!(worker.shared.ops() >= 100);
         assert_eq!(worker.shared.dropped.get(), None);

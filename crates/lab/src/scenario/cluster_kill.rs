@@ -9,27 +9,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cluster::records::Records;
-use cluster::store::Store;
-use cluster::store::etcd::Etcd;
 use model::{Bytes, VmName};
-use serde_json::{Value, json};
-use sys::process::{Child, Signal, Spawn};
-use tokio::runtime::Runtime;
+use serde_json::Value;
 
 use super::{Context, Scenario};
-use crate::etcd::Members;
 use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{Files, MachineSpec};
-use crate::qmp::Line;
+use crate::pool::{CONTROLLER, Pool, Settings};
 use crate::random::Random;
-use crate::takeover::Takeover;
-use crate::{inside, interrupt};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cluster-kill",
@@ -65,14 +56,8 @@ struct Seen {
     on: Option<usize>,
 }
 
-struct Pool {
-    dirs: [PathBuf; 2],
-    program: PathBuf,
-    members: Members,
-    store: Arc<dyn Store>,
-    runtime: Runtime,
-    /// Two daemons and a controller.
-    processes: [Option<Child>; 3],
+struct Watched {
+    pool: Pool,
     seen: Seen,
 }
 
@@ -81,67 +66,58 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let (base, max) = (Bytes::mib(128), Bytes::mib(256));
     let spec = MachineSpec::new(GUEST, "shop", base, max, "verify --mb 112")
         .with_swap(Bytes::mib(256), None);
-    let near = context.dir.join("a");
-    let far = context.dir.join("b");
+    let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     fs::create_dir_all(&context.dir)?;
     let mut lab = Lab::start(&near, &context.provisions, std::slice::from_ref(&spec))?;
-    let process = lab.machine(GUEST)?.process();
-    lab.machine(GUEST)?.hang_up();
-    let takeovers = [Takeover::new(process, &near, &near)?, Takeover::new(process, &near, &far)?];
-    let members = Members::start(3, &context.dir)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let store = runtime.block_on(Etcd::connect(&members.endpoints(), None, "default"));
-    let store: Arc<dyn Store> = Arc::new(store.map_err(std::io::Error::other)?);
-    let dirs = [near, far];
-    for ((dir, name), takeover) in dirs.iter().zip(["a", "b"]).zip(&takeovers) {
-        configure(dir, name, &members.endpoints(), takeover.script())?;
-    }
-    let program = inside::built("overbook")?;
-    let processes = [None, None, None];
-    let seen = Seen::default();
-    let mut pool = Pool { dirs, program, members, store, runtime, processes, seen };
-    for i in 0..3 {
-        pool.start(i)?;
+    let settings = Settings {
+        guest: GUEST,
+        given: base,
+        promised: max,
+        balloon: ["observe"; 2],
+        overload: "interval_s = 2\npages_per_s = 10\nwindow = 2\nsustained = 2",
+        pool: "rest_s = 1\nprecopy_s = 4",
+        members: 3,
+    };
+    let pool = Pool::new(&lab, &far, &settings)?;
+    let mut watched = Watched { pool, seen: Seen::default() };
+    for i in 0..=CONTROLLER {
+        watched.pool.start(i)?;
     }
     let begun = Instant::now();
-    while pool.seen.intents.is_empty() {
-        pool.watch(POLL)?;
+    while watched.seen.intents.is_empty() {
+        watched.watch(POLL)?;
         if begun.elapsed() > LIMIT {
             return Err(LabError::Timeout { what: "the first move".to_owned(), limit: LIMIT });
         }
     }
     for _ in 0..KILLS {
-        pool.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
+        watched.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
         let which = usize::try_from(random.between(0, 3)).unwrap_or(0);
         let away = Duration::from_millis(random.between(AWAY_MS.0, AWAY_MS.1));
-        if let Some(process) = pool.processes.get_mut(which) {
-            kill(process)?;
-            pool.watch(away)?;
-            pool.start(which)?;
+        if which <= CONTROLLER {
+            watched.pool.kill(which)?;
+            watched.watch(away)?;
+            watched.pool.start(which)?;
         } else {
             let member = usize::try_from(random.between(0, 2)).unwrap_or(0);
-            pool.members.kill(member)?;
-            pool.watch(away)?;
-            pool.members.revive(member)?;
+            watched.pool.members.kill(member)?;
+            watched.watch(away)?;
+            watched.pool.members.revive(member)?;
         }
     }
     // Nothing new is decided, and what was begun ends.
-    kill(&mut pool.processes[2])?;
+    watched.pool.kill(CONTROLLER)?;
     let begun = Instant::now();
-    while begun.elapsed() < LIMIT && !pool.is_at_rest() {
-        pool.watch(POLL)?;
+    while begun.elapsed() < LIMIT && !watched.is_at_rest() {
+        watched.watch(POLL)?;
     }
     // The controller strikes ended intents out.
-    pool.start(2)?;
-    pool.watch(Duration::from_secs(15))?;
-    for process in &mut pool.processes {
-        kill(process)?;
-    }
-    pool.watch(POLL)?;
-    let figures = figures(context, &pool.seen);
-    drop(takeovers);
+    watched.pool.start(CONTROLLER)?;
+    watched.watch(Duration::from_secs(15))?;
+    let Watched { pool, seen } = watched;
+    drop(pool);
     lab.stop()?;
-    Ok(figures)
+    Ok(figures(context, &seen))
 }
 
 fn figures(context: &Context, seen: &Seen) -> Figures {
@@ -169,49 +145,7 @@ fn figures(context: &Context, seen: &Seen) -> Figures {
     figures
 }
 
-fn kill(process: &mut Option<Child>) -> Result<(), LabError> {
-    if let Some(mut child) = process.take() {
-        child.signal(Signal::KILL)?;
-        child.wait_for(Duration::from_secs(5))?;
-    }
-    Ok(())
-}
-
-fn configure(
-    dir: &Path,
-    name: &str,
-    endpoints: &[String],
-    incoming: &Path,
-) -> Result<(), LabError> {
-    fs::create_dir_all(dir.join("run/state"))?;
-    fs::create_dir_all(dir.join("etc"))?;
-    let (shown, incoming) = (dir.display(), incoming.display());
-    let text = format!(
-        "[host]\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
-         [mode]\nballoon = \"observe\"\n\
-         [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
-         [overload]\ninterval_s = 2\npages_per_s = 10\nwindow = 2\nsustained = 2\n\
-         [group.shop]\nvms = [\"{GUEST}\"]\nbase = \"128MiB\"\nmax = \"256MiB\"\n\
-         [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\nmovable = [\"{GUEST}\"]\n\
-         address = \"127.0.0.1\"\nincoming = \"{incoming}\"\nrest_s = 1\nprecopy_s = 4\n"
-    );
-    Ok(fs::write(dir.join("etc/overbook.toml"), text)?)
-}
-
-impl Pool {
-    /// Starts one of the two daemons, or the controller.
-    fn start(&mut self, which: usize) -> Result<(), LabError> {
-        let (dir, command, log) = match self.dirs.get(which) {
-            Some(dir) => (dir, "daemon", dir.join("log/daemon")),
-            None => (&self.dirs[0], "controller", self.dirs[0].join("log/controller")),
-        };
-        let log = fs::File::options().create(true).append(true).open(log)?;
-        let spawn = Spawn::new(&self.program).arg("--config").arg(dir.join("etc/overbook.toml"));
-        let child = spawn.arg(command).output_to(log)?.die_with_parent().spawn()?;
-        self.processes[which] = Some(child);
-        Ok(())
-    }
-
+impl Watched {
     /// Looks for so long, and at least once.
     fn watch(&mut self, time: Duration) -> Result<(), LabError> {
         let end = Instant::now() + time;
@@ -225,7 +159,7 @@ impl Pool {
     }
 
     fn look(&mut self) {
-        let [first, second] = [0, 1].map(|host| self.runs(host));
+        let [first, second] = [0, 1].map(|host| self.pool.runs(host));
         let seen = &mut self.seen;
         match (first, second) {
             (false, false) => {
@@ -243,11 +177,11 @@ impl Pool {
             self.seen.on = None;
         }
         // It may have gone from the one to the other between the two looks, but not back.
-        if first && second && self.runs(0) {
+        if first && second && self.pool.runs(0) {
             self.seen.twice += 1;
         }
         self.read_metrics();
-        if let Some(records) = self.records() {
+        if let Some(records) = self.pool.records() {
             let current: Vec<u64> = records.intents.values().map(|i| i.generation).collect();
             for generation in &current {
                 self.seen.intents.entry(*generation).or_insert_with(Instant::now);
@@ -261,20 +195,9 @@ impl Pool {
         }
     }
 
-    fn runs(&self, host: usize) -> bool {
-        let line = Line::new(&Files::new(&self.dirs[host], GUEST).lab_socket);
-        let status = line.with(|qmp| qmp.execute("query-status", json!({})));
-        status.is_ok_and(|status| status["running"] == true)
-    }
-
-    fn records(&self) -> Option<Records> {
-        let snapshot = self.runtime.block_on(self.store.read("")).ok()?;
-        Some(Records::of(&snapshot))
-    }
-
     /// Both hosts are done with all that was to be moved.
     fn is_at_rest(&self) -> bool {
-        let Some(records) = self.records() else { return false };
+        let Some(records) = self.pool.records() else { return false };
         records.intents.iter().all(|(vm, intent): (&VmName, _)| {
             records.source_of(vm, intent).is_some_and(|written| written.is_over)
                 && records.target_of(vm, intent).is_some_and(|written| written.is_over)
@@ -282,7 +205,7 @@ impl Pool {
     }
 
     fn read_metrics(&mut self) {
-        for dir in &self.dirs {
+        for dir in &self.pool.dirs {
             let text = fs::read_to_string(Files::new(dir, GUEST).metrics).unwrap_or_default();
             // The first line of a QEMU may have begun in the other one.
             let values = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

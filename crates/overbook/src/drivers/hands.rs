@@ -9,7 +9,7 @@ use policy::handover::{Seen, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::identity;
-use super::migration::{Limits, Target, Turn, source_turn, target_turn};
+use super::migration::{Limits, Turn, source_turn, target_turn};
 use super::qmp::{Client, QmpError};
 use super::shared::Shared;
 use super::slot::Order;
@@ -66,15 +66,14 @@ impl MoveTurn {
                 None
             }
             Self::Source(generation, known, limits, reply) => {
-                let done = source_turn(Some(client), generation, known.seen(), limits).await;
+                let done = source_turn(client, generation, known.seen(), limits).await;
                 let (done, failed) = apart(done);
                 let _ = reply.send((done, incarnation));
                 failed
             }
             Self::Target(known, address, reply) => {
                 let is_ours = known.life.is_some();
-                let qemu = Target::Connected { client, is_ours };
-                let done = target_turn(qemu, known.seen(), &address).await;
+                let done = target_turn(client, is_ours, known.seen(), &address).await;
                 let (done, failed) = apart(done);
                 let _ = reply.send((done, incarnation));
                 failed

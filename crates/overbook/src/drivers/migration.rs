@@ -41,24 +41,16 @@ pub enum Turn<Step> {
     Over,
 }
 
-/// Does what is next on the source, by the intent of this `generation`. `client`: its QEMU;
-/// `None`: that has ended.
+/// Does what is next on the source, by the intent of this `generation`. `client`: its QEMU.
 ///
 /// # Errors
 /// When QEMU does not answer, or refuses: the next turn tries again.
 pub async fn source_turn(
-    client: Option<&mut Client>,
+    client: &mut Client,
     generation: u64,
     seen: Seen<'_>,
     limits: Limits,
 ) -> Result<Turn<SourceStep>, QmpError> {
-    let Some(client) = client else {
-        return Ok(match handover::source(seen, &SourceQemu::Gone) {
-            SourceDeed::Write(step) => Turn::Write(step),
-            SourceDeed::Nothing => Turn::Over,
-            _ => Turn::Waits,
-        });
-    };
     let qemu = source_qemu(client, generation, limits.precopy).await?;
     match handover::source(seen, &qemu) {
         SourceDeed::Wait => return Ok(Turn::Waits),
@@ -73,37 +65,28 @@ pub async fn source_turn(
     Ok(Turn::Did)
 }
 
-/// The target's QEMU.
-#[derive(Debug)]
-pub enum Target<'a> {
-    /// It was not started yet.
-    Absent,
-    /// It has ended, or could not be started; why.
-    Ended(&'a str),
-    /// It answers.
-    Connected {
-        /// By this connection.
-        client: &'a mut Client,
-        /// The host has written of it that it waits. Any other QEMU that does not wait for a guest
-        /// has one that is nobody's business here.
-        is_ours: bool,
-    },
+/// A source's turn without a connection: its QEMU has ended, or was not found yet.
+#[must_use]
+pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep> {
+    match handover::source(seen, qemu) {
+        SourceDeed::Write(step) => Turn::Write(step),
+        SourceDeed::Nothing => Turn::Over,
+        _ => Turn::Waits,
+    }
 }
 
-/// Does what is next on the target. `address`: where it is to listen.
+/// Does what is next on the target. `client`: its QEMU. `is_ours`: the host has written of it that
+/// it waits; any other QEMU that does not wait for a guest has one that is nobody's business here.
+/// `address`: where it is to listen.
 ///
 /// # Errors
 /// As of [`source_turn`].
 pub async fn target_turn(
-    qemu: Target<'_>,
+    client: &mut Client,
+    is_ours: bool,
     seen: Seen<'_>,
     address: &str,
 ) -> Result<Turn<TargetStep>, QmpError> {
-    let (client, is_ours) = match qemu {
-        Target::Connected { client, is_ours } => (client, is_ours),
-        Target::Absent => return Ok(without(seen, &TargetQemu::Absent)),
-        Target::Ended(why) => return Ok(without(seen, &TargetQemu::Gone(why.to_owned()))),
-    };
     let qemu = match target_qemu(client).await? {
         TargetQemu::Received if !is_ours => TargetQemu::Running,
         qemu => qemu,
@@ -119,8 +102,9 @@ pub async fn target_turn(
     Ok(Turn::Did)
 }
 
-/// A target's turn without a connection.
-fn without(seen: Seen<'_>, qemu: &TargetQemu) -> Turn<TargetStep> {
+/// A target's turn without a connection: its QEMU has ended, or was not started yet.
+#[must_use]
+pub fn target_turn_without(qemu: &TargetQemu, seen: Seen<'_>) -> Turn<TargetStep> {
     match handover::target(seen, qemu) {
         TargetDeed::Write(step) => Turn::Write(step),
         TargetDeed::Start => Turn::Launch,

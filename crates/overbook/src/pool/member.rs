@@ -18,7 +18,7 @@ use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError}
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec};
 use model::{HostName, Severity, Time, VmName};
-use policy::handover::{SourceStep, TargetStep};
+use policy::handover::{SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde::Serialize;
 use sys::process::Spawn;
 use tokio::sync::watch;
@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::report;
 use crate::drivers::hands::{Hands, Known};
-use crate::drivers::migration::{Limits, Target, Turn, source_turn, target_turn};
+use crate::drivers::migration::{Limits, Turn, source_turn_without, target_turn_without};
 use crate::published::Latest;
 
 /// How often a seat is kept.
@@ -305,21 +305,22 @@ impl Member {
     ) -> (Turn<SourceStep>, u64) {
         let life = written.map_or(0, |written| written.incarnation);
         let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
-        let is_gone = match life {
-            0 => self.hands.life(vm).is_none() && self.begun.elapsed() >= FOUND,
-            life => self.hands.has_ended(life),
+        let is_found = self.hands.life(vm).is_some();
+        let qemu = match life {
+            0 if is_found => None,
+            0 if self.begun.elapsed() < FOUND => Some(SourceQemu::Unknown),
+            0 => Some(SourceQemu::Gone),
+            life => self.hands.has_ended(life).then_some(SourceQemu::Gone),
         };
-        if is_gone {
-            let limits = self.limits();
-            let turn = source_turn(None, generation, known.seen(), limits).await;
-            // Without a connection nothing can fail.
-            let turn = turn.unwrap_or(Turn::Waits);
+        if let Some(qemu) = qemu {
+            let turn = source_turn_without(&qemu, known.seen());
             // A move is over once nobody reads any more that the VM is here.
             let is_reported = self.reported.as_ref().is_some_and(|(r, _)| r.vms.contains_key(vm));
-            if turn == Turn::Over && is_reported && self.hands.life(vm).is_none_or(|l| l == life) {
-                return (Turn::Waits, life);
-            }
-            return (turn, life);
+            let is_other = self.hands.life(vm).is_some_and(|found| found != life);
+            return match turn {
+                Turn::Over if is_reported && !is_other => (Turn::Waits, life),
+                turn => (turn, life),
+            };
         }
         match self.hands.source(vm, generation, known, self.limits()).await {
             Some((Ok(turn), found)) => (turn, found),
@@ -343,10 +344,10 @@ impl Member {
         };
         let Some(ReceiveSpec { address, command }) = &self.spec.receive else {
             let why = "this host takes no VMs in: [pool] has no `incoming`".to_owned();
-            return (self.without(&known, Target::Ended(&why)).await, life);
+            return (target_turn_without(&TargetQemu::Gone(why), known.seen()), life);
         };
         if let Some(why) = has_ended {
-            return (self.without(&known, Target::Ended(&why)).await, life);
+            return (target_turn_without(&TargetQemu::Gone(why), known.seen()), life);
         }
         let listen = match address {
             std::net::IpAddr::V6(address) => format!("tcp:[{address}]:0"),
@@ -365,19 +366,13 @@ impl Member {
         if is_launched || life != 0 || self.begun.elapsed() < STAY {
             return (Turn::Waits, life);
         }
-        let turn = self.without(&known, Target::Absent).await;
+        let turn = target_turn_without(&TargetQemu::Absent, known.seen());
         if turn == Turn::Launch {
             let (command, name) = (command.clone(), vm.to_string());
             let task = spawn_blocking(move || launch(&command, &name));
             self.launched.insert((vm.clone(), generation), Launch::Starting(task));
         }
         (turn, life)
-    }
-
-    /// A target's turn without a connection.
-    async fn without(&self, known: &Known, qemu: Target<'_>) -> Turn<TargetStep> {
-        // Without one nothing can fail.
-        target_turn(qemu, known.seen(), "").await.unwrap_or(Turn::Waits)
     }
 
     /// Why a QEMU that was told to start is not there.

@@ -1,0 +1,185 @@
+//! A pool of two hosts on one: two directories, each with a daemon, beside etcd and a controller.
+//!
+//! The guest begins on the first host. Each host takes VMs in by a [`Takeover`] that is like the
+//! guest, and the disks are shared. All of them are the real programs; each can be killed and
+//! started again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::records::Records;
+use cluster::store::etcd::Etcd;
+use cluster::store::{Change, Seat, Store, StoreError};
+use model::Bytes;
+use serde_json::json;
+use sys::process::{Child, Signal, Spawn};
+use tokio::runtime::Runtime;
+
+use crate::etcd::Members;
+use crate::inside;
+use crate::lab::{Lab, LabError};
+use crate::machine::Files;
+use crate::qmp::Line;
+use crate::takeover::Takeover;
+
+/// What the two hosts are called; the guest begins on the first one.
+pub const HOSTS: [&str; 2] = ["a", "b"];
+/// The controller among [`Pool::start`]'s processes; daemons have their host's place in [`HOSTS`].
+pub const CONTROLLER: usize = 2;
+const END: Duration = Duration::from_secs(5);
+
+/// How the hosts are configured.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings<'a> {
+    /// The guest.
+    pub guest: &'a str,
+    /// What it was given.
+    pub given: Bytes,
+    /// What it was promised: either host's group has that much.
+    pub promised: Bytes,
+    /// What either host's daemon does with balloons: `observe` or `enforce`.
+    pub balloon: [&'a str; 2],
+    /// Keys of `[overload]`.
+    pub overload: &'a str,
+    /// Keys of `[pool]` beside those that every host has.
+    pub pool: &'a str,
+    /// Members of etcd.
+    pub members: usize,
+}
+
+/// Two hosts, their store, and who decides.
+pub struct Pool {
+    /// Where the hosts' files lie.
+    pub dirs: [PathBuf; 2],
+    /// The members of etcd.
+    pub members: Members,
+    guest: String,
+    store: Arc<dyn Store>,
+    runtime: Runtime,
+    /// What they have started ends with them.
+    _takeovers: [Takeover; 2],
+    /// Two daemons and a controller.
+    processes: [Option<Child>; 3],
+}
+
+impl Pool {
+    /// The hosts of this lab's guest, whose directory is `near`, and of nobody, in `far`. Neither
+    /// daemon runs yet.
+    ///
+    /// # Errors
+    /// A program is missing, or the kernel's.
+    pub fn new(lab: &Lab, far: &Path, settings: &Settings<'_>) -> Result<Self, LabError> {
+        let (near, guest) = (lab.dir(), lab.machine(settings.guest)?);
+        guest.hang_up();
+        let takeover = |to| Takeover::new(guest.process(), near, to);
+        let takeovers = [takeover(near)?, takeover(far)?];
+        let members = Members::start(settings.members, far)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let store = runtime.block_on(Etcd::connect(&members.endpoints(), None, "default"));
+        let store: Arc<dyn Store> = Arc::new(store.map_err(std::io::Error::other)?);
+        let dirs = [near.to_owned(), far.to_owned()];
+        for i in 0..HOSTS.len() {
+            configure(i, &dirs[i], &members.endpoints(), takeovers[i].script(), settings)?;
+        }
+        let (guest, processes) = (settings.guest.to_owned(), [None, None, None]);
+        Ok(Self { dirs, members, guest, store, runtime, _takeovers: takeovers, processes })
+    }
+
+    /// Starts one of the two daemons, or the controller.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn start(&mut self, which: usize) -> Result<(), LabError> {
+        let (dir, command, log) = match self.dirs.get(which) {
+            Some(dir) => (dir, "daemon", dir.join("log/daemon")),
+            None => (&self.dirs[0], "controller", self.dirs[0].join("log/controller")),
+        };
+        let log = fs::File::options().create(true).append(true).open(log)?;
+        let spawn = Spawn::new(inside::built("overbook")?);
+        let spawn = spawn.arg("--config").arg(dir.join("etc/overbook.toml")).arg(command);
+        self.processes[which] = Some(spawn.output_to(log)?.die_with_parent().spawn()?);
+        Ok(())
+    }
+
+    /// Kills it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill(&mut self, which: usize) -> Result<(), LabError> {
+        if let Some(mut child) = self.processes[which].take() {
+            child.signal(Signal::KILL)?;
+            child.wait_for(END)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the guest runs in a QEMU of this host.
+    #[must_use]
+    pub fn runs(&self, host: usize) -> bool {
+        let line = Line::new(&Files::new(&self.dirs[host], &self.guest).lab_socket);
+        let status = line.with(|qmp| qmp.execute("query-status", json!({})));
+        status.is_ok_and(|status| status["running"] == true)
+    }
+
+    /// What the store holds; `None`: it does not answer.
+    #[must_use]
+    pub fn records(&self) -> Option<Records> {
+        let snapshot = self.runtime.block_on(self.store.read("")).ok()?;
+        Some(Records::of(&snapshot))
+    }
+
+    /// Takes the place of the one that decides, if it is free.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn sit(&self) -> Result<Option<Seat>, StoreError> {
+        self.runtime.block_on(self.store.sit(cluster::records::CONTROLLER_SEAT, "lab"))
+    }
+
+    /// Writes what is decided.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn write(&self, seat: &Seat, change: Change) -> Result<(), StoreError> {
+        self.runtime.block_on(async {
+            self.store.stay(seat).await?;
+            self.store.write(seat, Vec::new(), vec![change]).await
+        })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for which in 0..self.processes.len() {
+            // It dies with this process at the latest.
+            let _ = self.kill(which);
+        }
+    }
+}
+
+fn configure(
+    host: usize,
+    dir: &Path,
+    endpoints: &[String],
+    incoming: &Path,
+    settings: &Settings<'_>,
+) -> Result<(), LabError> {
+    fs::create_dir_all(dir.join("run/state"))?;
+    fs::create_dir_all(dir.join("etc"))?;
+    let Settings { guest, given, promised, balloon, overload, pool, .. } = settings;
+    let (shown, incoming, name) = (dir.display(), incoming.display(), HOSTS[host]);
+    let (balloon, given, promised) = (balloon[host], given.0, promised.0);
+    let text = format!(
+        "[host]\nqmp = [\"{shown}/qmp/*.sock\"]\nstate = \"{shown}/run/state\"\n\
+         [mode]\nballoon = \"{balloon}\"\n\
+         [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
+         [overload]\n{overload}\n\
+         [group.pool]\nvms = [\"{guest}\"]\nbudget = \"{promised}B\"\n\
+         base = \"{given}B\"\nmax = \"{promised}B\"\n\
+         [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\nmovable = [\"{guest}\"]\n\
+         address = \"127.0.0.1\"\nincoming = \"{incoming}\"\n{pool}\n"
+    );
+    Ok(fs::write(dir.join("etc/overbook.toml"), text)?)
+}
