@@ -9,6 +9,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use model::Bytes;
+use serde_json::Value;
 use sys::process::Spawn;
 
 use crate::command;
@@ -56,6 +58,18 @@ impl Hosts {
             command::run("tc", spawn).map_err(LabError::Hosts)?;
         }
         Ok(hosts)
+    }
+
+    /// What the cable has carried, both ways.
+    ///
+    /// # Errors
+    /// [`LabError::Hosts`].
+    pub fn carried(&self) -> Result<Bytes, LabError> {
+        let words = ["-n", self.name(Host::Near), "-s", "-j", "link", "show", "dev", CABLE];
+        let said = command::run("ip", Spawn::new("ip").args(words)).map_err(LabError::Hosts)?;
+        let said: Value = serde_json::from_slice(&said).unwrap_or_default();
+        let bytes = |way: &str| said[0]["stats64"][way]["bytes"].as_u64().unwrap_or(0);
+        Ok(Bytes(bytes("rx") + bytes("tx")))
     }
 
     /// Starts a program on one of them.

@@ -54,6 +54,7 @@ pub mod merger;
 pub mod metrics;
 mod nbd_load;
 mod nbd_servers;
+pub mod overload;
 pub mod packages;
 pub mod pinning;
 pub mod pool;

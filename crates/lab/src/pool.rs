@@ -5,6 +5,7 @@
 //! started again.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,14 +66,18 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The hosts of this lab's guest, whose directory is `near`, and of nobody, in `far`. Neither
-    /// daemon runs yet.
+    /// The host of this lab's guest, and another one whose files lie in `far`, where nothing else
+    /// is. Neither daemon runs yet.
     ///
     /// # Errors
     /// A program is missing, or the kernel's.
     pub fn new(lab: &Lab, far: &Path, settings: &Settings<'_>) -> Result<Self, LabError> {
         let (near, guest) = (lab.dir(), lab.machine(settings.guest)?);
         guest.hang_up();
+        match fs::remove_dir_all(far) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => fs::create_dir_all(far)?,
+        }
         let takeover = |to| Takeover::new(guest.process(), near, to);
         let takeovers = [takeover(near)?, takeover(far)?];
         let members = Members::start(settings.members, far)?;

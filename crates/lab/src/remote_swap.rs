@@ -206,6 +206,14 @@ impl RemoteSwap {
         Ok(())
     }
 
+    /// What was sent to the repository and received from it; nothing if it is on this host.
+    ///
+    /// # Errors
+    /// [`LabError::Hosts`].
+    pub fn carried(&self) -> Result<Bytes, LabError> {
+        self.hosts.as_ref().map_or(Ok(Bytes::ZERO), Hosts::carried)
+    }
+
     /// How the disk does; `None`: nobody answers.
     #[must_use]
     pub fn status(&self) -> Option<DiskReading> {

@@ -37,6 +37,7 @@ mod meb_imt;
 mod meb_overhead;
 mod meb_random_array;
 mod overdriver_fig5;
+mod overdriver_fig8;
 mod overdriver_table1;
 mod page_server_kill;
 mod page_server_vs;
@@ -150,6 +151,7 @@ pub const SCENARIOS: &[Scenario] = &[
     coop_swap::SCENARIO,
     overdriver_table1::SCENARIO,
     overdriver_fig5::SCENARIO,
+    overdriver_fig8::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

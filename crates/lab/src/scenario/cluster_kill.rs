@@ -1,5 +1,5 @@
-//! `cluster-kill`: a guest that is overloaded for good goes to and fro between two hosts, and one of
-//! all that moves it is killed every few seconds.
+//! `cluster-kill`: a guest that is overloaded for good goes to and fro between two hosts, and one
+//! of all that moves it is killed every few seconds.
 //!
 //! The two hosts are two directories of this one, each with a daemon; etcd has three members, and
 //! a controller decides as ever: each move is of a real overload. The guest swaps to a disk that

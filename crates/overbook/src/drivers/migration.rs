@@ -119,15 +119,16 @@ async fn source_qemu(
     generation: u64,
     precopy: Millis,
 ) -> Result<SourceQemu, QmpError> {
-    let commands = ["query-status", "query-migrate", "query-migrate-parameters"];
-    let [status, migrate, parameters] = client.batch(commands.map(Command::new)).await?;
+    let commands = ["query-migrate-parameters", "query-migrate", "query-status"];
+    let [parameters, migrate, status] = client.batch(commands.map(Command::new)).await?;
     Ok(source_in(&status?, &migrate?, &parameters?, (generation, precopy)))
 }
 
-/// Asks the target's QEMU.
+/// Asks the target's QEMU. A migration may end between two questions. So its state is asked last:
+/// a QEMU that waits then did so before, and has said where.
 async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
-    let commands = ["query-status", "query-migrate"].map(Command::new);
-    let [status, migrate] = client.batch(commands).await?;
+    let commands = ["query-migrate", "query-status"].map(Command::new);
+    let [migrate, status] = client.batch(commands).await?;
     Ok(target_in(&status?, &migrate?))
 }
 
@@ -189,8 +190,12 @@ fn source_in(
     }
     match text(migrate, "status") {
         "" | "none" => SourceQemu::Untouched,
-        "completed" if text(status, "status") == "postmigrate" => SourceQemu::Completed,
-        "completed" => SourceQemu::Failed("the guest was taken back".to_owned()),
+        "completed" => match text(status, "status") {
+            "postmigrate" => SourceQemu::Completed,
+            // It is about to be.
+            "finish-migrate" => SourceQemu::Sending { is_slow: false },
+            _ => SourceQemu::Failed("the guest was taken back".to_owned()),
+        },
         "failed" => SourceQemu::Failed(match text(migrate, "error-desc") {
             "" => "QEMU does not say why".to_owned(),
             why => why.to_owned(),
@@ -254,6 +259,7 @@ mod tests {
         assert!(matches!(at("running", "completed"), SourceQemu::Failed(_)));
         assert_eq!(at("running", "active"), SourceQemu::Sending { is_slow: true });
         assert_eq!(at("finish-migrate", "device"), SourceQemu::Sending { is_slow: false });
+        assert_eq!(at("finish-migrate", "completed"), SourceQemu::Sending { is_slow: false });
         assert_eq!(at("finish-migrate", "postcopy-paused"), SourceQemu::Serving);
         assert_eq!(at("running", "something-new"), SourceQemu::Sending { is_slow: false });
         assert_eq!(at("running", "none"), SourceQemu::Untouched);

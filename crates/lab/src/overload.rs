@@ -1,0 +1,336 @@
+//! One burst of clients at a web server that was given less memory than it was promised, and what
+//! is done about it (Overdriver §5).
+//!
+//! The paper's ten minutes are one here, so its intervals of 10 s are 1 s; the daemon's are 2 s,
+//! the shortest that it takes. The guest's disk has moving heads: a read takes 5 ms. Other hosts'
+//! memory lies behind a cable of 1 Gbit/s, and migrations send as much as that. The second host has
+//! all the memory that the guest was promised; the first one has what the guest was given.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cluster::records;
+use cluster::store::{Change, StoreError};
+use model::cluster::Intent;
+use model::{Bytes, DiskReading, HostName, VmName};
+use serde_json::{Value, json};
+
+use crate::hosts::Hosts;
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::{Files, MachineSpec};
+use crate::metrics::{Follower, Newest};
+use crate::pool::{CONTROLLER, HOSTS, Pool, Settings};
+use crate::qmp::Line;
+use crate::remote_swap::{Disk, RemoteSwap};
+use crate::scenario::Context;
+
+/// What is done about an overload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// There is none: the guest has what it was promised.
+    Memory,
+    /// The guest swaps to its disk.
+    Disk,
+    /// It swaps into another host's memory, the disk behind it.
+    Network,
+    /// It is migrated at the first sign of an overload, and swaps to its disk until it is there. The
+    /// lab decides that, where a controller would wait.
+    Migration,
+    /// Overbook: another host's memory, and a migration once the overload is sustained.
+    Both(Threshold),
+}
+
+/// When an overload is sustained, in intervals of 2 s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threshold {
+    /// So many are looked at.
+    pub window: u32,
+    /// So many of them are overloaded.
+    pub sustained: u32,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Requests that were answered from shortly before the burst until shortly after it.
+    pub answered: f64,
+    /// Of those that were asked meanwhile, the mean response in milliseconds.
+    pub response_ms: f64,
+    /// For so long the guest paged more than an overload does.
+    pub overloaded_s: f64,
+    /// Sent to other hosts and received from them.
+    pub traffic: Bytes,
+    /// Memory of other hosts that was taken for this, at most.
+    pub space: Bytes,
+    /// Whether the guest changed hosts.
+    pub moved: bool,
+    /// Answers a second, over the seconds since the begin.
+    pub rates: Vec<(f64, f64)>,
+}
+
+const GUEST: &str = "web";
+/// What the guest was promised, and what it was given.
+pub const PROMISED: Bytes = Bytes::mib(256);
+const GIVEN: Bytes = Bytes::mib(128);
+/// The working set of those that are always there, and of those that come in a burst; in MB.
+const CALM_MB: u32 = 64;
+const BURST_MB: u32 = 96;
+/// Requests a second, and how many more there are in a burst: 600 sessions to 250.
+const RATE: u32 = 125;
+const FACTOR: f64 = 2.4;
+/// Until the burst: the pool comes up.
+const OFF: Duration = Duration::from_secs(15);
+/// Before and after the burst, for so long is measured.
+const BEFORE: Duration = Duration::from_secs(3);
+const AFTER: Duration = Duration::from_secs(5);
+const SWAP: Bytes = Bytes::mib(256);
+/// What a disk with moving heads takes for a read.
+const READ_US: u32 = 5_000;
+/// Of the cable, in Mbit/s.
+const CABLE: u32 = 1_000;
+const PAGES_PER_S: f64 = 200.0;
+const LIMIT: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(50);
+/// Paging is measured over so long.
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Runs it once.
+///
+/// # Errors
+/// The lab's.
+pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
+    let (near, far) = (context.dir.join("a"), context.dir.join("b"));
+    let is_remote = matches!(remedy, Remedy::Network | Remedy::Both(_));
+    let lent = if is_remote { SWAP } else { Bytes::ZERO };
+    let disk = Disk { size: SWAP, read_delay_us: READ_US, lent, cache: false };
+    let swap_dir = context.dir.join("swap");
+    let swap = if is_remote {
+        RemoteSwap::start_apart(Hosts::start(CABLE)?, &swap_dir, GUEST, disk)?
+    } else {
+        RemoteSwap::start(&swap_dir, GUEST, disk)?
+    };
+    let (on, off) = (burst.as_secs_f64(), OFF.as_secs_f64());
+    let load = format!(
+        "web --rate {RATE} --mb {CALM_MB} --burst {FACTOR}:{on}:{off} --burst-mb {BURST_MB}"
+    );
+    let given = if remedy == Remedy::Memory { PROMISED } else { GIVEN };
+    let guest = MachineSpec {
+        seed: context.seed,
+        ..MachineSpec::new(GUEST, "pool", given, PROMISED, &load)
+    };
+    let mut lab = Lab::start(&near, &context.provisions, &[swap.given_to(guest)])?;
+    lab.wait_for("the guest to be open", LIMIT, |lab| {
+        let newest = lab.machine(GUEST)?.last_metric();
+        Ok(newest.is_some_and(|sample| sample.value.get("dropped").is_some()))
+    })?;
+    let begun = Instant::now();
+    let threshold = match remedy {
+        Remedy::Both(threshold) => Some(threshold),
+        _ => None,
+    };
+    let pool = match remedy {
+        Remedy::Migration | Remedy::Both(_) => {
+            swap.make_known(&lab)?;
+            Some(pool(&lab, &far, threshold)?)
+        }
+        _ => None,
+    };
+    let window = (OFF.saturating_sub(BEFORE), OFF + burst + AFTER);
+    let mut watch = Watch::begin(begun, [&near, &far], pool, swap.status().unwrap_or_default())?;
+    watch.may_move = remedy == Remedy::Migration;
+    let mut carried = None;
+    while begun.elapsed() < window.1 + SECOND {
+        interrupt::sleep(POLL)?;
+        if carried.is_none() && begun.elapsed() >= window.0 {
+            carried = Some(swap.carried()?);
+        }
+        watch.look(&swap)?;
+    }
+    let mut seen = watch.seen(window);
+    seen.traffic = seen.traffic.plus(swap.carried()?.minus(carried.unwrap_or_default()));
+    drop(watch);
+    lab.stop()?;
+    swap.end()?;
+    Ok(seen)
+}
+
+/// Two hosts, and a controller where Overbook decides itself.
+fn pool(lab: &Lab, far: &Path, threshold: Option<Threshold>) -> Result<Pool, LabError> {
+    let Threshold { window, sustained } =
+        threshold.unwrap_or(Threshold { window: 2, sustained: 2 });
+    let overload = format!(
+        "interval_s = 2\npages_per_s = {PAGES_PER_S}\nwindow = {window}\nsustained = {sustained}"
+    );
+    let settings = Settings {
+        guest: GUEST,
+        given: GIVEN,
+        promised: PROMISED,
+        balloon: ["observe", "enforce"],
+        overload: &overload,
+        pool: "precopy_s = 6",
+        members: 1,
+    };
+    let mut pool = Pool::new(lab, far, &settings)?;
+    for daemon in 0..HOSTS.len() {
+        pool.start(daemon)?;
+    }
+    if threshold.is_some() {
+        pool.start(CONTROLLER)?;
+    }
+    Ok(pool)
+}
+
+/// A line of the guest's report.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    /// Seconds since the begin.
+    at: f64,
+    answered: f64,
+    dropped: f64,
+    mean_us: f64,
+}
+
+/// Who looks on.
+struct Watch {
+    begun: Instant,
+    hosts: [Newest; 2],
+    _follower: Follower,
+    source: Line,
+    pool: Option<Pool>,
+    may_move: bool,
+    rows: Vec<Row>,
+    /// What the disk had done, and when, over the last second.
+    disk: VecDeque<(Instant, u64)>,
+    /// When its last reading was above the limit, and for how long all of them were.
+    looked: Instant,
+    overloaded: Duration,
+    /// What lay in other hosts' memory before, and at most.
+    held: (Bytes, Bytes),
+    sent: Bytes,
+    moved: bool,
+}
+
+impl Watch {
+    fn begin(
+        begun: Instant,
+        dirs: [&Path; 2],
+        pool: Option<Pool>,
+        disk: DiskReading,
+    ) -> Result<Self, LabError> {
+        let hosts = [Newest::default(), Newest::default()];
+        let files = dirs.map(|dir| Files::new(dir, GUEST));
+        let followed = files.iter().zip(&hosts).map(|(f, n)| (f.metrics.clone(), n.clone()));
+        let held = disk.repositories.unwrap_or_default().held;
+        Ok(Self {
+            begun,
+            _follower: Follower::start(followed.collect())?,
+            hosts,
+            source: Line::new(&files[0].lab_socket),
+            pool,
+            may_move: false,
+            rows: Vec::new(),
+            disk: VecDeque::new(),
+            looked: Instant::now(),
+            overloaded: Duration::ZERO,
+            held: (held, held),
+            sent: Bytes::ZERO,
+            moved: false,
+        })
+    }
+
+    fn look(&mut self, swap: &RemoteSwap) -> Result<(), LabError> {
+        for host in 0..HOSTS.len() {
+            let Some(sample) = self.hosts[host].get() else { continue };
+            let number = |key: &str| sample.value[key].as_f64();
+            let (Some(answered), Some(dropped)) = (number("ops"), number("dropped")) else {
+                continue;
+            };
+            let last = self.rows.last().copied().unwrap_or_default();
+            if answered + dropped > last.answered + last.dropped {
+                self.moved |= host == 1;
+                let at = sample.arrived.saturating_duration_since(self.begun).as_secs_f64();
+                let mean_us = number("mean_us").unwrap_or(0.0);
+                self.rows.push(Row { at, answered, dropped, mean_us });
+            }
+        }
+        if let Some(disk) = swap.status() {
+            self.look_at(&disk)?;
+        }
+        if self.pool.is_some() && !self.moved {
+            let asked = self.source.with(|qmp| qmp.execute("query-migrate", json!({})));
+            let sent = |told: Value| told["ram"]["transferred"].as_u64();
+            self.sent = asked.ok().and_then(sent).map_or(self.sent, Bytes);
+        }
+        Ok(())
+    }
+
+    fn look_at(&mut self, disk: &DiskReading) -> Result<(), LabError> {
+        let now = Instant::now();
+        let held = disk.repositories.unwrap_or_default().held;
+        if self.begun.elapsed() < OFF {
+            self.held = (held, held);
+        }
+        self.held.1 = self.held.1.max(held);
+        let pages = (disk.read.0 + disk.written.0) / 4096;
+        self.disk.push_back((now, pages));
+        while self.disk.len() > 2 && now - self.disk[1].0 >= SECOND {
+            self.disk.pop_front();
+        }
+        let (since, before) = self.disk[0];
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        let rate = (pages - before) as f64 / (now - since).as_secs_f64().max(1e-3);
+        let is_overloaded = now - since >= SECOND && rate > PAGES_PER_S;
+        if is_overloaded && self.begun.elapsed() >= OFF.saturating_sub(BEFORE) {
+            self.overloaded += now - self.looked;
+            if self.may_move {
+                self.have_moved()?;
+            }
+        }
+        self.looked = now;
+        Ok(())
+    }
+
+    /// Decides that the guest is to go to the other host.
+    fn have_moved(&mut self) -> Result<(), LabError> {
+        let Some(pool) = &self.pool else { return Ok(()) };
+        let refused = |error: StoreError| LabError::Io(io::Error::other(error));
+        let [from, to] = HOSTS.map(HostName::from);
+        let intent = Intent { generation: 1, from, to, is_withdrawn: false };
+        let vm = VmName::from(GUEST);
+        if let Some(seat) = pool.sit().map_err(refused)? {
+            let change = Change::put(records::intent(&vm), &intent);
+            pool.write(&seat, change).map_err(refused)?;
+            self.may_move = false;
+        }
+        Ok(())
+    }
+
+    fn seen(&self, window: (Duration, Duration)) -> Seen {
+        let (from, until) = (window.0.as_secs_f64(), window.1.as_secs_f64());
+        let pairs = || self.rows.windows(2).map(|pair| (pair[0], pair[1]));
+        // Of the answers between two lines, as many as of their time lie in the window.
+        let (mut answered, mut asked, mut waited) = (0.0, 0.0, 0.0);
+        for (old, new) in pairs() {
+            let within = (new.at.min(until) - old.at.max(from)).max(0.0) / (new.at - old.at);
+            answered += (new.answered - old.answered) * within;
+            let both = (new.answered + new.dropped - old.answered - old.dropped) * within;
+            asked += both;
+            waited += both * new.mean_us;
+        }
+        let rates =
+            pairs().map(|(old, new)| (new.at, (new.answered - old.answered) / (new.at - old.at)));
+        let taken = if self.moved { PROMISED } else { Bytes::ZERO };
+        Seen {
+            answered,
+            response_ms: waited / f64::max(asked, 1.0) / 1e3,
+            overloaded_s: self.overloaded.as_secs_f64(),
+            traffic: self.sent,
+            space: self.held.1.minus(self.held.0).plus(taken),
+            moved: self.moved,
+            rates: rates.collect(),
+        }
+    }
+}
