@@ -1,4 +1,4 @@
-//! Certificates for a small pool: an authority of its own, and what it signs.
+//! Certificates for a small pool: an authority of its own, what it signs, and what one says.
 //!
 //! Names of files are those that QEMU uses. A host's name stands in its certificate as the common
 //! name, which etcd takes for the user's.
@@ -13,6 +13,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose,
 };
+use x509_parser::pem::parse_x509_pem;
+use x509_parser::time::ASN1Time;
 
 /// What the authority is called.
 const AUTHORITY: &str = "Overbook pool";
@@ -35,6 +37,14 @@ pub enum PkiError {
     /// A name or a key that makes no sense.
     #[error("{0}")]
     Certificate(#[from] rcgen::Error),
+    /// A file that holds no certificate.
+    #[error("{} holds no certificate: {why}", path.display())]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
 }
 
 /// Makes an authority in `directory`; one that is there is not overwritten.
@@ -90,6 +100,34 @@ pub fn issue(
     }
     write(&own.join(AUTHORITY_CERTIFICATE), &read(AUTHORITY_CERTIFICATE)?, false)?;
     Ok(own)
+}
+
+/// What a certificate says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// Whose it is: the common name, which etcd takes for the user's.
+    pub name: Option<String>,
+    /// How long it is still valid, in seconds; less than none: it has ended.
+    pub left_s: i64,
+    /// The day on which it ends, as `2036-11-23`.
+    pub ends: String,
+}
+
+/// Reads the first certificate of a file.
+///
+/// # Errors
+/// There is none.
+pub fn read(path: &Path) -> Result<Certificate, PkiError> {
+    let text = fs::read(path).map_err(|error| PkiError::File { path: path.to_owned(), error })?;
+    let unreadable = |why: String| PkiError::Unreadable { path: path.to_owned(), why };
+    let (_, pem) = parse_x509_pem(&text).map_err(|error| unreadable(error.to_string()))?;
+    let found = pem.parse_x509().map_err(|error| unreadable(error.to_string()))?;
+    let (name, ends) = (found.subject().iter_common_name().next(), found.validity().not_after);
+    Ok(Certificate {
+        name: name.and_then(|name| name.as_str().ok()).map(str::to_owned),
+        left_s: ends.timestamp() - ASN1Time::now().timestamp(),
+        ends: ends.to_datetime().date().to_string(),
+    })
 }
 
 fn authority() -> CertificateParams {

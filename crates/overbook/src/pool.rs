@@ -14,6 +14,7 @@
 pub mod controller;
 pub mod member;
 mod report;
+pub mod trial;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, Error, RootCertStore, ServerConfig,
@@ -142,6 +142,44 @@ fn unfit(directory: &Path, why: &dyn std::fmt::Display) -> TlsError {
     TlsError::Unfit { directory: directory.to_owned(), why: why.to_string() }
 }
 
+/// What is wrong with the files of this side, in words.
+fn misfit(directory: &Path, side: &str, error: &Error) -> TlsError {
+    use CertificateError as C;
+    let certificate = format!("{side}-cert.pem");
+    let why = match error {
+        Error::InconsistentKeys(_) => format!("{side}-key.pem is not the key of {certificate}"),
+        Error::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => {
+            format!("{certificate} is not signed by the authority in ca-cert.pem")
+        }
+        Error::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => {
+            format!("{certificate} has expired")
+        }
+        Error::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
+            format!("{certificate} is not valid yet (is the clock wrong?)")
+        }
+        other => format!("{certificate}: {other}"),
+    };
+    unfit(directory, &why)
+}
+
+/// Tries the client's files of a directory: are they there, do they belong together, and would a
+/// server trust them that trusts the same authority?
+///
+/// # Errors
+///
+/// What is wrong with them.
+pub fn try_client(directory: &Path) -> Result<(), TlsError> {
+    Connector::new(directory)?;
+    let files = Files::read(directory, "client")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(files.roots, provider)
+        .build()
+        .map_err(|e| unfit(directory, &e))?;
+    let Some((own, between)) = files.certificates.split_first() else { return Ok(()) };
+    let tried = verifier.verify_client_cert(own, between, UnixTime::now());
+    tried.map(drop).map_err(|e| misfit(directory, "client", &e))
+}
+
 impl Acceptor {
     /// With the files of a directory.
     ///
@@ -161,7 +199,7 @@ impl Acceptor {
                     .with_client_cert_verifier(verifier)
                     .with_single_cert(files.certificates, files.key)
             })
-            .map_err(|e| unfit(directory, &e))?;
+            .map_err(|e| misfit(directory, "server", &e))?;
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
@@ -194,7 +232,7 @@ impl Connector {
                     .with_root_certificates(files.roots)
                     .with_client_auth_cert(files.certificates, files.key)
             })
-            .map_err(|e| unfit(directory, &e))?;
+            .map_err(|e| misfit(directory, "client", &e))?;
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }
 

@@ -110,8 +110,25 @@ fn failed(error: Error) -> StoreError {
         Error::GRpcStatus(status) if REFUSALS.contains(&(status.code() as i32)) => {
             StoreError::Refused(status.message().to_owned())
         }
+        Error::GRpcStatus(status) => {
+            let said = Some(status.message()).filter(|said| !said.is_empty());
+            StoreError::Unreachable(with_cause(
+                said.unwrap_or(status.code().description()),
+                &status,
+            ))
+        }
         other => StoreError::Unreachable(other.to_string()),
     }
+}
+
+/// What was said, and what it comes from in the end.
+fn with_cause(said: &str, error: &dyn std::error::Error) -> String {
+    let mut cause = error.source();
+    while let Some(deeper) = cause.and_then(|cause| cause.source()) {
+        cause = Some(deeper);
+    }
+    let cause = cause.map(ToString::to_string).filter(|cause| !said.contains(cause));
+    cause.map_or_else(|| said.to_owned(), |cause| format!("{said}: {cause}"))
 }
 
 async fn in_time<T>(

@@ -1,12 +1,12 @@
 //! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
-//! here is what each is for. Exit code 1 means: a fault in the configuration, or certificates for
-//! repositories that are of no use; with `--host`,
-//! something is missing without which no VM here can be managed. What is merely less good leaves it
-//! at 0: also a repository that does not lend, for its disks work without it.
+//! here is what each is for. Exit code 1 means: a fault in the configuration, certificates that are
+//! of no use, or a command that is not there; with `--host`, something is missing without which no
+//! VM here can be managed. What is merely less good leaves it at 0: also a repository that does not
+//! lend, and a pool whose etcd does not answer, for disks and VMs work without them.
 
-use model::{Bytes, config::Faults};
+use model::{Bytes, HostName, config::Faults};
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
 
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     config_files,
     disks::{self, Tried},
+    pool::trial::{self, Trial},
 };
 
 /// What to check.
@@ -42,30 +43,62 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
 fn configuration(context: &Context) -> Result<Output, CliError> {
     let mut report = Vec::new();
     let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
-    let tried = tried(context);
-    for Tried { repository, disks, problem, lends_bytes, .. } in &tried {
+    let all = All::of(context);
+    for Tried { repository, disks, problem, lends_bytes, .. } in &all.repositories {
         let fine = || format!("fine, it would lend {}", Bytes(*lends_bytes));
         let how = problem.clone().unwrap_or_else(fine);
         let line = format!("repository {repository} of {}: {how}\n", disks.join(", "));
         report.extend_from_slice(line.as_bytes());
     }
-    let code = code.max(u8::from(tried.iter().any(|tried| tried.is_fatal)));
+    report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
+    let code = code.max(u8::from(all.is_fatal()));
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
 fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let faults = config_files::load(&context.config).err();
     let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
-    let tried = tried(context);
-    let code = u8::from(!faults.is_empty() || tried.iter().any(|tried| tried.is_fatal));
-    let report = serde_json::json!({ "faults": faults, "repositories": tried });
+    let all = All::of(context);
+    let code = u8::from(!faults.is_empty() || all.is_fatal());
+    let All { repositories, pool } = all;
+    let report =
+        serde_json::json!({ "faults": faults, "repositories": repositories, "pool": pool });
     Ok(Output::json(&report)?.with_code(code))
 }
 
-/// What came of trying each repository; none where the configuration has faults.
-fn tried(context: &Context) -> Vec<Tried> {
-    let spec = config_files::load(&context.config).ok();
-    spec.and_then(|spec| disks::try_repositories(&spec).ok()).unwrap_or_default()
+/// What came of trying what the configuration names; nothing where that has faults.
+#[derive(Default)]
+struct All {
+    repositories: Vec<Tried>,
+    pool: Option<Trial>,
+}
+
+impl All {
+    fn of(context: &Context) -> Self {
+        let Ok(spec) = config_files::load(&context.config) else { return Self::default() };
+        Self {
+            repositories: disks::try_repositories(&spec).unwrap_or_default(),
+            pool: spec.pool.as_ref().and_then(|pool| trial::try_pool(pool).ok()),
+        }
+    }
+
+    fn is_fatal(&self) -> bool {
+        let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
+        self.repositories.iter().any(|tried| tried.is_fatal) || findings.any(|one| one.is_fatal)
+    }
+}
+
+fn of_pool(trial: &Trial) -> String {
+    let mut lines: Vec<_> =
+        trial.findings.iter().map(|one| format!("pool: {}: {}\n", one.what, one.said)).collect();
+    if let Some(others) = &trial.others {
+        let names: Vec<_> = others.iter().map(HostName::as_str).collect();
+        lines.push(match names.as_slice() {
+            [] => "pool: no other host is there\n".to_owned(),
+            names => format!("pool: other hosts that are there: {}\n", names.join(", ")),
+        });
+    }
+    lines.concat()
 }
 
 const COLUMNS: [Column; 3] = [("WORKS", false), ("FEATURE", false), ("HOW, OR WHY NOT", false)];

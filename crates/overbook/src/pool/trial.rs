@@ -1,0 +1,152 @@
+//! Tries a pool, for whoever has written `[pool]`: the host's certificates, the command that starts
+//! QEMUs, and each member of etcd.
+//!
+//! What is wrong with what this host has is fatal: with it the host has no place in the pool, or
+//! refuses every VM. Who else does not answer now may do so later. Nothing changes at the store.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use cluster::records::Records;
+use cluster::store::StoreError;
+use futures_util::future::join_all;
+use model::HostName;
+use model::spec::PoolSpec;
+use pageserver::tls::try_client;
+use serde::Serialize;
+
+use super::PoolError;
+use crate::pki;
+
+/// A certificate that ends so soon is worth a word: 30 days.
+const SOON_S: i64 = 30 * DAY_S;
+const DAY_S: i64 = 24 * 3600;
+
+/// What came of trying a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Trial {
+    /// Each thing that was tried.
+    pub findings: Vec<Finding>,
+    /// Other hosts that are there; `None`: nobody says.
+    pub others: Option<BTreeSet<HostName>>,
+}
+
+/// One thing that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What.
+    pub what: String,
+    /// How it is.
+    pub said: String,
+    /// Whether that is as it should be.
+    pub is_fine: bool,
+    /// With this the host has no place in the pool, or refuses every VM.
+    pub is_fatal: bool,
+}
+
+impl Finding {
+    fn fine(what: String, said: String) -> Self {
+        Self { what, said, is_fine: true, is_fatal: false }
+    }
+
+    fn doubtful(what: String, said: String) -> Self {
+        Self { what, said, is_fine: false, is_fatal: false }
+    }
+
+    fn fatal(what: String, said: String) -> Self {
+        Self { what, said, is_fine: false, is_fatal: true }
+    }
+}
+
+/// Tries a pool; its members side by side. Takes some seconds at most.
+///
+/// # Errors
+///
+/// There is no runtime to be had.
+pub fn try_pool(spec: &PoolSpec) -> io::Result<Trial> {
+    let mut trial = Trial::default();
+    if let Some(directory) = &spec.tls {
+        trial.findings = certificates(directory, &spec.host);
+    }
+    let is_known = !trial.findings.iter().any(|finding| finding.is_fatal);
+    trial.findings.extend(spec.receive.as_ref().map(|receive| incoming(&receive.command)));
+    // Whom nobody knows nobody answers.
+    if is_known {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(members(spec, &mut trial));
+        // A name that nobody resolves is not waited for.
+        runtime.shutdown_background();
+    }
+    Ok(trial)
+}
+
+fn certificates(directory: &Path, host: &HostName) -> Vec<Finding> {
+    if let Err(error) = try_client(directory) {
+        return vec![Finding::fatal("certificates".to_owned(), error.to_string())];
+    }
+    let files = [("client-cert.pem", Some(host)), ("ca-cert.pem", None)];
+    files.map(|(file, whose)| certificate(&directory.join(file), whose)).into()
+}
+
+/// One that can be read, and is as the authority has made it. `whose`: the host whose it is to be.
+fn certificate(path: &Path, whose: Option<&HostName>) -> Finding {
+    let what = format!("certificate {}", path.display());
+    let found = match pki::read(path) {
+        Ok(found) => found,
+        Err(error) => return Finding::fatal(what, error.to_string()),
+    };
+    let pki::Certificate { name, left_s, ends } = found;
+    if left_s < 0 {
+        return Finding::fatal(what, format!("it has ended on {ends}"));
+    }
+    if let Some(host) = whose.filter(|host| name.as_deref() != Some(host.as_str())) {
+        let name = name.unwrap_or_else(|| "nobody".to_owned());
+        let why = "where etcd checks names it writes nothing of this host's";
+        return Finding::doubtful(what, format!("it is of {name}, and `host` is {host}: {why}"));
+    }
+    if left_s < SOON_S {
+        return Finding::doubtful(what, format!("it ends in {} days, on {ends}", left_s / DAY_S));
+    }
+    Finding::fine(what, format!("fine until {ends}"))
+}
+
+fn incoming(command: &Path) -> Finding {
+    let what = format!("incoming {}", command.display());
+    match std::fs::metadata(command) {
+        Err(error) => Finding::fatal(what, error.to_string()),
+        Ok(file) if !file.is_file() => Finding::fatal(what, "is no file".to_owned()),
+        Ok(file) if file.permissions().mode() & 0o111 == 0 => {
+            Finding::fatal(what, "is not executable".to_owned())
+        }
+        Ok(_) => Finding::fine(what, "fine".to_owned()),
+    }
+}
+
+async fn members(spec: &PoolSpec, trial: &mut Trial) {
+    let asked = join_all(spec.etcd.iter().map(|endpoint| async move {
+        let alone = PoolSpec { etcd: vec![endpoint.clone()], ..spec.clone() };
+        (format!("etcd {endpoint}"), records(&alone).await)
+    }));
+    for (what, answer) in asked.await {
+        trial.findings.push(match answer {
+            Ok(records) => {
+                let seated = records.seated.into_iter().filter(|host| *host != spec.host);
+                trial.others.get_or_insert_default().extend(seated);
+                Finding::fine(what, "fine".to_owned())
+            }
+            Err(PoolError::Store(StoreError::Unreachable(why))) => {
+                Finding::doubtful(what, format!("does not answer: {why}"))
+            }
+            Err(PoolError::Store(StoreError::Refused(why))) => {
+                Finding::doubtful(what, format!("refuses: {why}"))
+            }
+            Err(error) => Finding::doubtful(what, error.to_string()),
+        });
+    }
+}
+
+async fn records(spec: &PoolSpec) -> Result<Records, PoolError> {
+    Ok(Records::of(&super::store(spec).await?.read("").await?))
+}

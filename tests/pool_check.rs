@@ -1,0 +1,169 @@
+//! `overbook check` tries the pool that the configuration names: certificates, the command that
+//! starts QEMUs, and real etcd.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use cluster::records;
+use cluster::store::{Seat, Store};
+use lab::etcd::Members;
+use model::HostName;
+use overbook::{config_files, pki, pool};
+use overbook_tests::{program, skip, take_turn, text};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio::time::sleep;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// A host `a` that asks these members.
+struct Host {
+    config: PathBuf,
+    incoming: PathBuf,
+}
+
+impl Host {
+    fn new(dir: &Path, endpoints: &[String], tls: Option<&Path>) -> Self {
+        let (config, incoming) = (dir.join("overbook.toml"), dir.join("incoming"));
+        let tls = tls.map(|tls| format!("tls = \"{}\"\n", tls.display())).unwrap_or_default();
+        let shown = incoming.display();
+        let text = format!(
+            "[host]\nqmp = [\"/run/overbook-none/*.sock\"]\n[pool]\nhost = \"a\"\n\
+             etcd = {endpoints:?}\naddress = \"127.0.0.1\"\nincoming = \"{shown}\"\n{tls}"
+        );
+        fs::write(&config, text).unwrap();
+        fs::write(&incoming, "#!/bin/sh\n").unwrap();
+        let host = Self { config, incoming };
+        host.set_mode(0o755);
+        host
+    }
+
+    fn set_mode(&self, mode: u32) {
+        fs::set_permissions(&self.incoming, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        let mut check = program();
+        check.arg("--config").arg(&self.config).arg("check").args(arguments);
+        check.output().unwrap()
+    }
+
+    /// Checks, and wants this exit code and these words.
+    fn check(&self, code: i32, words: &[&str]) {
+        let begun = Instant::now();
+        let output = self.ask(&[]);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        for word in words {
+            assert!(said.contains(word), "{word:?} is not in\n{said}");
+        }
+        assert!(begun.elapsed() < LIMIT / 4, "it took {:?}", begun.elapsed());
+    }
+}
+
+/// Host `b` takes its seat by this configuration's store.
+async fn seat_of_b(config: &Path) -> (std::sync::Arc<dyn Store>, Seat) {
+    let spec = config_files::load(config).unwrap().pool.unwrap();
+    let store = pool::store(&spec).await.unwrap();
+    let end = Instant::now() + LIMIT;
+    loop {
+        match store.sit(&records::host_seat(&HostName::from("b")), "b").await {
+            Ok(Some(seat)) => return (store, seat),
+            other => assert!(Instant::now() < end, "{other:?}"),
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn a_check_says_who_is_there_and_who_does_not_answer() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mut members = match Members::start(1, dir.path()) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let endpoints = members.endpoints();
+    let host = Host::new(dir.path(), &endpoints, None);
+    Runtime::new().unwrap().block_on(async {
+        let (store, seat) = seat_of_b(&host.config).await;
+        let etcd = format!("pool: etcd {}: ", endpoints[0]);
+        let fine = format!("{etcd}fine\n");
+        host.check(0, &["ok: ", &fine, "incoming: fine\n", "other hosts that are there: b\n"]);
+        store.rise(seat).await.unwrap();
+        host.check(0, &["pool: no other host is there\n"]);
+
+        let page: Value = serde_json::from_slice(&host.ask(&["--json"]).stdout).unwrap();
+        assert_eq!(page["pool"]["others"], serde_json::json!([]), "{page}");
+        host.set_mode(0o644);
+        host.check(1, &["incoming: is not executable\n", &fine]);
+        fs::remove_file(&host.incoming).unwrap();
+        host.check(1, &["incoming: No such file"]);
+
+        fs::write(&host.incoming, "").unwrap();
+        host.set_mode(0o755);
+        members.kill(0).unwrap();
+        host.check(0, &["ok: ", &format!("{etcd}does not answer: ")]);
+    });
+}
+
+#[test]
+fn a_check_reads_the_certificates() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (own, foreign) = (dir.path().join("pki"), dir.path().join("foreign"));
+    for authority in [&own, &foreign] {
+        pki::init(authority).unwrap();
+    }
+    let here = ["127.0.0.1".to_owned()];
+    let issue = |by: &Path, name: &str, valid| pki::issue(by, name, &here, valid).unwrap();
+    let server = issue(&own, "etcd", YEAR);
+    let members = match Members::start_secured(1, dir.path(), &server) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let endpoints = members.endpoints();
+    let with = |tls: &Path| Host::new(dir.path(), &endpoints, Some(tls));
+    let a = issue(&own, "a", YEAR);
+    Runtime::new().unwrap().block_on(async {
+        let (_store, _seat) = seat_of_b(&with(&a).config).await;
+        let etcd = format!("pool: etcd {}: ", endpoints[0]);
+        let fine = format!("{etcd}fine\n");
+        let words =
+            ["client-cert.pem: fine until 2", "ca-cert.pem: fine until 4", &fine, "there: b\n"];
+        with(&a).check(0, &words);
+
+        // Of another host, and one that ends soon: it works meanwhile.
+        let other = issue(&own, "c", YEAR);
+        with(&other).check(0, &["client-cert.pem: it is of c, and `host` is a", &fine]);
+        fs::remove_dir_all(&a).unwrap();
+        let a = issue(&own, "a", 3 * DAY);
+        with(&a).check(0, &["client-cert.pem: it ends in ", &fine]);
+
+        // Files that are not there, or do not belong together.
+        fs::copy(other.join("client-key.pem"), a.join("client-key.pem")).unwrap();
+        with(&a).check(1, &["client-key.pem is not the key of client-cert.pem\n"]);
+        fs::remove_file(a.join("client-key.pem")).unwrap();
+        with(&a).check(1, &["client-key.pem: "]);
+        fs::remove_dir_all(&a).unwrap();
+        let a = issue(&own, "a", Duration::ZERO);
+        // Its end is rounded to a second.
+        sleep(Duration::from_secs(2)).await;
+        with(&a).check(1, &["client-cert.pem has expired\n"]);
+
+        // Of another authority: the one that is known here, or the one that etcd knows.
+        let stranger = issue(&foreign, "a", YEAR);
+        let refused = format!("{etcd}does not answer: invalid peer certificate");
+        with(&stranger).check(0, &["client-cert.pem: fine until 2", &refused]);
+        fs::copy(own.join("ca-cert.pem"), stranger.join("ca-cert.pem")).unwrap();
+        with(&stranger)
+            .check(1, &["client-cert.pem is not signed by the authority in ca-cert.pem"]);
+    });
+}
