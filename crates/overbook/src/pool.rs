@@ -13,6 +13,7 @@
 
 pub mod controller;
 pub mod member;
+pub mod moves;
 mod report;
 pub mod trial;
 

@@ -71,7 +71,8 @@ impl Collector for Snapshot {
         self.caches(&mut page)?;
         self.vms(&mut page)?;
         self.overloads(&mut page)?;
-        self.disks(&mut page)
+        self.disks(&mut page)?;
+        self.pool(&mut page)
     }
 }
 
@@ -409,6 +410,25 @@ impl Snapshot {
         page.counters("disk_repositories_forged", help, None, far(|far| far.forged))
     }
 
+    fn pool(&self, page: &mut Page<'_>) -> fmt::Result {
+        let Some(pool) = &self.shown.published.pool else { return Ok(()) };
+        let help = "Whether the other hosts of the pool know that this one is there.";
+        page.gauge("pool_seated", help, None, flag(pool.is_seated))?;
+        let moves = &pool.moves;
+        let under_way = seconds(moves.under_way.len() as u64, 1.0);
+        let help = "VMs that come from other hosts, or go there.";
+        page.gauge("pool_migrations", help, None, under_way)?;
+        let ended = [
+            ("left", moves.left),
+            ("stayed", moves.stayed),
+            ("arrived", moves.arrived),
+            ("refused", moves.refused),
+        ];
+        let ended = ended.map(|(outcome, n)| (vec![("outcome", outcome)], seconds(n, 1.0)));
+        let help = "Migrations that have ended, by what came of them on this host.";
+        page.counters("pool_migrations_ended", help, None, ended.into())
+    }
+
     fn vm<'a>(&'a self, name: &'a model::VmName) -> Vm<'a> {
         let tick = &self.shown.published;
         let decision = tick.plan.vms.get(name);
@@ -452,7 +472,14 @@ fn seconds(count: u64, per_second: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{fixture, published::Published};
+    use crate::{
+        fixture,
+        pool::{
+            member::MemberState,
+            moves::{Moves, Progress},
+        },
+        published::Published,
+    };
 
     fn page(tick: Published) -> String {
         let ticks = Arc::new(TickTimes::default());
@@ -504,6 +531,30 @@ mod tests {
     fn what_is_unknown_has_no_sample() {
         let page = page(fixture::published());
         assert!(!page.contains("overbook_vm_balloon_bytes{vm=\"db-1\""), "{page}");
+    }
+
+    #[test]
+    fn a_host_in_a_pool_tells_of_its_migrations_and_another_has_none() {
+        let mut tick = fixture::published();
+        assert!(!page(tick.clone()).contains("overbook_pool_"));
+        let mut moves = Moves::default();
+        moves.under_way.insert("web-1".into());
+        for _ in 0..3 {
+            moves.add("web-1".into(), Progress::Left { to: "b".into() });
+        }
+        moves.add("web-2".into(), Progress::Refused { from: "b".into(), why: "full".to_owned() });
+        tick.pool = Some(MemberState { is_seated: true, moves, ..MemberState::default() });
+        let page = page(tick);
+        for line in [
+            "overbook_pool_seated 1",
+            "overbook_pool_migrations 1",
+            "overbook_pool_migrations_ended_total{outcome=\"left\"} 3",
+            "overbook_pool_migrations_ended_total{outcome=\"stayed\"} 0",
+            "overbook_pool_migrations_ended_total{outcome=\"arrived\"} 0",
+            "overbook_pool_migrations_ended_total{outcome=\"refused\"} 1",
+        ] {
+            assert!(page.contains(line), "{line} is missing in\n{page}");
+        }
     }
 
     #[test]

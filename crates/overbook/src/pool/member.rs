@@ -6,7 +6,7 @@
 //! again. Its seat it keeps in a file, so that a daemon that starts anew does not wait until the
 //! old lease has ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -25,6 +25,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::moves::{Moves, Teller};
 use super::report;
 use crate::drivers::hands::{Hands, Known};
 use crate::drivers::migration::{Limits, Turn, source_turn_without, target_turn_without};
@@ -53,8 +54,8 @@ pub struct MemberState {
     pub is_seated: bool,
     /// Why not, or what else the store says.
     pub trouble: Option<String>,
-    /// VMs that come or go.
-    pub moving: BTreeSet<VmName>,
+    /// VMs that come or go, and what becomes of them.
+    pub moves: Moves,
 }
 
 /// A QEMU that was told to start.
@@ -82,6 +83,7 @@ pub struct Member {
     launched: BTreeMap<(VmName, u64), Launch>,
     /// Since when others have no seat.
     absent: BTreeMap<HostName, Instant>,
+    teller: Teller,
 }
 
 impl Member {
@@ -113,6 +115,7 @@ impl Member {
             paged: BTreeMap::new(),
             launched: BTreeMap::new(),
             absent: BTreeMap::new(),
+            teller: Teller::default(),
         };
         (member, receiver)
     }
@@ -155,18 +158,15 @@ impl Member {
         let concerns = |intent: &Intent| [&intent.from, &intent.to].contains(&&self.spec.host);
         let mine: BTreeMap<VmName, Intent> =
             all.iter().filter(|(_, i)| concerns(i)).map(|(n, i)| (n.clone(), i.clone())).collect();
+        self.state.send_modify(|state| {
+            self.teller.look(&mut state.moves, &self.spec.host, &mine, &written);
+        });
         let mut is_busy = false;
         for (vm, intent) in &mine {
             is_busy |= self.carry_out(&seat, vm, intent, &own).await?;
         }
         self.launched.retain(|(vm, n), _| mine.get(vm).is_some_and(|i| i.generation == *n));
         is_busy |= self.clear(&seat, &written, &mine).await?;
-        let moving: BTreeSet<VmName> = mine.into_keys().collect();
-        self.state.send_if_modified(|state| {
-            let is_news = state.moving != moving;
-            state.moving = moving;
-            is_news
-        });
         if is_busy {
             return Ok(BUSY);
         }

@@ -103,7 +103,7 @@ impl HostStatus {
             pool_is_seated: pool.is_some_and(|pool| pool.is_seated),
             pool_trouble: pool.and_then(|pool| pool.trouble.clone()),
             pool_moving: pool
-                .map(|pool| pool.moving.iter().map(ToString::to_string).collect())
+                .map(|pool| pool.moves.under_way.iter().map(ToString::to_string).collect())
                 .unwrap_or_default(),
             vms: view.vms.len(),
             unreachable_vms: view.vms.values().filter(down).count(),
