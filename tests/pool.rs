@@ -169,6 +169,14 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("hungry has gone from a to b"), "{said}");
 
+    // Each host has kept what became of it.
+    for (host, words) in [(&a, "it has moved to host b"), (&b, "it has come from host a")] {
+        until("its history has the move", &[host], || {
+            let rows = host.asks(&["history", "hungry", "--json"]).unwrap_or_default();
+            rows.as_array().is_some_and(|rows| rows.iter().any(|row| row["moved"] == words))
+        });
+    }
+
     // Without a store hosts go on, and say so.
     for i in 0..members.count() {
         members.kill(i).unwrap();

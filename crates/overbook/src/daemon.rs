@@ -234,6 +234,8 @@ impl Daemon {
         let mut world = World { drivers, workers, ksm, disks, spec: &spec };
         let (view, plan) = policy::cycle(&mut world, &BootClock, &spec, &mut self.memory);
         self.log.tell(&plan, &view);
+        let pool = self.pool.as_ref().map(|state| state.borrow().clone());
+        pool.iter().for_each(|pool| self.log.tell_moves(&pool.moves));
         self.ticks.record(started.elapsed());
         Published {
             at: plan.at,
@@ -245,7 +247,7 @@ impl Daemon {
             paused: self.memory.paused,
             config_error: self.reloader.error(),
             history_error: self.history.error(),
-            pool: self.pool.as_ref().map(|state| state.borrow().clone()),
+            pool,
         }
     }
 

@@ -1,5 +1,5 @@
-//! `overbook history NAME`: what a VM had and what was done to it, or what a group lent and
-//! borrowed.
+//! `overbook history NAME`: what a VM had, what was done to it and how it changed hosts, or what a
+//! group lent and borrowed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -102,7 +102,7 @@ fn row(row: &HistoryRow) -> Vec<String> {
 
 fn change(row: &HistoryRow) -> String {
     match (&row.change, row.mode.as_deref()) {
-        (None, _) => String::new(),
+        (None, _) => row.moved.clone().unwrap_or_default(),
         (Some(change), mode) => decided(change, mode),
     }
 }

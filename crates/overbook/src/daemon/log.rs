@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use model::{Action, HostView, Link, Mode, Plan, Reason, VmName};
 
 pub(super) use crate::log::{info, warn};
-use crate::{drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews};
+use crate::{
+    drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews, pool::moves::Moves,
+};
 
 /// What was said last, so that only news is said.
 #[derive(Debug, Default)]
@@ -17,6 +19,8 @@ pub(super) struct Log {
     troubles: BTreeMap<VmName, &'static str>,
     host: Option<String>,
     loans: LoanNews,
+    /// The number of the last news of a move between hosts.
+    moves: u64,
 }
 
 impl Log {
@@ -51,6 +55,14 @@ impl Log {
             }
             self.host = host;
         }
+    }
+
+    /// Says what is new of VMs that change hosts.
+    pub(super) fn tell_moves(&mut self, moves: &Moves) {
+        for news in moves.since(self.moves) {
+            info(&format!("{}: {}", news.vm, news.progress));
+        }
+        self.moves = moves.latest();
     }
 
     fn tell_trouble(&mut self, vm: &VmName, trouble: Option<(&'static str, String)>) {

@@ -27,7 +27,7 @@ pub struct HistoryRow {
     pub entry: Entry,
 }
 
-/// A reading or a change.
+/// A reading, a change, or a move.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Entry {
@@ -82,6 +82,11 @@ pub enum Entry {
         /// Why; `None` when another version of Overbook wrote a reason that this one does not know.
         reason: Option<Reason>,
         /// Why, in words.
+        words: String,
+    },
+    /// What became of it on its way between hosts.
+    Move {
+        /// What, and why, in words.
         words: String,
     },
 }
@@ -145,6 +150,7 @@ pub fn read(
         let snapshot = connection.unchecked_transaction()?;
         let mut rows = readings(&snapshot, vm, since_wall_ms, limit)?;
         rows.extend(changes(&snapshot, vm, since_wall_ms, limit)?);
+        rows.extend(moves(&snapshot, vm, since_wall_ms, limit)?);
         rows.sort_by_key(|row| row.wall_ms);
         Ok(rows.split_off(rows.len().saturating_sub(limit)))
     };
@@ -284,6 +290,27 @@ fn changes(
                 words: row.get(5)?,
             };
             Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
+        },
+    )?;
+    let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;
+    rows.reverse();
+    Ok(rows)
+}
+
+fn moves(
+    connection: &Connection,
+    vm: &VmName,
+    since_ms: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<HistoryRow>> {
+    let mut statement = connection.prepare(
+        "SELECT wall_ms, words FROM moved \
+         WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3",
+    )?;
+    let found = statement.query_map(
+        params![vm.as_str(), signed(since_ms), signed(limit as u64)],
+        |row| {
+            Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry: Entry::Move { words: row.get(1)? } })
         },
     )?;
     let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;

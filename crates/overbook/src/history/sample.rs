@@ -77,12 +77,21 @@ pub(super) struct LoanRow {
     pub(super) loan: Loan,
 }
 
+/// A row of moves between hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MoveRow {
+    pub(super) wall_ms: u64,
+    pub(super) vm: VmName,
+    pub(super) words: String,
+}
+
 /// Everything that one tick adds.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     pub(super) readings: Vec<ReadingRow>,
     pub(super) changes: Vec<ChangeRow>,
     pub(super) loans: Vec<LoanRow>,
+    pub(super) moves: Vec<MoveRow>,
 }
 
 /// What must be remembered between ticks.
@@ -90,6 +99,8 @@ pub(super) struct Rows {
 pub(super) struct Sampler {
     vms: BTreeMap<VmName, Track>,
     loans: LoanNews,
+    /// The number of the last news of a move.
+    moves: u64,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +137,14 @@ impl Sampler {
             loan: loan.clone(),
         };
         rows.loans.extend(loans.map(row));
+        if let Some(pool) = &tick.pool {
+            rows.moves.extend(pool.moves.since(self.moves).map(|news| MoveRow {
+                wall_ms,
+                vm: news.vm.clone(),
+                words: news.progress.to_string(),
+            }));
+            self.moves = pool.moves.latest();
+        }
         rows
     }
 }

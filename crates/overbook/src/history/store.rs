@@ -17,7 +17,7 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 5;
+pub(super) const VERSION: i64 = 6;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
@@ -42,6 +42,15 @@ CREATE TABLE loan (
     mode TEXT NOT NULL, amount INTEGER NOT NULL, reason TEXT NOT NULL, words TEXT NOT NULL
 ) STRICT;
 CREATE INDEX loan_by_age ON loan (wall_ms);
+";
+
+/// VMs that changed hosts. New in version 6.
+const MOVES: &str = "
+CREATE TABLE moved (
+    id INTEGER PRIMARY KEY, wall_ms INTEGER NOT NULL, vm TEXT NOT NULL, words TEXT NOT NULL
+) STRICT;
+CREATE INDEX moved_of_vm ON moved (vm, wall_ms);
+CREATE INDEX moved_by_age ON moved (wall_ms);
 ";
 
 /// From version 1, which knew no working sets.
@@ -69,8 +78,8 @@ const HOUR_MS: u64 = 3_600_000;
 /// How long the rows of each step are kept: an hour, a day, thirty days.
 const KEPT_MS: [(u32, u64); 3] =
     [(FINEST_S, HOUR_MS), (COARSE_S[0], 24 * HOUR_MS), (COARSE_S[1], 30 * 24 * HOUR_MS)];
-/// The tables of what was decided.
-const DECISIONS: [&str; 2] = ["change", "loan"];
+/// The tables of what was decided, and of what became of it.
+const DECISIONS: [&str; 3] = ["change", "loan", "moved"];
 const CHANGES_KEPT_MS: u64 = 30 * 24 * HOUR_MS;
 const MOST_CHANGES: i64 = 200_000;
 /// What the file may hold before the oldest rows go, whatever their age.
@@ -134,7 +143,7 @@ impl Store {
             if objects > 0 {
                 return Err(unusable("it is some other program's database".to_owned()));
             }
-            shape(&mut connection, &[SHAPE, LOANS].concat()).map_err(fail)?;
+            shape(&mut connection, &[SHAPE, LOANS, MOVES].concat()).map_err(fail)?;
         }
         let verdict: String =
             connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(fail)?;
@@ -142,7 +151,7 @@ impl Store {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
         // Each brings the version of its place, counted from 1, up to the next one.
-        let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4];
+        let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4, MOVES];
         let done = usize::try_from(version - 1).unwrap_or(steps.len());
         if let Some(steps @ [_, ..]) = steps.get(done..) {
             shape(&mut connection, &steps.concat()).map_err(fail)?;
@@ -273,6 +282,11 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 json(&row.loan.reason),
                 row.loan.reason.to_string()
             ])?;
+        }
+        let mut moved = transaction
+            .prepare_cached("INSERT INTO moved (wall_ms, vm, words) VALUES (?1, ?2, ?3)")?;
+        for row in &rows.moves {
+            moved.execute(params![signed(row.wall_ms), row.vm.as_str(), row.words])?;
         }
     }
     transaction.commit()

@@ -23,6 +23,8 @@ use super::{
     *,
 };
 use crate::{
+    pool::member::MemberState,
+    pool::moves::{Moves, Progress},
     published::Published,
     test_process::{on_small_disk, start},
 };
@@ -93,7 +95,7 @@ fn record(history: &History, ticks: impl IntoIterator<Item = Published>) {
 fn steps(rows: &[HistoryRow]) -> Vec<(u64, u32)> {
     let readings = rows.iter().filter_map(|row| match row.entry {
         Entry::Reading { step_s, .. } => Some(((row.wall_ms - START_MS) / 1000, step_s)),
-        Entry::Change { .. } => None,
+        Entry::Change { .. } | Entry::Move { .. } => None,
     });
     readings.collect()
 }
@@ -112,6 +114,37 @@ fn with_loan(s: u64, mib: u64, reason: Reason) -> Published {
     let loan = Loan { borrower: "poor".into(), amount: Bytes::mib(mib), reason };
     tick.plan.loans.insert("rich".into(), loan);
     tick
+}
+
+#[test]
+fn what_became_of_a_move_is_kept_once_also_of_a_vm_that_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let history = History::start(&file(&dir)).unwrap();
+    let mut moves = Moves::default();
+    let mut at = |s, progress: Option<Progress>| {
+        progress.into_iter().for_each(|progress| moves.add(vm(), progress));
+        let pool = MemberState { moves: moves.clone(), ..MemberState::default() };
+        let mut tick = Published { pool: Some(pool), ..tick(s, 0) };
+        tick.view.vms.clear();
+        tick
+    };
+    let to = || "b".into();
+    let ticks = [
+        at(0, None),
+        at(1, Some(Progress::Leaving { to: to() })),
+        at(2, None),
+        at(3, Some(Progress::Left { to: to() })),
+    ];
+    record(&history, ticks);
+    drop(history);
+    let rows = read(&file(&dir), &vm(), 0, 100).unwrap().into_iter().map(|row| match row.entry {
+        Entry::Move { words } => ((row.wall_ms - START_MS) / 1000, words),
+        entry => panic!("{entry:?}"),
+    });
+    assert_eq!(
+        rows.collect::<Vec<_>>(),
+        [(1, "it begins to move to host b".to_owned()), (3, "it has moved to host b".to_owned())]
+    );
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub enum EventKind {
     Appeared,
     /// A VM is not there any more.
     Gone,
+    /// A VM is on its way to another host or from there, or that has ended.
+    Move,
     /// Something about the host.
     Host,
     /// Overbook was paused or resumed.
@@ -77,6 +79,10 @@ pub(super) fn between(before: &Published, now: &Published, next_id: &mut u64) ->
     for name in now.view.vms.keys() {
         let events = vm_events(before, now, name);
         found.extend(events.into_iter().map(|(kind, text)| (kind, Some(name), text)));
+    }
+    let known = before.pool.as_ref().map_or(0, |pool| pool.moves.latest());
+    for news in now.pool.iter().flat_map(|pool| pool.moves.since(known)) {
+        found.push((EventKind::Move, Some(&news.vm), news.progress.to_string()));
     }
     let number = |(kind, vm, text): (EventKind, Option<&VmName>, String)| {
         let id = *next_id;

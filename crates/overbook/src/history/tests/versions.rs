@@ -3,11 +3,12 @@
 use super::*;
 
 /// The columns that each version was without, from version 1 on.
-const ADDED: [&[&str]; 4] = [
+const ADDED: [&[&str]; 5] = [
     &["working_set"],
     &["shared", "saved", "merged", "scan_rate"],
     &["freed", "freed_taken"],
     &["in_repositories", "disk_read_us"],
+    &[],
 ];
 
 /// A file that was of this version and has one row, opened by today's code.
@@ -24,6 +25,7 @@ fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
     if version < 3 {
         connection.execute_batch("DROP TABLE loan").unwrap();
     }
+    connection.execute_batch("DROP TABLE moved").unwrap();
     connection.pragma_update(None, "user_version", u32::try_from(version).unwrap()).unwrap();
     drop(connection);
     let store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
@@ -44,7 +46,7 @@ fn a_file_of_version_1_keeps_its_rows_and_learns_working_sets() {
         .into_iter()
         .map(|row| match row.entry {
             Entry::Reading { working_set, .. } => working_set,
-            Entry::Change { .. } => panic!("no change was made"),
+            entry => panic!("{entry:?}"),
         })
         .collect();
     assert_eq!(sets, [None, Some(Bytes::mib(150))]);
@@ -72,7 +74,7 @@ fn a_file_of_version_2_keeps_its_rows_and_learns_what_was_shared_and_lent() {
             Entry::Reading { shared, saved, merged, scan_rate, .. } => {
                 (shared, saved, merged, scan_rate.map(|model::PagesPerMs(rate)| rate))
             }
-            Entry::Change { .. } => panic!("no change was made"),
+            entry => panic!("{entry:?}"),
         })
         .collect();
     let known = (Some(mib(40)), Some(mib(30)), Some(mib(90)), Some(50));
@@ -92,7 +94,7 @@ fn a_file_of_version_3_keeps_its_rows_and_learns_what_was_freed_and_taken() {
         .into_iter()
         .map(|row| match row.entry {
             Entry::Reading { freed, freed_taken, .. } => (freed, freed_taken),
-            Entry::Change { .. } => panic!("no change was made"),
+            entry => panic!("{entry:?}"),
         })
         .collect();
     assert_eq!(rows, [(None, None), (Some(Bytes::mib(40)), Some(Bytes::mib(9)))]);
@@ -116,8 +118,22 @@ fn a_file_of_version_4_keeps_its_rows_and_learns_of_disks() {
         .into_iter()
         .map(|row| match row.entry {
             Entry::Reading { in_repositories, disk_read_us, .. } => (in_repositories, disk_read_us),
-            Entry::Change { .. } => panic!("no change was made"),
+            entry => panic!("{entry:?}"),
         })
         .collect();
     assert_eq!(rows, [(None, None), (Some(Bytes::mib(7)), Some(64))]);
+}
+
+#[test]
+fn a_file_of_version_5_keeps_its_rows_and_learns_of_moves() {
+    let (dir, mut store) = opened_from(5);
+    let mut moves = Moves::default();
+    moves.add(vm(), Progress::Arrived { from: "a".into() });
+    let pool = Some(MemberState { moves, ..MemberState::default() });
+    let later = Published { pool, ..tick(1, 0) };
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows = read(&file(&dir), &vm(), 0, 10).unwrap();
+    assert_eq!(steps(&rows), [(0, 1), (1, 1)]);
+    let words = "it has come from host a".to_owned();
+    assert_eq!(rows.last().unwrap().entry, Entry::Move { words });
 }

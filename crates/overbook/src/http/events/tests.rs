@@ -4,6 +4,8 @@ use model::{Bytes, Millis, Time};
 
 use super::*;
 use crate::fixture;
+use crate::pool::member::MemberState;
+use crate::pool::moves::{Moves, Progress};
 
 fn kinds(before: &Published, now: &Published) -> Vec<(EventKind, Option<String>)> {
     let events = between(before, now, &mut 1);
@@ -48,6 +50,18 @@ fn a_changed_target_is_an_event_with_its_reason() {
     assert_eq!(events[0].kind, EventKind::Change);
     assert_eq!(events[0].group.as_deref(), Some("web"));
     assert!(events[0].text.starts_with("target raised to 212 MiB: it is short"));
+}
+
+#[test]
+fn a_vm_that_has_left_for_another_host_is_one_event() {
+    let before = fixture::published();
+    let mut moves = Moves::default();
+    moves.add("web-9".into(), Progress::Left { to: "b".into() });
+    let pool = Some(MemberState { moves, ..MemberState::default() });
+    let now = Published { pool, ..before.clone() };
+    assert_eq!(kinds(&before, &now), only(EventKind::Move, "web-9"));
+    assert_eq!(between(&before, &now, &mut 1)[0].text, "it has moved to host b");
+    assert_eq!(kinds(&now, &now), []);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! One line of a VM's past: a reading or a decision.
+//! One line of a VM's past: a reading, a decision, or a move to another host.
 
 use model::PagesPerMs;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use crate::{
     history::{self, Entry},
 };
 
-/// One moment in the life of a VM, or one decision about it.
+/// One moment in the life of a VM, or one decision about it, or a step between hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HistoryRow {
     /// When, in milliseconds since the Unix epoch.
@@ -51,6 +51,9 @@ pub struct HistoryRow {
     pub mode: Option<String>,
     /// For a decision: what and why.
     pub change: Option<String>,
+    /// For a VM that was to change hosts: what became of that, and why.
+    #[serde(default)]
+    pub moved: Option<String>,
 }
 
 impl From<history::HistoryRow> for HistoryRow {
@@ -95,6 +98,7 @@ impl From<history::HistoryRow> for HistoryRow {
                 change: Some(explain::change_words(is_take, target, &words)),
                 ..moment
             },
+            Entry::Move { words } => Self { moved: Some(words), ..moment },
         }
     }
 }
