@@ -7,14 +7,14 @@
 //! all the memory that the guest was promised; the first one has what the guest was given.
 
 use std::collections::VecDeque;
-use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use cluster::records;
 use cluster::store::{Change, StoreError};
 use model::cluster::Intent;
-use model::{Bytes, DiskReading, HostName, VmName};
+use model::{Bytes, DiskReading, HostName, Learned, Profile, VmName};
 use serde_json::{Value, json};
 
 use crate::hosts::Hosts;
@@ -41,6 +41,21 @@ pub enum Remedy {
     Migration,
     /// Overbook: another host's memory, and a migration once the overload is sustained.
     Both(Threshold),
+    /// The same with the threshold that Overbook has [learned](learned) from the guest, instead of
+    /// this one.
+    Learned(Threshold),
+}
+
+/// What the daemon knows of a guest that was overloaded twenty times, for one interval each.
+fn learned() -> Learned {
+    let profile = Profile {
+        intervals: 5_000,
+        transient: 20,
+        sustained: 0,
+        lengths: vec![20],
+        sustained_overloads: 0,
+    };
+    Learned { profiles: [(VmName::from(GUEST), profile)].into(), ..Learned::default() }
 }
 
 /// When an overload is sustained, in intervals of 2 s.
@@ -97,13 +112,24 @@ const POLL: Duration = Duration::from_millis(50);
 /// Paging is measured over so long.
 const SECOND: Duration = Duration::from_secs(1);
 
+/// So many requests are asked while it is measured.
+#[must_use]
+pub fn asked(burst: Duration) -> f64 {
+    let (calm, burst) = ((BEFORE + AFTER).as_secs_f64(), burst.as_secs_f64());
+    f64::from(RATE) * (calm + FACTOR * burst)
+}
+
 /// Runs it once.
 ///
 /// # Errors
 /// The lab's.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
-    let is_remote = matches!(remedy, Remedy::Network | Remedy::Both(_));
+    let threshold = match remedy {
+        Remedy::Both(threshold) | Remedy::Learned(threshold) => Some(threshold),
+        _ => None,
+    };
+    let is_remote = remedy == Remedy::Network || threshold.is_some();
     let lent = if is_remote { SWAP } else { Bytes::ZERO };
     let disk = Disk { size: SWAP, read_delay_us: READ_US, lent, cache: false };
     let swap_dir = context.dir.join("swap");
@@ -127,16 +153,12 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, L
         Ok(newest.is_some_and(|sample| sample.value.get("dropped").is_some()))
     })?;
     let begun = Instant::now();
-    let threshold = match remedy {
-        Remedy::Both(threshold) => Some(threshold),
-        _ => None,
-    };
-    let pool = match remedy {
-        Remedy::Migration | Remedy::Both(_) => {
-            swap.make_known(&lab)?;
-            Some(pool(&lab, &far, threshold)?)
-        }
-        _ => None,
+    let pool = if threshold.is_some() || remedy == Remedy::Migration {
+        swap.make_known(&lab)?;
+        let learned = matches!(remedy, Remedy::Learned(_)).then(learned);
+        Some(pool(&lab, &far, threshold, learned)?)
+    } else {
+        None
     };
     let window = (OFF.saturating_sub(BEFORE), OFF + burst + AFTER);
     let mut watch = Watch::begin(begun, [&near, &far], pool, swap.status().unwrap_or_default())?;
@@ -157,8 +179,14 @@ pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, L
     Ok(seen)
 }
 
-/// Two hosts, and a controller where Overbook decides itself.
-fn pool(lab: &Lab, far: &Path, threshold: Option<Threshold>) -> Result<Pool, LabError> {
+/// Two hosts, and a controller where Overbook decides itself. `learned`: what the first host's
+/// daemon knows.
+fn pool(
+    lab: &Lab,
+    far: &Path,
+    threshold: Option<Threshold>,
+    learned: Option<Learned>,
+) -> Result<Pool, LabError> {
     let Threshold { window, sustained } =
         threshold.unwrap_or(Threshold { window: 2, sustained: 2 });
     let overload = format!(
@@ -174,6 +202,10 @@ fn pool(lab: &Lab, far: &Path, threshold: Option<Threshold>) -> Result<Pool, Lab
         members: 1,
     };
     let mut pool = Pool::new(lab, far, &settings)?;
+    if let Some(learned) = learned {
+        let text = serde_json::to_vec(&learned).map_err(io::Error::other)?;
+        fs::write(lab.dir().join("run/state/learned.json"), text)?;
+    }
     for daemon in 0..HOSTS.len() {
         pool.start(daemon)?;
     }

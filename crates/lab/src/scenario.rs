@@ -39,6 +39,7 @@ mod meb_random_array;
 mod overdriver_fig5;
 mod overdriver_fig8;
 mod overdriver_table1;
+mod overdriver_table2;
 mod page_server_kill;
 mod page_server_vs;
 mod quickstart;
@@ -152,6 +153,8 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_table1::SCENARIO,
     overdriver_fig5::SCENARIO,
     overdriver_fig8::SCENARIO,
+    overdriver_table2::TABLE_2,
+    overdriver_table2::DEMO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

@@ -34,41 +34,59 @@ const WAYS: [(&str, Remedy); 5] = [
     ("overbook", Remedy::Both(PAPERS)),
 ];
 const MEMORY: usize = 0;
+const NETWORK: usize = 2;
 const MIGRATION: usize = 3;
 const OVERBOOK: usize = 4;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut all: Vec<Vec<Seen>> = Vec::new();
+    let bursts = BURSTS.map(|(seconds, _)| seconds);
+    let all = trials(context, &bursts, &WAYS)?;
+    let mut figures = figures(context, &all);
+    plot(&bursts, &WAYS, &all).write(&context.dir.join("a"), &mut figures)?;
+    Ok(figures)
+}
+
+/// Each burst with each remedy, and a table of all.
+pub(super) fn trials(
+    context: &Context,
+    bursts: &[u64],
+    ways: &[(&str, Remedy)],
+) -> Result<Vec<Vec<Seen>>, LabError> {
+    let mut all = Vec::new();
     let mut table = format!(
         "{:<11}{:>7}{:>12}{:>14}{:>13}{:>13}{:>11}{:>7}\n",
         "", "burst", "answered", "response", "overloaded", "traffic", "space", "moved"
     );
-    for (seconds, _) in BURSTS {
-        let burst = Duration::from_secs(seconds);
+    for seconds in bursts {
+        let burst = Duration::from_secs(*seconds);
         let mut seen = Vec::new();
-        for (name, remedy) in WAYS {
+        for (name, remedy) in ways {
             context.say(&format!("{name}, {seconds} s ..."));
-            seen.push(overload::run(context, remedy, burst)?);
-        }
-        for ((name, _), one) in WAYS.iter().zip(&seen) {
+            let one = overload::run(context, *remedy, burst)?;
+            // Writing to a string cannot fail.
             let _ = writeln!(
                 table,
                 "{name:<11}{seconds:>5} s{:>10.1} %{:>11.1} ms{:>11.1} s{:>9.1} MiB{:>7.1} MiB{:>7}",
-                one.answered / seen[MEMORY].answered * 100.0,
+                one.answered / overload::asked(burst) * 100.0,
                 one.response_ms,
                 one.overloaded_s,
                 mib(one.traffic),
                 mib(one.space),
                 if one.moved { "yes" } else { "no" },
             );
+            seen.push(one);
         }
         all.push(seen);
     }
     eprint!("{table}");
-    let mut figures = figures(context, &all);
+    Ok(all)
+}
+
+/// Answers over time, the longest burst first.
+pub(super) fn plot(bursts: &[u64], ways: &[(&str, Remedy)], all: &[Vec<Seen>]) -> Page {
     let mut page = Page::default();
-    for ((seconds, _), seen) in BURSTS.iter().zip(&all).rev() {
-        let lines = WAYS
+    for (seconds, seen) in bursts.iter().zip(all).rev() {
+        let lines = ways
             .iter()
             .zip(seen)
             .map(|((name, _), one)| Line { name: (*name).to_owned(), points: one.rates.clone() });
@@ -77,12 +95,11 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             Chart { unit, across, is_log: false, lines: lines.collect(), marks: Vec::new() };
         page.add(&format!("A burst of {seconds} s"), chart);
     }
-    page.write(&context.dir.join("a"), &mut figures)?;
-    Ok(figures)
+    page
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a figure is a float")]
-fn mib(size: model::Bytes) -> f64 {
+pub(super) fn mib(size: model::Bytes) -> f64 {
     size.0 as f64 / f64::from(1 << 20)
 }
 
@@ -138,7 +155,7 @@ fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
     figures.add("transient_space_max", most.paper("at most what was withheld"));
     let note = "overloaded for so much longer than the burst, network memory, mean (Fig. 7)";
     let longer = BURSTS.iter().zip(all).map(|((seconds, _), seen)| {
-        seen[2].overloaded_s - Duration::from_secs(*seconds).as_secs_f64()
+        seen[NETWORK].overloaded_s - Duration::from_secs(*seconds).as_secs_f64()
     });
     #[expect(clippy::cast_precision_loss, reason = "four")]
     let mean = longer.sum::<f64>() / BURSTS.len() as f64;

@@ -1,0 +1,82 @@
+//! `overdriver-table2`: what a sustained overload costs, by when it is taken for one (Overdriver §5,
+//! Tables 2 and 3); and `overload-demo`: a short burst and a long one.
+//!
+//! The burst lasts five minutes in the paper's time, which is ten times the lab's. Thresholds are so
+//! many overloaded intervals of 20 s; the learned one is what the daemon makes of a guest whose
+//! overloads have lasted one interval each so far.
+
+use std::time::Duration;
+
+use super::overdriver_fig8::{PAPERS, mib, plot, trials};
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::LabError;
+use crate::overload::{Remedy, Seen, Threshold, asked};
+
+pub(super) const TABLE_2: Scenario = Scenario {
+    name: "overdriver-table2",
+    summary: "what a sustained overload costs, by when it is taken for one",
+    run: table_2,
+};
+pub(super) const DEMO: Scenario = Scenario {
+    name: "overload-demo",
+    summary: "a short burst goes to another host's memory, a long one is migrated, beside a disk",
+    run: demo,
+};
+
+const LONG: u64 = 30;
+const SHORT: u64 = 4;
+const WAYS: [(&str, Remedy); 5] = [
+    ("100", Remedy::Both(Threshold { window: 5, sustained: 3 })),
+    ("120", Remedy::Both(PAPERS)),
+    ("160", Remedy::Both(Threshold { window: 8, sustained: 5 })),
+    ("200", Remedy::Both(Threshold { window: 10, sustained: 7 })),
+    ("learned", Remedy::Learned(PAPERS)),
+];
+
+const FIXED: usize = 1;
+const LEARNED: usize = 4;
+const PAPERS_RESULTS: [&str; 5] = ["946 ms, 2.1 GB", "1249 ms, 3.6 GB", "", "1344 ms, 6.1 GB", ""];
+
+fn table_2(context: &Context) -> Result<Figures, LabError> {
+    let all = trials(context, &[LONG], &WAYS)?;
+    let seen = &all[0];
+    let mut figures = context.figures(TABLE_2.name, 1);
+    let (fixed, learned) = (&seen[FIXED], &seen[LEARNED]);
+    let mut ratio = |name: &str, of: &dyn Fn(&Seen) -> f64, what: &str| {
+        let note = format!("{what}, with the learned threshold to 120 s");
+        let figure = Figure::new(of(learned) / of(fixed), "ratio", note);
+        figures.add(name, figure.target(Target::Below(1.0)));
+    };
+    ratio("response_learned", &|seen| seen.response_ms, "mean response");
+    ratio("overloaded_learned", &|seen| seen.overloaded_s, "time in overload");
+    ratio("traffic_learned", &|seen| mib(seen.traffic), "traffic");
+    for (((name, _), seen), paper) in WAYS.iter().zip(seen).zip(PAPERS_RESULTS) {
+        let answered = seen.answered / asked(Duration::from_secs(LONG)) * 100.0;
+        let figure = Figure::new(answered, "%", "of the requests answered meanwhile");
+        figures.add(&format!("answered_{name}"), figure);
+        let figure = Figure::new(seen.response_ms, "ms", "mean response");
+        let figure = if paper.is_empty() { figure } else { figure.paper(paper) };
+        figures.add(&format!("response_ms_{name}"), figure);
+        let figure = Figure::new(mib(seen.traffic), "MiB", "sent and received");
+        figures.add(&format!("traffic_{name}"), figure);
+    }
+    Ok(figures)
+}
+
+fn demo(context: &Context) -> Result<Figures, LabError> {
+    let (bursts, ways) =
+        ([SHORT, LONG], [("disk", Remedy::Disk), ("overbook", Remedy::Both(PAPERS))]);
+    let all = trials(context, &bursts, &ways)?;
+    let mut figures = context.figures(DEMO.name, 1);
+    for ((name, moved), seen) in [("short", 0.0), ("long", 1.0)].into_iter().zip(&all) {
+        let [disk, ours] = [&seen[0], &seen[1]];
+        let note = "answers to those with the disk alone";
+        let gain = Figure::new(ours.answered / disk.answered, "ratio", note);
+        figures.add(&format!("{name}_vs_disk"), gain.target(Target::AtLeast(1.0)));
+        let figure = Figure::new(f64::from(u8::from(ours.moved)), "count", "times it was moved");
+        figures.add(&format!("{name}_moved"), figure.target(Target::Equals(moved)));
+    }
+    plot(&bursts, &ways, &all).write(&context.dir.join("a"), &mut figures)?;
+    Ok(figures)
+}
