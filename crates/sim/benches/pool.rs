@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use model::cluster::{ClusterView, HostReport, VmReport};
-use model::{Bytes, Reading, Severity, Time};
+use model::{Bytes, OverloadSpec, Reading, Severity, Time};
 use policy::cluster::{ClusterMemory, decide};
 use sim::pool::{Pool, Setting, Strategy};
 
@@ -66,6 +66,9 @@ fn days() {
             promised: Bytes::mib(1024),
             given: Bytes::mib(640),
             overloaded: 0.05,
+            pages_per_s: 2_000,
+            overload: OverloadSpec::default(),
+            learns: true,
             misbehaving: 0.05,
             strategy,
         };
