@@ -38,6 +38,7 @@ mod meb_overhead;
 mod meb_random_array;
 mod overdriver_fig5;
 mod overdriver_fig8;
+mod overdriver_pool;
 mod overdriver_table1;
 mod overdriver_table2;
 mod page_server_kill;
@@ -155,6 +156,8 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_fig8::SCENARIO,
     overdriver_table2::TABLE_2,
     overdriver_table2::DEMO,
+    overdriver_pool::POOL,
+    overdriver_pool::THRESHOLDS,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,
