@@ -43,6 +43,7 @@ mod overdriver_table1;
 mod overdriver_table2;
 mod page_server_kill;
 mod page_server_vs;
+mod pool_idle;
 mod quickstart;
 mod readings;
 mod shim_idle;
@@ -158,6 +159,7 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_table2::DEMO,
     overdriver_pool::POOL,
     overdriver_pool::THRESHOLDS,
+    pool_idle::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

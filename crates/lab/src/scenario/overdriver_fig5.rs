@@ -4,7 +4,9 @@
 //! The paper's own example, by the code that `overbook capacity` runs: VMs that were promised
 //! 1,024 MB and are given 640 are overloaded for 16 % of the time, and 96 % of these overloads last
 //! less than a minute. Its data centre has just under 100 GB. Where it says "probability 0.97",
-//! 0.968 is what its formula gives for the numbers that it names; so 0.965 stands here.
+//! 0.968 is what its formula gives for the numbers that it names; so 0.965 stands here. Figs. 5 and
+//! 6 show other sizes, too: how often VMs of those are overloaded stands in a plot alone (Fig. 3a),
+//! so they are not here.
 
 use std::fmt::Write;
 
