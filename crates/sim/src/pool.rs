@@ -2,12 +2,12 @@
 //!
 //! A step is an interval of 10 s. Each VM is overloaded at random: how often differs, how long
 //! follows the paper (58.9 % for one interval, 96 % for less than one minute, 96.9 % for less than
-//! two, the rest for some minutes more: Fig. 3 and §4.2, at 640 of 1,024 MB). While it has less than
-//! it was promised it pages. What becomes of that is told for three strategies: both remedies, each
-//! overload migrated at once, and none ever.
+//! two, the rest for some minutes more: Fig. 3 and §4.2, at 640 of 1,024 MB). While it has less
+//! than it was promised it pages. What becomes of that is told for three strategies: both remedies,
+//! each overload migrated at once, and none ever.
 //!
-//! Both remedies take space at other hosts. One that is moved takes there what it is given; one that
-//! swaps takes what it has written, half of what it pages, and no more than it lacks (§5.2). A
+//! Both remedies take space at other hosts. One that is moved takes there what it is given; one
+//! that swaps takes what it has written, half of what it pages, and no more than it lacks (§5.2). A
 //! repository may drop what it holds, for the disk has it too; so pages count for as long as their
 //! VM is overloaded, and a VM that was moved until it gives back.
 //!

@@ -3,8 +3,8 @@
 //! The daemon is the real one, and so is etcd, with one member. etcd counts each change of its keys
 //! in its revision: that is read once the host has reported its guest and some time has passed, and
 //! again a minute later. To keep a seat prolongs a lease, which changes no key, and is not counted.
-//! A report is written when something in it has changed by 16 MiB. Part of it is how much memory the
-//! host has left: other programs on it count. A daemon with nothing to move looks every three
+//! A report is written when something in it has changed by 16 MiB. Part of it is how much memory
+//! the host has left: other programs on it count. A daemon with nothing to move looks every three
 //! seconds and waits for five between two reports, so these alone are 0.17 a second at most.
 
 use std::fs;
