@@ -5,6 +5,7 @@ pub mod curve;
 pub mod dedup;
 pub mod hot_set;
 pub mod lru;
+pub mod offline;
 pub mod phase;
 pub mod probe;
 pub mod shards;
