@@ -23,6 +23,7 @@ mod pages;
 mod pki;
 mod plan;
 mod repository;
+mod static_tables;
 mod status;
 mod steer;
 mod table;
@@ -108,6 +109,9 @@ enum Command {
     History(history::Arguments),
     /// Find the miss-ratio curve of a trace of references
     Mrc(mrc::Arguments),
+    /// Make tables of the pages that guests are going to share, and compare them
+    #[command(subcommand)]
+    Static(static_tables::Question),
     /// Write shell completions to standard output
     Completions(pages::Shell),
     /// Write the man pages into a directory, or the main one to standard output
@@ -176,6 +180,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Release(format) => steer::release(&context, format.json),
         Command::History(arguments) => history::run(&context, &arguments),
         Command::Mrc(arguments) => mrc::run(&arguments),
+        Command::Static(question) => static_tables::run(&question),
         Command::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
         Command::Man(directory) => pages::man(&directory, Cli::command()),
         Command::Lab(arguments) => lab::run(&arguments),

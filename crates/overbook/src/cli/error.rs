@@ -4,7 +4,7 @@ use std::{io, path::PathBuf, process::ExitCode};
 
 use pages::shards::ShardsError;
 
-use crate::{client::ClientError, trace::TraceError};
+use crate::{client::ClientError, offline::OfflineError, trace::TraceError};
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +47,9 @@ pub enum CliError {
     /// A trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// A table of shared pages cannot be made or read.
+    #[error(transparent)]
+    Offline(#[from] OfflineError),
     /// A sample cannot be taken.
     #[error(transparent)]
     Shards(#[from] ShardsError),

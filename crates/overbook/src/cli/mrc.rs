@@ -183,7 +183,7 @@ fn progress_bar(bytes: u64) -> ProgressBar {
 }
 
 /// CPU time of this process so far.
-fn cpu_seconds() -> f64 {
+pub(super) fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

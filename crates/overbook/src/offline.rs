@@ -1,0 +1,320 @@
+//! Makes tables of shared pages (`pages::offline`) out of images, packages and binaries.
+//!
+//! A guest sees a file where its page cache has it, in pages cut at the file's own offsets. So each
+//! file is cut at multiples of 4096 from its beginning, and what the last page lacks is zeros, as
+//! the kernel leaves it there. Of an executable the pages are taken in which some byte is of an
+//! executable segment; or, where asked, all pages of all files.
+//!
+//! | part | what it does |
+//! |-|-|
+//! | `sources.rs` | tells by its first bytes what a source is |
+//! | `tree.rs` | finds the files of a directory tree |
+//! | `package.rs` | unpacks a Debian package |
+//! | `image.rs` | finds the files of an ext4 image |
+//! | `elf.rs` | tells which pages of a file are code |
+//! | `cut.rs` | cuts a file into pages and collects them |
+//!
+//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), and some 2 MiB
+//! for each thread; packages take up to 256 MiB more for what their compression looks back at.
+//!
+//! What is read is not trusted. No symbolic link is followed but one that is named itself, no other
+//! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
+//! and the bytes out of one source have an end.
+
+mod cut;
+mod elf;
+mod image;
+mod package;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Read, Write},
+    num::NonZero,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use pages::offline::{
+    Builder, FormatError, HEADER_LEN, MOST_PAGES, RECORD_LEN, Sampling, Table, TooManyPages,
+};
+
+use cut::Cutter;
+use sources::Kind;
+
+/// Directories inside each other that are entered.
+const MOST_DEPTH: usize = 128;
+/// Files and directories that are looked at in one source.
+const MOST_FILES: u64 = 1 << 22;
+/// Bytes that are read out of one file, or of all files of one image or package.
+const MOST_BYTES: u64 = 128 << 30;
+/// Files that wait to be cut.
+const WAITING: usize = 256;
+/// What was left out and is told by name.
+const TOLD: usize = 8;
+
+/// What to make a table of.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Directories, images, packages, executables.
+    pub sources: Vec<PathBuf>,
+    /// All pages of all files, instead of executables' code.
+    pub all_pages: bool,
+    /// Where pages are sampled.
+    pub sampling: Sampling,
+}
+
+/// Why there is no table.
+#[derive(Debug, thiserror::Error)]
+pub enum OfflineError {
+    /// A source cannot be read, or the table not be written.
+    #[error("{path}: {error}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel says, or whoever unpacks.
+        error: io::Error,
+    },
+    /// Of no use as a source.
+    #[error("{path}: {what}")]
+    Source {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what would be valid.
+        what: String,
+    },
+    /// Too much for a table.
+    #[error(transparent)]
+    TooManyPages(#[from] TooManyPages),
+    /// The table cannot have that name.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A part that reads other people's formats has failed on one.
+    #[error("reading ended by a fault of this program; what it says stands above")]
+    Panic,
+}
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Files of which pages were taken.
+    pub files: u64,
+    /// Bytes that were classified.
+    pub bytes: u64,
+    /// Files and directories that could not be read.
+    pub left_out: u64,
+    /// The first of these, and why.
+    pub told: Vec<String>,
+}
+
+/// What the threads share.
+struct Shared {
+    all_pages: bool,
+    builder: Mutex<Builder>,
+    failure: Mutex<Option<OfflineError>>,
+    told: Mutex<Vec<String>>,
+    files: AtomicU64,
+    bytes: AtomicU64,
+    left_out: AtomicU64,
+    has_failed: AtomicBool,
+}
+
+/// What one thread does next.
+enum Job {
+    /// Cuts a file; one that was named itself must be of use.
+    File { path: PathBuf, is_named: bool },
+    /// Cuts all files of a package.
+    Package(PathBuf),
+    /// Cuts each `parts`-th file of an image.
+    Image { path: PathBuf, part: u64, parts: u64 },
+}
+
+/// Reads all sources. `watch` is told now and then how many files and bytes are done.
+pub fn build(
+    request: &Request,
+    mut watch: impl FnMut(u64, u64),
+) -> Result<(Table, Work), OfflineError> {
+    let shared = Shared::new(request);
+    let threads = thread::available_parallelism().map_or(1, NonZero::get);
+    let (jobs, waiting) = sync_channel(WAITING);
+    thread::scope(|scope| {
+        let waiting = Arc::new(Mutex::new(waiting));
+        let shared = &shared;
+        let cutters: Vec<_> = (0..threads)
+            .map(|_| (Arc::clone(&waiting), request.sampling))
+            .map(|(waiting, sampling)| scope.spawn(move || work(shared, sampling, &waiting)))
+            .collect();
+        // The threads alone have it: when all have ended, nobody waits for them to take a job.
+        drop(waiting);
+        let mut parts = Queue { shared, jobs, watch: &mut watch, parts: threads as u64 };
+        let found = request.sources.iter().try_for_each(|source| parts.put_source(source));
+        if let Err(failure) = found {
+            shared.fail(failure);
+        }
+        drop(parts);
+        while cutters.iter().any(|cutter| !cutter.is_finished()) {
+            thread::sleep(Duration::from_millis(20));
+            shared.show(&mut watch);
+        }
+        if cutters.into_iter().any(|cutter| cutter.join().is_err()) {
+            shared.fail(OfflineError::Panic);
+        }
+    });
+    shared.finish()
+}
+
+/// One thread: all jobs that it gets hold of.
+fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Job>>) {
+    let mut cutter = Cutter::new(shared, sampling);
+    loop {
+        let job = lock(waiting).recv();
+        let Ok(job) = job else { break };
+        // After a failure jobs are taken all the same: whoever puts them in may wait for that.
+        if !shared.has_failed() {
+            let done = match job {
+                Job::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
+                Job::Package(path) => package::cut(&mut cutter, &path),
+                Job::Image { path, part, parts } => image::cut(&mut cutter, &path, part, parts),
+            };
+            done.unwrap_or_else(|failure| shared.fail(failure));
+        }
+    }
+    cutter.hand_over().unwrap_or_else(|failure| shared.fail(failure));
+}
+
+/// Where jobs are put.
+struct Queue<'a> {
+    shared: &'a Shared,
+    jobs: SyncSender<Job>,
+    watch: &'a mut dyn FnMut(u64, u64),
+    parts: u64,
+}
+
+impl Queue<'_> {
+    fn put_source(&mut self, path: &Path) -> Result<(), OfflineError> {
+        match sources::kind(path, self.shared.all_pages)? {
+            Kind::Tree => tree::put(self, path)?,
+            Kind::Package => self.put(Job::Package(path.into())),
+            Kind::Image => {
+                let parts = self.parts;
+                (0..parts).for_each(|part| self.put(Job::Image { path: path.into(), part, parts }));
+            }
+            Kind::File => self.put(Job::File { path: path.into(), is_named: true }),
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, job: Job) {
+        self.shared.show(self.watch);
+        // Nobody takes it when all threads have ended, of which their ends will tell.
+        let _ = self.jobs.send(job);
+    }
+}
+
+impl Shared {
+    fn new(request: &Request) -> Self {
+        Self {
+            all_pages: request.all_pages,
+            builder: Mutex::new(Builder::new(request.sampling)),
+            failure: Mutex::default(),
+            told: Mutex::default(),
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Relaxed)
+    }
+
+    fn fail(&self, failure: OfflineError) {
+        lock(&self.failure).get_or_insert(failure);
+        self.has_failed.store(true, Relaxed);
+    }
+
+    fn leave_out(&self, path: &Path, why: &dyn std::fmt::Display) {
+        self.left_out.fetch_add(1, Relaxed);
+        let mut told = lock(&self.told);
+        if told.len() < TOLD {
+            told.push(format!("{}: {why}", path.display()));
+        }
+    }
+
+    fn show(&self, watch: &mut dyn FnMut(u64, u64)) {
+        watch(self.files.load(Relaxed), self.bytes.load(Relaxed));
+    }
+
+    fn finish(self) -> Result<(Table, Work), OfflineError> {
+        if let Some(failure) = into_inner(self.failure) {
+            return Err(failure);
+        }
+        let mut told = into_inner(self.told);
+        told.sort_unstable();
+        let work = Work {
+            files: self.files.into_inner(),
+            bytes: self.bytes.into_inner(),
+            left_out: self.left_out.into_inner(),
+            told,
+        };
+        Ok((into_inner(self.builder).finish(), work))
+    }
+}
+
+/// Writes the table beside its place and renames it: whoever reads, or is interrupted, has the old
+/// one or the new one. Its name is the file's, without the ending.
+pub fn write(table: &Table, path: &Path) -> Result<(), OfflineError> {
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    let header = table.header(&name)?;
+    let mut hidden = path.file_name().unwrap_or_default().to_owned();
+    hidden.push(format!(".{}.new", std::process::id()));
+    let hidden = path.with_file_name(hidden);
+    let fail = |error| OfflineError::File { path: path.into(), error };
+    let written = write_to(table, header.as_slice(), &hidden)
+        .and_then(|()| fs::rename(&hidden, path))
+        .map_err(fail);
+    if written.is_err() {
+        // What is left of it is of no use; that it was there may be why it cannot be removed.
+        let _ = fs::remove_file(&hidden);
+    }
+    written
+}
+
+/// A table's bytes, which are not checked yet.
+pub fn read(path: &Path) -> Result<Vec<u8>, OfflineError> {
+    const MOST_LEN: u64 = (HEADER_LEN + RECORD_LEN * MOST_PAGES) as u64;
+    let fail = |error| OfflineError::File { path: path.into(), error };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(fail)?;
+    file.take(MOST_LEN + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > MOST_LEN {
+        let what = format!("longer than {MOST_LEN} bytes, the most that a table has");
+        return Err(OfflineError::Source { path: path.into(), what });
+    }
+    Ok(bytes)
+}
+
+fn write_to(table: &Table, header: &[u8], path: &Path) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    file.write_all(header)?;
+    table.records().iter().try_for_each(|record| file.write_all(&record.encode()))?;
+    file.into_inner()?.sync_all()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn into_inner<T>(mutex: Mutex<T>) -> T {
+    mutex.into_inner().unwrap_or_else(PoisonError::into_inner)
+}

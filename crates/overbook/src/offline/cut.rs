@@ -1,0 +1,243 @@
+//! Cuts files into pages.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom},
+    ops::Range,
+    path::Path,
+    slice,
+    sync::atomic::Ordering::Relaxed,
+};
+
+use pages::offline::{Builder, PAGE_LEN, Page, Sampling};
+use rustix::io::Errno;
+
+use super::{MOST_BYTES, OfflineError, Shared, elf, lock};
+
+/// How much of a file is looked at to know what it is.
+const HEAD_LEN: usize = 64 << 10;
+/// Bytes that are read at a time.
+const CHUNK_LEN: usize = 1 << 20;
+/// Distinct pages that a thread collects before it hands them over.
+const HELD: usize = 16 << 10;
+const PAGE: u64 = PAGE_LEN as u64;
+
+/// What is in a file, from its beginning.
+pub(super) trait Contents: Read {
+    /// Leaves out so many bytes.
+    fn skip(&mut self, bytes: u64) -> io::Result<()>;
+
+    /// Where at or after this place, which is the current one, something was written: before that
+    /// all is zeros. `None`: nowhere.
+    fn data_from(&mut self, place: u64) -> io::Result<Option<u64>> {
+        Ok(Some(place))
+    }
+}
+
+impl Contents for File {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        skip_by_seeking(self, bytes)
+    }
+
+    fn data_from(&mut self, place: u64) -> io::Result<Option<u64>> {
+        let data = match rustix::fs::seek(&*self, rustix::fs::SeekFrom::Data(place)) {
+            Ok(data) => Some(data),
+            Err(Errno::NXIO) => None,
+            // A filesystem without holes.
+            Err(Errno::INVAL) => Some(place),
+            Err(error) => return Err(error.into()),
+        };
+        self.seek(SeekFrom::Start(place))?;
+        Ok(data)
+    }
+}
+
+impl Contents for ext4_view::File {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        skip_by_seeking(self, bytes)
+    }
+}
+
+/// What can only be read.
+pub(super) struct Stream<R>(pub(super) R);
+
+impl<R: Read> Read for Stream<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl<R: Read> Contents for Stream<R> {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        io::copy(&mut (&mut self.0).take(bytes), &mut io::sink()).map(drop)
+    }
+}
+
+/// Cuts files, and collects their pages for a while.
+pub(super) struct Cutter<'a> {
+    pub(super) shared: &'a Shared,
+    builder: Builder,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Cutter<'a> {
+    pub(super) fn new(shared: &'a Shared, sampling: Sampling) -> Self {
+        Self { shared, builder: Builder::new(sampling), buffer: vec![0; CHUNK_LEN] }
+    }
+
+    /// Takes a file's pages; none if it is no executable and only these are wanted. `left` is how
+    /// many bytes may yet be read out of its source.
+    pub(super) fn cut(
+        &mut self,
+        path: &Path,
+        contents: &mut impl Contents,
+        left: &mut u64,
+    ) -> Result<(), OfflineError> {
+        let fail = |error| OfflineError::File { path: path.into(), error };
+        let mut head = vec![0; elf::MAGIC.len()];
+        let mut has = fill(contents, &mut head).map_err(fail)?;
+        let is_elf = head == elf::MAGIC;
+        if !is_elf && !self.shared.all_pages {
+            return Ok(());
+        }
+        if has == head.len() {
+            head.resize(HEAD_LEN, 0);
+            has += fill(contents, &mut head[has..]).map_err(fail)?;
+        }
+        head.truncate(has);
+        let code = if is_elf { elf::code(&head) } else { Ok(Vec::new()) };
+        let code = code
+            .map_err(|what| OfflineError::Source { path: path.into(), what: what.to_string() })?;
+        let all = 0..u64::MAX / PAGE;
+        let wanted = if self.shared.all_pages { slice::from_ref(&all) } else { &code };
+        let mut input = Input { head: &head, place: 0, rest: contents };
+        for range in wanted {
+            self.take(path, &mut input, range.clone(), &code, left)?;
+        }
+        self.shared.files.fetch_add(1, Relaxed);
+        if self.builder.len() >= HELD {
+            self.hand_over()?;
+        }
+        Ok(())
+    }
+
+    /// Takes this range of pages, or what there is of it.
+    fn take(
+        &mut self,
+        path: &Path,
+        input: &mut Input<'_, impl Contents>,
+        range: Range<u64>,
+        code: &[Range<u64>],
+        left: &mut u64,
+    ) -> Result<(), OfflineError> {
+        const CHUNK_PAGES: u64 = CHUNK_LEN as u64 / PAGE;
+        let fail = |error| OfflineError::File { path: path.into(), error };
+        input.advance(range.start * PAGE).map_err(fail)?;
+        let mut first = range.start;
+        while first < range.end {
+            let Some(data) = input.data_from().map_err(fail)? else { break };
+            let zeros = (data / PAGE - first).min(range.end - first);
+            if zeros > 0 {
+                self.builder.add_zeros(zeros);
+                first += zeros;
+                input.advance(first * PAGE).map_err(fail)?;
+                continue;
+            }
+            let taken = CHUNK_PAGES.min(range.end - first);
+            let Ok(wanted) = usize::try_from(taken * PAGE) else { break };
+            let Some(buffer) = self.buffer.get_mut(..wanted) else { break };
+            let has = input.fill(buffer).map_err(fail)?;
+            *left = left.checked_sub(has as u64).ok_or_else(too_much).map_err(fail)?;
+            self.shared.bytes.fetch_add(has as u64, Relaxed);
+            let end = has.next_multiple_of(PAGE_LEN);
+            buffer[has..end].fill(0);
+            let pages = buffer[..end].as_chunks::<PAGE_LEN>().0;
+            add(&mut self.builder, pages, first, code)?;
+            if has < wanted {
+                break;
+            }
+            first += taken;
+            if self.builder.len() >= HELD {
+                self.hand_over()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all that was collected to the table.
+    pub(super) fn hand_over(&mut self) -> Result<(), OfflineError> {
+        Ok(lock(&self.shared.builder).merge(&mut self.builder)?)
+    }
+}
+
+fn add(
+    builder: &mut Builder,
+    pages: &[Page],
+    first: u64,
+    code: &[Range<u64>],
+) -> Result<(), OfflineError> {
+    for (number, page) in (first..).zip(pages) {
+        builder.add(page, code.iter().any(|range| range.contains(&number)))?;
+    }
+    Ok(())
+}
+
+fn too_much() -> io::Error {
+    io::Error::other(format!("there are more than {} GiB to read in it", MOST_BYTES >> 30))
+}
+
+/// A file of which the beginning was read already.
+struct Input<'a, C> {
+    head: &'a [u8],
+    place: u64,
+    rest: &'a mut C,
+}
+
+impl<C: Contents> Input<'_, C> {
+    /// Goes forward to this place.
+    fn advance(&mut self, place: u64) -> io::Result<()> {
+        let head = self.head.len() as u64;
+        let from = self.place.max(head);
+        if place > from {
+            self.rest.skip(place - from)?;
+        }
+        self.place = self.place.max(place);
+        Ok(())
+    }
+
+    fn data_from(&mut self) -> io::Result<Option<u64>> {
+        if self.place < self.head.len() as u64 {
+            return Ok(Some(self.place));
+        }
+        self.rest.data_from(self.place)
+    }
+
+    /// Fills as much of it as there is.
+    fn fill(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let at = usize::try_from(self.place).unwrap_or(usize::MAX).min(self.head.len());
+        let known = &self.head[at..];
+        let known = &known[..known.len().min(buffer.len())];
+        buffer[..known.len()].copy_from_slice(known);
+        let has = known.len() + fill(self.rest, &mut buffer[known.len()..])?;
+        self.place += has as u64;
+        Ok(has)
+    }
+}
+
+fn fill(contents: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut has = 0;
+    while has < buffer.len() {
+        match contents.read(&mut buffer[has..]) {
+            Ok(0) => break,
+            Ok(more) => has += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(has)
+}
+
+fn skip_by_seeking(contents: &mut impl Seek, bytes: u64) -> io::Result<()> {
+    let bytes = i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput)?;
+    contents.seek(SeekFrom::Current(bytes)).map(drop)
+}

@@ -1,0 +1,96 @@
+//! The files of a Debian package: an `ar` archive, in it a compressed `tar` archive.
+//!
+//! Names inside are read only to tell of a file that is left out; nothing is written anywhere.
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    path::Path,
+};
+
+use flate2::read::MultiGzDecoder;
+use lzma_rust2::XzReader;
+
+use super::{
+    MOST_BYTES, MOST_FILES, OfflineError,
+    cut::{Cutter, Stream},
+    sources::spare,
+};
+
+/// Memory for what xz looks back at; `dpkg-deb` uses 64 MiB at most.
+const MOST_XZ_KIB: u32 = 256 << 10;
+const AR_MAGIC_LEN: usize = 8;
+const AR_HEADER_LEN: usize = 60;
+
+/// Cuts all files of the package.
+pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
+    let fail = |error| OfflineError::File { path: path.into(), error };
+    let file = BufReader::new(File::open(path).map_err(fail)?);
+    let unpacked = data(file).map_err(fail)?;
+    let bounded = Bounded { unpacked, left: MOST_BYTES };
+    let mut archive = tar::Archive::new(bounded);
+    let mut seen = 0;
+    // Raw: long names come as entries of their own, which are passed over, of whatever length.
+    for entry in archive.entries().map_err(fail)?.raw(true) {
+        let entry = entry.map_err(fail)?;
+        seen += 1;
+        if seen > MOST_FILES || cutter.shared.has_failed() {
+            break;
+        }
+        if entry.header().entry_type().is_file() && entry.size() > 0 {
+            let name = path.join(String::from_utf8_lossy(&entry.path_bytes()).as_ref());
+            let done = cutter.cut(&name, &mut Stream(entry), &mut { MOST_BYTES });
+            spare(cutter, &name, done)?;
+        }
+    }
+    Ok(())
+}
+
+/// The archive of files in the package, unpacked as it is read.
+fn data(mut file: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+    file.read_exact(&mut [0; AR_MAGIC_LEN])?;
+    loop {
+        let mut header = [0; AR_HEADER_LEN];
+        file.read_exact(&mut header)?;
+        let text = |from: usize, to: usize| str::from_utf8(&header[from..to]).map(str::trim_end);
+        let (Ok(name), Ok(size)) = (text(0, 16), text(48, 58)) else { return Err(no_archive()) };
+        let Ok(size) = size.parse::<u64>() else { return Err(no_archive()) };
+        if let Some(ending) = name.trim_end_matches('/').strip_prefix("data.tar") {
+            let packed = file.take(size);
+            return Ok(match ending {
+                "" => Box::new(packed),
+                ".gz" => Box::new(MultiGzDecoder::new(packed)),
+                ".xz" => Box::new(XzReader::new_mem_limit(packed, true, MOST_XZ_KIB)),
+                ".zst" => Box::new(zstd::Decoder::new(packed)?),
+                other => {
+                    let what = "is not supported yet; valid: .gz, .xz, .zst and none";
+                    return Err(io::Error::other(format!("data.tar with {other} {what}")));
+                }
+            });
+        }
+        let padded = size.checked_next_multiple_of(2).ok_or_else(no_archive)?;
+        if io::copy(&mut (&mut file).take(padded), &mut io::sink())? < padded {
+            return Err(io::Error::other("the package ends before its files"));
+        }
+    }
+}
+
+fn no_archive() -> io::Error {
+    io::Error::other("the package's archive is damaged")
+}
+
+/// Ends with an error where a package unpacks to more than is read out of one source.
+struct Bounded<R> {
+    unpacked: R,
+    left: u64,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let has = self.unpacked.read(buffer)?;
+        self.left = self.left.checked_sub(has as u64).ok_or_else(|| {
+            io::Error::other(format!("it unpacks to more than {} GiB", MOST_BYTES >> 30))
+        })?;
+        Ok(has)
+    }
+}

@@ -1,0 +1,127 @@
+//! What a source is, by its first bytes.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use rustix::fs::OFlags;
+
+use super::{MOST_BYTES, OfflineError, cut::Cutter, elf};
+
+/// What is done with a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Its files are looked for.
+    Tree,
+    /// It is unpacked.
+    Package,
+    /// Files are looked for in it.
+    Image,
+    /// It is cut itself.
+    File,
+}
+
+/// What begins a file at which place, and what is said of it.
+type Sign = (usize, &'static [u8], &'static str);
+
+/// What is known and cannot be read.
+const NOT_YET: [Sign; 8] = [
+    (0, b"hsqs", "a squashfs image is not supported yet; valid: what `unsquashfs` makes of it"),
+    (0, b"QFI\xfb", "a qcow2 image is not supported yet; valid: a raw one of its filesystem"),
+    (0, b"LUKS\xba\xbe", "an encrypted volume cannot be read; valid: what is opened of it"),
+    (0, b"XFSB", "an XFS image is not supported yet; valid: an ext4 image, or a directory"),
+    (0x202, b"HdrS", "a bzImage is not supported yet; valid: the vmlinux in it"),
+    (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
+    (
+        512,
+        b"EFI PART",
+        "a partitioned disk is not supported yet; valid: an image of one filesystem",
+    ),
+    (
+        510,
+        b"\x55\xaa",
+        "a partitioned disk is not supported yet; valid: an image of one filesystem",
+    ),
+];
+const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
+const EXT: Sign = (1080, b"\x53\xef", "");
+const SIGNS_LEN: u64 = 0x1_0040 + 8;
+
+/// What this is. With all pages wanted, what is not known is cut as it stands.
+pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
+    let fail = |error| OfflineError::File { path: path.into(), error };
+    let unfit = |what: &str| OfflineError::Source { path: path.into(), what: what.into() };
+    let metadata = fs::metadata(path).map_err(fail)?;
+    if metadata.is_dir() {
+        return Ok(Kind::Tree);
+    }
+    if !metadata.is_file() {
+        return Err(unfit("neither a file nor a directory"));
+    }
+    let mut head = Vec::new();
+    open(path, OFlags::empty())
+        .and_then(|file| file.take(SIGNS_LEN).read_to_end(&mut head))
+        .map_err(fail)?;
+    let has = |(at, sign, _): &Sign| head.get(*at..).is_some_and(|rest| rest.starts_with(sign));
+    if head.starts_with(elf::MAGIC) {
+        return Ok(Kind::File);
+    }
+    if has(&PACKAGE) {
+        return Ok(Kind::Package);
+    }
+    if has(&EXT) {
+        return Ok(Kind::Image);
+    }
+    if let Some((_, _, what)) = NOT_YET.iter().find(|sign| has(sign)) {
+        return Err(unfit(what));
+    }
+    if all_pages {
+        return Ok(Kind::File);
+    }
+    Err(unfit(
+        "neither an executable nor a package nor an image that is known; valid: ELF, .deb, ext4, a \
+         directory; --all-pages takes any file as it stands, such as a raw memory dump",
+    ))
+}
+
+/// Cuts a file of the host.
+pub(super) fn cut_file(
+    cutter: &mut Cutter<'_>,
+    path: &Path,
+    is_named: bool,
+) -> Result<(), OfflineError> {
+    let flags = if is_named { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let done = match open(path, flags) {
+        Ok(mut file) => cutter.cut(path, &mut file, &mut { MOST_BYTES }),
+        Err(error) => Err(OfflineError::File { path: path.into(), error }),
+    };
+    if is_named { done } else { spare(cutter, path, done) }
+}
+
+/// A file that was not named is left out if it cannot be read.
+pub(super) fn spare(
+    cutter: &Cutter<'_>,
+    path: &Path,
+    done: Result<(), OfflineError>,
+) -> Result<(), OfflineError> {
+    match done {
+        Err(OfflineError::File { error, .. }) => cutter.shared.leave_out(path, &error),
+        Err(OfflineError::Source { what, .. }) => cutter.shared.leave_out(path, &what),
+        done => return done,
+    }
+    Ok(())
+}
+
+/// What became a pipe meanwhile is not waited for.
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("no longer a regular file"));
+    }
+    Ok(file)
+}

@@ -1,0 +1,88 @@
+//! The files of a directory tree. Symbolic links are not followed, so that no loop is met; other
+//! filesystems are not entered; a file with several names is taken once, as a page cache has it.
+
+use std::{
+    collections::HashSet,
+    fs::{self, DirEntry, ReadDir},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use super::{Job, MOST_DEPTH, MOST_FILES, OfflineError, Queue};
+
+/// Puts all files below it into the queue.
+pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError> {
+    let fail = |error| OfflineError::File { path: root.into(), error };
+    let device = fs::metadata(root).map_err(fail)?.dev();
+    let mut tree = Tree { queue, device, linked: HashSet::new(), left: MOST_FILES };
+    // One directory that is being read for each level.
+    let mut open = vec![(root.to_owned(), fs::read_dir(root).map_err(fail)?)];
+    while let Some((directory, entries)) = open.last_mut() {
+        if tree.queue.shared.has_failed() {
+            break;
+        }
+        let Some(entry) = entries.next() else {
+            open.pop();
+            continue;
+        };
+        tree.left = tree.left.checked_sub(1).ok_or_else(|| OfflineError::Source {
+            path: root.into(),
+            what: format!("there are more than {MOST_FILES} files in it, the most that are read"),
+        })?;
+        let below = match entry {
+            Ok(entry) => tree.look_at(&entry),
+            Err(error) => {
+                tree.queue.shared.leave_out(directory, &error);
+                None
+            }
+        };
+        match below {
+            Some((path, _)) if open.len() >= MOST_DEPTH => {
+                let why = format!("{MOST_DEPTH} directories lie around it, the most entered");
+                tree.queue.shared.leave_out(&path, &why);
+            }
+            Some(below) => open.push(below),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+struct Tree<'a, 'b> {
+    queue: &'a mut Queue<'b>,
+    device: u64,
+    /// Files with more than one name that were met.
+    linked: HashSet<u64>,
+    left: u64,
+}
+
+impl Tree<'_, '_> {
+    /// Puts a file into the queue, or answers a directory that is to be entered.
+    fn look_at(&mut self, entry: &DirEntry) -> Option<(PathBuf, ReadDir)> {
+        let path = entry.path();
+        // Of the link itself, where it is one.
+        let metadata = match entry.metadata() {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                self.queue.shared.leave_out(&path, &error);
+                return None;
+            }
+        };
+        if metadata.is_file() && metadata.len() > 0 {
+            if metadata.nlink() == 1 || self.linked.insert(metadata.ino()) {
+                self.queue.put(Job::File { path, is_named: false });
+            }
+            return None;
+        }
+        if !metadata.is_dir() || metadata.dev() != self.device {
+            return None;
+        }
+        match fs::read_dir(&path) {
+            Ok(entries) => Some((path, entries)),
+            Err(error) => {
+                self.queue.shared.leave_out(&path, &error);
+                None
+            }
+        }
+    }
+}
