@@ -3,7 +3,7 @@
 
 use crate::error::WorkError;
 use crate::memory::Memory;
-use crate::rng::Rng;
+use crate::rng::{Rng, mix};
 use crate::run::Shared;
 
 /// What the content that all have begins with.
@@ -12,6 +12,11 @@ const COMMON_SEED: u64 = 0x0c09_1e50;
 /// What every guest has.
 pub(crate) fn common() -> Rng {
     Rng::new(COMMON_SEED)
+}
+
+/// One of many parts of it that differ.
+pub(crate) fn common_part(number: usize) -> Rng {
+    Rng::new(COMMON_SEED ^ mix(number as u64))
 }
 
 /// What only the guest of this seed has; other workloads of the same seed have other words.

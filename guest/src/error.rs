@@ -20,6 +20,9 @@ pub(crate) enum WorkError {
     /// The same computation gave two results: memory or processor is at fault.
     #[error("wrong result: checksum {got:016x}, expected {expected:016x}")]
     WrongResult { expected: u64, got: u64 },
+    /// A program of the system did not start, failed, or did not answer as it should.
+    #[error("{name}: {source}")]
+    Program { name: &'static str, source: io::Error },
     /// A thread or a signal handler could not be set up.
     #[error("cannot start the {what}: {source}")]
     Start { what: &'static str, source: io::Error },

@@ -76,6 +76,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     bad_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    checks: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     gap_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     swap_kb: Option<u64>,
@@ -187,6 +189,7 @@ impl<W: Write> Reporter<W> {
             p9999_us: interval.percentile_us(9_999),
             dropped: shared.dropped.get(),
             bad_bytes: shared.bad_bytes.get(),
+            checks: shared.checks.get(),
             gap_ms: shared.gap.take_ms(now),
             swap_kb: swap::in_use_kb(),
             checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),

@@ -25,6 +25,11 @@ impl Gauge {
         self.0.store(value as u64, Ordering::Relaxed);
     }
 
+    /// For a number that is not absent.
+    pub(crate) fn add(&self, more: usize) {
+        self.0.fetch_add(more as u64, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> Option<u64> {
         Some(self.0.load(Ordering::Relaxed)).filter(|&value| value != Self::ABSENT)
     }
@@ -42,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) step_us: Gauge,
     pub(crate) dropped: Gauge,
     pub(crate) bad_bytes: Gauge,
+    pub(crate) checks: Gauge,
     pub(crate) checksum: OnceLock<u64>,
     pub(crate) timing: OnceLock<Timing>,
     waiting: AtomicBool,
@@ -63,6 +69,7 @@ impl Shared {
             step_us: absent(),
             dropped: absent(),
             bad_bytes: absent(),
+            checks: absent(),
             checksum: OnceLock::new(),
             timing: OnceLock::new(),
             waiting: AtomicBool::new(false),

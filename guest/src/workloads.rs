@@ -6,17 +6,21 @@
 mod copies;
 mod data;
 mod fileio;
+mod gcc;
 mod graph;
 mod idle;
 mod kinds;
 mod kv;
 mod matrix;
 mod memhog;
+mod nginx;
 mod phases;
 mod pi;
 mod probe;
 mod random_array;
+mod redis;
 mod scan;
+mod shell;
 mod sort;
 mod steps;
 mod suite;
@@ -76,6 +80,14 @@ pub(crate) enum Workload {
     Suite(suite::Options),
     /// Take, sort and free memory step by step, as the host says; ops = MB
     Steps(steps::Options),
+    /// Ask a real web server for documents; ops = requests
+    Nginx(nginx::Options),
+    /// Ask a real database for values, and change them; ops = requests
+    Redis(redis::Options),
+    /// Compile files with a real compiler; ops = files
+    Gcc(gcc::Options),
+    /// Run a few small programs once a second; ops = runs
+    Shell(shell::Options),
 }
 
 impl Workload {
@@ -103,6 +115,10 @@ impl Workload {
             Self::Data(_) => "data",
             Self::Phases(_) => "phases",
             Self::Steps(_) => "steps",
+            Self::Nginx(_) => "nginx",
+            Self::Redis(_) => "redis",
+            Self::Gcc(_) => "gcc",
+            Self::Shell(_) => "shell",
         }
     }
 
@@ -129,6 +145,10 @@ impl Workload {
             Self::Data(options) => data::run(options, worker),
             Self::Phases(options) => phases::run(options, worker),
             Self::Steps(options) => steps::run(options, worker),
+            Self::Nginx(options) => nginx::run(options, worker),
+            Self::Redis(options) => redis::run(options, worker),
+            Self::Gcc(options) => gcc::run(options, worker),
+            Self::Shell(options) => shell::run(options, worker),
         }
     }
 }
