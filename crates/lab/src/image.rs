@@ -4,7 +4,8 @@
 //! seconds under emulation, and waste none of its 128 MB.
 //!
 //! **Idea.** The kernel package is unpacked, not installed. The initramfs holds seven virtio
-//! modules, busybox, the workload program and [`INIT`]; nothing else. It is not compressed: copying
+//! modules, one for guests with a root disk, busybox, the workload program and [`INIT`]; nothing
+//! else. It is not compressed: copying
 //! is cheaper than decompressing in an emulated CPU. It is cached under a hash of its content.
 //!
 //! **Cost.** About 2 MB of busybox and the workload program stay in the guest's memory (rootfs).
@@ -23,14 +24,15 @@ const INIT: &str = include_str!("init.sh");
 const GUEST_PROGRAM: &str = "overbook-guest";
 
 /// In the order in which they depend on each other.
-const MODULES: [&str; 7] = [
-    "virtio/virtio_ring",
-    "virtio/virtio",
-    "virtio/virtio_pci_modern_dev",
-    "virtio/virtio_pci_legacy_dev",
-    "virtio/virtio_pci",
-    "block/virtio_blk",
-    "virtio/virtio_balloon",
+const MODULES: [&str; 8] = [
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci",
+    "drivers/block/virtio_blk",
+    "drivers/virtio/virtio_balloon",
+    "fs/overlayfs/overlay",
 ];
 
 /// Why there is no image.
@@ -112,7 +114,7 @@ fn build_initramfs(root: &Path, guest: &Path) -> Result<Vec<u8>, ImageError> {
     archive.device("dev/console", 5, 1);
     archive.directory("modules");
     for (index, module) in MODULES.iter().enumerate() {
-        let content = read_module(&release.join("kernel/drivers").join(module), &busybox)?;
+        let content = read_module(&release.join("kernel").join(module), &busybox)?;
         let name = module.rsplit('/').next().unwrap_or(module);
         archive.file(&format!("modules/{index}-{name}"), &content);
     }

@@ -12,6 +12,7 @@ total_kb() { awk '/^MemTotal/ { print $2; exit }' /proc/meminfo; }
 # Before the balloon driver comes and takes some.
 whole_kb=$(total_kb)
 if grep -q overbook.no_balloon /proc/cmdline; then rm /modules/*-virtio_balloon; fi
+if ! grep -q overbook.root /proc/cmdline; then rm /modules/*-overlay; fi
 for module in /modules/*; do insmod $module; done
 # The initramfs is guest memory: what is no longer needed goes.
 rm -r /modules
@@ -28,7 +29,7 @@ for word in $(cat /proc/cmdline); do
     esac
 done
 
-# Disks are known by their serial: swap, data.
+# Disks are known by their serial: swap, data, root.
 for disk in /sys/block/vd*; do
     [ -e $disk/serial ] || continue
     ln -s ${disk##*/} /dev/$(cat $disk/serial)
@@ -38,6 +39,21 @@ if [ -e /dev/swap ]; then
     echo 1 > /sys/block/$(readlink /dev/swap)/queue/rotational
     mkswap /dev/swap > /dev/null
     swapon /dev/swap
+fi
+
+# All guests read the same root disk; what one writes stays in its memory.
+within=
+if [ -e /dev/root ]; then
+    mkdir /lower /fresh /debian
+    mount -t ext4 -o ro /dev/root /lower
+    mount -t tmpfs -o size=90% fresh /fresh
+    mkdir /fresh/upper /fresh/work
+    mount -t overlay -o lowerdir=/lower,upperdir=/fresh/upper,workdir=/fresh/work root /debian
+    for dir in proc sys dev; do mount -o bind /$dir /debian/$dir; done
+    touch /debian/overbook-guest
+    mount -o bind /overbook-guest /debian/overbook-guest
+    ifconfig lo 127.0.0.1 up
+    within="chroot /debian"
 fi
 
 # The workload starts in the memory that the guest is provisioned with, not in what it may grow to.
@@ -53,7 +69,7 @@ if [ -n "$run" ]; then
     IFS=,
     set -- $run
     unset IFS
-    /overbook-guest "$@" > /dev/ttyS1 2> /dev/console
+    $within /overbook-guest "$@" > /dev/ttyS1 2> /dev/console
     echo "overbook: workload ended with exit code $?" > /dev/console
 fi
 while :; do sleep 3600; done

@@ -125,6 +125,9 @@ pub enum LabError {
     /// No QEMU.
     #[error(transparent)]
     Qemu(#[from] QemuError),
+    /// No Debian for guests.
+    #[error(transparent)]
+    Debian(#[from] crate::debian::DebianError),
     /// No image.
     #[error(transparent)]
     Image(#[from] ImageError),

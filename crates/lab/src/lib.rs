@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! cache  packages  sources      what the distribution has, unpacked privately, made once
+//! debian                        a root file system with real programs
 //! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
 //! machine  qmp  metrics        inside one guest: its monitor, its reports, what QEMU loads
 //! meb                           what the experiments of MEB (working sets, curves) share
@@ -36,6 +37,7 @@ pub mod cli;
 pub mod command;
 pub mod cpio;
 pub mod daemon;
+pub mod debian;
 pub mod etcd;
 pub mod figures;
 pub mod fleet;

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use sys::process::Spawn;
 
 use crate::accel::Accel;
+use crate::debian::Debian;
 use crate::image::Image;
 use crate::qemu::Qemu;
 
@@ -116,6 +117,9 @@ pub struct MachineSpec {
     /// Where its data disk is served by NBD, and the export's name; `None`: it lies in a file, if
     /// it has one.
     pub data_nbd: Option<(PathBuf, String)>,
+    /// The file system in which its workload runs, which it only reads
+    /// ([`Debian`](crate::debian::Debian)); `None`: there is nothing but the workload program.
+    pub root_disk: Option<PathBuf>,
     /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
     pub data_direct: Option<Direct>,
     /// The host's CPUs that it runs on; empty: any.
@@ -153,6 +157,7 @@ impl MachineSpec {
             swap_nbd: None,
             data_disk: None,
             data_nbd: None,
+            root_disk: None,
             data_direct: None,
             cpus: Vec::new(),
             balloon_driver: true,
@@ -168,6 +173,12 @@ impl MachineSpec {
     /// The same guest with a swap disk of `size`, throttled to `iops` operations per second.
     pub fn with_swap(mut self, size: Bytes, iops: Option<u32>) -> Self {
         self.swap = Some(Swap { size, iops });
+        self
+    }
+
+    /// The same guest with a Debian, among whose programs its workload runs.
+    pub fn with_debian(mut self, debian: &Debian) -> Self {
+        self.root_disk = Some(debian.image.clone());
         self
     }
 
@@ -296,6 +307,10 @@ pub fn command(
         add("-drive", format!("if=none,id=data,format=raw,file={options}"));
         add("-device", "virtio-blk-pci,drive=data,serial=data".to_owned());
     }
+    if let Some(root) = &spec.root_disk {
+        add("-drive", format!("if=none,id=root,format=raw,readonly=on,file={}", file(root)));
+        add("-device", "virtio-blk-pci,drive=root,serial=root".to_owned());
+    }
     bare(qemu, image, accel).args(args).on_cpus(&spec.cpus).die_with_parent()
 }
 
@@ -324,6 +339,9 @@ fn kernel_command_line(spec: &MachineSpec, accel: Accel) -> String {
     if spec.memory_base < spec.memory_max {
         let balloon = spec.memory_max.minus(spec.memory_base);
         line += &format!(" overbook.balloon_kb={}", balloon.0 / 1024);
+    }
+    if spec.root_disk.is_some() {
+        line += " overbook.root";
     }
     if !spec.balloon_driver {
         line += " overbook.no_balloon";

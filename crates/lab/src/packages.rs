@@ -62,6 +62,7 @@ pub enum PackageError {
 pub struct Apt {
     root: tempfile::TempDir,
     codename: String,
+    sources: Vec<Source>,
 }
 
 impl Apt {
@@ -75,16 +76,22 @@ impl Apt {
         if codename.is_empty() || sources.is_empty() {
             return Err(PackageError::NoSource { codename });
         }
-        let apt = Self { root: cache.scratch()?, codename };
+        let apt = Self { root: cache.scratch()?, codename, sources };
         for dir in ["state/lists/partial", "cache/archives/partial", "sources.list.d"] {
             let path = apt.root.path().join(dir);
             std::fs::create_dir_all(&path).map_err(|source| PackageError::Io { path, source })?;
         }
-        let lines: Vec<String> = sources.iter().map(Source::to_line).collect();
+        let lines: Vec<String> = apt.sources.iter().map(Source::to_line).collect();
         apt.write("sources.list", &(lines.join("\n") + "\n"))?;
         apt.write("apt.conf", &configuration(apt.root.path()))?;
         apt.run("apt-get", &["-q", "update"])?;
         Ok(apt)
+    }
+
+    /// Where the release itself comes from, without its updates.
+    pub fn mirror(&self) -> Result<&Source, PackageError> {
+        let main = self.sources.iter().find(|source| source.suite == self.codename);
+        main.ok_or_else(|| PackageError::NoSource { codename: self.codename.clone() })
     }
 
     /// The name of the first dependency of `package` that starts with `prefix`.
@@ -180,7 +187,7 @@ Debug::NoLocking "true";
 }
 
 /// For example `bookworm`; empty when the machine does not say.
-fn release_codename() -> String {
+pub(crate) fn release_codename() -> String {
     let text = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let value = text.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     value.unwrap_or_default().trim_matches('"').to_owned()

@@ -1,0 +1,170 @@
+//! A Debian for guests: real programs on a real file system, as tenants' guests have them.
+//!
+//! **Problem.** Guests with one static program have little in common and nothing that a user runs.
+//! What it is worth to keep identical pages once, and whether that harms a byte, shows on servers,
+//! compilers and their libraries.
+//!
+//! **Idea.** `debootstrap` makes the machine's own release from the machine's own mirror, with a
+//! web server, a database and a compiler; `mke2fs -d` makes a file system of it. All guests read
+//! the same image and write to their own memory (an overlay, see `init.sh`). The tree stays beside
+//! the image: what is in the guests' page cache can be known without a guest.
+//!
+//! **Cost.** Once a minute or so, root, and 600 MB of the cache. Its name is a hash of what it is
+//! made of.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sys::process::Spawn;
+
+use crate::cache::{Cache, CacheError};
+use crate::command::{self, CommandError};
+use crate::lab::{Lab, LabError};
+use crate::packages::{self, Apt, PackageError};
+
+/// Beside the smallest Debian that has apt.
+const PACKAGES: [&str; 5] = ["nginx", "redis-server", "gcc", "libc6-dev", "make"];
+/// What no program needs to run.
+const LEFT_OUT: [&str; 6] = [
+    "usr/share/doc",
+    "usr/share/info",
+    "usr/share/locale",
+    "usr/share/man",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+];
+/// The file system has no journal, for nobody writes to it, and no identity or time of its own.
+const FILE_SYSTEM: [&str; 13] = [
+    "-q",
+    "-t",
+    "ext4",
+    "-O",
+    "^has_journal",
+    "-m",
+    "0",
+    "-U",
+    "0b500000-0000-4000-8000-000000000000",
+    "-E",
+    "hash_seed=0b500000-0000-4000-8000-000000000000",
+    "-L",
+    "debian",
+];
+/// Sparse: it takes what is in it.
+const SIZE: &str = "2G";
+const TREE: &str = "tree";
+const IMAGE: &str = "root.ext4";
+
+/// How long the guests may take to check their programs twice.
+const CHECK_LIMIT: Duration = Duration::from_secs(600);
+
+/// Why there is no Debian for guests.
+#[derive(Debug, thiserror::Error)]
+pub enum DebianError {
+    /// Its files belong to many users.
+    #[error("building a Debian for guests needs root: run this once as root")]
+    NotRoot,
+    /// debootstrap could not be downloaded, or the mirror is unknown.
+    #[error("getting debootstrap failed: {0}")]
+    Package(#[from] PackageError),
+    /// debootstrap or mke2fs failed, or is not there.
+    #[error("building a Debian for guests failed: {0}")]
+    Command(#[from] CommandError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A root file system for guests, and what is in it.
+#[derive(Debug, Clone)]
+pub struct Debian {
+    /// An ext4 file system, to be read only.
+    pub image: PathBuf,
+    /// The same files, for this host to read.
+    pub tree: PathBuf,
+}
+
+impl Debian {
+    /// From the cache, else built from the distribution.
+    ///
+    /// # Errors
+    /// When it has to be built, and this is not root, no Debian, or the mirror does not answer.
+    pub fn provide(cache: &Cache) -> Result<Self, DebianError> {
+        let codename = packages::release_codename();
+        let mut hasher = DefaultHasher::new();
+        (&codename, PACKAGES, LEFT_OUT, FILE_SYSTEM, SIZE).hash(&mut hasher);
+        let entry = format!("debian-{codename}-{:016x}", hasher.finish());
+        let root = cache.directory(&entry, |dir| build(cache, &codename, dir))?;
+        Ok(Self { image: root.join(IMAGE), tree: root.join(TREE) })
+    }
+}
+
+fn build(cache: &Cache, codename: &str, dir: &Path) -> Result<(), DebianError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(DebianError::NotRoot);
+    }
+    eprintln!("lab: building a Debian for guests into {}, a minute", cache.root().display());
+    let tools = cache.scratch()?;
+    let apt = Apt::open(cache)?;
+    apt.unpack(&["debootstrap"], tools.path())?;
+    let mirror = apt.mirror()?;
+    let tree = dir.join(TREE);
+    // It mounts, and its packages might start servers: all that ends with these namespaces.
+    let mut debootstrap = Spawn::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "sh"])
+        .arg(tools.path().join("usr/sbin/debootstrap"))
+        .env("DEBOOTSTRAP_DIR", tools.path().join("usr/share/debootstrap"))
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C.UTF-8")
+        .args(["--variant=minbase", &format!("--include={}", PACKAGES.join(","))]);
+    if let Some(key) = &mirror.signed_by {
+        debootstrap = debootstrap.arg(format!("--keyring={key}"));
+    }
+    command::run("debootstrap", debootstrap.arg(codename).arg(&tree).arg(&mirror.uri))?;
+    for left_out in LEFT_OUT {
+        let path = tree.join(left_out);
+        if path.is_dir() {
+            let failed = |source| DebianError::Io { path: path.clone(), source };
+            std::fs::remove_dir_all(&path).map_err(failed)?;
+        }
+    }
+    let mke2fs = Spawn::new("mke2fs")
+        .env("PATH", "/usr/sbin:/sbin")
+        .env("E2FSPROGS_FAKE_TIME", "1")
+        .args(FILE_SYSTEM)
+        .arg("-d")
+        .arg(&tree)
+        .arg(dir.join(IMAGE))
+        .arg(SIZE);
+    command::run("mke2fs", mke2fs)?;
+    Ok(())
+}
+
+/// Wrong bytes in what the programs of a Debian answered, and wrong files among the programs
+/// themselves, once all guests that have one have checked their programs again from now on.
+///
+/// # Errors
+/// When no guest has one, or one does not get through its check: then nothing is proven.
+pub fn bad_bytes(lab: &Lab) -> Result<u64, LabError> {
+    let mut total = None;
+    for machine in lab.machines().iter().filter(|machine| machine.spec().root_disk.is_some()) {
+        let unproven = || LabError::NothingVerified(machine.spec().name.clone());
+        let number = |name: &str| machine.last_metric()?.value[name].as_u64();
+        let begun = number("checks").ok_or_else(unproven)?;
+        // The check under way may have read a file already.
+        lab.wait_for("the programs to be checked again", CHECK_LIMIT, |_| {
+            Ok(number("checks").is_some_and(|now| now >= begun.saturating_add(2)))
+        })?;
+        let found = number("bad_bytes").ok_or_else(unproven)?;
+        total = Some(found.saturating_add(total.unwrap_or(0)));
+    }
+    total.ok_or_else(|| LabError::NothingVerified("the lab".to_owned()))
+}

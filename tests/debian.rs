@@ -1,0 +1,48 @@
+//! Guests that run a Debian: its programs work, on one image for all of them, and are found to be
+//! as they were packaged.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::Duration;
+
+use lab::cache::Cache;
+use lab::debian::{self, Debian};
+use lab::{Lab, MachineSpec};
+use model::Bytes;
+use overbook_tests::{provisions, skip, take_turn};
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+#[test]
+fn real_programs_work_in_guests_and_are_what_was_packaged() {
+    let (Some(_turn), Some(with)) = (take_turn(), provisions()) else { return };
+    let debian = match Debian::provide(&Cache::open().unwrap()) {
+        Ok(debian) => debian,
+        Err(error) => return skip(&error.to_string()),
+    };
+    assert!(debian.tree.join("usr/sbin/nginx").is_file());
+    let guest = |name: &str, mb: u32, workload: &str| {
+        let workload = format!("{workload} --check-s 3");
+        let memory = Bytes::mib(mb.into());
+        MachineSpec::new(name, "shop", memory, memory, &workload).with_debian(&debian)
+    };
+    let guests = [
+        guest("web", 192, "nginx --mb 8"),
+        guest("database", 192, "redis --mb 8"),
+        guest("builder", 320, "gcc"),
+        guest("calm", 160, "shell"),
+    ];
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let mut lab = Lab::start(&dir.path().join("lab"), &with, &guests).unwrap();
+    lab::fleet::wait_until_working(&lab).unwrap();
+    let ops = |lab: &Lab| -> Vec<f64> {
+        lab.machines().iter().map(|machine| machine.reported("ops")).collect()
+    };
+    let before = ops(&lab);
+    lab.wait_for("all of them to go on", LIMIT, |lab| {
+        Ok(ops(lab).iter().zip(&before).all(|(now, before)| now > before))
+    })
+    .unwrap();
+    assert_eq!(debian::bad_bytes(&lab).unwrap(), 0);
+    lab.stop().unwrap();
+}
