@@ -48,6 +48,7 @@ pub mod interrupt;
 pub mod keeper;
 pub mod kim;
 pub mod ksm;
+pub mod ksm_trees;
 pub mod lab;
 pub mod machine;
 pub mod meb;

@@ -36,8 +36,8 @@ pub enum Remedy {
     Disk,
     /// It swaps into another host's memory, the disk behind it.
     Network,
-    /// It is migrated at the first sign of an overload, and swaps to its disk until it is there. The
-    /// lab decides that, where a controller would wait.
+    /// It is migrated at the first sign of an overload, and swaps to its disk until it is there.
+    /// The lab decides that, where a controller would wait.
     Migration,
     /// Overbook: another host's memory, and a migration once the overload is sustained.
     Both(Threshold),
@@ -125,6 +125,11 @@ pub fn asked(burst: Duration) -> f64 {
 /// The lab's.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
+    // What the guest of an earlier run has said there.
+    match fs::remove_dir_all(&far) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
     let threshold = match remedy {
         Remedy::Both(threshold) | Remedy::Learned(threshold) => Some(threshold),
         _ => None,
@@ -198,7 +203,7 @@ fn pool(
         promised: PROMISED,
         balloon: ["observe", "enforce"],
         overload: &overload,
-        pool: "precopy_s = 6",
+        pool: "precopy_s = 6\nrest_s = 10",
         members: 1,
     };
     let mut pool = Pool::new(lab, far, &settings)?;

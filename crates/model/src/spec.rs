@@ -165,6 +165,9 @@ pub struct GroupSpec {
     /// How identical pages of its VMs are looked for.
     #[serde(default)]
     pub dedup: DedupSpec,
+    /// Files of shared-pages tables: what its VMs' pages are likely to be.
+    #[serde(default, rename = "static", skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<PathBuf>,
     /// What becomes of memory that its VMs free.
     #[serde(default)]
     pub free_pages: FreePagesSpec,

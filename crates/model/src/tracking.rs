@@ -114,6 +114,12 @@ pub struct WorkerReading {
     /// What the group's pool of shared pages takes.
     #[serde(default)]
     pub pool: Bytes,
+    /// Pages that the group's shared-pages tables name.
+    #[serde(default)]
+    pub known_pages: u64,
+    /// Why these tables are of no use.
+    #[serde(default)]
+    pub why_not_known: Option<String>,
     /// The group that its CPU time is charged to now, if not its own.
     #[serde(default)]
     pub payer: Option<GroupName>,

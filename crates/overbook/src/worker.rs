@@ -53,6 +53,7 @@ mod probes;
 mod process;
 mod sentinels;
 mod strategy;
+mod tables;
 mod tracked;
 mod unshare;
 mod with_shim;

@@ -21,11 +21,13 @@
 
 mod book;
 mod index;
+mod known;
 mod pool;
 mod runs;
 
 pub use book::{Book, Verdict};
 pub use index::{Index, Place};
+pub use known::Known;
 pub use pool::Pool;
 pub use runs::{Run, least_run, runs};
 

@@ -21,6 +21,10 @@ use std::path::PathBuf;
 use crate::process;
 use crate::procfs::ProcError;
 
+const WORD: usize = size_of::<u64>();
+/// The kernel takes no more parts at a time (`IOV_MAX`).
+const MOST_PARTS: usize = 1024;
+
 /// The memory of one process.
 #[derive(Debug)]
 pub struct RemoteMemory {
@@ -56,8 +60,55 @@ impl RemoteMemory {
         if process::has_ended(&self.process) { 0 } else { read }
     }
 
-    /// The same of the memory that the process had when it was found, should it run another program
-    /// by now; slower.
+    /// Reads the word at each of these addresses. A word that cannot be read, and those behind it,
+    /// are not among the answers.
+    pub fn read_words(&self, addresses: &[u64]) -> Vec<u64> {
+        let mut words = vec![0_u64; addresses.len()];
+        let mut read = 0;
+        if self.is_merged_by_the_kernel() {
+            let mut bytes = [0; WORD];
+            for (address, word) in addresses.iter().zip(&mut words) {
+                if self.read_original(*address, &mut bytes) < WORD {
+                    break;
+                }
+                *word = u64::from_ne_bytes(bytes);
+                read += 1;
+            }
+        } else {
+            for (addresses, words) in addresses.chunks(MOST_PARTS).zip(words.chunks_mut(MOST_PARTS))
+            {
+                let some = self.read_words_pinned(addresses, words);
+                read += some;
+                if some < addresses.len() {
+                    break;
+                }
+            }
+        }
+        words.truncate(if process::has_ended(&self.process) { 0 } else { read });
+        words
+    }
+
+    fn read_words_pinned(&self, addresses: &[u64], words: &mut [u64]) -> usize {
+        let at =
+            |address: &u64| libc::iovec { iov_base: *address as *mut libc::c_void, iov_len: WORD };
+        let there: Vec<libc::iovec> = addresses.iter().map(at).collect();
+        let here = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: size_of_val(words) };
+        // SAFETY: what is written is `words`; what lies in the other process the kernel checks.
+        let read = unsafe {
+            libc::process_vm_readv(
+                self.pid,
+                &raw const here,
+                1,
+                there.as_ptr(),
+                there.len() as libc::c_ulong,
+                0,
+            )
+        };
+        usize::try_from(read).unwrap_or(0) / WORD
+    }
+
+    /// As [`Self::read`] does, of the memory that the process had when it was found, should it run
+    /// another program by now; slower.
     pub fn read_original(&self, address: u64, bytes: &mut [u8]) -> usize {
         in_parts(bytes, |at, rest| self.mem.read_at(rest, address + at).unwrap_or(0))
     }
@@ -105,6 +156,18 @@ mod tests {
         assert_eq!(bytes, written);
         let gone = Reserved::new(PAGE_BYTES).unwrap().range();
         assert_eq!(memory.read(gone.start, &mut bytes[..16]), 0);
+    }
+
+    #[test]
+    fn words_are_read_until_one_is_not_there() {
+        let written: Vec<u64> = (0..5_000).collect();
+        let address = |at: usize| &raw const written[at] as u64;
+        let memory = RemoteMemory::of(std::process::id()).unwrap();
+        let mut addresses: Vec<u64> = (0..2_500).map(|at| address(2 * at)).collect();
+        let words = memory.read_words(&addresses);
+        assert!(words.iter().copied().eq((0..2_500).map(|at| 2 * at)), "{words:?}");
+        addresses[1_500] = Reserved::new(PAGE_BYTES).unwrap().range().start;
+        assert_eq!(memory.read_words(&addresses).len(), 1_500);
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
                 format!("group `{name}` has no `vms`; write for example vms = [\"web-*\"]");
             faults.push(group.place.fault(message));
         }
+        for table in group.tables.iter().flat_map(|list| &list.value) {
+            absolute("static", table, faults);
+        }
         budget_covers_promises(name, group, &draft, faults);
     }
     for (name, vm) in &draft.vms {
@@ -318,6 +321,7 @@ fn budget_covers_promises(name: &str, group: &GroupDraft, draft: &Draft, faults:
 impl From<GroupDraft> for GroupSpec {
     fn from(draft: GroupDraft) -> Self {
         let patterns = draft.vms.into_iter().flat_map(|list| list.value);
+        let tables = draft.tables.into_iter().flat_map(|list| list.value);
         Self {
             policy: draft.policy.unwrap_or_default(),
             vms: patterns.map(|at| NamePattern::new(at.value)).collect(),
@@ -325,6 +329,7 @@ impl From<GroupDraft> for GroupSpec {
             limits: draft.limits.into(),
             tracking: draft.tracking.unwrap_or_default(),
             dedup: draft.dedup.unwrap_or_default(),
+            tables: tables.map(|at| at.value.into()).collect(),
             free_pages: draft.free_pages.unwrap_or_default(),
             lend: draft.lend.unwrap_or_default(),
         }

@@ -69,6 +69,7 @@ pub(super) struct GroupDraft {
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
     pub(super) dedup: Option<DedupSpec>,
+    pub(super) tables: Option<At<Vec<At<String>>>>,
     pub(super) free_pages: Option<FreePagesSpec>,
     pub(super) lend: Option<bool>,
     pub(super) limits: LimitsDraft,
@@ -219,6 +220,7 @@ impl GroupDraft {
             budget: None,
             tracking: None,
             dedup: None,
+            tables: None,
             free_pages: None,
             lend: None,
             limits: LimitsDraft::default(),
@@ -237,6 +239,7 @@ impl GroupDraft {
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
         set(&mut self.dedup, table.dedup("dedup"));
+        set(&mut self.tables, table.texts("static"));
         let free_pages = [("off", FreePagesSpec::Off), ("lazy", FreePagesSpec::Lazy)];
         set(&mut self.free_pages, table.choice("free_pages", &free_pages));
         set(&mut self.lend, table.flag("lend"));

@@ -126,8 +126,15 @@ fn pool(group: &str, dedup: &GroupDedup) -> Option<String> {
     let (pool, saved) = (Bytes(dedup.pool_bytes), Bytes(dedup.saved_bytes));
     let is_used = scan.pages_per_ms.is_some() || !pool.is_zero() || !saved.is_zero();
     let words = scan.words();
+    let known = match (&dedup.why_not_known, dedup.known_pages) {
+        (Some(why), _) => format!("; its tables are of no use: {why}"),
+        (None, 0) => String::new(),
+        (None, pages) => format!("; {pages} pages are known before a VM runs"),
+    };
     is_used.then(|| {
-        format!("shared pages of {group}: the pool takes {pool} and saves {saved}; {words}\n")
+        format!(
+            "shared pages of {group}: the pool takes {pool} and saves {saved}; {words}{known}\n"
+        )
     })
 }
 

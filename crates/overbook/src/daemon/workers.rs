@@ -71,8 +71,9 @@ impl Workers {
         // A group without VMs to work on, or none of the configuration any more, is told so.
         for (group, keeper) in &self.groups {
             keeper.order(orders.remove(group).unwrap_or_default());
-            if !spec.groups.contains_key(group) {
-                keeper.scan(None, None);
+            match spec.groups.get(group) {
+                Some(of_group) => keeper.know(&of_group.tables),
+                None => keeper.scan(None, None),
             }
         }
         for (group, vms) in orders {

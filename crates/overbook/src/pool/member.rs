@@ -202,9 +202,11 @@ impl Member {
         self.count(&tick);
         let paged = |vm: &VmName| self.paged.get(vm).map_or(0, |(pages, _)| *pages);
         let new = report::of(&tick, &self.spec, paged);
-        let is_news =
-            self.reported.as_ref().is_none_or(|(old, at)| *old != new && at.elapsed() >= REPORT);
-        if is_news {
+        let is_due = self
+            .reported
+            .as_ref()
+            .is_none_or(|(old, at)| report::is_news(old, &new) && at.elapsed() >= REPORT);
+        if is_due {
             let put = Change::put(records::report(&self.spec.host), &new);
             self.store.write(seat, Vec::new(), vec![put]).await?;
             self.reported = Some((new, Instant::now()));

@@ -30,6 +30,12 @@ pub(super) fn of(tick: &Published, spec: &PoolSpec, paged: impl Fn(&VmName) -> u
     HostReport { memory: down(given.plus(room(tick, given))), vms }
 }
 
+/// Whether a report is worth being written. Memory that goes to and fro over the border of one step
+/// is not.
+pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
+    old.vms != new.vms || old.memory.0.abs_diff(new.memory.0) > STEP.0
+}
+
 /// What the host could still give: neither more than it has beside its VMs' promises, nor more
 /// than is available now.
 fn room(tick: &Published, given: Bytes) -> Bytes {

@@ -21,14 +21,20 @@
 //! **Bounded**: see [`BYTES_PER_PAGE`](pages::dedup::BYTES_PER_PAGE); merges under way,
 //! [`MOST_QUEUED`] per VM.
 //!
-//! Sources: Kim 2014 §4.1; `pages::dedup` for what is kept.
+//! **Known pages first.** Where the operator has named shared-pages tables, each VM is swept for
+//! the pages that these name before all is looked at in turn: a few sampled words tell. So a VM
+//! that has just booted shares its programs' code within a moment, at a fraction of a pass's cost.
+//!
+//! Sources: Kim 2014 §4.1; Jia 2017 §3; `pages::dedup` for what is kept.
 
+mod asked;
 mod mappings;
 mod members;
 mod pace;
 mod propose;
 mod regions;
 mod store;
+mod sweep;
 mod vm;
 mod window;
 
@@ -37,18 +43,19 @@ use std::time::{Duration, Instant};
 
 use model::dedup::Dedup as Merging;
 use model::{PagesPerMs, Reading};
-use pages::dedup::{Index, Place};
+use pages::dedup::{Index, Known, Place};
 use sys::meminfo::MemInfo;
 use sys::memory_map::PAGE_LEN;
 use sys::pool_file::{AdoptError, NAME_PREFIX};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
+use asked::Target;
 use pace::Pace;
 use propose::Ahead;
 pub use store::SLOTS;
 use store::Store;
-use vm::{Target, Vm};
+use vm::Vm;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
@@ -94,6 +101,8 @@ pub struct Dedup {
     store: Option<Store>,
     /// Why there is no pool, and when it is tried again.
     no_store: Option<(Instant, String)>,
+    /// What is known of the guests' pages before they run.
+    known: Option<Known>,
     index: Index,
     /// Pages that the index was made for.
     capacity: u32,
@@ -137,6 +146,7 @@ impl Dedup {
             leaving: BTreeSet::new(),
             store: None,
             no_store: None,
+            known: None,
             index: Index::new(0),
             capacity: 0,
             vms: BTreeMap::new(),
@@ -159,6 +169,11 @@ impl Dedup {
             Task::Merge(rate) => rate,
             Task::Unshare => Some(UNSHARE_RATE),
         };
+    }
+
+    /// Pages that are known are looked for first from now on.
+    pub fn set_known(&mut self, known: Option<Known>) {
+        self.known = known;
     }
 
     /// What these QEMU processes share is copied from now on, and that of no others unless it is
@@ -292,6 +307,13 @@ impl Dedup {
 
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
+        if let Some(known) = self.known.take() {
+            let swept = self.sweep_next(vms, &known);
+            self.known = Some(known);
+            if swept.is_some() {
+                return swept;
+            }
+        }
         let ready = |(pid, vm): &(&u32, &Vm)| {
             let is_done = self.is_to_unshare(**pid) && vm.is_unshared();
             vm.is_here && vm.queued() < MOST_QUEUED && !is_done

@@ -4,6 +4,7 @@
 //! and a line that got lost costs nothing but a second.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use model::{Bytes, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName};
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,9 @@ pub struct Orders {
     /// How fast identical pages are looked for; `None`: not at all, and what is shared is unshared.
     #[serde(default)]
     pub scan_rate: Option<PagesPerMs>,
+    /// Files of shared-pages tables: pages that these name are looked for first.
+    #[serde(default)]
+    pub tables: Vec<PathBuf>,
 }
 
 /// A VM that is to be worked on.
@@ -59,6 +63,12 @@ pub struct Report {
     /// What the group's pool of shared pages takes.
     #[serde(default)]
     pub pool: Bytes,
+    /// Pages that the group's tables name.
+    #[serde(default)]
+    pub known_pages: u64,
+    /// Why its tables are of no use.
+    #[serde(default)]
+    pub why_not_known: Option<String>,
 }
 
 /// What is known of a VM.

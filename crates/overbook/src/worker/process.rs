@@ -17,6 +17,7 @@ use sys::heap;
 use super::dedup::{Dedup, Task};
 use super::messages::{Order, Orders, Report, VmReport};
 use super::mode::{Mode, Settings};
+use super::tables::Tables;
 use super::tracked::{STEP, State, Tracked};
 
 const REPORT_EVERY: Duration = Duration::from_secs(1);
@@ -127,6 +128,7 @@ impl Inbox {
 struct Members {
     vms: BTreeMap<VmName, Member>,
     dedup: Dedup,
+    tables: Tables,
 }
 
 #[derive(Debug)]
@@ -137,7 +139,7 @@ struct Member {
 
 impl Members {
     fn new(group: &str) -> Self {
-        Self { vms: BTreeMap::new(), dedup: Dedup::new(group) }
+        Self { vms: BTreeMap::new(), dedup: Dedup::new(group), tables: Tables::default() }
     }
 
     fn obey(&mut self, orders: &Orders) {
@@ -169,6 +171,9 @@ impl Members {
             member.tracked.set_memory(order.memory);
             member.tracked.set_own(order.own);
             member.tracked.set_freed(order.freed);
+        }
+        if let Some(known) = self.tables.read(&orders.tables) {
+            self.dedup.set_known(known);
         }
         let merge = |rate| Task::Merge(Some(rate));
         self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
@@ -216,7 +221,13 @@ impl Members {
             }
         };
         let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
-        Report { at: boot_now(), vms, pool: Bytes(self.dedup.pool_bytes()) }
+        Report {
+            at: boot_now(),
+            vms,
+            pool: Bytes(self.dedup.pool_bytes()),
+            known_pages: self.tables.pages,
+            why_not_known: self.tables.trouble.clone(),
+        }
     }
 }
 
@@ -236,7 +247,7 @@ mod tests {
     fn orders(names: &[&str]) -> Orders {
         // No process has this number, so nobody is connected to.
         let vms = names.iter().map(|name| (VmName::from(*name), order(u32::MAX)));
-        Orders { vms: vms.collect(), scan_rate: None }
+        Orders { vms: vms.collect(), ..Orders::default() }
     }
 
     #[test]

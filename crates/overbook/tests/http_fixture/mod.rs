@@ -104,7 +104,7 @@ fn view() -> HostView {
         restarts: 1,
         last_error: Some("the worker ended (signal: 9)".to_owned()),
         pool: Bytes::mib(10),
-        payer: None,
+        ..WorkerReading::default()
     };
     HostView {
         host: Some(Reading::new(host, NOW)),

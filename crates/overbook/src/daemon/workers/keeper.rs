@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -81,6 +82,11 @@ impl Keeper {
     /// The VMs to work on from now on.
     pub(super) fn order(&self, vms: BTreeMap<VmName, Order>) {
         self.change(|wanted| wanted.orders.vms = vms);
+    }
+
+    /// The tables of pages to be looked for first from now on.
+    pub(super) fn know(&self, tables: &[PathBuf]) {
+        self.change(|wanted| wanted.orders.tables = tables.to_vec());
     }
 
     /// How fast identical pages are looked for from now on, and at whose cost, if not the group's.
@@ -291,6 +297,13 @@ impl Task {
         let mut known = lock(&self.known);
         known.reports = reports.collect();
         known.worker.pool = report.pool;
+        known.worker.known_pages = report.known_pages;
+        if known.worker.why_not_known != report.why_not_known {
+            if let Some(why) = &report.why_not_known {
+                log::warn(&format!("the tables of group {} are of no use: {why}", self.group));
+            }
+            known.worker.why_not_known = report.why_not_known;
+        }
         Ok(())
     }
 
@@ -309,6 +322,7 @@ impl Task {
         known.worker.pid = None;
         known.worker.resident = model::Bytes::ZERO;
         known.worker.pool = model::Bytes::ZERO;
+        known.worker.known_pages = 0;
         known.worker.payer = None;
         if let Err(why) = ended {
             log::warn(&format!("the worker of group {} {why}", self.group));

@@ -52,6 +52,12 @@ pub struct GroupDedup {
     pub scan: Option<ScanStatus>,
     /// What the pool of shared pages takes.
     pub pool_bytes: u64,
+    /// Pages that the group's shared-pages tables name.
+    #[serde(default)]
+    pub known_pages: u64,
+    /// Why these tables are of no use; absent: they are, or there are none.
+    #[serde(default)]
+    pub why_not_known: Option<String>,
     /// What the group's VMs need less because they share it.
     pub saved_bytes: u64,
     /// The kernel's KSM; absent: no VM without the shim is to be merged.
@@ -94,10 +100,13 @@ impl GroupDedup {
         let dedup = members.filter_map(|(vm, _)| view.vms.get(vm)?.dedup);
         let saved: Bytes = dedup.map(|reading| reading.value.saved).sum();
         let spec = shown.published.spec.groups.get(name);
+        let worker = view.workers.get(name).map(|worker| &worker.value);
         Self {
             configured: spec.map(|group| group.dedup.to_string()).unwrap_or_default(),
             scan: plan.scans.get(name).map(ScanStatus::of),
-            pool_bytes: view.workers.get(name).map_or(0, |worker| worker.value.pool.0),
+            pool_bytes: worker.map_or(0, |worker| worker.pool.0),
+            known_pages: worker.map_or(0, |worker| worker.known_pages),
+            why_not_known: worker.and_then(|worker| worker.why_not_known.clone()),
             saved_bytes: saved.0,
             ksm: view.ksm.as_ref().and_then(|ksm| GroupKsm::of(&ksm.value, name)),
         }

@@ -12,7 +12,8 @@ use sys::pool_file::Page;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
-use super::vm::{Target, Vm};
+use super::asked::Target;
+use super::vm::Vm;
 use super::window::Window;
 
 /// A huge page is split for so many pages saved: 1 of 64.

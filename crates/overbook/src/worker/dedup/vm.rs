@@ -19,8 +19,10 @@ use sys::remote_memory::RemoteMemory;
 use super::super::granules::PAGE;
 use super::super::link::{Link, LinkError};
 use super::super::linked::Linked;
+use super::asked::{Asked, Target, Wish, slot_of, zeros};
 use super::mappings::Mappings;
 use super::regions::{address_of, page_at, page_count, rest_of_region};
+use super::sweep::Sweep;
 use super::window::Window;
 
 /// Requests on their way: while one is worked on, the next is there. Each has at most `MAX_MERGE`
@@ -32,13 +34,6 @@ const RECALL_PATIENCE: Duration = Duration::from_millis(100);
 const LOOKED_AT_EVERY: u32 = 8;
 /// After the shim has refused.
 const REST: Duration = Duration::from_secs(2);
-
-/// What a page is to be replaced by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
-    Zeros,
-    Slot(u32),
-}
 
 /// A VM.
 #[derive(Debug)]
@@ -60,6 +55,7 @@ pub(super) struct Vm {
     regions: Vec<Region>,
     /// The next page to be looked at.
     cursor: u32,
+    pub(super) sweep: Sweep,
     /// The window that is looked at again until what was recalled is there, and since when.
     again: Option<(u32, Instant)>,
     queued: Vec<Wish>,
@@ -70,17 +66,6 @@ pub(super) struct Vm {
     rests: Option<(Instant, String)>,
     mappings: Mappings,
     counts: Counts,
-}
-
-/// A page, and what it is to be replaced by.
-type Wish = (u32, Target);
-
-/// What the shim was asked for.
-#[derive(Debug)]
-enum Asked {
-    Pool,
-    Merge(Vec<Wish>),
-    Unshare,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -109,6 +94,7 @@ impl Vm {
             pagemap: Pagemap::of(pid).ok()?,
             regions,
             cursor: 0,
+            sweep: Sweep::default(),
             again: None,
             queued: Vec::new(),
             sent: BTreeMap::new(),
@@ -304,19 +290,31 @@ impl Vm {
 
     /// What is to be looked at next; `None`: all of it has been, and it begins anew.
     pub(super) fn next_window(&mut self) -> Option<Window> {
-        let cursor = self.cursor;
-        let ends_later = |region: &&Region| region.first_page + region.pages > cursor;
-        let Some(region) = self.regions.iter().find(ends_later) else {
+        let Some(window) = self.window_at(self.cursor) else {
             self.cursor = 0;
             self.again = None;
             self.counts.passes += 1;
             self.counts.foreign = (0, self.counts.foreign.0);
             return None;
         };
+        self.cursor = window.first + window.count;
+        Some(window)
+    }
+
+    /// What is to be swept next; `None`: the sweep is over.
+    pub(super) fn next_swept(&mut self) -> Option<Window> {
+        let window = self.window_at(self.sweep.cursor());
+        self.sweep.goes_to(window.as_ref().map(|window| window.first + window.count));
+        window
+    }
+
+    /// The pages from this one on that have their turn together; `None`: there is no such page.
+    fn window_at(&self, cursor: u32) -> Option<Window> {
+        let ends_later = |region: &&Region| region.first_page + region.pages > cursor;
+        let region = self.regions.iter().find(ends_later)?;
         let first = cursor.max(region.first_page);
         let to_border = Window::PAGES - first % Window::PAGES;
         let count = to_border.min(region.first_page + region.pages - first);
-        self.cursor = first + count;
         let address = region.address + u64::from(first - region.first_page) * PAGE;
         let wanted = vec![false; count as usize];
         let (is_huge, there, ours, foreign) = (false, 0, 0, 0);
@@ -472,6 +470,11 @@ impl Vm {
         self.refuse(&queued)
     }
 
+    /// Reads the word at each of these addresses, as far as they are there.
+    pub(super) fn read_words(&self, addresses: &[u64]) -> Vec<u64> {
+        self.memory.read_words(addresses)
+    }
+
     /// Reads pages; answers how many bytes.
     pub(super) fn read(&self, page: u32, bytes: &mut [u8]) -> usize {
         address_of(&self.regions, page).map_or(0, |address| self.memory.read(address, bytes))
@@ -563,32 +566,4 @@ impl Vm {
         };
         Reading::new(value, self.met)
     }
-}
-
-impl Asked {
-    fn wishes(&self) -> &[Wish] {
-        match self {
-            Self::Pool | Self::Unshare => &[],
-            Self::Merge(wishes) => wishes,
-        }
-    }
-
-    fn into_wishes(self) -> Vec<Wish> {
-        match self {
-            Self::Pool | Self::Unshare => Vec::new(),
-            Self::Merge(wishes) => wishes,
-        }
-    }
-}
-
-fn slot_of((_, target): &Wish) -> Option<u32> {
-    match target {
-        Target::Zeros => None,
-        Target::Slot(slot) => Some(*slot),
-    }
-}
-
-/// How many pages are to be dropped: more cannot have been, whatever a shim says.
-fn zeros(wishes: &[Wish]) -> u64 {
-    wishes.iter().filter(|(_, target)| *target == Target::Zeros).count() as u64
 }

@@ -1,0 +1,264 @@
+//! How often the kernel's KSM compares pages: a model of its two trees over pages that stand still.
+//!
+//! Linux `mm/ksm.c` keeps what it shares in a *stable* red-black tree, ordered by content, and what
+//! it has seen in this pass and might share in an *unstable* one, which it forgets after the pass.
+//! A page is looked up in the stable tree; if its checksum is what it was a pass ago, in the
+//! unstable tree too, and where it is found there both move into the stable one. Each step down a
+//! tree compares two pages. Here a comparison counts as futile if the two are not equal.
+//!
+//! Left out: pages that change while they are scanned; smart scan, which only skips pages that
+//! found nothing before; and that a node leaves the unstable tree when its page is shared. It stays
+//! a step on the way to others here; its content is found in the stable tree first.
+
+use std::cmp::Ordering;
+
+/// Comparisons of two pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Comparisons {
+    /// All of them.
+    pub all: u64,
+    /// Those of two pages that are not equal.
+    pub futile: u64,
+}
+
+impl Comparisons {
+    /// Compares two pages, and counts that.
+    pub fn compare(&mut self, one: &[u8], other: &[u8]) -> Ordering {
+        let order = one.cmp(other);
+        self.all += 1;
+        self.futile += u64::from(order != Ordering::Equal);
+        order
+    }
+}
+
+/// Scans these pages as often, and answers how often pages were compared, and how many pages are
+/// shared in the end, with how many contents.
+#[must_use]
+pub fn scan(pages: &[&[u8]], passes: u32) -> (Comparisons, u64, u64) {
+    let mut counted = Comparisons::default();
+    let mut stable = Tree::default();
+    let mut is_shared = vec![false; pages.len()];
+    let mut shared = 0;
+    for pass in 0..passes {
+        let mut unstable = Tree::default();
+        for at in 0..pages.len() {
+            if is_shared[at] {
+                continue;
+            }
+            if stable.find(at, pages, &mut counted).is_some() {
+                is_shared[at] = true;
+                shared += 1;
+                continue;
+            }
+            // In the first pass no page has a checksum to be compared with.
+            if pass == 0 {
+                continue;
+            }
+            if let Some(twin) = unstable.find_or_insert(at, pages, &mut counted) {
+                stable.find_or_insert(at, pages, &mut counted);
+                shared += u64::from(!is_shared[twin]) + 1;
+                (is_shared[at], is_shared[twin]) = (true, true);
+            }
+        }
+    }
+    (counted, shared, stable.nodes.len() as u64)
+}
+
+const NONE: usize = usize::MAX;
+const LEFT: usize = 0;
+const RIGHT: usize = 1;
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    page: usize,
+    parent: usize,
+    children: [usize; 2],
+    is_red: bool,
+}
+
+/// A red-black tree, as the kernel's balances itself when a node is added.
+#[derive(Debug)]
+struct Tree {
+    root: usize,
+    nodes: Vec<Node>,
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self { root: NONE, nodes: Vec::new() }
+    }
+}
+
+impl Tree {
+    /// The node with this content, or the last one on the way there and the side where it would be.
+    fn seek(
+        &self,
+        at: usize,
+        pages: &[&[u8]],
+        counted: &mut Comparisons,
+    ) -> Result<usize, (usize, usize)> {
+        let (mut node, mut last) = (self.root, (NONE, LEFT));
+        while node != NONE {
+            let found = &self.nodes[node];
+            let side = match counted.compare(pages[at], pages[found.page]) {
+                Ordering::Equal => return Ok(node),
+                Ordering::Less => LEFT,
+                Ordering::Greater => RIGHT,
+            };
+            last = (node, side);
+            node = found.children[side];
+        }
+        Err(last)
+    }
+
+    /// The page with the same content.
+    fn find(&self, at: usize, pages: &[&[u8]], counted: &mut Comparisons) -> Option<usize> {
+        self.seek(at, pages, counted).ok().map(|node| self.nodes[node].page)
+    }
+
+    /// The page with the same content; `None`: this one is there from now on.
+    fn find_or_insert(
+        &mut self,
+        at: usize,
+        pages: &[&[u8]],
+        counted: &mut Comparisons,
+    ) -> Option<usize> {
+        match self.seek(at, pages, counted) {
+            Ok(node) => Some(self.nodes[node].page),
+            Err((parent, side)) => {
+                self.insert(at, parent, side);
+                None
+            }
+        }
+    }
+
+    fn insert(&mut self, page: usize, parent: usize, side: usize) {
+        let node = self.nodes.len();
+        self.nodes.push(Node { page, parent, children: [NONE; 2], is_red: true });
+        match self.nodes.get_mut(parent) {
+            Some(parent) => parent.children[side] = node,
+            None => self.root = node,
+        }
+        self.balance(node);
+    }
+
+    /// After a red node was added: no red one has a red parent.
+    fn balance(&mut self, mut node: usize) {
+        loop {
+            let parent = self.nodes[node].parent;
+            if parent == NONE {
+                self.nodes[node].is_red = false;
+                return;
+            }
+            if !self.nodes[parent].is_red {
+                return;
+            }
+            // A red node has a parent: the root is black.
+            let grand = self.nodes[parent].parent;
+            let side = self.side(parent);
+            let uncle = self.nodes[grand].children[1 - side];
+            if uncle != NONE && self.nodes[uncle].is_red {
+                self.nodes[parent].is_red = false;
+                self.nodes[uncle].is_red = false;
+                self.nodes[grand].is_red = true;
+                node = grand;
+                continue;
+            }
+            let mut upper = parent;
+            if self.side(node) != side {
+                self.rotate(parent, side);
+                upper = node;
+            }
+            self.nodes[upper].is_red = false;
+            self.nodes[grand].is_red = true;
+            self.rotate(grand, 1 - side);
+            return;
+        }
+    }
+
+    /// On which side of its parent it is.
+    fn side(&self, node: usize) -> usize {
+        let parent = self.nodes[node].parent;
+        usize::from(self.nodes[parent].children[RIGHT] == node)
+    }
+
+    /// It goes down on this side, and its child of the other side takes its place.
+    fn rotate(&mut self, node: usize, side: usize) {
+        let (parent, child) = (self.nodes[node].parent, self.nodes[node].children[1 - side]);
+        let inner = self.nodes[child].children[side];
+        self.nodes[node].children[1 - side] = inner;
+        if inner != NONE {
+            self.nodes[inner].parent = node;
+        }
+        match parent {
+            NONE => self.root = child,
+            _ => {
+                let at = self.side(node);
+                self.nodes[parent].children[at] = child;
+            }
+        }
+        self.nodes[child].parent = parent;
+        self.nodes[child].children[side] = node;
+        self.nodes[node].parent = child;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(contents: &[u16]) -> Vec<[u8; 64]> {
+        let page = |content: &u16| {
+            let mut page = [0; 64];
+            page[32..34].copy_from_slice(&content.to_be_bytes());
+            page
+        };
+        contents.iter().map(page).collect()
+    }
+
+    fn scanned(contents: &[u16], passes: u32) -> (Comparisons, u64, u64) {
+        let pages = pages(contents);
+        scan(&pages.iter().map(|page| &page[..]).collect::<Vec<_>>(), passes)
+    }
+
+    #[test]
+    fn what_is_equal_is_shared_in_the_second_pass() {
+        assert_eq!(scanned(&[1, 2, 1, 3, 2, 1], 1).1, 0);
+        let (_, shared, contents) = scanned(&[1, 2, 1, 3, 2, 1], 2);
+        assert_eq!((shared, contents), (5, 2));
+    }
+
+    #[test]
+    fn a_page_is_compared_with_as_many_as_the_tree_is_deep() {
+        // In ascending order, which no tree stands that is not balanced.
+        let all: Vec<u16> = (0..4096).collect();
+        let (counted, shared, _) = scanned(&all, 2);
+        assert_eq!((shared, counted.all), (0, counted.futile));
+        let each = counted.all as f64 / 4096.0;
+        assert!((9.0..22.0).contains(&each), "{each}");
+    }
+
+    #[test]
+    fn the_tree_is_red_and_black_as_it_ought_to_be() {
+        let mut random = crate::random::Random::new(7);
+        let contents: Vec<u16> =
+            (0..3000).map(|_| u16::try_from(random.between(0, 9999)).unwrap()).collect();
+        let pages = pages(&contents);
+        let pages: Vec<&[u8]> = pages.iter().map(|page| &page[..]).collect();
+        let (mut tree, mut counted) = (Tree::default(), Comparisons::default());
+        for at in 0..pages.len() {
+            tree.find_or_insert(at, &pages, &mut counted);
+        }
+        assert!((0..pages.len()).all(|at| tree.find(at, &pages, &mut counted).is_some()));
+        black_height(&tree, tree.root, false);
+    }
+
+    /// How many black nodes are on each way down: as many on all.
+    fn black_height(tree: &Tree, node: usize, is_parent_red: bool) -> u32 {
+        let Some(found) = tree.nodes.get(node) else { return 0 };
+        assert!(!(is_parent_red && found.is_red));
+        let [left, right] = found.children.map(|child| black_height(tree, child, found.is_red));
+        assert_eq!(left, right);
+        left + u32::from(!found.is_red)
+    }
+}

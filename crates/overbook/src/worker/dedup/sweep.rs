@@ -1,0 +1,103 @@
+//! Sweeps: known pages are looked for before all others.
+//!
+//! A sweep goes through a VM as a pass does, but reads of each page that is there no more than a
+//! word, of those whose first word is known three more, and only of what is known then all
+//! ([`pages::dedup::Known`]). What it finds is proposed as ever. The next sweep begins soon if this
+//! one has found something, for a program that starts brings its code page by page; if not, ever
+//! later.
+
+use std::time::{Duration, Instant};
+
+use pages::dedup::Known;
+use pages::offline::Sampled;
+
+use super::super::granules::PAGE;
+use super::super::tracked::Tracked;
+use super::vm::Vm;
+use super::window::Window;
+use super::{Dedup, LEAST_CHARGED, MOST_QUEUED};
+
+/// Between two sweeps of a VM.
+const SOON: Duration = Duration::from_millis(100);
+const LATE: Duration = Duration::from_secs(60);
+/// So many pages are sampled in the time that one takes to be read.
+const SAMPLED_AT_ONCE: u32 = 8;
+
+/// How far a VM has been swept.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    /// The next page.
+    cursor: u32,
+    has_found: bool,
+    due: Instant,
+    pause: Duration,
+}
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Self { cursor: 0, has_found: false, due: Instant::now(), pause: SOON }
+    }
+}
+
+impl Sweep {
+    pub(super) fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    /// To this page; `None`: it is over.
+    pub(super) fn goes_to(&mut self, page: Option<u32>) {
+        if let Some(page) = page {
+            self.cursor = page;
+            return;
+        }
+        self.pause = if self.has_found { SOON } else { (self.pause * 2).min(LATE) };
+        (self.cursor, self.has_found, self.due) = (0, false, Instant::now() + self.pause);
+    }
+}
+
+impl Dedup {
+    /// Looks for known pages in the next window of a VM that is due for that; `None`: there is
+    /// none.
+    pub(super) fn sweep_next(&mut self, vms: &mut [&mut Tracked], known: &Known) -> Option<u32> {
+        let is_due = |(pid, vm): &(&u32, &Vm)| {
+            let is_ready = vm.is_here && vm.queued() < MOST_QUEUED && !self.is_to_unshare(**pid);
+            is_ready && Instant::now() >= vm.sweep.due
+        };
+        let (&pid, _) = self.vms.iter().find(is_due)?;
+        let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
+        let vm = self.vms.get_mut(&pid)?;
+        let Some(mut window) = vm.next_swept() else { return Some(1) };
+        let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
+        vm.is_here = states.is_some();
+        let left = vm.look(&mut window, &states?, false);
+        keep_known(vm, &mut window, known);
+        let before = vm.queued();
+        self.leave_all(left);
+        // What is out of reach waits for its turn in a pass.
+        self.propose(pid, &window, vms);
+        let vm = self.vms.get_mut(&pid)?;
+        vm.sweep.has_found |= vm.queued() > before;
+        let read = window.runs().map(|run| run.len()).sum::<usize>();
+        self.looked += read as u64;
+        let sampled = window.there.div_ceil(SAMPLED_AT_ONCE);
+        Some((sampled + u32::try_from(read).unwrap_or(0)).max(LEAST_CHARGED))
+    }
+}
+
+/// Of the pages that are to be read, keeps those that are known.
+fn keep_known(vm: &Vm, window: &mut Window, known: &Known) {
+    let [first, rest @ ..] = known.sampling().offsets().map(u64::from);
+    let wanted = std::mem::replace(&mut window.wanted, vec![false; window.count as usize]);
+    let wanted: Vec<usize> = (0..).zip(wanted).filter_map(|(at, is)| is.then_some(at)).collect();
+    let address = |at: &usize| window.address + *at as u64 * PAGE;
+    let addresses: Vec<u64> = wanted.iter().map(|at| address(at) + first).collect();
+    let words = vm.read_words(&addresses);
+    let begun = wanted.into_iter().zip(words).filter(|(_, word)| known.may_begin_with(*word));
+    let begun: Vec<(usize, u64)> = begun.collect();
+    let of_rest = |(at, _): &(usize, u64)| rest.map(|offset| address(at) + offset);
+    let addresses: Vec<u64> = begun.iter().flat_map(of_rest).collect();
+    let words = vm.read_words(&addresses);
+    for ((at, first), [second, third, fourth]) in begun.iter().zip(words.as_chunks().0) {
+        window.wanted[*at] = known.may_have(&Sampled([*first, *second, *third, *fourth]));
+    }
+}
