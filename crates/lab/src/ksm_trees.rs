@@ -22,6 +22,12 @@ pub struct Comparisons {
 }
 
 impl Comparisons {
+    /// Both.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { all: self.all + other.all, futile: self.futile + other.futile }
+    }
+
     /// Compares two pages, and counts that.
     pub fn compare(&mut self, one: &[u8], other: &[u8]) -> Ordering {
         let order = one.cmp(other);

@@ -31,6 +31,7 @@
 //! **Leaves out.** Machines other than x86_64, distributions other than Debian.
 
 pub mod accel;
+pub mod alike;
 pub mod cache;
 pub mod chart;
 pub mod cli;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
 use overbook::worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
+use pages::dedup::Known;
 
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
@@ -49,6 +50,20 @@ impl Merger {
         tracking: Option<f64>,
     ) -> Result<Self, LabError> {
         Self::start_with(Dedup::new(GROUP), pids, pages_per_ms, tracking)
+    }
+
+    /// The same where pages are known before the guests run.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_knowing(
+        pids: &[u32],
+        pages_per_ms: Option<u32>,
+        known: Known,
+    ) -> Result<Self, LabError> {
+        let mut dedup = Dedup::new(GROUP);
+        dedup.set_known(Some(known));
+        Self::start_with(dedup, pids, pages_per_ms, None)
     }
 
     /// The same with a hash under which most pages collide: of 4096 values, spread over the index.

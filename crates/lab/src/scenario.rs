@@ -48,6 +48,7 @@ mod quickstart;
 mod readings;
 mod shim_idle;
 mod shim_stress;
+mod smd_fig12;
 mod truth;
 mod worker_kill;
 
@@ -160,6 +161,7 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_pool::POOL,
     overdriver_pool::THRESHOLDS,
     pool_idle::SCENARIO,
+    smd_fig12::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

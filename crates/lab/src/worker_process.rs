@@ -80,7 +80,8 @@ impl WorkerProcess {
         };
         let name = |machine: &Machine| machine.spec().name.as_str().into();
         let vms = lab.machines().iter().map(|machine| (name(machine), order(machine))).collect();
-        let mut line = serde_json::to_vec(&Orders { vms, scan_rate, ..Orders::default() }).map_err(io::Error::from)?;
+        let mut line = serde_json::to_vec(&Orders { vms, scan_rate, ..Orders::default() })
+            .map_err(io::Error::from)?;
         line.push(b'\n');
         Ok(self.orders.write_all(&line)?)
     }

@@ -41,6 +41,14 @@ const MOST_PAGES: usize = 512;
 /// # Errors
 /// When the process is gone or may not be looked into, or the kernel does not show frames.
 pub fn of_guest(pid: u32) -> io::Result<BTreeSet<u64>> {
+    Ok(pages_of_guest(pid)?.into_iter().map(|(_, frame)| frame).collect())
+}
+
+/// The same page by page: where it is, and its frame.
+///
+/// # Errors
+/// As for [`of_guest`].
+pub fn pages_of_guest(pid: u32) -> io::Result<Vec<(u64, u64)>> {
     let pools: Vec<Range> = pool_maps::mappings(pid)?.into_iter().map(|m| m.range).collect();
     let memory = RemoteMemory::of(pid).map_err(io::Error::other)?;
     for pool in &pools {
@@ -49,14 +57,14 @@ pub fn of_guest(pid: u32) -> io::Result<BTreeSet<u64>> {
         });
     }
     let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-    let mut frames = BTreeSet::new();
+    let mut pages = Vec::new();
     for range in anonymous(pid)?.into_iter().chain(pools) {
-        add(&pagemap, range, &mut frames)?;
+        add(&pagemap, range, &mut pages)?;
     }
-    if frames.contains(&0) {
+    if pages.iter().any(|(_, frame)| *frame == 0) {
         return Err(not_shown());
     }
-    Ok(frames)
+    Ok(pages)
 }
 
 /// Those that the kernel has put under what is only zeros, and shares among all processes.
@@ -199,7 +207,7 @@ fn not_shown() -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, what)
 }
 
-fn add(pagemap: &File, range: Range, frames: &mut BTreeSet<u64>) -> io::Result<()> {
+fn add(pagemap: &File, range: Range, pages: &mut Vec<(u64, u64)>) -> io::Result<()> {
     let mut bytes = [0; 1 << 15];
     let (mut at, end) = (
         range.start / PAGE_BYTES * ENTRY_BYTES,
@@ -211,9 +219,10 @@ fn add(pagemap: &File, range: Range, frames: &mut BTreeSet<u64>) -> io::Result<(
         if read == 0 {
             break;
         }
-        let entries =
-            bytes[..read].as_chunks::<8>().0.iter().map(|entry| u64::from_ne_bytes(*entry));
-        frames.extend(entries.filter(|entry| entry & IS_PRESENT != 0).map(|entry| entry & FRAME));
+        let entries = bytes[..read].as_chunks().0.iter().map(|entry| u64::from_ne_bytes(*entry));
+        let addresses = (0..).map(|page| at / ENTRY_BYTES * PAGE_BYTES + page * PAGE_BYTES);
+        let present = addresses.zip(entries).filter(|(_, entry)| entry & IS_PRESENT != 0);
+        pages.extend(present.map(|(address, entry)| (address, entry & FRAME)));
         at += read as u64;
     }
     Ok(())
@@ -258,9 +267,9 @@ mod tests {
     }
 
     fn frames_of(range: Range) -> BTreeSet<u64> {
-        let mut frames = BTreeSet::new();
-        add(&File::open("/proc/self/pagemap").unwrap(), range, &mut frames).unwrap();
-        frames
+        let mut pages = Vec::new();
+        add(&File::open("/proc/self/pagemap").unwrap(), range, &mut pages).unwrap();
+        pages.into_iter().map(|(_, frame)| frame).collect()
     }
 
     #[test]

@@ -1,0 +1,241 @@
+//! `smd-fig12`: how soon the code that guests have in common is shared, where it is known before they
+//! run, where it is found as they run, and by the kernel's KSM (SMD §4.4, Figs. 12 to 14).
+//!
+//! Four guests run real programs from one Debian: a web server, a database, a compiler, a shell. The
+//! table is made of the executables' code. Merging begins with the last guest, at the same rate for
+//! all. "Code" is every page of a guest that the table names; what could be shared of it is every
+//! such page that another one equals, and what is shared is seen by the frames behind them.
+//! Comparisons are counted over the guests' memory as it is in the end: KSM's by a model of its
+//! trees, with and without the paper's classes; Overbook's with its own index.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use overbook::offline::{Request, build};
+use pages::dedup::{Index, Known, Place};
+use pages::offline::{Sampled, Sampling, TableRef, hash};
+
+use super::{Context, Scenario};
+use crate::alike::{GuestPage, Named, pages};
+use crate::cache::Cache;
+use crate::chart::{Chart, Line};
+use crate::debian::Debian;
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::ksm_trees::{self, Comparisons};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::merger::Merger;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smd-fig12",
+    summary: "how soon guests share their programs' code: known before, found as they run, by KSM",
+    run,
+};
+
+const GUESTS: [(&str, u64, &str); 4] = [
+    ("web", 192, "nginx --mb 8"),
+    ("database", 192, "redis --mb 8"),
+    ("builder", 320, "gcc"),
+    ("calm", 160, "shell"),
+];
+/// Pages that are looked at in a millisecond: KSM's usual rate is half of it.
+const RATE: u32 = 10;
+/// When it is looked, in seconds after the last guest is up.
+const LOOKS: [f64; 10] = [1.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0];
+/// As good as all.
+const NEARLY_ALL: f64 = 0.97;
+/// KSM merges in its second pass, and what it has found by its third.
+const PASSES: u32 = 3;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Static,
+    Dynamic,
+    Kernel,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("static", Way::Static), ("dynamic", Way::Dynamic), ("ksm", Way::Kernel)];
+
+/// Which share of the code that could be shared is, by seconds after the last guest is up.
+type Course = Vec<(f64, f64)>;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let debian = Debian::provide(&Cache::open()?).map_err(std::io::Error::other)?;
+    let request = Request {
+        sources: vec![debian.tree.clone()],
+        all_pages: false,
+        sampling: Sampling::default(),
+    };
+    let (table, work) = build(&request, |_, _| {}).map_err(std::io::Error::other)?;
+    let bytes = table.to_bytes("debian").map_err(std::io::Error::other)?;
+    let table = TableRef::parse(&bytes).map_err(std::io::Error::other)?;
+    context.say(&format!("{} pages of {} files' code are known", table.len(), work.files));
+    let mut courses = Vec::new();
+    let mut last = Vec::new();
+    for (name, way) in WAYS {
+        context.say(&format!("{name} ..."));
+        let (course, seen) = course(context, &debian, &table, way)?;
+        for (at, share) in &course {
+            context.say(&format!("  {at:.1} s: {:.1} %", share * 100.0));
+        }
+        courses.push(course);
+        last = seen;
+    }
+    let mut figures = figures(context, &courses, &last);
+    let lines = WAYS.iter().zip(&courses).map(|((name, _), course)| Line {
+        name: (*name).to_owned(),
+        points: course.iter().map(|(at, share)| (*at, share * 100.0)).collect(),
+    });
+    let chart = Chart {
+        unit: "% of the code that could be shared",
+        across: "seconds",
+        is_log: false,
+        lines: lines.collect(),
+        marks: Vec::new(),
+    };
+    let mut page = Page::default();
+    page.add("Code of four guests that is shared", chart);
+    page.write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// Merging under way.
+enum At {
+    Ours(#[expect(dead_code, reason = "it works until it is dropped")] Merger),
+    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
+}
+
+fn course(
+    context: &Context,
+    debian: &Debian,
+    table: &TableRef<'_>,
+    way: Way,
+) -> Result<(Course, Vec<GuestPage>), LabError> {
+    let guest = |(name, mb, workload): &(&str, u64, &str)| {
+        let memory = Bytes::mib(*mb);
+        let guest = MachineSpec::new(name, "code", memory, memory, workload);
+        MachineSpec { shim: way != Way::Kernel, ..guest.with_debian(debian) }
+    };
+    let specs: Vec<MachineSpec> = GUESTS.iter().map(guest).collect();
+    let mut merging = None;
+    let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, |lab| {
+        let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+        if pids.len() == GUESTS.len() {
+            merging = Some(match way {
+                Way::Static => At::Ours(Merger::start_knowing(&pids, Some(RATE), known(table))?),
+                Way::Dynamic => At::Ours(Merger::start(&pids, Some(RATE), None)?),
+                Way::Kernel => At::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
+            });
+        }
+        Ok(())
+    })?;
+    let up = Instant::now();
+    let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
+    let named = Named::by(table);
+    let (mut course, mut seen) = (Vec::new(), Vec::new());
+    for look in LOOKS {
+        let due = Duration::from_secs_f64(look);
+        interrupt::sleep(due.saturating_sub(up.elapsed()))?;
+        let at = up.elapsed().as_secs_f64();
+        seen = pages(&pids)?;
+        let (alike, shared) = named.alike(&seen);
+        #[expect(clippy::cast_precision_loss, reason = "a share")]
+        let share = shared as f64 / alike.max(1) as f64;
+        course.push((at, share));
+        if share >= NEARLY_ALL {
+            break;
+        }
+    }
+    drop(merging);
+    lab.stop()?;
+    Ok((course, seen))
+}
+
+fn known(table: &TableRef<'_>) -> Known {
+    let mut known = Known::new(table.sampling(), table.len());
+    table.records().for_each(|record| known.add(&record.sampled));
+    known
+}
+
+fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let first = |way: usize| courses[way].first().map_or(f64::NAN, |(_, share)| *share);
+    let note = "of the code that could be shared, is shared a second after the last guest is up";
+    let share = Figure::new(first(0), "ratio", note).target(Target::AtLeast(0.9));
+    figures.add("code_shared_1s", share.paper("all opportunities from the beginning"));
+    for (way, (name, _)) in WAYS.iter().enumerate().skip(1) {
+        let figure = Figure::new(first(way), "ratio", "the same, this way");
+        figures.add(&format!("code_shared_1s_{name}"), figure);
+    }
+    for ((name, _), course) in WAYS.iter().zip(courses) {
+        let done = course.iter().find(|(_, share)| *share >= 0.9).map_or(f64::NAN, |(at, _)| *at);
+        let figure = Figure::new(done, "s", "until 0.9 of it was seen to be shared");
+        figures.add(&format!("shared_after_{name}"), figure);
+    }
+    let contents: Vec<&[u8]> = seen.iter().map(|page| &page.content[..]).collect();
+    let (kernel, shared, _) = ksm_trees::scan(&contents, PASSES);
+    let classes = by_class(seen);
+    let in_classes = classes.values().map(|pages| ksm_trees::scan(pages, PASSES).0);
+    let classified = in_classes.fold(Comparisons::default(), Comparisons::plus);
+    let ours = with_index(seen);
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    let ratio = |one: u64, other: u64| one as f64 / other as f64;
+    let note =
+        format!("comparisons to KSM's, over {} pages of which {shared} are shared", seen.len());
+    let all = Figure::new(ratio(ours.all, kernel.all), "ratio", note).target(Target::AtMost(0.32));
+    figures.add("comparisons_vs_ksm", all.paper("0.32 to 0.34"));
+    let note = "of these, comparisons of pages that are not equal, to KSM's";
+    let futile = Figure::new(ratio(ours.futile, kernel.futile), "ratio", note);
+    figures.add("futile_vs_ksm", futile.target(Target::AtMost(0.1)).paper("0.78"));
+    let note = "KSM's trees for each of the paper's classes, to KSM's";
+    figures.add("classes_vs_ksm", Figure::new(ratio(classified.all, kernel.all), "ratio", note));
+    let note = "of KSM's comparisons";
+    let futile = Figure::new(ratio(kernel.futile, kernel.all), "ratio", note);
+    figures.add("futile_ksm", futile.paper("0.8"));
+    figures
+}
+
+fn by_class(seen: &[GuestPage]) -> HashMap<Sampled, Vec<&[u8]>> {
+    let mut classes: HashMap<Sampled, Vec<&[u8]>> = HashMap::new();
+    for page in seen {
+        let class = Sampling::default().sample(&page.content);
+        classes.entry(class).or_default().push(&page.content[..]);
+    }
+    classes
+}
+
+/// What is compared where an index of hashes proposes: a page with its twin, and both with their
+/// slot; each further page with the slot.
+fn with_index(seen: &[GuestPage]) -> Comparisons {
+    let mut counted = Comparisons::default();
+    let most = u32::try_from(seen.len()).unwrap_or(u32::MAX);
+    let mut index = Index::new(most);
+    let mut slots: Vec<&GuestPage> = Vec::new();
+    for (page, number) in seen.iter().zip(0..) {
+        #[expect(clippy::cast_possible_truncation, reason = "its low half is a hash, too")]
+        let short = hash(&page.content) as u64;
+        match index.meet(short, number) {
+            None => {}
+            Some(Place::Pool(slot)) => {
+                counted.compare(&page.content[..], &slots[slot as usize].content[..]);
+            }
+            Some(Place::Guest(twin)) => {
+                let twin = &seen[twin as usize];
+                let order = counted.compare(&page.content[..], &twin.content[..]);
+                if order == std::cmp::Ordering::Equal {
+                    let slot = u32::try_from(slots.len()).unwrap_or(u32::MAX);
+                    slots.push(page);
+                    index.set(short, Place::Pool(slot));
+                    counted.compare(&page.content[..], &page.content[..]);
+                    counted.compare(&twin.content[..], &page.content[..]);
+                }
+            }
+        }
+    }
+    counted
+}
