@@ -9,26 +9,33 @@
 //! |-|-|
 //! | `sources.rs` | tells by its first bytes what a source is |
 //! | `tree.rs` | finds the files of a directory tree |
-//! | `package.rs` | unpacks a Debian package |
-//! | `image.rs` | finds the files of an ext4 image |
+//! | `package.rs` | finds the files of a Debian package |
+//! | `kernel.rs` | finds the executable in a kernel's boot image |
+//! | `unpack.rs` | unpacks what is compressed |
+//! | `image.rs` | finds the files of a disk's image: ext4, alone or on partitions |
+//! | `disk.rs`, `qcow2.rs` | read disks' images |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //!
-//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), and some 2 MiB
-//! for each thread; packages take up to 256 MiB more for what their compression looks back at.
+//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), and some 4 MiB
+//! for each thread; and up to 256 MiB for what a compression looks back at.
 //!
 //! What is read is not trusted. No symbolic link is followed but one that is named itself, no other
 //! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
 //! and the bytes out of one source have an end.
 
 mod cut;
+mod disk;
 mod elf;
 mod image;
+mod kernel;
 mod package;
+mod qcow2;
 mod sources;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod unpack;
 
 use std::{
     fs::{self, File},
@@ -134,6 +141,8 @@ enum Job {
     File { path: PathBuf, is_named: bool },
     /// Cuts all files of a package.
     Package(PathBuf),
+    /// Cuts the executable in a kernel's boot image.
+    Kernel(PathBuf),
     /// Cuts each `parts`-th file of an image.
     Image { path: PathBuf, part: u64, parts: u64 },
 }
@@ -183,6 +192,7 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Job>>) {
             let done = match job {
                 Job::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
                 Job::Package(path) => package::cut(&mut cutter, &path),
+                Job::Kernel(path) => kernel::cut(&mut cutter, &path),
                 Job::Image { path, part, parts } => image::cut(&mut cutter, &path, part, parts),
             };
             done.unwrap_or_else(|failure| shared.fail(failure));
@@ -204,6 +214,7 @@ impl Queue<'_> {
         match sources::kind(path, self.shared.all_pages)? {
             Kind::Tree => tree::put(self, path)?,
             Kind::Package => self.put(Job::Package(path.into())),
+            Kind::Kernel => self.put(Job::Kernel(path.into())),
             Kind::Image => {
                 let parts = self.parts;
                 (0..parts).for_each(|part| self.put(Job::Image { path: path.into(), part, parts }));

@@ -224,7 +224,8 @@ impl<C: Contents> Input<'_, C> {
     }
 }
 
-fn fill(contents: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+/// Fills as much of it as there is.
+pub(super) fn fill(contents: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut has = 0;
     while has < buffer.len() {
         match contents.read(&mut buffer[has..]) {

@@ -1,11 +1,11 @@
-//! The files of an ext4 image, read without mounting it. Several threads walk the same image, each
+//! The files of ext4 filesystems in a disk's image, read without mounting it. Several threads walk the same image, each
 //! with a view of its own, and each takes its part of the files.
 
 use std::path::{Path, PathBuf};
 
 use ext4_view::{Ext4, Ext4Error};
 
-use super::{MOST_BYTES, MOST_DEPTH, MOST_FILES, OfflineError, cut::Cutter, sources::spare};
+use super::{MOST_BYTES, MOST_DEPTH, MOST_FILES, OfflineError, cut::Cutter, disk, sources::spare};
 
 /// Cuts each `parts`-th file of the image, from the `part`-th on.
 pub(super) fn cut(
@@ -14,7 +14,24 @@ pub(super) fn cut(
     part: u64,
     parts: u64,
 ) -> Result<(), OfflineError> {
-    let image = Ext4::load_from_path(path).map_err(|error| fault(path, &error))?;
+    let fail = |error| OfflineError::File { path: path.into(), error };
+    let mut disk = disk::open(path).map_err(fail)?;
+    for place in disk::filesystems(disk.as_mut()).map_err(fail)? {
+        let disk = disk::open(path).map_err(fail)?;
+        let image = Ext4::load(Box::new(disk::From { disk, place }));
+        let image = image.map_err(|error| fault(path, &error))?;
+        cut_files(cutter, path, &image, part, parts)?;
+    }
+    Ok(())
+}
+
+fn cut_files(
+    cutter: &mut Cutter<'_>,
+    path: &Path,
+    image: &Ext4,
+    part: u64,
+    parts: u64,
+) -> Result<(), OfflineError> {
     let (mut seen, mut left) = (0, MOST_BYTES);
     let mut open = vec![image.read_dir("/").map_err(|error| fault(path, &error))?];
     while let Some(entries) = open.last_mut() {

@@ -8,17 +8,13 @@ use std::{
     path::Path,
 };
 
-use flate2::read::MultiGzDecoder;
-use lzma_rust2::XzReader;
-
 use super::{
     MOST_BYTES, MOST_FILES, OfflineError,
     cut::{Cutter, Stream},
     sources::spare,
+    unpack::{Compression, Unpacked, unpack},
 };
 
-/// Memory for what xz looks back at; `dpkg-deb` uses 64 MiB at most.
-const MOST_XZ_KIB: u32 = 256 << 10;
 const AR_MAGIC_LEN: usize = 8;
 const AR_HEADER_LEN: usize = 60;
 
@@ -26,15 +22,17 @@ const AR_HEADER_LEN: usize = 60;
 pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
     let fail = |error| OfflineError::File { path: path.into(), error };
     let file = BufReader::new(File::open(path).map_err(fail)?);
-    let unpacked = data(file).map_err(fail)?;
-    let bounded = Bounded { unpacked, left: MOST_BYTES };
-    let mut archive = tar::Archive::new(bounded);
+    let mut archive = tar::Archive::new(data(file).map_err(fail)?);
     let mut seen = 0;
     // Raw: long names come as entries of their own, which are passed over, of whatever length.
     for entry in archive.entries().map_err(fail)?.raw(true) {
         let entry = entry.map_err(fail)?;
         seen += 1;
-        if seen > MOST_FILES || cutter.shared.has_failed() {
+        if seen > MOST_FILES {
+            let what = format!("there are more than {MOST_FILES} files in it, the most read");
+            return Err(OfflineError::Source { path: path.into(), what });
+        }
+        if cutter.shared.has_failed() {
             break;
         }
         if entry.header().entry_type().is_file() && entry.size() > 0 {
@@ -47,7 +45,7 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
 }
 
 /// The archive of files in the package, unpacked as it is read.
-fn data(mut file: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+fn data(mut file: impl Read + 'static) -> io::Result<Unpacked> {
     file.read_exact(&mut [0; AR_MAGIC_LEN])?;
     loop {
         let mut header = [0; AR_HEADER_LEN];
@@ -57,16 +55,17 @@ fn data(mut file: impl Read + 'static) -> io::Result<Box<dyn Read>> {
         let Ok(size) = size.parse::<u64>() else { return Err(no_archive()) };
         if let Some(ending) = name.trim_end_matches('/').strip_prefix("data.tar") {
             let packed = file.take(size);
-            return Ok(match ending {
-                "" => Box::new(packed),
-                ".gz" => Box::new(MultiGzDecoder::new(packed)),
-                ".xz" => Box::new(XzReader::new_mem_limit(packed, true, MOST_XZ_KIB)),
-                ".zst" => Box::new(zstd::Decoder::new(packed)?),
+            let how = match ending {
+                "" => Compression::None,
+                ".gz" => Compression::Gzip,
+                ".xz" => Compression::Xz,
+                ".zst" => Compression::Zstd,
                 other => {
                     let what = "is not supported yet; valid: .gz, .xz, .zst and none";
                     return Err(io::Error::other(format!("data.tar with {other} {what}")));
                 }
-            });
+            };
+            return unpack(how, packed);
         }
         let padded = size.checked_next_multiple_of(2).ok_or_else(no_archive)?;
         if io::copy(&mut (&mut file).take(padded), &mut io::sink())? < padded {
@@ -77,20 +76,4 @@ fn data(mut file: impl Read + 'static) -> io::Result<Box<dyn Read>> {
 
 fn no_archive() -> io::Error {
     io::Error::other("the package's archive is damaged")
-}
-
-/// Ends with an error where a package unpacks to more than is read out of one source.
-struct Bounded<R> {
-    unpacked: R,
-    left: u64,
-}
-
-impl<R: Read> Read for Bounded<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let has = self.unpacked.read(buffer)?;
-        self.left = self.left.checked_sub(has as u64).ok_or_else(|| {
-            io::Error::other(format!("it unpacks to more than {} GiB", MOST_BYTES >> 30))
-        })?;
-        Ok(has)
-    }
 }

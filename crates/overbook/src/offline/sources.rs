@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-use super::{MOST_BYTES, OfflineError, cut::Cutter, elf};
+use super::{MOST_BYTES, OfflineError, cut::Cutter, disk, elf, qcow2};
 
 /// What is done with a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Tree,
     /// It is unpacked.
     Package,
+    /// The executable in it is looked for.
+    Kernel,
     /// Files are looked for in it.
     Image,
     /// It is cut itself.
@@ -28,26 +30,22 @@ pub(super) enum Kind {
 type Sign = (usize, &'static [u8], &'static str);
 
 /// What is known and cannot be read.
-const NOT_YET: [Sign; 8] = [
+const NOT_YET: [Sign; 4] = [
     (0, b"hsqs", "a squashfs image is not supported yet; valid: what `unsquashfs` makes of it"),
-    (0, b"QFI\xfb", "a qcow2 image is not supported yet; valid: a raw one of its filesystem"),
     (0, b"LUKS\xba\xbe", "an encrypted volume cannot be read; valid: what is opened of it"),
     (0, b"XFSB", "an XFS image is not supported yet; valid: an ext4 image, or a directory"),
-    (0x202, b"HdrS", "a bzImage is not supported yet; valid: the vmlinux in it"),
     (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
-    (
-        512,
-        b"EFI PART",
-        "a partitioned disk is not supported yet; valid: an image of one filesystem",
-    ),
-    (
-        510,
-        b"\x55\xaa",
-        "a partitioned disk is not supported yet; valid: an image of one filesystem",
-    ),
 ];
+const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
-const EXT: Sign = (1080, b"\x53\xef", "");
+/// An ext4 filesystem; qcow2; disks with partitions, new and old. The last is of other boot sectors,
+/// too, and of kernels, which are therefore asked for first.
+const IMAGES: [Sign; 4] = [
+    (1080, disk::EXT_MAGIC, ""),
+    (0, &qcow2::MAGIC, ""),
+    (512, disk::GPT_MAGIC, ""),
+    (510, b"\x55\xaa", ""),
+];
 const SIGNS_LEN: u64 = 0x1_0040 + 8;
 
 /// What this is. With all pages wanted, what is not known is cut as it stands.
@@ -72,18 +70,21 @@ pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
     if has(&PACKAGE) {
         return Ok(Kind::Package);
     }
-    if has(&EXT) {
-        return Ok(Kind::Image);
+    if has(&KERNEL) {
+        return Ok(Kind::Kernel);
     }
     if let Some((_, _, what)) = NOT_YET.iter().find(|sign| has(sign)) {
         return Err(unfit(what));
+    }
+    if IMAGES.iter().any(has) {
+        return Ok(Kind::Image);
     }
     if all_pages {
         return Ok(Kind::File);
     }
     Err(unfit(
-        "neither an executable nor a package nor an image that is known; valid: ELF, .deb, ext4, a \
-         directory; --all-pages takes any file as it stands, such as a raw memory dump",
+        "neither an executable nor a package nor an image that is known; valid: ELF, .deb, ext4, \
+         qcow2, bzImage, a directory; --all-pages takes any file as it stands, such as a raw memory dump",
     ))
 }
 
