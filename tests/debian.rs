@@ -1,20 +1,23 @@
-//! Guests that run a Debian: its programs work, on one image for all of them, and are found to be
-//! as they were packaged.
+//! Guests that run a Debian: its programs work, on one image for all of them, while what they have
+//! in common is kept once, and are found to be as they were packaged.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::cache::Cache;
 use lab::debian::{self, Debian};
+use lab::merger::Merger;
 use lab::{Lab, MachineSpec};
 use model::Bytes;
 use overbook_tests::{provisions, skip, take_turn};
 
 const LIMIT: Duration = Duration::from_secs(180);
+/// Of the page cache of four guests that read the same files, and their kernels: some 66 MiB.
+const ENOUGH: u64 = 30 << 20;
 
 #[test]
-fn real_programs_work_in_guests_and_are_what_was_packaged() {
+fn real_programs_work_and_are_what_was_packaged_while_their_pages_are_merged() {
     let (Some(_turn), Some(with)) = (take_turn(), provisions()) else { return };
     let debian = match Debian::provide(&Cache::open().unwrap()) {
         Ok(debian) => debian,
@@ -24,7 +27,8 @@ fn real_programs_work_in_guests_and_are_what_was_packaged() {
     let guest = |name: &str, mb: u32, workload: &str| {
         let workload = format!("{workload} --check-s 3");
         let memory = Bytes::mib(mb.into());
-        MachineSpec::new(name, "shop", memory, memory, &workload).with_debian(&debian)
+        let spec = MachineSpec::new(name, "shop", memory, memory, &workload).with_debian(&debian);
+        MachineSpec { shim: true, ..spec }
     };
     let guests = [
         guest("web", 192, "nginx --mb 8"),
@@ -35,6 +39,13 @@ fn real_programs_work_in_guests_and_are_what_was_packaged() {
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
     let mut lab = Lab::start(&dir.path().join("lab"), &with, &guests).unwrap();
     lab::fleet::wait_until_working(&lab).unwrap();
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let merger = Merger::start(&pids, None, None).unwrap();
+    let begun = Instant::now();
+    while merger.pool_bytes() < ENOUGH {
+        assert!(begun.elapsed() < LIMIT, "{:?}", merger.readings());
+        std::thread::sleep(Duration::from_millis(100));
+    }
     let ops = |lab: &Lab| -> Vec<f64> {
         lab.machines().iter().map(|machine| machine.reported("ops")).collect()
     };
@@ -44,5 +55,6 @@ fn real_programs_work_in_guests_and_are_what_was_packaged() {
     })
     .unwrap();
     assert_eq!(debian::bad_bytes(&lab).unwrap(), 0);
+    drop(merger);
     lab.stop().unwrap();
 }
