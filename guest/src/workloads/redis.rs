@@ -1,8 +1,8 @@
 //! `redis`: a database of the system that the guest runs in, which keeps N MB of values in memory,
 //! and a client that asks it again and again.
 //!
-//! What each value must be follows from the seed, its key and how often it was set: so every byte of
-//! every answer is checked. One request of eight sets a value anew.
+//! What each value must be follows from the seed, its key and how often it was set: so every byte
+//! of every answer is checked. One request of eight sets a value anew.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
