@@ -114,15 +114,18 @@ fn build(cache: &Cache, codename: &str, dir: &Path) -> Result<(), DebianError> {
     eprintln!("lab: building a Debian for guests into {}, a minute", cache.root().display());
     let tools = cache.scratch()?;
     let apt = Apt::open(cache)?;
-    apt.unpack(&["debootstrap"], tools.path())?;
+    // It needs wget, which not every Debian has.
+    apt.unpack_with_dependencies("debootstrap", tools.path())?;
     let mirror = apt.mirror()?;
     let tree = dir.join(TREE);
+    let tool = |path: &str| tools.path().join(path).display().to_string();
     // It mounts, and its packages might start servers: all that ends with these namespaces.
     let mut debootstrap = Spawn::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "sh"])
-        .arg(tools.path().join("usr/sbin/debootstrap"))
-        .env("DEBOOTSTRAP_DIR", tools.path().join("usr/share/debootstrap"))
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .arg(tool("usr/sbin/debootstrap"))
+        .env("DEBOOTSTRAP_DIR", tool("usr/share/debootstrap"))
+        .env("PATH", format!("/usr/sbin:/usr/bin:/sbin:/bin:{}", tool("usr/bin")))
+        .env("LD_LIBRARY_PATH", tool("usr/lib/x86_64-linux-gnu"))
         .env("LC_ALL", "C.UTF-8")
         .args(["--variant=minbase", &format!("--include={}", PACKAGES.join(","))]);
     if let Some(key) = &mirror.signed_by {
