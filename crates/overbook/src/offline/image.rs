@@ -1,5 +1,5 @@
-//! The files of ext4 filesystems in a disk's image, read without mounting it. Several threads walk the same image, each
-//! with a view of its own, and each takes its part of the files.
+//! The files of ext4 filesystems in a disk's image, read without mounting it. Several threads walk
+//! the same image, each with a view of its own, and each takes its part of the files.
 
 use std::path::{Path, PathBuf};
 

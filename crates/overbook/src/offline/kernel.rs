@@ -1,5 +1,5 @@
 //! The executable in a kernel's boot image (`bzImage`), as Linux describes it in
-//! `Documentation/arch/x86/boot.rst`: a sector of setup code says where the compressed `vmlinux` is.
+//! `Documentation/arch/x86/boot.rst`: the setup code says where the compressed `vmlinux` is.
 
 use std::{
     fs::File,
@@ -48,7 +48,8 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
         [0x7f, b'E', b'L', b'F', ..] => Compression::None,
         _ => {
-            let what = "its compression is not supported yet; valid: gzip, xz, zstd and none";
+            let what = "its compression is not supported yet; valid: gzip, xz, zstd and none, or \
+                        what Linux's `extract-vmlinux` makes of it";
             return Err(io::Error::other(what));
         }
     };

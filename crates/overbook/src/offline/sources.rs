@@ -38,8 +38,8 @@ const NOT_YET: [Sign; 4] = [
 ];
 const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
-/// An ext4 filesystem; qcow2; disks with partitions, new and old. The last is of other boot sectors,
-/// too, and of kernels, which are therefore asked for first.
+/// An ext4 filesystem; qcow2; disks with partitions, new and old. The last is of other boot
+/// sectors, too, and of kernels, which are therefore asked for first.
 const IMAGES: [Sign; 4] = [
     (1080, disk::EXT_MAGIC, ""),
     (0, &qcow2::MAGIC, ""),
