@@ -28,9 +28,9 @@ pub(super) trait Contents: Read {
     fn skip(&mut self, bytes: u64) -> io::Result<()>;
 
     /// Where at or after this place, which is the current one, something was written: before that
-    /// all is zeros. `None`: nowhere.
-    fn data_from(&mut self, place: u64) -> io::Result<Option<u64>> {
-        Ok(Some(place))
+    /// all is zeros. If nowhere, where its last page ends.
+    fn data_from(&mut self, place: u64) -> io::Result<u64> {
+        Ok(place)
     }
 }
 
@@ -39,12 +39,12 @@ impl Contents for File {
         skip_by_seeking(self, bytes)
     }
 
-    fn data_from(&mut self, place: u64) -> io::Result<Option<u64>> {
+    fn data_from(&mut self, place: u64) -> io::Result<u64> {
         let data = match rustix::fs::seek(&*self, rustix::fs::SeekFrom::Data(place)) {
-            Ok(data) => Some(data),
-            Err(Errno::NXIO) => None,
+            Ok(data) => data,
+            Err(Errno::NXIO) => self.metadata()?.len().next_multiple_of(PAGE).max(place),
             // A filesystem without holes.
-            Err(Errno::INVAL) => Some(place),
+            Err(Errno::INVAL) => place,
             Err(error) => return Err(error.into()),
         };
         self.seek(SeekFrom::Start(place))?;
@@ -135,7 +135,7 @@ impl<'a> Cutter<'a> {
         input.advance(range.start * PAGE).map_err(fail)?;
         let mut first = range.start;
         while first < range.end {
-            let Some(data) = input.data_from().map_err(fail)? else { break };
+            let data = input.data_from().map_err(fail)?;
             let zeros = (data / PAGE - first).min(range.end - first);
             if zeros > 0 {
                 self.builder.add_zeros(zeros);
@@ -205,9 +205,9 @@ impl<C: Contents> Input<'_, C> {
         Ok(())
     }
 
-    fn data_from(&mut self) -> io::Result<Option<u64>> {
+    fn data_from(&mut self) -> io::Result<u64> {
         if self.place < self.head.len() as u64 {
-            return Ok(Some(self.place));
+            return Ok(self.place);
         }
         self.rest.data_from(self.place)
     }

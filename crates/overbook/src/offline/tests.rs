@@ -136,6 +136,17 @@ fn holes_are_not_read() {
     let (table, work) = built(&Request { all_pages: true, ..request(&[&path]) });
     assert_eq!(table.records().len(), 1);
     assert!(work.bytes < 4 << 20, "{work:?}");
+
+    // They count as if they had been.
+    let len = (1 << 20) + 100;
+    file.set_len(0).unwrap();
+    file.set_len(len).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &page(7), 1 << 18).unwrap();
+    let (sparse, _) = built(&Request { all_pages: true, ..request(&[&path]) });
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, bytes).unwrap();
+    let (dense, _) = built(&Request { all_pages: true, ..request(&[&path]) });
+    assert_eq!(sparse, dense);
 }
 
 #[test]
