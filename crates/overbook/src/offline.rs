@@ -17,8 +17,8 @@
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //!
-//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 4 MiB for
-//! each thread, and up to 256 MiB for what a compression looks back at.
+//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 4 MiB
+//! for each thread, and up to 256 MiB for what a compression looks back at.
 //!
 //! What is read is not trusted. No symbolic link is followed but one that is named itself, no other
 //! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
