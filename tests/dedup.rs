@@ -12,6 +12,8 @@ use lab::{Lab, LabError, MachineSpec, Provisions, fleet};
 use model::{Bytes, Dedup};
 use overbook::worker::{SLOTS, unshare};
 use overbook_tests::{MAX, skip, take_turn};
+use pages::dedup::Known;
+use pages::offline::{Builder, Sampling, TableRef};
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
 use sys::process::Signal;
@@ -138,6 +140,29 @@ fn what_nobody_touches_is_merged_although_tracking_has_put_it_out_of_reach() {
     merger.set_rate(500);
     until("what is cold is merged", || merger.pool_bytes() > 50 << 20);
     drop(merger);
+    lab.stop().unwrap();
+}
+
+#[test]
+fn what_a_table_names_is_shared_before_all_else_was_looked_at() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+    let (mut lab, pids) = two_cold_guests(dir.path());
+    // As of a memory dump of the first one.
+    let seen = match lab::alike::pages(&pids[..1]) {
+        Ok(seen) => seen,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let mut builder = Builder::new(Sampling::default());
+    for page in &seen {
+        builder.add(&page.content, false).unwrap();
+    }
+    let bytes = builder.finish().to_bytes("one").unwrap();
+    let known = Known::of(&TableRef::parse(&bytes).unwrap());
+    let merger = Merger::start_knowing(&pids, Some(4), known).unwrap();
+    until("what the table names is merged", || merger.pool_bytes() > 50 << 20);
+    let readings = merger.stop();
+    assert!(readings.iter().all(|reading| reading.passes == 0), "{readings:?}");
     lab.stop().unwrap();
 }
 

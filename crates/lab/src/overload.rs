@@ -124,6 +124,7 @@ pub fn asked(burst: Duration) -> f64 {
 /// # Errors
 /// The lab's.
 pub fn run(context: &Context, remedy: Remedy, burst: Duration) -> Result<Seen, LabError> {
+    context.make_dir()?;
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
     // What the guest of an earlier run has said there.
     match fs::remove_dir_all(&far) {

@@ -15,7 +15,7 @@ use cluster::store::etcd::Etcd;
 use cluster::store::{Change, Seat, Store, StoreError};
 use model::Bytes;
 use serde_json::json;
-use sys::process::{Child, Signal, Spawn};
+use sys::process::{Child, Signal, Spawn, children_of};
 use tokio::runtime::Runtime;
 
 use crate::etcd::Members;
@@ -116,6 +116,19 @@ impl Pool {
         if let Some(mut child) = self.processes[which].take() {
             child.signal(Signal::KILL)?;
             child.wait_for(END)?;
+        }
+        Ok(())
+    }
+
+    /// Kills what works on the guest's memory there; the daemon starts it again.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn kill_worker(&self, host: usize) -> Result<(), LabError> {
+        let Some(daemon) = &self.processes[host] else { return Ok(()) };
+        for worker in children_of(daemon.identity().pid)? {
+            // It may be ending by itself.
+            let _ = worker.signal(Signal::KILL);
         }
         Ok(())
     }

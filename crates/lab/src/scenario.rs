@@ -52,6 +52,7 @@ mod smd_fig12;
 mod truth;
 mod worker_kill;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 use crate::figures::Figures;
@@ -71,6 +72,14 @@ pub struct Context {
 }
 
 impl Context {
+    /// Makes its state directory, closed to others, for a scenario that has more in it than a lab.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn make_dir(&self) -> std::io::Result<()> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
+    }
+
     /// For the scenario's figures: what it runs on.
     pub fn figures(&self, scenario: &str, runs: u32) -> Figures {
         Figures::new(scenario, self.machine(), self.seed, runs)

@@ -2,8 +2,9 @@
 //! of all that moves it is killed every few seconds.
 //!
 //! The two hosts are two directories of this one, each with a daemon; etcd has three members, and
-//! a controller decides as ever: each move is of a real overload. The guest swaps to a disk that
-//! both reach and verifies its memory. At any moment at most one QEMU runs it, and the lock of its
+//! a controller decides as ever: each move is of a real overload. The guest has the shim, so a
+//! worker tracks it on either host. It swaps to a disk by NBD, with a repository beside it, and
+//! verifies its memory. At any moment at most one QEMU runs it, and the lock of its
 //! disk sees to that as well. The network between the QEMUs is not cut here: a guest that is in
 //! both of them would be lost (see the guide, "What may break").
 
@@ -21,10 +22,11 @@ use crate::lab::{Lab, LabError};
 use crate::machine::{Files, MachineSpec};
 use crate::pool::{CONTROLLER, Pool, Settings};
 use crate::random::Random;
+use crate::remote_swap::{Disk, RemoteSwap};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cluster-kill",
-    summary: "controller, etcd and daemons are killed 100 times while a guest changes hosts",
+    summary: "all that moves a guest is killed 100 times while it changes hosts",
     run,
 };
 
@@ -33,6 +35,9 @@ const KILLS: u32 = 100;
 const PAUSE_MS: (u64, u64) = (300, 4_000);
 /// How long what was killed stays away.
 const AWAY_MS: (u64, u64) = (0, 1_500);
+/// What is killed, beside what [`Pool`] starts and members of etcd.
+const WORKER: usize = CONTROLLER + 1;
+const REPOSITORY: usize = CONTROLLER + 2;
 const GUEST: &str = "guest";
 const POLL: Duration = Duration::from_millis(100);
 /// No guest stands still for so long: it is lost.
@@ -64,11 +69,13 @@ struct Watched {
 fn run(context: &Context) -> Result<Figures, LabError> {
     let mut random = Random::new(context.seed);
     let (base, max) = (Bytes::mib(128), Bytes::mib(256));
-    let spec = MachineSpec::new(GUEST, "shop", base, max, "verify --mb 112")
-        .with_swap(Bytes::mib(256), None);
+    let spec =
+        MachineSpec { shim: true, ..MachineSpec::new(GUEST, "pool", base, max, "verify --mb 112") };
     let (near, far) = (context.dir.join("a"), context.dir.join("b"));
-    fs::create_dir_all(&context.dir)?;
-    let mut lab = Lab::start(&near, &context.provisions, std::slice::from_ref(&spec))?;
+    context.make_dir()?;
+    let disk = Disk { size: max, read_delay_us: 0, lent: max, cache: false };
+    let mut swap = RemoteSwap::start(&context.dir.join("swap"), GUEST, disk)?;
+    let mut lab = Lab::start(&near, &context.provisions, &[swap.given_to(spec)])?;
     let settings = Settings {
         guest: GUEST,
         given: base,
@@ -92,12 +99,19 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     }
     for _ in 0..KILLS {
         watched.watch(Duration::from_millis(random.between(PAUSE_MS.0, PAUSE_MS.1)))?;
-        let which = usize::try_from(random.between(0, 3)).unwrap_or(0);
+        let which = usize::try_from(random.between(0, 5)).unwrap_or(0);
         let away = Duration::from_millis(random.between(AWAY_MS.0, AWAY_MS.1));
         if which <= CONTROLLER {
             watched.pool.kill(which)?;
             watched.watch(away)?;
             watched.pool.start(which)?;
+        } else if which == WORKER {
+            watched.pool.kill_worker(0)?;
+            watched.pool.kill_worker(1)?;
+        } else if which == REPOSITORY {
+            swap.kill_repository()?;
+            watched.watch(away)?;
+            swap.start_repository()?;
         } else {
             let member = usize::try_from(random.between(0, 2)).unwrap_or(0);
             watched.pool.members.kill(member)?;
@@ -117,6 +131,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let Watched { pool, seen } = watched;
     drop(pool);
     lab.stop()?;
+    swap.end()?;
     Ok(figures(context, &seen))
 }
 

@@ -1,10 +1,10 @@
-//! `smd-fig12`: how soon the code that guests have in common is shared, where it is known before they
-//! run, where it is found as they run, and by the kernel's KSM (SMD §4.4, Figs. 12 to 14).
+//! `smd-fig12`: how soon the code that guests have in common is shared, where it is known before
+//! they run, where it is found as they run, and by the kernel's KSM (SMD §4.4, Figs. 12 to 14).
 //!
-//! Four guests run real programs from one Debian: a web server, a database, a compiler, a shell. The
-//! table is made of the executables' code. Merging begins with the last guest, at the same rate for
-//! all. "Code" is every page of a guest that the table names; what could be shared of it is every
-//! such page that another one equals, and what is shared is seen by the frames behind them.
+//! Four guests run real programs from one Debian: a web server, a database, a compiler, a shell.
+//! The table is made of the executables' code. Merging begins with the last guest, at the same rate
+//! for all. "Code" is every page of a guest that the table names; what could be shared of it is
+//! every such page that another one equals, and what is shared is seen by the frames behind them.
 //! Comparisons are counted over the guests' memory as it is in the end: KSM's by a model of its
 //! trees, with and without the paper's classes; Overbook's with its own index.
 
@@ -127,7 +127,9 @@ fn course(
         let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
-                Way::Static => At::Ours(Merger::start_knowing(&pids, Some(RATE), known(table))?),
+                Way::Static => {
+                    At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(table))?)
+                }
                 Way::Dynamic => At::Ours(Merger::start(&pids, Some(RATE), None)?),
                 Way::Kernel => At::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
             });
@@ -154,12 +156,6 @@ fn course(
     drop(merging);
     lab.stop()?;
     Ok((course, seen))
-}
-
-fn known(table: &TableRef<'_>) -> Known {
-    let mut known = Known::new(table.sampling(), table.len());
-    table.records().for_each(|record| known.add(&record.sampled));
-    known
 }
 
 fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures {

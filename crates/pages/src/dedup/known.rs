@@ -10,7 +10,7 @@
 //! whole samples. Of pages that are not known one in some 16 passes each of them, and one that
 //! passes both costs a look.
 
-use crate::offline::{Sampled, Sampling};
+use crate::offline::{Sampled, Sampling, TableRef};
 
 /// What each of the two bitmaps takes for a page of the tables.
 const BITS_PER_PAGE: usize = 16;
@@ -28,6 +28,14 @@ impl Known {
     #[must_use]
     pub fn new(sampling: Sampling, pages: usize) -> Self {
         Self { sampling, first: Bitmap::for_pages(pages), whole: Bitmap::for_pages(pages) }
+    }
+
+    /// The pages of one table.
+    #[must_use]
+    pub fn of(table: &TableRef<'_>) -> Self {
+        let mut known = Self::new(table.sampling(), table.len());
+        table.records().for_each(|record| known.add(&record.sampled));
+        known
     }
 
     /// A page with these words is known, too.

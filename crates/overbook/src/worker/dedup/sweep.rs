@@ -1,10 +1,11 @@
 //! Sweeps: known pages are looked for before all others.
 //!
-//! A sweep goes through a VM as a pass does, but reads of each page that is there no more than a
-//! word, of those whose first word is known three more, and only of what is known then all
-//! ([`pages::dedup::Known`]). What it finds is proposed as ever. The next sweep begins soon if this
-//! one has found something, for a program that starts brings its code page by page; if not, ever
-//! later.
+//! A sweep goes through a VM as a pass does, but reads of each page that has come since the last
+//! one no more than a word, of those whose first word is known three more, and only of what is
+//! known then all ([`pages::dedup::Known`]). What it finds is proposed as ever. A program that
+//! starts brings its code page by page, so the next sweep comes soon, and a little later where this
+//! one has found nothing. What was written in pages that were there before is seen once a minute,
+//! when all are sampled again.
 
 use std::time::{Duration, Instant};
 
@@ -15,19 +16,27 @@ use super::super::granules::PAGE;
 use super::super::tracked::Tracked;
 use super::vm::Vm;
 use super::window::Window;
-use super::{Dedup, LEAST_CHARGED, MOST_QUEUED};
+use super::{Dedup, MOST_QUEUED};
 
 /// Between two sweeps of a VM.
 const SOON: Duration = Duration::from_millis(100);
-const LATE: Duration = Duration::from_secs(60);
+const LATE: Duration = Duration::from_secs(1);
+/// All pages are sampled again after so long.
+const ANEW: Duration = Duration::from_secs(60);
 /// So many pages are sampled in the time that one takes to be read.
-const SAMPLED_AT_ONCE: u32 = 8;
+const SAMPLED_AT_ONCE: usize = 8;
+/// What a window counts for in which nothing is new, in pages: the kernel is asked what is there.
+const WINDOW_CHARGED: usize = 2;
+const BITS: u32 = u64::BITS;
 
 /// How far a VM has been swept.
 #[derive(Debug)]
 pub(super) struct Sweep {
     /// The next page.
     cursor: u32,
+    /// A bit for each page that was sampled, and has not gone since.
+    sampled: Vec<u64>,
+    anew: Instant,
     has_found: bool,
     due: Instant,
     pause: Duration,
@@ -35,7 +44,9 @@ pub(super) struct Sweep {
 
 impl Default for Sweep {
     fn default() -> Self {
-        Self { cursor: 0, has_found: false, due: Instant::now(), pause: SOON }
+        let now = Instant::now();
+        let sampled = Vec::new();
+        Self { cursor: 0, sampled, anew: now, has_found: false, due: now, pause: SOON }
     }
 }
 
@@ -50,8 +61,32 @@ impl Sweep {
             self.cursor = page;
             return;
         }
+        let now = Instant::now();
         self.pause = if self.has_found { SOON } else { (self.pause * 2).min(LATE) };
-        (self.cursor, self.has_found, self.due) = (0, false, Instant::now() + self.pause);
+        (self.cursor, self.has_found, self.due) = (0, false, now + self.pause);
+        if now - self.anew >= ANEW {
+            self.sampled.clear();
+            self.anew = now;
+        }
+    }
+
+    /// There is no such page now.
+    pub(super) fn forget(&mut self, page: u32) {
+        if let Some(word) = self.sampled.get_mut((page / BITS) as usize) {
+            *word &= !(1 << (page % BITS));
+        }
+    }
+
+    /// A page is sampled now; `true`: for the first time.
+    fn is_new(&mut self, page: u32) -> bool {
+        let at = (page / BITS) as usize;
+        if at >= self.sampled.len() {
+            self.sampled.resize(at + 1, 0);
+        }
+        let bit = 1 << (page % BITS);
+        let was_there = self.sampled[at] & bit != 0;
+        self.sampled[at] |= bit;
+        !was_there
     }
 }
 
@@ -70,6 +105,10 @@ impl Dedup {
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?, false);
+        for (page, wanted) in window.pages().zip(&mut window.wanted) {
+            *wanted = *wanted && vm.sweep.is_new(page);
+        }
+        let sampled = window.runs().map(|run| run.len()).sum::<usize>();
         keep_known(vm, &mut window, known);
         let before = vm.queued();
         self.leave_all(left);
@@ -79,8 +118,8 @@ impl Dedup {
         vm.sweep.has_found |= vm.queued() > before;
         let read = window.runs().map(|run| run.len()).sum::<usize>();
         self.looked += read as u64;
-        let sampled = window.there.div_ceil(SAMPLED_AT_ONCE);
-        Some((sampled + u32::try_from(read).unwrap_or(0)).max(LEAST_CHARGED))
+        let charged = WINDOW_CHARGED + sampled / SAMPLED_AT_ONCE + read;
+        u32::try_from(charged).ok()
     }
 }
 

@@ -399,7 +399,10 @@ impl Vm {
                     left.extend(self.book.gone(page));
                 }
                 PageState::Plain if *wanted => *wanted = self.book.is_due(page, pass),
-                PageState::Plain => self.book.absent(page),
+                PageState::Plain => {
+                    self.book.absent(page);
+                    self.sweep.forget(page);
+                }
                 // What is out of reach was plain before: it was copied, or discarded.
                 PageState::Staged if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
