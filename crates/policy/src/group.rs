@@ -220,6 +220,7 @@ fn standing(member: &Member) -> Standing {
         grant_max: member.limits.max.minus(base).max(member.grant()),
         contribution: base.minus(member.used),
         demand: member.demand(),
+        is_overloaded: member.memory.overload.is_overloaded(),
         can_take_more: member.can_take_more(),
     }
 }

@@ -152,6 +152,11 @@ impl Watch {
         self.intervals.push(is_overloaded, spec, profile);
     }
 
+    /// Whether the last interval was overloaded.
+    pub(crate) fn is_overloaded(&self) -> bool {
+        self.intervals.last & 1 == 1
+    }
+
     /// What that means; `None`: no interval has been measured.
     fn verdict(&self, is_short: bool, spec: &OverloadSpec, profile: &Profile) -> Option<Overload> {
         let pages_per_s = self.pages_per_s?;

@@ -3,11 +3,11 @@
 //! A request touches eight random pages, reads them whole, and writes a little into each. With
 //! `--rate` the load is open: requests arrive by a Poisson process whether or not the service keeps
 //! up, and latency counts from the arrival (no coordinated omission). `--burst factor:on_s:off_s`
-//! multiplies the rate for `on_s` of every `off_s + on_s` seconds, beginning calm. `--burst-mb`: the
-//! clients of a burst have sessions of their own, so much more memory that requests go to as well.
-//! It is allotted when a burst begins, comes to be as it is touched, and is freed when the burst
-//! ends. A client waits at most 10 s: then its request is dropped unserved, and counted in `dropped`
-//! and in the percentiles. Without `--rate` one client asks again and again.
+//! multiplies the rate for `on_s` of every `off_s + on_s` seconds, beginning calm. `--burst-mb`:
+//! the clients of a burst have sessions of their own, so much more memory that requests go to as
+//! well. It is allotted when a burst begins, comes to be as it is touched, and is freed when the
+//! burst ends. A client waits at most 10 s: then its request is dropped unserved, and counted in
+//! `dropped` and in the percentiles. Without `--rate` one client asks again and again.
 
 use std::hint::black_box;
 use std::time::Duration;

@@ -6,6 +6,9 @@
 //! everybody else keeps what it has
 //! ```
 //!
+//! A member that is overloaded is not served in units: where there is memory, what it was promised
+//! comes at once (Williams 2011 §4.1). Above all that is so on the host that it has been moved to.
+//!
 //! Demand is swap activity, as in the paper; a guest that has almost nothing available counts too,
 //! since one without swap never swaps. Grants stay where they are when demand ends: taking them
 //! back for nobody's benefit would only make the next demand wait.
@@ -29,7 +32,8 @@ impl Reprovision for Demand {
         short.sort_by_key(|i| Reverse(urgency(members[*i].demand)));
         let mut lacking = Bytes::ZERO;
         for (served, i) in short.iter().enumerate() {
-            let wanted = tuning::UNIT.min(members[*i].grant_max.minus(grants[*i]));
+            let room = members[*i].grant_max.minus(grants[*i]);
+            let wanted = if members[*i].is_overloaded { room } else { tuning::UNIT.min(room) };
             let still_to_serve = u64::try_from(short.len() - served).unwrap_or(1);
             // Parts too small for a balloon's work would serve nobody.
             let part = surplus.share(1, still_to_serve).max(tuning::STEP_MIN);

@@ -23,6 +23,8 @@ pub(crate) struct Standing {
     pub(crate) contribution: Bytes,
     /// What shows that it wants more.
     pub(crate) demand: Option<Pressure>,
+    /// Whether it was overloaded in the last interval.
+    pub(crate) is_overloaded: bool,
     /// Whether it can be given more in this tick.
     pub(crate) can_take_more: bool,
 }

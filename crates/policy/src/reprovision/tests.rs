@@ -9,6 +9,7 @@ fn standing(grant: u64, room: u64, contribution: u64, swap: u64) -> Standing {
         grant_max: Bytes::mib(grant + room),
         contribution: Bytes::mib(contribution),
         demand: (swap > 0).then_some(Pressure::Swapping { per_second: Bytes::mib(swap) }),
+        is_overloaded: false,
         can_take_more: true,
     }
 }
@@ -71,4 +72,16 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn who_is_overloaded_is_not_served_in_units() {
+    let overloaded = Standing { is_overloaded: true, ..standing(0, 300, 0, 9) };
+    let share = |members: &[Standing], pool| {
+        mib(&policy(Policy::Demand).unwrap().share(members, Bytes::mib(pool)))
+    };
+    assert_eq!(share(std::slice::from_ref(&overloaded), 400), [300]);
+    assert_eq!(share(std::slice::from_ref(&overloaded), 200), [200]);
+    // Nor at the cost of those that are short, too.
+    assert_eq!(share(&[overloaded, standing(0, 300, 0, 5)], 40), [20, 10]);
 }
