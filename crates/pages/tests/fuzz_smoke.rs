@@ -1,5 +1,5 @@
-//! What the fuzz target of `fuzz/` does, for as long as a test may take: with random bytes, and
-//! without what a fuzzer has learned.
+//! What the fuzz target of `fuzz/` does, for as long as a test may take: with random bytes, and with
+//! those by which a fuzzer has reached everything (`fuzzed/corpus/`).
 
 mod fuzzed;
 
@@ -12,6 +12,15 @@ proptest! {
     fn a_table_that_is_read_holds_what_it_says(data in bytes()) {
         fuzzed::tables(&data);
     }
+}
+
+#[test]
+fn what_a_fuzzer_has_found_is_read_as_well() {
+    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzzed/corpus");
+    let files = std::fs::read_dir(corpus).expect("it is in the tree");
+    let read = files.map(|file| std::fs::read(file.expect("it is there").path()));
+    let read = read.map(|data| fuzzed::tables(&data.expect("it can be read"))).count();
+    assert!(read > 30, "{read}");
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
