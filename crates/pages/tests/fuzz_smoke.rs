@@ -1,5 +1,5 @@
-//! What the fuzz target of `fuzz/` does, for as long as a test may take: with random bytes, and with
-//! those by which a fuzzer has reached everything (`fuzzed/corpus/`).
+//! What the fuzz target of `fuzz/` does, for as long as a test may take: with random bytes, and
+//! with those by which a fuzzer has reached everything (`fuzzed/corpus/`).
 
 mod fuzzed;
 
