@@ -306,7 +306,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>, OfflineError> {
     const MOST_LEN: u64 = (HEADER_LEN + RECORD_LEN * MOST_PAGES) as u64;
     let fail = |error| OfflineError::File { path: path.into(), error };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(fail)?;
+    let file = sources::open(path, rustix::fs::OFlags::empty()).map_err(fail)?;
     file.take(MOST_LEN + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > MOST_LEN {
         let what = format!("longer than {MOST_LEN} bytes, the most that a table has");

@@ -28,6 +28,8 @@
 //! the death of either QEMU loses it, and where the network breaks it waits: that is not mended
 //! here.
 
+use core::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// What the source has written down.
@@ -159,8 +161,30 @@ pub struct Seen<'a> {
     pub is_alone: bool,
 }
 
+/// No longer reason of another host is passed on.
+const MOST_WHY: usize = 200;
+
+/// What another host says, fit to be shown and written.
+#[must_use]
+pub fn plain(why: &str) -> String {
+    why.chars().take(MOST_WHY).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Whether it is `tcp:` with an IP address and a port: QEMU runs commands and writes files for
+/// other words, and the address is another host's.
+fn is_address(address: &str) -> bool {
+    let parts = address.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':'));
+    parts.is_some_and(|(host, port)| {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        bare.unwrap_or(host).parse::<IpAddr>().is_ok()
+            && port.parse::<u16>().is_ok_and(|port| port > 0)
+    })
+}
+
 /// Why an intent comes to nothing.
 const LATE: &str = "it took too long";
+/// The same.
+const NOWHERE: &str = "the other host names no address to send it to";
 /// The same.
 const ALONE: &str = "the other host is not heard of";
 
@@ -168,7 +192,7 @@ const ALONE: &str = "the other host is not heard of";
 #[must_use]
 pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
     use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
-    let stayed = |why: &str| Write(SourceStep::Stayed { why: why.to_owned() });
+    let stayed = |why: &str| Write(SourceStep::Stayed { why: plain(why) });
     let Seen { source, target, is_late, is_alone } = seen;
     let is_off = is_late || is_alone || matches!(target, Some(TargetStep::Refused { .. }));
     match (source, qemu) {
@@ -177,6 +201,7 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
             Some(TargetStep::Refused { why }) => stayed(why),
             _ if is_late => stayed(LATE),
             _ if is_alone => stayed(ALONE),
+            Some(TargetStep::Prepared { address }) if !is_address(address) => stayed(NOWHERE),
             Some(TargetStep::Prepared { .. }) if *qemu != SourceQemu::Unknown => {
                 Write(SourceStep::Moving)
             }
@@ -184,6 +209,7 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
         },
         (Some(_), SourceQemu::Unknown) => Wait,
         (Some(SourceStep::Moving | SourceStep::Hastening), SourceQemu::Untouched) => match target {
+            Some(TargetStep::Prepared { address }) if !is_address(address) => stayed(NOWHERE),
             Some(TargetStep::Prepared { address }) if !is_off => Send(address.clone()),
             Some(TargetStep::Refused { why }) => stayed(why),
             _ if is_alone => stayed(ALONE),
@@ -222,7 +248,7 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
 #[must_use]
 pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
     use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
-    let refused = |why: &str| Write(TargetStep::Refused { why: why.to_owned() });
+    let refused = |why: &str| Write(TargetStep::Refused { why: plain(why) });
     let Seen { source, target, is_late, is_alone } = seen;
     match target {
         None => match (source, qemu) {
@@ -259,309 +285,4 @@ pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    /// The whole world of one intent.
-    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-    struct World {
-        source: Option<SourceStep>,
-        target: Option<TargetStep>,
-        /// What each host last read of the other's step; it may be old.
-        seen_source: Option<SourceStep>,
-        seen_target: Option<TargetStep>,
-        here: SourceQemu,
-        there: TargetQemu,
-        /// What a daemon has decided and not done yet.
-        does: [Option<Deed>; 2],
-        is_late: bool,
-        /// Whether either host hears nothing of the other.
-        is_alone: [bool; 2],
-        /// Whether the guest has ever run there.
-        ran_there: bool,
-        /// QEMUs that may yet die of themselves.
-        deaths: u8,
-    }
-
-    /// Either's deed, as far as it changes anything.
-    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-    enum Deed {
-        /// If the other one's step is still this one.
-        WriteSource(SourceStep, Option<TargetStep>),
-        WriteTarget(TargetStep, Option<SourceStep>),
-        Send,
-        Hasten,
-        CallOff,
-        Resume,
-        EndSource,
-        Start,
-        Run,
-        EndTarget,
-    }
-
-    const ADDRESS: &str = "tcp:b:4444";
-    /// The hosts' places in [`World::does`].
-    const HERE: usize = 0;
-    const THERE: usize = 1;
-    const SENDING: SourceQemu = SourceQemu::Sending { is_slow: false };
-
-    fn why() -> String {
-        "test".to_owned()
-    }
-
-    impl World {
-        fn begin(deaths: u8) -> Self {
-            Self {
-                source: None,
-                target: None,
-                seen_source: None,
-                seen_target: None,
-                here: SourceQemu::Untouched,
-                there: TargetQemu::Absent,
-                does: [None, None],
-                is_late: false,
-                is_alone: [false; 2],
-                ran_there: false,
-                deaths,
-            }
-        }
-
-        fn runs_here(&self) -> bool {
-            matches!(
-                self.here,
-                SourceQemu::Untouched | SourceQemu::Sending { .. } | SourceQemu::Failed(_)
-            )
-        }
-
-        fn runs_there(&self) -> bool {
-            self.there == TargetQemu::Running
-        }
-
-        fn decide(&self, host: usize) -> Option<Deed> {
-            if host == HERE { self.decide_source(&self.here) } else { self.decide_target() }
-        }
-
-        fn decide_source(&self, here: &SourceQemu) -> Option<Deed> {
-            let seen = Seen {
-                source: self.source.as_ref(),
-                target: self.seen_target.as_ref(),
-                is_late: self.is_late,
-                is_alone: self.is_alone[HERE],
-            };
-            Some(match source(seen, here) {
-                SourceDeed::Wait | SourceDeed::Nothing => return None,
-                SourceDeed::Write(step) => Deed::WriteSource(step, self.seen_target.clone()),
-                SourceDeed::Send(address) => {
-                    assert_eq!(address, ADDRESS);
-                    Deed::Send
-                }
-                SourceDeed::Hasten => Deed::Hasten,
-                SourceDeed::CallOff => Deed::CallOff,
-                SourceDeed::Resume => Deed::Resume,
-                SourceDeed::End => Deed::EndSource,
-            })
-        }
-
-        fn decide_target(&self) -> Option<Deed> {
-            let seen = Seen {
-                source: self.seen_source.as_ref(),
-                target: self.target.as_ref(),
-                is_late: self.is_late,
-                is_alone: self.is_alone[THERE],
-            };
-            Some(match target(seen, &self.there) {
-                TargetDeed::Wait | TargetDeed::Nothing => return None,
-                TargetDeed::Write(step) => Deed::WriteTarget(step, self.seen_source.clone()),
-                TargetDeed::Start => Deed::Start,
-                TargetDeed::Run => Deed::Run,
-                TargetDeed::End => Deed::EndTarget,
-            })
-        }
-
-        /// A deed meets whatever QEMU does by then; QEMU refuses what makes no sense.
-        fn done(&self, deed: &Deed) -> Self {
-            let mut world = self.clone();
-            let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
-            match deed {
-                Deed::WriteSource(step, seen) if *seen == self.target => {
-                    world.source = Some(step.clone());
-                }
-                Deed::WriteTarget(step, seen) if *seen == self.source => {
-                    world.target = Some(step.clone());
-                }
-                Deed::Send if self.here != SourceQemu::Gone && self.runs_here() => {
-                    world.here = SENDING;
-                }
-                Deed::Hasten if matches!(self.here, SourceQemu::Sending { .. }) && is_waiting => {
-                    (world.here, world.there) = (SourceQemu::Serving, TargetQemu::Received);
-                }
-                Deed::CallOff if matches!(self.here, SourceQemu::Sending { .. }) => {
-                    world.here = SourceQemu::Failed(why());
-                }
-                Deed::Resume if self.here == SourceQemu::Completed => {
-                    world.here = SourceQemu::Failed(why());
-                }
-                Deed::EndSource => world.here = SourceQemu::Gone,
-                Deed::Start if self.there == TargetQemu::Absent => {
-                    world.there = TargetQemu::Waiting { address: ADDRESS.to_owned() };
-                }
-                Deed::Run if self.there == TargetQemu::Received => {
-                    (world.there, world.ran_there) = (TargetQemu::Running, true);
-                }
-                Deed::EndTarget => world.there = TargetQemu::Gone(why()),
-                _ => {}
-            }
-            world
-        }
-
-        /// What the two QEMUs and their network may do by themselves.
-        fn of_itself(&self) -> Vec<Self> {
-            let mut next = Vec::new();
-            let mut with = |here: SourceQemu, there: TargetQemu| {
-                next.push(Self { here, there, ..self.clone() });
-            };
-            let is_waiting = matches!(self.there, TargetQemu::Waiting { .. });
-            match &self.here {
-                SourceQemu::Sending { .. } => {
-                    with(SourceQemu::Sending { is_slow: true }, self.there.clone());
-                    if is_waiting {
-                        with(SENDING, TargetQemu::Received);
-                    }
-                    if self.there == TargetQemu::Received {
-                        with(SourceQemu::Completed, TargetQemu::Received);
-                    }
-                    // The network breaks, before the target has all of it or after.
-                    with(SourceQemu::Failed(why()), self.there.clone());
-                }
-                SourceQemu::Serving
-                    if matches!(self.there, TargetQemu::Received | TargetQemu::Running) =>
-                {
-                    with(SourceQemu::Completed, self.there.clone());
-                }
-                SourceQemu::Failed(_) | SourceQemu::Gone if is_waiting => {
-                    with(self.here.clone(), TargetQemu::Gone(why()));
-                }
-                _ => {}
-            }
-            next
-        }
-
-        /// Either host loses sight of the other, or hears of it again.
-        fn by_the_network(&self) -> Vec<Self> {
-            [HERE, THERE]
-                .map(|host| {
-                    let mut world = self.clone();
-                    world.is_alone[host] ^= true;
-                    world
-                })
-                .into()
-        }
-
-        fn deaths(&self) -> Vec<Self> {
-            let Some(deaths) = self.deaths.checked_sub(1) else { return Vec::new() };
-            let mut next = Vec::new();
-            if self.here != SourceQemu::Gone {
-                next.push(Self { here: SourceQemu::Gone, deaths, ..self.clone() });
-            }
-            if !matches!(self.there, TargetQemu::Absent | TargetQemu::Gone(_)) {
-                next.push(Self { there: TargetQemu::Gone(why()), deaths, ..self.clone() });
-            }
-            next
-        }
-
-        /// What daemons do: read, decide, do; or die with what they had decided.
-        fn by_daemons(&self) -> Vec<Self> {
-            let mut next = Vec::new();
-            if self.seen_source != self.source {
-                next.push(Self { seen_source: self.source.clone(), ..self.clone() });
-            }
-            if self.seen_target != self.target {
-                next.push(Self { seen_target: self.target.clone(), ..self.clone() });
-            }
-            for host in [HERE, THERE] {
-                let with = |deed| {
-                    let mut world = self.clone();
-                    world.does[host] = deed;
-                    world
-                };
-                match &self.does[host] {
-                    Some(deed) => next.extend([with(None).done(deed), with(None)]),
-                    None => next.extend(self.decide(host).map(|deed| with(Some(deed)))),
-                }
-            }
-            // A daemon may not have found the source's QEMU yet.
-            if let (None, Some(deed)) = (&self.does[HERE], self.decide_source(&SourceQemu::Unknown))
-            {
-                let mut world = self.clone();
-                world.does[HERE] = Some(deed);
-                next.push(world);
-            }
-            if !self.is_late {
-                next.push(Self { is_late: true, ..self.clone() });
-            }
-            next
-        }
-
-        /// Nothing happens any more, unless a QEMU dies.
-        fn is_over(&self) -> bool {
-            self.by_daemons().is_empty() && self.of_itself().is_empty()
-        }
-    }
-
-    /// Every world that can come of these; `look` sees each of them once.
-    fn explore(begin: World, mut look: impl FnMut(&World)) -> usize {
-        let mut seen = HashSet::from([begin.clone()]);
-        let mut open = vec![begin];
-        while let Some(world) = open.pop() {
-            look(&world);
-            let next =
-                [world.by_daemons(), world.of_itself(), world.deaths(), world.by_the_network()];
-            for next in next.into_iter().flatten() {
-                if seen.insert(next.clone()) {
-                    open.push(next);
-                }
-            }
-        }
-        seen.len()
-    }
-
-    #[test]
-    fn a_guest_never_runs_twice_whoever_dies_when() {
-        let worlds = explore(World::begin(2), |world| {
-            assert!(!(world.runs_here() && world.runs_there()), "it runs twice: {world:#?}");
-            // What has changed there is not to be had here any more.
-            assert!(!(world.runs_here() && world.ran_there), "it runs again: {world:#?}");
-        });
-        assert!(worlds > 1_000, "only {worlds} worlds");
-    }
-
-    #[test]
-    fn a_guest_runs_somewhere_in_the_end_if_no_qemu_dies() {
-        let mut ends = [0, 0];
-        explore(World::begin(0), |world| {
-            if world.is_over() {
-                assert!(world.runs_here() || world.runs_there(), "it runs nowhere: {world:#?}");
-                ends[usize::from(world.runs_there())] += 1;
-                let is_ended = |step: &Option<SourceStep>| {
-                    matches!(step, Some(SourceStep::Left | SourceStep::Stayed { .. }))
-                };
-                assert!(is_ended(&world.source), "nobody ends it: {world:#?}");
-            }
-        });
-        assert!(ends[0] > 0 && ends[1] > 0, "it always ends in one way: {ends:?}");
-    }
-
-    #[test]
-    fn a_guest_survives_the_death_of_the_targets_qemu_until_it_runs_there() {
-        explore(World::begin(1), |world| {
-            let died_there = world.deaths == 0 && world.here != SourceQemu::Gone;
-            if world.is_over() && died_there && !world.ran_there {
-                // Of a guest half of which is there already, nobody has both halves.
-                let is_split = world.here == SourceQemu::Serving;
-                assert!(world.runs_here() || is_split, "it runs nowhere: {world:#?}");
-            }
-        });
-    }
-}
+mod tests;

@@ -156,7 +156,7 @@ fn figures(context: &Context, all: &[Vec<Seen>]) -> Figures {
     // Of a burst that was never sustained nothing else is taken than what was withheld.
     let note = "others' memory taken in a burst that ended by itself, at most (Fig. 10)";
     let transient = all.iter().filter(|seen| !seen[OVERBOOK].moved);
-    let most = transient.map(|seen| mib(seen[OVERBOOK].space)).fold(0.0, f64::max);
+    let most = transient.map(|seen| mib(seen[OVERBOOK].space)).reduce(worse).unwrap_or(f64::NAN);
     let withheld = mib(PROMISED) / 2.0;
     let most = Figure::new(most, "MiB", note).target(Target::AtMost(withheld));
     figures.add("transient_space_max", most.paper("at most what was withheld"));

@@ -5,7 +5,7 @@
 use cluster::records::Records;
 use model::cluster::HostReport;
 use model::{Bytes, Severity, VmName};
-use policy::handover::{SourceStep, TargetStep};
+use policy::handover::{SourceStep, TargetStep, plain};
 use serde_json::{Value, json};
 
 use super::controller::pool_of;
@@ -128,12 +128,12 @@ fn migrations(records: &Records) -> Vec<Value> {
         SourceStep::Hastening => "sends it, in a hurry".to_owned(),
         SourceStep::Switched => "has sent it".to_owned(),
         SourceStep::Left => "done".to_owned(),
-        SourceStep::Stayed { why } => format!("keeps it: {why}"),
+        SourceStep::Stayed { why } => format!("keeps it: {}", plain(why)),
     };
     let step_of_target = |step: &TargetStep| match step {
         TargetStep::Prepared { address } => format!("waits at {address}"),
         TargetStep::Runs => "runs it".to_owned(),
-        TargetStep::Refused { why } => format!("refuses it: {why}"),
+        TargetStep::Refused { why } => format!("refuses it: {}", plain(why)),
     };
     let all = records.intents.iter();
     all.map(|(vm, intent)| {
@@ -162,7 +162,7 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
         "given": found.given,
         "promised": found.promised,
         "overload": found.severity,
-        "can_move": found.immovable.as_ref().map_or("yes".to_owned(), |why| format!("no: {why}")),
+        "can_move": found.immovable.as_ref().map_or("yes".to_owned(), |why| format!("no: {}", plain(why))),
         "migration": migration.unwrap_or_default(),
     }))
 }

@@ -226,8 +226,10 @@ fn target_in(status: &Value, migrate: &Value) -> TargetQemu {
 fn address_in(migrate: &Value) -> Option<String> {
     let at = migrate.get("socket-address")?.get(0)?;
     match text(at, "type") {
-        "inet" => Some(format!("tcp:{}:{}", text(at, "host"), text(at, "port"))),
-        "unix" => Some(format!("unix:{}", text(at, "path"))),
+        "inet" => match (text(at, "host"), text(at, "port")) {
+            (host, port) if host.contains(':') => Some(format!("tcp:[{host}]:{port}")),
+            (host, port) => Some(format!("tcp:{host}:{port}")),
+        },
         _ => None,
     }
 }

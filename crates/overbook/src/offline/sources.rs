@@ -117,7 +117,7 @@ pub(super) fn spare(
 }
 
 /// What became a pipe meanwhile is not waited for.
-fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+pub(super) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;

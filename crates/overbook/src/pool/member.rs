@@ -162,11 +162,20 @@ impl Member {
             self.teller.look(&mut state.moves, &self.spec.host, &mine, &written);
         });
         let mut is_busy = false;
+        let mut trouble = None;
         for (vm, intent) in &mine {
-            is_busy |= self.carry_out(&seat, vm, intent, &own).await?;
+            match self.carry_out(&seat, vm, intent, &own).await {
+                Ok(is_more) => is_busy |= is_more,
+                Err(error @ StoreError::Unseated(_)) => return Err(error),
+                // What another host has written may be at fault: no other VM waits for that.
+                Err(error) => trouble = Some(error),
+            }
         }
         self.launched.retain(|(vm, n), _| mine.get(vm).is_some_and(|i| i.generation == *n));
         is_busy |= self.clear(&seat, &written, &mine).await?;
+        if let Some(error) = trouble {
+            return Err(error);
+        }
         if is_busy {
             return Ok(BUSY);
         }
@@ -247,6 +256,15 @@ impl Member {
         let (sources, targets) =
             if is_source { (&ours_read, &theirs_read) } else { (&theirs_read, &ours_read) };
         let (source, target) = (sources.source_of(vm, intent), targets.target_of(vm, intent));
+        // What QEMU does after that is its operator's business.
+        let is_over = if is_source {
+            source.is_some_and(|written| written.is_over)
+        } else {
+            target.is_some_and(|written| written.is_over)
+        };
+        if is_over {
+            return Ok(false);
+        }
         let known = Known {
             source: source.map(|written| written.step.clone()),
             target: target.map(|written| written.step.clone()),

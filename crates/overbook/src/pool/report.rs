@@ -30,10 +30,11 @@ pub(super) fn of(tick: &Published, spec: &PoolSpec, paged: impl Fn(&VmName) -> u
     HostReport { memory: down(given.plus(room(tick, given))), vms }
 }
 
-/// Whether a report is worth being written. Memory that goes to and fro over the border of one step
-/// is not.
+/// Whether a report is worth being written. Memory that comes back by one step is not: it may go
+/// again in a moment.
 pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
-    old.vms != new.vms || old.memory.0.abs_diff(new.memory.0) > STEP.0
+    let (less, more) = (old.memory.minus(new.memory), new.memory.minus(old.memory));
+    old.vms != new.vms || !less.is_zero() || more > STEP
 }
 
 /// What the host could still give: neither more than it has beside its VMs' promises, nor more

@@ -55,6 +55,7 @@ use pace::Pace;
 use propose::Ahead;
 pub use store::SLOTS;
 use store::Store;
+use sweep::Sweep;
 use vm::Vm;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
@@ -63,6 +64,8 @@ const MOST_QUEUED: usize = 4096;
 const LEAST_CHARGED: u32 = 8;
 /// What it counts for that something has to be recalled first: several moves in the shim.
 const RECALL_CHARGED: u32 = 64;
+/// So much more is looked at by sweeps than by passes, while there are sweeps.
+const SWEEPS_TO_PASS: u32 = 3;
 /// When a shim is worth being asked for its answer.
 const ANSWER_IN: Duration = Duration::from_micros(200);
 /// When there is credit for some windows again: each time costs something by itself.
@@ -103,6 +106,10 @@ pub struct Dedup {
     no_store: Option<(Instant, String)>,
     /// What is known of the guests' pages before they run.
     known: Option<Known>,
+    /// What the last window of a sweep counted for, less what a pass has had since.
+    swept: u32,
+    /// Whose turn it is to be swept.
+    sweep_turn: u32,
     index: Index,
     /// Pages that the index was made for.
     capacity: u32,
@@ -147,6 +154,8 @@ impl Dedup {
             store: None,
             no_store: None,
             known: None,
+            swept: 0,
+            sweep_turn: 0,
             index: Index::new(0),
             capacity: 0,
             vms: BTreeMap::new(),
@@ -174,6 +183,7 @@ impl Dedup {
     /// Pages that are known are looked for first from now on.
     pub fn set_known(&mut self, known: Option<Known>) {
         self.known = known;
+        self.vms.values_mut().for_each(|vm| vm.sweep = Sweep::default());
     }
 
     /// What these QEMU processes share is copied from now on, and that of no others unless it is
@@ -307,13 +317,25 @@ impl Dedup {
 
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
-        if let Some(known) = self.known.take() {
+        if self.swept == 0
+            && let Some(known) = self.known.take()
+        {
             let swept = self.sweep_next(vms, &known);
             self.known = Some(known);
-            if swept.is_some() {
+            if let Some(charged) = swept {
+                self.swept = charged;
                 return swept;
             }
         }
+        let looked = self.look_in_turn(vms);
+        // Three parts to sweeps, as long as there are some; and they never hold up a pass.
+        let share = looked.map_or(u32::MAX, |looked| looked.saturating_mul(SWEEPS_TO_PASS));
+        self.swept = self.swept.saturating_sub(share);
+        looked
+    }
+
+    /// Looks at the next window of a pass; `None`: there is nobody to look at now.
+    fn look_in_turn(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
         let ready = |(pid, vm): &(&u32, &Vm)| {
             let is_done = self.is_to_unshare(**pid) && vm.is_unshared();
             vm.is_here && vm.queued() < MOST_QUEUED && !is_done

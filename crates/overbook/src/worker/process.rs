@@ -172,9 +172,7 @@ impl Members {
             member.tracked.set_own(order.own);
             member.tracked.set_freed(order.freed);
         }
-        if let Some(known) = self.tables.read(&orders.tables) {
-            self.dedup.set_known(known);
-        }
+        self.tables.want(&orders.tables);
         let merge = |rate| Task::Merge(Some(rate));
         self.dedup.set_task(orders.scan_rate.map_or(Task::Unshare, merge));
         let leaving = orders.vms.values().filter(|order| order.leaves);
@@ -188,6 +186,9 @@ impl Members {
     }
 
     fn step(&mut self) {
+        if let Some(known) = self.tables.changed() {
+            self.dedup.set_known(known);
+        }
         for member in self.vms.values_mut() {
             member.tracked.step();
         }

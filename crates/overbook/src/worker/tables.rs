@@ -1,23 +1,40 @@
 //! The shared-pages tables that a group names, read when they change.
 //!
-//! A table that cannot be read, or that is sampled at other places than the others, is a reason to
-//! know nothing: identical pages are found all the same, later.
+//! They are read on a thread of their own: a large one takes seconds, one on a network's file
+//! system may take for ever, and the shims do not wait for either. A table that cannot be read, or
+//! that is sampled at other places than the others, is a reason to know nothing: identical pages
+//! are found all the same, later.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use pages::dedup::Known;
-use pages::offline::{HEADER_LEN, MOST_PAGES, RECORD_LEN, Sampling, TableRef};
+use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling, TableRef};
 
-/// Which state of a file it is: its inode, its length, and when it was written.
-type State = (u64, u64, i64, i64);
+use crate::offline;
+
+/// How often it is looked whether a file has changed.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Which state of a file it is: its inode, its length, and when it and its inode were changed.
+type State = (u64, u64, (i64, i64), (i64, i64));
+
+/// Files, each in some state; `None`: it is not there.
+type Named = Vec<(PathBuf, Option<State>)>;
+
+/// What was read of which files; `None`: they have not changed.
+type Found = Option<(Named, Result<Option<(Known, u64)>, String>)>;
 
 /// What is known of the guests' pages.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    named: Vec<(PathBuf, Option<State>)>,
+    wanted: Vec<PathBuf>,
+    named: Named,
+    reading: Option<JoinHandle<Found>>,
+    looked: Option<Instant>,
     /// Pages in all of the tables.
     pub(super) pages: u64,
     /// Why nothing is known.
@@ -25,27 +42,55 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Reads these files, if they are other ones than before or have changed; `None`: they have
-    /// not.
-    pub(super) fn read(&mut self, paths: &[PathBuf]) -> Option<Option<Known>> {
-        let named = paths.iter().map(|path| (path.clone(), state(path))).collect();
-        if named == self.named {
-            return None;
+    /// These files are to be known from now on.
+    pub(super) fn want(&mut self, paths: &[PathBuf]) {
+        if self.wanted != paths {
+            self.wanted = paths.to_vec();
+            self.looked = None;
         }
-        self.named = named;
-        let (known, trouble) = match known(paths) {
-            Ok(known) => (known, None),
-            Err(why) => (None, Some(why)),
-        };
-        self.pages = known.as_ref().map_or(0, |(_, pages)| *pages);
-        self.trouble = trouble;
-        Some(known.map(|(known, _)| known))
     }
+
+    /// What is known from now on, if that has changed. Never waits.
+    pub(super) fn changed(&mut self) -> Option<Option<Known>> {
+        if let Some(reading) = self.reading.take_if(|reading| reading.is_finished()) {
+            let found = reading.join().unwrap_or_else(|_| {
+                let why = "the thread that read them has failed".to_owned();
+                Some((Named::new(), Err(why)))
+            });
+            let (named, found) = found?;
+            self.named = named;
+            let (known, trouble) = match found {
+                Ok(known) => (known, None),
+                Err(why) => (None, Some(why)),
+            };
+            self.pages = known.as_ref().map_or(0, |(_, pages)| *pages);
+            self.trouble = trouble;
+            return Some(known.map(|(known, _)| known));
+        }
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY);
+        let is_of_use = !(self.wanted.is_empty() && self.named.is_empty());
+        if self.reading.is_none() && is_due && is_of_use {
+            let (wanted, before) = (self.wanted.clone(), self.named.clone());
+            self.looked = Some(Instant::now());
+            let read = thread::Builder::new().name("tables".to_owned());
+            self.reading = read.spawn(move || read_anew(&wanted, &before)).ok();
+        }
+        None
+    }
+}
+
+fn read_anew(paths: &[PathBuf], before: &Named) -> Found {
+    let named: Named = paths.iter().map(|path| (path.clone(), state(path))).collect();
+    (named != *before).then(|| {
+        let found = known(paths);
+        (named, found)
+    })
 }
 
 fn state(path: &Path) -> Option<State> {
     let file = fs::metadata(path).ok()?;
-    Some((file.ino(), file.len(), file.mtime(), file.mtime_nsec()))
+    let (changed, inode) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
+    Some((file.ino(), file.len(), changed, inode))
 }
 
 /// What these files know, and of how many pages.
@@ -56,7 +101,7 @@ fn known(paths: &[PathBuf]) -> Result<Option<(Known, u64)>, String> {
     let mut pages = 0;
     for path in paths {
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
-        let bytes = content(path).map_err(|error| failed(&error))?;
+        let bytes = offline::read(path).map_err(|error| error.to_string())?;
         let table = TableRef::parse(&bytes).map_err(|error| failed(&error))?;
         let sampling = table.sampling();
         let known = known.get_or_insert_with(|| Known::new(sampling, most.min(MOST_PAGES)));
@@ -73,10 +118,43 @@ fn known(paths: &[PathBuf]) -> Result<Option<(Known, u64)>, String> {
     Ok(known.map(|known| (known, pages)))
 }
 
-/// No more than the longest table has.
-fn content(path: &Path) -> std::io::Result<Vec<u8>> {
-    let most = (HEADER_LEN + MOST_PAGES * RECORD_LEN) as u64;
-    let mut bytes = Vec::new();
-    File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
+#[cfg(test)]
+mod tests {
+    use pages::offline::Builder;
+
+    use super::*;
+
+    /// Waits until something has changed.
+    fn next(tables: &mut Tables) -> Option<Known> {
+        let end = Instant::now() + Duration::from_secs(30);
+        loop {
+            if let Some(known) = tables.changed() {
+                return known;
+            }
+            assert!(Instant::now() < end, "nothing is read");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn tables_are_read_when_they_are_named_or_change_and_trouble_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("one.spt");
+        let mut tables = Tables::default();
+        assert!(tables.changed().is_none() && tables.reading.is_none(), "nothing is wanted");
+        tables.want(std::slice::from_ref(&file));
+        assert!(next(&mut tables).is_none());
+        assert!(tables.trouble.as_ref().is_some_and(|why| why.contains("one.spt")));
+
+        let mut builder = Builder::new(Sampling::default());
+        builder.add(&[7; 4096], true).unwrap();
+        offline::write(&builder.finish(), &file).unwrap();
+        tables.looked = None;
+        let known = next(&mut tables).unwrap();
+        assert!(known.may_begin_with(u64::from_le_bytes([7; 8])));
+        assert_eq!((tables.pages, &tables.trouble), (1, &None));
+        tables.want(&[]);
+        assert!(next(&mut tables).is_none());
+        assert_eq!(tables.pages, 0);
+    }
 }

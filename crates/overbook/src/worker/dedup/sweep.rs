@@ -38,6 +38,7 @@ pub(super) struct Sweep {
     sampled: Vec<u64>,
     anew: Instant,
     has_found: bool,
+    begun: Instant,
     due: Instant,
     pause: Duration,
 }
@@ -46,7 +47,8 @@ impl Default for Sweep {
     fn default() -> Self {
         let now = Instant::now();
         let sampled = Vec::new();
-        Self { cursor: 0, sampled, anew: now, has_found: false, due: now, pause: SOON }
+        let begun = now;
+        Self { cursor: 0, sampled, anew: now, has_found: false, begun, due: now, pause: SOON }
     }
 }
 
@@ -58,12 +60,17 @@ impl Sweep {
     /// To this page; `None`: it is over.
     pub(super) fn goes_to(&mut self, page: Option<u32>) {
         if let Some(page) = page {
+            if self.cursor == 0 {
+                self.begun = Instant::now();
+            }
             self.cursor = page;
             return;
         }
         let now = Instant::now();
         self.pause = if self.has_found { SOON } else { (self.pause * 2).min(LATE) };
-        (self.cursor, self.has_found, self.due) = (0, false, now + self.pause);
+        // A sweep that takes long is followed by as long a rest.
+        let due = now + self.pause.max(now - self.begun);
+        (self.cursor, self.has_found, self.due) = (0, false, due);
         if now - self.anew >= ANEW {
             self.sampled.clear();
             self.anew = now;
@@ -98,7 +105,9 @@ impl Dedup {
             let is_ready = vm.is_here && vm.queued() < MOST_QUEUED && !self.is_to_unshare(**pid);
             is_ready && Instant::now() >= vm.sweep.due
         };
-        let (&pid, _) = self.vms.iter().find(is_due)?;
+        let after = self.vms.range(self.sweep_turn..).find(is_due);
+        let (&pid, _) = after.or_else(|| self.vms.iter().find(is_due))?;
+        self.sweep_turn = pid + 1;
         let tracked = vms.iter_mut().find(|tracked| tracked.pid() == pid)?;
         let vm = self.vms.get_mut(&pid)?;
         let Some(mut window) = vm.next_swept() else { return Some(1) };

@@ -189,6 +189,7 @@ impl Vm {
         if self.regions != link.regions() {
             let old = std::mem::replace(&mut self.regions, link.regions().to_vec());
             left.extend(self.renumber(&old));
+            self.sweep = Sweep::default();
             // The shim may have merged these before it told of the new regions.
             sent.retain_mut(|wish| {
                 let page = self.page_now(&old, wish.0);
