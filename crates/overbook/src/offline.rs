@@ -16,6 +16,7 @@
 //! | `disk.rs`, `qcow2.rs` | read disks' images |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
+//! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
 //!
 //! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 4 MiB
 //! for each thread, and up to 256 MiB for what a compression looks back at.
@@ -29,6 +30,7 @@ mod disk;
 mod elf;
 mod image;
 mod kernel;
+mod limit;
 mod package;
 mod qcow2;
 mod sources;
@@ -56,6 +58,7 @@ use pages::offline::{
 };
 
 use cut::Cutter;
+use limit::Left;
 use sources::Kind;
 
 /// Directories inside each other that are entered.
@@ -97,6 +100,14 @@ pub enum OfflineError {
         /// The file.
         path: PathBuf,
         /// What it is, and what would be valid.
+        what: String,
+    },
+    /// More than is read of one source: there is no table of a part of it.
+    #[error("{path}: {what}")]
+    Limit {
+        /// The source.
+        path: PathBuf,
+        /// Which limit.
         what: String,
     },
     /// Too much for a table.
@@ -144,7 +155,7 @@ enum Job {
     /// Cuts the executable in a kernel's boot image.
     Kernel(PathBuf),
     /// Cuts each `parts`-th file of an image.
-    Image { path: PathBuf, part: u64, parts: u64 },
+    Image { path: PathBuf, part: u64, parts: u64, left: Arc<Left> },
 }
 
 /// Reads all sources. `watch` is told now and then how many files and bytes are done.
@@ -193,7 +204,9 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Job>>) {
                 Job::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
                 Job::Package(path) => package::cut(&mut cutter, &path),
                 Job::Kernel(path) => kernel::cut(&mut cutter, &path),
-                Job::Image { path, part, parts } => image::cut(&mut cutter, &path, part, parts),
+                Job::Image { path, part, parts, left } => {
+                    image::cut(&mut cutter, &path, part, parts, &left)
+                }
             };
             done.unwrap_or_else(|failure| shared.fail(failure));
         }
@@ -216,8 +229,11 @@ impl Queue<'_> {
             Kind::Package => self.put(Job::Package(path.into())),
             Kind::Kernel => self.put(Job::Kernel(path.into())),
             Kind::Image => {
-                let parts = self.parts;
-                (0..parts).for_each(|part| self.put(Job::Image { path: path.into(), part, parts }));
+                let (parts, left) = (self.parts, Arc::new(Left::new(path)));
+                for part in 0..parts {
+                    let left = Arc::clone(&left);
+                    self.put(Job::Image { path: path.into(), part, parts, left });
+                }
             }
             Kind::File => self.put(Job::File { path: path.into(), is_named: true }),
         }

@@ -12,7 +12,7 @@ use std::{
 use pages::offline::{Builder, PAGE_LEN, Page, Sampling};
 use rustix::io::Errno;
 
-use super::{MOST_BYTES, OfflineError, Shared, elf, lock};
+use super::{OfflineError, Shared, elf, limit::Left, lock};
 
 /// How much of a file is looked at to know what it is.
 const HEAD_LEN: usize = 64 << 10;
@@ -91,13 +91,14 @@ impl<'a> Cutter<'a> {
         &mut self,
         path: &Path,
         contents: &mut impl Contents,
-        left: &mut u64,
+        left: &Left,
     ) -> Result<(), OfflineError> {
-        let fail = |error| OfflineError::File { path: path.into(), error };
+        let fail = |error| left.unreadable(path, error);
         let mut head = vec![0; elf::MAGIC.len()];
         let mut has = fill(contents, &mut head).map_err(fail)?;
         let is_elf = head == elf::MAGIC;
         if !is_elf && !self.shared.all_pages {
+            left.spend(has as u64)?;
             return Ok(());
         }
         if has == head.len() {
@@ -105,6 +106,7 @@ impl<'a> Cutter<'a> {
             has += fill(contents, &mut head[has..]).map_err(fail)?;
         }
         head.truncate(has);
+        left.spend(has as u64)?;
         let code = if is_elf { elf::code(&head) } else { Ok(Vec::new()) };
         let code = code
             .map_err(|what| OfflineError::Source { path: path.into(), what: what.to_string() })?;
@@ -128,10 +130,10 @@ impl<'a> Cutter<'a> {
         input: &mut Input<'_, impl Contents>,
         range: Range<u64>,
         code: &[Range<u64>],
-        left: &mut u64,
+        left: &Left,
     ) -> Result<(), OfflineError> {
         const CHUNK_PAGES: u64 = CHUNK_LEN as u64 / PAGE;
-        let fail = |error| OfflineError::File { path: path.into(), error };
+        let fail = |error| left.unreadable(path, error);
         input.advance(range.start * PAGE).map_err(fail)?;
         let mut first = range.start;
         while first < range.end {
@@ -146,8 +148,9 @@ impl<'a> Cutter<'a> {
             let taken = CHUNK_PAGES.min(range.end - first);
             let Ok(wanted) = usize::try_from(taken * PAGE) else { break };
             let Some(buffer) = self.buffer.get_mut(..wanted) else { break };
+            let known = input.place.max(input.head.len() as u64);
             let has = input.fill(buffer).map_err(fail)?;
-            *left = left.checked_sub(has as u64).ok_or_else(too_much).map_err(fail)?;
+            left.spend(input.place.saturating_sub(known))?;
             self.shared.bytes.fetch_add(has as u64, Relaxed);
             let end = has.next_multiple_of(PAGE_LEN);
             buffer[has..end].fill(0);
@@ -180,10 +183,6 @@ fn add(
         builder.add(page, code.iter().any(|range| range.contains(&number)))?;
     }
     Ok(())
-}
-
-fn too_much() -> io::Error {
-    io::Error::other(format!("there are more than {} GiB to read in it", MOST_BYTES >> 30))
 }
 
 /// A file of which the beginning was read already.

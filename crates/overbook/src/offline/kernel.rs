@@ -8,8 +8,9 @@ use std::{
 };
 
 use super::{
-    MOST_BYTES, OfflineError,
+    OfflineError,
     cut::{Cutter, Stream},
+    limit::Left,
     unpack::{Compression, Unpacked, unpack},
 };
 
@@ -21,7 +22,7 @@ const LEAST_VERSION: u16 = 0x208;
 /// Cuts the kernel in it.
 pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
     let kernel = kernel(path).map_err(|error| OfflineError::File { path: path.into(), error })?;
-    cutter.cut(path, &mut Stream(kernel), &mut { MOST_BYTES })
+    cutter.cut(path, &mut Stream(kernel), &Left::new(path))
 }
 
 fn kernel(path: &Path) -> io::Result<Unpacked> {

@@ -9,8 +9,9 @@ use std::{
 };
 
 use super::{
-    MOST_BYTES, MOST_FILES, OfflineError,
+    OfflineError,
     cut::{Cutter, Stream},
+    limit::{Left, count},
     sources::spare,
     unpack::{Compression, Unpacked, unpack},
 };
@@ -20,24 +21,21 @@ const AR_HEADER_LEN: usize = 60;
 
 /// Cuts all files of the package.
 pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
-    let fail = |error| OfflineError::File { path: path.into(), error };
+    let left = Left::new(path);
+    let fail = |error| left.unreadable(path, error);
     let file = BufReader::new(File::open(path).map_err(fail)?);
     let mut archive = tar::Archive::new(data(file).map_err(fail)?);
     let mut seen = 0;
     // Raw: long names come as entries of their own, which are passed over, of whatever length.
     for entry in archive.entries().map_err(fail)?.raw(true) {
         let entry = entry.map_err(fail)?;
-        seen += 1;
-        if seen > MOST_FILES {
-            let what = format!("there are more than {MOST_FILES} files in it, the most read");
-            return Err(OfflineError::Source { path: path.into(), what });
-        }
+        count(&mut seen, path)?;
         if cutter.shared.has_failed() {
             break;
         }
         if entry.header().entry_type().is_file() && entry.size() > 0 {
             let name = path.join(String::from_utf8_lossy(&entry.path_bytes()).as_ref());
-            let done = cutter.cut(&name, &mut Stream(entry), &mut { MOST_BYTES });
+            let done = cutter.cut(&name, &mut Stream(entry), &left);
             spare(cutter, &name, done)?;
         }
     }

@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-use super::{MOST_BYTES, OfflineError, cut::Cutter, disk, elf, qcow2};
+use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2};
 
 /// What is done with a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,13 +96,14 @@ pub(super) fn cut_file(
 ) -> Result<(), OfflineError> {
     let flags = if is_named { OFlags::empty() } else { OFlags::NOFOLLOW };
     let done = match open(path, flags) {
-        Ok(mut file) => cutter.cut(path, &mut file, &mut { MOST_BYTES }),
+        Ok(mut file) => cutter.cut(path, &mut file, &Left::new(path)),
         Err(error) => Err(OfflineError::File { path: path.into(), error }),
     };
     if is_named { done } else { spare(cutter, path, done) }
 }
 
-/// A file that was not named is left out if it cannot be read.
+/// A file that was not named is left out if it cannot be read. What is too much for one source is
+/// no matter of one file: it ends the work.
 pub(super) fn spare(
     cutter: &Cutter<'_>,
     path: &Path,

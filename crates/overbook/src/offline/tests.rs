@@ -395,3 +395,35 @@ fn what_is_of_no_use_is_named() {
     let error = refused(&request(&[&path]));
     assert!(error.contains("a core file is not supported yet"), "{error}");
 }
+
+#[test]
+fn all_threads_share_what_may_be_read_of_an_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, image) = image_of(directory.path());
+    let image = fs::read(image).unwrap();
+    let path = directory.path().join("disk");
+    // The same filesystem on two partitions.
+    let mut disk = partitioned(&image, false);
+    let second = u32::try_from(disk.len() / 512).unwrap();
+    disk[446 + 8..][..4].copy_from_slice(&second.to_le_bytes());
+    disk.extend(&image);
+    fs::write(&path, &disk).unwrap();
+    let request = request(&[&path]);
+    let cut = |bytes: u64| {
+        let (shared, left) = (Shared::new(&request), Left::with(&path, bytes));
+        let done = (0..2).try_for_each(|part| {
+            let mut cutter = Cutter::new(&shared, request.sampling);
+            image::cut(&mut cutter, &path, part, 2, &left)
+        });
+        (done, shared.files.into_inner(), shared.left_out.into_inner())
+    };
+    let (done, files, _) = cut(MOST_BYTES);
+    done.unwrap();
+    assert_eq!(files, 42);
+    // Enough for one filesystem, but not for both.
+    let (done, _, left_out) = cut(files * small_executable().len() as u64 * 2 / 3);
+    let error = done.unwrap_err();
+    assert!(matches!(error, OfflineError::Limit { .. }), "{error:?}");
+    assert!(error.to_string().contains("disk: there are more than 128 GiB"), "{error}");
+    assert_eq!(left_out, 0, "a limit leaves no file out");
+}

@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Job, MOST_DEPTH, MOST_FILES, OfflineError, Queue};
+use super::{Job, MOST_DEPTH, OfflineError, Queue, limit::count};
 
 /// Puts all files below it into the queue.
 pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError> {
     let fail = |error| OfflineError::File { path: root.into(), error };
     let device = fs::metadata(root).map_err(fail)?.dev();
-    let mut tree = Tree { queue, device, linked: HashSet::new(), left: MOST_FILES };
+    let mut tree = Tree { queue, device, linked: HashSet::new(), seen: 0 };
     // One directory that is being read for each level.
     let mut open = vec![(root.to_owned(), fs::read_dir(root).map_err(fail)?)];
     while let Some((directory, entries)) = open.last_mut() {
@@ -25,10 +25,7 @@ pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError
             open.pop();
             continue;
         };
-        tree.left = tree.left.checked_sub(1).ok_or_else(|| OfflineError::Source {
-            path: root.into(),
-            what: format!("there are more than {MOST_FILES} files in it, the most that are read"),
-        })?;
+        count(&mut tree.seen, root)?;
         let below = match entry {
             Ok(entry) => tree.look_at(&entry),
             Err(error) => {
@@ -53,7 +50,7 @@ struct Tree<'a, 'b> {
     device: u64,
     /// Files with more than one name that were met.
     linked: HashSet<u64>,
-    left: u64,
+    seen: u64,
 }
 
 impl Tree<'_, '_> {

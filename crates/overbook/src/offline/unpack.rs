@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use flate2::read::MultiGzDecoder;
 use lzma_rust2::XzReader;
 
-use super::MOST_BYTES;
+use super::{MOST_BYTES, limit::unpacks_too_much};
 
 /// Memory for what xz looks back at; `dpkg-deb` and Linux use 64 MiB and 128 MiB at most. Zstd
 /// takes 128 MiB at most by itself.
@@ -42,9 +42,7 @@ pub(super) struct Unpacked {
 impl Read for Unpacked {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let has = self.contents.read(buffer)?;
-        self.left = self.left.checked_sub(has as u64).ok_or_else(|| {
-            io::Error::other(format!("it unpacks to more than {} GiB", MOST_BYTES >> 30))
-        })?;
+        self.left = self.left.checked_sub(has as u64).ok_or_else(unpacks_too_much)?;
         Ok(has)
     }
 }
