@@ -314,17 +314,14 @@ pub struct Tried {
     pub problem: Option<String>,
     /// What it would lend to one disk now.
     pub lends_bytes: u64,
-    /// These certificates of ours are of no use: the disks cannot be served.
+    /// These certificates of ours are of no use, or this host could try nobody: the disks cannot
+    /// be served.
     pub is_fatal: bool,
 }
 
 /// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing
 /// changes at them.
-///
-/// # Errors
-///
-/// There is no runtime to be had.
-pub fn try_repositories(spec: &Spec) -> io::Result<Vec<Tried>> {
+pub fn try_repositories(spec: &Spec) -> Vec<Tried> {
     let mut found: BTreeMap<(&str, Option<&Path>), Vec<&String>> = BTreeMap::new();
     for (name, disk) in &spec.disks {
         for repository in &disk.repositories {
@@ -333,7 +330,19 @@ pub fn try_repositories(spec: &Spec) -> io::Result<Vec<Tried>> {
             found.entry((repository, tls)).or_default().push(name);
         }
     }
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let untried = |((repository, _), disks): ((&str, _), Vec<&String>)| Tried {
+                repository: repository.to_owned(),
+                disks: disks.into_iter().cloned().collect(),
+                problem: Some(format!("cannot be tried: {error}")),
+                lends_bytes: 0,
+                is_fatal: true,
+            };
+            return found.into_iter().map(untried).collect();
+        }
+    };
     let tries = found.into_iter().map(|((repository, tls), disks)| async move {
         let disks = disks.into_iter().cloned().collect();
         let repository = repository.to_owned();
@@ -356,7 +365,7 @@ pub fn try_repositories(spec: &Spec) -> io::Result<Vec<Tried>> {
     let tried = runtime.block_on(tried);
     // A name that nobody resolves is not waited for.
     runtime.shutdown_background();
-    Ok(tried)
+    tried
 }
 
 /// A server's one export.

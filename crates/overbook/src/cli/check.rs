@@ -2,7 +2,7 @@
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
 //! here is what each is for. Exit code 1 means: a fault in the configuration, certificates that are
-//! of no use, or a command that is not there; with `--host`, something is missing without which no
+//! of no use or another host's, or a command that is not there; with `--host`, something is missing without which no
 //! VM here can be managed. What is merely less good leaves it at 0: also a repository that does not
 //! lend, and a pool whose etcd does not answer, for disks and VMs work without them.
 
@@ -77,8 +77,8 @@ impl All {
     fn of(context: &Context) -> Self {
         let Ok(spec) = config_files::load(&context.config) else { return Self::default() };
         Self {
-            repositories: disks::try_repositories(&spec).unwrap_or_default(),
-            pool: spec.pool.as_ref().and_then(|pool| trial::try_pool(pool).ok()),
+            repositories: disks::try_repositories(&spec),
+            pool: spec.pool.as_ref().map(trial::try_pool),
         }
     }
 

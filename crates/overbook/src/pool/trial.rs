@@ -61,11 +61,7 @@ impl Finding {
 }
 
 /// Tries a pool; its members side by side. Takes some seconds at most.
-///
-/// # Errors
-///
-/// There is no runtime to be had.
-pub fn try_pool(spec: &PoolSpec) -> io::Result<Trial> {
+pub fn try_pool(spec: &PoolSpec) -> Trial {
     let mut trial = Trial::default();
     if let Some(directory) = &spec.tls {
         trial.findings = certificates(directory, &spec.host);
@@ -74,12 +70,21 @@ pub fn try_pool(spec: &PoolSpec) -> io::Result<Trial> {
     trial.findings.extend(spec.receive.as_ref().map(|receive| incoming(&receive.command)));
     // Whom nobody knows nobody answers.
     if is_known {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(members(spec, &mut trial));
-        // A name that nobody resolves is not waited for.
-        runtime.shutdown_background();
+        match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => {
+                runtime.block_on(members(spec, &mut trial));
+                // A name that nobody resolves is not waited for.
+                runtime.shutdown_background();
+            }
+            Err(error) => trial.findings.push(untried(&error)),
+        }
     }
-    Ok(trial)
+    trial
+}
+
+/// Nobody of etcd could be asked at all; neither could the daemon.
+fn untried(error: &io::Error) -> Finding {
+    Finding::fatal("etcd".to_owned(), format!("cannot be tried: {error}"))
 }
 
 fn certificates(directory: &Path, host: &HostName) -> Vec<Finding> {
@@ -102,9 +107,9 @@ fn certificate(path: &Path, whose: Option<&HostName>) -> Finding {
         return Finding::fatal(what, format!("it has ended on {ends}"));
     }
     if let Some(host) = whose.filter(|host| name.as_deref() != Some(host.as_str())) {
-        let name = name.unwrap_or_else(|| "nobody".to_owned());
+        let name = name.map_or_else(|| "nobody".to_owned(), |name| name.escape_debug().to_string());
         let why = "where etcd checks names it writes nothing of this host's";
-        return Finding::doubtful(what, format!("it is of {name}, and `host` is {host}: {why}"));
+        return Finding::fatal(what, format!("it is of {name}, and `host` is {host}: {why}"));
     }
     if left_s < SOON_S {
         return Finding::doubtful(what, format!("it ends in {} days, on {ends}", left_s / DAY_S));
@@ -149,4 +154,30 @@ async fn members(spec: &PoolSpec, trial: &mut Trial) {
 
 async fn records(spec: &PoolSpec) -> Result<Records, PoolError> {
     Ok(Records::of(&super::store(spec).await?.read("").await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_of_another_host_is_fatal() {
+        let dir = tempfile::tempdir().unwrap();
+        pki::init(dir.path()).unwrap();
+        let year = Duration::from_secs(365 * 24 * 3600);
+        let own = pki::issue(dir.path(), "a", &[], year).unwrap();
+        let [mine, other] = ["a", "c"].map(|host| certificates(&own, &HostName::from(host)));
+        assert!(mine.iter().all(|finding| finding.is_fine), "{mine:?}");
+        assert!(other[0].is_fatal && !other[0].is_fine, "{other:?}");
+        assert!(other[0].said.starts_with("it is of a, and `host` is c: "), "{other:?}");
+    }
+
+    #[test]
+    fn what_could_not_be_tried_is_told() {
+        let finding = untried(&io::Error::other("too many open files"));
+        assert!(finding.is_fatal);
+        assert_eq!(finding.said, "cannot be tried: too many open files");
+    }
 }
