@@ -130,7 +130,7 @@ pub struct Work {
     pub bytes: u64,
     /// Files and directories that could not be read.
     pub left_out: u64,
-    /// The first of these, and why.
+    /// The first of these, and why, fit for a terminal.
     pub told: Vec<String>,
 }
 
@@ -274,7 +274,7 @@ impl Shared {
         self.left_out.fetch_add(1, Relaxed);
         let mut told = lock(&self.told);
         if told.len() < TOLD {
-            told.push(format!("{}: {why}", path.display()));
+            told.push(printable(&format!("{}: {why}", path.display())));
         }
     }
 
@@ -336,6 +336,15 @@ fn write_to(table: &Table, header: &[u8], path: &Path) -> io::Result<()> {
     file.write_all(header)?;
     table.records().iter().try_for_each(|record| file.write_all(&record.encode()))?;
     file.into_inner()?.sync_all()
+}
+
+/// What came out of an image or a package, fit for a terminal. Quotes stay as they are.
+fn printable(text: &str) -> String {
+    let escape = |c: char| match c {
+        '\'' | '"' => c.to_string(),
+        c => c.escape_debug().to_string(),
+    };
+    text.chars().map(escape).collect()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

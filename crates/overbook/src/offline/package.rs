@@ -12,6 +12,7 @@ use super::{
     OfflineError,
     cut::{Cutter, Stream},
     limit::{Left, count},
+    printable,
     sources::spare,
     unpack::{Compression, Unpacked, unpack},
 };
@@ -60,6 +61,7 @@ fn data(mut file: impl Read + 'static) -> io::Result<Unpacked> {
                 ".zst" => Compression::Zstd,
                 other => {
                     let what = "is not supported yet; valid: .gz, .xz, .zst and none";
+                    let other = printable(other);
                     return Err(io::Error::other(format!("data.tar with {other} {what}")));
                 }
             };

@@ -427,3 +427,43 @@ fn all_threads_share_what_may_be_read_of_an_image() {
     assert!(error.to_string().contains("disk: there are more than 128 GiB"), "{error}");
     assert_eq!(left_out, 0, "a limit leaves no file out");
 }
+
+#[test]
+fn names_out_of_images_and_packages_are_fit_for_a_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("root");
+    fs::create_dir(&root).unwrap();
+    let name = "it's\x1b]0;bad\x07\r\n\u{202e}\\";
+    fs::write(root.join(name), b"\x7fELF\x02").unwrap();
+    let image = directory.path().join("image.ext4");
+    let paths = [root.as_os_str(), image.as_os_str(), "16M".as_ref()];
+    let options = ["-q", "-t", "ext4", "-d"].map(AsRef::as_ref);
+    run("mke2fs", &[&options[..], &paths[..]].concat());
+    for source in [&root, &image] {
+        let (_, work) = built(&request(&[source]));
+        let shown = r"/it's\u{1b}]0;bad\u{7}\r\n\u{202e}\\: not an executable";
+        assert!(work.told.concat().contains(shown), "{work:?}");
+    }
+
+    // A package may say how it is packed.
+    let package = directory.path().join("small.deb");
+    let member = format!("{:<48}{:<10}`\n", "data.tar.\x1b[2J", 0);
+    fs::write(&package, format!("!<arch>\n{:<48}{:<10}`\n{member}", "debian-binary", 0)).unwrap();
+    let error = refused(&request(&[&package]));
+    assert!(error.contains(r"data.tar with .\u{1b}[2J is not supported"), "{error}");
+}
+
+#[test]
+fn a_limit_is_passed_on_where_a_file_would_be_left_out() {
+    let request = request(&[]);
+    let (shared, left) = (Shared::new(&request), Left::new("source".as_ref()));
+    let cutter = Cutter::new(&shared, request.sampling);
+    let spare = |error| {
+        let path = "source/file".as_ref();
+        sources::spare(&cutter, path, Err(left.unreadable(path, error)))
+    };
+    spare(io::Error::other("damaged")).unwrap();
+    let error = spare(limit::unpacks_too_much()).unwrap_err();
+    assert!(error.to_string().starts_with("source: it unpacks to more than 128 GiB"), "{error}");
+    assert_eq!(shared.left_out.load(Relaxed), 1);
+}
