@@ -17,6 +17,13 @@ fn observing_moves_no_balloon_and_what_it_set_up_to_observe_can_be_released() {
     let swapping = stage.vm("hungry")["swap_bytes_per_second"].as_u64();
     assert!(swapping.is_some_and(|rate| rate > 64 << 10), "nothing tempted it: {swapping:?}");
 
+    // What a guest has in memory makes a table; only root may look.
+    if std::fs::File::open("/proc/kpageflags").is_ok() {
+        let table = stage.lab.dir().join("run").join("calm.spt");
+        let said = stage.says(&["static", "capture", "calm", "-o", table.to_str().unwrap()]);
+        assert!(said.contains("calm") && table.exists(), "{said}");
+    }
+
     stage.lab.end_helper("daemon", false).unwrap();
     let undo = stage.undo();
     assert_eq!(undo.len(), 2);

@@ -180,7 +180,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Release(format) => steer::release(&context, format.json),
         Command::History(arguments) => history::run(&context, &arguments),
         Command::Mrc(arguments) => mrc::run(&arguments),
-        Command::Static(question) => static_tables::run(&question),
+        Command::Static(question) => static_tables::run(&context, &question),
         Command::Completions(shell) => Ok(pages::completions(&shell, &mut Cli::command())),
         Command::Man(directory) => pages::man(&directory, Cli::command()),
         Command::Lab(arguments) => lab::run(&arguments),

@@ -25,6 +25,7 @@
 //! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
 //! and the bytes out of one source have an end.
 
+mod capture;
 mod cut;
 mod disk;
 mod elf;
@@ -57,6 +58,7 @@ use pages::offline::{
     Builder, FormatError, HEADER_LEN, MOST_PAGES, RECORD_LEN, Sampling, Table, TooManyPages,
 };
 
+pub use capture::capture;
 use cut::Cutter;
 use limit::Left;
 use sources::Kind;

@@ -7,11 +7,15 @@ use std::{
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use model::Bytes;
-use pages::offline::{Amount, PAGE_LEN, Sampling, Savings, Statistics, TableRef, mix, overlap};
+use model::{Bytes, VmName};
+use pages::offline::{
+    Amount, PAGE_LEN, Sampling, Savings, Statistics, Table, TableRef, mix, overlap,
+};
+use policy::Case;
 use serde::Serialize;
 
 use super::{
+    context::Context,
     error::CliError,
     mrc::cpu_seconds,
     output::Output,
@@ -23,6 +27,8 @@ use crate::offline::{self, OfflineError, Request, Work};
 pub(super) enum Question {
     /// Make a table of what images, packages, directories and executables hold
     Build(Build),
+    /// Make a table of what a running VM has in memory
+    Capture(Capture),
     /// Show what is in tables, and what they share
     Show(Show),
     /// Show what one table has and another has not
@@ -54,6 +60,17 @@ pub(super) struct Build {
 }
 
 #[derive(Debug, Args)]
+pub(super) struct Capture {
+    /// A VM that is as others will be
+    vm: String,
+    /// Where to write the table; guests of this source are known by the file's name
+    #[arg(short, long, value_name = "FILE.spt")]
+    output: PathBuf,
+    #[command(flatten)]
+    format: super::Format,
+}
+
+#[derive(Debug, Args)]
 pub(super) struct Show {
     /// The tables
     #[arg(required = true, value_name = "TABLE")]
@@ -75,9 +92,10 @@ pub(super) struct Diff {
     format: super::Format,
 }
 
-pub(super) fn run(question: &Question) -> Result<Output, CliError> {
+pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliError> {
     match question {
         Question::Build(arguments) => build(arguments),
+        Question::Capture(arguments) => capture(context, arguments),
         Question::Show(arguments) => show(arguments),
         Question::Diff(arguments) => diff(arguments),
         Question::Verify { tables } => Ok(verify(tables)),
@@ -110,24 +128,48 @@ fn build(arguments: &Build) -> Result<Output, CliError> {
     });
     bar.finish_and_clear();
     let (made, work) = built?;
-    let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
-    offline::write(&made, &arguments.output)?;
-    drop(made);
-    let loaded = Loaded::read(&arguments.output)?;
-    let Work { files, bytes, left_out, told } = work;
-    let built = Built {
-        table: loaded.contents()?,
-        files,
-        bytes_classified: bytes,
-        seconds,
-        cpu_seconds,
-        left_out,
-        left_out_for_example: told,
+    let built = Built::of(made, work, &arguments.output, (start, cpu))?;
+    if arguments.format.json { Output::json(&built) } else { Ok(Output::text(&built.text())) }
+}
+
+fn capture(context: &Context, arguments: &Capture) -> Result<Output, CliError> {
+    let (start, cpu) = (Instant::now(), cpu_seconds());
+    let case: Case = context.client()?.get("/v1/case")?;
+    let vm = VmName::from(arguments.vm.as_str());
+    let pid = case.view.vms.get(&vm).and_then(|vm| vm.pid);
+    let unknown = || OfflineError::Source {
+        path: arguments.vm.clone().into(),
+        what: "no VM of this name runs here; `overbook status` shows those that do".to_owned(),
     };
+    let (made, work) = offline::capture(pid.ok_or_else(unknown)?, Sampling::default())?;
+    let built = Built::of(made, work, &arguments.output, (start, cpu))?;
     if arguments.format.json { Output::json(&built) } else { Ok(Output::text(&built.text())) }
 }
 
 impl Built {
+    /// Writes the table, and reads it again.
+    fn of(
+        made: Table,
+        work: Work,
+        output: &Path,
+        (start, cpu): (Instant, f64),
+    ) -> Result<Self, CliError> {
+        let (seconds, cpu_seconds) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        offline::write(&made, output)?;
+        drop(made);
+        let loaded = Loaded::read(output)?;
+        let Work { files, bytes, left_out, told } = work;
+        Ok(Self {
+            table: loaded.contents()?,
+            files,
+            bytes_classified: bytes,
+            seconds,
+            cpu_seconds,
+            left_out,
+            left_out_for_example: told,
+        })
+    }
+
     fn text(&self) -> String {
         let per_core = self.bytes_classified as f64 / 1e9 / self.cpu_seconds.max(1e-9);
         let read = format!("{} files, {}", self.files, Bytes(self.bytes_classified));

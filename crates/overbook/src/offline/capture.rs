@@ -1,0 +1,55 @@
+//! A table out of a running guest: what it has in memory now.
+//!
+//! Where no image is at hand, or most of a guest's code is made as it boots (its kernel's), a guest
+//! that is known to be good tells best what others like it will have. QEMU's own memory is among
+//! the pages: nothing in a guest matches it.
+
+use std::path::PathBuf;
+
+use pages::offline::{Builder, PAGE_LEN, Sampling, Table};
+use sys::{frames, remote_memory::RemoteMemory};
+
+use super::{OfflineError, Work};
+
+/// All pages that this QEMU process's guest has in memory. Only root may look.
+pub fn capture(pid: u32, sampling: Sampling) -> Result<(Table, Work), OfflineError> {
+    let failed = |error: &dyn std::fmt::Display| OfflineError::Source {
+        path: PathBuf::from(format!("/proc/{pid}")),
+        what: error.to_string(),
+    };
+    let memory = RemoteMemory::of(pid).map_err(|error| failed(&error))?;
+    let pages = frames::pages_of_guest(pid).map_err(|error| failed(&error))?;
+    let mut builder = Builder::new(sampling);
+    let mut work = Work::default();
+    let mut page = [0; PAGE_LEN];
+    for (address, _) in pages {
+        // The guest goes on: what it has given back meanwhile is not there any more.
+        if memory.read(address, &mut page) == PAGE_LEN {
+            builder.add(&page, false)?;
+            work.bytes += PAGE_LEN as u64;
+        }
+    }
+    Ok((builder.finish(), work))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_has_in_memory_is_in_its_table() {
+        let mine = std::hint::black_box(vec![0x5a_u8; 3 * PAGE_LEN]);
+        let pid = std::process::id();
+        if frames::pages_of_guest(pid).is_err() {
+            eprintln!("SKIPPED: the kernel does not show frames to this user");
+            return;
+        }
+        let (table, work) = capture(pid, Sampling::default()).unwrap();
+        let whole: [u8; PAGE_LEN] = [0x5a; PAGE_LEN];
+        let hash = pages::offline::hash(&whole);
+        let found = table.records().iter().find(|record| record.hash == hash);
+        assert!(found.is_some_and(|record| record.count >= 2), "of {} pages", work.bytes / 4096);
+        drop(mine);
+        assert!(capture(u32::MAX >> 2, Sampling::default()).is_err());
+    }
+}
