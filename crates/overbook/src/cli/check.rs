@@ -2,9 +2,10 @@
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
 //! here is what each is for. Exit code 1 means: a fault in the configuration, certificates that are
-//! of no use or another host's, or a command that is not there; with `--host`, something is missing without which no
-//! VM here can be managed. What is merely less good leaves it at 0: also a repository that does not
-//! lend, and a pool whose etcd does not answer, for disks and VMs work without them.
+//! of no use or another host's, or a command that is not there; with `--host`, something is missing
+//! without which no VM here can be managed. What is merely less good leaves it at 0: also a
+//! repository that does not lend, and a pool whose etcd does not answer, for disks and VMs work
+//! without them.
 
 use model::{Bytes, HostName, config::Faults};
 use serde::Serialize;
