@@ -66,6 +66,8 @@ const LEAST_CHARGED: u32 = 8;
 const RECALL_CHARGED: u32 = 64;
 /// So much more is looked at by sweeps than by passes, while there are sweeps.
 const SWEEPS_TO_PASS: u32 = 3;
+/// No more than this at a time, in pages.
+const MOST_FOR_SWEEPS: u32 = 4096;
 /// When a shim is worth being asked for its answer.
 const ANSWER_IN: Duration = Duration::from_micros(200);
 /// When there is credit for some windows again: each time costs something by itself.
@@ -106,8 +108,8 @@ pub struct Dedup {
     no_store: Option<(Instant, String)>,
     /// What is known of the guests' pages before they run.
     known: Option<Known>,
-    /// What the last window of a sweep counted for, less what a pass has had since.
-    swept: u32,
+    /// What sweeps may count for until a pass has had its part, in pages.
+    for_sweeps: u32,
     /// Whose turn it is to be swept.
     sweep_turn: u32,
     index: Index,
@@ -154,7 +156,7 @@ impl Dedup {
             store: None,
             no_store: None,
             known: None,
-            swept: 0,
+            for_sweeps: MOST_FOR_SWEEPS,
             sweep_turn: 0,
             index: Index::new(0),
             capacity: 0,
@@ -317,20 +319,20 @@ impl Dedup {
 
     /// Looks at the next window; `None`: there is nobody to look at now.
     fn look_at_next(&mut self, vms: &mut [&mut Tracked]) -> Option<u32> {
-        if self.swept == 0
+        if self.for_sweeps > 0
             && let Some(known) = self.known.take()
         {
             let swept = self.sweep_next(vms, &known);
             self.known = Some(known);
             if let Some(charged) = swept {
-                self.swept = charged;
+                self.for_sweeps = self.for_sweeps.saturating_sub(charged);
                 return swept;
             }
         }
         let looked = self.look_in_turn(vms);
-        // Three parts to sweeps, as long as there are some; and they never hold up a pass.
-        let share = looked.map_or(u32::MAX, |looked| looked.saturating_mul(SWEEPS_TO_PASS));
-        self.swept = self.swept.saturating_sub(share);
+        // Where a pass has nothing to do it has had its part.
+        let earned = looked.map_or(MOST_FOR_SWEEPS, |looked| looked * SWEEPS_TO_PASS);
+        self.for_sweeps = (self.for_sweeps + earned).min(MOST_FOR_SWEEPS);
         looked
     }
 
