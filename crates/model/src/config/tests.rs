@@ -118,7 +118,7 @@ overbook.toml:5: `ksm` is \"always\"; valid: off, drive
 overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, pool, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, tracking, vms; did you mean `base`?
+overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, static, tracking, vms; did you mean `base`?
 overbook.toml:12: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:20) and \"web-*\"
 overbook.toml:13: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:16: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
@@ -334,6 +334,17 @@ fn the_example_is_valid_as_shipped_and_changes_nothing() {
 fn the_example_is_valid_with_every_setting_switched_on() {
     let spec = parse_one(&example_switched_on()).unwrap();
     assert!(!spec.groups.is_empty() && !spec.vms.is_empty());
+}
+
+#[test]
+fn tables_of_shared_pages_are_named_by_whole_paths() {
+    let group =
+        |tables: &str| parse_one(&format!("[group.web]\nvms = [\"web-*\"]\nstatic = {tables}\n"));
+    let spec = group(r#"["/a/one.spt", "/b/two.spt"]"#).unwrap();
+    let tables = &spec.groups[&"web".into()].tables;
+    assert_eq!(*tables, ["/a/one.spt", "/b/two.spt"].map(std::path::PathBuf::from));
+    let fault = group(r#"["one.spt"]"#).unwrap_err().to_string();
+    assert!(fault.contains("`static` is \"one.spt\"; write a path that begins with /"), "{fault}");
 }
 
 #[test]
