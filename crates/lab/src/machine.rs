@@ -118,7 +118,7 @@ pub struct MachineSpec {
     /// it has one.
     pub data_nbd: Option<(PathBuf, String)>,
     /// The file system in which its workload runs, which it only reads
-    /// ([`Debian`](crate::debian::Debian)); `None`: there is nothing but the workload program.
+    /// ([`Debian`]); `None`: there is nothing but the workload program.
     pub root_disk: Option<PathBuf>,
     /// How the data disk is read; `None`: through the host's page cache, as fast as it goes.
     pub data_direct: Option<Direct>,

@@ -41,7 +41,7 @@ pub enum Remedy {
     Migration,
     /// Overbook: another host's memory, and a migration once the overload is sustained.
     Both(Threshold),
-    /// The same with the threshold that Overbook has [learned](learned) from the guest, instead of
+    /// The same with the threshold that Overbook has [learned] from the guest, instead of
     /// this one.
     Learned(Threshold),
 }

@@ -1,7 +1,7 @@
 //! `overdriver-fig8`: what a burst of clients costs a web server and the network, by what is done
 //! about it and how long it lasts (Overdriver §5, Figs. 7 to 10).
 //!
-//! All of it on real guests, one after the other; [`overload`](crate::overload) says what is
+//! All of it on real guests, one after the other; [`overload`] says what is
 //! scaled. A mix of bursts is weighted by what the paper's text says of its Fig. 3 at 640 of 1,024
 //! MB: 58.9 % last 10 s, 96 % less than a minute, 96.9 % less than two. Each share is counted with
 //! the longest burst that it has, and what is longer with five minutes.
