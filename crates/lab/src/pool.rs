@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use cluster::records::Records;
 use cluster::store::etcd::Etcd;
-use cluster::store::{Change, Seat, Store, StoreError};
+use cluster::store::{Change, Seat, Snapshot, Store, StoreError};
 use model::Bytes;
 use serde_json::json;
 use sys::process::{Child, Signal, Spawn, children_of};
@@ -141,11 +141,18 @@ impl Pool {
         status.is_ok_and(|status| status["running"] == true)
     }
 
-    /// What the store holds; `None`: it does not answer.
+    /// All that the store holds.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn snapshot(&self) -> Result<Snapshot, StoreError> {
+        self.runtime.block_on(self.store.read(""))
+    }
+
+    /// The same as records; `None`: it does not answer.
     #[must_use]
     pub fn records(&self) -> Option<Records> {
-        let snapshot = self.runtime.block_on(self.store.read("")).ok()?;
-        Some(Records::of(&snapshot))
+        self.snapshot().ok().map(|snapshot| Records::of(&snapshot))
     }
 
     /// Takes the place of the one that decides, if it is free.

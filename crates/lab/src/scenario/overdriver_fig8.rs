@@ -66,7 +66,8 @@ pub(super) fn trials(
             // Writing to a string cannot fail.
             let _ = writeln!(
                 table,
-                "{name:<11}{seconds:>5} s{:>10.1} %{:>11.1} ms{:>11.1} s{:>9.1} MiB{:>7.1} MiB{:>7}",
+                "{name:<11}{seconds:>5} s{:>10.1} %{:>11.1} ms{:>11.1} s{:>9.1} MiB\
+                 {:>7.1} MiB{:>7}",
                 one.answered / overload::asked(burst) * 100.0,
                 one.response_ms,
                 one.overloaded_s,

@@ -155,6 +155,7 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
     let (host, report) =
         hosts.iter().find(|(h, _)| records.seated.contains(*h)).or(hosts.first())?;
     let found = &report.vms[vm];
+    let no = |why: &str| format!("no: {}", plain(why));
     let migration = migrations(records).into_iter().find(|row| row["vm"] == vm.as_str());
     Some(json!({
         "vm": vm,
@@ -162,7 +163,7 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
         "given": found.given,
         "promised": found.promised,
         "overload": found.severity,
-        "can_move": found.immovable.as_ref().map_or("yes".to_owned(), |why| format!("no: {}", plain(why))),
+        "can_move": found.immovable.as_deref().map_or("yes".to_owned(), no),
         "migration": migration.unwrap_or_default(),
     }))
 }

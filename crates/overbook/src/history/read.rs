@@ -275,26 +275,16 @@ fn changes(
     since_ms: u64,
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
-    let mut statement = connection.prepare(
-        "SELECT wall_ms, mode, is_take, target, reason, words FROM change \
-         WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3",
-    )?;
-    let found = statement.query_map(
-        params![vm.as_str(), signed(since_ms), signed(limit as u64)],
-        |row| {
-            let entry = Entry::Change {
-                mode: serde_json::from_str(&row.get::<_, String>(1)?).unwrap_or_default(),
-                is_take: row.get(2)?,
-                target: Bytes(unsigned(row, 3)?),
-                reason: serde_json::from_str(&row.get::<_, String>(4)?).ok(),
-                words: row.get(5)?,
-            };
-            Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
-        },
-    )?;
-    let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;
-    rows.reverse();
-    Ok(rows)
+    let select = "SELECT wall_ms, mode, is_take, target, reason, words FROM change";
+    latest(connection, select, (vm, since_ms, limit), |row| {
+        Ok(Entry::Change {
+            mode: serde_json::from_str(&row.get::<_, String>(1)?).unwrap_or_default(),
+            is_take: row.get(2)?,
+            target: Bytes(unsigned(row, 3)?),
+            reason: serde_json::from_str(&row.get::<_, String>(4)?).ok(),
+            words: row.get(5)?,
+        })
+    })
 }
 
 fn moves(
@@ -303,16 +293,24 @@ fn moves(
     since_ms: u64,
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
-    let mut statement = connection.prepare(
-        "SELECT wall_ms, words FROM moved \
-         WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3",
-    )?;
-    let found = statement.query_map(
-        params![vm.as_str(), signed(since_ms), signed(limit as u64)],
-        |row| {
-            Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry: Entry::Move { words: row.get(1)? } })
-        },
-    )?;
+    let select = "SELECT wall_ms, words FROM moved";
+    latest(connection, select, (vm, since_ms, limit), |row| Ok(Entry::Move { words: row.get(1)? }))
+}
+
+/// The latest rows of a VM out of a table, oldest first. `select` begins with `wall_ms`.
+fn latest(
+    connection: &Connection,
+    select: &str,
+    (vm, since_ms, limit): (&VmName, u64, usize),
+    entry: impl Fn(&Row<'_>) -> rusqlite::Result<Entry>,
+) -> rusqlite::Result<Vec<HistoryRow>> {
+    let mut statement = connection.prepare(&format!(
+        "{select} WHERE vm = ?1 AND wall_ms >= ?2 ORDER BY wall_ms DESC, id DESC LIMIT ?3"
+    ))?;
+    let found = statement
+        .query_map(params![vm.as_str(), signed(since_ms), signed(limit as u64)], |row| {
+            Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry: entry(row)? })
+        })?;
     let mut rows: Vec<HistoryRow> = found.collect::<Result<_, _>>()?;
     rows.reverse();
     Ok(rows)
