@@ -8,7 +8,6 @@
 use std::{
     io::{self, IsTerminal},
     os::{fd::AsFd, unix::net::UnixStream},
-    process,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -74,10 +73,13 @@ fn wait_for_end(signals: &UnixStream) {
 /// Puts the terminal back and ends the process, while the view waits for something that may never
 /// come.
 fn insist() -> ! {
-    // Needs neither room in the terminal nor the lock on its output.
-    let _ = disable_raw_mode();
-    // This may need both.
-    thread::spawn(ratatui::restore);
+    // Either may wait for a lock that the view holds, the second one for room in the terminal, too.
+    let restored = thread::Builder::new().spawn(|| {
+        let _ = disable_raw_mode();
+        ratatui::restore();
+    });
+    drop(restored);
     thread::sleep(GRACE);
-    process::exit(1)
+    // Handlers of the exit would wait for the view as well.
+    signal_hook::low_level::exit(1)
 }
