@@ -26,7 +26,7 @@ demo: build ## Six real guests in two groups, without Overbook and with it
 
 test: lint unit e2e docs audit ## Everything that CI runs
 
-build: guest ## The binaries, optimised
+build: guest $(PROTOC) ## The binaries, optimised
 	$(CARGO) build --locked --release -p overbook -p overbook-lab -p overbook-shim -p overbook-stand-in -p overbook-tracer
 
 # Static, so that it runs in a guest that holds nothing else.
