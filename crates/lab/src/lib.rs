@@ -80,6 +80,7 @@ pub mod swap_file;
 pub mod takeover;
 pub mod truth;
 pub mod worker_process;
+pub mod zram;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;

@@ -6,6 +6,7 @@
 
 mod boot;
 mod cluster_kill;
+mod cold_return;
 mod coop_swap;
 mod daemon_cost;
 mod daemon_kill;
@@ -161,6 +162,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::BUSY,
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
+    cold_return::SCENARIO,
     coop_swap::SCENARIO,
     overdriver_table1::SCENARIO,
     overdriver_fig5::SCENARIO,

@@ -23,6 +23,10 @@ pub struct Wanted {
     pub scan_rate: Option<PagesPerMs>,
     /// What becomes of what they free.
     pub freed: FreedOrder,
+    /// What each is to have in memory at most.
+    pub resident: Option<Bytes>,
+    /// What their QEMUs have beside; without it nothing is paged out.
+    pub own: Option<Bytes>,
 }
 
 /// A worker; dropping it kills it.
@@ -66,17 +70,18 @@ impl WorkerProcess {
     /// # Errors
     /// When it is gone.
     pub fn order(&mut self, lab: &Lab, wanted: Wanted) -> Result<(), LabError> {
-        let Wanted { tracking: budget, scan_rate, freed } = wanted;
+        let Wanted { tracking: budget, scan_rate, freed, resident, own } = wanted;
         let order = |machine: &Machine| Order {
             incarnation: 1,
             pid: machine.process().pid,
             swapped: Bytes::ZERO,
             memory: machine.spec().memory_max,
-            own: None,
+            own,
             spent: None,
             budget,
             leaves: false,
             freed,
+            resident,
         };
         let name = |machine: &Machine| machine.spec().name.as_str().into();
         let vms = lab.machines().iter().map(|machine| (name(machine), order(machine))).collect();
@@ -93,7 +98,8 @@ impl WorkerProcess {
     /// When it is gone.
     pub fn take(&mut self, lab: &Lab, keep: Option<Bytes>) -> Result<(), LabError> {
         let freed = FreedOrder { is_lazy: true, keep };
-        self.order(lab, Wanted { tracking: TrackingBudget::Off, scan_rate: None, freed })
+        let tracking = TrackingBudget::Off;
+        self.order(lab, Wanted { tracking, freed, ..Wanted::default() })
     }
 
     /// What all guests together have freed, as it said last.

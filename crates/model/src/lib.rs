@@ -9,6 +9,7 @@
 //! clock, file, socket nor thread. Whoever needs one of those implements a port ([`ports`]).
 
 pub mod cluster;
+pub mod cold;
 pub mod config;
 pub mod dedup;
 mod disk;
@@ -24,13 +25,14 @@ pub mod tracking;
 pub mod units;
 pub mod view;
 
+pub use cold::{Cold, ColdSpec};
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};
 pub use disk::{CacheReading, DiskReading, RepositoriesReading};
 pub use free_pages::{FreePages, FreePagesSpec};
 pub use ksm::{KsmOrder, KsmReading, KsmRefusal, KsmSpec, Mergeable};
 pub use names::{GroupName, HostName, NamePattern, VmName};
 pub use overload::{Learned, Overload, OverloadSpec, Profile, Severity, Together};
-pub use plan::{Action, Decision, Ledger, Loan, Plan, Quota, Scan, Take};
+pub use plan::{Action, Decision, Ledger, Loan, Means, Plan, Quota, Scan, Take};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
 pub use tracking::{Tracking, TrackingBudget, WorkerReading};

@@ -61,15 +61,29 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verb")]
 pub enum Action {
-    /// Ask the balloon of `vm` to leave the guest `target`.
-    SetBalloon {
-        /// Whose balloon.
+    /// Leave the guest of `vm` so much memory.
+    Resize {
+        /// Which VM.
         vm: VmName,
         /// Do nothing if the VM is not in this life any more.
         incarnation: u64,
-        /// What the guest may use from now on.
+        /// What the guest may use from now on, or have in memory.
         target: Bytes,
+        /// Who sees to it.
+        #[serde(default)]
+        by: Means,
     },
+}
+
+/// How memory leaves a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Means {
+    /// Its balloon: the guest chooses what goes, and may use no more.
+    #[default]
+    Balloon,
+    /// The host pages out what the guest does not touch: it may use all, and has so much in memory.
+    Paging,
 }
 
 /// What one tick decided about one VM.

@@ -54,6 +54,27 @@ pub enum Reason {
         /// Its base.
         base: Bytes,
     },
+    /// From now on the host pages out what the VM does not touch.
+    #[error("the host pages out what it does not touch from now on; its balloon is deflated")]
+    Paged,
+    /// It has memory that it did not touch for a minute, and little of what was paged out comes
+    /// back.
+    #[error(
+        "{spare} of it were not touched for a minute, and of what was paged out {refaults} came back \
+         in a minute"
+    )]
+    Ahead {
+        /// Beyond what it keeps in any case.
+        spare: Bytes,
+        /// In a minute.
+        refaults: Bytes,
+    },
+    /// More of what was paged out comes back than the group allows.
+    #[error("it touched {more} of what was paged out in a minute, more than its group allows")]
+    Returns {
+        /// In a minute.
+        more: Bytes,
+    },
     /// Nobody in the group needs what was taken any more.
     #[error("nobody in the group needs the rest of its guaranteed {base} any more")]
     Restore {
@@ -314,6 +335,9 @@ pub enum Reason {
         /// The limit.
         limit: Millis,
     },
+    /// It is paged, and nothing is known of it just now.
+    #[error("its worker does not say where its memory is: nothing is taken blindly")]
+    NotPaged,
     /// The guest sends no statistics.
     #[error("its guest sends no usable statistics: nothing is taken blindly")]
     NoStats,
@@ -465,6 +489,12 @@ pub enum Pressure {
     #[error("it swaps in {per_second}/s")]
     SwapIn {
         /// Bytes per second.
+        per_second: Bytes,
+    },
+    /// It touches memory that was paged out.
+    #[error("it waits for {per_second}/s of what was paged out")]
+    Refaults {
+        /// Bytes per second that come back.
         per_second: Bytes,
     },
     /// It has almost nothing left.

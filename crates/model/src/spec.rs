@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, GroupName, HostName, KsmSpec, Millis, NamePattern,
+    Bytes, ColdSpec, DedupSpec, FreePagesSpec, GroupName, HostName, KsmSpec, Millis, NamePattern,
     OverloadSpec, TrackingBudget, VmName,
 };
 
@@ -171,6 +171,9 @@ pub struct GroupSpec {
     /// What becomes of memory that its VMs free.
     #[serde(default)]
     pub free_pages: FreePagesSpec,
+    /// Whether the host pages out what its VMs do not touch.
+    #[serde(default)]
+    pub cold: ColdSpec,
     /// Whether its idle surplus may serve other groups that consent too, and theirs may serve it.
     #[serde(default)]
     pub lend: bool,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, CacheReading, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time,
+    Bytes, CacheReading, Cold, Dedup, DiskReading, FreePages, GroupName, KsmReading, Millis, Time,
     Tracking, VmName, WorkerReading,
 };
 
@@ -65,6 +65,10 @@ pub struct HostReading {
     pub swap_total: Bytes,
     /// `SwapFree`.
     pub swap_free: Bytes,
+    /// What memory a swapped byte takes: 0 where swap is on disks, less than 1 where it is
+    /// compressed in memory.
+    #[serde(default)]
+    pub swap_cost: f32,
     /// Share of the last 10 s in which some task waited for memory, in percent; `None` where the
     /// kernel has no PSI.
     pub psi_some_avg10: Option<f32>,
@@ -120,6 +124,9 @@ pub struct VmView {
     /// What it has freed, where that is handed over to the host.
     #[serde(default)]
     pub free_pages: Option<Reading<FreePages>>,
+    /// Where its memory is, where the host may page it out.
+    #[serde(default)]
+    pub cold: Option<Reading<Cold>>,
     /// Its disks that Overbook serves, by name, where their process answers.
     #[serde(default)]
     pub disks: BTreeMap<String, Reading<DiskReading>>,
@@ -149,6 +156,7 @@ impl VmView {
             tracking: None,
             dedup: None,
             free_pages: None,
+            cold: None,
             disks: BTreeMap::new(),
             limits: BTreeMap::new(),
             last_error: None,
@@ -174,6 +182,8 @@ pub enum Mechanism {
     Dedup,
     /// Handing over what the guest frees, to be taken when it is needed.
     FreePages,
+    /// Paging out what it does not touch.
+    Cold,
 }
 
 /// The state of the connection to a VM's QEMU.

@@ -15,7 +15,7 @@ use model::{
 };
 
 use crate::{
-    http::wire::{self, LastChange, LoanStatus, ScanStatus},
+    http::wire::{self, ColdStatus, LastChange, LoanStatus, ScanStatus},
     published::Published,
 };
 
@@ -137,6 +137,8 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines.extend(shared);
     let take = tick.plan.takes.get(vm);
     lines.extend(view.free_pages.iter().map(|reading| ("Freed", freed(&reading.value, take))));
+    let cold = view.cold.iter().map(|reading| ColdStatus::of(&reading.value).words());
+    lines.extend(cold.map(|words| ("Paging", words)));
     let disks = view.disks.iter();
     let wanted = |name: &str| tick.spec.disks.get(name).map_or(0, |disk| disk.repositories.len());
     let words = |name: &str, of: &DiskReading| ("Disk", disk(name, of, wanted(name)));
@@ -231,7 +233,7 @@ fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
     };
     let mut lines = Vec::new();
     if let Some(change) = &decision.change {
-        let model::Action::SetBalloon { target, .. } = &change.action;
+        let model::Action::Resize { target, .. } = &change.action;
         let words = change_words(change.is_take, *target, &change.reason.to_string());
         let label = if tick.plan.mode == Mode::Enforce { "Now" } else { "Recommended" };
         lines.push((label, words));

@@ -15,8 +15,8 @@
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`),
 //! how they are chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for
-//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), and what becomes of
-//! what the guest frees (`freed`). [`Dedup`] keeps identical pages of many once; [`unshare()`]
+//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), what becomes of what
+//! the guest frees (`freed`), and what is paged out (`cold`). [`Dedup`] keeps identical pages of many once; [`unshare()`]
 //! gives them copies again where no worker runs. `process` drives many of them by orders;
 //! experiments drive one directly:
 //!
@@ -37,6 +37,7 @@
 //! Source: MEB §3 (Wang et al. 2016). Leaves out: acting on what it finds, which is the policy's.
 
 mod clock;
+mod cold;
 mod cost;
 mod dedup;
 #[cfg(test)]

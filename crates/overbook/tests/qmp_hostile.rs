@@ -139,7 +139,7 @@ fn down_because(view: &VmView, text: &str) -> bool {
 
 fn set(vm: &str, view: &VmView, mib: u64) -> Action {
     let (vm, target) = (VmName::from(vm), Bytes::mib(mib));
-    Action::SetBalloon { vm, incarnation: view.incarnation, target }
+    Action::Resize { vm, incarnation: view.incarnation, target, by: model::Means::Balloon }
 }
 
 /// Waits until that holds.

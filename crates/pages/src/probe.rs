@@ -199,6 +199,31 @@ impl Tracker {
         &self.asked
     }
 
+    /// So many granules more, as far as there are, beyond what the budget bears: whoever pages out
+    /// wants to know which of them are idle.
+    pub fn tick_more(&mut self, now: Time, count: u32) -> &[u32] {
+        self.asked.clear();
+        for _ in 0..count {
+            let Some(index) = self.granules.draw(now) else { break };
+            self.pending.push((index, now));
+            self.asked.push(self.granules.id(index));
+        }
+        &self.asked
+    }
+
+    /// The granules that are revoked, and for how many ticks each has not been touched, as far as
+    /// that is known.
+    pub fn idle(&mut self, now: Time) -> Vec<(u32, u32)> {
+        let mut idle = Vec::new();
+        for index in 0..self.granules.tracked() {
+            if self.granules.state(index) == State::Revoked {
+                let ticks = self.granules.age(index, now) + self.granules.before(index);
+                idle.push((self.granules.id(index), ticks));
+            }
+        }
+        idle
+    }
+
     /// The granule was revoked.
     pub fn revoked(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
@@ -224,6 +249,11 @@ impl Tracker {
     /// A trap: the granule was touched, and is accessible again.
     pub fn touched(&mut self, granule: u32, at: Time) {
         self.governor.trapped(1);
+        self.refaulted(granule, at);
+    }
+
+    /// The same of a granule that was paged out: what that costs is not tracking's.
+    pub fn refaulted(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };
         match self.granules.state(index) {
             State::Pending | State::Revoked => {}

@@ -1,9 +1,9 @@
 //! One group in one tick: the order of the steps is the order of precedence.
 
-use model::{Bytes, GroupSpec, Ledger, Policy, Reason, Time};
+use model::{Bytes, ColdSpec, GroupSpec, Ledger, Policy, Reason, Time};
 
 use crate::{
-    Rule, Rules,
+    Rule, Rules, cold,
     guard::{self, Purpose},
     headroom::Headroom,
     idle, ledger,
@@ -68,6 +68,7 @@ impl<'a> Group<'a> {
                 revoke::take_back(members, deficit, Purpose::Deficit, &reason, rules, now);
             self.reprovision(returning, host, rules, now);
             self.restore_base(now);
+            self.page_out_ahead(rules, now);
         }
         for member in &mut self.members {
             member.repeat(host.short.is_some(), now);
@@ -206,8 +207,32 @@ impl<'a> Group<'a> {
         }
         for member in &mut self.members {
             let base = member.limits.base;
-            if member.target < base && member.can_take_more() {
+            let goes_ahead = member.is_paged && matches!(self.spec.cold, ColdSpec::Ahead(_));
+            if member.target < base && member.can_take_more() && !goes_ahead {
                 member.give(base, Reason::Restore { base });
+            }
+        }
+    }
+
+    /// Pages out what VMs do not touch before anybody needs it, as far as the group wants that.
+    fn page_out_ahead(&mut self, rules: Rules, now: Time) {
+        let ColdSpec::Ahead(points) = self.spec.cold else { return };
+        for member in self.members.iter_mut().filter(|member| member.change.is_none()) {
+            let Some(cold) = member.cold else { continue };
+            match cold::may_go(&cold, member.tracking.as_ref(), points) {
+                Ok(()) => {
+                    let spare = member.spare();
+                    let refaults = cold.refaulted_per_s.share(60, 1);
+                    match guard::lowest_target(member, spare, Purpose::Idle, rules, now) {
+                        Ok(target) => member.take(target, Reason::Ahead { spare, refaults }),
+                        Err(refusal) => member.refuse(refusal),
+                    }
+                }
+                Err(more) if member.target < member.limits.base && member.can_take_more() => {
+                    let target = member.target.plus(more).min(member.limits.base);
+                    member.give(target, Reason::Returns { more });
+                }
+                Err(_) => {}
             }
         }
     }

@@ -35,6 +35,7 @@ mod balancing;
 mod cache;
 mod case;
 pub mod cluster;
+mod cold;
 pub mod excess;
 mod experience;
 mod group;

@@ -4,14 +4,15 @@
 //! step leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
 
 use model::{
-    Bytes, FreePages, Link, Migration, Reading, Reason, Time, Tracking, VmLimits, VmName, VmView,
+    Bytes, Cold, FreePages, Link, Migration, Reading, Reason, Time, Tracking, VmLimits, VmName,
+    VmView,
     reason::Pressure,
     spec::{ShareSpec, VmSpec},
     view::Mechanism,
 };
 
 use crate::{
-    Rule, Rules,
+    Rule, Rules, cold,
     memory::{Asked, Merging, VmMemory},
     statistics::{self, Guest},
     tuning,
@@ -23,7 +24,11 @@ pub(crate) struct Member {
     pub(crate) name: VmName,
     pub(crate) limits: VmLimits,
     pub(crate) has_swap: bool,
-    /// Where the balloon stands.
+    /// Whether the host pages out what it does not touch; else memory leaves it by its balloon.
+    pub(crate) is_paged: bool,
+    /// Where its memory is, if it is paged and that is known.
+    pub(crate) cold: Option<Cold>,
+    /// Where the balloon stands, or what a paged VM has in memory, at least its target.
     pub(crate) actual: Bytes,
     /// Where it was asked to stand, or stands.
     pub(crate) target: Bytes,
@@ -49,6 +54,15 @@ pub(crate) struct Member {
     pub(crate) refusals: Vec<Reason>,
 }
 
+/// Whether, and at what cost, a VM's memory may be paged out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Paging {
+    /// Its group has it on.
+    pub(crate) is_on: bool,
+    /// What memory a byte takes that is out.
+    pub(crate) swap_cost: f32,
+}
+
 /// A change that was decided.
 #[derive(Clone, Debug)]
 pub(crate) struct Intent {
@@ -65,6 +79,7 @@ impl Member {
         view: &VmView,
         limits: VmLimits,
         spec: VmSpec,
+        paging: Paging,
         memory: Option<VmMemory>,
         rules: Rules,
         now: Time,
@@ -72,7 +87,13 @@ impl Member {
         let mut memory = memory
             .filter(|m| m.incarnation == view.incarnation)
             .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
-        let guest = statistics::believe(view.stats, view.ram, &mut memory, rules, now);
+        let is_new_to_paging = memory.note_paging(paging.is_on, view);
+        let is_paged = memory.resident.is_some();
+        let guest = if is_paged {
+            cold::guest(view.cold, now)
+        } else {
+            statistics::believe(view.stats, view.ram, &mut memory, rules, now)
+        };
         match &guest {
             Ok(guest) if guest.pressure.is_none() => memory.note_calm(now),
             Ok(_) | Err(_) => memory.note_trouble(now),
@@ -85,17 +106,25 @@ impl Member {
             None if view.ram.is_zero() => limits.base,
             None => view.ram,
         };
-        let blocked = blocked(view, rules, now);
+        let actual = match (memory.resident, view.cold) {
+            (Some(target), Some(cold)) => target.max(cold.value.resident).min(view.ram),
+            (Some(target), None) => target,
+            (None, _) => actual,
+        };
+        let blocked = blocked(view, is_paged, rules, now);
         if blocked.is_none() {
             memory.follow(actual, view.ram, now);
         } else {
             memory.excuse(now);
         }
-        if let Ok(guest) = &guest {
+        if let (Ok(guest), false) = (&guest, is_paged) {
             memory.note_set_apart(actual, guest.total, now);
         }
-        let target = memory.asked.as_ref().map_or(actual, |asked| asked.target);
+        let stands = memory.resident.unwrap_or(actual);
+        let target = memory.asked.as_ref().map_or(stands, |asked| asked.target);
+        let out = view.cold.filter(|_| is_paged).map(|reading| reading.value);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        let charged = out.map_or(Bytes::ZERO, |cold| cold::charged(&cold, paging.swap_cost));
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::FREED_STALE_AFTER);
         memory.note_freed(free.map(|reading| reading.value), now);
@@ -106,10 +135,12 @@ impl Member {
         let mut member = Self {
             name: name.clone(),
             limits,
-            has_swap: spec.swap.unwrap_or(memory.has_swapped()),
+            has_swap: is_paged || spec.swap.unwrap_or(memory.has_swapped()),
+            cold: out,
+            is_paged,
             actual,
             target,
-            used: counted.map_or(actual.max(target), |reading| reading.value),
+            used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
             is_guessed: counted.is_none() && is_new,
             guest,
             free_pages,
@@ -119,7 +150,12 @@ impl Member {
             blocked,
             avoided: avoided(&memory, actual, now),
             memory,
-            change: None,
+            change: is_new_to_paging.then_some(Intent {
+                target,
+                is_take: false,
+                is_repeat: false,
+                reason: Reason::Paged,
+            }),
             refusals: Vec::new(),
         };
         if member.guest.is_err() || member.is_short() {
@@ -309,12 +345,15 @@ pub(crate) fn margin(guest: &Guest) -> Bytes {
     guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN)
 }
 
-fn blocked(view: &VmView, rules: Rules, now: Time) -> Option<Reason> {
+fn blocked(view: &VmView, is_paged: bool, rules: Rules, now: Time) -> Option<Reason> {
     if let Link::Down { why, .. } = &view.link {
         return Some(Reason::Unreachable { why: why.clone() });
     }
     if rules.has(Rule::Migration) && view.migration != Migration::None {
         return Some(Reason::Migrating);
+    }
+    if is_paged {
+        return None;
     }
     let Some(balloon) = view.balloon else {
         let why = view.limits.get(&Mechanism::Balloon);

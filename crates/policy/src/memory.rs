@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use model::{
     Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time,
-    Tracking, VmName, plan::Outcome,
+    Tracking, VmName, VmView, plan::Outcome,
 };
 use serde::{Deserialize, Serialize};
 
@@ -66,6 +66,9 @@ pub(crate) struct VmMemory {
     #[serde(default)]
     pub(crate) short_at: Time,
     pub(crate) asked: Option<Asked>,
+    /// What it is to have in memory, since the host pages out what it does not touch.
+    #[serde(default)]
+    pub(crate) resident: Option<Bytes>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
     /// When memory was last taken for somebody else, while that is still being judged.
@@ -232,6 +235,24 @@ pub(crate) struct MovedByOthers {
 impl VmMemory {
     pub(crate) fn new(incarnation: u64, now: Time) -> Self {
         Self { incarnation, seen_at: now, calm_since: now, short_at: now, ..Self::default() }
+    }
+
+    /// Notes whether the host pages out what the VM does not touch; `true`: from now on. It begins
+    /// with what the balloon leaves it, and once begun it goes on while the group has it on.
+    pub(crate) fn note_paging(&mut self, is_on: bool, view: &VmView) -> bool {
+        let begins = is_on && self.resident.is_none() && view.cold.is_some();
+        if begins {
+            self.resident = Some(view.balloon.map_or(view.ram, |balloon| balloon.value));
+        } else if !is_on {
+            if self.resident.is_none() {
+                return false;
+            }
+            self.resident = None;
+        } else {
+            return false;
+        }
+        (self.asked, self.stuck, self.moved_by_others) = (None, None, None);
+        begins
     }
 
     /// Whether the guest has used swap since it booted.

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Decision, GroupName, HostView, Loan, Mode, Plan, Policy, Reason, Scan, Spec,
-    Time,
+    Action, Bytes, Decision, GroupName, HostView, Loan, Means, Mode, Plan, Policy, Reason, Scan,
+    Spec, Time,
     plan::Change,
     ports::{Act, Clock, Sense},
 };
@@ -15,7 +15,7 @@ use crate::{
     group::Group,
     headroom::Headroom,
     ledger,
-    member::{Intent, Member},
+    member::{Intent, Member, Paging},
     overload::{self, Watched},
     reclaim,
     scan_rate::{self, Period},
@@ -130,6 +130,7 @@ fn assemble<'a>(
     now: Time,
 ) -> BTreeMap<GroupName, Group<'a>> {
     let mut remembered = std::mem::take(&mut memory.vms);
+    let swap_cost = view.host.map_or(0.0, |host| host.value.swap_cost);
     let mut members: BTreeMap<&GroupName, Vec<Member>> = BTreeMap::new();
     for (name, vm) in &view.vms {
         let Some((group, group_spec)) = spec.group_of(name) else {
@@ -142,7 +143,8 @@ fn assemble<'a>(
         let limits = spec.limits_of(name, group_spec, vm.ram);
         let known = remembered.remove(name);
         let own = spec.vms.get(name).copied().unwrap_or_default();
-        let mut member = Member::assess(name, vm, limits, own, known, rules, now);
+        let paging = Paging { is_on: group_spec.cold.is_on(), swap_cost };
+        let mut member = Member::assess(name, vm, limits, own, paging, known, rules, now);
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
         }
@@ -246,8 +248,12 @@ fn conclude(
     }
     let target = member.change.as_ref().map_or(member.target, |intent| intent.target);
     let incarnation = member.memory.incarnation;
+    let by = if member.is_paged { Means::Paging } else { Means::Balloon };
+    if mode == Mode::Enforce && !memory.paused && member.is_paged {
+        member.memory.resident = Some(target);
+    }
     let change = member.change.map(|intent| Change {
-        action: Action::SetBalloon { vm: member.name.clone(), incarnation, target },
+        action: Action::Resize { vm: member.name.clone(), incarnation, target, by },
         is_take: intent.is_take,
         is_repeat: intent.is_repeat,
         reason: intent.reason,

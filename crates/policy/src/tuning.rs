@@ -29,6 +29,19 @@ pub const DEMAND_PER_SECOND: Bytes = Bytes::kib(64);
 /// Swap-in per second from which a guest counts as suffering.
 pub const SUFFERING_PER_SECOND: Bytes = Bytes::kib(64);
 
+/// A VM that waits for what was paged out for this share of a vCPU's time could use more …
+pub const WAITS_FOR_MORE: f64 = 0.005;
+
+/// … and with this one it suffers (TMO's bound on memory pressure is 0.1 % of all tasks' time, of
+/// which one vCPU's wait is a part).
+pub const SUFFERS_WAITS: f64 = 0.02;
+
+/// What a touch of a page that is out takes until it was measured, in nanoseconds.
+pub const REFAULT_NS: f64 = 100_000.0;
+
+/// What comes back in a minute is not worth a word up to this.
+pub const FEW_REFAULTS: Bytes = Bytes::mib(1);
+
 /// Swap traffic per second that no device delivers: such counters are a lie.
 pub const SWAP_PER_SECOND_MAX: Bytes = Bytes::mib(64 * 1024);
 

@@ -38,7 +38,7 @@ impl Onlooker {
     }
 
     fn note(&mut self, plan: &Plan) {
-        for Action::SetBalloon { vm, incarnation, target } in plan.actions() {
+        for Action::Resize { vm, incarnation, target, .. } in plan.actions() {
             self.asked.insert(vm, (incarnation, target));
         }
     }
@@ -152,7 +152,7 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
         let (Some(group), Some(limits)) = (&decision.group, decision.limits) else {
             return Err(TestCaseError::fail(format!("{name} is not managed, but changed")));
         };
-        let Action::SetBalloon { target, incarnation, .. } = change.action;
+        let Action::Resize { target, incarnation, .. } = change.action;
         prop_assert_eq!(incarnation, vm.incarnation);
         let actual = stands_at(vm);
         let asked = seen.target(name, vm);
@@ -260,7 +260,7 @@ fn is_short(view: &HostView, spec: &Spec, now: Time) -> bool {
 fn actions_are_in_order(plan: &Plan) -> TestCaseResult {
     let mut seen = BTreeMap::new();
     let mut gives = 0;
-    for Action::SetBalloon { vm, .. } in plan.actions() {
+    for Action::Resize { vm, .. } in plan.actions() {
         let is_take = plan.vms[&vm].change.as_ref().is_some_and(|change| change.is_take);
         gives += usize::from(!is_take);
         prop_assert!(!is_take || gives == 0, "a take after a give");

@@ -24,7 +24,7 @@ mod wire;
 pub use wire::{MAX_GRANULE_PAGES, MIN_HOT_SET, WireError};
 
 /// Changes whenever a message or the layout does. Both sides must have the same.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// The number of [`Request::Hello`], and of no other request: nothing stands in its packet for it.
 /// An answer of this number belongs to Hello, or is a refusal of what was not understood or not
@@ -34,7 +34,7 @@ pub const HELLO: u32 = 0;
 /// Longest packet that either side sends or accepts, in bytes.
 pub const MAX_PACKET: usize = 16 << 10;
 
-/// Most granules in one [`Request::Revoke`] or [`Request::Recall`].
+/// Most granules in one [`Request::Revoke`], [`Request::Recall`] or [`Request::PageOut`].
 pub const MAX_REVOKE: usize = 2048;
 
 /// Most runs in one [`Request::Merge`].
@@ -95,13 +95,15 @@ pub enum Request {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },
-    /// Brings these granules within the guest's reach again; no trap tells of it. Answered with
-    /// [`Answer::Done`] (how many were out of reach).
+    /// Brings these granules within the guest's reach again; no trap tells of it. What of them is
+    /// paged out is read, as long as the host has memory for it. Answered with [`Answer::Done`]
+    /// (how many were out of reach).
     Recall {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,
     },
-    /// Gives everything back and stops tracking. Answered with [`Answer::Done`].
+    /// Gives everything back and stops tracking. What is paged out is read, as long as the host has
+    /// memory for it. Answered with [`Answer::Done`].
     Release,
     /// Where things stand; also the sign of life that keeps the shim from giving everything back.
     Status,
@@ -153,6 +155,14 @@ pub enum Request {
     Keep {
         /// Which pages, as for [`Self::Take`].
         runs: Vec<Pages>,
+    },
+    /// Has the kernel page out what these granules have out of the guest's reach, as many of them
+    /// as a tenth of a second allows; what is within reach stays. Which pages are out is to be seen
+    /// in the page states. Answered with [`Answer::Done`]: how many granules, from the first on, it
+    /// came to.
+    PageOut {
+        /// Numbers of granules; at most [`MAX_REVOKE`].
+        granules: Vec<u32>,
     },
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use protocol::MAX_GRANULE_PAGES;
 use rustix::io::Errno;
-use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved};
+use sys::memory_map::{Advice, PAGE_BYTES, Range, Reserved, advise};
 
 use crate::time::now;
 use crate::transitions::{self, Host, Kernel as _};
@@ -63,6 +63,14 @@ impl Bench {
         // SAFETY: both halves are registered, and the fault thread serves.
         let taken = unsafe { host.move_pages(self.staging(), guest.start, guest.len) };
         (taken.bytes > 0).then_some(guest.start)
+    }
+
+    /// Has the kernel page out what [`Self::arm`] revoked: the next touch is one of a page that is
+    /// out.
+    pub(crate) fn page_out(&self, granule_pages: u32) {
+        let len = u64::from(granule_pages) * PAGE_BYTES;
+        // SAFETY: it discards nothing.
+        let _ = unsafe { advise(Range { start: self.staging(), len }, Advice::LinuxPageOut) };
     }
 
     /// Gives back what is away; what will not move is filled with zeros.

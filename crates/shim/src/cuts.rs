@@ -245,7 +245,7 @@ impl Engine {
         // What is moved counts as written, and so would what the guest has freed. What is staged is
         // not there to be moved.
         let is_plain = |channel: &Channel| {
-            let others = [PageState::Freed, PageState::Staged, PageState::Aside];
+            let others = [PageState::Freed, PageState::Staged, PageState::Aside, PageState::Out];
             channel.merged(piece).next().is_none()
                 && !others.into_iter().any(|state| channel.has(piece, state))
         };

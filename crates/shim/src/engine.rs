@@ -22,7 +22,7 @@ use crate::holds::Holds;
 use crate::merge::Pool;
 use crate::ram::{GuestRam, end};
 use crate::time::{Nanos, now};
-use crate::tracker::{Served, Tracker, fill_stray, page_of};
+use crate::tracker::{Recalled, Served, Tracker, fill_stray, page_of};
 use crate::transitions::{self, Host, Run};
 use crate::turns::{Turn, Turns, turn};
 use crate::{cuts, hot_set, merge, tracker, unshare, watchdog};
@@ -408,15 +408,23 @@ pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
     each(granules, Tracker::revoke)
 }
 
-/// Brings granules back; answers how many were out of reach.
-pub(crate) fn recall(granules: &[u32]) -> Result<u32, Refusal> {
-    each(granules, Tracker::recall)
+/// Brings granules back; answers how many were out of reach, and has what of them is in the host's
+/// swap handed over to `read`.
+pub(crate) fn recall(granules: &[u32], mut read: impl FnMut(Range)) -> Result<u32, Refusal> {
+    each(granules, |tracker, channel, granule| match tracker.recall(channel, granule) {
+        Recalled::No => false,
+        Recalled::Yes => true,
+        Recalled::Out(range) => {
+            read(range);
+            true
+        }
+    })
 }
 
 /// Does something with these granules, turn by turn; answers with how many it was done.
 fn each(
     granules: &[u32],
-    act: impl Fn(&mut Tracker, &Channel, u32) -> bool,
+    mut act: impl FnMut(&mut Tracker, &Channel, u32) -> bool,
 ) -> Result<u32, Refusal> {
     if let (state, false) = is_on() {
         return Err(Refusal::NotTracking { why: words(&state) });
@@ -432,13 +440,13 @@ fn each(
     }))
 }
 
-fn is_on() -> (State, bool) {
+pub(crate) fn is_on() -> (State, bool) {
     let engine = lock();
     let on = engine.tracker.as_ref().is_some_and(|tracker| !tracker.is_releasing());
     (engine.state(), on)
 }
 
-fn words(state: &State) -> String {
+pub(crate) fn words(state: &State) -> String {
     match state {
         State::Suspended { why } | State::Unsupported { why } => why.clone(),
         State::Off | State::On(_) => "send Track first".to_owned(),

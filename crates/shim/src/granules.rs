@@ -172,16 +172,34 @@ impl Shadowed {
 impl Granule {
     /// Some of its pages are out of reach: as a rule all that are not merged.
     pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
-        self.numbers().any(|page| shared.state(page) == PageState::Staged)
+        self.numbers().any(|page| shared.state(page).is_staged())
+    }
+
+    /// Some of its pages are in the host's swap.
+    pub(crate) fn is_out(&self, shared: Shared<'_>) -> bool {
+        self.numbers().any(|page| shared.state(page) == PageState::Out)
     }
 
     /// Its parts of this state, each as long as can be: as a rule there is one, the whole.
     pub(crate) fn parts(self, shared: Shared<'_>, state: PageState) -> impl Iterator<Item = Self> {
+        self.parts_that(shared, move |found| found == state)
+    }
+
+    /// Its parts that are out of the guest's reach.
+    pub(crate) fn staged_parts(self, shared: Shared<'_>) -> impl Iterator<Item = Self> {
+        self.parts_that(shared, PageState::is_staged)
+    }
+
+    fn parts_that(
+        self,
+        shared: Shared<'_>,
+        is_wanted: impl Fn(PageState) -> bool,
+    ) -> impl Iterator<Item = Self> {
         let end = self.first_page + self.pages;
         let mut next = self.first_page;
         std::iter::from_fn(move || {
-            let first_page = (next..end).find(|&page| shared.state(page) == state)?;
-            next = (first_page..end).find(|&page| shared.state(page) != state).unwrap_or(end);
+            let first_page = (next..end).find(|&page| is_wanted(shared.state(page)))?;
+            next = (first_page..end).find(|&page| !is_wanted(shared.state(page))).unwrap_or(end);
             let offset = u64::from(first_page - self.first_page) * PAGE_BYTES;
             let pages = next - first_page;
             let len = u64::from(pages) * PAGE_BYTES;

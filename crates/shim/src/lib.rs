@@ -11,7 +11,7 @@
 //!
 //! # Where a page is
 //!
-//! Each page of guest RAM is home, staged, aside, shared or freed. [`transitions`] has the table of
+//! Each page of guest RAM is home, staged, out, aside, shared or freed. [`transitions`] has the table of
 //! these states and of every step between them: who may take it, and how the page tables are asked
 //! afterwards whether it was taken. A model of two actors over two pages is run through every
 //! interleaving of them there. The rules below say what must hold around the steps.
@@ -76,6 +76,12 @@
 //! 15. What is freed is not moved: it would count as written. It is plain again when it is taken,
 //!     discarded, or found missing at a touch (`freed`, `tracker::take_back`).
 //!
+//! # The rule that makes it safe to page out
+//!
+//! 16. Only what is staged is paged out, while nobody holds the lock: to the kernel it is memory as
+//!     any other, and whoever moves it home meanwhile moves it, in memory or in swap. Nobody waits
+//!     for a disk with the lock held (`cold`).
+//!
 //! **Off means off**: before `Track` and after `Release` nothing is registered and no fault is
 //! taken but by the first write to a page that is still merged. If anything is in doubt, QEMU runs
 //! as if the shim were not there.
@@ -95,6 +101,7 @@
 //! | `holds`, `qemu` | what forbids that: what QEMU does with its memory |
 //! | `disks` | what forbids merging: disks whose reads cannot be seen |
 //! | `turns` | the lock, and who goes first |
+//! | `cold` | what nobody touches: to the host's swap, and back |
 //! | `freed` | what QEMU discards: handed over to the kernel, and taken |
 //! | `merge` | equal pages: aside, compared, replaced |
 //! | `cuts` | merged pages that become plain again: at a write, or all; mappings that meet again |
@@ -109,6 +116,7 @@
 
 mod bench;
 mod channel;
+mod cold;
 mod control;
 mod cuts;
 mod descriptors;

@@ -41,8 +41,20 @@ use crate::watchdog;
 pub(crate) enum Served {
     /// Done.
     Yes,
+    /// Done, and the rest of the granule, which is here, is in the host's swap.
+    ReadOn(Range),
     /// Done, and there were more traps in this second than the fuse allows.
     FuseBlown,
+}
+
+/// What became of a granule that was to be recalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recalled {
+    /// It was within reach, or will not come home.
+    No,
+    Yes,
+    /// It came home, and this of it is in the host's swap.
+    Out(Range),
 }
 
 /// Where a touch found its page.
@@ -219,16 +231,36 @@ impl Tracker {
         staged > 0
     }
 
-    /// Brings a granule back; nobody has touched it. `false` if it was within reach.
-    pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> bool {
+    /// Brings a granule back; nobody has touched it.
+    pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> Recalled {
         let shared = channel.shared();
         let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
-            return false;
+            return Recalled::No;
         };
+        let was_out = granule.is_out(shared);
         let is_back = self.give_back(shared, granule);
         self.wake(granule.guest);
         self.came_in_reach(number);
-        is_back
+        match (is_back, was_out) {
+            (false, _) => Recalled::No,
+            (true, false) => Recalled::Yes,
+            (true, true) => Recalled::Out(granule.guest),
+        }
+    }
+
+    /// Where the content of a granule is that is out of reach and not paged out.
+    pub(crate) fn staged_of(&self, channel: &Channel, number: u32) -> Vec<Range> {
+        let Some(granule) = self.granules.get(number) else { return Vec::new() };
+        let parts = granule.parts(channel.shared(), PageState::Staged);
+        parts.map(|part| Range { start: part.staging, ..part.guest }).collect()
+    }
+
+    /// Notes what the kernel has paged out of a granule.
+    pub(crate) fn note_out(&self, channel: &Channel, number: u32) {
+        let Some(granule) = self.granules.get(number) else { return };
+        for part in granule.parts(channel.shared(), PageState::Staged) {
+            transitions::note_out(&self.host, channel.shared(), part.run());
+        }
     }
 
     /// Who waits for a page of `range` goes on, or traps again.
@@ -250,6 +282,7 @@ impl Tracker {
         // Where nothing can be asked, what was found when its state was set holds.
         let was_staged =
             granule.is_staged(shared) || self.finds_staged(shared, granule).unwrap_or(false);
+        let was_out = was_staged && granule.is_out(shared);
         if was_staged && !self.give_back(shared, granule) {
             // Some of it would not go. Who waits for just that traps again, and again it is tried.
             self.wake(granule.guest);
@@ -262,7 +295,9 @@ impl Tracker {
             (false, true) => Found::Hole,
             (false, false) => Found::InPlace,
         };
-        self.let_go_on(channel, granule, found, block.unwrap_or(granule.guest), received)
+        let woken = block.unwrap_or(granule.guest);
+        let served = self.let_go_on(channel, granule, found, woken, received);
+        if was_out { served.and_read_on(granule.guest) } else { served }
     }
 
     /// A merged page has been written, which is still in its place: what is out of reach beside it
@@ -276,10 +311,12 @@ impl Tracker {
         let shared = channel.shared();
         let granule = self.granules.at(address).filter(|granule| granule.is_staged(shared));
         let Some(granule) = granule else { return Served::Yes };
+        let was_out = granule.is_out(shared);
         if !self.give_back(shared, granule) {
             return Served::Yes;
         }
-        self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
+        let served = self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received);
+        if was_out { served.and_read_on(granule.guest) } else { served }
     }
 
     /// A granule is in its place: that is logged, and who waits for `woken` goes on.
@@ -392,7 +429,7 @@ impl Tracker {
     /// Answers whether all of the granule is home.
     fn give_back(&self, shared: Shared<'_>, granule: Granule) -> bool {
         let mut is_back = true;
-        for part in granule.parts(shared, PageState::Staged) {
+        for part in granule.staged_parts(shared) {
             // SAFETY: it was staged from there, and both ranges are registered.
             let given = unsafe { transitions::unstage(&self.host, shared, part.run()) };
             shared.add(Counter::MovedIn, given.moved);
@@ -426,7 +463,7 @@ impl Tracker {
         let shared = channel.shared();
         let mut all_gone = true;
         for piece in self.granules.pieces(range) {
-            let staged = piece.pages.filter(|&page| shared.state(page) == PageState::Staged);
+            let staged = piece.pages.filter(|&page| shared.state(page).is_staged());
             let staged = staged.count() as u64;
             if staged == 0 {
                 continue;
@@ -507,6 +544,13 @@ impl Tracker {
             pages.for_each(|page| shared.set_state(page, PageState::Plain));
             block
         })
+    }
+}
+
+impl Served {
+    /// The rest of a granule is to be read.
+    fn and_read_on(self, granule: Range) -> Self {
+        if self == Self::Yes { Self::ReadOn(granule) } else { self }
     }
 }
 

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | home (`Plain`) | where QEMU expects it, or nowhere: then it is zero |
 //! | staged | in staging, or nowhere |
+//! | out | in the host's swap, for staging |
 //! | aside | in the [buffer](crate::merge::buffer), during a turn or until it will go home |
 //! | shared (`Merged`) | in the pool, or in the kernel's copy of it, in its place |
 //! | freed | where QEMU expects it, or nowhere; the kernel may drop it |
@@ -17,8 +18,9 @@
 //! | from | event | to | step | who | what is asked afterwards |
 //! |---|---|---|---|---|---|
 //! | home | revoke | staged, or home if all of it stays | [`stage`] | control | no page is in both places |
-//! | staged | touch, recall, release, whatever needs RAM in its place | home | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; what it still holds stays staged |
-//! | staged | discard | staged, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
+//! | staged | paged out | out | [`note_out`] | control | staging has it in swap |
+//! | staged, out | touch, recall, release, whatever needs RAM in its place | home | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; what it still holds stays staged |
+//! | staged, out | discard | the same, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
 //! | home | merge, join | aside, or home if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
 //! | aside | equal to a slot | shared | [`share`] | control | before: home is empty; afterwards: the buffer holds none of it |
 //! | aside | zeros | home, and nowhere | [`drop_zeros`] | control | the buffer holds none of it |
@@ -157,7 +159,18 @@ pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) 
     }
 }
 
-/// Staged → home. What will not go stays staged.
+/// Staged → out, where the kernel has paged out what staging holds of it; answers how many pages.
+/// Nothing is moved by it.
+pub(crate) fn note_out<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> u32 {
+    let Ok(swapped) = kernel.swapped(run.place()) else { return 0 };
+    let is_out = |page: usize| swapped.has(page) && state(shared, run, page) == PageState::Staged;
+    let out = (0..pages_of(run.home)).filter(|&page| is_out(page)).count();
+    mark(shared, run, PageState::Out, is_out);
+    u32::try_from(out).unwrap_or(u32::MAX)
+}
+
+/// Staged, or out → home. What will not go stays as it is: what is out is read there when it is
+/// touched.
 ///
 /// # Safety
 /// Both ranges are registered; what staging holds there belongs to this home.

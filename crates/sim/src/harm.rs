@@ -144,7 +144,7 @@ impl Judge {
         let targets: BTreeMap<VmName, Bytes> = plan
             .actions()
             .into_iter()
-            .map(|Action::SetBalloon { vm, target, .. }| (vm, target))
+            .map(|Action::Resize { vm, target, .. }| (vm, target))
             .collect();
         for vm in targets.keys() {
             self.judge_action(second, vm, &targets, host, spec, &mut harms);

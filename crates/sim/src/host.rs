@@ -91,7 +91,7 @@ impl Act for Host {
         if self.rng.u8(0..100) < self.lost_percent {
             return;
         }
-        let Action::SetBalloon { vm, incarnation, target } = action;
+        let Action::Resize { vm, incarnation, target, .. } = action;
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.name == *vm) {
             guest.ask(*incarnation, *target);
         }

@@ -28,6 +28,7 @@ pub mod remote_memory;
 pub mod seqpacket;
 pub mod shared_memory;
 pub mod slab;
+pub mod swap;
 pub mod threads;
 pub mod tsc;
 pub mod userfaultfd;

@@ -91,6 +91,17 @@ impl PageSet {
         self.0.iter().all(|&word| word == 0)
     }
 
+    /// The parts of `whole`, whose pages these are, each as long as can be.
+    pub fn parts(&self, whole: Range) -> impl Iterator<Item = Range> {
+        let mut page = 0;
+        std::iter::from_fn(move || {
+            let first = (page..Self::MOST).find(|&page| self.has(page))?;
+            page = (first..Self::MOST).find(|&page| !self.has(page)).unwrap_or(Self::MOST);
+            let start = whole.start + first as u64 * PAGE_BYTES;
+            Some(Range { start, len: (page - first) as u64 * PAGE_BYTES })
+        })
+    }
+
     /// Whether a page is in both.
     #[must_use]
     pub fn meets(&self, other: &Self) -> bool {
@@ -241,7 +252,21 @@ impl Pagemap {
     /// As for [`Self::populated`].
     #[cfg_attr(feature = "faults", track_caller)]
     pub fn populated_set(&self, range: Range) -> Result<PageSet, Errno> {
-        let any = PAGE_IS_PRESENT | PAGE_IS_SWAPPED;
+        self.set(range, PAGE_IS_PRESENT | PAGE_IS_SWAPPED)
+    }
+
+    /// Which pages of `range`, at most [`PageSet::MOST`] of them, are swapped out. Does not
+    /// allocate.
+    ///
+    /// # Errors
+    /// As for [`Self::populated`].
+    #[cfg_attr(feature = "faults", track_caller)]
+    pub fn swapped_set(&self, range: Range) -> Result<PageSet, Errno> {
+        self.set(range, PAGE_IS_SWAPPED)
+    }
+
+    #[cfg_attr(feature = "faults", track_caller)]
+    fn set(&self, range: Range, any: u64) -> Result<PageSet, Errno> {
         let wanted = ScanArg { category_anyof_mask: any, return_mask: any, ..ScanArg::default() };
         let mut set = PageSet::default();
         self.scan(range, wanted, |found| set.add(range, found.range()))?;

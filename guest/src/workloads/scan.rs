@@ -2,7 +2,7 @@
 //!
 //! The enemy of every LRU: each page is touched once per sweep and then not for a whole sweep, so a
 //! memory that is a little too small misses always. With `--period` a sweep begins every so many
-//! seconds and the guest idles in between; `--rate` is the pace in pages per second.
+//! seconds and the guest idles in between; the gauge `step_us` says how long the last one took; `--rate` is the pace in pages per second.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -51,6 +51,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
                 .for_each(|page| read(&mut memory, page, options.stride));
             worker.done(PAGES_PER_STEP);
         }
+        let took = worker.shared.now().saturating_sub(begun);
+        worker.shared.step_us.set(usize::try_from(took.as_micros()).unwrap_or(usize::MAX));
         let rest = options.period.map_or(Duration::ZERO, Duration::from_secs_f64);
         if !worker.shared.sleep_until(begun + rest) {
             return Ok(());

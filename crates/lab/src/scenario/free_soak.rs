@@ -108,7 +108,8 @@ fn any_orders(random: &mut Random) -> Wanted {
     let tracking =
         if is_once_in(3, random) { TrackingBudget::Off } else { TrackingBudget::default() };
     // What is merged is not handed over.
-    Wanted { tracking, scan_rate: is_once_in(2, random).then_some(RATE), freed }
+    let scan_rate = is_once_in(2, random).then_some(RATE);
+    Wanted { tracking, scan_rate, freed, ..Wanted::default() }
 }
 
 fn figures(context: &Context, bad_bytes: u64, kills: u32, all: &FreePages) -> Figures {

@@ -88,6 +88,10 @@ fn torment_guests(context: &Context, duration: Duration) -> Result<Guests, LabEr
         ..MachineSpec::new(name, "stress", MEMORY, MEMORY, WORKLOAD)
     };
     let specs = [guest("native", true), guest("threads", false)];
+    let swap = SwapFile::new(&context.dir, SWAP);
+    if let Err(error) = &swap {
+        context.say(&format!("skipped: paging out to swap: {error}"));
+    }
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
     lab.wait_for("the guests to verify", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))

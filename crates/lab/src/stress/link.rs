@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use protocol::layout::{Counter, Layout, LayoutError, PageState, Shared};
+use protocol::layout::{Counter, Layout, LayoutError, Shared};
 use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
@@ -196,7 +196,7 @@ impl Link {
             .regions
             .iter()
             .flat_map(|region| region.first_page..region.first_page.saturating_add(region.pages));
-        let marked = pages.filter(|&page| shared.state(page) == PageState::Staged).count();
+        let marked = pages.filter(|&page| shared.state(page).is_staged()).count();
         (marked as u64, shared.get(Counter::StagedPages))
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! **Idea.** It runs in a process of its own (`overbook-lab torment`), so that it can be killed at
 //! any instant, in the middle of a message or of a release. Its life is drawn from a seed: it
-//! tracks with every mode and size of granule, revokes in bursts, merges and unshares, has freed
-//! memory handed over and takes it, floods the socket without reading, sends garbage, falls silent,
-//! hangs up, comes back. Each answer is held against what it may be.
+//! tracks with every mode and size of granule, revokes in bursts, pages out, merges and unshares,
+//! has freed memory handed over and takes it, floods the socket without reading, sends garbage,
+//! falls silent, hangs up, comes back. Each answer is held against what it may be.
 //!
 //! **Invariants.** After a release, no page is out of reach. Nothing that it does may leave a
 //! question unanswered for ten seconds, except by closing the connection. Whether guest memory
@@ -34,6 +34,8 @@ const TELL: Duration = Duration::from_millis(100);
 const TRACK_TRIES: u32 = 100;
 /// Most runs of a take.
 const TAKEN: u32 = 8;
+/// Among how many granules those are looked for that are out of reach.
+const LOOKED_AT: u32 = 512;
 /// Within how many pages a freed one is looked for.
 const NEAR: u32 = 8192;
 /// Longer than a shim bears silence.
@@ -82,6 +84,7 @@ struct Tormentor {
 enum Whim {
     Revoke,
     Burst,
+    PageOut,
     Status,
     ReadRing,
     Merge,
@@ -101,9 +104,10 @@ enum Whim {
 }
 
 /// Each whim's share, of a thousand.
-const WHIMS: [(u64, Whim); 18] = [
-    (180, Whim::Revoke),
-    (180, Whim::Burst),
+const WHIMS: [(u64, Whim); 19] = [
+    (160, Whim::Revoke),
+    (160, Whim::Burst),
+    (60, Whim::PageOut),
     (40, Whim::Status),
     (80, Whim::ReadRing),
     (50, Whim::Merge),
@@ -119,7 +123,7 @@ const WHIMS: [(u64, Whim); 18] = [
     (5, Whim::Flood),
     (3, Whim::FallSilent),
     (12, Whim::HangUp),
-    (70, Whim::Wait),
+    (50, Whim::Wait),
 ];
 
 impl Tormentor {
@@ -146,6 +150,7 @@ impl Tormentor {
                     let requests = self.random.between(10, 60);
                     self.revoke(&mut link, &tracking, requests)?;
                 }
+                Whim::PageOut => self.page_out(&mut link, &tracking)?,
                 Whim::Status => drop(self.status(&mut link)?),
                 Whim::ReadRing => self.read_ring(&link, &mut ring, &tracking),
                 Whim::Merge => self.merge(&mut link)?,
@@ -282,6 +287,23 @@ impl Tormentor {
             }
         }
         Ok(())
+    }
+
+    /// Has paged out what is out of reach of some granules, of which few are.
+    fn page_out(&mut self, link: &mut Link, tracking: &Tracking) -> Result<(), LinkError> {
+        let Some(shared) = link.shared() else { return Ok(()) };
+        let last = link.regions.last().map_or(0, |last| last.first_page + last.pages);
+        let most = u64::from(last / tracking.granule_pages + 3);
+        let first = u32::try_from(self.random.between(0, most)).unwrap_or(u32::MAX);
+        let near = first..first.saturating_add(LOOKED_AT);
+        let is_staged = |granule: &u32| shared.is_staged(*granule, tracking.granule_pages);
+        let mut granules: Vec<u32> = near.filter(is_staged).collect();
+        granules.push(first);
+        let request = Request::PageOut { granules };
+        match self.ask(link, &request)? {
+            Answer::Done { .. } | Answer::Refused(Refusal::NotTracking { .. }) => Ok(()),
+            other => Err(LinkError::unexpected(&told(&request), &other)),
+        }
     }
 
     /// Has pages merged that were the same a moment ago.

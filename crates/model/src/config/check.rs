@@ -331,6 +331,7 @@ impl From<GroupDraft> for GroupSpec {
             dedup: draft.dedup.unwrap_or_default(),
             tables: tables.map(|at| at.value.into()).collect(),
             free_pages: draft.free_pages.unwrap_or_default(),
+            cold: draft.cold.unwrap_or_default(),
             lend: draft.lend.unwrap_or_default(),
         }
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::{At, Place, Table};
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy, TrackingBudget,
+    Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy, TrackingBudget,
     spec::{DiskSpec, PoolSpec, ShareSpec},
 };
 
@@ -71,6 +71,7 @@ pub(super) struct GroupDraft {
     pub(super) dedup: Option<DedupSpec>,
     pub(super) tables: Option<At<Vec<At<String>>>>,
     pub(super) free_pages: Option<FreePagesSpec>,
+    pub(super) cold: Option<ColdSpec>,
     pub(super) lend: Option<bool>,
     pub(super) limits: LimitsDraft,
 }
@@ -222,6 +223,7 @@ impl GroupDraft {
             dedup: None,
             tables: None,
             free_pages: None,
+            cold: None,
             lend: None,
             limits: LimitsDraft::default(),
         }
@@ -242,6 +244,7 @@ impl GroupDraft {
         set(&mut self.tables, table.texts("static"));
         let free_pages = [("off", FreePagesSpec::Off), ("lazy", FreePagesSpec::Lazy)];
         set(&mut self.free_pages, table.choice("free_pages", &free_pages));
+        set(&mut self.cold, table.cold("cold"));
         set(&mut self.lend, table.flag("lend"));
         self.limits.apply(table);
         table.finish();

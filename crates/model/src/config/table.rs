@@ -18,7 +18,7 @@ use toml::{
 };
 
 use super::Fault;
-use crate::{Bytes, DedupSpec, PagesPerMs, TrackingBudget};
+use crate::{Bytes, ColdSpec, DedupSpec, PagesPerMs, TrackingBudget};
 
 /// Where something was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,6 +252,29 @@ impl<'a> Table<'a> {
         budget
     }
 
+    /// Whether the host pages out what is not touched: a word, or a bound on what of it comes back.
+    pub(super) fn cold(&self, key: &'static str) -> Option<ColdSpec> {
+        const WANTED: &str = "\"off\", \"when-needed\" or a share of the working set that may be \
+             touched again in a minute, from \"0.01%\" to \"10%\"";
+        let value = self.get(key)?;
+        let DeValue::String(text) = value.get_ref() else {
+            self.wrong_type(key, value, WANTED);
+            return None;
+        };
+        let cold = match text.as_ref() {
+            "off" => Some(ColdSpec::Off),
+            "when-needed" => Some(ColdSpec::WhenNeeded),
+            text => basis_points(text)
+                .filter(|points| ColdSpec::RANGE.contains(points))
+                .map(ColdSpec::Ahead),
+        };
+        if cold.is_none() {
+            let text = printable(text);
+            self.source.fault(&value.span(), format!("`{key}` is \"{text}\"; valid: {WANTED}"));
+        }
+        cold
+    }
+
     /// How identical pages are looked for: a word, or a rate.
     pub(super) fn dedup(&self, key: &'static str) -> Option<DedupSpec> {
         const WANTED: &str =
@@ -343,19 +366,24 @@ impl<'a> Table<'a> {
     }
 }
 
-/// `1%`, `0.25 %` or `off`; hundredths of a percent are the finest step.
+/// `1%`, `0.25 %` or `off`.
 fn parse_tracking(text: &str) -> Option<TrackingBudget> {
     if text == "off" {
         return Some(TrackingBudget::Off);
     }
+    let points = basis_points(text)?;
+    TrackingBudget::RANGE.contains(&points).then_some(TrackingBudget::BasisPoints(points))
+}
+
+/// A percentage in hundredths of a percent, the finest step: `1%`, `0.25 %`.
+fn basis_points(text: &str) -> Option<u16> {
     let number = text.strip_suffix('%')?.trim_end();
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.chars().all(|c| c.is_ascii_digit());
     if whole.is_empty() || fraction.len() > 2 || !digits(whole) || !digits(fraction) {
         return None;
     }
-    let points: u16 = format!("{whole}{fraction:0<2}").parse().ok()?;
-    TrackingBudget::RANGE.contains(&points).then_some(TrackingBudget::BasisPoints(points))
+    format!("{whole}{fraction:0<2}").parse().ok()
 }
 
 /// Why a text cannot be a name, a pattern or a path.

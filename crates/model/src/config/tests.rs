@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Bytes, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, PagesPerMs, Policy,
+    Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, PagesPerMs, Policy,
     TrackingBudget, spec::ShareSpec,
 };
 
@@ -55,6 +55,7 @@ fn every_key_arrives_in_the_spec() {
         tracking = "0.25%"
         dedup = "adaptive"
         free_pages = "lazy"
+        cold = "0.2%"
         lend = true
         [vm."web-1"]
         min = "256MiB"
@@ -73,6 +74,7 @@ fn every_key_arrives_in_the_spec() {
     assert_eq!(group.tracking, TrackingBudget::BasisPoints(25));
     assert_eq!(group.dedup, DedupSpec::Adaptive);
     assert_eq!(group.free_pages, FreePagesSpec::Lazy);
+    assert_eq!(group.cold, ColdSpec::Ahead(20));
     assert!(group.lend);
     let limits = spec.limits_of(&"web-1".into(), group, Bytes::mib(2048));
     assert_eq!((limits.min, limits.base), (Bytes::mib(256), Bytes::mib(512)));
@@ -118,7 +120,7 @@ overbook.toml:5: `ksm` is \"always\"; valid: off, drive
 overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, pool, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, dedup, free_pages, lend, max, min, policy, static, tracking, vms; did you mean `base`?
+overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, cold, dedup, free_pages, lend, max, min, policy, static, tracking, vms; did you mean `base`?
 overbook.toml:12: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:20) and \"web-*\"
 overbook.toml:13: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:16: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
@@ -242,6 +244,21 @@ fn what_tracking_may_cost_is_a_share_of_a_vcpu_or_off() {
     for bad in
         ["\"0.05%\"", "\"11%\"", "\"1\"", "\"%\"", "\"-1%\"", "\"1.001%\"", "\"1e0%\"", "1", "true"]
     {
+        assert_eq!(read(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn what_is_cold_is_paged_out_when_it_is_needed_or_up_to_a_share_of_refaults() {
+    let read = |text: &str| {
+        let spec = parse_one(&format!("[group.a]\nvms = [\"x\"]\ncold = {text}\n"));
+        spec.map(|spec| spec.groups[&"a".into()].cold).ok()
+    };
+    assert_eq!(read("\"off\""), Some(ColdSpec::default()));
+    assert_eq!(read("\"when-needed\""), Some(ColdSpec::WhenNeeded));
+    assert_eq!(read("\"0.2%\""), Some(ColdSpec::Ahead(20)));
+    assert_eq!(read("\"10%\"").unwrap().to_string(), "10 %");
+    for bad in ["\"0%\"", "\"11%\"", "\"always\"", "0.2", "true"] {
         assert_eq!(read(bad), None, "{bad}");
     }
 }

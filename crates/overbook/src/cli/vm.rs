@@ -19,8 +19,8 @@ use crate::{
     client::path_of,
     curve_chart::{Curve, CurveChart},
     http::wire::{
-        DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus, TrackingStatus,
-        VmStatus,
+        ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, MissRatioCurve, OverloadStatus,
+        TrackingStatus, VmStatus,
     },
 };
 
@@ -106,6 +106,7 @@ fn in_full(vm: &VmStatus) -> String {
         ("host view: working set", working_set(vm.tracking.as_ref())),
         ("host view: shared", vm.dedup.as_ref().map_or_else(|| "-".to_owned(), shared)),
         ("host view: freed", vm.free_pages.as_ref().map_or_else(|| "-".to_owned(), freed)),
+        ("host view: paging", vm.cold.as_ref().map_or_else(|| "-".to_owned(), ColdStatus::words)),
         ("guest view: total", size(vm.guest_total_bytes)),
         ("guest view: available", size(vm.guest_available_bytes)),
         ("guest view: free", size(vm.guest_free_bytes)),

@@ -28,7 +28,7 @@ impl Log {
     pub(super) fn tell(&mut self, plan: &Plan, view: &HostView) {
         for (vm, decision) in &plan.vms {
             if let Some(change) = decision.change.as_ref().filter(|change| !change.is_repeat) {
-                let Action::SetBalloon { target, .. } = &change.action;
+                let Action::Resize { target, .. } = &change.action;
                 let verb = if plan.mode == Mode::Enforce { "gets" } else { "would get" };
                 info(&format!("{vm} {verb} {target}: {}", change.reason));
             }

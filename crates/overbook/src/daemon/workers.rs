@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 
 use model::view::Mechanism;
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, Migration, Reading, Scan, Spec, Take, Time,
-    TrackingBudget, VmName, VmView,
+    Action, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Reading, Scan, Spec, Take,
+    Time, TrackingBudget, VmName, VmView,
 };
 use policy::tuning;
 use sys::clock::boot_now;
@@ -33,7 +33,8 @@ const FRESH: model::Millis = model::Millis::secs(10);
 /// Why a VM without the shim has no part in what workers do.
 pub(super) const NO_SHIM: &str = "QEMU was started without Overbook's shim";
 /// What workers do with a VM.
-const ALL: [Mechanism; 3] = [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages];
+const ALL: [Mechanism; 4] =
+    [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 
 /// What is not done with a VM, each with the reason.
 type Limits = BTreeMap<Mechanism, String>;
@@ -51,6 +52,8 @@ pub(super) struct Workers {
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
     /// What is taken of what VMs have freed, by the last plan.
     takes: BTreeMap<VmName, Take>,
+    /// What VMs are to have in memory at most, by incarnation, as was decided last.
+    resident: BTreeMap<VmName, (u64, Bytes)>,
     is_paused: bool,
 }
 
@@ -138,6 +141,7 @@ impl Workers {
                     budget,
                     leaves,
                     freed: self.freed_order(own, name),
+                    resident: self.resident(own, name, vm),
                 };
                 (Some((group.clone(), order)), limits)
             }
@@ -146,6 +150,27 @@ impl Workers {
                 none.extend(limits);
                 (None, none)
             }
+        }
+    }
+
+    /// What it is to have in memory at most; without a decision, all: then nothing is paged out,
+    /// and it is shown where its memory is.
+    fn resident(
+        &self,
+        own: Option<(&GroupName, &GroupSpec)>,
+        name: &VmName,
+        vm: &VmView,
+    ) -> Option<Bytes> {
+        let (_, group) = own?;
+        let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some();
+        let decided = self.resident.get(name).filter(|(life, _)| *life == vm.incarnation);
+        is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
+    }
+
+    /// Carries out a decision on how much of a VM is in memory; its worker is told in the next tick.
+    pub(super) fn act(&mut self, action: &Action) {
+        if let Action::Resize { vm, incarnation, target, by: Means::Paging } = action {
+            self.resident.insert(vm.clone(), (*incarnation, *target));
         }
     }
 
@@ -207,6 +232,7 @@ impl Workers {
         }
         self.shared.count(view);
         self.spent.retain(|name, _| view.vms.contains_key(name));
+        self.resident.retain(|name, _| view.vms.contains_key(name));
     }
 
     /// The VMs whose QEMUs have the shim, by process.
@@ -242,6 +268,7 @@ fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
         (Mechanism::Tracking, is_tracked, "tracking"),
         (Mechanism::Dedup, spec.dedup.is_on(), "dedup"),
         (Mechanism::FreePages, spec.free_pages.is_lazy(), "free_pages"),
+        (Mechanism::Cold, spec.cold.is_on(), "cold"),
     ];
     let off = keys.into_iter().filter(|(_, is_on, _)| !is_on);
     off.map(|(mechanism, _, key)| {
@@ -270,6 +297,8 @@ fn fresh(report: Option<&Reading<VmReport>>, now: Time) -> Result<&Reading<VmRep
 fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     let VmReport { tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken, .. } =
         report.value.clone();
+    let VmReport { cold, why_not_paged_out, .. } = report.value.clone();
+    vm.cold = cold.map(|reading| no_younger(reading, report.at));
     vm.tracking = tracking.map(|reading| no_younger(reading, report.at));
     vm.dedup = dedup.map(|reading| no_younger(reading, report.at));
     vm.free_pages = free_pages.map(|reading| no_younger(reading, report.at));
@@ -280,7 +309,8 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
         used.value = used.value.minus(free.value.lazy);
     }
     let whys = [
-        (Mechanism::Tracking, why_not),
+        (Mechanism::Tracking, why_not.clone()),
+        (Mechanism::Cold, why_not_paged_out.or(why_not)),
         (Mechanism::Dedup, why_not_merged),
         (Mechanism::FreePages, why_not_taken),
     ];

@@ -32,6 +32,7 @@ impl Sense for World<'_> {
 impl Act for World<'_> {
     fn act(&mut self, action: &Action) {
         self.drivers.act(action);
+        self.workers.act(action);
     }
 
     fn scan(&mut self, group: &GroupName, scan: &Scan) {

@@ -1,12 +1,13 @@
 //! The host itself, as one reading: its memory, and how busy its CPUs are.
 //!
-//! Three small files, about 100 µs. A host without PSI has a reading without it; a host whose
+//! A few small files, about 150 µs. A host without PSI has a reading without it; a host whose
 //! meminfo cannot be read has no reading, and the policy hands nothing out.
 
 use model::{HostReading, Reading};
 use sys::cpu_time::CpuTime;
 use sys::meminfo::MemInfo;
 use sys::procfs::ProcError;
+use sys::swap::Swap;
 use sys::{clock, pressure};
 
 /// Reads the host again and again.
@@ -24,11 +25,13 @@ impl HostMeter {
         let cpu_busy = self.cpu_busy();
         let memory = MemInfo::read()?;
         let pressure = pressure::of_host()?;
+        let swap_cost = Swap::read()?.cost(&memory);
         let value = HostReading {
             total: memory.total,
             available: memory.available,
             swap_total: memory.swap_total,
             swap_free: memory.swap_free,
+            swap_cost,
             psi_some_avg10: pressure.map(|p| p.some.avg10),
             psi_full_avg10: pressure.map(|p| p.full.avg10),
             cpu_busy,

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
-use model::{Action, HostView, Link, Time, VmName};
+use model::{Action, HostView, Link, Means, Time, VmName};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -185,10 +185,15 @@ impl Sense for Drivers {
 
 impl Act for Drivers {
     fn act(&mut self, action: &Action) {
-        let Action::SetBalloon { vm, incarnation, target } = action;
+        let Action::Resize { vm, incarnation, target, by } = action;
         // A VM that is gone needs nothing.
         if let Some(slot) = self.shared.find(vm) {
-            slot.wish(Wish { incarnation: *incarnation, target: *target });
+            // What is paged out is the worker's business; the balloon then holds nothing.
+            let target = match by {
+                Means::Balloon => *target,
+                Means::Paging => slot.state().view.ram,
+            };
+            slot.wish(Wish { incarnation: *incarnation, target });
         }
     }
 }

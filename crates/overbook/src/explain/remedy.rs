@@ -55,12 +55,18 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::Saved { .. }
         | Reason::GiveBack { .. }
         | Reason::Restore { .. }
+        | Reason::Paged
+        | Reason::Ahead { .. }
+        | Reason::Returns { .. }
         | Reason::Idle { .. }
         | Reason::Content
         | Reason::NothingIdle { .. }
         | Reason::UnderPressure { .. } => return None,
         Reason::BlindGiveBack { .. } | Reason::NoStats => {
             "check the guest's virtio_balloon driver: without statistics nothing is taken from it"
+        }
+        Reason::NotPaged => {
+            "it goes on by itself when the group's worker tracks the VM again: `overbook vm` says why it does not"
         }
         Reason::Deficit { .. } | Reason::NoSurplus { .. } | Reason::BestElsewhere => {
             "a larger `budget` of the group, or other VMs of the group that need less"

@@ -186,7 +186,7 @@ impl Track {
 
     fn change(&mut self, vm: &VmName, tick: &Published) -> Option<ChangeRow> {
         let change = tick.plan.vms.get(vm)?.change.as_ref()?;
-        let Action::SetBalloon { target, .. } = change.action;
+        let Action::Resize { target, .. } = change.action;
         let is_echo = self
             .last_change
             .is_some_and(|(at, last)| last == target && tick.wall_ms.saturating_sub(at) < ECHO_MS);

@@ -12,8 +12,8 @@ use std::{
 };
 
 use model::{
-    Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Migration, Mode, Plan, Reading,
-    Reason, Time, VmName, VmView, config,
+    Action, Bytes, Decision, GuestStats, HostView, Link, Loan, Means, Migration, Mode, Plan,
+    Reading, Reason, Time, VmName, VmView, config,
     plan::{Change, Outcome},
 };
 use rusqlite::Connection;
@@ -70,7 +70,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
 
 fn with_change(mut tick: Published, target_mib: u64, is_repeat: bool) -> Published {
     let target = Bytes::mib(target_mib);
-    let action = Action::SetBalloon { vm: vm(), incarnation: 7, target };
+    let action = Action::Resize { vm: vm(), incarnation: 7, target, by: Means::Balloon };
     let change =
         Change { action, is_take: true, is_repeat, reason: Reason::AboveMax { max: target } };
     let decision = Decision { target: Some(target), change: Some(change), ..Decision::default() };

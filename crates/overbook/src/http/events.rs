@@ -154,7 +154,7 @@ fn decision_events(
     if let Some(change) = now.change.as_ref().filter(is_new) {
         let carried_out = mode == Mode::Enforce;
         let kind = if carried_out { EventKind::Change } else { EventKind::Recommendation };
-        let Action::SetBalloon { target, .. } = &change.action;
+        let Action::Resize { target, .. } = &change.action;
         let reason = change.reason.to_string();
         found.push((kind, explain::change_words(change.is_take, *target, &reason)));
     }

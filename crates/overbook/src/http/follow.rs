@@ -100,7 +100,7 @@ fn carried_out(tick: &Published) -> impl Iterator<Item = (VmName, LastChange)> +
     let enforced = tick.plan.mode == Mode::Enforce;
     tick.plan.vms.iter().filter(move |_| enforced).filter_map(|(vm, decision)| {
         let change = decision.change.as_ref().filter(|change| !change.is_repeat)?;
-        let model::Action::SetBalloon { target, .. } = &change.action;
+        let model::Action::Resize { target, .. } = &change.action;
         let reason = change.reason.to_string();
         let text = explain::change_words(change.is_take, *target, &reason);
         Some((vm.clone(), LastChange { wall_ms: tick.wall_ms, text }))

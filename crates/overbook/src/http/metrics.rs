@@ -213,6 +213,7 @@ impl Snapshot {
         self.tracking(page)?;
         self.dedup(page)?;
         self.free_pages(page)?;
+        self.cold(page)?;
         let available = column(&|vm| vm.view.stats?.value.available.map(number));
         let help = "What the guest calls available.";
         page.gauges("vm_guest_available", help, bytes(), available)?;
@@ -286,6 +287,26 @@ impl Snapshot {
         page.counters("vm_free_pages_taken_back", help, bytes(), column(|f| f.taken_back))?;
         let help = "Freed memory that was taken and that the guest has touched since.";
         page.counters("vm_free_pages_refaulted", help, bytes(), column(|f| f.refaulted))
+    }
+
+    fn cold(&self, page: &mut Page<'_>) -> fmt::Result {
+        let column = |of: fn(&model::Cold) -> Bytes| {
+            self.column(&|vm| Some(number(of(&vm.view.cold.as_ref()?.value))))
+        };
+        let bytes = || Some(Unit::Bytes);
+        let help = "What a VM has in memory, where the host pages out what it does not touch.";
+        page.gauges("vm_resident", help, bytes(), column(|c| c.resident))?;
+        let help = "What of it is in the host's swap.";
+        page.gauges("vm_paged_out", help, bytes(), column(|c| c.out))?;
+        let help = "What it has not touched for a minute, wherever that is.";
+        page.gauges("vm_untouched", help, bytes(), column(|c| c.untouched[1]))?;
+        let help = "Memory that was paged out, again and again.";
+        page.counters("vm_paging_out", help, bytes(), column(|c| c.paged_out))?;
+        let help = "Memory that was paged out and touched again, or read back.";
+        page.counters("vm_paging_in", help, bytes(), column(|c| c.returned))?;
+        let rate = self.column(&|vm| Some(vm.view.cold.as_ref()?.value.refaults_per_s));
+        let help = "How often it waits for memory that is out, per second.";
+        page.gauges("vm_refaults_per_second", help, None, rate)
     }
 
     fn dedup(&self, page: &mut Page<'_>) -> fmt::Result {

@@ -8,6 +8,7 @@
 
 mod cache;
 mod capacity;
+mod cold;
 mod dedup;
 mod disk;
 mod free_pages;
@@ -26,6 +27,7 @@ use utoipa::ToSchema;
 
 pub use cache::{CacheSize, CacheStatus};
 pub use capacity::{AtOnceStatus, CapacityStatus, NoCapacity};
+pub use cold::ColdStatus;
 pub use dedup::{DedupStatus, GroupDedup, GroupKsm, ScanStatus};
 pub use disk::{DiskStatus, RepositoriesStatus};
 pub use free_pages::{FreePagesStatus, GroupFreePages};

@@ -164,6 +164,13 @@ impl FakeShim {
                 }
                 Answer::Done { count: u32::try_from(granules.len()).unwrap() }
             }
+            Request::PageOut { granules } => {
+                let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
+                for granule in granules.iter().filter(|it| self.shared().is_staged(**it, pages)) {
+                    self.set(*granule, PageState::Out);
+                }
+                Answer::Done { count: u32::try_from(granules.len()).unwrap() }
+            }
             Request::Pool { .. } | Request::Unshare { .. } => Answer::Done { count: 0 },
             Request::Merge { .. } => Answer::Merged(protocol::Merged::default()),
             Request::HandOver { lazily } => {
@@ -214,7 +221,7 @@ impl FakeShim {
 
     fn set(&self, granule: u32, state: PageState) {
         let pages = self.tracking.map_or(1, |tracking| tracking.granule_pages);
-        let moves = [PageState::Plain, PageState::Staged];
+        let moves = [PageState::Plain, PageState::Staged, PageState::Out];
         for page in granule * pages..(granule + 1) * pages {
             if moves.contains(&self.shared().state(page)) {
                 self.shared().set_state(page, state);
@@ -244,7 +251,7 @@ impl FakeShim {
     pub(super) fn give_back(&mut self, unasked: Option<GiveBack>) {
         self.tracking = None;
         for page in 0..u32::try_from(self.layout.bytes()).unwrap() {
-            if self.shared().state(page) == PageState::Staged {
+            if self.shared().state(page).is_staged() {
                 self.shared().set_state(page, PageState::Plain);
             }
         }
@@ -256,7 +263,7 @@ impl FakeShim {
     /// Granules that are out of reach.
     pub(super) fn revoked(&self) -> usize {
         let pages = u32::try_from(self.layout.bytes()).unwrap();
-        let staged = (0..pages).filter(|page| self.shared().state(*page) == PageState::Staged);
+        let staged = (0..pages).filter(|page| self.shared().state(*page).is_staged());
         staged.count()
     }
 }

@@ -11,11 +11,26 @@
 use model::Bytes;
 use sys::memory_of::Counters;
 
-/// What QEMU process `pid` holds for its guest, which shares so much with others, when `own` of it
-/// is QEMU's; `None`: the process is gone.
-pub(super) fn held(pid: u32, own: Bytes, shared: Bytes) -> Option<Bytes> {
-    let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
-    Some(anonymous.plus(hugetlb).plus(swapped).plus(shared).minus(own))
+/// What a VM holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Holdings {
+    /// In memory, what it shares with others among it.
+    pub(super) resident: Bytes,
+    /// In the host's swap.
+    pub(super) swapped: Bytes,
+}
+
+impl Holdings {
+    /// Of QEMU process `pid`, whose guest shares so much with others, when `own` of it is QEMU's;
+    /// `None`: the process is gone.
+    pub(super) fn of(pid: u32, own: Bytes, shared: Bytes) -> Option<Self> {
+        let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
+        Some(Self { resident: anonymous.plus(hugetlb).plus(shared).minus(own), swapped })
+    }
+
+    pub(super) fn all(self) -> Bytes {
+        self.resident.plus(self.swapped)
+    }
 }
 
 #[cfg(test)]
@@ -25,7 +40,7 @@ mod tests {
     #[test]
     fn what_is_held_grows_with_what_is_touched_and_what_is_shared_and_is_less_by_qemus_own() {
         let pid = std::process::id();
-        let all = |own, shared| held(pid, own, shared).unwrap();
+        let all = |own, shared| Holdings::of(pid, own, shared).unwrap().all();
         let before = all(Bytes::ZERO, Bytes::ZERO);
         let block = vec![1_u8; 64 << 20];
         let after = all(Bytes::ZERO, Bytes::ZERO);
@@ -33,6 +48,6 @@ mod tests {
         std::hint::black_box(&block);
         assert!(all(Bytes::ZERO, Bytes::mib(500)) > Bytes::mib(500));
         assert_eq!(all(Bytes(u64::MAX), Bytes::ZERO), Bytes::ZERO);
-        assert_eq!(held(u32::MAX, Bytes::ZERO, Bytes::ZERO), None);
+        assert_eq!(Holdings::of(u32::MAX, Bytes::ZERO, Bytes::ZERO), None);
     }
 }

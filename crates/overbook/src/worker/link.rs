@@ -35,6 +35,8 @@ use super::granules::TooLarge;
 
 /// How long a shim may take to answer: longer than any pause of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// The same where it has to read all that is in the host's swap.
+const READING_PATIENCE: Duration = Duration::from_secs(120);
 /// How long a full backlog is waited for: the shim's only other client is an older worker.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(20);
 /// Requests in flight: what the kernel holds of packets that a shim has not read, by default
@@ -103,7 +105,10 @@ enum Asked {
     Track,
     /// Granules by index, at that moment.
     Revoke(Vec<u32>, Time),
-    Recall,
+    /// Granules by index, of which the strategy hears.
+    Recall(Vec<u32>),
+    /// Granules by index.
+    PageOut(Vec<u32>),
     Status,
     Release,
     Pool,
@@ -112,6 +117,13 @@ enum Asked {
     HandOver,
     Take(Vec<Pages>),
     Keep(Vec<Pages>),
+}
+
+impl Asked {
+    /// How long its answer may take. What is paged out is read before a release is answered.
+    fn patience(&self) -> Duration {
+        if matches!(self, Self::Release) { READING_PATIENCE } else { PATIENCE }
+    }
 }
 
 /// What has come from the shim.
@@ -124,8 +136,10 @@ pub(super) enum News {
     /// These granules, by index, were to be taken out of reach at that moment, and were as far as
     /// they could be.
     Revoked(Vec<u32>, Time),
-    /// The granules named are within reach again.
-    Recalled,
+    /// The granules named are within reach again: these, by index, and others.
+    Recalled(Vec<u32>),
+    /// The shim came to these granules, by index, which were to be paged out.
+    PagedOut(Vec<u32>),
     /// It cannot do what it was asked to.
     Refused(Refusal),
     /// Where it stands.
@@ -209,9 +223,19 @@ impl Link {
         self.ask(&Request::Revoke { granules: numbers }, Asked::Revoke(indexes, at))
     }
 
-    /// Asks for granules back; at most `MAX_REVOKE`.
-    pub(super) fn recall(&mut self, granules: Vec<u32>) -> Result<(), LinkError> {
-        self.ask(&Request::Recall { granules }, Asked::Recall)
+    /// Asks for granules back: their numbers, at most `MAX_REVOKE`, and the indexes of those of
+    /// which the strategy is to hear.
+    pub(super) fn recall(&mut self, numbers: Vec<u32>, indexes: Vec<u32>) -> Result<(), LinkError> {
+        self.ask(&Request::Recall { granules: numbers }, Asked::Recall(indexes))
+    }
+
+    /// Asks to page out granules: their numbers, at most `MAX_REVOKE`, and their indexes.
+    pub(super) fn page_out(
+        &mut self,
+        numbers: Vec<u32>,
+        indexes: Vec<u32>,
+    ) -> Result<(), LinkError> {
+        self.ask(&Request::PageOut { granules: numbers }, Asked::PageOut(indexes))
     }
 
     /// Asks how things stand, which is also a sign of life.
@@ -266,7 +290,17 @@ impl Link {
 
     /// Whether it is just recalling.
     pub(super) fn is_recalling(&self) -> bool {
-        self.awaits(|asked| matches!(asked, Asked::Recall))
+        self.awaits(|asked| matches!(asked, Asked::Recall(_)))
+    }
+
+    /// Whether it is just paging out.
+    pub(super) fn is_paging_out(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::PageOut(_)))
+    }
+
+    /// Whether it is just giving everything back.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.awaits(|asked| matches!(asked, Asked::Release))
     }
 
     /// Whether it has still to say how things stand.
@@ -316,8 +350,12 @@ impl Link {
     /// The next answer that is there; `None`: none now.
     pub(super) fn poll(&mut self) -> Result<Option<News>, LinkError> {
         let Some(packet) = self.connection.receive(&mut self.buffer)? else {
-            let is_late = self.in_flight.values().any(|(_, since)| since.elapsed() > PATIENCE);
-            return if is_late { Err(LinkError::Silent(PATIENCE)) } else { Ok(None) };
+            let is_late = |(asked, since): &(Asked, Instant)| since.elapsed() > asked.patience();
+            return if self.in_flight.values().any(is_late) {
+                Err(LinkError::Silent(PATIENCE))
+            } else {
+                Ok(None)
+            };
         };
         let (id, answer) = Answer::decode(&self.buffer[..packet.length])?;
         match (self.in_flight.remove(&id), answer) {
@@ -357,7 +395,11 @@ impl Link {
             }
             (Asked::Track, Answer::Done { .. }) => Ok(News::Tracking),
             (Asked::Revoke(granules, at), Answer::Done { .. }) => Ok(News::Revoked(granules, at)),
-            (Asked::Recall, Answer::Done { .. }) => Ok(News::Recalled),
+            (Asked::Recall(granules), Answer::Done { .. }) => Ok(News::Recalled(granules)),
+            (Asked::PageOut(mut granules), Answer::Done { count }) => {
+                granules.truncate(usize::try_from(count).unwrap_or(usize::MAX));
+                Ok(News::PagedOut(granules))
+            }
             (Asked::Release, Answer::Done { .. }) => Ok(News::Released),
             (Asked::Pool | Asked::Unshare, Answer::Done { .. }) => {
                 Ok(News::Merged(id, Ok(Merged::default())))
@@ -401,6 +443,18 @@ impl Link {
     pub(super) fn is_staged(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
         let Some(memory) = &self.memory else { return Ok(false) };
         Ok(shared(&memory.map, memory.layout)?.is_staged(granule, granule_pages))
+    }
+
+    /// Whether any page of the granule is paged out.
+    pub(super) fn is_out(&self, granule: u32, granule_pages: u32) -> Result<bool, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(false) };
+        Ok(shared(&memory.map, memory.layout)?.is_out(granule, granule_pages))
+    }
+
+    /// What a touch of a page that is out takes, in nanoseconds; 0: not measured.
+    pub(super) fn refault_ns(&self) -> Result<u64, LinkError> {
+        let Some(memory) = &self.memory else { return Ok(0) };
+        Ok(shared(&memory.map, memory.layout)?.get(Counter::RefaultNs))
     }
 
     /// Where the content of a page is.

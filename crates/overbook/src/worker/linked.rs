@@ -24,6 +24,7 @@ use sys::meminfo::MemInfo;
 use sys::threads::Thread;
 
 use super::clock::{boot, moment, now_us, own_cpu_ns, time};
+use super::cold::Cold;
 use super::cost::{Before, CostMeter, WINDOW};
 use super::freed::{Freed, FreedOrder};
 use super::granules::{Granules, PAGE};
@@ -55,7 +56,7 @@ pub(super) struct Linked {
     status_due: Instant,
     given_back: u64,
     cost: CostMeter,
-    /// CPU time that the last step took for what the guest frees.
+    /// CPU time that the last step took for what the guest frees, and what is paged out.
     freeing_ns: u64,
     fault_thread: FaultThread,
     lost: u64,
@@ -67,6 +68,8 @@ pub(super) struct Linked {
     /// Granules to be recalled, by number.
     to_recall: Vec<u32>,
     freed: Freed,
+    cold: Cold,
+    is_leaving: bool,
 }
 
 impl Linked {
@@ -89,7 +92,6 @@ impl Linked {
         }
         Ok(Self {
             strategy,
-            granules,
             asked: None,
             is_on: false,
             resumes: None,
@@ -103,6 +105,9 @@ impl Linked {
             recalled: BTreeMap::new(),
             to_recall: Vec::new(),
             freed: Freed::of(pid),
+            cold: Cold::of(pid, granules.count()),
+            is_leaving: false,
+            granules,
             link,
         })
     }
@@ -145,7 +150,35 @@ impl Linked {
 
     /// Asks for everything back; whoever cannot be asked sees the connection close.
     pub(super) fn release(&mut self) {
+        self.is_leaving = true;
         let _ = self.link.release();
+    }
+
+    /// Whether what was paged out is still on its way back, since [`Self::release`].
+    pub(super) fn is_releasing(&self) -> bool {
+        self.cold.has_out() && self.link.is_releasing()
+    }
+
+    /// What the VM is to have in memory at most, and what QEMU has beside.
+    pub(super) fn set_resident(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
+        self.cold.set_target(target);
+        self.cold.set_own(own);
+    }
+
+    /// Where the VM's memory is.
+    pub(super) fn cold(&self) -> Option<Reading<model::Cold>> {
+        let refault_ns = self.link.refault_ns().unwrap_or(0);
+        self.cold.reading(self.granules.granule_bytes(), refault_ns)
+    }
+
+    /// Why nothing of it is paged out, although it is to be.
+    pub(super) fn why_not_paged_out(&self) -> Option<&'static str> {
+        self.cold.why_not()
+    }
+
+    /// Whether its next step is to come at once.
+    pub(super) fn is_paging(&self) -> bool {
+        self.cold.is_busy(&self.link)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a granule has at most 2 MiB")]
@@ -156,8 +189,12 @@ impl Linked {
     /// Takes what has come and sends what is due.
     pub(super) fn step(&mut self, state: &mut State) -> Result<(), LinkError> {
         self.listen(state)?;
+        if self.is_leaving {
+            return Ok(());
+        }
         let now = now_us();
         self.drain(now)?;
+        self.cost.refaulted(self.cold.take_untold());
         let counters = self.link.counters()?;
         if counters.given_back != self.given_back {
             self.given_back = counters.given_back;
@@ -172,7 +209,15 @@ impl Linked {
         let began_ns = own_cpu_ns();
         self.freed.step(&mut self.link)?;
         self.freeing_ns = own_cpu_ns().saturating_sub(began_ns);
-        if self.is_on { self.revoke(time(now)) } else { Ok(()) }
+        if !self.is_on {
+            return Ok(());
+        }
+        let began_ns = own_cpu_ns();
+        let shared = self.shared();
+        let Self { cold, link, granules, strategy, .. } = self;
+        let more = cold.step(link, granules, strategy.as_mut(), shared, time(now))?;
+        self.freeing_ns += own_cpu_ns().saturating_sub(began_ns);
+        self.revoke(time(now), more)
     }
 
     /// Takes what has come.
@@ -191,7 +236,12 @@ impl Linked {
     /// Whether this page is out of the guest's reach; if so its granule is to be
     /// [recalled](Self::recall).
     pub(super) fn is_out_of_reach(&mut self, page: u32) -> Result<bool, LinkError> {
-        let is_staged = self.link.page_state(page)? == PageState::Staged;
+        let state = self.link.page_state(page)?;
+        if state == PageState::Out {
+            // To merge it is not worth reading it.
+            return Ok(false);
+        }
+        let is_staged = state == PageState::Staged;
         let number = page / self.granules.granule_pages();
         if is_staged
             && let Some(granule) = self.granules.index(number)
@@ -210,7 +260,7 @@ impl Linked {
         if self.to_recall.is_empty() || self.link.is_recalling() {
             return Ok(());
         }
-        self.link.recall(std::mem::take(&mut self.to_recall))
+        self.link.recall(std::mem::take(&mut self.to_recall), Vec::new())
     }
 
     /// An answer to a pool, a merge or an unsharing that has come, and the number of the request.
@@ -250,7 +300,8 @@ impl Linked {
                 *state = State::Tracking;
             }
             News::Revoked(granules, at) => self.note_revoked(granules, at)?,
-            News::Recalled => {}
+            News::Recalled(granules) => self.note_recalled(&granules),
+            News::PagedOut(granules) => self.note_paged_out(&granules)?,
             News::Refused(Refusal::NotTracking { why }) => self.pause(&why, state),
             News::Refused(refusal @ Refusal::Kernel { .. }) => {
                 self.pause(&refusal.to_string(), state);
@@ -283,6 +334,7 @@ impl Linked {
         self.asked = None;
         self.recalled.clear();
         self.to_recall.clear();
+        self.cold.forget();
         *state = State::Waiting { why: format!("resting: {why}") };
     }
 
@@ -316,12 +368,39 @@ impl Linked {
         Ok(())
     }
 
+    fn note_recalled(&mut self, granules: &[u32]) {
+        self.cold.recalled(granules);
+        for granule in granules {
+            self.strategy.called_back(*granule, time(now_us()));
+        }
+    }
+
+    /// What was to be paged out was, as far as the host's swap took it.
+    fn note_paged_out(&mut self, granules: &[u32]) -> Result<(), LinkError> {
+        let pages = self.granules.granule_pages();
+        let mut states = Vec::with_capacity(granules.len());
+        for &granule in granules {
+            let number = self.granules.number(granule);
+            let is_out = self.link.is_out(number, pages)?;
+            states.push((granule, is_out, self.link.is_staged(number, pages)?));
+        }
+        if self.is_on {
+            self.cold.paged_out(&states);
+        }
+        Ok(())
+    }
+
     fn drain(&mut self, now_us: u64) -> Result<(), LinkError> {
-        let Self { link, granules, strategy, is_on, lost, recalled, .. } = self;
+        let Self { link, granules, strategy, is_on, lost, recalled, cold, .. } = self;
         let drained = link.drain(granules.end(), |trap| {
             if let Some(granule) = granules.index(trap.granule).filter(|_| *is_on) {
                 recalled.remove(&granule);
-                strategy.touched(granule, moment(trap.at_us, now_us));
+                let at = moment(trap.at_us, now_us);
+                if cold.touched(granule) {
+                    strategy.refaulted(granule, at);
+                } else {
+                    strategy.touched(granule, at);
+                }
             }
         })?;
         *lost = lost.saturating_add(drained.lost);
@@ -341,12 +420,16 @@ impl Linked {
         Ok(())
     }
 
-    fn revoke(&mut self, now: Time) -> Result<(), LinkError> {
+    /// Revokes what is due, and so many more.
+    fn revoke(&mut self, now: Time, more: u32) -> Result<(), LinkError> {
         // A shim that is still busy is not hurried.
         if self.link.is_revoking() {
             return Ok(());
         }
         let mut granules = self.strategy.revoke(now);
+        if more > 0 {
+            granules.extend(self.strategy.revoke_more(now, more));
+        }
         let moment = Instant::now();
         granules
             .extend(self.recalled.iter().filter(|(_, until)| **until <= moment).map(|(it, _)| it));

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use model::{Bytes, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName};
+use model::{
+    Bytes, Cold, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName,
+};
 use serde::{Deserialize, Serialize};
 
 use super::freed::FreedOrder;
@@ -50,6 +52,9 @@ pub struct Order {
     /// What is to become of what it frees.
     #[serde(default)]
     pub freed: FreedOrder,
+    /// What it is to have in memory at most, the rest being paged out; absent: everything.
+    #[serde(default)]
+    pub resident: Option<Bytes>,
 }
 
 /// From the worker, once in a second: what it knows. All moments are on the boot clock, which both
@@ -92,4 +97,10 @@ pub struct VmReport {
     /// Why nothing of it is taken just now, although it is to be.
     #[serde(default)]
     pub why_not_taken: Option<String>,
+    /// Where its memory is; absent: nothing of it is to be paged out, or that is not known.
+    #[serde(default)]
+    pub cold: Option<Reading<Cold>>,
+    /// Why nothing of it is paged out just now, although it is to be.
+    #[serde(default)]
+    pub why_not_paged_out: Option<String>,
 }

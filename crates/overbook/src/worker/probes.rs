@@ -56,6 +56,18 @@ impl Strategy for ProbeStrategy {
         self.tracker.touched(granule, at);
     }
 
+    fn refaulted(&mut self, granule: u32, at: Time) {
+        self.tracker.refaulted(granule, at);
+    }
+
+    fn revoke_more(&mut self, now: Time, count: u32) -> Vec<u32> {
+        self.tracker.tick_more(now, count).to_vec()
+    }
+
+    fn idle(&mut self, now: Time) -> Vec<(u32, u32)> {
+        self.tracker.idle(now)
+    }
+
     fn called_back(&mut self, granule: u32, at: Time) {
         self.tracker.called_back(granule, at);
     }

@@ -60,6 +60,7 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
         if is_readable(stdin.as_fd(), to_step.min(idle))? {
             if !inbox.read(stdin.as_fd())? {
                 members.obey(&Orders::default());
+                members.take_leave();
                 return Ok(());
             }
             // Only the newest count.
@@ -70,7 +71,7 @@ pub fn run(group: &str) -> Result<(), WorkerError> {
         let now = Instant::now();
         if now >= next_step {
             members.step();
-            next_step = now + if members.are_taking() { TAKING_STEP } else { STEP };
+            next_step = now + if members.are_busy() { TAKING_STEP } else { STEP };
         }
         idle = members.dedup(Instant::now() + SLICE);
         if now >= next_report {
@@ -127,6 +128,8 @@ impl Inbox {
 #[derive(Debug)]
 struct Members {
     vms: BTreeMap<VmName, Member>,
+    /// Let go, and not everything is back.
+    leaving: Vec<Tracked>,
     dedup: Dedup,
     tables: Tables,
 }
@@ -139,7 +142,8 @@ struct Member {
 
 impl Members {
     fn new(group: &str) -> Self {
-        Self { vms: BTreeMap::new(), dedup: Dedup::new(group), tables: Tables::default() }
+        let (vms, leaving) = (BTreeMap::new(), Vec::new());
+        Self { vms, leaving, dedup: Dedup::new(group), tables: Tables::default() }
     }
 
     fn obey(&mut self, orders: &Orders) {
@@ -155,8 +159,9 @@ impl Members {
             .map(|(name, _)| name.clone())
             .collect();
         for name in leaves {
-            if let Some(member) = self.vms.remove(&name) {
-                member.tracked.release();
+            if let Some(mut member) = self.vms.remove(&name) {
+                member.tracked.begin_release();
+                self.leaving.push(member.tracked);
             }
         }
         for (name, order) in &orders.vms {
@@ -171,6 +176,7 @@ impl Members {
             member.tracked.set_memory(order.memory);
             member.tracked.set_own(order.own);
             member.tracked.set_freed(order.freed);
+            member.tracked.set_resident(order.resident);
         }
         self.tables.want(&orders.tables);
         let merge = |rate| Task::Merge(Some(rate));
@@ -192,11 +198,18 @@ impl Members {
         for member in self.vms.values_mut() {
             member.tracked.step();
         }
+        self.leaving.iter_mut().for_each(Tracked::step);
+        self.leaving.retain(Tracked::is_releasing);
     }
 
-    /// Whether freed memory is being taken from one.
-    fn are_taking(&self) -> bool {
-        self.vms.values().any(|member| member.tracked.is_taking())
+    /// Waits until everything is back.
+    fn take_leave(&mut self) {
+        self.leaving.drain(..).for_each(Tracked::release_rest);
+    }
+
+    /// Whether one is not to wait long for its next step.
+    fn are_busy(&self) -> bool {
+        !self.leaving.is_empty() || self.vms.values().any(|member| member.tracked.is_busy())
     }
 
     fn report(&self) -> Report {
@@ -219,6 +232,8 @@ impl Members {
                 dedup,
                 free_pages: tracked.freed(),
                 why_not_taken: tracked.why_not_taken().map(str::to_owned),
+                cold: tracked.cold(),
+                why_not_paged_out: tracked.why_not_paged_out().map(str::to_owned),
             }
         };
         let vms = self.vms.iter().map(|(name, m)| (name.clone(), report(m))).collect();
@@ -241,8 +256,8 @@ mod tests {
         let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
         let budget = model::TrackingBudget::default();
         let freed = FreedOrder::default();
-        let (own, spent, leaves) = (None, None, false);
-        Order { incarnation: 1, pid, swapped, memory, own, spent, budget, leaves, freed }
+        let (own, spent, leaves, resident) = (None, None, false, None);
+        Order { incarnation: 1, pid, swapped, memory, own, spent, budget, leaves, freed, resident }
     }
 
     fn orders(names: &[&str]) -> Orders {

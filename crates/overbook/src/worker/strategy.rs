@@ -40,6 +40,22 @@ pub(super) trait Strategy: fmt::Debug + Send {
     /// The granule was touched and is within reach again.
     fn touched(&mut self, granule: u32, at: Time);
 
+    /// The same of one that was paged out.
+    fn refaulted(&mut self, granule: u32, at: Time) {
+        self.touched(granule, at);
+    }
+
+    /// So many granules more to revoke now, whatever that costs: some of them are to be paged out.
+    fn revoke_more(&mut self, _now: Time, _count: u32) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// Which granules are out of reach, and for how many tenths of a second each has not been
+    /// touched.
+    fn idle(&mut self, _now: Time) -> Vec<(u32, u32)> {
+        Vec::new()
+    }
+
     /// The granule is within reach again, and it is not known that the guest has touched it.
     fn called_back(&mut self, granule: u32, at: Time) {
         self.touched(granule, at);

@@ -22,7 +22,7 @@ use sys::clock::boot_now;
 use super::clock::{now_us, own_cpu_ns};
 use super::cost::Before;
 use super::freed::FreedOrder;
-use super::holdings;
+use super::holdings::Holdings;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
@@ -31,6 +31,8 @@ use super::mode::Settings;
 pub const STEP: Duration = Duration::from_millis(100);
 /// How often what is known is summed up: as often as the probes renew it.
 const READING_EVERY: Duration = Duration::from_millis(200);
+/// How often it is looked whether everything is back.
+const RELEASE_STEP: Duration = Duration::from_millis(2);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(64);
 
@@ -64,6 +66,8 @@ pub struct Tracked {
     /// What the guest may use, where that is not all its RAM.
     memory: Option<Bytes>,
     freed: FreedOrder,
+    /// What it is to have in memory at most.
+    resident: Option<Bytes>,
     state: State,
     phase: Phase,
     retry: Duration,
@@ -96,6 +100,7 @@ impl Tracked {
             swapped: Bytes::ZERO,
             memory: None,
             freed: FreedOrder::default(),
+            resident: None,
             state: State::Connecting,
             phase: Phase::Apart { next: Instant::now() },
             retry: FIRST_RETRY,
@@ -215,6 +220,32 @@ impl Tracked {
     /// holds.
     pub fn set_own(&mut self, own: Option<Bytes>) {
         self.own = own;
+        self.pass_on_resident();
+    }
+
+    /// What it is to have in memory at most: the rest is paged out, what was not touched for
+    /// longest first. `None`: what is out comes back.
+    pub fn set_resident(&mut self, resident: Option<Bytes>) {
+        self.resident = resident;
+        self.pass_on_resident();
+    }
+
+    fn pass_on_resident(&mut self) {
+        if let Phase::Linked(linked) = &mut self.phase {
+            linked.set_resident(self.resident, self.own);
+        }
+    }
+
+    /// Where its memory is; `None`: nothing is to be paged out, or that is not known.
+    #[must_use]
+    pub fn cold(&self) -> Option<Reading<model::Cold>> {
+        self.linked()?.cold()
+    }
+
+    /// Why nothing of it is paged out, although it is to be.
+    #[must_use]
+    pub fn why_not_paged_out(&self) -> Option<&'static str> {
+        self.linked()?.why_not_paged_out()
     }
 
     /// An earlier worker took this share of a vCPU's time in the half minute before that moment.
@@ -241,9 +272,9 @@ impl Tracked {
         self.linked()?.freed().reading()
     }
 
-    /// Whether the shim is just taking what is freed.
-    pub(super) fn is_taking(&self) -> bool {
-        self.linked().is_some_and(Linked::is_taking)
+    /// Whether its next step is to come at once: something is just being taken, or paged.
+    pub(super) fn is_busy(&self) -> bool {
+        self.linked().is_some_and(|linked| linked.is_taking() || linked.is_paging())
     }
 
     /// Why nothing that is freed is taken just now, although it is to be.
@@ -252,10 +283,31 @@ impl Tracked {
         self.linked()?.freed().why_not()
     }
 
-    /// Has everything given back, and ends. The closing of the connection would do, too.
-    pub fn release(mut self) {
+    /// Has everything given back. The closing of the connection would do, too, but for what is
+    /// paged out: that is read only now.
+    pub fn begin_release(&mut self) {
         if let Phase::Linked(linked) = &mut self.phase {
             linked.release();
+        }
+    }
+
+    /// Whether what was paged out is still on its way back, since [`Self::begin_release`].
+    #[must_use]
+    pub fn is_releasing(&self) -> bool {
+        self.linked().is_some_and(Linked::is_releasing)
+    }
+
+    /// Has everything given back, and ends.
+    pub fn release(mut self) {
+        self.begin_release();
+        self.release_rest();
+    }
+
+    /// Waits until what was paged out is back, and ends.
+    pub(super) fn release_rest(mut self) {
+        while self.is_releasing() {
+            self.step();
+            std::thread::sleep(RELEASE_STEP);
         }
     }
 
@@ -281,7 +333,8 @@ impl Tracked {
                     // Where nothing new is known, what is known grows older.
                     self.reading = linked.reading().or(self.reading.take());
                     let shared = linked.shared();
-                    self.held = self.own.and_then(|own| holdings::held(self.pid, own, shared));
+                    let holdings = self.own.and_then(|own| Holdings::of(self.pid, own, shared));
+                    self.held = holdings.map(Holdings::all);
                 }
                 Ok(())
             }
@@ -301,6 +354,7 @@ impl Tracked {
         self.phase =
             Phase::Linked(Box::new(Linked::new(*link, self.pid, &self.settings, self.before)?));
         self.set_freed(self.freed);
+        self.pass_on_resident();
         self.session = SESSIONS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

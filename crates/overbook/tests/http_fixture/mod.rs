@@ -80,6 +80,7 @@ fn view() -> HostView {
         available: Bytes::mib(6_144),
         swap_total: Bytes::mib(1_024),
         swap_free: Bytes::mib(1_000),
+        swap_cost: 0.0,
         psi_some_avg10: Some(0.5),
         psi_full_avg10: Some(0.0),
         cpu_busy: Some(0.4),
@@ -182,6 +183,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         tracking: None,
         dedup: None,
         free_pages: None,
+        cold: None,
         disks: BTreeMap::new(),
     }
 }
@@ -232,7 +234,8 @@ fn free_pages() -> FreePages {
 fn plan() -> Plan {
     let mib = Bytes::mib;
     let limits = VmLimits { min: mib(96), base: mib(128), max: mib(384) };
-    let action = Action::SetBalloon { vm: "web-1".into(), incarnation: 7, target: mib(202) };
+    let by = model::Means::Balloon;
+    let action = Action::Resize { vm: "web-1".into(), incarnation: 7, target: mib(202), by };
     let sign = Pressure::Swapping { per_second: Bytes::kib(3_200) };
     let reason = Reason::Demand { sign, surplus: mib(100) };
     let member = |target, change, refusals| Decision {

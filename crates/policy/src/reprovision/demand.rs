@@ -50,7 +50,11 @@ impl Reprovision for Demand {
 /// Those that swap come before those that are only close to it; among them the hardest first.
 fn urgency(demand: Option<Pressure>) -> Bytes {
     match demand {
-        Some(Pressure::Swapping { per_second } | Pressure::SwapIn { per_second }) => per_second,
+        Some(
+            Pressure::Swapping { per_second }
+            | Pressure::SwapIn { per_second }
+            | Pressure::Refaults { per_second },
+        ) => per_second,
         Some(Pressure::LowAvailable { .. }) | None => Bytes::ZERO,
     }
 }

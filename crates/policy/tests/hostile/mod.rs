@@ -157,6 +157,7 @@ impl World {
                 .map(|(tracking, age)| Reading::new(tracking, Time(self.now.0 - age))),
             dedup: None,
             free_pages: shown.freed.map(|(freed, age)| Reading::new(freed, Time(self.now.0 - age))),
+            cold: None,
             limits: BTreeMap::new(),
             last_error: None,
             disks: BTreeMap::new(),
@@ -165,7 +166,7 @@ impl World {
 
     /// Carries `plan` out at once.
     pub(crate) fn apply(&mut self, plan: &Plan) {
-        for Action::SetBalloon { vm, target, .. } in plan.actions() {
+        for Action::Resize { vm, target, .. } in plan.actions() {
             self.balloons.insert(vm, target);
         }
     }

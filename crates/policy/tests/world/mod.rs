@@ -136,7 +136,7 @@ impl World {
             vm.stats.iter_mut().filter(|_| !is_silent).for_each(|reading| reading.at = self.now);
         }
         let plan = tick(&self.view, &self.spec, &mut self.memory, self.now);
-        for Action::SetBalloon { vm, target, .. } in plan.actions() {
+        for Action::Resize { vm, target, .. } in plan.actions() {
             let vm = self.view.vms.get_mut(&vm).expect("a VM that was shown");
             vm.balloon.iter_mut().for_each(|balloon| balloon.value = target);
         }
@@ -158,7 +158,7 @@ impl World {
 /// Where `plan` asks `name` to stand, if it asks for a change, in MiB.
 pub(crate) fn target_mib(plan: &Plan, name: &str) -> Option<u64> {
     plan.vms[&name.into()].change.as_ref().map(|change| {
-        let Action::SetBalloon { target, .. } = change.action;
+        let Action::Resize { target, .. } = change.action;
         target.0 >> 20
     })
 }

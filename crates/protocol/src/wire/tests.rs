@@ -24,6 +24,7 @@ fn requests() -> Vec<Request> {
         Request::HandOver { lazily: true },
         Request::Take { runs: vec![Pages { page: u32::MAX - 8, pages: 8 }; MAX_TAKE] },
         Request::Keep { runs: vec![Pages { page: 0, pages: MAX_TAKE_PAGES }] },
+        Request::PageOut { granules: vec![u32::MAX; MAX_REVOKE] },
     ]
 }
 

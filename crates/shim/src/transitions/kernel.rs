@@ -30,6 +30,9 @@ pub(crate) trait Kernel {
     /// Which pages have content, in memory or swapped out. At most [`PageSet::MOST`] pages.
     fn populated(&self, range: Range) -> Result<PageSet, Errno>;
 
+    /// Which pages are swapped out. At most [`PageSet::MOST`] pages.
+    fn swapped(&self, range: Range) -> Result<PageSet, Errno>;
+
     /// The time, as far as waiting goes.
     fn now(&self) -> Nanos;
 

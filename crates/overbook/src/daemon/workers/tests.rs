@@ -34,8 +34,17 @@ fn why(workers: &Workers, spec: &Spec, name: &str, vm: &VmView) -> String {
 fn report(dedup: Option<Dedup>) -> VmReport {
     let tracking = Some(Reading::new(Tracking::default(), Time(0)));
     let dedup = dedup.map(|dedup| Reading::new(dedup, Time(3)));
-    let (why_not, why_not_merged, free_pages, why_not_taken) = (None, None, None, None);
-    VmReport { incarnation: 7, tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken }
+    VmReport {
+        incarnation: 7,
+        tracking,
+        why_not: None,
+        dedup,
+        why_not_merged: None,
+        free_pages: None,
+        why_not_taken: None,
+        cold: None,
+        why_not_paged_out: None,
+    }
 }
 
 fn sharing() -> Dedup {

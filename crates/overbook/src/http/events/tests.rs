@@ -42,7 +42,7 @@ fn a_changed_target_is_an_event_with_its_reason() {
     let before = fixture::published();
     let mut now = before.clone();
     let change = now.plan.vms.get_mut(&"web-1".into()).unwrap().change.as_mut().unwrap();
-    let model::Action::SetBalloon { target, .. } = &mut change.action;
+    let model::Action::Resize { target, .. } = &mut change.action;
     *target = Bytes::mib(212);
     let events = between(&before, &now, &mut 7);
     assert_eq!(events.len(), 1);

@@ -46,7 +46,7 @@ impl PlanStatus {
     /// The plan as it goes over the wire.
     pub fn of(plan: &Plan) -> Self {
         let vm_of = |action: Action| match action {
-            Action::SetBalloon { vm, .. } => vm.to_string(),
+            Action::Resize { vm, .. } => vm.to_string(),
         };
         let vms = plan.vms.iter().map(|(name, decision)| PlannedVm {
             name: name.to_string(),

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    DedupStatus, DiskStatus, FreePagesStatus, LastChange, OverloadStatus, TrackingStatus, Words,
-    host::is_uncooperative, raw,
+    ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, OverloadStatus,
+    TrackingStatus, Words, host::is_uncooperative, raw,
 };
 use crate::{explain, http::follow::Shown};
 
@@ -50,6 +50,9 @@ pub struct VmStatus {
     /// Host view: what it has freed, where that is handed over.
     #[serde(default)]
     pub free_pages: Option<FreePagesStatus>,
+    /// Host view: where its memory is, where the host may page it out.
+    #[serde(default)]
+    pub cold: Option<ColdStatus>,
     /// Its disks that Overbook serves, by name.
     #[serde(default)]
     pub disks: BTreeMap<String, DiskStatus>,
@@ -96,7 +99,7 @@ pub struct VmChange {
 impl VmChange {
     /// The change as it goes over the wire.
     pub fn of(change: &Change) -> Self {
-        let model::Action::SetBalloon { target, .. } = &change.action;
+        let model::Action::Resize { target, .. } = &change.action;
         Self { is_take: change.is_take, target_bytes: target.0, reason: Words::of(&change.reason) }
     }
 }
@@ -200,6 +203,7 @@ impl VmStatus {
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
             free_pages: view.free_pages.as_ref().map(|r| FreePagesStatus::of(shown, name, r)),
+            cold: view.cold.as_ref().map(|reading| ColdStatus::of(&reading.value)),
             disks: view
                 .disks
                 .iter()

@@ -405,7 +405,7 @@ impl Vm {
                     self.sweep.forget(page);
                 }
                 // What is out of reach was plain before: it was copied, or discarded.
-                PageState::Staged if self.book.slot(page).is_some() => {
+                PageState::Staged | PageState::Out if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                     *wanted = false;
                 }
@@ -418,7 +418,9 @@ impl Vm {
                     self.book.absent(page);
                     *wanted = false;
                 }
-                PageState::Staged | PageState::Aside | PageState::Unknown => *wanted = false,
+                PageState::Staged | PageState::Out | PageState::Aside | PageState::Unknown => {
+                    *wanted = false;
+                }
             }
         }
         left

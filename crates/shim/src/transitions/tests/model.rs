@@ -298,6 +298,11 @@ impl Kernel for Model<'_> {
         Ok(set)
     }
 
+    /// All that lies there, if it is away.
+    fn swapped(&self, range: Range) -> Result<PageSet, Errno> {
+        self.populated(range)
+    }
+
     fn now(&self) -> Nanos {
         self.time.set(self.time.get() + 400_000);
         Nanos(self.time.get())

@@ -1,0 +1,193 @@
+//! `cold-return`: a VM wakes up of which 256 MiB are out: how long until it has touched all of that
+//! once, and runs as fast as ever.
+//!
+//! A guest sweeps over 256 MiB, then rests, again and again. While it rests, that memory goes: paged
+//! out by a group's worker to compressed memory; paged out there by the kernel's own reclaim, whose
+//! limit on QEMU's memory cgroup is lowered and lifted; to the guest's own swap on a hard disk (150
+//! operations per second), and on one as fast as QEMU is, by its balloon, which is deflated before
+//! the guest wakes. The guest's program times its sweeps itself. Sweeping in order is what suits
+//! the guest's own read-ahead best.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use sys::memory_of::{Counters, Overhead};
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet::HARD_DISK_IOPS;
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::pairs::Median;
+use crate::memory_group::MemoryGroup;
+use crate::worker_process::{Wanted, WorkerProcess};
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cold-return",
+    summary: "a VM wakes up of which 256 MiB are out: paged by the host, by its own swap, by balloon",
+    run,
+};
+
+const RAM: Bytes = Bytes::mib(448);
+const MIB: u64 = 256;
+const WORK: &str = "scan --mb 256 --stride 64 --period";
+const GUEST_SWAP: Bytes = Bytes::mib(512);
+const ZRAM: Bytes = Bytes::mib(1024);
+/// As good as all of it.
+const NEARLY: Bytes = Bytes::mib(230);
+/// A rest, and what a guest may take to read all from a hard disk.
+const REST_S: u64 = 25;
+const SLOW_REST_S: u64 = 120;
+const SWEEP_LIMIT: Duration = Duration::from_secs(300);
+const OUT_LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Ours,
+    Kernel,
+    Guest(Option<u32>),
+}
+
+const WAYS: [(&str, Way, usize); 4] = [
+    ("paged", Way::Ours, 5),
+    ("kernel", Way::Kernel, 3),
+    ("guest_hdd", Way::Guest(Some(HARD_DISK_IOPS)), 1),
+    ("guest_fast", Way::Guest(None), 2),
+];
+
+/// How long sweeps took, in seconds: after the memory was out, and else.
+struct Sweeps {
+    woken: Vec<f64>,
+    usual: Vec<f64>,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let zram = Zram::new(ZRAM)?;
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let mut seconds = Vec::new();
+    for (name, way, rounds) in WAYS {
+        context.say(&format!("{name} ..."));
+        let sweeps = measure(context, way, rounds)?;
+        let (woken, usual) = (Median::of(sweeps.woken), Median::of(sweeps.usual));
+        context.say(&format!("  {:.3} s, else {:.3} s", woken.value, usual.value));
+        seconds.push((name, woken, usual));
+    }
+    drop(zram);
+    let of = |wanted: &str| {
+        let found = seconds.iter().find(|(name, ..)| *name == wanted);
+        found.map_or(f64::NAN, |(_, woken, _)| woken.value)
+    };
+    for (name, woken, usual) in &seconds {
+        let note = format!(
+            "until all {MIB} MiB were touched once, median, {:.2} to {:.2}; when none is out {:.3}",
+            woken.low, woken.high, usual.value
+        );
+        let figure = Figure::new(woken.value, "s", note);
+        if *name == "paged" {
+            figures.add("return_s", figure.target(Target::AtMost(0.5)));
+        } else {
+            figures.add(&format!("return_s_{name}"), figure);
+        }
+    }
+    let note = "to the guest's own swap on a hard disk";
+    let figure = Figure::new(of("paged") / of("guest_hdd"), "ratio", note);
+    figures.add("return_vs_guest", figure.target(Target::AtMost(0.02)));
+    let note = "to its own swap on a disk as fast as QEMU is";
+    figures.add("return_vs_guest_fast", Figure::new(of("paged") / of("guest_fast"), "ratio", note));
+    Ok(figures)
+}
+
+fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabError> {
+    let rest = if way == Way::Guest(Some(HARD_DISK_IOPS)) { SLOW_REST_S } else { REST_S };
+    let group = (way == Way::Kernel).then(|| MemoryGroup::new("cold")).transpose()?;
+    let guest = MachineSpec::new("sleeper", "cold", RAM, RAM, &format!("{WORK} {rest}"));
+    let guest = MachineSpec {
+        shim: way == Way::Ours,
+        cgroup: group.as_ref().map(|group| group.dir().to_owned()),
+        // Both kinds of memory are moved page by page; huge pages would have to be split first.
+        kernel_options: "transparent_hugepage=never".to_owned(),
+        ..guest
+    };
+    let guest = match way {
+        Way::Guest(iops) => guest.with_swap(GUEST_SWAP, iops),
+        Way::Ours | Way::Kernel => guest,
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+    let mut sweeps = Sweeps { woken: Vec::new(), usual: Vec::new() };
+    let mut worker = if way == Way::Ours { Some(WorkerProcess::start("cold")?) } else { None };
+    let pid = lab.machines()[0].process().pid;
+    let own = Overhead::measure(pid, &[RAM]).map_err(std::io::Error::other)?.own;
+    if let Some(worker) = &mut worker {
+        worker.order(&lab, Wanted { resident: Some(RAM), own: Some(own), ..Wanted::default() })?;
+    }
+    let mut done = next_sweep(&lab, 0)?.0;
+    for _ in 0..rounds {
+        // One that finds all in memory, and then one that does not.
+        let (count, took) = next_sweep(&lab, done)?;
+        sweeps.usual.push(took);
+        let before = Counters::of(pid).map_err(std::io::Error::other)?;
+        match (way, &mut worker, &group) {
+            (Way::Ours, Some(worker), _) => {
+                let resident = before.anonymous.minus(own).minus(Bytes::mib(MIB));
+                let wanted = Wanted { own: Some(own), ..Wanted::default() };
+                worker.order(&lab, Wanted { resident: Some(resident), ..wanted })?;
+                wait_for_out(&lab, pid, before)?;
+                worker.order(&lab, Wanted { resident: Some(RAM), ..wanted })?;
+            }
+            (Way::Kernel, _, Some(group)) => {
+                group.set_limit(group.usage()?.minus(Bytes::mib(MIB)))?;
+                wait_for_out(&lab, pid, before)?;
+                group.set_unlimited()?;
+            }
+            _ => {
+                let machine = &lab.machines()[0];
+                machine.set_balloon(RAM.minus(Bytes::mib(MIB)))?;
+                lab.wait_for(
+                    "the guest to have its memory in swap",
+                    OUT_LIMIT.max(SWEEP_LIMIT),
+                    |_| Ok(machine.reported("swap_kb") >= NEARLY.0 as f64 / 1024.0),
+                )?;
+                machine.set_balloon(RAM)?;
+            }
+        }
+        let (count, took) = next_sweep(&lab, count)?;
+        sweeps.woken.push(took);
+        done = count;
+    }
+    lab.stop()?;
+    Ok(sweeps)
+}
+
+/// Waits until one more sweep than so many is over: how many that are, and how long the last one
+/// took.
+fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
+    let machine = &lab.machines()[0];
+    let sweeps = || {
+        let sample = machine.last_metric()?;
+        let took_us = sample.value["step_us"].as_f64()?;
+        Some((sample.value["ops"].as_u64()? / (MIB << 8), took_us / 1e6))
+    };
+    let began = Instant::now();
+    loop {
+        if let Some((count, took)) = sweeps()
+            && count > done
+        {
+            return Ok((count, took));
+        }
+        if began.elapsed() > SWEEP_LIMIT {
+            let what = "the guest to sweep over its memory".to_owned();
+            return Err(LabError::Timeout { what, limit: SWEEP_LIMIT });
+        }
+        interrupt::sleep(Duration::from_millis(100))?;
+    }
+}
+
+/// Waits until the host has paged out as much as it should.
+fn wait_for_out(lab: &Lab, pid: u32, before: Counters) -> Result<(), LabError> {
+    lab.wait_for("the memory to be paged out", OUT_LIMIT, |_| {
+        let now = Counters::of(pid).map_err(std::io::Error::other)?;
+        Ok(now.swapped.minus(before.swapped) >= NEARLY)
+    })
+}

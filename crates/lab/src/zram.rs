@@ -1,0 +1,97 @@
+//! A swap device of the host's in compressed memory (zram), for experiments with memory that the
+//! host pages out.
+//!
+//! Dropping it brings everything back into memory and removes the device: processes with much in it
+//! should have ended.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use model::Bytes;
+use sys::process::Spawn;
+
+use crate::command;
+use crate::lab::LabError;
+
+const CONTROL: &str = "/sys/class/zram-control";
+/// How long it may take to bring everything back.
+const OFF: Duration = Duration::from_secs(120);
+/// Before all other swap.
+const PRIORITY: &str = "1000";
+
+/// A device in use.
+#[derive(Debug)]
+pub struct Zram {
+    number: u32,
+}
+
+impl Zram {
+    /// Makes one for so many bytes of pages, before they are compressed, and has the kernel use it.
+    ///
+    /// # Errors
+    /// When this is not root, or the kernel has no zram.
+    pub fn new(size: Bytes) -> Result<Self, LabError> {
+        let hot_add = Path::new(CONTROL).join("hot_add");
+        let number = fs::read_to_string(&hot_add).map_err(|error| {
+            io::Error::other(format!("{}: {error}: the kernel has no zram", hot_add.display()))
+        })?;
+        let device = Self { number: number.trim().parse().map_err(io::Error::other)? };
+        let attribute = |name: &str| device.sys().join(name);
+        // The kernel's own choice where it does not know that one.
+        let _ = fs::write(attribute("comp_algorithm"), "lz4");
+        fs::write(attribute("disksize"), size.0.to_string())?;
+        command::run("mkswap", Spawn::new("mkswap").arg(device.path()))?;
+        command::run("swapon", Spawn::new("swapon").args(["-p", PRIORITY]).arg(device.path()))?;
+        Ok(device)
+    }
+
+    /// How many bytes of pages are in it, and what memory they take.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn stored(&self) -> Result<(Bytes, Bytes), LabError> {
+        let text = fs::read_to_string(self.sys().join("mm_stat"))?;
+        let mut numbers = text.split_whitespace().map(|word| word.parse().unwrap_or(0));
+        let (pages, _, memory) = (numbers.next(), numbers.next(), numbers.next());
+        Ok((Bytes(pages.unwrap_or(0)), Bytes(memory.unwrap_or(0))))
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/dev/zram{}", self.number))
+    }
+
+    fn sys(&self) -> PathBuf {
+        PathBuf::from(format!("/sys/block/zram{}", self.number))
+    }
+}
+
+/// Not by [`command::run`]: this must be done after Ctrl-C, too.
+impl Drop for Zram {
+    fn drop(&mut self) {
+        let off = Spawn::new("swapoff").arg(self.path()).stderr(std::process::Stdio::null());
+        let _ = off.spawn().and_then(|mut child| child.wait_for(OFF));
+        let _ = fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_used_and_gone_when_dropped() {
+        let device = match Zram::new(Bytes::mib(64)) {
+            Ok(device) => device,
+            Err(error) => return eprintln!("SKIPPED: no zram can be made here: {error}"),
+        };
+        let path = device.path().display().to_string();
+        let is_used = || fs::read_to_string("/proc/swaps").unwrap().contains(&path);
+        assert!(is_used());
+        assert!(device.stored().unwrap().0 < Bytes::mib(64));
+        let sys = device.sys();
+        drop(device);
+        assert!(!is_used() && !sys.exists());
+    }
+}

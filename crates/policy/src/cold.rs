@@ -1,0 +1,133 @@
+//! VMs whose memory the host pages out: what is known of them, and what goes ahead of need.
+//!
+//! **Problem.** Of a VM with a balloon only its guest says what it leaves unused and whether it
+//! suffers; some lie, and some have no swap and cannot give anything. **Idea.** Where the host pages
+//! out, it sees both itself: what was not touched for a minute, and what was paged out and is
+//! touched again ([`guest`]). So such a VM takes part in all policies as one with a perfect balloon,
+//! whose statistics are the host's own.
+//!
+//! **Ahead of need** ([`may_go`]): memory is paged out as long as what comes back of it in a minute
+//! stays below a share of the working set, the bound of Google's far memory (Lagar-Cavilla 2019
+//! §4.3). When more comes back, the VM gets a minute's worth of it.
+//!
+//! Physical memory is what counts: what is out is charged with what the host's swap takes for it.
+
+use model::{Bytes, Cold, Reading, Reason, Time, Tracking, reason::Pressure};
+
+use crate::{statistics::Guest, tuning};
+
+/// What a VM would say if it knew what the host knows: its memory is what it has resident, and
+/// free of it is what it has not touched for a minute.
+pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Reason> {
+    let cold = cold.ok_or(Reason::NotPaged)?;
+    let age = cold.age(now);
+    if age > tuning::USED_STALE_AFTER {
+        return Err(Reason::NotPaged);
+    }
+    let Reading { value: cold, at } = cold;
+    let free = cold.untouched[1].minus(cold.out).min(cold.resident);
+    let waits = waits(&cold);
+    let sign = |least: f64| {
+        (waits >= least).then_some(Pressure::Refaults { per_second: cold.refaulted_per_s })
+    };
+    let (demand, pressure) = (sign(tuning::WAITS_FOR_MORE), sign(tuning::SUFFERS_WAITS));
+    Ok(Guest { at, total: cold.resident, free, available: free, demand, pressure })
+}
+
+/// The share of one vCPU's time for which it waits for what is out.
+fn waits(cold: &Cold) -> f64 {
+    let waits = if cold.refault_ns == 0 {
+        cold.refaults_per_s * tuning::REFAULT_NS / 1e9
+    } else {
+        cold.waits()
+    };
+    // What no VM can say is no reason to take from it.
+    if waits.is_finite() { waits.max(0.0) } else { 1.0 }
+}
+
+/// What of a VM's memory the host's physical memory has besides what is resident.
+pub(crate) fn charged(cold: &Cold, swap_cost: f32) -> Bytes {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a percentage that is bounded"
+    )]
+    let percent = (f64::from(swap_cost) * 100.0).round().clamp(0.0, 200.0) as u64;
+    cold.out.percent(percent)
+}
+
+/// Whether more may be paged out of a VM before anybody needs it, where so many hundredths of a
+/// percent of its working set may come back in a minute. If not: by how much it is to grow.
+pub(crate) fn may_go(cold: &Cold, tracking: Option<&Tracking>, points: u16) -> Result<(), Bytes> {
+    let set = tracking.and_then(|tracking| tracking.working_set).unwrap_or_default();
+    let per_minute = cold.refaulted_per_s.share(60, 1);
+    // Fewer than a few pieces in a minute are nothing.
+    let bound = set.share(points.into(), 10_000).max(tuning::FEW_REFAULTS);
+    if per_minute <= bound { Ok(()) } else { Err(per_minute) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cold(resident: u64, out: u64, untouched: u64, refaults_per_s: f64) -> Cold {
+        Cold {
+            resident: Bytes::mib(resident),
+            out: Bytes::mib(out),
+            untouched: [untouched, untouched, 0].map(Bytes::mib),
+            refaults_per_s,
+            refaulted_per_s: Bytes::kib(128),
+            refault_ns: 100_000,
+            ..Cold::default()
+        }
+    }
+
+    fn of(cold: Cold) -> Guest {
+        guest(Some(Reading::new(cold, Time(0))), Time(0)).unwrap()
+    }
+
+    #[test]
+    fn what_was_not_touched_for_a_minute_and_is_in_memory_is_free() {
+        let guest = of(cold(300, 100, 180, 0.0));
+        assert_eq!((guest.total, guest.free), (Bytes::mib(300), Bytes::mib(80)));
+        assert_eq!((guest.demand, guest.pressure), (None, None));
+        assert_eq!(of(cold(50, 0, 180, 0.0)).free, Bytes::mib(50));
+    }
+
+    #[test]
+    fn who_waits_for_what_is_out_wants_more_and_who_waits_long_suffers() {
+        let signs = |per_s| {
+            let guest = of(cold(300, 100, 180, per_s));
+            (guest.demand.is_some(), guest.pressure.is_some())
+        };
+        assert_eq!(
+            [1.0, 60.0, 600.0, f64::NAN].map(signs),
+            [(false, false), (true, false), (true, true), (true, true)]
+        );
+    }
+
+    #[test]
+    fn what_is_not_known_of_late_is_not_believed() {
+        let reading = Reading::new(cold(300, 0, 0, 0.0), Time(0));
+        let late = Time(0).after(tuning::USED_STALE_AFTER).after(model::Millis(1));
+        assert_eq!(guest(Some(reading), late), Err(Reason::NotPaged));
+        assert_eq!(guest(None, Time(0)), Err(Reason::NotPaged));
+    }
+
+    #[test]
+    fn more_goes_ahead_until_too_much_comes_back() {
+        let tracking = Tracking { working_set: Some(Bytes::mib(1_000)), ..Tracking::default() };
+        let refaulting = |kib| Cold { refaulted_per_s: Bytes::kib(kib), ..Cold::default() };
+        assert_eq!(may_go(&refaulting(30), Some(&tracking), 20), Ok(()));
+        assert_eq!(may_go(&refaulting(50), Some(&tracking), 20), Err(Bytes::kib(3_000)));
+        assert_eq!(may_go(&refaulting(0), None, 20), Ok(()));
+    }
+
+    #[test]
+    fn what_is_out_is_charged_with_what_its_swap_takes() {
+        let cold = cold(300, 100, 0, 0.0);
+        assert_eq!(charged(&cold, 0.0), Bytes::ZERO);
+        assert_eq!(charged(&cold, 0.35), Bytes::mib(35));
+        assert_eq!(charged(&cold, f32::INFINITY), Bytes::mib(200));
+    }
+}
