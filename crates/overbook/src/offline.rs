@@ -12,13 +12,14 @@
 //! | `package.rs` | finds the files of a Debian package |
 //! | `kernel.rs` | finds the executable in a kernel's boot image |
 //! | `unpack.rs` | unpacks what is compressed |
-//! | `image.rs` | finds the files of a disk's image: ext4, alone or on partitions |
-//! | `disk.rs`, `qcow2.rs` | read disks' images |
+//! | `image.rs` | finds the files of a disk's image |
+//! | `ext4.rs`, `squashfs.rs` | read the filesystems in it |
+//! | `disk.rs`, `qcow2.rs` | read disks' images, and find their filesystems |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
 //!
-//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 4 MiB
+//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 8 MiB
 //! for each thread, and up to 256 MiB for what a compression looks back at.
 //!
 //! What is read is not trusted. No symbolic link is followed but one that is named itself, no other
@@ -29,12 +30,14 @@ mod capture;
 mod cut;
 mod disk;
 mod elf;
+mod ext4;
 mod image;
 mod kernel;
 mod limit;
 mod package;
 mod qcow2;
 mod sources;
+mod squashfs;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -43,7 +43,8 @@ pub(super) enum Question {
 
 #[derive(Debug, Args)]
 pub(super) struct Build {
-    /// Executables, directories, Debian packages, disk images with ext4 (raw, qcow2), kernels
+    /// Executables, directories, Debian packages, disk images (ext4, squashfs; raw, qcow2),
+    /// kernels
     #[arg(required = true, value_name = "SOURCE")]
     sources: Vec<PathBuf>,
     /// Where to write the table; guests of this source are known by the file's name

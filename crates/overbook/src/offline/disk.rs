@@ -1,10 +1,13 @@
-//! Disk images: the bytes of a disk, raw or in qcow2, and where on it the ext4 filesystems are.
+//! Disk images: the bytes of a disk, raw or in qcow2, and where on it filesystems are that are read.
 
 use std::{error::Error, fs::File, io, os::unix::fs::FileExt, path::Path};
 
 use ext4_view::Ext4Read;
 
-use super::qcow2::{self, Qcow2};
+use super::{
+    qcow2::{self, Qcow2},
+    squashfs,
+};
 
 const SECTOR: usize = 512;
 /// Where in an ext4 filesystem its magic number is.
@@ -34,10 +37,17 @@ pub(super) fn open(path: &Path) -> io::Result<Box<dyn Disk>> {
     Ok(if magic == qcow2::MAGIC { Box::new(Qcow2::open(file)?) } else { Box::new(file) })
 }
 
-/// Where ext4 filesystems begin: the whole disk is one, or some of its partitions are.
-pub(super) fn filesystems(disk: &mut dyn Disk) -> io::Result<Vec<u64>> {
-    if is_ext(disk, 0) {
-        return Ok(vec![0]);
+/// Filesystems that are read.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Ext,
+    Squashfs,
+}
+
+/// Where filesystems begin: the whole disk is one, or some of its partitions are.
+pub(super) fn filesystems(disk: &mut dyn Disk) -> io::Result<Vec<(u64, Kind)>> {
+    if let Some(kind) = kind_at(disk, 0) {
+        return Ok(vec![(0, kind)]);
     }
     let mut first = [0; 2 * SECTOR];
     disk.read_at(0, &mut first)?;
@@ -50,10 +60,12 @@ pub(super) fn filesystems(disk: &mut dyn Disk) -> io::Result<Vec<u64>> {
     starts.sort_unstable();
     starts.dedup();
     let places = starts.into_iter().filter_map(|start| start.checked_mul(SECTOR as u64));
-    let found: Vec<u64> = places.filter(|place| *place > 0 && is_ext(disk, *place)).collect();
+    let places = places.filter(|place| *place > 0);
+    let found: Vec<_> =
+        places.filter_map(|place| kind_at(disk, place).map(|kind| (place, kind))).collect();
     if found.is_empty() {
-        let what = "there is no ext4 filesystem, neither on all of it nor on a partition; others, \
-                    encrypted volumes and LVM are not supported yet";
+        let what = "there is no ext4 filesystem and no squashfs, neither on all of it nor on a \
+                    partition; others, encrypted volumes and LVM are not supported yet";
         return Err(io::Error::other(what));
     }
     Ok(found)
@@ -76,10 +88,15 @@ fn in_gpt(disk: &mut dyn Disk, header: &[u8]) -> io::Result<Vec<u64>> {
     (0..u64::from(number).min(MOST_PARTITIONS)).map(entry).collect()
 }
 
-fn is_ext(disk: &mut dyn Disk, place: u64) -> bool {
-    let mut magic = [0; EXT_MAGIC.len()];
-    let at = place.saturating_add(EXT_MAGIC_AT);
-    disk.read_at(at, &mut magic).is_ok() && magic == EXT_MAGIC
+fn kind_at(disk: &mut dyn Disk, place: u64) -> Option<Kind> {
+    let mut has = |at: u64, magic: &[u8]| {
+        let mut found = vec![0; magic.len()];
+        disk.read_at(place.saturating_add(at), &mut found).is_ok() && found == magic
+    };
+    if has(0, squashfs::MAGIC) {
+        return Some(Kind::Squashfs);
+    }
+    has(EXT_MAGIC_AT, EXT_MAGIC).then_some(Kind::Ext)
 }
 
 /// The disk from some place on.
@@ -88,22 +105,32 @@ pub(super) struct From {
     pub(super) place: u64,
 }
 
+impl Disk for From {
+    fn read_at(&mut self, place: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.disk.read_at(self.place.saturating_add(place), buffer)
+    }
+}
+
 impl Ext4Read for From {
     fn read(
         &mut self,
         start: u64,
         buffer: &mut [u8],
     ) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
-        let place = self.place.saturating_add(start);
-        Ok(self.disk.read_at(place, buffer)?)
+        Ok(self.read_at(start, buffer)?)
     }
 }
 
-fn long(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn short(bytes: &[u8], at: usize) -> u16 {
+    let field = bytes.get(at..at + 2).and_then(|field| field.try_into().ok());
+    field.map_or(0, u16::from_le_bytes)
+}
+
+pub(super) fn long(bytes: &[u8], at: usize) -> u32 {
     let field = bytes.get(at..at + 4).and_then(|field| field.try_into().ok());
     field.map_or(0, u32::from_le_bytes)
 }
 
-fn double(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn double(bytes: &[u8], at: usize) -> u64 {
     u64::from(long(bytes, at)) | u64::from(long(bytes, at + 4)) << 32
 }

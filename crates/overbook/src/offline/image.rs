@@ -1,17 +1,56 @@
-//! The files of ext4 filesystems in a disk's image, read without mounting it. Several threads walk
+//! The files of the filesystems in a disk's image, read without mounting it. Several threads walk
 //! the same image, each with a view of its own, and each takes its part of the files.
 
-use std::path::{Path, PathBuf};
-
-use ext4_view::{Ext4, Ext4Error};
+use std::{
+    ffi::OsString,
+    io,
+    path::{Path, PathBuf},
+};
 
 use super::{
     MOST_DEPTH, OfflineError,
-    cut::Cutter,
+    cut::{Contents, Cutter},
     disk,
+    ext4::Ext,
     limit::{Left, count},
     sources::spare,
+    squashfs::Squashfs,
 };
+
+/// Files that one thread takes together: in a squashfs neighbours are unpacked together.
+const TOGETHER: u64 = 32;
+
+/// What is known of each filesystem.
+pub(super) trait Filesystem {
+    /// A directory that is being read.
+    type Directory;
+    /// Where a file or directory is.
+    type Place;
+    /// A file that is being read.
+    type File<'a>: Contents
+    where
+        Self: 'a;
+
+    fn root(&mut self) -> io::Result<Self::Directory>;
+    fn next(&mut self, directory: &mut Self::Directory) -> Option<io::Result<Entry<Self::Place>>>;
+    fn enter(&mut self, place: &Self::Place) -> io::Result<Self::Directory>;
+    fn open(&mut self, place: &Self::Place) -> io::Result<Self::File<'_>>;
+}
+
+/// What is in a directory.
+pub(super) struct Entry<P> {
+    pub(super) name: OsString,
+    pub(super) inside: Inside,
+    pub(super) place: P,
+}
+
+/// What it is.
+pub(super) enum Inside {
+    Directory,
+    File,
+    /// Nothing with contents of its own; or `.` and `..`.
+    Other,
+}
 
 /// Cuts each `parts`-th file of the image, from the `part`-th on. `left` is all parts' together;
 /// the files each part counts by itself, for each meets all of them.
@@ -22,33 +61,42 @@ pub(super) fn cut(
     parts: u64,
     left: &Left,
 ) -> Result<(), OfflineError> {
-    let fail = |error| OfflineError::File { path: path.into(), error };
+    let fail = |error| left.unreadable(path, error);
     let mut disk = disk::open(path).map_err(fail)?;
     let mut walk = Walk { path, part, parts, left, seen: 0 };
-    for place in disk::filesystems(disk.as_mut()).map_err(fail)? {
-        let disk = disk::open(path).map_err(fail)?;
-        let image = Ext4::load(Box::new(disk::From { disk, place }));
-        let image = image.map_err(|error| fault(path, &error))?;
-        walk.cut_files(cutter, &image)?;
+    for (place, kind) in disk::filesystems(disk.as_mut()).map_err(fail)? {
+        let disk = disk::From { disk: disk::open(path).map_err(fail)?, place };
+        match kind {
+            disk::Kind::Ext => walk.cut_files(cutter, &mut Ext::open(disk).map_err(fail)?)?,
+            disk::Kind::Squashfs => {
+                let mut image = Squashfs::open(Box::new(disk)).map_err(fail)?;
+                walk.cut_files(cutter, &mut image)?;
+            }
+        }
     }
     Ok(())
 }
 
 /// One part's way through all filesystems of an image.
-struct Walk<'a> {
-    path: &'a Path,
-    part: u64,
-    parts: u64,
-    left: &'a Left,
-    seen: u64,
+pub(super) struct Walk<'a> {
+    pub(super) path: &'a Path,
+    pub(super) part: u64,
+    pub(super) parts: u64,
+    pub(super) left: &'a Left,
+    pub(super) seen: u64,
 }
 
 impl Walk<'_> {
-    fn cut_files(&mut self, cutter: &mut Cutter<'_>, image: &Ext4) -> Result<(), OfflineError> {
+    pub(super) fn cut_files(
+        &mut self,
+        cutter: &mut Cutter<'_>,
+        image: &mut impl Filesystem,
+    ) -> Result<(), OfflineError> {
         let Self { path, part, parts, left, .. } = *self;
-        let mut open = vec![image.read_dir("/").map_err(|error| fault(path, &error))?];
-        while let Some(entries) = open.last_mut() {
-            let Some(entry) = entries.next() else {
+        let root = image.root().map_err(|error| left.unreadable(path, error))?;
+        let mut open: Vec<(PathBuf, _)> = vec![(path.into(), root)];
+        while let Some((around, directory)) = open.last_mut() {
+            let Some(entry) = image.next(directory) else {
                 open.pop();
                 continue;
             };
@@ -59,51 +107,44 @@ impl Walk<'_> {
             let entry = match entry {
                 Ok(entry) => entry,
                 Err(error) => {
+                    self.leave_out(cutter, around, error)?;
                     open.pop();
-                    leave_out(cutter, path, part, &error);
                     continue;
                 }
             };
-            if [b".".as_slice(), b".."].contains(&entry.file_name().as_ref()) {
-                continue;
-            }
-            let inside = entry.path();
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() && open.len() >= MOST_DEPTH => {
-                    let why = "it lies deeper than is entered";
-                    leave_out(cutter, &shown(path, &inside), part, &why);
+            let name = around.join(&entry.name);
+            match entry.inside {
+                Inside::Directory if open.len() >= MOST_DEPTH => {
+                    let why = io::Error::other("it lies deeper than is entered");
+                    self.leave_out(cutter, &name, why)?;
                 }
-                Ok(kind) if kind.is_dir() => match image.read_dir(&inside) {
-                    Ok(entries) => open.push(entries),
-                    Err(error) => leave_out(cutter, &shown(path, &inside), part, &error),
+                Inside::Directory => match image.enter(&entry.place) {
+                    Ok(entries) => open.push((name, entries)),
+                    Err(error) => self.leave_out(cutter, &name, error)?,
                 },
-                Ok(kind) if kind.is_regular_file() && self.seen % parts == part => {
-                    let name = shown(path, &inside);
-                    let done = match image.open(&inside) {
+                Inside::File if self.seen / TOGETHER % parts == part => {
+                    let done = match image.open(&entry.place) {
                         Ok(mut file) => cutter.cut(&name, &mut file, left),
-                        Err(error) => Err(fault(&name, &error)),
+                        Err(error) => Err(left.unreadable(&name, error)),
                     };
                     spare(cutter, &name, done)?;
                 }
-                Ok(_) => {}
-                Err(error) => leave_out(cutter, &shown(path, &inside), part, &error),
+                Inside::File | Inside::Other => {}
             }
         }
         Ok(())
     }
-}
 
-/// What all threads meet, one tells of.
-fn leave_out(cutter: &Cutter<'_>, path: &Path, part: u64, why: &dyn std::fmt::Display) {
-    if part == 0 {
-        cutter.shared.leave_out(path, why);
+    /// What all threads meet, one tells of; a limit ends the work.
+    fn leave_out(
+        &self,
+        cutter: &Cutter<'_>,
+        path: &Path,
+        error: io::Error,
+    ) -> Result<(), OfflineError> {
+        match self.left.unreadable(path, error) {
+            OfflineError::File { .. } if self.part > 0 => Ok(()),
+            error => spare(cutter, path, Err(error)),
+        }
     }
-}
-
-fn fault(path: &Path, error: &Ext4Error) -> OfflineError {
-    OfflineError::Source { path: path.into(), what: error.to_string() }
-}
-
-fn shown(image: &Path, inside: &ext4_view::PathBuf) -> PathBuf {
-    image.join(inside.display().to_string().trim_start_matches('/'))
 }

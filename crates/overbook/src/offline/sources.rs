@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::OFlags;
 
-use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2};
+use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2, squashfs};
 
 /// What is done with a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +30,18 @@ pub(super) enum Kind {
 type Sign = (usize, &'static [u8], &'static str);
 
 /// What is known and cannot be read.
-const NOT_YET: [Sign; 4] = [
-    (0, b"hsqs", "a squashfs image is not supported yet; valid: what `unsquashfs` makes of it"),
+const NOT_YET: [Sign; 3] = [
     (0, b"LUKS\xba\xbe", "an encrypted volume cannot be read; valid: what is opened of it"),
     (0, b"XFSB", "an XFS image is not supported yet; valid: an ext4 image, or a directory"),
     (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
 ];
 const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
-/// An ext4 filesystem; qcow2; disks with partitions, new and old. The last is of other boot
-/// sectors, too, and of kernels, which are therefore asked for first.
-const IMAGES: [Sign; 4] = [
+/// An ext4 filesystem; squashfs; qcow2; disks with partitions, new and old. The last is of other
+/// boot sectors, too, and of kernels, which are therefore asked for first.
+const IMAGES: [Sign; 5] = [
     (1080, disk::EXT_MAGIC, ""),
+    (0, squashfs::MAGIC, ""),
     (0, &qcow2::MAGIC, ""),
     (512, disk::GPT_MAGIC, ""),
     (510, b"\x55\xaa", ""),
@@ -84,7 +84,8 @@ pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
     }
     Err(unfit(
         "neither an executable nor a package nor an image that is known; valid: ELF, .deb, ext4, \
-         qcow2, bzImage, a directory; --all-pages takes any file as it stands, such as a raw memory dump",
+         squashfs, qcow2, bzImage, a directory; --all-pages takes any file as it stands, such as a \
+         raw memory dump",
     ))
 }
 

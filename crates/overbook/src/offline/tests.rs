@@ -4,6 +4,8 @@ use pages::offline::{Page, Record, TableRef, hash};
 
 use super::*;
 
+mod squashfs;
+
 fn request(sources: &[&Path]) -> Request {
     let sources = sources.iter().map(|path| path.to_path_buf()).collect();
     Request { sources, all_pages: false, sampling: Sampling::default() }
@@ -382,7 +384,7 @@ fn what_is_of_no_use_is_named() {
     assert!(error.contains("neither a file nor a directory"), "{error}");
     for (bytes, what) in [
         (&b"some text"[..], "--all-pages takes any file"),
-        (b"hsqs", "squashfs image is not supported yet"),
+        (b"XFSB", "an XFS image is not supported yet"),
         (b"\x7fELF\x02\x01\x01", "not an executable that can be read"),
     ] {
         fs::write(&path, bytes).unwrap();

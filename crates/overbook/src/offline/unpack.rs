@@ -3,10 +3,10 @@
 
 use std::io::{self, Read};
 
-use flate2::read::MultiGzDecoder;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use lzma_rust2::XzReader;
 
-use super::{MOST_BYTES, limit::unpacks_too_much};
+use super::{MOST_BYTES, cut::fill, limit::unpacks_too_much};
 
 /// Memory for what xz looks back at; `dpkg-deb` and Linux use 64 MiB and 128 MiB at most. Zstd
 /// takes 128 MiB at most by itself.
@@ -45,4 +45,47 @@ impl Read for Unpacked {
         self.left = self.left.checked_sub(has as u64).ok_or_else(unpacks_too_much)?;
         Ok(has)
     }
+}
+
+/// How each block of a filesystem is compressed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum BlockCompression {
+    /// As zlib does it.
+    Gzip,
+    Xz,
+    Lz4,
+    Zstd,
+}
+
+/// Unpacks a block, of which at most `most` bytes may come.
+pub(super) fn unpack_block(
+    how: BlockCompression,
+    packed: &[u8],
+    most: usize,
+) -> io::Result<Vec<u8>> {
+    /// What xz may look back at is a block, of 1 MiB at most, and some more for itself.
+    const MOST_XZ_KIB: u32 = 2 << 10;
+    match how {
+        BlockCompression::Gzip => all(&mut ZlibDecoder::new(packed), most),
+        BlockCompression::Xz => all(&mut XzReader::new_mem_limit(packed, false, MOST_XZ_KIB), most),
+        BlockCompression::Lz4 => {
+            let mut block = vec![0; most];
+            let has = lz4_flex::block::decompress_into(packed, &mut block);
+            block.truncate(has.map_err(io::Error::other)?);
+            Ok(block)
+        }
+        BlockCompression::Zstd => zstd::bulk::decompress(packed, most),
+    }
+}
+
+/// All that comes, which may be no more than `most` bytes.
+fn all(contents: &mut impl Read, most: usize) -> io::Result<Vec<u8>> {
+    let mut block = vec![0; most];
+    let has = fill(contents, &mut block)?;
+    block.truncate(has);
+    // At its end xz compares the checksum.
+    if fill(contents, &mut [0])? > 0 {
+        return Err(io::Error::other("a block unpacks to more than it may"));
+    }
+    Ok(block)
 }

@@ -1,0 +1,124 @@
+//! Tables out of images that others' programs make: squashfs of `mksquashfs`, kernels that `lz4` has
+//! compressed, qcow2 of `qemu-img` with backing files. Each must be the table of what is in it.
+//!
+//! The programs come from the distribution and are unpacked privately, as the lab's QEMU is.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use lab::cache::Cache;
+use lab::packages::{Apt, PackageError};
+use overbook::offline::{OfflineError, Request, Work, build};
+use overbook_tests::{skip, text};
+use pages::offline::{Sampling, Table};
+
+/// Where Debian's packages put libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// What makes the images.
+struct Programs(PathBuf);
+
+impl Programs {
+    fn provide() -> Option<Self> {
+        let cache = Cache::open().unwrap();
+        let fill = |dir: &Path| -> Result<(), PackageError> {
+            for package in ["squashfs-tools", "lz4", "qemu-utils"] {
+                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
+            }
+            Ok(())
+        };
+        cache.directory("image-makers", fill).map(Self).map_err(|why| skip(&why.to_string())).ok()
+    }
+
+    /// Runs a program, which must succeed; one that the system has is not unpacked.
+    fn run(&self, directory: &Path, program: &str, arguments: &[&str]) {
+        let own = self.0.join("usr/bin").join(program);
+        let libraries = LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":");
+        let mut command = if own.is_file() { Command::new(own) } else { Command::new(program) };
+        command.env("LD_LIBRARY_PATH", libraries).args(arguments).current_dir(directory);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{program} {arguments:?}:\n{}", text(&output));
+    }
+}
+
+fn request(source: &Path) -> Request {
+    let sources = vec![source.to_owned()];
+    Request { sources, all_pages: true, sampling: Sampling::default() }
+}
+
+fn built(request: &Request) -> (Table, Work) {
+    let (table, work) = build(request, |_, _| {}).unwrap();
+    assert_eq!(work.left_out, 0, "{work:?}");
+    (table, work)
+}
+
+/// A tree of programs, of more files than a directory's header counts, and of files that are empty,
+/// smaller than a block, of zeros, and with a hole.
+fn make_tree(root: &Path) {
+    fs::create_dir_all(root.join("usr/bin")).unwrap();
+    fs::create_dir_all(root.join("deep/er/still")).unwrap();
+    for program in ["/bin/sh", "/bin/bash", "/usr/bin/env", "/usr/bin/dpkg", "/usr/bin/apt-get"] {
+        let name = Path::new(program).file_name().unwrap();
+        fs::copy(program, root.join("usr/bin").join(name)).unwrap();
+    }
+    for number in 0..600_u32 {
+        let bytes = number.to_le_bytes().repeat(usize::try_from(number).unwrap() * 3);
+        fs::write(root.join(format!("deep/er/{number}")), bytes).unwrap();
+    }
+    fs::write(root.join("deep/er/still/random"), random(3 << 20)).unwrap();
+    fs::write(root.join("deep/zeros"), vec![0; 3 << 20]).unwrap();
+    let holed = fs::File::create(root.join("deep/holed")).unwrap();
+    holed.set_len(9 << 20).unwrap();
+    holed.write_all_at(b"in the middle", 5 << 20).unwrap();
+    symlink("/deep", root.join("deep/loop")).unwrap();
+}
+
+fn random(len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    fastrand::Rng::with_seed(1).fill(&mut bytes);
+    bytes
+}
+
+#[test]
+fn squashfs_of_every_kind_is_the_tree_in_it() {
+    let Some(programs) = Programs::provide() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    make_tree(&directory.join("root"));
+    let plain = request(&directory.join("root"));
+    let code = |request: &Request| built(&Request { all_pages: false, ..request.clone() }).0;
+    let (all, _) = built(&plain);
+    for options in [
+        &["-comp", "gzip"][..],
+        &["-comp", "gzip", "-b", "4096"],
+        &["-comp", "xz", "-b", "1M"],
+        &["-comp", "xz", "-Xbcj", "x86", "-always-use-fragments"],
+        &["-comp", "lz4", "-Xhc"],
+        &["-comp", "zstd", "-no-fragments"],
+        &["-comp", "zstd", "-noI", "-noD", "-noF", "-no-exports"],
+    ] {
+        let make = ["root", "image", "-noappend", "-quiet", "-no-progress"];
+        programs.run(directory, "mksquashfs", &[&make[..], options].concat());
+        let image = request(&directory.join("image"));
+        let (table, found) = built(&image);
+        assert!(table == all, "{options:?}: {found:?}");
+        assert!(code(&image) == code(&plain), "{options:?}");
+
+        // Damage is an error, or files that are left out, and never what ends the program.
+        let whole = fs::read(&image.sources[0]).unwrap();
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..10 {
+            let mut bytes = whole.clone();
+            // The tables are at the end.
+            let from = whole.len() - whole.len() / 10;
+            (0..8).for_each(|_| bytes[random.usize(from..whole.len())] = random.u8(..));
+            fs::write(&image.sources[0], &bytes).unwrap();
+            let ending = build(&image, |_, _| {});
+            assert!(!matches!(ending, Err(OfflineError::Panic)), "{options:?}");
+        }
+    }
+}
