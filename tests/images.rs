@@ -122,3 +122,29 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
         }
     }
 }
+
+#[test]
+fn a_kernel_that_lz4_has_compressed_is_the_kernel() {
+    let Some(programs) = Programs::provide() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    // An executable, and more than two of the blocks that LZ4 makes: of what shrinks and what does
+    // not.
+    let mut kernel = fs::read("/bin/bash").unwrap();
+    kernel.resize(9 << 20, 3);
+    kernel.extend(random(9 << 20));
+    fs::write(directory.join("vmlinux"), &kernel).unwrap();
+    programs.run(directory, "lz4", &["-l", "-9", "-q", "vmlinux", "packed"]);
+    let packed = fs::read(directory.join("packed")).unwrap();
+    // What Linux puts around it: a setup of one sector, and the kernel's length behind it.
+    let mut image = vec![0; 2 * 512];
+    image[0x1f1] = 1;
+    image[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
+    let len = u32::try_from(packed.len() + 4).unwrap();
+    image[0x24c..0x250].copy_from_slice(&len.to_le_bytes());
+    image.extend(packed);
+    image.extend(u32::try_from(kernel.len()).unwrap().to_le_bytes());
+    fs::write(directory.join("vmlinuz"), image).unwrap();
+    let [plain, found] = ["vmlinux", "vmlinuz"].map(|name| request(&directory.join(name)));
+    assert!(built(&plain).0 == built(&found).0);
+}

@@ -11,7 +11,7 @@ use super::{
     OfflineError,
     cut::{Cutter, Stream},
     limit::Left,
-    unpack::{Compression, Unpacked, unpack},
+    unpack::{Compression, LEGACY_LZ4_MAGIC, Unpacked, unpack},
 };
 
 const SETUP_LEN: usize = 0x250;
@@ -43,16 +43,22 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
     let mut magic = [0; 6];
     file.read_exact(&mut magic)?;
     file.seek(SeekFrom::Start(start))?;
+    let mut len = u64::from(long(0x24c));
     let how = match magic {
+        _ if magic.starts_with(&LEGACY_LZ4_MAGIC) => {
+            // Linux puts the kernel's length behind it, which LZ4 would take for a block's.
+            len = len.saturating_sub(4);
+            Compression::Lz4
+        }
         [0x1f, 0x8b, ..] => Compression::Gzip,
         [0xfd, b'7', b'z', b'X', b'Z', 0] => Compression::Xz,
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Compression::Zstd,
         [0x7f, b'E', b'L', b'F', ..] => Compression::None,
         _ => {
-            let what = "its compression is not supported yet; valid: gzip, xz, zstd and none, or \
+            let what = "its compression is not supported yet; valid: gzip, xz, zstd, lz4 and none, or \
                         what Linux's `extract-vmlinux` makes of it";
             return Err(io::Error::other(what));
         }
     };
-    unpack(how, file.take(u64::from(long(0x24c))))
+    unpack(how, file.take(len))
 }

@@ -6,8 +6,8 @@
 //! it is needed: of the tables [`KEPT`] blocks are kept, of files a block and a fragment.
 //!
 //! All that is unpacked counts, tables too and again: that bounds what a forged image can cost. A
-//! directory within itself ends where any does that lies too deep. Left out: LZMA and LZO, of which
-//! the first is no option of Linux, and the second has no reader that is kept up.
+//! directory within itself ends where any does that lies too deep. Left out: LZMA, which Linux does
+//! not read, and LZO.
 
 use std::{
     collections::VecDeque,
@@ -111,9 +111,14 @@ impl Squashfs {
             5 => BlockCompression::Lz4,
             6 => BlockCompression::Zstd,
             other => {
+                let name = match other {
+                    2 => "LZMA",
+                    3 => "LZO",
+                    _ => "an unknown one",
+                };
                 let what = "is not supported yet; valid: gzip, xz, lz4 and zstd, or what \
                             `unsquashfs` makes of it";
-                return unfit(format!("its compression {other} {what}"));
+                return unfit(format!("its compression {other}, {name}, {what}"));
             }
         };
         let block_bits = short(&block, 22);

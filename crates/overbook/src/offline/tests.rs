@@ -327,13 +327,8 @@ fn disks_are_read_with_partitions_and_as_qcow2() {
     }
 }
 
-#[test]
-fn a_kernel_is_found_in_its_boot_image() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("kernel");
-    fs::write(&path, small_executable()).unwrap();
-    let (plain, _) = built(&request(&[&path]));
-    let packed = zstd::encode_all(&small_executable()[..], 1).unwrap();
+/// A kernel's boot image, as Linux makes it: it puts the length behind what is compressed.
+fn boot_image(packed: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 3 * 512];
     image[0x1f1] = 1;
     image[0x1fe..0x200].copy_from_slice(b"\x55\xaa");
@@ -342,14 +337,50 @@ fn a_kernel_is_found_in_its_boot_image() {
     let len = u32::try_from(packed.len() + 4).unwrap();
     image[0x24c..0x250].copy_from_slice(&len.to_le_bytes());
     image.extend(packed);
-    // Linux puts the length behind it.
     image.extend(16484_u32.to_le_bytes());
-    fs::write(&path, &image).unwrap();
-    assert_eq!(built(&request(&[&path])).0, plain);
-    image[3 * 512] = 0;
-    fs::write(&path, &image).unwrap();
-    let error = refused(&request(&[&path]));
-    assert!(error.contains("its compression is not supported yet"), "{error}");
+    image
+}
+
+/// As `lz4 -l` does it, in blocks of 8 MiB.
+fn legacy_lz4(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = vec![0x02, 0x21, 0x4c, 0x18];
+    for block in bytes.chunks(8 << 20) {
+        let block = lz4_flex::block::compress(block);
+        packed.extend(u32::try_from(block.len()).unwrap().to_le_bytes());
+        packed.extend(block);
+    }
+    packed
+}
+
+#[test]
+fn a_kernel_is_found_in_its_boot_image() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kernel");
+    // More than a block of LZ4.
+    let mut kernel = small_executable();
+    kernel.resize(20 << 20, 3);
+    fs::write(&path, &kernel).unwrap();
+    let all_pages = Request { all_pages: true, ..request(&[&path]) };
+    let (plain, _) = built(&all_pages);
+    for packed in [zstd::encode_all(&kernel[..], 1).unwrap(), legacy_lz4(&kernel)] {
+        let mut image = boot_image(&packed);
+        fs::write(&path, &image).unwrap();
+        assert_eq!(built(&all_pages).0, plain);
+        fs::write(&path, &image[..image.len() - 100]).unwrap();
+        let error = refused(&all_pages);
+        assert!(error.contains("kernel: "), "{error}");
+        image[3 * 512] = 0;
+        fs::write(&path, &image).unwrap();
+        let error = refused(&all_pages);
+        assert!(error.contains("its compression is not supported yet"), "{error}");
+    }
+    let mut forged = legacy_lz4(&kernel);
+    for len in [0, u32::MAX] {
+        forged[4..8].copy_from_slice(&len.to_le_bytes());
+        fs::write(&path, boot_image(&forged)).unwrap();
+        let error = refused(&all_pages);
+        assert!(error.contains(&format!("a block of LZ4 with {len} bytes")), "{error}");
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub(super) enum Compression {
     Xz,
     /// One frame: what stands behind it is not looked at.
     Zstd,
+    /// As Linux has its kernel: `lz4 -l`.
+    Lz4,
 }
 
 /// Reads the contents.
@@ -29,6 +31,7 @@ pub(super) fn unpack(how: Compression, packed: impl Read + 'static) -> io::Resul
         Compression::Gzip => Box::new(MultiGzDecoder::new(packed)),
         Compression::Xz => Box::new(XzReader::new_mem_limit(packed, false, MOST_XZ_KIB)),
         Compression::Zstd => Box::new(zstd::Decoder::new(packed)?.single_frame()),
+        Compression::Lz4 => Box::new(LegacyLz4::open(packed)?),
     };
     Ok(Unpacked { contents, left: MOST_BYTES })
 }
@@ -44,6 +47,63 @@ impl Read for Unpacked {
         let has = self.contents.read(buffer)?;
         self.left = self.left.checked_sub(has as u64).ok_or_else(unpacks_too_much)?;
         Ok(has)
+    }
+}
+
+/// LZ4's first format, which has no end of its own: blocks with their lengths, of 8 MiB each when
+/// unpacked. Of those one is kept.
+struct LegacyLz4<R> {
+    packed: R,
+    block: Vec<u8>,
+    at: usize,
+}
+
+/// What LZ4's first format begins with.
+pub(super) const LEGACY_LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
+
+impl<R: Read> LegacyLz4<R> {
+    fn open(mut packed: R) -> io::Result<Self> {
+        let mut magic = LEGACY_LZ4_MAGIC;
+        packed.read_exact(&mut magic)?;
+        Ok(Self { packed, block: Vec::new(), at: 0 })
+    }
+
+    /// The next block; an empty one at the end.
+    fn next(&mut self) -> io::Result<()> {
+        const BLOCK_LEN: usize = 8 << 20;
+        /// What does not shrink grows by so much.
+        const MOST_PACKED: usize = BLOCK_LEN + BLOCK_LEN / 255 + 16;
+        self.block.clear();
+        self.at = 0;
+        let mut word = [0; 4];
+        match fill(&mut self.packed, &mut word)? {
+            0 => return Ok(()),
+            4 => {}
+            _ => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+        let len = usize::try_from(u32::from_le_bytes(word)).map_err(io::Error::other)?;
+        if !(1..=MOST_PACKED).contains(&len) {
+            return Err(io::Error::other(format!("a block of LZ4 with {len} bytes")));
+        }
+        let mut packed = vec![0; len];
+        self.packed.read_exact(&mut packed)?;
+        self.block.resize(BLOCK_LEN, 0);
+        let has = lz4_flex::block::decompress_into(&packed, &mut self.block);
+        self.block.truncate(has.map_err(io::Error::other)?);
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for LegacyLz4<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.at == self.block.len() {
+            self.next()?;
+        }
+        let rest = &self.block[self.at..];
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
+        self.at += len;
+        Ok(len)
     }
 }
 

@@ -163,7 +163,7 @@ fn what_a_forged_squashfs_claims_is_refused() {
         [64, 72].map(|at| usize::from(whole[at]) + (usize::from(whole[at + 1]) << 8));
     for (at, bytes, what) in [
         (28, &[3][..], "squashfs of version 3; valid: 4"),
-        (20, &[3], "its compression 3 is not supported yet"),
+        (20, &[3], "its compression 3, LZO, is not supported yet"),
         (22, &[30], "blocks of 2^30 bytes"),
         (22, &[13], "blocks of 2^13 bytes"),
         // Tables and files beyond the image's end, of no kind, longer than they are.
