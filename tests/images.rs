@@ -47,7 +47,7 @@ impl Programs {
 
 fn request(source: &Path) -> Request {
     let sources = vec![source.to_owned()];
-    Request { sources, all_pages: true, sampling: Sampling::default() }
+    Request { sources, all_pages: true, sampling: Sampling::default(), backing_dir: None }
 }
 
 fn built(request: &Request) -> (Table, Work) {
@@ -147,4 +147,38 @@ fn a_kernel_that_lz4_has_compressed_is_the_kernel() {
     fs::write(directory.join("vmlinuz"), image).unwrap();
     let [plain, found] = ["vmlinux", "vmlinuz"].map(|name| request(&directory.join(name)));
     assert!(built(&plain).0 == built(&found).0);
+}
+
+#[test]
+fn an_image_is_what_it_has_and_what_its_backing_files_have() {
+    let Some(programs) = Programs::provide() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    make_tree(&here.join("root"));
+    let make = ["-q", "-t", "ext4", "-d", "root"];
+    programs.run(here, "mke2fs", &[&make[..], &["first", "64M"]].concat());
+    fs::copy("/usr/bin/dpkg-deb", here.join("root/usr/bin/more")).unwrap();
+    fs::remove_file(here.join("root/usr/bin/bash")).unwrap();
+    programs.run(here, "mke2fs", &[&make[..], &["second", "80M"]].concat());
+    // The second as what it differs in from the first, which lies in a directory of its own.
+    fs::create_dir(here.join("base")).unwrap();
+    programs.run(here, "qemu-img", &["convert", "-O", "qcow2", "-c", "first", "base/first.qcow2"]);
+    programs.run(here, "qemu-img", &["resize", "-q", "base/first.qcow2", "80M"]);
+    let on_first = ["-O", "qcow2", "-B", "base/first.qcow2", "-F", "qcow2"];
+    programs.run(here, "qemu-img", &[&["convert"], &on_first[..], &["second", "top"]].concat());
+    let on_top = ["create", "-q", "-f", "qcow2", "-b", "top", "-F", "qcow2", "above", "96M"];
+    programs.run(here, "qemu-img", &on_top);
+    let within = |name: &str, dir: &Path| Request {
+        all_pages: false,
+        backing_dir: Some(dir.into()),
+        ..request(&here.join(name))
+    };
+    let (plain, _) = built(&within("second", here));
+    assert!(fs::metadata(here.join("top")).unwrap().len() < 20 << 20, "it has only what differs");
+    for name in ["top", "above"] {
+        assert!(built(&within(name, here)).0 == plain, "{name}");
+    }
+    assert!(built(&within("top", &here.join("base"))).0 == plain);
+    let error = build(&within("above", &here.join("base")), |_, _| {}).unwrap_err().to_string();
+    assert!(error.contains("its backing file \"top\" cannot be opened"), "{error}");
 }

@@ -14,7 +14,8 @@
 //! | `unpack.rs` | unpacks what is compressed |
 //! | `image.rs` | finds the files of a disk's image |
 //! | `ext4.rs`, `squashfs.rs` | read the filesystems in it |
-//! | `disk.rs`, `qcow2.rs` | read disks' images, and find their filesystems |
+//! | `backing.rs`, `qcow2.rs` | open disks' images, and read them |
+//! | `disk.rs` | finds the filesystems on a disk |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
@@ -26,6 +27,7 @@
 //! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
 //! and the bytes out of one source have an end.
 
+mod backing;
 mod capture;
 mod cut;
 mod disk;
@@ -86,6 +88,8 @@ pub struct Request {
     pub all_pages: bool,
     /// Where pages are sampled.
     pub sampling: Sampling,
+    /// Where files that lie behind qcow2 images may be opened; nowhere, unless it is said.
+    pub backing_dir: Option<PathBuf>,
 }
 
 /// Why there is no table.
@@ -142,6 +146,7 @@ pub struct Work {
 /// What the threads share.
 struct Shared {
     all_pages: bool,
+    backing_dir: Option<PathBuf>,
     builder: Mutex<Builder>,
     failure: Mutex<Option<OfflineError>>,
     told: Mutex<Vec<String>>,
@@ -256,6 +261,7 @@ impl Shared {
     fn new(request: &Request) -> Self {
         Self {
             all_pages: request.all_pages,
+            backing_dir: request.backing_dir.clone(),
             builder: Mutex::new(Builder::new(request.sampling)),
             failure: Mutex::default(),
             told: Mutex::default(),

@@ -71,6 +71,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         sources: vec![debian.tree.clone()],
         all_pages: false,
         sampling: Sampling::default(),
+        backing_dir: None,
     };
     let (table, work) = build(&request, |_, _| {}).map_err(std::io::Error::other)?;
     let bytes = table.to_bytes("debian").map_err(std::io::Error::other)?;

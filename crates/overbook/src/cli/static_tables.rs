@@ -56,6 +56,9 @@ pub(super) struct Build {
     /// Offsets of the four words of a page that tell its class
     #[arg(long, value_name = "OFFSETS", default_value = "0,1024,2048,3072", value_parser = sampling)]
     sample: Sampling,
+    /// Open the backing files of qcow2 images, if they lie in this directory
+    #[arg(long, value_name = "DIR")]
+    backing_dir: Option<PathBuf>,
     #[command(flatten)]
     format: super::Format,
 }
@@ -121,6 +124,7 @@ fn build(arguments: &Build) -> Result<Output, CliError> {
         sources: arguments.sources.clone(),
         all_pages: arguments.all_pages,
         sampling: arguments.sample,
+        backing_dir: arguments.backing_dir.clone(),
     };
     let bar = progress_bar();
     let built = offline::build(&request, |files, bytes| {

@@ -1,13 +1,10 @@
-//! Disk images: the bytes of a disk, raw or in qcow2, and where on it filesystems are that are read.
+//! Disks: their bytes, and where on them filesystems are that are read.
 
-use std::{error::Error, fs::File, io, os::unix::fs::FileExt, path::Path};
+use std::{error::Error, fs::File, io, os::unix::fs::FileExt};
 
 use ext4_view::Ext4Read;
 
-use super::{
-    qcow2::{self, Qcow2},
-    squashfs,
-};
+use super::squashfs;
 
 const SECTOR: usize = 512;
 /// Where in an ext4 filesystem its magic number is.
@@ -27,14 +24,6 @@ impl Disk for File {
     fn read_at(&mut self, place: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.read_exact_at(buffer, place)
     }
-}
-
-/// Opens an image.
-pub(super) fn open(path: &Path) -> io::Result<Box<dyn Disk>> {
-    let file = File::open(path)?;
-    let mut magic = [0; 4];
-    file.read_exact_at(&mut magic, 0)?;
-    Ok(if magic == qcow2::MAGIC { Box::new(Qcow2::open(file)?) } else { Box::new(file) })
 }
 
 /// Filesystems that are read.

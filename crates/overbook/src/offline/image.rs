@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    MOST_DEPTH, OfflineError,
+    MOST_DEPTH, OfflineError, backing,
     cut::{Contents, Cutter},
     disk,
     ext4::Ext,
@@ -62,10 +62,11 @@ pub(super) fn cut(
     left: &Left,
 ) -> Result<(), OfflineError> {
     let fail = |error| left.unreadable(path, error);
-    let mut disk = disk::open(path).map_err(fail)?;
+    let behind = cutter.shared.backing_dir.as_deref();
+    let mut disk = backing::open(path, behind).map_err(fail)?;
     let mut walk = Walk { path, part, parts, left, seen: 0 };
     for (place, kind) in disk::filesystems(disk.as_mut()).map_err(fail)? {
-        let disk = disk::From { disk: disk::open(path).map_err(fail)?, place };
+        let disk = disk::From { disk: backing::open(path, behind).map_err(fail)?, place };
         match kind {
             disk::Kind::Ext => walk.cut_files(cutter, &mut Ext::open(disk).map_err(fail)?)?,
             disk::Kind::Squashfs => {

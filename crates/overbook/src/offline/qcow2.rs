@@ -1,13 +1,16 @@
 //! qcow2 images, read alone, as QEMU describes them in `docs/interop/qcow2.rst`: tables of tables
 //! say where in the file each cluster of the disk is, compressed or not.
 //!
-//! One table and one unpacked cluster are kept, of 2 MiB at most each. Left out: backing files,
-//! data in other files, encryption, subclusters, internal snapshots.
+//! One table and one unpacked cluster are kept, of 2 MiB at most each. Which file lies behind the
+//! image is told, and opened elsewhere (`backing.rs`). Left out: data in other files, encryption,
+//! subclusters, internal snapshots.
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, Read},
-    os::unix::fs::FileExt,
+    os::unix::{ffi::OsStringExt, fs::FileExt},
+    path::PathBuf,
 };
 
 use flate2::read::DeflateDecoder;
@@ -25,9 +28,21 @@ const ZEROS: u64 = 1;
 /// Features that change nothing for a reader: the file was not closed; another compression.
 const HARMLESS: u64 = 1 << 0 | 1 << 3;
 
+/// What tells the format of the backing file.
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+
+/// A backing file as the image names it.
+pub(super) struct Named {
+    pub(super) name: PathBuf,
+    pub(super) format: Option<Vec<u8>>,
+}
+
 /// An image.
 pub(super) struct Qcow2 {
     file: File,
+    header: [u8; HEADER_LEN],
+    /// What has the clusters that are not in it, and how large that is.
+    behind: Option<(Box<dyn Disk>, u64)>,
     cluster_bits: u32,
     size: u64,
     is_zstd: bool,
@@ -44,6 +59,9 @@ impl Qcow2 {
     pub(super) fn open(file: File) -> io::Result<Self> {
         let mut header = [0; HEADER_LEN];
         file.read_exact_at(&mut header, 0)?;
+        if !header.starts_with(&MAGIC) {
+            return Err(io::Error::other("no qcow2 image"));
+        }
         let (version, cluster_bits) = (long(&header, 4), long(&header, 20));
         let features = if version == 2 { 0 } else { double(&header, 72) };
         let unfit = |what: &str| Err(io::Error::other(what.to_owned()));
@@ -52,11 +70,6 @@ impl Qcow2 {
         }
         if !(9..=21).contains(&cluster_bits) {
             return unfit(&format!("clusters of 2^{cluster_bits} bytes; valid: 2^9 to 2^21"));
-        }
-        if double(&header, 8) != 0 {
-            let what = "it has a backing file, which is not supported yet; valid: what \
-                        `qemu-img convert` makes of it";
-            return unfit(what);
         }
         if long(&header, 32) != 0 {
             return unfit("it is encrypted; valid: what is not");
@@ -74,7 +87,63 @@ impl Qcow2 {
             table: (0, Vec::new()),
             unpacked: (0, Vec::new()),
             file,
+            header,
+            behind: None,
         })
+    }
+
+    pub(super) const fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Its backing file, if it has one.
+    pub(super) fn named(&self) -> io::Result<Option<Named>> {
+        const MOST_NAME: usize = 1023;
+        const MOST_FORMAT: usize = 32;
+        let (at, len) = (double(&self.header, 8), long(&self.header, 16));
+        if at == 0 {
+            return Ok(None);
+        }
+        let text = |at: u64, len: u32, most: usize| {
+            let len = usize::try_from(len).ok().filter(|len| *len <= most);
+            let mut text = vec![0; len.ok_or_else(damaged)?];
+            self.file.read_exact_at(&mut text, at).map(|()| text)
+        };
+        let name = PathBuf::from(OsString::from_vec(text(at, len, MOST_NAME)?));
+        // Behind the header, in the first cluster, stand parts with their kinds and lengths.
+        let end = self.cluster_len() as u64;
+        let mut place =
+            if long(&self.header, 4) == 2 { 72 } else { u64::from(long(&self.header, 100)) };
+        while place < end {
+            let mut part = [0; 8];
+            self.file.read_exact_at(&mut part, place)?;
+            let (kind, len) = (long(&part, 0), long(&part, 4));
+            place += 8;
+            if kind == BACKING_FORMAT {
+                return Ok(Some(Named { name, format: Some(text(place, len, MOST_FORMAT)?) }));
+            }
+            if kind == 0 {
+                break;
+            }
+            place += u64::from(len).next_multiple_of(8);
+        }
+        Ok(Some(Named { name, format: None }))
+    }
+
+    /// What this disk, of this size, has is there where the image has nothing.
+    pub(super) fn put_behind(&mut self, disk: Box<dyn Disk>, size: u64) {
+        self.behind = Some((disk, size));
+    }
+
+    fn read_behind(&mut self, place: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let size = self.behind.as_ref().map_or(0, |(_, size)| *size);
+        let has = usize::try_from(size.saturating_sub(place)).unwrap_or(usize::MAX);
+        let (known, beyond) = buffer.split_at_mut(has.min(buffer.len()));
+        beyond.fill(0);
+        match &mut self.behind {
+            Some((disk, _)) if !known.is_empty() => disk.read_at(place, known),
+            _ => Ok(()),
+        }
     }
 
     const fn cluster_len(&self) -> usize {
@@ -118,9 +187,12 @@ impl Qcow2 {
             buffer.copy_from_slice(part);
             return Ok(());
         }
-        if entry & PLACE == 0 || entry & ZEROS != 0 {
+        if entry & ZEROS != 0 {
             buffer.fill(0);
             return Ok(());
+        }
+        if entry & PLACE == 0 {
+            return self.read_behind((cluster << self.cluster_bits) + from as u64, buffer);
         }
         // The file may end within its last cluster.
         let place = (entry & PLACE) + from as u64;

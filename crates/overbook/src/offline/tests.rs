@@ -4,11 +4,12 @@ use pages::offline::{Page, Record, TableRef, hash};
 
 use super::*;
 
+mod backing;
 mod squashfs;
 
 fn request(sources: &[&Path]) -> Request {
     let sources = sources.iter().map(|path| path.to_path_buf()).collect();
-    Request { sources, all_pages: false, sampling: Sampling::default() }
+    Request { sources, all_pages: false, sampling: Sampling::default(), backing_dir: None }
 }
 
 fn built(request: &Request) -> (Table, Work) {
@@ -315,7 +316,6 @@ fn disks_are_read_with_partitions_and_as_qcow2() {
     };
     for (at, byte, what) in [
         (7, 4, "qcow2 of version 4; valid: 2 and 3"),
-        (15, 1, "a backing file"),
         (23, 30, "clusters of 2^30 bytes"),
         (35, 2, "it is encrypted"),
         (79, 4, "its features 0x4 are not supported yet"),
