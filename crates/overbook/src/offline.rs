@@ -18,6 +18,7 @@
 //! | `disk.rs` | finds the filesystems on a disk |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
+//! | `trial.rs` | reads the tables that the configuration names |
 //! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
 //!
 //! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 8 MiB
@@ -43,6 +44,7 @@ mod squashfs;
 #[cfg(test)]
 mod tests;
 mod tree;
+pub mod trial;
 mod unpack;
 
 use std::{
@@ -128,6 +130,17 @@ pub enum OfflineError {
     /// A part that reads other people's formats has failed on one.
     #[error("reading ended by a fault of this program; what it says stands above")]
     Panic,
+}
+
+impl OfflineError {
+    /// What is wrong, without the path.
+    fn what(&self) -> String {
+        match self {
+            Self::File { error, .. } => error.to_string(),
+            Self::Source { what, .. } | Self::Limit { what, .. } => what.clone(),
+            other => other.to_string(),
+        }
+    }
 }
 
 /// What was done.

@@ -93,3 +93,57 @@ fn wrong_words_are_answered_with_right_ones() {
     let text = fails(directory, &["diff", "one.spt", "two.spt"], 1);
     assert!(text.contains("[8, 16, 24, 32]"), "{text}");
 }
+
+#[test]
+fn check_says_what_is_wrong_with_the_tables_that_groups_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = directory.path();
+    says(here, &["build", "-o", "good.spt", "/bin/sh"]);
+    says(here, &["build", "-o", "else.spt", "/bin/sh", "--sample", "8,16,24,32"]);
+    let good = fs::read(here.join("good.spt")).unwrap();
+    let write = |name: &str, at: usize| {
+        let mut bytes = good.clone();
+        bytes[at] ^= 2;
+        fs::write(here.join(name), bytes).unwrap();
+    };
+    write("damaged.spt", 200);
+    write("newer.spt", 8);
+    let named = |names: &[&str]| {
+        let paths: Vec<_> = names.iter().map(|name| here.join(name)).collect();
+        format!("vms = [\"x\"]\nstatic = {paths:?}\n")
+    };
+    let check = |text: &str, arguments: &[&str]| {
+        fs::write(here.join("overbook.toml"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+        let asked = ["check", "--config", "overbook.toml"];
+        command.args(asked).args(arguments).current_dir(here).stdin(Stdio::null());
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = |names: &[&str]| check(&format!("[group.web]\n{}", named(names)), &[]);
+    let text = said(&["good.spt"]);
+    assert!(
+        text.contains("/good.spt of web: fine, ") && text.contains(" distinct pages"),
+        "{text}"
+    );
+    for (name, what) in [
+        ("damaged.spt", "the records' checksum"),
+        ("newer.spt", "the table is of version 3; valid: 1"),
+        ("none.spt", "No such file or directory"),
+        ("else.spt", "it is sampled at [8, 16, 24, 32], and the group's tables before it at [0, "),
+    ] {
+        let text = said(&["good.spt", name]);
+        let line = text.lines().find(|line| line.contains(name)).unwrap();
+        assert!(line.contains(&format!("{name} of web: {what}")), "{line}");
+        assert!(line.ends_with("; web uses none of its tables"), "{line}");
+    }
+
+    let both = format!("[group.web]\n{}[group.x]\n{}", named(&["good.spt"]), named(&["none.spt"]));
+    let both = both.replacen("\"x\"", "\"w\"", 1);
+    let json: Value = serde_json::from_str(&check(&both, &["--json"])).unwrap();
+    let tables = json["tables"].as_array().unwrap();
+    assert_eq!(tables.len(), 2, "{json}");
+    assert!(tables[0]["problem"].is_null() && tables[0]["distinct_pages"].as_u64() > Some(10));
+    assert!(tables[1]["group"] == "x" && tables[1]["problem"].is_string(), "{json}");
+}

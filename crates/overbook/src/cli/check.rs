@@ -4,8 +4,8 @@
 //! here is what each is for. Exit code 1 means: a fault in the configuration, certificates that are
 //! of no use or another host's, or a command that is not there; with `--host`, something is missing
 //! without which no VM here can be managed. What is merely less good leaves it at 0: also a
-//! repository that does not lend, and a pool whose etcd does not answer, for disks and VMs work
-//! without them.
+//! repository that does not lend, a table of shared pages that is of no use, and a pool whose etcd
+//! does not answer, for disks, groups and VMs work without them.
 
 use model::{Bytes, HostName, config::Faults};
 use serde::Serialize;
@@ -20,6 +20,7 @@ use super::{
 use crate::{
     config_files,
     disks::{self, Tried},
+    offline::trial as tables,
     pool::trial::{self, Trial},
 };
 
@@ -51,6 +52,7 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
         let line = format!("repository {repository} of {}: {how}\n", disks.join(", "));
         report.extend_from_slice(line.as_bytes());
     }
+    report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
     let code = code.max(u8::from(all.is_fatal()));
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
@@ -61,9 +63,13 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
     let all = All::of(context);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
-    let All { repositories, pool } = all;
-    let report =
-        serde_json::json!({ "faults": faults, "repositories": repositories, "pool": pool });
+    let All { repositories, tables, pool } = all;
+    let report = serde_json::json!({
+        "faults": faults,
+        "repositories": repositories,
+        "tables": tables,
+        "pool": pool,
+    });
     Ok(Output::json(&report)?.with_code(code))
 }
 
@@ -71,6 +77,7 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
 #[derive(Default)]
 struct All {
     repositories: Vec<Tried>,
+    tables: Vec<tables::Tried>,
     pool: Option<Trial>,
 }
 
@@ -79,6 +86,7 @@ impl All {
         let Ok(spec) = config_files::load(&context.config) else { return Self::default() };
         Self {
             repositories: disks::try_repositories(&spec),
+            tables: tables::try_tables(&spec),
             pool: spec.pool.as_ref().map(trial::try_pool),
         }
     }
@@ -86,6 +94,18 @@ impl All {
     fn is_fatal(&self) -> bool {
         let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
         self.repositories.iter().any(|tried| tried.is_fatal) || findings.any(|one| one.is_fatal)
+    }
+}
+
+fn of_table(tried: &tables::Tried) -> String {
+    let (table, group) = (tried.table.display(), &tried.group);
+    match &tried.problem {
+        None => {
+            format!("table {table} of {group}: fine, {} distinct pages\n", tried.distinct_pages)
+        }
+        Some(problem) => {
+            format!("table {table} of {group}: {problem}; {group} uses none of its tables\n")
+        }
     }
 }
 
