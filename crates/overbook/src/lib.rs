@@ -15,6 +15,7 @@ mod learned_file;
 mod loan_news;
 pub mod lock;
 mod log;
+mod matrix_chart;
 pub mod offline;
 mod pause_file;
 pub mod pki;

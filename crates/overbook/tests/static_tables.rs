@@ -53,6 +53,16 @@ fn tables_are_built_shown_compared_and_checked() {
     let union = one + two - both;
     assert_eq!(json["mix"]["bytes_saved"].as_u64().unwrap(), bytes - 4096 * union);
 
+    let picture = ["show", "one.spt", "two.spt", "--picture", "both.svg"];
+    assert_eq!(says(directory, &picture), says(directory, &picture[..3]));
+    let picture = fs::read_to_string(directory.join("both.svg")).unwrap();
+    let share = both as f64 / one as f64 * 100.0;
+    for words in [&format!("{share:.2} % of one is in two"), "100.00 % of two is in two"] {
+        assert!(picture.contains(words), "{words} is missing in\n{picture}");
+    }
+    let text = fails(directory, &["show", "one.spt", "--picture", "none/both.svg"], 1);
+    assert!(text.contains("none/both.svg: No such file"), "{text}");
+
     let json = says(directory, &["diff", "one.spt", "two.spt", "--json"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["both"], both);

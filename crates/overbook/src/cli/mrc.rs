@@ -188,7 +188,7 @@ pub(super) fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn write(path: &Path, text: &str) -> Result<(), CliError> {
+pub(super) fn write(path: &Path, text: &str) -> Result<(), CliError> {
     fs::write(path, text).map_err(|error| CliError::File { path: path.into(), error })
 }
 

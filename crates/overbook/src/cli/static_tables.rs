@@ -17,11 +17,14 @@ use serde::Serialize;
 use super::{
     context::Context,
     error::CliError,
-    mrc::cpu_seconds,
+    mrc::{self, cpu_seconds},
     output::Output,
     table::{Column, table},
 };
-use crate::offline::{self, OfflineError, Request, Work};
+use crate::{
+    matrix_chart::MatrixChart,
+    offline::{self, OfflineError, Request, Work},
+};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Question {
@@ -82,6 +85,9 @@ pub(super) struct Show {
     /// Say what so many guests of each could save together, for example debian12=3,web=2
     #[arg(long, value_name = "NAME=GUESTS,…", value_delimiter = ',', value_parser = guests)]
     mix: Vec<(String, u32)>,
+    /// Draw what they share here, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    picture: Option<PathBuf>,
     #[command(flatten)]
     format: super::Format,
 }
@@ -279,6 +285,8 @@ fn contents_table(all: &[Contents]) -> String {
     table(&CONTENTS, &all.iter().map(row).collect::<Vec<_>>())
 }
 
+const MATRIX: &str = "of the row's distinct pages the column has";
+
 /// All that is shown of several tables.
 #[derive(Debug, Serialize)]
 struct Shown {
@@ -309,6 +317,9 @@ fn show(arguments: &Show) -> Result<Output, CliError> {
         shared: shared.map_err(|error| said(&error))?,
         mix: (!arguments.mix.is_empty()).then(|| mixed(&tables, &arguments.mix)).transpose()?,
     };
+    if let Some(path) = &arguments.picture {
+        mrc::write(path, &shown.chart().svg())?;
+    }
     if arguments.format.json { Output::json(&shown) } else { Ok(Output::text(&shown.text())) }
 }
 
@@ -335,7 +346,7 @@ impl Shown {
     fn text(&self) -> String {
         let mut text = contents_table(&self.tables);
         if self.tables.len() > 1 {
-            text += "\nof the row's distinct pages the column has\n";
+            text += &format!("\n{MATRIX}\n");
             text += &self.matrix();
         }
         if let Some(mixed) = &self.mix {
@@ -361,13 +372,28 @@ impl Shown {
         for (index, (one, row)) in self.tables.iter().zip(&self.shared).enumerate() {
             text += &format!("{:<2} {:<width$}", index + 1, one.name);
             for both in row {
-                let share = *both as f64 / (one.distinct_pages as f64).max(1.0) * 100.0;
-                text += &format!("{share:>7.1} %");
+                text += &format!("{:>7.1} %", share(*both, one) * 100.0);
             }
             text += "\n";
         }
         text
     }
+
+    fn chart(&self) -> MatrixChart {
+        let name = |one: &Contents| (one.name.clone(), size(one.distinct_pages));
+        let row = |(one, row): (&Contents, &Vec<u64>)| {
+            row.iter().map(|both| share(*both, one)).collect::<Vec<_>>()
+        };
+        MatrixChart {
+            title: format!("{MATRIX}, in %"),
+            names: self.tables.iter().map(name).collect(),
+            shares: self.tables.iter().zip(&self.shared).map(row).collect(),
+        }
+    }
+}
+
+fn share(both: u64, of: &Contents) -> f64 {
+    both as f64 / (of.distinct_pages as f64).max(1.0)
 }
 
 #[derive(Debug, Serialize)]
