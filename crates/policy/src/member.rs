@@ -54,11 +54,13 @@ pub(crate) struct Member {
     pub(crate) refusals: Vec<Reason>,
 }
 
-/// Whether, and at what cost, a VM's memory may be paged out.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Paging {
-    /// Its group has it on.
-    pub(crate) is_on: bool,
+/// What holds for a VM by configuration and host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) limits: VmLimits,
+    pub(crate) spec: VmSpec,
+    /// Its group has the host page out what is not touched.
+    pub(crate) pages_out: bool,
     /// What memory a byte takes that is out.
     pub(crate) swap_cost: f32,
 }
@@ -77,17 +79,16 @@ impl Member {
     pub(crate) fn assess(
         name: &VmName,
         view: &VmView,
-        limits: VmLimits,
-        spec: VmSpec,
-        paging: Paging,
+        terms: Terms,
         memory: Option<VmMemory>,
         rules: Rules,
         now: Time,
     ) -> Self {
+        let Terms { limits, spec, pages_out, swap_cost } = terms;
         let mut memory = memory
             .filter(|m| m.incarnation == view.incarnation)
             .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
-        let is_new_to_paging = memory.note_paging(paging.is_on, view);
+        let is_new_to_paging = memory.note_paging(pages_out, view);
         let is_paged = memory.resident.is_some();
         let guest = if is_paged {
             cold::guest(view.cold, now)
@@ -124,7 +125,7 @@ impl Member {
         let target = memory.asked.as_ref().map_or(stands, |asked| asked.target);
         let out = view.cold.filter(|_| is_paged).map(|reading| reading.value);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
-        let charged = out.map_or(Bytes::ZERO, |cold| cold::charged(&cold, paging.swap_cost));
+        let charged = out.map_or(Bytes::ZERO, |cold| cold::charged(&cold, swap_cost));
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::FREED_STALE_AFTER);
         memory.note_freed(free.map(|reading| reading.value), now);

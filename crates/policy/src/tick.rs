@@ -15,7 +15,7 @@ use crate::{
     group::Group,
     headroom::Headroom,
     ledger,
-    member::{Intent, Member, Paging},
+    member::{Intent, Member, Terms},
     overload::{self, Watched},
     reclaim,
     scan_rate::{self, Period},
@@ -143,8 +143,8 @@ fn assemble<'a>(
         let limits = spec.limits_of(name, group_spec, vm.ram);
         let known = remembered.remove(name);
         let own = spec.vms.get(name).copied().unwrap_or_default();
-        let paging = Paging { is_on: group_spec.cold.is_on(), swap_cost };
-        let mut member = Member::assess(name, vm, limits, own, paging, known, rules, now);
+        let terms = Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost };
+        let mut member = Member::assess(name, vm, terms, known, rules, now);
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
         }

@@ -8,6 +8,7 @@
 //! kernel's business and stands with `overbook check --host`.
 
 mod memory;
+mod paging;
 mod tlb;
 
 use std::fs;
@@ -46,10 +47,12 @@ pub enum Feature {
     HugePages,
     /// Swap space.
     Swap,
+    /// Moving pages that are being swapped.
+    MovesSwapped,
 }
 
 /// All of them, what matters most first.
-pub const ALL: [Feature; 13] = [
+pub const ALL: [Feature; 14] = [
     Feature::Userfaultfd,
     Feature::UffdioMove,
     Feature::PagemapScan,
@@ -63,6 +66,7 @@ pub const ALL: [Feature; 13] = [
     Feature::TlbMisses,
     Feature::HugePages,
     Feature::Swap,
+    Feature::MovesSwapped,
 ];
 
 /// What came of trying: in both cases, in words, how.
@@ -113,6 +117,7 @@ pub fn probe(feature: Feature) -> Finding {
         Feature::TlbMisses => tlb::misses(),
         Feature::HugePages => huge_pages(Path::new("/")),
         Feature::Swap => swap(Path::new("/")),
+        Feature::MovesSwapped => paging::moves_swapped(),
     };
     result.into()
 }

@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// Begin a sweep every so many seconds [default: one after the other]
     #[arg(long, value_name = "SECS", value_parser = period)]
     period: Option<f64>,
+    /// Go through the pages in a fixed order in which no two that follow each other are neighbours
+    #[arg(long)]
+    shuffled: bool,
     /// Read every N-th word of a page; the first is also written
     #[arg(long, value_name = "N", value_parser = stride, default_value_t = 8)]
     stride: usize,
@@ -41,14 +44,16 @@ fn stride(text: &str) -> Result<usize, String> {
 
 pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkError> {
     let mut memory = Memory::filled(options.mb, &mut Rng::new(worker.seed), &worker.shared)?;
+    let pages = memory.pages();
+    let apart = if options.shuffled { coprime_near(pages * 5 / 13, pages) } else { 1 };
     loop {
         let begun = worker.shared.now();
-        for first in (0..memory.pages()).step_by(PAGES_PER_STEP) {
+        for first in (0..pages).step_by(PAGES_PER_STEP) {
             if !worker.proceed(PAGES_PER_STEP) {
                 return Ok(());
             }
             (first..first + PAGES_PER_STEP)
-                .for_each(|page| read(&mut memory, page, options.stride));
+                .for_each(|step| read(&mut memory, step * apart % pages, options.stride));
             worker.done(PAGES_PER_STEP);
         }
         let took = worker.shared.now().saturating_sub(begun);
@@ -58,6 +63,18 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
             return Ok(());
         }
     }
+}
+
+/// The first number from this one on that has no divisor in common with `of`: its multiples come by
+/// each number below `of` once.
+fn coprime_near(number: usize, of: usize) -> usize {
+    let common = |mut one: usize, mut other: usize| {
+        while other > 0 {
+            (one, other) = (other, one % other);
+        }
+        one
+    };
+    (number.max(1)..).find(|number| common(*number, of) == 1).unwrap_or(1)
 }
 
 fn read(memory: &mut Memory, page: usize, stride: usize) {
@@ -75,10 +92,21 @@ mod tests {
     fn a_period_spaces_the_sweeps() {
         let mut worker = Worker::for_test();
         let stopper = worker.stop_after(2 * 256);
-        run(&Options { mb: 1, period: Some(0.5), stride: 64 }, &mut worker).unwrap();
+        let shuffled = false;
+        run(&Options { mb: 1, period: Some(0.5), stride: 64, shuffled }, &mut worker).unwrap();
         stopper.join().unwrap();
         assert!(worker.shared.ops() >= 2 * 256);
         assert!(worker.shared.now() >= Duration::from_millis(500), "{:?}", worker.shared.now());
+    }
+
+    #[test]
+    fn a_shuffled_sweep_comes_by_every_page_once() {
+        for pages in [256_usize, 255, 12_345, 1] {
+            let apart = coprime_near(pages * 5 / 13, pages);
+            let mut seen: Vec<usize> = (0..pages).map(|step| step * apart % pages).collect();
+            seen.sort_unstable();
+            assert!(seen.into_iter().eq(0..pages), "{pages}: {apart}");
+        }
     }
 
     #[test]

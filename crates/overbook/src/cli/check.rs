@@ -218,9 +218,11 @@ fn meaning(feature: Feature) -> (&'static str, &'static str) {
         Feature::HugePages => {
             ("transparent huge pages", "guests run slower, with or without Overbook")
         }
-        Feature::Swap => {
-            ("swap", "when every VM claims at once what it was promised, the kernel can only kill")
-        }
+        Feature::Swap => (
+            "swap",
+            "when every VM claims at once what it was promised, the kernel can only kill; cold memory stays",
+        ),
+        Feature::MovesSwapped => ("moving what is being swapped", "no memory of a VM is paged out"),
     }
 }
 

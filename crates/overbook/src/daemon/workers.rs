@@ -22,6 +22,7 @@ use model::{
 };
 use policy::tuning;
 use sys::clock::boot_now;
+use sys::features::{self, Feature, Finding};
 
 use crate::worker::{FreedOrder, Order, VmReport};
 use keeper::Keeper;
@@ -54,6 +55,8 @@ pub(super) struct Workers {
     takes: BTreeMap<VmName, Take>,
     /// What VMs are to have in memory at most, by incarnation, as was decided last.
     resident: BTreeMap<VmName, (u64, Bytes)>,
+    /// Why the host can page out nothing, as far as that was looked at.
+    why_not_paged: Option<Option<String>>,
     is_paused: bool,
 }
 
@@ -63,6 +66,10 @@ impl Workers {
         self.shims.look(view.vms.values().filter_map(|vm| vm.pid));
         let pids = view.vms.iter().filter_map(|(name, vm)| Some((vm.pid?, name.to_string())));
         self.with_shim = pids.filter(|(pid, _)| self.shims.has(*pid)).collect();
+        self.why_not_paged.get_or_insert_with(|| match features::probe(Feature::MovesSwapped) {
+            Finding::Works(_) => None,
+            Finding::Missing(why) => Some(format!("what is being swapped cannot be moved: {why}")),
+        });
         let mut orders: BTreeMap<GroupName, BTreeMap<VmName, Order>> = BTreeMap::new();
         for (name, vm) in &mut view.vms {
             let (order, limits) = self.order_of(spec, name, vm);
@@ -121,7 +128,10 @@ impl Workers {
             }
             (None, _) => return (None, all_of("it belongs to no group")),
             (Some((group, of_group)), _) => {
-                let limits = switched_off(group, of_group);
+                let mut limits = switched_off(group, of_group);
+                if let Some(Some(why)) = &self.why_not_paged {
+                    limits.entry(Mechanism::Cold).or_insert_with(|| why.clone());
+                }
                 if limits.len() == ALL.len() && sharer != Some(group) {
                     return (None, limits);
                 }
@@ -162,7 +172,8 @@ impl Workers {
         vm: &VmView,
     ) -> Option<Bytes> {
         let (_, group) = own?;
-        let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some();
+        let is_possible = self.why_not_paged == Some(None);
+        let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some() && is_possible;
         let decided = self.resident.get(name).filter(|(life, _)| *life == vm.incarnation);
         is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
     }

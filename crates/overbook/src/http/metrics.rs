@@ -165,6 +165,9 @@ impl Snapshot {
         for (name, help, size) in sizes {
             page.gauge(name, help, Some(Unit::Bytes), number(size))?;
         }
+        let help = "What memory a byte takes that the host has swapped out.";
+        let ratio = Some(Unit::Other("ratio".to_owned()));
+        page.gauge("host_swap_cost", help, ratio, host.swap_cost.into())?;
         let pressure = [("some", host.psi_some_avg10), ("full", host.psi_full_avg10)];
         let samples = pressure.into_iter().filter_map(|(kind, percent)| {
             Some((vec![("kind", kind)], f64::from(percent?) / 100.0))

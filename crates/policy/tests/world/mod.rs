@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link, Migration, Mode,
-    NamePattern, OverloadSpec, Plan, Policy, Reading, Spec, Time, VmView,
+    Action, Bytes, Cold, GroupSpec, GuestStats, HostReading, HostView, KsmSpec, Link, Means,
+    Migration, Mode, NamePattern, OverloadSpec, Plan, Policy, Reading, Spec, Time, VmView,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes},
 };
 use policy::{Memory, tick};
@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) available: Bytes,
     /// For how long its tasks wait for memory, in percent.
     pub(crate) pressure: Option<f32>,
+    /// What memory a byte takes that is swapped out.
+    pub(crate) swap_cost: f32,
 }
 
 impl World {
@@ -55,7 +57,18 @@ impl World {
         };
         let (view, memory) = (HostView::default(), Memory::default());
         let (silent, cpu_busy, available, pressure) = (None, None, Bytes(1 << 39), None);
-        Self { now: Time(1_000_000), spec, view, memory, silent, cpu_busy, available, pressure }
+        let swap_cost = 0.0;
+        Self {
+            now: Time(1_000_000),
+            spec,
+            view,
+            memory,
+            silent,
+            cpu_busy,
+            available,
+            pressure,
+            swap_cost,
+        }
     }
 
     /// A calm guest with swap whose balloon stands at `actual` MiB, which it has all touched.
@@ -81,6 +94,26 @@ impl World {
         };
         self.view.vms.insert(name.into(), vm);
         self
+    }
+
+    /// The same where the host may page out what it does not touch: all of it is in memory, and so
+    /// much was not touched for a minute.
+    pub(crate) fn paged_vm(mut self, name: &str, resident: u64, untouched: u64) -> Self {
+        self = self.vm(name, resident, 0);
+        let cold = Cold {
+            resident: Bytes::mib(resident),
+            untouched: [untouched, untouched, 0].map(Bytes::mib),
+            refault_ns: 100_000,
+            ..Cold::default()
+        };
+        let now = self.now;
+        self.see(name).cold = Some(Reading::new(cold, now));
+        self
+    }
+
+    /// What a VM that is paged shows, to be changed.
+    pub(crate) fn cold(&mut self, name: &str) -> &mut Cold {
+        &mut self.see(name).cold.as_mut().expect("where its memory is").value
     }
 
     /// A VM that was never reached.
@@ -125,6 +158,7 @@ impl World {
             available: self.available,
             cpu_busy: self.cpu_busy,
             psi_some_avg10: self.pressure,
+            swap_cost: self.swap_cost,
             ..HostReading::default()
         };
         self.view.host = Some(Reading::new(host, self.now));
@@ -132,13 +166,22 @@ impl World {
             vm.balloon.iter_mut().for_each(|reading| reading.at = self.now);
             vm.used.iter_mut().for_each(|reading| reading.at = self.now);
             vm.free_pages.iter_mut().for_each(|reading| reading.at = self.now);
+            vm.cold.iter_mut().for_each(|reading| reading.at = self.now);
             let is_silent = self.silent == Some(name.as_str());
             vm.stats.iter_mut().filter(|_| !is_silent).for_each(|reading| reading.at = self.now);
         }
         let plan = tick(&self.view, &self.spec, &mut self.memory, self.now);
-        for Action::Resize { vm, target, .. } in plan.actions() {
+        for Action::Resize { vm, target, by, .. } in plan.actions() {
             let vm = self.view.vms.get_mut(&vm).expect("a VM that was shown");
-            vm.balloon.iter_mut().for_each(|balloon| balloon.value = target);
+            let ram = vm.ram;
+            let stands = if by == Means::Balloon { target } else { ram };
+            vm.balloon.iter_mut().for_each(|balloon| balloon.value = stands);
+            if let Some(cold) = vm.cold.as_mut().filter(|_| by == Means::Paging) {
+                let goes = cold.value.resident.minus(target);
+                cold.value.resident = cold.value.resident.minus(goes);
+                cold.value.out = cold.value.out.plus(goes);
+                vm.used.iter_mut().for_each(|used| used.value = used.value.minus(goes));
+            }
         }
         plan
     }
