@@ -285,12 +285,24 @@ impl Lab {
     /// Starts these guests with their state in `dir` and returns when all are up at base memory.
     pub fn start(dir: &Path, with: &Provisions, specs: &[MachineSpec]) -> Result<Self, LabError> {
         let mut lab = Self::begin(dir, with, specs)?;
-        for spec in specs {
-            lab.start_machine(spec, with)?;
-        }
-        lab.follow()?;
-        lab.wait_until_up()?;
+        lab.start_all(specs, with)?;
         Ok(lab)
+    }
+
+    /// Starts more guests and returns when these are up, too.
+    pub fn add(&mut self, with: &Provisions, specs: &[MachineSpec]) -> Result<(), LabError> {
+        let known = self.machines.iter().map(|machine| machine.spec.clone());
+        let all: Vec<MachineSpec> = known.chain(specs.iter().cloned()).collect();
+        machine::check_all(&all, self.state.path())?;
+        self.start_all(specs, with)
+    }
+
+    fn start_all(&mut self, specs: &[MachineSpec], with: &Provisions) -> Result<(), LabError> {
+        for spec in specs {
+            self.start_machine(spec, with)?;
+        }
+        self.follow()?;
+        self.wait_until_up()
     }
 
     /// The same one by one; each has been `met` before it is waited for.
@@ -349,6 +361,11 @@ impl Lab {
     /// All machines, as described.
     pub fn machines(&self) -> &[Machine] {
         &self.machines
+    }
+
+    /// The QEMU processes of all machines, in their order.
+    pub fn pids(&self) -> Vec<u32> {
+        self.machines.iter().map(|machine| machine.process().pid).collect()
     }
 
     /// The state directory: QMP sockets for the daemon in `qmp/`, its configuration in `etc/`, its

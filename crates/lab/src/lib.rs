@@ -16,6 +16,7 @@
 //! machine  qmp  metrics        inside one guest: its monitor, its reports, what QEMU loads
 //! meb                           what the experiments of MEB (working sets, curves) share
 //! kim                           what the experiments of Kim 2014 (group dedup) share
+//! smd                           what the experiments of SMD (code that is known before) share
 //! truth                         which pages a guest really touched: its exact working set
 //! state  lab  keeper  status    many guests: one directory, one parent, one end
 //! daemon                        Overbook itself, as a process that can be killed
@@ -71,6 +72,8 @@ pub mod remote_swap;
 pub mod report;
 pub mod scenario;
 pub mod slab;
+pub mod smd;
+pub mod soak;
 pub mod sources;
 pub mod state;
 pub mod status;

@@ -128,6 +128,14 @@ pub fn last_in(path: &Path) -> Option<(Value, Duration)> {
     Some((value, SystemTime::now().duration_since(metadata.modified().ok()?).unwrap_or_default()))
 }
 
+/// All complete reports in a file, in order; none when there is no file.
+pub fn all_in(path: &Path) -> Vec<Value> {
+    let text = std::fs::read(path).unwrap_or_default();
+    let lines = text.split_inclusive(|&byte| byte == b'\n');
+    let complete = lines.filter(|line| line.ends_with(b"\n") && line.len() <= LINE_LIMIT);
+    complete.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +164,14 @@ mod tests {
         tail.advance();
         assert_eq!(tail.newest.get().unwrap().value["ops"], 3);
         assert_eq!(last_in(file.path()).unwrap().0["ops"], 3);
+        assert_eq!(all_in(file.path()), [serde_json::json!({"ops": 3})]);
+    }
+
+    #[test]
+    fn all_reports_are_read_but_the_one_that_is_being_written() {
+        let (_, file) = tail_of(b"{\"ops\":1}\r\n{\"ops\":2}\n{\"ops\":3}");
+        let ops: Vec<Value> = all_in(file.path()).iter().map(|line| line["ops"].clone()).collect();
+        assert_eq!(ops, [1, 2]);
+        assert!(all_in(Path::new("/nowhere")).is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! A group's worker as the daemon runs it: the real program, told by lines and killed at will.
 
 use std::io::{self, BufRead, BufReader, PipeWriter, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub struct Wanted {
 pub struct WorkerProcess {
     child: Child,
     orders: PipeWriter,
+    tables: Vec<PathBuf>,
     latest: Arc<Mutex<Option<Report>>>,
 }
 
@@ -56,7 +58,14 @@ impl WorkerProcess {
                 }
             }
         });
-        Ok(Self { child, orders, latest })
+        Ok(Self { child, orders, tables: Vec::new(), latest })
+    }
+
+    /// The same worker with a table of shared pages in each of its orders.
+    #[must_use]
+    pub fn knowing(mut self, table: &Path) -> Self {
+        self.tables.push(table.to_owned());
+        self
     }
 
     /// Its process.
@@ -85,8 +94,8 @@ impl WorkerProcess {
         };
         let name = |machine: &Machine| machine.spec().name.as_str().into();
         let vms = lab.machines().iter().map(|machine| (name(machine), order(machine))).collect();
-        let mut line = serde_json::to_vec(&Orders { vms, scan_rate, ..Orders::default() })
-            .map_err(io::Error::from)?;
+        let orders = Orders { vms, scan_rate, tables: self.tables.clone() };
+        let mut line = serde_json::to_vec(&orders).map_err(io::Error::from)?;
         line.push(b'\n');
         Ok(self.orders.write_all(&line)?)
     }

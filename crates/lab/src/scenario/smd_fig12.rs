@@ -11,16 +11,12 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use model::Bytes;
-use overbook::offline::{Request, build};
 use pages::dedup::{Index, Known, Place};
-use pages::offline::{Sampled, Sampling, TableRef, hash};
+use pages::offline::{Sampled, Sampling, hash};
 
 use super::{Context, Scenario};
 use crate::alike::{GuestPage, Named, pages};
-use crate::cache::Cache;
 use crate::chart::{Chart, Line};
-use crate::debian::Debian;
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::interrupt;
@@ -30,6 +26,7 @@ use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::merger::Merger;
+use crate::smd::{GUESTS, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig12",
@@ -37,12 +34,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const GUESTS: [(&str, u64, &str); 4] = [
-    ("web", 192, "nginx --mb 8"),
-    ("database", 192, "redis --mb 8"),
-    ("builder", 320, "gcc"),
-    ("calm", 160, "shell"),
-];
 /// Pages that are looked at in a millisecond: KSM's usual rate is half of it.
 const RATE: u32 = 10;
 /// When it is looked, in seconds after the programs of all guests have begun to work.
@@ -66,22 +57,12 @@ const WAYS: [(&str, Way); 3] =
 type Course = Vec<(f64, f64)>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let debian = Debian::provide(&Cache::open()?).map_err(std::io::Error::other)?;
-    let request = Request {
-        sources: vec![debian.tree.clone()],
-        all_pages: false,
-        sampling: Sampling::default(),
-        backing_dir: None,
-    };
-    let (table, work) = build(&request, |_, _| {}).map_err(std::io::Error::other)?;
-    let bytes = table.to_bytes("debian").map_err(std::io::Error::other)?;
-    let table = TableRef::parse(&bytes).map_err(std::io::Error::other)?;
-    context.say(&format!("{} pages of {} files' code are known", table.len(), work.files));
+    let programs = Programs::provide(context)?;
     let mut courses = Vec::new();
     let mut last = Vec::new();
     for (name, way) in WAYS {
         context.say(&format!("{name} ..."));
-        let (course, seen) = course(context, &debian, &table, way)?;
+        let (course, seen) = course(context, &programs, way)?;
         for (at, share) in &course {
             context.say(&format!("  {at:.1} s: {:.1} %", share * 100.0));
         }
@@ -114,23 +95,19 @@ enum At {
 
 fn course(
     context: &Context,
-    debian: &Debian,
-    table: &TableRef<'_>,
+    programs: &Programs,
     way: Way,
 ) -> Result<(Course, Vec<GuestPage>), LabError> {
-    let guest = |(name, mb, workload): &(&str, u64, &str)| {
-        let memory = Bytes::mib(*mb);
-        let guest = MachineSpec::new(name, "code", memory, memory, workload);
-        MachineSpec { shim: way != Way::Kernel, ..guest.with_debian(debian) }
-    };
-    let specs: Vec<MachineSpec> = GUESTS.iter().map(guest).collect();
+    let table = programs.table()?;
+    let spec = |guest| MachineSpec { shim: way != Way::Kernel, ..programs.machine(guest) };
+    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
     let mut merging = None;
     let mut lab = Lab::start_in_turn(&context.dir, &context.provisions, &specs, |lab| {
         let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
         if pids.len() == GUESTS.len() {
             merging = Some(match way {
                 Way::Static => {
-                    At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(table))?)
+                    At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(&table))?)
                 }
                 Way::Dynamic => At::Ours(Merger::start(&pids, Some(RATE), None)?),
                 Way::Kernel => At::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?),
@@ -141,7 +118,7 @@ fn course(
     fleet::wait_until_working(&lab)?;
     let up = Instant::now();
     let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
-    let named = Named::by(table);
+    let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
     for look in LOOKS {
         let due = Duration::from_secs_f64(look);

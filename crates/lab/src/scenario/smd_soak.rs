@@ -1,0 +1,71 @@
+//! `smd-soak`: real programs run on while their code is merged, and not a byte of them is lost.
+//!
+//! Four guests run a web server, a database, a compiler and a shell of one Debian, as fast as they
+//! can. The group's worker knows the programs' code by a table, and is what [`Soak`] makes of it.
+//! Every answer is compared, and every ten seconds each guest compares its programs and libraries
+//! with the sums that came with their packages, as `debsums` does.
+
+use std::time::Duration;
+
+use super::{Context, Scenario};
+use crate::debian;
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::metrics;
+use crate::smd::{GUESTS, Programs};
+use crate::soak::Soak;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smd-soak",
+    summary: "an hour of merging real programs known before, workers killed at random; every program stays as packaged",
+    run,
+};
+
+const USUAL_MINUTES: u32 = 60;
+const CHECK_S: &str = "10";
+/// The guests that answer requests, which take milliseconds.
+const SERVERS: [&str; 2] = ["web", "database"];
+/// How long an answer may take.
+const HANG_MS: f64 = 10_000.0;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
+    let programs = Programs::provide(context)?;
+    let spec = |guest| {
+        let mut spec = programs.machine(guest);
+        spec.workload.extend(["--check-s", CHECK_S].map(str::to_owned));
+        MachineSpec { seed: context.seed, shim: true, ..spec }
+    };
+    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    fleet::wait_until_working(&lab)?;
+    let mut soak = Soak::new(&lab, "code", Some(programs.write_table(&lab)?), context.seed)?;
+    soak.run(length, |_, _| Ok(()))?;
+    let rounds = lab.machines().iter().map(|machine| machine.reported("checks"));
+    let fewest = rounds.fold(f64::INFINITY, f64::min);
+    let mut figures = context.figures(SCENARIO.name, 1);
+    soak.end(&mut figures)?;
+    let note = "wrong bytes of answers, and wrong files among the programs";
+    let bad_bytes = Figure::new(debian::bad_bytes(&lab)? as f64, "B", note);
+    figures.add("bad_bytes", bad_bytes.target(Target::Equals(0.0)));
+    let note = "times that each guest compared all its programs meanwhile, at least";
+    figures.add("checks", Figure::new(fewest, "count", note).target(Target::AtLeast(1.0)));
+    let mut longest = f64::NAN;
+    for name in SERVERS {
+        longest = longest.max(longest_answer_ms(lab.machine(name)?));
+    }
+    let note = "longest that web server or database took to answer";
+    let answer = Figure::new(longest, "ms", note).target(Target::AtMost(HANG_MS));
+    figures.add("answer_ms_max", answer);
+    lab.stop()?;
+    Ok(figures)
+}
+
+/// Up to 3 % too long, and less than 10,000 answers in a second lest one is missed.
+fn longest_answer_ms(machine: &Machine) -> f64 {
+    let lines = metrics::all_in(&machine.files().metrics);
+    let us = lines.iter().filter_map(|line| line["p9999_us"].as_f64());
+    us.fold(f64::NAN, f64::max) / 1000.0
+}

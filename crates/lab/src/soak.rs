@@ -1,0 +1,218 @@
+//! Merging by workers that are killed: what a soak of it does to guests, and what is left of it.
+//!
+//! The group's worker (the real process) merges as fast as it can, and tracks. One order in eight is
+//! to unshare everything. After half a second to twenty it is killed, and the next one takes over.
+//! At the end all is unshared, and the kernel is asked what is left.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Dedup, PagesPerMs};
+use overbook::worker::SLOTS;
+use sys::pool_file::PoolFile;
+use sys::pool_maps;
+
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::random::Random;
+use crate::worker_process::{Wanted, WorkerProcess};
+
+/// What workers are told: faster than any of them.
+const RATE: PagesPerMs = PagesPerMs(1000);
+/// One of so many moments it is told to unshare.
+const UNSHARE: u64 = 8;
+const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
+/// How long a worker lives.
+const LIFE_MS: (u64, u64) = (500, 20_000);
+/// Between two orders.
+const REST_MS: (u64, u64) = (200, 1_500);
+/// What four QEMUs may grow by: by themselves, and by pieces larger than a huge page, of which each
+/// has 112 at most.
+const MOST_GROWN: f64 = 256.0;
+
+/// A soak of the guests of a lab.
+#[derive(Debug)]
+pub struct Soak<'a> {
+    lab: &'a Lab,
+    group: &'static str,
+    table: Option<PathBuf>,
+    random: Random,
+    /// Mappings of all QEMUs before.
+    mappings: u32,
+    toll: Toll,
+}
+
+/// What came of it, over all workers.
+#[derive(Debug, Default)]
+struct Toll {
+    kills: u32,
+    /// How often what is shared was to be unshared.
+    unshared: u32,
+    merged: u64,
+    broken: u64,
+    dropped: u64,
+    /// The most pages that a worker knew of.
+    known: u64,
+}
+
+/// What is left when all has been unshared.
+#[derive(Debug, Default)]
+struct Left {
+    shared_pages: usize,
+    pool_bytes: u64,
+    mappings: u32,
+    /// What QEMUs have more mappings than before, of whatever.
+    grown: u32,
+}
+
+impl<'a> Soak<'a> {
+    /// Of guests that nobody has merged yet. `table`: pages that are known before.
+    ///
+    /// # Errors
+    /// When a guest is gone.
+    pub fn new(
+        lab: &'a Lab,
+        group: &'static str,
+        table: Option<PathBuf>,
+        seed: u64,
+    ) -> Result<Self, LabError> {
+        let (random, mappings) = (Random::new(seed), count_mappings(lab)?);
+        Ok(Self { lab, group, table, random, mappings, toll: Toll::default() })
+    }
+
+    /// Merges, kills and unshares for so long. `beside` is done with each guest after each order.
+    ///
+    /// # Errors
+    /// When a guest dies, or the user interrupts.
+    pub fn run(
+        &mut self,
+        length: Duration,
+        mut beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
+    ) -> Result<(), LabError> {
+        let until = Instant::now() + length;
+        while Instant::now() < until {
+            let mut worker = self.worker()?;
+            let life = Duration::from_millis(self.random.between(LIFE_MS.0, LIFE_MS.1));
+            let end = (Instant::now() + life).min(until);
+            while Instant::now() < end {
+                let unshares = self.random.between(0, UNSHARE) == 0;
+                self.toll.unshared += u32::from(unshares);
+                let scan_rate = (!unshares).then_some(RATE);
+                worker.order(self.lab, Wanted { scan_rate, ..Wanted::default() })?;
+                for machine in self.lab.machines() {
+                    if !machine.alive() {
+                        return Err(machine.death());
+                    }
+                    beside(machine, &mut self.random)?;
+                }
+                let rest = self.random.between(REST_MS.0, REST_MS.1);
+                interrupt::sleep(Duration::from_millis(rest))?;
+            }
+            self.toll.count(&worker);
+            worker.kill()?;
+        }
+        Ok(())
+    }
+
+    fn worker(&self) -> Result<WorkerProcess, LabError> {
+        let worker = WorkerProcess::start(self.group)?;
+        Ok(match &self.table {
+            Some(table) => worker.knowing(table),
+            None => worker,
+        })
+    }
+
+    /// Has everything unshared, and adds what came of it and what the kernel still knows of it.
+    ///
+    /// # Errors
+    /// When that takes too long, or a guest is gone.
+    pub fn end(self, figures: &mut Figures) -> Result<(), LabError> {
+        let left = self.unshare()?;
+        self.toll.add_to(figures);
+        left.add_to(figures);
+        Ok(())
+    }
+
+    fn unshare(&self) -> Result<Left, LabError> {
+        let mut worker = self.worker()?;
+        worker.order(self.lab, Wanted::default())?;
+        self.lab.wait_for("nothing to be shared any more", UNSHARE_LIMIT, |_| {
+            let report = worker.report().unwrap_or_default();
+            let is_unshared = |dedup: Dedup| dedup.passes > 1 && dedup.shared == Bytes::ZERO;
+            Ok(!report.vms.is_empty()
+                && report
+                    .vms
+                    .values()
+                    .all(|vm| vm.dedup.is_some_and(|dedup| is_unshared(dedup.value))))
+        })?;
+        worker.end()?;
+        let mut left = Left::default();
+        let mut pools = BTreeMap::new();
+        let pids = self.lab.pids();
+        for &pid in &pids {
+            for mapping in pool_maps::mappings(pid)? {
+                left.mappings += 1;
+                pools.entry(mapping.file).or_insert((pid, mapping));
+            }
+        }
+        for (file, (pid, mapping)) in pools {
+            let pool = PoolFile::adopt(pid, &mapping, SLOTS).map_err(std::io::Error::other)?;
+            left.pool_bytes += pool.bytes().map_err(std::io::Error::from)?;
+            for &pid in &pids {
+                left.shared_pages += pool_maps::sharers(pid, file)?.len();
+            }
+        }
+        left.grown = count_mappings(self.lab)?.saturating_sub(self.mappings);
+        Ok(left)
+    }
+}
+
+fn count_mappings(lab: &Lab) -> Result<u32, LabError> {
+    let counts: std::io::Result<Vec<u32>> = lab.pids().into_iter().map(pool_maps::count).collect();
+    Ok(counts?.into_iter().sum())
+}
+
+impl Toll {
+    fn count(&mut self, worker: &WorkerProcess) {
+        self.kills += 1;
+        let report = worker.report().unwrap_or_default();
+        self.known = self.known.max(report.known_pages);
+        for reading in report.vms.values().filter_map(|vm| Some(vm.dedup?.value)) {
+            self.merged += reading.merged.0;
+            self.broken += reading.broken.0;
+            self.dropped += reading.dropped.0;
+        }
+    }
+
+    fn add_to(&self, figures: &mut Figures) {
+        let mut add = |name: &str, value: f64, unit: &'static str, note: &str| {
+            figures.add(name, Figure::new(value, unit, note).target(Target::AtLeast(1.0)));
+        };
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        add("kills", self.kills.into(), "count", "workers killed, each followed by the next");
+        add("unshared", self.unshared.into(), "count", "times that all was to be unshared");
+        add("merged_mib", mib(self.merged), "MiB", "shared with a slot of a pool");
+        add("broken_mib", mib(self.broken), "MiB", "of it written by guests and seen so");
+        add("dropped_mib", mib(self.dropped), "MiB", "pages of zeros");
+        if self.known > 0 {
+            add("known", self.known as f64, "pages", "that the group's table names");
+        }
+    }
+}
+
+impl Left {
+    fn add_to(&self, figures: &mut Figures) {
+        let mut add = |name: &str, value: f64, unit: &'static str, note: &str, most: Target| {
+            figures.add(name, Figure::new(value, unit, note).target(most));
+        };
+        let none = Target::Equals(0.0);
+        let note = "shared when all was unshared, by the kernel's count";
+        add("left_shared_pages", self.shared_pages as f64, "pages", note, none);
+        add("left_in_pools", self.pool_bytes as f64, "B", "that the pools take then", none);
+        add("left_mappings", self.mappings.into(), "count", "mappings of pools then", none);
+        let note = "mappings that QEMUs have more than before: their own, and pieces that could not be joined";
+        add("left_pieces", self.grown.into(), "count", note, Target::AtMost(MOST_GROWN));
+    }
+}
