@@ -50,6 +50,7 @@ mod readings;
 mod shim_idle;
 mod shim_stress;
 mod smd_fig12;
+mod smd_saved;
 mod smd_soak;
 mod truth;
 mod worker_kill;
@@ -174,6 +175,7 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_pool::THRESHOLDS,
     pool_idle::SCENARIO,
     smd_fig12::SCENARIO,
+    smd_saved::SCENARIO,
     smd_soak::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,

@@ -1,0 +1,193 @@
+//! `smd-saved`: what is saved of real guests' memory in all, by a table and by looking, beside what
+//! kernel KSM saves of the same guests.
+//!
+//! Four guests run a web server, a database, a compiler and a shell of one Debian. What is saved is
+//! counted as in `dedup-vs-ksm`: by how much the QEMUs' anonymous memory falls, the pool subtracted.
+//!
+//! **Guests that work.** Their memory goes up and down as they compile and check. So they work at a
+//! steady pace, which is far from all that they can; merging begins when each has checked its
+//! programs twice, so that its page cache has what it will have. Memory is the mean of all looks in
+//! [`WINDOW`], in which each guest does all that it does. Each way is taken twice, with fresh guests
+//! each time, ours first and last. A course without merging says how far the guests' memory drifts
+//! by itself.
+
+use std::time::{Duration, Instant};
+
+use pages::dedup::Known;
+
+use super::dedup_vs_ksm::anonymous_mib;
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::merger::Merger;
+use crate::smd::{Guest, Programs};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smd-saved",
+    summary: "real guests merged with a table and by kernel KSM: how much of their memory each saves",
+    run,
+};
+
+const GUESTS: [Guest; 4] = [
+    Guest { name: "web", mb: 192, workload: "nginx --mb 8 --rate 20 --check-s 10" },
+    Guest { name: "database", mb: 192, workload: "redis --mb 8 --rate 20 --check-s 10" },
+    Guest { name: "builder", mb: 320, workload: "gcc --rate 0.2 --check-s 10" },
+    Guest { name: "calm", mb: 160, workload: "shell --rate 0.2 --check-s 10" },
+];
+const WAYS: [(&str, Way); 5] = [
+    ("ours", Way::Ours),
+    ("ksm", Way::Kernel),
+    ("none", Way::Nobody),
+    ("ksm again", Way::Kernel),
+    ("ours again", Way::Ours),
+];
+/// Pages in a millisecond: what both are compared at.
+const RATE: u32 = 50;
+const WARM_LIMIT: Duration = Duration::from_secs(180);
+const CHECKS: f64 = 2.0;
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Longer than a guest takes for all that it does.
+const WINDOW: Duration = Duration::from_secs(15);
+/// Nothing more is saved when a window has no more than this above the best one before.
+const LITTLE_MIB: f64 = 2.0;
+/// The kernel looks at everything once before it merges anything.
+const FEWEST_WINDOWS: usize = 4;
+const MOST_WINDOWS: usize = 10;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Ours,
+    Kernel,
+    Nobody,
+}
+
+/// Merging under way.
+enum At {
+    Ours(Merger),
+    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
+    Nobody,
+}
+
+/// How one way went.
+struct Course {
+    name: &'static str,
+    way: Way,
+    /// What the guests had before, in MiB.
+    before: f64,
+    /// Seconds, and MiB saved, by windows.
+    saved: Vec<(f64, f64)>,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let programs = Programs::provide(context)?;
+    let mut courses = Vec::new();
+    for (name, way) in WAYS {
+        context.say(&format!("{name} ..."));
+        let course = course(context, &programs, name, way)?;
+        context.say(&course.in_words());
+        courses.push(course);
+    }
+    let mut figures = figures(context, &courses);
+    let line =
+        |course: &Course| Line { name: course.name.to_owned(), points: course.saved.clone() };
+    let lines = courses.iter().map(line).collect();
+    let chart = Chart { unit: "MiB", across: "seconds", is_log: false, lines, marks: Vec::new() };
+    let mut page = Page::default();
+    page.add("Memory saved", chart);
+    page.write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn course(
+    context: &Context,
+    programs: &Programs,
+    name: &'static str,
+    way: Way,
+) -> Result<Course, LabError> {
+    let spec = |guest| MachineSpec { seed: context.seed, shim: true, ..programs.machine(guest) };
+    let specs: Vec<MachineSpec> = GUESTS.iter().map(spec).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    lab.wait_for("every guest to have checked its programs", WARM_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.reported("checks") >= CHECKS))
+    })?;
+    let pids = lab.pids();
+    let before = mean_mib(&pids, &At::Nobody)?;
+    let began = Instant::now();
+    let at = match way {
+        Way::Ours => {
+            At::Ours(Merger::start_knowing(&pids, Some(RATE), Known::of(&programs.table()?))?)
+        }
+        Way::Kernel => At::Kernel(Ksm::start(ksm::FAST)?),
+        Way::Nobody => At::Nobody,
+    };
+    let mut saved = vec![(0.0, 0.0)];
+    loop {
+        let best = saved.iter().map(|(_, saved)| *saved).fold(f64::NEG_INFINITY, f64::max);
+        let now = before - mean_mib(&pids, &at)?;
+        saved.push((began.elapsed().as_secs_f64(), now));
+        let is_over = saved.len() > FEWEST_WINDOWS && now <= best + LITTLE_MIB;
+        if is_over || saved.len() > MOST_WINDOWS {
+            break;
+        }
+    }
+    drop(at);
+    lab.stop()?;
+    Ok(Course { name, way, before, saved })
+}
+
+/// What the guests have together, the pool among it, over a window.
+fn mean_mib(pids: &[u32], at: &At) -> Result<f64, LabError> {
+    let (end, mut sum, mut looks) = (Instant::now() + WINDOW, 0.0, 0.0);
+    while Instant::now() < end {
+        let pool = match at {
+            At::Ours(merger) => merger.pool_bytes() as f64 / (1 << 20) as f64,
+            At::Kernel(_) | At::Nobody => 0.0,
+        };
+        sum += anonymous_mib(pids)? + pool;
+        looks += 1.0;
+        interrupt::sleep(LOOK_EVERY)?;
+    }
+    Ok(sum / looks)
+}
+
+impl Course {
+    fn in_the_end(&self) -> f64 {
+        self.saved.last().map_or(f64::NAN, |(_, saved)| *saved)
+    }
+
+    fn in_words(&self) -> String {
+        let windows: Vec<String> =
+            self.saved.iter().skip(1).map(|(_, saved)| format!("{saved:.0}")).collect();
+        format!(
+            "  of {:.0} MiB saved by windows of {} s: {}",
+            self.before,
+            WINDOW.as_secs(),
+            windows.join(", ")
+        )
+    }
+}
+
+fn figures(context: &Context, courses: &[Course]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 2);
+    let of = |way: Way| -> Vec<f64> {
+        courses.iter().filter(|course| course.way == way).map(Course::in_the_end).collect()
+    };
+    let (ours, ksm) = (of(Way::Ours), of(Way::Kernel));
+    let sum = |values: &[f64]| values.iter().sum::<f64>();
+    let note = format!("both times, {ours:.0?} MiB, to KSM's {ksm:.0?}");
+    let ratio = Figure::new(sum(&ours) / sum(&ksm), "ratio", note);
+    figures.add("saved_vs_ksm", ratio.target(Target::AtLeast(0.95)));
+    for (name, values) in [("saved_mib_ours", &ours), ("saved_mib_ksm", &ksm)] {
+        let mean = sum(values) / values.len() as f64;
+        let figure = Figure::new(mean, "MiB", "what all QEMUs have less, the pool subtracted");
+        figures.add(name, figure);
+    }
+    let note = "what they have less without any merging, by themselves";
+    figures.add("drift_mib", Figure::new(sum(&of(Way::Nobody)), "MiB", note));
+    figures
+}
