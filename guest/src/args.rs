@@ -44,12 +44,20 @@ pub(crate) struct Common {
     /// First fill so much memory with what every guest has, and hold it
     #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
     pub(crate) common_mb: Option<usize>,
+    /// Tell every so many seconds on the data disk what each page frame is for [0 = never]
+    #[arg(long, global = true, value_name = "S", default_value = "0", value_parser = seconds)]
+    census_s: f64,
 }
 
 impl Common {
     /// How long to run; `None` = no limit.
     pub(crate) fn time_limit(&self) -> Option<Duration> {
         (self.seconds > 0.0).then(|| Duration::from_secs_f64(self.seconds))
+    }
+
+    /// How often to tell what page frames are for; `None` = never.
+    pub(crate) fn census(&self) -> Option<Duration> {
+        (self.census_s > 0.0).then(|| Duration::from_secs_f64(self.census_s))
     }
 
     /// When the work begins, counted from the start.

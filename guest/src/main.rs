@@ -15,6 +15,7 @@
 //! command line.
 
 mod args;
+mod census;
 mod checksum;
 mod content;
 mod disk;
@@ -70,6 +71,9 @@ fn start(cli: Cli) -> Result<ExitCode, WorkError> {
 
     let name = cli.workload.name();
     let time_limit = cli.common.time_limit();
+    if let Some(every) = cli.common.census() {
+        census::watch(every, &shared)?;
+    }
     spawn_worker(cli, Arc::clone(&shared), events)?;
 
     let mut reporter = Reporter::new(name, Arc::clone(&shared), std::io::stdout());

@@ -78,6 +78,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     checks: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    census: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     gap_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     swap_kb: Option<u64>,
@@ -190,6 +192,7 @@ impl<W: Write> Reporter<W> {
             dropped: shared.dropped.get(),
             bad_bytes: shared.bad_bytes.get(),
             checks: shared.checks.get(),
+            census: shared.census.get(),
             gap_ms: shared.gap.take_ms(now),
             swap_kb: swap::in_use_kb(),
             checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),

@@ -11,6 +11,8 @@ use sys::remote_memory::RemoteMemory;
 
 /// A page that is not all zeros.
 pub struct GuestPage {
+    /// Where it is in its QEMU process.
+    pub address: u64,
     /// The frame behind it.
     pub frame: u64,
     /// What it holds.
@@ -29,7 +31,7 @@ pub fn pages(pids: &[u32]) -> io::Result<Vec<GuestPage>> {
             let mut content = Box::new([0; PAGE_LEN]);
             let is_read = memory.read_original(address, &mut content[..]) == PAGE_LEN;
             if is_read && !offline::is_zero(&content) {
-                all.push(GuestPage { frame, content });
+                all.push(GuestPage { address, frame, content });
             }
         }
     }

@@ -16,6 +16,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use overbook::offline::{self, OfflineError, Request};
+use pages::offline::Sampling;
 use sys::process::Spawn;
 
 use crate::cache::{Cache, CacheError};
@@ -73,6 +75,9 @@ pub enum DebianError {
     /// The cache failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// No table of its code.
+    #[error(transparent)]
+    Table(#[from] OfflineError),
     /// A file operation failed.
     #[error("{path}: {source}")]
     Io {
@@ -98,13 +103,34 @@ impl Debian {
     /// # Errors
     /// When it has to be built, and this is not root, no Debian, or the mirror does not answer.
     pub fn provide(cache: &Cache) -> Result<Self, DebianError> {
-        let codename = packages::release_codename();
+        Self::of_release(cache, &packages::release_codename())
+    }
+
+    /// The same of another release, for example `trixie`, from the same mirror.
+    ///
+    /// # Errors
+    /// As for [`Self::provide`], and when the mirror does not have it.
+    pub fn of_release(cache: &Cache, codename: &str) -> Result<Self, DebianError> {
         let mut hasher = DefaultHasher::new();
-        (&codename, PACKAGES, LEFT_OUT, FILE_SYSTEM, SIZE).hash(&mut hasher);
+        (codename, PACKAGES, LEFT_OUT, FILE_SYSTEM, SIZE).hash(&mut hasher);
         let entry = format!("debian-{codename}-{:016x}", hasher.finish());
-        let root = cache.directory(&entry, |dir| build(cache, &codename, dir))?;
+        let root = cache.directory(&entry, |dir| build(cache, codename, dir))?;
         Ok(Self { image: root.join(IMAGE), tree: root.join(TREE) })
     }
+}
+
+/// A table of the code of all executables of these systems, as `overbook static build` makes it.
+///
+/// # Errors
+/// When a tree cannot be read.
+pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
+    let request = Request {
+        sources: systems.iter().map(|debian| debian.tree.clone()).collect(),
+        all_pages: false,
+        sampling: Sampling::default(),
+    };
+    let (table, _) = offline::build(&request, |_, _| {})?;
+    Ok(table.to_bytes("debian").map_err(OfflineError::from)?)
 }
 
 fn build(cache: &Cache, codename: &str, dir: &Path) -> Result<(), DebianError> {

@@ -12,6 +12,7 @@
 //! ```text
 //! cache  packages  sources      what the distribution has, unpacked privately, made once
 //! debian                        a root file system with real programs
+//! census  alike                 what guests have their pages for, and which are the same
 //! qemu   image  cpio  accel     an emulator, a bootable guest, and what it runs on
 //! machine  qmp  metrics        inside one guest: its monitor, its reports, what QEMU loads
 //! meb                           what the experiments of MEB (working sets, curves) share
@@ -34,6 +35,7 @@
 pub mod accel;
 pub mod alike;
 pub mod cache;
+pub mod census;
 pub mod chart;
 pub mod cli;
 pub mod command;

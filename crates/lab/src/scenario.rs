@@ -49,6 +49,7 @@ mod quickstart;
 mod readings;
 mod shim_idle;
 mod shim_stress;
+mod smd_fig1;
 mod smd_fig12;
 mod smd_saved;
 mod smd_soak;
@@ -174,6 +175,7 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_pool::POOL,
     overdriver_pool::THRESHOLDS,
     pool_idle::SCENARIO,
+    smd_fig1::SCENARIO,
     smd_fig12::SCENARIO,
     smd_saved::SCENARIO,
     smd_soak::SCENARIO,

@@ -66,8 +66,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     intact::watch(&options.checks, &["libnginx", "libpcre", "nginx"], shared)?;
 
     let mut nginx = program::command("nginx");
-    let (server, stream) =
-        Server::start("nginx", nginx.args(["-c", CONFIGURATION, "-e", "stderr"]), PORT, shared)?;
+    let (server, stream) = Server::start("nginx", nginx.args(["-c", CONFIGURATION]), PORT, shared)?;
     let mut client = Client::new(stream);
     let mut rng = Rng::new(worker.seed);
     while worker.proceed(1) {

@@ -1,0 +1,129 @@
+//! What each page of a guest is for, as the guest itself says (`guest/src/census.rs`).
+//!
+//! The guest writes a letter for each of its page frames to its data disk, again and again. Here a
+//! fresh count is waited for, and the guest is paused, so that its memory stays as it was counted.
+//! Guest RAM is one piece of QEMU's memory, in the order of the guest's frames: its first address
+//! and a page's own tell the frame.
+
+use std::time::Duration;
+
+use model::Bytes;
+use serde_json::json;
+
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+
+/// How often a guest counts, in seconds.
+const EVERY_S: u32 = 5;
+/// How long that may take on a busy host.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Letters for 4 GiB.
+const DISK: Bytes = Bytes::mib(1);
+const PAGE_LEN: u64 = 4096;
+
+/// What a page of a guest is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Code of a system's program.
+    Code,
+    /// Other pages of files that a program has mapped, as the files have them.
+    Constant,
+    /// A program's other memory: heap, variables, threads' stacks.
+    Data,
+    /// The stack of a program's first thread.
+    Stack,
+    /// Pages of files that no program has mapped.
+    File,
+    /// The guest's kernel's, and of the programs that the lab brings.
+    System,
+    /// Nobody's.
+    Free,
+}
+
+impl Kind {
+    /// Whether it is memory of the system's programs.
+    #[must_use]
+    pub fn is_of_programs(self) -> bool {
+        matches!(self, Self::Code | Self::Constant | Self::Data | Self::Stack)
+    }
+
+    fn of_letter(letter: u8) -> Self {
+        match letter {
+            b'c' => Self::Code,
+            b'r' => Self::Constant,
+            b'd' => Self::Data,
+            b's' => Self::Stack,
+            b'f' => Self::File,
+            b'.' => Self::Free,
+            _ => Self::System,
+        }
+    }
+}
+
+/// What a paused guest's pages are for.
+#[derive(Debug)]
+pub struct Census {
+    /// Where its RAM begins in its QEMU process.
+    start: u64,
+    kinds: Vec<Kind>,
+}
+
+/// The same guest, which counts.
+#[must_use]
+pub fn counting(mut spec: MachineSpec) -> MachineSpec {
+    spec.workload.extend(["--census-s".to_owned(), EVERY_S.to_string()]);
+    MachineSpec { data_disk: Some(DISK), ..spec }
+}
+
+impl Census {
+    /// Waits for the next count, and pauses the guest.
+    ///
+    /// # Errors
+    /// When the guest does not count, or QEMU does not say where its memory is.
+    pub fn take(lab: &Lab, machine: &Machine) -> Result<Self, LabError> {
+        let before = machine.reported("census");
+        lab.wait_for("the guest to count its pages", LIMIT, |_| {
+            Ok(machine.reported("census") > before)
+        })?;
+        machine.qmp("stop", json!({}))?;
+        let letters = std::fs::read(&machine.files().data)?;
+        let pages = usize::try_from(machine.spec().memory_max.0 / PAGE_LEN).unwrap_or(usize::MAX);
+        let kinds = letters.into_iter().take(pages).map(Kind::of_letter).collect();
+        let command = json!({ "command-line": "gpa2hva 0" });
+        let said = machine.qmp("human-monitor-command", command)?;
+        let start = said.as_str().and_then(address);
+        let start = start.ok_or_else(|| std::io::Error::other(format!("QEMU says {said}")))?;
+        Ok(Self { start, kinds })
+    }
+
+    /// What the page at this address of the QEMU process is for; `None`: it is not the guest's.
+    #[must_use]
+    pub fn kind_of(&self, address: u64) -> Option<Kind> {
+        let frame = address.checked_sub(self.start)? / PAGE_LEN;
+        self.kinds.get(usize::try_from(frame).ok()?).copied()
+    }
+}
+
+/// `Host virtual address for 0x0 (pc.ram) is 0x7f0000000000`
+fn address(said: &str) -> Option<u64> {
+    let hex = said.trim().rsplit_once(" is 0x")?.1;
+    u64::from_str_radix(hex, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_told_by_its_place_in_the_guests_ram() {
+        let said = "Host virtual address for 0x0 (pc.ram) is 0x7f12c000\r\n";
+        let start = address(said).unwrap();
+        assert_eq!(start, 0x7f12_c000);
+        assert_eq!(address("No memory is mapped at address 0x0"), None);
+        let census = Census { start, kinds: b"kc.".map(Kind::of_letter).to_vec() };
+        let kinds =
+            [-1, 0, 1, 2, 3].map(|page| census.kind_of(start.wrapping_add_signed(page * 4096)));
+        let expected = [None, Some(Kind::System), Some(Kind::Code), Some(Kind::Free), None];
+        assert_eq!(kinds, expected);
+    }
+}

@@ -1,0 +1,348 @@
+//! `smd-fig1`: which pages of guests are identical: by segment, on the same and on different
+//! systems, and how many times each is shared (SMD §2.1, §4.2, Figs. 1, 6, 7 and 9).
+//!
+//! Three web servers and three databases run, once all on one Debian, once on three releases.
+//! Overbook merges their pages, with a table of the code of these systems. Then each guest says what
+//! it has each page for ([`crate::census`]) and is paused, and all pages are read: two are identical
+//! by their contents, and shared by the frame behind them. Pages of zeros are left out.
+//!
+//! The paper's Figs. 6 and 7 are of speed where memory is short. What makes that is how much is
+//! shared, which is what counts here. All guests run one kernel, so that systems are compared by the
+//! pages of their programs.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use model::Bytes;
+use pages::dedup::Known;
+use pages::offline::{TableRef, hash, overlap};
+
+use super::{Context, Scenario};
+use crate::alike;
+use crate::cache::Cache;
+use crate::census::{self, Census, Kind};
+use crate::chart::{Chart, Line};
+use crate::debian::{self, Debian};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::meb::progress;
+use crate::merger::Merger;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smd-fig1",
+    summary: "which pages guests share: by segment, on the same and different systems, how many times",
+    run,
+};
+
+const SYSTEMS: [&str; 3] = ["bullseye", "bookworm", "trixie"];
+/// That of all guests where they have the same.
+const SAME: usize = 1;
+const PROGRAMS: [(&str, &str); 2] =
+    [("web", "nginx --mb 8 --check-s 0"), ("database", "redis --mb 8 --check-s 0")];
+const MEMORY: Bytes = Bytes::mib(192);
+/// Each program on each system: in turn, so that the first three are on different systems, and as
+/// many of both programs are among the first two, four and six.
+const GUESTS: usize = SYSTEMS.len() * PROGRAMS.len();
+/// Fleets of which it is told how many times pages are shared.
+const SIZES: [usize; 3] = [2, 4, 6];
+const START_LIMIT: Duration = Duration::from_secs(180);
+/// How long programs work before they are looked at.
+const SETTLE: Duration = Duration::from_secs(10);
+/// Merging is over when between two looks less than a thousandth has come.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
+const MOST_LOOKS: u32 = 30;
+
+/// A page of a guest.
+struct Seen {
+    kind: Kind,
+    hash: u128,
+    frame: u64,
+}
+
+type Guest = Vec<Seen>;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let cache = Cache::open()?;
+    let systems = SYSTEMS.map(|codename| Debian::of_release(&cache, codename));
+    let systems: Vec<Debian> = systems.into_iter().collect::<Result<_, _>>()?;
+    let known = debian::code(&systems.iter().collect::<Vec<_>>())?;
+    let known = Known::of(&TableRef::parse(&known).map_err(std::io::Error::other)?);
+    let fleet = |name: &str, systems: [&Debian; SYSTEMS.len()]| {
+        context.say(&format!("six guests on {name} ..."));
+        fleet(context, systems, &known)
+    };
+    let same = fleet("the same system", [&systems[SAME]; 3])?;
+    let different = fleet("different systems", [&systems[0], &systems[1], &systems[2]])?;
+    let mut figures = context.figures(SCENARIO.name, 1);
+    by_segment(&mut figures, &same);
+    by_system(&mut figures, &same, &different);
+    tables(&mut figures, &systems)?;
+    by_times(&mut figures, &same);
+    page(&same, &different).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// The pages of each guest of a fleet, once its pages are merged.
+fn fleet(
+    context: &Context,
+    systems: [&Debian; SYSTEMS.len()],
+    known: &Known,
+) -> Result<Vec<Guest>, LabError> {
+    let guest = |number: usize| {
+        let (name, work) = PROGRAMS[number % PROGRAMS.len()];
+        let name = format!("{name}-{number}");
+        let spec = MachineSpec::new(&name, "systems", MEMORY, MEMORY, work);
+        let spec = census::counting(spec.with_debian(systems[number % systems.len()]));
+        // Else all databases would have the same values.
+        MachineSpec { shim: true, seed: context.seed + number as u64, ..spec }
+    };
+    let specs: Vec<MachineSpec> = (0..GUESTS).map(guest).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    progress::wait_until_working(&lab, START_LIMIT)?;
+    let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
+    let merger = Merger::start_knowing(&pids, None, known.clone())?;
+    interrupt::sleep(SETTLE)?;
+    let census = |machine| Census::take(&lab, machine);
+    let censuses = lab.machines().iter().map(census).collect::<Result<_, _>>()?;
+    let guests = when_merged(&pids, censuses)?;
+    drop(merger);
+    lab.stop()?;
+    for (spec, guest) in specs.iter().zip(&guests) {
+        context.say(&format!("  {}: pages {}", spec.name, in_words(guest)));
+    }
+    Ok(guests)
+}
+
+/// How many pages it has of each kind.
+fn in_words(guest: &Guest) -> String {
+    let kinds = [
+        ("of code", Kind::Code),
+        ("of constants", Kind::Constant),
+        ("of data", Kind::Data),
+        ("of stacks", Kind::Stack),
+        ("of files", Kind::File),
+        ("of the kernel", Kind::System),
+        ("free", Kind::Free),
+    ];
+    let count = |kind: Kind| guest.iter().filter(|page| page.kind == kind).count();
+    kinds.map(|(name, kind)| format!("{name} {}", count(kind))).join(", ")
+}
+
+/// Looks until nothing more is merged.
+fn when_merged(pids: &[u32], censuses: Vec<Census>) -> Result<Vec<Guest>, LabError> {
+    let mut last = 0;
+    for _ in 0..MOST_LOOKS {
+        let mut guests = Vec::new();
+        for (pid, census) in pids.iter().zip(&censuses) {
+            let pages = alike::pages(&[*pid])?;
+            let seen = |page: &alike::GuestPage| {
+                let kind = census.kind_of(page.address)?;
+                Some(Seen { kind, hash: hash(&page.content), frame: page.frame })
+            };
+            guests.push(pages.iter().filter_map(seen).collect());
+        }
+        let merged = Counted::of(&guests, |_| true).merged();
+        if merged <= last + last / 1000 {
+            return Ok(guests);
+        }
+        last = merged;
+        interrupt::sleep(LOOK_EVERY)?;
+    }
+    let limit = LOOK_EVERY * MOST_LOOKS;
+    Err(LabError::Timeout { what: "merging to end".to_owned(), limit })
+}
+
+/// Pages, and how many different contents and frames these have.
+struct Counted {
+    pages: usize,
+    contents: usize,
+    frames: usize,
+}
+
+impl Counted {
+    fn of(guests: &[Guest], which: impl Fn(Kind) -> bool) -> Self {
+        let (mut pages, mut contents, mut frames) = (0, HashSet::new(), HashSet::new());
+        for page in guests.iter().flatten().filter(|page| which(page.kind)) {
+            pages += 1;
+            contents.insert(page.hash);
+            frames.insert(page.frame);
+        }
+        Self { pages, contents: contents.len(), frames: frames.len() }
+    }
+
+    fn merged(&self) -> usize {
+        self.pages - self.frames
+    }
+
+    /// Of all pages: those that are not needed, since another has the same frame.
+    fn saved(&self) -> f64 {
+        ratio(self.merged(), self.pages)
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
+
+/// Of the pages of one kind that two guests have: those that are in both.
+fn in_both(one: &Guest, other: &Guest, kind: Kind) -> (usize, usize) {
+    let contents = |guest: &Guest| guest.iter().map(|page| page.hash).collect::<HashSet<_>>();
+    let sides = [(one, contents(other)), (other, contents(one))];
+    let (mut all, mut both) = (0, 0);
+    for (guest, others) in &sides {
+        for page in guest.iter().filter(|page| page.kind == kind) {
+            all += 1;
+            both += usize::from(others.contains(&page.hash));
+        }
+    }
+    (both, all)
+}
+
+/// Figure 1: two services, each in a guest of its own.
+fn by_segment(figures: &mut Figures, same: &[Guest]) {
+    let kinds = [
+        ("identical_code", Kind::Code, "of executable segments"),
+        ("identical_constants", Kind::Constant, "of other segments, not written to"),
+        ("identical_data", Kind::Data, "of data: written, heap"),
+        ("identical_stack", Kind::Stack, "of stacks"),
+        ("identical_files", Kind::File, "of files that no program has mapped"),
+        ("identical_kernel", Kind::System, "of the kernel and the lab's programs"),
+    ];
+    let mut code = f64::NAN;
+    let mut others = Vec::new();
+    for (name, kind, what) in kinds {
+        let (both, all) = in_both(&same[0], &same[1], kind);
+        let note = format!("of {all} pages {what}, a web server's and a database's, are in both");
+        let share = ratio(both, all);
+        let mut figure = Figure::new(share, "ratio", note);
+        match kind {
+            Kind::Code => {
+                code = share;
+                figure = figure.paper("the highest of the three segments (no number)");
+            }
+            Kind::Data | Kind::Stack => {
+                others.push(share);
+                figure = figure.paper("low (no number)");
+            }
+            _ => {}
+        }
+        figures.add(name, figure);
+    }
+    let next = others.into_iter().fold(f64::NAN, f64::max);
+    let note = "identical_code less identical_data or identical_stack, the larger of both";
+    let figure = Figure::new(code - next, "ratio", note).target(Target::AtLeast(0.1));
+    figures.add("code_above_others", figure);
+}
+
+/// Figures 6 and 7, by what is shared.
+fn by_system(figures: &mut Figures, same: &[Guest], different: &[Guest]) {
+    let programs = |guests: &[Guest]| Counted::of(guests, Kind::is_of_programs);
+    for count in [SYSTEMS.len(), GUESTS] {
+        for (name, guests) in [("same", same), ("different", different)] {
+            let all = Counted::of(&guests[..count], |_| true);
+            let mib = |pages: usize| (pages >> 8).to_string();
+            let note = format!(
+                "of {} MiB of {count} guests is saved; {:.3} could be",
+                mib(all.pages),
+                ratio(all.pages - all.contents, all.pages)
+            );
+            figures.add(&format!("saved_{name}_{count}"), Figure::new(all.saved(), "ratio", note));
+            let all = programs(&guests[..count]);
+            let note = format!("the same of the {} MiB of their programs", mib(all.pages));
+            let figure = Figure::new(all.saved(), "ratio", note);
+            figures.add(&format!("programs_{name}_{count}"), figure);
+        }
+    }
+    let count = SYSTEMS.len();
+    let [one, other] = [same, different].map(|guests| programs(&guests[..count]).saved());
+    let note = format!("programs_same_{count} to programs_different_{count}");
+    let figure = Figure::new(one / other, "ratio", note).target(Target::AtLeast(2.0));
+    let paper = "the same system is worth more than different ones (no number)";
+    figures.add("same_vs_different", figure.paper(paper));
+    let all = Counted::of(same, |_| true);
+    let note = "of what could be shared on the same system, is, with the guests paused";
+    let done = Figure::new(ratio(all.merged(), all.pages - all.contents), "ratio", note);
+    figures.add("shared_of_identical", done.target(Target::AtLeast(0.97)));
+}
+
+/// What tables tell of it without a guest.
+fn tables(figures: &mut Figures, systems: &[Debian]) -> Result<(), LabError> {
+    let bytes: Vec<Vec<u8>> =
+        systems.iter().map(|system| debian::code(&[system])).collect::<Result<_, _>>()?;
+    let parsed = bytes.iter().map(|bytes| TableRef::parse(bytes));
+    let tables: Vec<TableRef<'_>> =
+        parsed.collect::<Result<_, _>>().map_err(std::io::Error::other)?;
+    for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+        let found = overlap(&tables[one], &tables[other]).map_err(std::io::Error::other)?;
+        let note = format!("of {} pages of code of the first are in the second", tables[one].len());
+        let share = found.both as f64 / tables[one].len() as f64;
+        let name = format!("code_{}_{}", SYSTEMS[one], SYSTEMS[other]);
+        figures.add(&name, Figure::new(share, "ratio", note));
+    }
+    Ok(())
+}
+
+/// Of the frames that these guests have, in percent, those that so many of their pages share.
+fn times(guests: &[Guest]) -> Vec<f64> {
+    let mut pages: HashMap<u64, usize> = HashMap::new();
+    for page in guests.iter().flatten() {
+        *pages.entry(page.frame).or_default() += 1;
+    }
+    let mut frames = vec![0; GUESTS + 2];
+    for times in pages.values() {
+        frames[(*times).min(GUESTS + 1)] += 1;
+    }
+    frames.into_iter().map(|count: usize| 100.0 * ratio(count, pages.len())).collect()
+}
+
+/// Figure 9.
+fn by_times(figures: &mut Figures, same: &[Guest]) {
+    for size in SIZES {
+        let times = times(&same[..size]);
+        let words: Vec<String> = times[1..].iter().map(|share| format!("{share:.1}")).collect();
+        let note = format!(
+            "pages that share a frame, on average, where more than one does: {size} guests on the same \
+             system; frames with 1, 2, ... and {} pages or more, in %: {}",
+            times.len() - 1,
+            words.join(", ")
+        );
+        let shared = || times.iter().enumerate().skip(2);
+        let pages: f64 = shared().map(|(times, share)| times as f64 * share).sum();
+        let mean = pages / shared().map(|(_, share)| share).sum::<f64>();
+        let figure = Figure::new(mean, "pages", note);
+        let paper = "the more VMs, the more times (no number)";
+        figures.add(&format!("times_shared_{size}"), figure.paper(paper));
+    }
+}
+
+fn page(same: &[Guest], different: &[Guest]) -> Page {
+    let both = [("same system", same), ("different systems", different)];
+    let saved = |which: fn(Kind) -> bool| {
+        let line = |(name, guests): (&str, &[Guest])| Line {
+            name: name.to_owned(),
+            points: (1..=GUESTS)
+                .map(|count| {
+                    let saved = Counted::of(&guests[..count], which).saved();
+                    (count as f64, saved * 100.0)
+                })
+                .collect(),
+        };
+        let lines = both.map(line).to_vec();
+        Chart { unit: "% saved", across: "guests", is_log: false, lines, marks: Vec::new() }
+    };
+    let line = |size: &usize| Line {
+        name: format!("{size} guests"),
+        points: (0..).map(f64::from).zip(times(&same[..*size])).skip(1).collect(),
+    };
+    let lines = SIZES.iter().map(line).collect();
+    let times =
+        Chart { unit: "% of frames", across: "times", is_log: false, lines, marks: Vec::new() };
+    let mut page = Page::default();
+    page.add("Memory that is saved", saved(|_| true));
+    page.add("Memory of programs that is saved", saved(Kind::is_of_programs));
+    page.add("How many times frames are shared", times);
+    page
+}
