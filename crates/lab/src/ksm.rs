@@ -57,6 +57,14 @@ impl Ksm {
         write("run", "0")
     }
 
+    /// Has it look on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn go_on(&self) -> Result<(), LabError> {
+        write("run", "1")
+    }
+
     /// CPU time that its thread has taken, in seconds, since the machine began.
     ///
     /// # Errors
@@ -73,8 +81,24 @@ impl Ksm {
     /// # Errors
     /// When the kernel does not say.
     pub fn saved_mib() -> Result<f64, LabError> {
-        let pages = read("pages_sharing")?.trim().parse::<f64>().unwrap_or(f64::NAN);
-        Ok(pages / 256.0)
+        Ok(number("pages_sharing")? as f64 / 256.0)
+    }
+
+    /// Pages of these processes that it has merged with others, just now.
+    ///
+    /// # Errors
+    /// When a process is gone, or the kernel does not say (before Linux 5.19).
+    pub fn merged_of(pids: &[u32]) -> Result<u64, LabError> {
+        let of = |pid: &u32| number_in(Path::new(&format!("/proc/{pid}/ksm_merging_pages")));
+        pids.iter().map(of).sum()
+    }
+
+    /// Pages that it has looked at, since the machine began.
+    ///
+    /// # Errors
+    /// When the kernel does not say (before Linux 6.6).
+    pub fn scanned() -> Result<u64, LabError> {
+        number("pages_scanned")
     }
 
     /// Its thread.
@@ -107,6 +131,14 @@ impl Drop for Ksm {
             let _ = write(name, value);
         }
     }
+}
+
+fn number(name: &str) -> Result<u64, LabError> {
+    number_in(&Path::new(DIR).join(name))
+}
+
+fn number_in(path: &Path) -> Result<u64, LabError> {
+    Ok(std::fs::read_to_string(path)?.trim().parse().map_err(std::io::Error::other)?)
 }
 
 fn read(name: &str) -> Result<String, LabError> {

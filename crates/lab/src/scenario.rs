@@ -51,6 +51,7 @@ mod shim_idle;
 mod shim_stress;
 mod smd_fig1;
 mod smd_fig12;
+mod smd_fig2;
 mod smd_saved;
 mod smd_soak;
 mod truth;
@@ -176,6 +177,7 @@ pub const SCENARIOS: &[Scenario] = &[
     overdriver_pool::THRESHOLDS,
     pool_idle::SCENARIO,
     smd_fig1::SCENARIO,
+    smd_fig2::SCENARIO,
     smd_fig12::SCENARIO,
     smd_saved::SCENARIO,
     smd_soak::SCENARIO,
