@@ -128,6 +128,7 @@ pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
         sources: systems.iter().map(|debian| debian.tree.clone()).collect(),
         all_pages: false,
         sampling: Sampling::default(),
+        backing_dir: None,
     };
     let (table, _) = offline::build(&request, |_, _| {})?;
     Ok(table.to_bytes("debian").map_err(OfflineError::from)?)

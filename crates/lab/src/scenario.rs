@@ -7,6 +7,7 @@
 mod boot;
 mod cluster_kill;
 mod cold_return;
+mod cold_soak;
 mod coop_swap;
 mod daemon_cost;
 mod daemon_kill;
@@ -167,6 +168,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
     cold_return::SCENARIO,
+    cold_soak::SCENARIO,
     coop_swap::SCENARIO,
     overdriver_table1::SCENARIO,
     overdriver_fig5::SCENARIO,

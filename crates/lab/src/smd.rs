@@ -4,11 +4,10 @@
 use std::path::PathBuf;
 
 use model::Bytes;
-use overbook::offline::{Request, build};
-use pages::offline::{Sampling, TableRef};
+use pages::offline::TableRef;
 
 use crate::cache::Cache;
-use crate::debian::Debian;
+use crate::debian::{self, Debian};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::scenario::Context;
@@ -47,17 +46,9 @@ impl Programs {
     /// When there is no Debian, or no table of it.
     pub fn provide(context: &Context) -> Result<Self, LabError> {
         let debian = Debian::provide(&Cache::open()?)?;
-        let request = Request {
-            sources: vec![debian.tree.clone()],
-            all_pages: false,
-            sampling: Sampling::default(),
-            backing_dir: None,
-        };
-        let (table, work) = build(&request, |_, _| {}).map_err(std::io::Error::other)?;
-        let table = table.to_bytes("debian").map_err(std::io::Error::other)?;
+        let table = debian::code(&[&debian])?;
         let programs = Self { debian, table };
-        let known = programs.table()?.len();
-        context.say(&format!("{known} pages of {} files' code are known", work.files));
+        context.say(&format!("{} pages of code are known", programs.table()?.len()));
         Ok(programs)
     }
 

@@ -1,0 +1,173 @@
+//! `cold-soak`: guests' memory goes to the host's swap and back while it is tracked, merged and
+//! freed, and workers are killed; not a byte of it is lost.
+//!
+//! Two guests verify their memory, and a disk that QEMU reads past the host's page cache; one works
+//! at a slow pace, so that most of it can go, and one as fast as it can; a third frees memory and
+//! takes it back. A group's worker (the real process) is told every second or so how much each may
+//! have in memory, from next to nothing to all, to merge or to unshare; after half a second to twenty
+//! it is killed, and the next one takes over. In the end the last one releases everything.
+//!
+//! What the shim does to memory that the strangest of workers pages out, also under KVM, is
+//! `shim-stress`'s.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, PagesPerMs};
+use overbook::worker::FreedOrder;
+use sys::memory_of::{Counters, Overhead};
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::{Direct, MachineSpec};
+use crate::random::Random;
+use crate::worker_process::{Wanted, WorkerProcess};
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cold-soak",
+    summary: "30 minutes of paging out, reading back, merging, freeing, workers killed; no byte is lost",
+    run,
+};
+
+const USUAL_MINUTES: u32 = 30;
+const MEMORY: Bytes = Bytes::mib(256);
+const DISK: Bytes = Bytes::mib(64);
+const DISK_IOPS: u32 = 400;
+const ZRAM: Bytes = Bytes::mib(1024);
+const RATE: PagesPerMs = PagesPerMs(100);
+const LIFE_MS: (u64, u64) = (500, 20_000);
+const REST_MS: (u64, u64) = (200, 3_000);
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+/// QEMU's own memory may stay in swap, and nobody touches it.
+const LEFT: Bytes = Bytes::mib(24);
+
+/// What came of it, over all workers.
+#[derive(Default)]
+struct Toll {
+    kills: u32,
+    paged_out: Bytes,
+    returned: Bytes,
+    merged: Bytes,
+    longest_gap_ms: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
+    let zram = Zram::new(ZRAM)?;
+    let guest = |name: &str, workload: &str| MachineSpec {
+        seed: context.seed,
+        shim: true,
+        vcpus: 2,
+        data_disk: Some(DISK),
+        data_direct: Some(Direct { native: true, iops: DISK_IOPS }),
+        ..MachineSpec::new(name, "soak", MEMORY, MEMORY, workload)
+    };
+    let specs = [
+        guest("slow", "verify --mb 128 --rate 8 --disk /dev/data --disk-mb 64"),
+        guest("fast", "verify --mb 96 --disk /dev/data --disk-mb 64"),
+        guest("frees", "verify --mb 128 --breathe 20"),
+    ];
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    lab.wait_for("the guests to work", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
+    })?;
+    let toll = soak(context, &lab, length)?;
+    let left = release(&lab)?;
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    drop(zram);
+    Ok(figures(context, &toll, left, bad_bytes))
+}
+
+fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<Toll, LabError> {
+    let (mut random, mut toll) = (Random::new(context.seed), Toll::default());
+    let own = own(lab)?;
+    let until = Instant::now() + length;
+    while Instant::now() < until {
+        let mut worker = WorkerProcess::start("soak")?;
+        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
+        let end = (Instant::now() + life).min(until);
+        while Instant::now() < end {
+            let resident = match random.between(0, 4) {
+                0 => None,
+                1 => Some(MEMORY),
+                _ => Some(Bytes(random.between(0, MEMORY.0))),
+            };
+            let scan_rate = (random.between(0, 2) > 0).then_some(RATE);
+            let freed = FreedOrder { is_lazy: random.between(0, 1) == 1, keep: None };
+            let wanted = Wanted { scan_rate, freed, resident, own: Some(own), ..Wanted::default() };
+            worker.order(lab, wanted)?;
+            for machine in lab.machines() {
+                if !machine.alive() {
+                    return Err(machine.death());
+                }
+                toll.longest_gap_ms = toll.longest_gap_ms.max(machine.reported("gap_ms"));
+            }
+            interrupt::sleep(Duration::from_millis(random.between(REST_MS.0, REST_MS.1)))?;
+        }
+        toll.count(&worker);
+        worker.kill()?;
+    }
+    Ok(toll)
+}
+
+/// What the QEMUs have beside their guests: the least of all, for one order is for all.
+fn own(lab: &Lab) -> Result<Bytes, LabError> {
+    let of = |pid| Overhead::measure(pid, &[MEMORY]).map(|overhead| overhead.own);
+    let all = lab.machines().iter().map(|machine| of(machine.process().pid));
+    let all: Vec<Bytes> = all.collect::<Result<_, _>>().map_err(std::io::Error::other)?;
+    Ok(all.into_iter().min().unwrap_or_default())
+}
+
+/// Has everything given back, and answers what of all QEMUs is in swap then.
+fn release(lab: &Lab) -> Result<Bytes, LabError> {
+    let mut worker = WorkerProcess::start("soak")?;
+    worker.order(lab, Wanted { resident: Some(MEMORY), ..Wanted::default() })?;
+    lab.wait_for("the last worker to know the guests", FILL_LIMIT, |_| {
+        let report = worker.report().unwrap_or_default();
+        let is_known = |vm: &overbook::worker::VmReport| vm.tracking.is_some();
+        Ok(report.vms.len() == lab.machines().len() && report.vms.values().all(is_known))
+    })?;
+    worker.order(lab, Wanted::default())?;
+    worker.end()?;
+    let out = |pid| Counters::of(pid).map(|counters| counters.swapped);
+    let all = lab.machines().iter().map(|machine| out(machine.process().pid));
+    Ok(all.sum::<Result<Bytes, _>>().map_err(std::io::Error::other)?)
+}
+
+impl Toll {
+    fn count(&mut self, worker: &WorkerProcess) {
+        self.kills += 1;
+        for vm in worker.report().unwrap_or_default().vms.values() {
+            if let Some(cold) = vm.cold {
+                self.paged_out = self.paged_out.plus(cold.value.paged_out);
+                self.returned = self.returned.plus(cold.value.returned);
+            }
+            let merged = vm.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.merged);
+            self.merged = self.merged.plus(merged);
+        }
+    }
+}
+
+fn figures(context: &Context, toll: &Toll, left: Bytes, bad_bytes: u64) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let mut add = |name: &str, value: f64, unit: &'static str, note: &str, target: Target| {
+        figures.add(name, Figure::new(value, unit, note).target(target));
+    };
+    let some = Target::AtLeast(1.0);
+    let note = "wrong bytes in memory and disks of the guests";
+    add("bad_bytes", bad_bytes as f64, "B", note, Target::Equals(0.0));
+    add("kills", toll.kills.into(), "count", "workers killed, each followed by the next", some);
+    let note = "paged out, as far as workers could say it before they were killed";
+    add("paged_out_mib", toll.paged_out.as_mib(), "MiB", note, some);
+    add("returned_mib", toll.returned.as_mib(), "MiB", "of it touched again, or read back", some);
+    add("merged_mib", toll.merged.as_mib(), "MiB", "shared with a slot of a pool meanwhile", some);
+    let note = "in swap after the release: QEMU's own memory, which nobody touches";
+    add("left_mib", left.as_mib(), "MiB", note, Target::AtMost(LEFT.as_mib()));
+    let note = "longest that a guest's work stood still";
+    figures.add("stall_ms_max", Figure::new(toll.longest_gap_ms, "ms", note));
+    figures
+}
