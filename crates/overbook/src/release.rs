@@ -87,6 +87,7 @@ pub type Unshared = (String, Result<Bytes, StillShares>);
 pub fn unshare(names: &BTreeMap<u32, String>) -> Vec<Unshared> {
     let pids: Vec<u32> = names.keys().copied().collect();
     let outcomes = worker::unshare(&pids).into_iter();
+    worker::read_back(&pids);
     outcomes.filter_map(|(pid, outcome)| Some((names.get(&pid)?.clone(), outcome))).collect()
 }
 

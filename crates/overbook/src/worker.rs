@@ -15,10 +15,11 @@
 //!
 //! **Parts.** [`Tracked`] is one VM: connection (`link`, `linked`), which granules (`granules`),
 //! how they are chosen and what their touches tell (`strategy`: `probes` in the product, `lru` for
-//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), what becomes of what
-//! the guest frees (`freed`), and what is paged out (`cold`). [`Dedup`] keeps identical pages of many once; [`unshare()`]
-//! gives them copies again where no worker runs. `process` drives many of them by orders;
-//! experiments drive one directly:
+//! comparison), what it takes from the VM (`cost`), what it holds (`holdings`), what becomes of
+//! what the guest frees (`freed`), and what is paged out (`cold`). [`Dedup`] keeps identical pages
+//! of many once. Where no worker runs, [`unshare()`] gives VMs copies of what they share, and
+//! [`read_back()`] what is paged out of them. `process` drives many of them by orders; experiments
+//! drive one directly:
 //!
 //! ```no_run
 //! use overbook::worker::{Mode, STEP, Settings, Tracked};
@@ -52,6 +53,7 @@ mod messages;
 mod mode;
 mod probes;
 mod process;
+mod read_back;
 mod sentinels;
 mod strategy;
 mod tables;
@@ -69,6 +71,7 @@ pub use link::LinkError;
 pub use messages::{Order, Orders, Report, VmReport};
 pub use mode::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 pub use process::run;
+pub use read_back::read_back;
 pub use sentinels::INTERVAL;
 pub use tracked::{STEP, State, Tracked};
 pub use unshare::{StillShares, unshare};

@@ -26,7 +26,7 @@ fn resident_mib(world: &mut World, name: &str) -> u64 {
 
 #[test]
 fn a_vm_begins_with_what_its_balloon_leaves_it_and_its_balloon_is_deflated() {
-    let mut world = world(ColdSpec::WhenNeeded, None).paged_vm("a", 200, 0);
+    let mut world = world(ColdSpec::WhenNeeded, Some(400)).paged_vm("a", 200, 0);
     let plan = world.second();
     let change = plan.vms[&"a".into()].change.clone().expect("a change");
     let model::Action::Resize { target, by, .. } = change.action;
@@ -109,7 +109,7 @@ fn what_is_out_counts_with_what_its_swap_takes() {
 
 #[test]
 fn where_it_is_switched_off_the_balloon_has_its_say_again() {
-    let mut world = world(ColdSpec::WhenNeeded, None).paged_vm("a", 200, 0);
+    let mut world = world(ColdSpec::WhenNeeded, Some(400)).paged_vm("a", 200, 0);
     world.seconds(3);
     world.spec.groups.get_mut(&"g".into()).expect("the group").cold = ColdSpec::Off;
     let plan = world.second();

@@ -34,6 +34,8 @@ pub(super) struct FakeShim {
     pub(super) tracks: u32,
     /// Whether it was told to hand over what the guest frees.
     pub(super) hands_over: bool,
+    /// How often it was asked to give everything back.
+    pub(super) releases: u32,
     /// The granules that it was asked to revoke, again and again.
     pub(super) asked: Vec<u32>,
     /// How it lies.
@@ -63,6 +65,7 @@ impl FakeShim {
             tracking: None,
             tracks: 0,
             hands_over: false,
+            releases: 0,
             asked: Vec::new(),
             lie: Box::new(|_, _| None),
             unanswered: Vec::new(),
@@ -182,6 +185,7 @@ impl FakeShim {
             }
             Request::Keep { runs } => Answer::Done { count: self.end_free(runs) },
             Request::Release => {
+                self.releases += 1;
                 self.give_back(None);
                 Answer::Done { count: 0 }
             }

@@ -1,0 +1,62 @@
+//! Brings back what is paged out of VMs, when no worker does it any more.
+
+use std::time::{Duration, Instant};
+
+use protocol::State;
+use sys::memory_of::Counters;
+
+use super::link::{Link, LinkError, News};
+
+/// How long it is waited for each VM: its shim reads as long as the host has memory for that.
+const PATIENCE: Duration = Duration::from_secs(120);
+const POLL: Duration = Duration::from_millis(5);
+
+/// Has the shims in these QEMU processes read what is paged out of their guests. Who has nothing
+/// out is not asked; what cannot be read stays in the host's swap, and comes back at a touch.
+pub fn read_back(pids: &[u32]) {
+    for &pid in pids {
+        let is_out = Counters::of(pid).is_ok_and(|counters| !counters.swapped.is_zero());
+        if is_out {
+            // A shim that does not answer, or has another worker, is no obstacle to the others.
+            let _ = of_shim(pid);
+        }
+    }
+}
+
+fn of_shim(pid: u32) -> Result<(), LinkError> {
+    let mut link = Link::connect(pid)?;
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        match link.poll()? {
+            Some(News::Welcome(State::Unsupported { .. }) | News::Released) => return Ok(()),
+            Some(News::Welcome(_)) => link.release()?,
+            _ => std::thread::sleep(POLL),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake_shim::FakeShim;
+    use super::*;
+
+    #[test]
+    fn a_shim_is_asked_to_read_and_is_waited_for() {
+        let mut shim = FakeShim::new(512);
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| of_shim(std::process::id()));
+            while !asked.is_finished() {
+                shim.serve();
+            }
+            assert!(asked.join().is_ok_and(|asked| asked.is_ok()));
+        });
+        assert_eq!(shim.releases, 1);
+    }
+
+    #[test]
+    fn a_process_without_a_shim_is_passed_over() {
+        assert!(of_shim(u32::MAX).is_err());
+        read_back(&[u32::MAX]);
+    }
+}
