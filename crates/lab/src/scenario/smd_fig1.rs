@@ -2,13 +2,13 @@
 //! systems, and how many times each is shared (SMD §2.1, §4.2, Figs. 1, 6, 7 and 9).
 //!
 //! Three web servers and three databases run, once all on one Debian, once on three releases.
-//! Overbook merges their pages, with a table of the code of these systems. Then each guest says what
-//! it has each page for ([`crate::census`]) and is paused, and all pages are read: two are identical
-//! by their contents, and shared by the frame behind them. Pages of zeros are left out.
+//! Overbook merges their pages, with a table of the code of these systems. Then each guest says
+//! what it has each page for ([`crate::census`]) and is paused, and all pages are read: two are
+//! identical by their contents, and shared by the frame behind them. Pages of zeros are left out.
 //!
 //! The paper's Figs. 6 and 7 are of speed where memory is short. What makes that is how much is
-//! shared, which is what counts here. All guests run one kernel, so that systems are compared by the
-//! pages of their programs.
+//! shared, which is what counts here. All guests run one kernel, so that systems are compared by
+//! the pages of their programs.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

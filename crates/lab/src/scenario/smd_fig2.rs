@@ -2,14 +2,14 @@
 //! between them (SMD §2.2, Figs. 2 to 4).
 //!
 //! A web server answers one request after the other on a CPU of its own, where `ksmd` runs as well;
-//! a database has the other CPU. At each of the paper's settings KSM works half a minute in all, with
-//! pauses; then all is unmerged. The time of an answer while it works is compared with that in the
-//! pauses before and after. What is shared is the kernel's count of the guests' pages at the end, to
-//! the most of all settings.
+//! a database has the other CPU. At each of the paper's settings KSM works half a minute in all,
+//! with pauses; then all is unmerged. The time of an answer while it works is compared with that in
+//! the pauses before and after. What is shared is the kernel's count of the guests' pages at the
+//! end, to the most of all settings.
 //!
-//! How many comparisons are in vain tells a model of KSM's trees over the guests' memory: it depends
-//! on how many passes were made, and not on how they were spread. How many of its looks at a page
-//! merged nothing, the kernel counts itself.
+//! How many comparisons are in vain tells a model of KSM's trees over the guests' memory. It
+//! depends on the passes, and not on how they were spread. How many of its looks at a page merged
+//! nothing, the kernel counts itself.
 
 use std::time::{Duration, Instant};
 
@@ -43,8 +43,8 @@ const START_LIMIT: Duration = Duration::from_secs(180);
 /// The web server's, and `ksmd`'s.
 const CPU: usize = 0;
 const WEB: usize = 0;
-/// Table 1, from the smallest batch on; its sleep is 30 ms. Then Table 2, from the longest sleep on;
-/// its batch is of 400 pages. One setting is in both.
+/// Table 1, from the smallest batch on; its sleep is 30 ms. Then Table 2, from the longest sleep
+/// on; its batch is of 400 pages. One setting is in both.
 const BATCHES: [u32; 5] = [100, 200, 400, 800, 1600];
 const USUAL_SLEEP_MS: u32 = 30;
 const SLEEPS_MS: [u32; 5] = [50, 40, 30, 20, 10];
