@@ -1,5 +1,5 @@
-//! Tables out of images that others' programs make: squashfs of `mksquashfs`, kernels that `lz4` has
-//! compressed, qcow2 of `qemu-img` with backing files. Each must be the table of what is in it.
+//! Tables out of images that others' programs make: squashfs of `mksquashfs`, kernels that `lz4`
+//! has compressed, qcow2 of `qemu-img` with backing files. Each must be the table of what is in it.
 //!
 //! The programs come from the distribution and are unpacked privately, as the lab's QEMU is.
 

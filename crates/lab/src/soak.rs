@@ -1,8 +1,8 @@
 //! Merging by workers that are killed: what a soak of it does to guests, and what is left of it.
 //!
-//! The group's worker (the real process) merges as fast as it can, and tracks. One order in eight is
-//! to unshare everything. After half a second to twenty it is killed, and the next one takes over.
-//! At the end all is unshared, and the kernel is asked what is left.
+//! The group's worker (the real process) merges as fast as it can, and tracks. One order in eight
+//! is to unshare everything. After half a second to twenty it is killed, and the next one takes
+//! over. At the end all is unshared, and the kernel is asked what is left.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! VMs whose memory the host pages out: what is known of them, and what goes ahead of need.
 //!
 //! **Problem.** Of a VM with a balloon only its guest says what it leaves unused and whether it
-//! suffers; some lie, and some have no swap and cannot give anything. **Idea.** Where the host pages
-//! out, it sees both itself: what was not touched for a minute, and what was paged out and is
-//! touched again ([`guest`]). So such a VM takes part in all policies as one with a perfect balloon,
-//! whose statistics are the host's own.
+//! suffers; some lie, and some have no swap and cannot give anything. **Idea.** Where the host
+//! pages out, it sees both itself: what was not touched for a minute, and what was paged out and is
+//! touched again ([`guest`]). So such a VM takes part in all policies as one with a perfect
+//! balloon, whose statistics are the host's own.
 //!
 //! **Ahead of need** ([`may_go`]): memory is paged out as long as what comes back of it in a minute
 //! stays below a share of the working set, the bound of Google's far memory (Lagar-Cavilla 2019

@@ -15,8 +15,8 @@
 //! **Leaves out.** Which granules, and when: the worker's. Pages that the kernel swaps out by
 //! itself: they are read when all is ([`read_all`]), and are not told of.
 //!
-//! **Cost**: 3 to 5 µs of CPU a page to page out into compressed memory, 1.7 to be read in bulk, 3.5
-//! at a touch.
+//! **Cost**: 3 to 5 µs of CPU a page to page out into compressed memory, 1.7 to be read in bulk,
+//! 3.5 at a touch.
 //!
 //! Source: Waldspurger 2002 §3 (ballooning against paging by the host); Wang 2016 §3.6.
 

@@ -11,10 +11,10 @@
 //!
 //! # Where a page is
 //!
-//! Each page of guest RAM is home, staged, out, aside, shared or freed. [`transitions`] has the table
-//! these states and of every step between them: who may take it, and how the page tables are asked
-//! afterwards whether it was taken. A model of two actors over two pages is run through every
-//! interleaving of them there. The rules below say what must hold around the steps.
+//! Each page of guest RAM is home, staged, out, aside, shared or freed. [`transitions`] has the
+//! table of these states and of every step between them: who may take it, and how the page tables
+//! are asked afterwards whether it was taken. A model of two actors over two pages is run through
+//! every interleaving of them there. The rules below say what must hold around the steps.
 //!
 //! # The rules that make staging safe
 //!

@@ -1,8 +1,9 @@
 //! The host's swap: where it is, and what memory it takes itself.
 //!
-//! A page that is swapped out takes a page of a disk, or, compressed, some memory: in a zram device,
-//! or in zswap before a disk. Who counts what a process occupies counts that as well. The kernel
-//! tells it of whole devices; what part of it is whose, their shares of what is swapped out tell.
+//! A page that is swapped out takes a page of a disk, or, compressed, some memory: in a zram
+//! device, or in zswap before a disk. Who counts what a process occupies counts that as well. The
+//! kernel tells it of whole devices; what part of it is whose, their shares of what is swapped out
+//! tell.
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,8 @@
 //!
 //! The enemy of every LRU: each page is touched once per sweep and then not for a whole sweep, so a
 //! memory that is a little too small misses always. With `--period` a sweep begins every so many
-//! seconds and the guest idles in between; the gauge `step_us` says how long the last one took; `--rate` is the pace in pages per second.
+//! seconds and the guest idles in between; the gauge `step_us` says how long the last one took;
+//! `--rate` is the pace in pages per second.
 
 use std::hint::black_box;
 use std::time::Duration;

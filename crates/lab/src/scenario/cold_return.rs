@@ -1,12 +1,12 @@
 //! `cold-return`: a VM wakes up of which 256 MiB are out: how long until it has touched all of that
 //! once, and runs as fast as ever.
 //!
-//! A guest comes by all of its 256 MiB, in an order in which no two pages that follow each other are
-//! neighbours, then rests, again and again. While it rests, that memory goes: paged out by a group's
-//! worker to compressed memory; paged out there by the kernel's own reclaim, whose limit on QEMU's
-//! memory cgroup is lowered and lifted; to the guest's own swap, on a disk of 3,000 operations per
-//! second and on one as fast as QEMU is, by its balloon, which is deflated before the guest wakes.
-//! The guest's program times its sweeps itself.
+//! A guest comes by all of its 256 MiB, in an order in which no two pages that follow each other
+//! are neighbours, then rests, again and again. While it rests, that memory goes: paged out by a
+//! group's worker to compressed memory; paged out there by the kernel's own reclaim, whose limit on
+//! QEMU's memory cgroup is lowered and lifted; to the guest's own swap, on a disk of 3,000
+//! operations per second and on one as fast as QEMU is, by its balloon, which is deflated before
+//! the guest wakes. The guest's program times its sweeps itself.
 
 use std::time::{Duration, Instant};
 

@@ -4,8 +4,8 @@
 //! Two guests verify their memory, and a disk that QEMU reads past the host's page cache; one works
 //! at a slow pace, so that most of it can go, and one as fast as it can; a third frees memory and
 //! takes it back. A group's worker (the real process) is told every second or so how much each may
-//! have in memory, from next to nothing to all, to merge or to unshare; after half a second to twenty
-//! it is killed, and the next one takes over. In the end the last one releases everything.
+//! have in memory, from next to nothing to all, to merge or to unshare; after half a second to
+//! twenty it is killed, and the next one takes over. In the end the last one releases everything.
 //!
 //! What the shim does to memory that the strangest of workers pages out, also under KVM, is
 //! `shim-stress`'s.

@@ -2,14 +2,15 @@
 //! kernel KSM saves of the same guests.
 //!
 //! Four guests run a web server, a database, a compiler and a shell of one Debian. What is saved is
-//! counted as in `dedup-vs-ksm`: by how much the QEMUs' anonymous memory falls, the pool subtracted.
+//! counted as in `dedup-vs-ksm`: by how much the QEMUs' anonymous memory falls, the pool
+//! subtracted.
 //!
 //! **Guests that work.** Their memory goes up and down as they compile and check. So they work at a
 //! steady pace, which is far from all that they can; merging begins when each has checked its
 //! programs twice, so that its page cache has what it will have. Memory is the mean of all looks in
-//! [`WINDOW`], in which each guest does all that it does. Each way is taken twice, with fresh guests
-//! each time, ours first and last. A course without merging says how far the guests' memory drifts
-//! by itself.
+//! [`WINDOW`], in which each guest does all that it does. Each way is taken twice, with fresh
+//! guests each time, ours first and last. A course without merging says how far the guests' memory
+//! drifts by itself.
 
 use std::time::{Duration, Instant};
 

@@ -178,7 +178,8 @@ impl Workers {
         is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
     }
 
-    /// Carries out a decision on how much of a VM is in memory; its worker is told in the next tick.
+    /// Carries out a decision on how much of a VM is in memory; its worker is told in the next
+    /// tick.
     pub(super) fn act(&mut self, action: &Action) {
         if let Action::Resize { vm, incarnation, target, by: Means::Paging } = action {
             self.resident.insert(vm.clone(), (*incarnation, *target));
