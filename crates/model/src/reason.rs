@@ -405,7 +405,7 @@ pub enum Reason {
         needed: Millis,
     },
     /// An earlier change is still being carried out.
-    #[error("its balloon is on its way to {target}, or its statistics do not show it yet")]
+    #[error("its memory is on its way to {target}, or its statistics do not show it yet")]
     InFlight {
         /// Where it is going.
         target: Bytes,

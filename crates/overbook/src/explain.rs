@@ -45,6 +45,9 @@ pub fn explain(tick: &Published, vm: &VmName, last: Option<&LastChange>) -> Stri
 
 fn situation(tick: &Published, vm: &VmName, view: &VmView) -> String {
     let has = match view.balloon {
+        _ if view.cold.is_some() => {
+            format!("may use all of the {} that it was started with, and is paged", view.ram)
+        }
         Some(balloon) if balloon.value < view.ram => {
             format!("may use {} of the {} that it was started with", balloon.value, view.ram)
         }
@@ -91,8 +94,10 @@ fn limits(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     let written =
         format!("min {}, base {} (guaranteed), max {}", limits.min, limits.base, limits.max);
     let mut lines = vec![("Limits", written)];
-    if let Some(balloon) = view.balloon {
-        let (has, base) = (balloon.value, limits.base);
+    let target = tick.plan.vms.get(vm).and_then(|decision| decision.target);
+    let has = target.filter(|_| view.cold.is_some());
+    if let Some(has) = has.or(view.balloon.map(|balloon| balloon.value)) {
+        let base = limits.base;
         lines.push((
             "Of its base",
             match has.cmp(&base) {

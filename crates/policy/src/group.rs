@@ -80,7 +80,9 @@ impl<'a> Group<'a> {
     fn withdraw_from_the_stuck(&mut self, rules: Rules, now: Time) {
         for member in &mut self.members {
             let is_known = member.memory.stuck.is_some_and(|stuck| now < stuck.retry_at);
-            if !rules.has(Rule::Uncooperative) || is_known || !member.memory.is_stuck(now) {
+            // Where the host's swap takes no more, the worker says so.
+            let follows = member.is_paged || !member.memory.is_stuck(now);
+            if !rules.has(Rule::Uncooperative) || is_known || follows {
                 continue;
             }
             let wanted = member.target;

@@ -82,13 +82,41 @@ fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
 }
 
 #[test]
+fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
+    let (mut workers, mut spec, vm) = world(|_| {});
+    workers.shims.assume(7);
+    web(&mut spec).cold = ColdSpec::WhenNeeded;
+    let name: VmName = "web-1".into();
+    let resident = |workers: &Workers, spec: &Spec| {
+        let (order, limits) = workers.order_of(spec, &name, &vm);
+        (order.unwrap().1.resident, limits.contains_key(&Mechanism::Cold))
+    };
+    workers.why_not_paged = Some(None);
+    assert_eq!(resident(&workers, &spec), (Some(vm.ram), false), "nothing was decided yet");
+    let decide = |workers: &mut Workers, incarnation, by| {
+        let (vm, target) = (name.clone(), Bytes::mib(100));
+        workers.act(&Action::Resize { vm, incarnation, target, by });
+    };
+    decide(&mut workers, 7, Means::Balloon);
+    decide(&mut workers, 6, Means::Paging);
+    assert_eq!(resident(&workers, &spec), (Some(vm.ram), false), "of an earlier life");
+    decide(&mut workers, 7, Means::Paging);
+    assert_eq!(resident(&workers, &spec), (Some(Bytes::mib(100)), false));
+    workers.why_not_paged = Some(Some("an old kernel".to_owned()));
+    assert_eq!(resident(&workers, &spec), (None, true));
+    workers.why_not_paged = Some(None);
+    web(&mut spec).tracking = TrackingBudget::Off;
+    assert_eq!(resident(&workers, &spec).0, None, "nobody knows what it does not touch");
+}
+
+#[test]
 fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
     let (mut workers, mut spec, vm) = world(|_| {});
     workers.shims.assume(7);
     web(&mut spec).tracking = TrackingBudget::Off;
     let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
     assert_eq!(order.unwrap().1.budget, TrackingBudget::Off);
-    let off = [&Mechanism::Tracking, &Mechanism::FreePages];
+    let off = [&Mechanism::Tracking, &Mechanism::FreePages, &Mechanism::Cold];
     assert_eq!(limits.keys().collect::<Vec<_>>(), off);
 }
 
