@@ -91,7 +91,7 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
     make_tree(&directory.join("root"));
     let plain = request(&directory.join("root"));
     let code = |request: &Request| built(&Request { all_pages: false, ..request.clone() }).0;
-    let (all, _) = built(&plain);
+    let (all, code_of_all) = (built(&plain).0, code(&plain));
     for options in [
         &["-comp", "gzip"][..],
         &["-comp", "gzip", "-b", "4096"],
@@ -106,12 +106,12 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
         let image = request(&directory.join("image"));
         let (table, found) = built(&image);
         assert!(table == all, "{options:?}: {found:?}");
-        assert!(code(&image) == code(&plain), "{options:?}");
+        assert!(code(&image) == code_of_all, "{options:?}");
 
         // Damage is an error, or files that are left out, and never what ends the program.
         let whole = fs::read(&image.sources[0]).unwrap();
         let mut random = fastrand::Rng::with_seed(7);
-        for _ in 0..10 {
+        for _ in 0..3 {
             let mut bytes = whole.clone();
             // The tables are at the end.
             let from = whole.len() - whole.len() / 10;
