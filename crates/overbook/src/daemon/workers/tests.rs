@@ -1,6 +1,6 @@
 //! What a VM's worker is told, what of it is shown, and what its guest may claim.
 
-use model::{Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tracking};
+use model::{ColdSpec, Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tracking};
 
 use super::*;
 use crate::fixture;
