@@ -37,6 +37,7 @@ http {
     sendfile on;
     tcp_nopush on;
     keepalive_requests 1000000000;
+    keepalive_time 1000d;
     server { listen 127.0.0.1:8080; root /tmp/site; }
 }
 ";
