@@ -74,6 +74,7 @@ pub mod remote_swap;
 pub mod report;
 pub mod scenario;
 pub mod slab;
+pub mod slow_disk;
 pub mod smd;
 pub mod soak;
 pub mod sources;

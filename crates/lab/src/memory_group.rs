@@ -55,6 +55,14 @@ impl MemoryGroup {
         &self.dir
     }
 
+    /// Has this process in it: what it takes from now on counts here.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
+        Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
+    }
+
     /// Lets it have no more than this; what it has above is reclaimed before this returns, as far
     /// as that goes.
     ///

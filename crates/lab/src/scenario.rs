@@ -51,6 +51,7 @@ mod readings;
 mod shim_idle;
 mod shim_stress;
 mod smd_fig1;
+mod smd_fig10;
 mod smd_fig12;
 mod smd_fig2;
 mod smd_saved;
@@ -180,6 +181,7 @@ pub const SCENARIOS: &[Scenario] = &[
     pool_idle::SCENARIO,
     smd_fig1::SCENARIO,
     smd_fig2::SCENARIO,
+    smd_fig10::SCENARIO,
     smd_fig12::SCENARIO,
     smd_saved::SCENARIO,
     smd_soak::SCENARIO,

@@ -1,0 +1,303 @@
+//! `smd-fig10`: whether a web server answers as fast beside seven other VMs as alone, where memory
+//! is short and identical pages are kept once (SMD §4.3, Fig. 10).
+//!
+//! All run one Debian: a web server with a steady load far from all that it can, and up to seven
+//! others that do little but go through their programs every 15 seconds. The web server has a CPU of
+//! its own; the others have another one, with the worker or `ksmd`, which both look at 10 pages in a
+//! millisecond. So what can move its response time is memory. A response is timed within the guest;
+//! what counts is the median over the seconds of a window of each second's mean, in which a request
+//! that waits for swap has its part.
+//!
+//! **Memory.** All QEMUs and the worker are in one memory cgroup, so the pool's pages count there,
+//! too: who writes them first is the worker. First all have as much as they want. *Small* is what
+//! they took then with the table, a quarter of what it saved, and [`BESIDE`]: merged, they fit, and
+//! without merging they swap. KSM's own bookkeeping and the pages that it keeps count as they do on
+//! any host: the pages for whoever had them, its lists for nobody. Swap is a file on the host's
+//! disk, which all of them together read as fast as a disk of [`READS_PER_S`].
+//!
+//! **Left out**: other operating systems in each VM, as in the paper's Fig. 6; CMD, which needs
+//! hardware; the run time of a build (Fig. 11), which takes longer than a window.
+
+use std::time::Duration;
+
+use model::{Bytes, PagesPerMs, TrackingBudget};
+use overbook::worker::FreedOrder;
+
+use super::dedup_vs_ksm::anonymous_mib;
+use super::{Context, Scenario};
+use crate::chart::{Chart, Line};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::meb::progress::{self, Lines};
+use crate::memory_group::MemoryGroup;
+use crate::pinning::{self, Pinned};
+use crate::recording::median;
+use crate::slow_disk::SlowDisk;
+use crate::smd::{Guest, Programs};
+use crate::swap_file::SwapFile;
+use crate::worker_process::{Wanted, WorkerProcess};
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "smd-fig10",
+    summary: "a web server's response time beside 1 to 8 VMs where memory is short: merged, known before, and not",
+    run,
+};
+
+const WEB: Guest = Guest { name: "web", mb: 192, workload: "nginx --mb 32 --rate 50 --check-s 0" };
+const OTHERS: [Guest; 7] = [
+    Guest { name: "other-1", mb: 320, workload: "gcc --rate 0.05 --check-s 15" },
+    Guest { name: "other-2", mb: 192, workload: "nginx --mb 8 --rate 2 --check-s 15" },
+    Guest { name: "other-3", mb: 192, workload: "redis --mb 8 --rate 2 --check-s 15" },
+    Guest { name: "other-4", mb: 320, workload: "gcc --rate 0.05 --check-s 15" },
+    Guest { name: "other-5", mb: 160, workload: "shell --rate 0.1 --check-s 15" },
+    Guest { name: "other-6", mb: 320, workload: "gcc --rate 0.05 --check-s 15" },
+    Guest { name: "other-7", mb: 192, workload: "nginx --mb 8 --rate 2 --check-s 15" },
+];
+/// Of the web server, and of all others.
+const CPUS: [usize; 2] = [0, 1];
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+const ALL: usize = COUNTS[COUNTS.len() - 1];
+const WAYS: [(&str, Way); 4] = [
+    ("none", Way::Nothing),
+    ("static", Way::Static),
+    ("dynamic", Way::Dynamic),
+    ("ksm", Way::Kernel),
+];
+/// Pages in a millisecond.
+const RATE: u32 = 10;
+const SWAP: Bytes = Bytes::mib(2048);
+/// What a disk of the cheaper kind answers.
+const READS_PER_S: u32 = 1_000;
+/// What the group takes beside what is compared: page tables and other objects of the kernel, and
+/// files.
+const BESIDE: f64 = 64.0;
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// With all VMs: long enough for each to go through its programs once, if it has them in memory.
+const FIRST_CHECK: Duration = Duration::from_secs(22);
+const SETTLE: Duration = Duration::from_secs(2);
+/// In which responses are timed; longer with one VM and with all.
+const WINDOW: Duration = Duration::from_secs(6);
+const LONG_WINDOW: Duration = Duration::from_secs(18);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Nothing,
+    Static,
+    Dynamic,
+    Kernel,
+}
+
+/// Merging under way.
+enum At {
+    Nothing,
+    Ours(WorkerProcess),
+    #[expect(dead_code, reason = "they work until they are dropped")]
+    Kernel(Ksm, Pinned),
+}
+
+/// What was seen with so many VMs.
+#[derive(Clone, Copy)]
+struct Stage {
+    vms: usize,
+    /// The median over the seconds, and the mean over all requests.
+    response_us: f64,
+    mean_us: f64,
+    /// Of a hundred requests, so many times the web server's QEMU waited for swap.
+    faults: f64,
+    /// What all VMs have in memory, the pool among it.
+    taken_mib: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let programs = Programs::provide(context)?;
+    context.make_dir()?;
+    let _swap = SwapFile::new(&context.dir, SWAP)?;
+    let course = |name: &str, way: Way, limit: Option<Bytes>| {
+        context.say(&format!("{name} ..."));
+        course(context, &programs, way, limit)
+    };
+    let large =
+        [course("none, large", Way::Nothing, None)?, course("static, large", Way::Static, None)?];
+    let [wanted, merged] = [&large[0], &large[1]].map(|stages| last(stages).taken_mib);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some MiB")]
+    let small = Bytes::mib((merged + (wanted - merged) / 4.0 + BESIDE) as u64);
+    let mut courses = Vec::new();
+    for (name, way) in WAYS {
+        courses.push((name, course(&format!("{name}, {small}"), way, Some(small))?));
+    }
+    let mut figures = context.figures(SCENARIO.name, 1);
+    for (name, stages) in &courses {
+        let (name, target) = match *name {
+            "static" => ("response_slope".to_owned(), Some(Target::AtMost(0.03))),
+            other => (format!("response_slope_{other}"), None),
+        };
+        let note = format!("longer with {ALL} VMs than with one: {}", in_words(stages));
+        let figure = Figure { target, ..Figure::new(slope(stages), "ratio", note) };
+        figures.add(&name, figure.paper("SMD: almost the same; KSM: grows"));
+    }
+    let note = format!(
+        "{ALL} VMs with static to none, where memory is large; none {}; static {}",
+        in_words(&large[0]),
+        in_words(&large[1])
+    );
+    let ratio = last(&large[1]).response_us / last(&large[0]).response_us;
+    figures.add("response_static_large", Figure::new(ratio, "ratio", note));
+    let note = format!("what all may have; {ALL} VMs want {wanted:.0}, merged {merged:.0}");
+    figures.add("small_mib", Figure::new(small.as_mib(), "MiB", note));
+    page(&courses).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn course(
+    context: &Context,
+    programs: &Programs,
+    way: Way,
+    limit: Option<Bytes>,
+) -> Result<Vec<Stage>, LabError> {
+    let group = MemoryGroup::new("smd-fig10")?;
+    let disk = SlowDisk::new("smd-fig10", &context.dir, READS_PER_S)?;
+    if let Some(limit) = limit {
+        group.set_limit(limit)?;
+    }
+    let spec = |(place, guest): (usize, &Guest)| MachineSpec {
+        seed: context.seed + place as u64,
+        shim: matches!(way, Way::Static | Way::Dynamic),
+        cgroup: Some(group.dir().to_owned()),
+        cpus: vec![CPUS[usize::from(place > 0)]],
+        ..programs.machine(guest)
+    };
+    let specs: Vec<MachineSpec> =
+        std::iter::once(&WEB).chain(&OTHERS).enumerate().map(spec).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
+    let mut at = At::begin(way, programs, &lab, &group)?;
+    if let At::Ours(worker) = &at {
+        disk.take_in(worker.identity().pid)?;
+    }
+    let mut stages = Vec::new();
+    for count in COUNTS {
+        let more = &specs[lab.machines().len()..count];
+        lab.add(&context.provisions, more)?;
+        at.meet(&lab)?;
+        for pid in lab.pids() {
+            disk.take_in(pid)?;
+        }
+        progress::wait_until_working(&lab, START_LIMIT)?;
+        interrupt::sleep(if count == ALL { FIRST_CHECK } else { SETTLE })?;
+        let is_end = count == COUNTS[0] || count == ALL;
+        let stage = at.look(&lab, if is_end { LONG_WINDOW } else { WINDOW })?;
+        context.say(&format!("  {}, {:.0} MiB", in_words(&[stage]), stage.taken_mib));
+        stages.push(stage);
+    }
+    // Before the merging ends, which would give all their pages back.
+    lab.stop()?;
+    Ok(stages)
+}
+
+impl At {
+    fn begin(
+        way: Way,
+        programs: &Programs,
+        lab: &Lab,
+        group: &MemoryGroup,
+    ) -> Result<Self, LabError> {
+        let cpu = CPUS[1];
+        Ok(match way {
+            Way::Nothing => Self::Nothing,
+            Way::Kernel => {
+                let pinned = Pinned::to(cpu, Ksm::thread()?)?;
+                Self::Kernel(Ksm::start(ksm::pages_per_ms(RATE))?, pinned)
+            }
+            Way::Static | Way::Dynamic => {
+                let worker = pinning::on_cpu(cpu, || WorkerProcess::start("code"))?;
+                group.take_in(worker.identity().pid)?;
+                let is_static = way == Way::Static;
+                Self::Ours(if is_static {
+                    worker.knowing(&programs.write_table(lab)?)
+                } else {
+                    worker
+                })
+            }
+        })
+    }
+
+    /// More guests have come.
+    fn meet(&mut self, lab: &Lab) -> Result<(), LabError> {
+        let Self::Ours(worker) = self else { return Ok(()) };
+        let (tracking, scan_rate) = (TrackingBudget::Off, Some(PagesPerMs(RATE)));
+        worker.order(lab, Wanted { tracking, scan_rate, freed: FreedOrder::default() })
+    }
+
+    fn look(&self, lab: &Lab, window: Duration) -> Result<Stage, LabError> {
+        let web = lab.machine(WEB.name)?.process().pid;
+        let before = major_faults(web);
+        let mut lines = Lines::of(lab);
+        lines.look_for(lab, window)?;
+        let faults = major_faults(web) - before;
+        // The first is from before.
+        let seconds = lines.guest(0).get(1..).unwrap_or_default();
+        let means = seconds.iter().filter_map(|line| line.number("mean_us"));
+        let done = match lines.guest(0) {
+            [first, .., last] => last.ops - first.ops,
+            _ => f64::NAN,
+        };
+        let waited = lines.guest(0).windows(2).filter_map(|pair| {
+            let [before, line] = pair else { return None };
+            Some((line.ops - before.ops) * line.number("mean_us")?)
+        });
+        let pool = match self {
+            Self::Ours(worker) => worker.report().unwrap_or_default().pool.as_mib(),
+            Self::Kernel(..) | Self::Nothing => 0.0,
+        };
+        Ok(Stage {
+            vms: lab.machines().len(),
+            response_us: median(means),
+            mean_us: waited.sum::<f64>() / done,
+            faults: 100.0 * faults / done,
+            taken_mib: anonymous_mib(&lab.pids())? + pool,
+        })
+    }
+}
+
+/// How often a process has waited for a page from disk.
+fn major_faults(pid: u32) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may hold anything: `state` is the third field, `majflt` the twelfth.
+    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
+    fields.split(' ').nth(9).and_then(|number| number.parse().ok()).unwrap_or(f64::NAN)
+}
+
+fn last(stages: &[Stage]) -> Stage {
+    stages[stages.len() - 1]
+}
+
+fn slope(stages: &[Stage]) -> f64 {
+    last(stages).response_us / stages[0].response_us - 1.0
+}
+
+fn in_words(stages: &[Stage]) -> String {
+    let word = |stage: &Stage| {
+        let Stage { vms, response_us, mean_us, faults, .. } = stage;
+        let [median, mean] = [response_us, mean_us].map(|us| us / 1000.0);
+        format!("{vms}: {median:.2} ms, mean {mean:.2}, {faults:.1} faults")
+    };
+    stages.iter().map(word).collect::<Vec<_>>().join("; ")
+}
+
+fn page(courses: &[(&str, Vec<Stage>)]) -> Page {
+    let points = |stages: &[Stage]| {
+        stages.iter().map(|stage| (stage.vms as f64, stage.response_us / 1000.0)).collect()
+    };
+    let line = |(name, stages): &(&str, Vec<Stage>)| Line {
+        name: (*name).to_owned(),
+        points: points(stages),
+    };
+    let lines = courses.iter().map(line).collect();
+    let chart = Chart { unit: "ms", across: "VMs", is_log: false, lines, marks: Vec::new() };
+    let mut page = Page::default();
+    page.add("Response time of the web server where memory is short", chart);
+    page
+}

@@ -1,0 +1,86 @@
+//! A cgroup whose processes read a disk of the host no faster than a slower one could be read: what
+//! the host swaps in then takes as long as on such a disk.
+//!
+//! What is written is not slowed down, for the kernel writes to swap in whoever's name reclaims.
+//! Dropping it removes the cgroup; whoever is in it must have ended by then. **Left out**: cgroup
+//! v2, where the memory's cgroup would have to be the same one.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::lab::LabError;
+
+const ROOT: &str = "/sys/fs/cgroup/blkio";
+/// How long the kernel may take to let go of a group whose processes have ended.
+const REMOVAL: Duration = Duration::from_secs(5);
+
+/// Such a cgroup.
+#[derive(Debug)]
+pub struct SlowDisk {
+    dir: PathBuf,
+}
+
+impl SlowDisk {
+    /// Of the disk on which this file or directory is, with so many reads per second for all in it
+    /// together.
+    ///
+    /// # Errors
+    /// When this is not root, or the host has no such cgroups, or the file is on no disk.
+    pub fn new(name: &str, on: &Path, reads_per_s: u32) -> Result<Self, LabError> {
+        let group = Self {
+            dir: Path::new(ROOT).join(format!("overbook-lab-{name}-{}", std::process::id())),
+        };
+        let rule = format!("{} {reads_per_s}", whole_disk(on)?);
+        fs::create_dir(&group.dir)?;
+        fs::write(group.dir.join("blkio.throttle.read_iops_device"), rule)?;
+        Ok(group)
+    }
+
+    /// Has this process in it.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn take_in(&self, pid: u32) -> Result<(), LabError> {
+        Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
+    }
+}
+
+impl Drop for SlowDisk {
+    fn drop(&mut self) {
+        let until = Instant::now() + REMOVAL;
+        while fs::remove_dir(&self.dir).is_err() && self.dir.exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// `major:minor` of the disk, not of its partition.
+fn whole_disk(path: &Path) -> io::Result<String> {
+    let device = path.metadata()?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let known = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    let is_partition = known.join("partition").exists();
+    let disk = if is_partition { fs::canonicalize(&known)?.join("..") } else { known };
+    Ok(fs::read_to_string(disk.join("dev"))?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_gone_when_dropped() {
+        let group = match SlowDisk::new("test", &std::env::temp_dir(), 1000) {
+            Ok(group) => group,
+            Err(error) => return eprintln!("SKIPPED: no disk can be slowed down here: {error}"),
+        };
+        let dir = group.dir.clone();
+        let rule = fs::read_to_string(dir.join("blkio.throttle.read_iops_device")).unwrap();
+        assert!(rule.trim().ends_with(" 1000"), "{rule}");
+        drop(group);
+        assert!(!dir.exists());
+    }
+}
