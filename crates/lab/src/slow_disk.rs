@@ -34,6 +34,11 @@ impl SlowDisk {
             dir: Path::new(ROOT).join(format!("overbook-lab-{name}-{}", std::process::id())),
         };
         let rule = format!("{} {reads_per_s}", whole_disk(on)?);
+        if !Path::new(ROOT).exists() {
+            return Err(
+                io::Error::other(format!("no cgroups for disks at {ROOT} (version 1)")).into()
+            );
+        }
         fs::create_dir(&group.dir)?;
         fs::write(group.dir.join("blkio.throttle.read_iops_device"), rule)?;
         Ok(group)
