@@ -21,7 +21,6 @@
 use std::time::Duration;
 
 use model::{Bytes, PagesPerMs, TrackingBudget};
-use overbook::worker::FreedOrder;
 
 use super::dedup_vs_ksm::anonymous_mib;
 use super::{Context, Scenario};
@@ -228,7 +227,7 @@ impl At {
     fn meet(&mut self, lab: &Lab) -> Result<(), LabError> {
         let Self::Ours(worker) = self else { return Ok(()) };
         let (tracking, scan_rate) = (TrackingBudget::Off, Some(PagesPerMs(RATE)));
-        worker.order(lab, Wanted { tracking, scan_rate, freed: FreedOrder::default() })
+        worker.order(lab, Wanted { tracking, scan_rate, ..Wanted::default() })
     }
 
     fn look(&self, lab: &Lab, window: Duration) -> Result<Stage, LabError> {
