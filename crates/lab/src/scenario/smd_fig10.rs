@@ -2,11 +2,11 @@
 //! is short and identical pages are kept once (SMD §4.3, Fig. 10).
 //!
 //! All run one Debian: a web server with a steady load far from all that it can, and up to seven
-//! others that do little but go through their programs every 15 seconds. The web server has a CPU of
-//! its own; the others have another one, with the worker or `ksmd`, which both look at 10 pages in a
-//! millisecond. So what can move its response time is memory. A response is timed within the guest;
-//! what counts is the median over the seconds of a window of each second's mean, in which a request
-//! that waits for swap has its part.
+//! others that do little but go through their programs every 15 seconds. The web server has a CPU
+//! of its own; the others have another one, with the worker or `ksmd`, which both look at 10 pages
+//! in a millisecond. So what can move its response time is memory. A response is timed within the
+//! guest; what counts is the median over the seconds of a window of each second's mean, in which a
+//! request that waits for swap has its part.
 //!
 //! **Memory.** All QEMUs and the worker are in one memory cgroup, so the pool's pages count there,
 //! too: who writes them first is the worker. First all have as much as they want. *Small* is what
