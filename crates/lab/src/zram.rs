@@ -7,7 +7,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::Bytes;
 use sys::process::Spawn;
@@ -18,6 +18,8 @@ use crate::lab::LabError;
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long it may take to bring everything back.
 const OFF: Duration = Duration::from_secs(120);
+/// How long it may be open elsewhere.
+const REMOVAL: Duration = Duration::from_secs(5);
 /// Before all other swap.
 const PRIORITY: &str = "1000";
 
@@ -72,7 +74,12 @@ impl Drop for Zram {
     fn drop(&mut self) {
         let off = Spawn::new("swapoff").arg(self.path()).stderr(std::process::Stdio::null());
         let _ = off.spawn().and_then(|mut child| child.wait_for(OFF));
-        let _ = fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());
+        let remove = || fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());
+        // Whoever looks at new disks may still have it open.
+        let until = Instant::now() + REMOVAL;
+        while remove().is_err() && self.sys().exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 }
 
