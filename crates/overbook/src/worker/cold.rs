@@ -27,6 +27,7 @@ use model::cold::UNTOUCHED_FOR;
 use model::{Bytes, Cold as Reading, Reading as At, Time};
 use sys::clock::boot_now;
 use sys::meminfo::MemInfo;
+use sys::memory_of::Counters;
 
 use super::granules::Granules;
 use super::holdings::Holdings;
@@ -198,9 +199,10 @@ impl Cold {
         (rests && self.target.is_some()).then_some("the host has no swap, or it is full")
     }
 
-    /// Whether anything is out, as far as that is known.
+    /// Whether anything is out: also what a worker before this one has paged out.
     pub(super) fn has_out(&self) -> bool {
-        self.out_count > 0
+        let is_swapped = || Counters::of(self.pid).is_ok_and(|now| !now.swapped.is_zero());
+        self.out_count > 0 || is_swapped()
     }
 
     /// Whether more is to be paged out, or read, than one step's.
