@@ -5,20 +5,10 @@
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage};
-use sys::process::{Identity, Signal};
 
 /// Of the 70 MiB that the guest frees at a time: its kernel reports them in parts, every two
 /// seconds.
 const ENOUGH: Bytes = Bytes::mib(30);
-
-/// Changes the configuration, and has it read.
-fn configure(stage: &Stage, from: &str, to: &str) {
-    let before = std::fs::read_to_string(stage.config()).unwrap();
-    let after = before.replace(from, to);
-    assert_ne!(before, after, "{from} is not in it");
-    std::fs::write(stage.config(), after).unwrap();
-    stage.hang_up();
-}
 
 fn free_pages(stage: &Stage, field: &str) -> Bytes {
     Bytes(stage.vm("guest")["free_pages"][field].as_u64().unwrap_or(0))
@@ -31,11 +21,6 @@ fn resident(stage: &Stage) -> Bytes {
     Bytes::kib(line.trim().trim_end_matches(" kB").parse().unwrap())
 }
 
-fn worker(stage: &Stage) -> Option<u32> {
-    let page = stage.json(&["group", "shop"]);
-    page["worker"]["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
-}
-
 #[test]
 fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() {
     let guest = MachineSpec {
@@ -46,8 +31,10 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
     fleet::wait_until_working(&stage.lab).unwrap();
     assert!(stage.vm("guest")["unsupported"]["free_pages"].as_str().unwrap().contains("\"off\""));
     // Tracking would hold some of it aside.
-    configure(&stage, "tracking = \"1 %\"", "tracking = \"off\"");
-    configure(&stage, "free_pages = \"off\"", "free_pages = \"lazy\"");
+    stage.configure(&[
+        ("tracking = \"1 %\"", "tracking = \"off\""),
+        ("free_pages = \"off\"", "free_pages = \"lazy\""),
+    ]);
 
     stage.until("the guest's freed memory stays with it", |stage| {
         free_pages(stage, "lazy_bytes") > ENOUGH
@@ -60,12 +47,10 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
     assert!(stage.says(&["explain", "guest"]).contains("it may have it back, for nobody needs it"));
 
     // What was handed over is known to the next worker, too.
-    let killed = worker(&stage).unwrap();
-    Identity::of(killed).unwrap().signal(Signal::KILL).unwrap();
-    stage.until("there is a new worker", |stage| worker(stage).is_some_and(|pid| pid != killed));
+    stage.kill_worker("shop");
     stage.until("it knows of what was freed", |stage| free_pages(stage, "freed_bytes") > ENOUGH);
 
-    configure(&stage, "[host]", "[host]\nreserve = \"900GiB\"");
+    stage.configure(&[("[host]", "[host]\nreserve = \"900GiB\"")]);
     stage.until("it is said why it is taken", |stage| {
         let why = "is taken: without what VMs have freed the host has";
         stage.says(&["explain", "guest"]).contains(why)

@@ -6,20 +6,11 @@
 use lab::MachineSpec;
 use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
-use serde_json::Value;
 use sys::process::{Identity, Signal};
 
 /// Of group `cafe`: in good order, with more memory than it needs.
 fn content(name: &str) -> MachineSpec {
     MachineSpec { group: "cafe".to_owned(), shim: true, ..idle(name) }
-}
-
-/// Changes the configuration, and has it read.
-fn configure(stage: &Stage, from: &str, to: &str) {
-    let before = std::fs::read_to_string(stage.config()).unwrap();
-    assert!(before.contains(from), "{before}");
-    std::fs::write(stage.config(), before.replace(from, to)).unwrap();
-    stage.hang_up();
 }
 
 fn lent(stage: &Stage) -> u64 {
@@ -28,8 +19,7 @@ fn lent(stage: &Stage) -> u64 {
 
 /// The worker of `cafe`, and the name of the cgroup that it is in.
 fn worker(stage: &Stage) -> Option<(Identity, String)> {
-    let page: Value = stage.json(&["group", "cafe"]);
-    let worker = Identity::of(u32::try_from(page["worker"]["pid"].as_u64()?).unwrap())?;
+    let worker = stage.worker("cafe")?;
     let cgroup = sys::cgroup::of_process(worker.pid).ok()??;
     Some((worker, cgroup.file_name().unwrap_or_default().to_string_lossy().into_owned()))
 }
@@ -42,10 +32,10 @@ fn sits_in(stage: &Stage, group: &str) -> bool {
 fn a_group_lends_and_its_worker_is_the_borrowers_until_it_does_not_consent_any_more() {
     let guests = [hungry(), content("one"), content("two")];
     let Some(stage) = Stage::start(Mode::Enforce, &guests) else { return };
-    configure(&stage, "dedup = \"off\"", "dedup = 200");
+    stage.configure(&[("dedup = \"off\"", "dedup = 200")]);
     stage.until("cafe has a worker", |stage| worker(stage).is_some());
     let has_cgroups = sits_in(&stage, "cafe");
-    configure(&stage, "lend = false", "lend = true");
+    stage.configure(&[("lend = false", "lend = true")]);
     stage.until("cafe lends", |stage| lent(stage) > 0);
     stage.until("shop's guest has what it never had", |stage| stage.balloon("hungry") > BASE);
     assert!(stage.says(&["explain", "hungry"]).contains("group cafe lends group shop"));
@@ -60,7 +50,7 @@ fn a_group_lends_and_its_worker_is_the_borrowers_until_it_does_not_consent_any_m
         eprintln!("SKIPPED: who pays, for workers have no cgroups here");
     }
 
-    configure(&stage, "lend = true", "lend = false");
+    stage.configure(&[("lend = true", "lend = false")]);
     stage.until("cafe lends nothing", |stage| lent(stage) == 0);
     stage.until("shop's guest gives it back", |stage| stage.balloon("hungry") <= BASE);
     let past = stage.says(&["history", "cafe", "--loans"]);

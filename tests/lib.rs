@@ -21,7 +21,7 @@ use lab::daemon::Daemon;
 use lab::{Lab, Machine, MachineSpec, Provisions, command};
 use model::{Bytes, Mode};
 use serde_json::{Value, json};
-use sys::process::Signal;
+use sys::process::{Identity, Signal};
 
 /// What a guest is provisioned with.
 pub const BASE: Bytes = Bytes::mib(128);
@@ -170,6 +170,17 @@ impl Stage {
         content["vms"].as_array().unwrap().clone()
     }
 
+    /// Replaces texts in the daemon's configuration, and has it read.
+    pub fn configure(&self, changes: &[(&str, &str)]) {
+        let mut text = std::fs::read_to_string(self.config()).unwrap();
+        for (from, to) in changes {
+            assert!(text.contains(from), "{from} is not in it:\n{text}");
+            text = text.replace(from, to);
+        }
+        std::fs::write(self.config(), text).unwrap();
+        self.hang_up();
+    }
+
     /// Has the daemon read its configuration again.
     pub fn hang_up(&self) {
         self.daemon.process().signal(Signal::HUP).unwrap();
@@ -213,6 +224,22 @@ impl Stage {
         let page = self.json(&["status"]);
         let vms = page["vms"].as_array().unwrap();
         vms.iter().find(|vm| vm["name"] == name).cloned().unwrap_or_default()
+    }
+
+    /// A group's worker, while there is one.
+    #[must_use]
+    pub fn worker(&self, group: &str) -> Option<Identity> {
+        let page = self.json(&["group", group]);
+        Identity::of(u32::try_from(page["worker"]["pid"].as_u64()?).unwrap())
+    }
+
+    /// Kills a group's worker, and waits for the next one.
+    pub fn kill_worker(&self, group: &str) {
+        let killed = self.worker(group).unwrap();
+        killed.signal(Signal::KILL).unwrap();
+        self.until("there is a new worker", |stage| {
+            stage.worker(group).is_some_and(|next| next != killed)
+        });
     }
 
     /// Waits until `is_so`.

@@ -7,9 +7,7 @@ use std::collections::BTreeSet;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, text};
-use serde_json::Value;
 use sys::pool_maps::{self, FileId};
-use sys::process::{Identity, Signal};
 
 const VMS: [(&str, &str); 4] = [("a1", "shop"), ("a2", "shop"), ("b1", "cafe"), ("b2", "cafe")];
 /// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common: what
@@ -26,19 +24,6 @@ fn guests() -> Vec<MachineSpec> {
         ..MachineSpec::new(name, group, MAX, MAX, "verify --mb 40")
     };
     VMS.into_iter().map(guest).collect()
-}
-
-/// Changes the configuration, and has it read.
-fn configure(stage: &Stage, change: impl Fn(&str) -> String) {
-    let before = std::fs::read_to_string(stage.config()).unwrap();
-    let after = change(&before);
-    assert_ne!(before, after);
-    std::fs::write(stage.config(), after).unwrap();
-    stage.hang_up();
-}
-
-fn merge_both(config: &str) -> String {
-    config.replace("dedup = \"off\"", "dedup = 200")
 }
 
 fn dedup(stage: &Stage, vm: &str, field: &str) -> Bytes {
@@ -85,11 +70,6 @@ fn used(stage: &Stage, vms: &[&str]) -> Bytes {
     vms.iter().map(|vm| Bytes(stage.vm(vm)["used_bytes"].as_u64().unwrap())).sum()
 }
 
-fn worker(stage: &Stage, group: &str) -> Option<Identity> {
-    let page: Value = stage.json(&["group", group]);
-    Identity::of(u32::try_from(page["worker"]["pid"].as_u64()?).unwrap())
-}
-
 #[test]
 fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     let Some(mut stage) = Stage::start(Mode::Observe, &guests()) else { return };
@@ -98,7 +78,7 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     stage.until("the memory is counted", |stage| {
         all.iter().all(|vm| stage.vm(vm)["used_bytes"].as_u64().is_some())
     });
-    configure(&stage, merge_both);
+    stage.configure(&[("dedup = \"off\"", "dedup = 200")]);
     until_merged(&stage, &all);
 
     // What the ledger counts is what the kernel does: the guests' own pages, and the pools once.
@@ -119,11 +99,7 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     let (shop, cafe) = (*own[0].first().unwrap(), *own[2].first().unwrap());
 
     // A new worker takes over the pool of one that was killed, also with a new daemon.
-    let first = worker(&stage, "shop").unwrap();
-    first.signal(Signal::KILL).unwrap();
-    stage.until("another worker runs", |stage| {
-        worker(stage, "shop").is_some_and(|second| second != first)
-    });
+    stage.kill_worker("shop");
     until_merged(&stage, &all);
     assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
     stage.daemon.kill(&mut stage.lab).unwrap();
@@ -134,11 +110,10 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
 
     // A VM that changes its group has copies of all that it shared before it shares anything with
     // the others.
-    configure(&stage, |config| {
-        config
-            .replace("[\"a1\", \"a2\"]", "[\"a1\"]")
-            .replace("[\"b1\", \"b2\"]", "[\"a2\", \"b1\", \"b2\"]")
-    });
+    stage.configure(&[
+        ("[\"a1\", \"a2\"]", "[\"a1\"]"),
+        ("[\"b1\", \"b2\"]", "[\"a2\", \"b1\", \"b2\"]"),
+    ]);
     stage.until("a2 has left its group", |stage| {
         shares(stage, "a2", shop) == 0 && pools(stage, "a2").contains(&cafe)
     });

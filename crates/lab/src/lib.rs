@@ -54,6 +54,7 @@ pub mod kim;
 pub mod ksm;
 pub mod ksm_trees;
 pub mod lab;
+pub mod lives;
 pub mod machine;
 pub mod meb;
 pub mod memory_group;

@@ -6,16 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Bytes, Dedup, PagesPerMs};
-use overbook::worker::SLOTS;
+use overbook::worker::{Report, SLOTS};
 use sys::pool_file::PoolFile;
 use sys::pool_maps;
 
 use crate::figures::{Figure, Figures, Target};
-use crate::interrupt;
 use crate::lab::{Lab, LabError, Machine};
+use crate::lives;
 use crate::random::Random;
 use crate::worker_process::{Wanted, WorkerProcess};
 
@@ -24,10 +24,6 @@ const RATE: PagesPerMs = PagesPerMs(1000);
 /// One of so many moments it is told to unshare.
 const UNSHARE: u64 = 8;
 const UNSHARE_LIMIT: Duration = Duration::from_secs(60);
-/// How long a worker lives.
-const LIFE_MS: (u64, u64) = (500, 20_000);
-/// Between two orders.
-const REST_MS: (u64, u64) = (200, 1_500);
 /// What four QEMUs may grow by: by themselves, and by pieces larger than a huge page, of which each
 /// has 112 at most.
 const MOST_GROWN: f64 = 256.0;
@@ -38,7 +34,7 @@ pub struct Soak<'a> {
     lab: &'a Lab,
     group: &'static str,
     table: Option<PathBuf>,
-    random: Random,
+    seed: u64,
     /// Mappings of all QEMUs before.
     mappings: u32,
     toll: Toll,
@@ -78,8 +74,8 @@ impl<'a> Soak<'a> {
         table: Option<PathBuf>,
         seed: u64,
     ) -> Result<Self, LabError> {
-        let (random, mappings) = (Random::new(seed), count_mappings(lab)?);
-        Ok(Self { lab, group, table, random, mappings, toll: Toll::default() })
+        let mappings = count_mappings(lab)?;
+        Ok(Self { lab, group, table, seed, mappings, toll: Toll::default() })
     }
 
     /// Merges, kills and unshares for so long. `beside` is done with each guest after each order.
@@ -89,30 +85,18 @@ impl<'a> Soak<'a> {
     pub fn run(
         &mut self,
         length: Duration,
-        mut beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
+        beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
     ) -> Result<(), LabError> {
-        let until = Instant::now() + length;
-        while Instant::now() < until {
-            let mut worker = self.worker()?;
-            let life = Duration::from_millis(self.random.between(LIFE_MS.0, LIFE_MS.1));
-            let end = (Instant::now() + life).min(until);
-            while Instant::now() < end {
-                let unshares = self.random.between(0, UNSHARE) == 0;
-                self.toll.unshared += u32::from(unshares);
-                let scan_rate = (!unshares).then_some(RATE);
-                worker.order(self.lab, Wanted { scan_rate, ..Wanted::default() })?;
-                for machine in self.lab.machines() {
-                    if !machine.alive() {
-                        return Err(machine.death());
-                    }
-                    beside(machine, &mut self.random)?;
-                }
-                let rest = self.random.between(REST_MS.0, REST_MS.1);
-                interrupt::sleep(Duration::from_millis(rest))?;
-            }
-            self.toll.count(&worker);
-            worker.kill()?;
-        }
+        let (start, mut random) = (|| self.worker(), Random::new(self.seed));
+        let mut unshared = 0;
+        let order = |random: &mut Random| {
+            let unshares = random.between(0, UNSHARE) == 0;
+            unshared += u32::from(unshares);
+            Wanted { scan_rate: (!unshares).then_some(RATE), ..Wanted::default() }
+        };
+        let last_words = lives::run(self.lab, length, &mut random, start, order, beside)?;
+        self.toll = Toll { unshared, ..Toll::default() };
+        last_words.iter().for_each(|report| self.toll.count(report));
         Ok(())
     }
 
@@ -175,9 +159,8 @@ fn count_mappings(lab: &Lab) -> Result<u32, LabError> {
 }
 
 impl Toll {
-    fn count(&mut self, worker: &WorkerProcess) {
+    fn count(&mut self, report: &Report) {
         self.kills += 1;
-        let report = worker.report().unwrap_or_default();
         self.known = self.known.max(report.known_pages);
         for reading in report.vms.values().filter_map(|vm| Some(vm.dedup?.value)) {
             self.merged += reading.merged.0;
@@ -212,7 +195,7 @@ impl Left {
         add("left_shared_pages", self.shared_pages as f64, "pages", note, none);
         add("left_in_pools", self.pool_bytes as f64, "B", "that the pools take then", none);
         add("left_mappings", self.mappings.into(), "count", "mappings of pools then", none);
-        let note = "mappings that QEMUs have more than before: their own, and pieces that could not be joined";
+        let note = "mappings more than before: QEMUs' own, and pieces that could not be joined";
         add("left_pieces", self.grown.into(), "count", note, Target::AtMost(MOST_GROWN));
     }
 }

@@ -60,8 +60,8 @@ pub enum Reason {
     /// It has memory that it did not touch for a minute, and little of what was paged out comes
     /// back.
     #[error(
-        "{spare} of it were not touched for a minute, and of what was paged out {refaults} came back \
-         in a minute"
+        "{spare} of it were not touched for a minute, and of what was paged out {refaults} came \
+         back in a minute"
     )]
     Ahead {
         /// Beyond what it keeps in any case.

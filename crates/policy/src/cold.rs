@@ -41,11 +41,11 @@ fn waits(cold: &Cold) -> f64 {
     } else {
         cold.waits()
     };
-    // What no VM can say is no reason to take from it.
+    // A rate that cannot be true is no reason to take from the VM.
     if waits.is_finite() { waits.max(0.0) } else { 1.0 }
 }
 
-/// What of a VM's memory the host's physical memory has besides what is resident.
+/// The memory that the host's swap takes for what is out.
 pub(crate) fn charged(cold: &Cold, swap_cost: f32) -> Bytes {
     #[expect(
         clippy::cast_possible_truncation,

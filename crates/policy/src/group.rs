@@ -80,9 +80,9 @@ impl<'a> Group<'a> {
     fn withdraw_from_the_stuck(&mut self, rules: Rules, now: Time) {
         for member in &mut self.members {
             let is_known = member.memory.stuck.is_some_and(|stuck| now < stuck.retry_at);
-            // Where the host's swap takes no more, the worker says so.
-            let follows = member.is_paged || !member.memory.is_stuck(now);
-            if !rules.has(Rule::Uncooperative) || is_known || follows {
+            // Why nothing more of a paged VM goes out, its worker says.
+            let is_stuck = !member.is_paged && member.memory.is_stuck(now);
+            if !rules.has(Rule::Uncooperative) || is_known || !is_stuck {
                 continue;
             }
             let wanted = member.target;

@@ -88,7 +88,7 @@ impl Member {
         let mut memory = memory
             .filter(|m| m.incarnation == view.incarnation)
             .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
-        let is_new_to_paging = memory.note_paging(pages_out, view);
+        let says_paging = memory.note_paging(pages_out, view, now);
         let is_paged = memory.resident.is_some();
         let guest = if is_paged {
             cold::guest(view.cold, now)
@@ -113,7 +113,9 @@ impl Member {
             (None, _) => actual,
         };
         let blocked = blocked(view, is_paged, rules, now);
-        if blocked.is_none() {
+        if is_paged {
+            memory.follow_paging(actual, view.ram);
+        } else if blocked.is_none() {
             memory.follow(actual, view.ram, now);
         } else {
             memory.excuse(now);
@@ -151,7 +153,7 @@ impl Member {
             blocked,
             avoided: avoided(&memory, actual, now),
             memory,
-            change: is_new_to_paging.then_some(Intent {
+            change: says_paging.then_some(Intent {
                 target,
                 is_take: false,
                 is_repeat: false,

@@ -69,6 +69,9 @@ pub(crate) struct VmMemory {
     /// What it is to have in memory, since the host pages out what it does not touch.
     #[serde(default)]
     pub(crate) resident: Option<Bytes>,
+    /// When that was last said.
+    #[serde(default)]
+    paging_said_at: Option<Time>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
     /// When memory was last taken for somebody else, while that is still being judged.
@@ -237,22 +240,37 @@ impl VmMemory {
         Self { incarnation, seen_at: now, calm_since: now, short_at: now, ..Self::default() }
     }
 
-    /// Notes whether the host pages out what the VM does not touch; `true`: from now on. It begins
-    /// with what the balloon leaves it, and once begun it goes on while the group has it on.
-    pub(crate) fn note_paging(&mut self, is_on: bool, view: &VmView) -> bool {
+    /// Notes whether the host pages out what the VM does not touch. It begins with what the balloon
+    /// leaves the VM, and once begun it goes on while the group has it on. `true`: it is to be
+    /// said, now or again, so that the balloon is deflated.
+    pub(crate) fn note_paging(&mut self, is_on: bool, view: &VmView, now: Time) -> bool {
         let begins = is_on && self.resident.is_none() && view.cold.is_some();
         if begins {
             self.resident = Some(view.balloon.map_or(view.ram, |balloon| balloon.value));
-        } else if !is_on {
-            if self.resident.is_none() {
-                return false;
-            }
-            self.resident = None;
-        } else {
-            return false;
         }
-        (self.asked, self.stuck, self.moved_by_others) = (None, None, None);
-        begins
+        let ends = !is_on && self.resident.take().is_some();
+        if begins || ends {
+            (self.asked, self.stuck, self.moved_by_others) = (None, None, None);
+            self.paging_said_at = None;
+        }
+        let holds = view
+            .balloon
+            .is_some_and(|balloon| view.ram.minus(balloon.value) > tuning::tolerance(view.ram));
+        let is_due =
+            self.paging_said_at.is_none_or(|at| holds && now.since(at) >= tuning::REPEAT_AFTER);
+        let says = self.resident.is_some() && is_due;
+        if says {
+            self.paging_said_at = Some(now);
+        }
+        says
+    }
+
+    /// Notes whether a paged VM has no more in memory than it was asked to. It may have more for a
+    /// while when it wakes: nobody else has moved it.
+    pub(crate) fn follow_paging(&mut self, resident: Bytes, ram: Bytes) {
+        if let Some(asked) = &mut self.asked {
+            asked.reached |= resident <= asked.target.plus(tuning::tolerance(ram));
+        }
     }
 
     /// Whether the guest has used swap since it booted.

@@ -39,7 +39,7 @@ pub const SUFFERS_WAITS: f64 = 0.02;
 /// What a touch of a page that is out takes until it was measured, in nanoseconds.
 pub const REFAULT_NS: f64 = 100_000.0;
 
-/// What comes back in a minute is not worth a word up to this.
+/// What comes back in a minute counts as nothing up to this.
 pub const FEW_REFAULTS: Bytes = Bytes::mib(1);
 
 /// Swap traffic per second that no device delivers: such counters are a lie.

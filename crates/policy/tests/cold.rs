@@ -2,7 +2,7 @@
 
 mod world;
 
-use model::{Bytes, ColdSpec, Means, Policy, Reason};
+use model::{Bytes, ColdSpec, Means, Policy, Reading, Reason};
 
 use world::{World, target_mib};
 
@@ -35,6 +35,36 @@ fn a_vm_begins_with_what_its_balloon_leaves_it_and_its_balloon_is_deflated() {
     let plan = world.seconds(20);
     assert!(plan.vms[&"a".into()].change.is_none(), "nobody needs anything");
     assert_eq!(plan.vms[&"a".into()].target, Some(Bytes::mib(200)));
+}
+
+#[test]
+fn it_is_said_again_until_the_balloon_is_deflated() {
+    let mut world = world(ColdSpec::WhenNeeded, Some(400)).paged_vm("a", 200, 0);
+    let mut said = 0;
+    for _ in 0..10 {
+        let plan = world.second();
+        let change = plan.vms[&"a".into()].change.as_ref();
+        said += u32::from(change.is_some_and(|change| change.reason == Reason::Paged));
+        // The command was lost.
+        let now = world.now;
+        world.see("a").balloon = Some(Reading::new(Bytes::mib(200), now));
+    }
+    assert_eq!(said, 4, "every three seconds");
+}
+
+#[test]
+fn who_wakes_beyond_its_target_was_moved_by_nobody() {
+    let mut world = world(ColdSpec::Ahead(20), None).paged_vm("a", 128, 100);
+    world.seconds(60);
+    let asleep = resident_mib(&mut world, "a");
+    assert!(asleep < 110, "{asleep}");
+    // Its worker lets it be for some seconds.
+    world.cold("a").resident = Bytes::mib(120);
+    let plan = world.second();
+    let is_left_alone = |reason: &Reason| matches!(reason, Reason::MovedByOthers { .. });
+    assert!(!plan.vms[&"a".into()].refusals.iter().any(is_left_alone));
+    refault(&mut world, "a", 500);
+    assert_eq!(target_mib(&world.second(), "a"), Some(128));
 }
 
 #[test]

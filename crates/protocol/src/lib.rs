@@ -96,8 +96,8 @@ pub enum Request {
         granules: Vec<u32>,
     },
     /// Brings these granules within the guest's reach again; no trap tells of it. What of them is
-    /// paged out is read, as long as the host has memory for it. Answered with [`Answer::Done`]
-    /// (how many were out of reach).
+    /// paged out is read, as long as the host has memory for it, and as much as a tenth of a second
+    /// allows. Answered with [`Answer::Done`] (how many were out of reach).
     Recall {
         /// Numbers of granules; at most [`MAX_REVOKE`].
         granules: Vec<u32>,

@@ -32,7 +32,8 @@ use crate::ram::end;
 use crate::time::now;
 use crate::tracker;
 
-/// How long one request pages out at most: a disk may be slow, and a worker waits.
+/// How long one request pages out, or reads, at most: a disk may be slow, and a worker that hears
+/// nothing for two seconds is taken for gone, and so is a shim.
 const TURN: Duration = Duration::from_millis(100);
 /// The host keeps this share of its memory available, whatever is read back: a 32nd.
 const SPARED: u64 = 32;
@@ -81,13 +82,14 @@ fn staged_of(granule: u32) -> Vec<Range> {
     }
 }
 
-/// Brings granules back, and reads what of them is out; answers how many were out of reach.
+/// Brings granules back, and reads what of them is out, for [`TURN`] at most: the kernel reads the
+/// rest when it is touched. Answers how many were out of reach.
 pub(crate) fn recall(granules: &[u32], is_wanted: impl Fn() -> bool) -> Result<u32, Refusal> {
     let mut out = Vec::new();
     let count = engine::recall(granules, |range| out.push(range))?;
-    let mut reading = Reading::default();
+    let (began, mut reading) = (now(), Reading::default());
     for range in out {
-        if !is_wanted() || !reading.read(range) {
+        if now().since(began) > TURN || !is_wanted() || !reading.read(range) {
             break;
         }
     }

@@ -25,7 +25,7 @@ use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-return",
-    summary: "a VM wakes up of which 256 MiB are out: paged by the host, by its own swap, by balloon",
+    summary: "a VM wakes, 256 MiB of it out: paged by the host, by its own swap, by balloon",
     run,
 };
 

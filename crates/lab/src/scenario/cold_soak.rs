@@ -10,17 +10,17 @@
 //! What the shim does to memory that the strangest of workers pages out, also under KVM, is
 //! `shim-stress`'s.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Bytes, PagesPerMs};
-use overbook::worker::FreedOrder;
+use overbook::worker::{FreedOrder, Report, VmReport};
 use sys::memory_of::{Counters, Overhead};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
+use crate::lab::{Lab, LabError, Machine};
+use crate::lives;
 use crate::machine::{Direct, MachineSpec};
 use crate::random::Random;
 use crate::worker_process::{Wanted, WorkerProcess};
@@ -28,7 +28,7 @@ use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "cold-soak",
-    summary: "30 minutes of paging out, reading back, merging, freeing, workers killed; no byte is lost",
+    summary: "30 minutes of paging out and back, merging, workers killed; no byte is lost",
     run,
 };
 
@@ -38,8 +38,6 @@ const DISK: Bytes = Bytes::mib(64);
 const DISK_IOPS: u32 = 400;
 const ZRAM: Bytes = Bytes::mib(1024);
 const RATE: PagesPerMs = PagesPerMs(100);
-const LIFE_MS: (u64, u64) = (500, 20_000);
-const REST_MS: (u64, u64) = (200, 3_000);
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// QEMU's own memory may stay in swap, and nobody touches it.
 const LEFT: Bytes = Bytes::mib(24);
@@ -85,32 +83,24 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 fn soak(context: &Context, lab: &Lab, length: Duration) -> Result<Toll, LabError> {
     let (mut random, mut toll) = (Random::new(context.seed), Toll::default());
     let own = own(lab)?;
-    let until = Instant::now() + length;
-    while Instant::now() < until {
-        let mut worker = WorkerProcess::start("soak")?;
-        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
-        let end = (Instant::now() + life).min(until);
-        while Instant::now() < end {
-            let resident = match random.between(0, 4) {
-                0 => None,
-                1 => Some(MEMORY),
-                _ => Some(Bytes(random.between(0, MEMORY.0))),
-            };
-            let scan_rate = (random.between(0, 2) > 0).then_some(RATE);
-            let freed = FreedOrder { is_lazy: random.between(0, 1) == 1, keep: None };
-            let wanted = Wanted { scan_rate, freed, resident, own: Some(own), ..Wanted::default() };
-            worker.order(lab, wanted)?;
-            for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
-                toll.longest_gap_ms = toll.longest_gap_ms.max(machine.reported("gap_ms"));
-            }
-            interrupt::sleep(Duration::from_millis(random.between(REST_MS.0, REST_MS.1)))?;
-        }
-        toll.count(&worker);
-        worker.kill()?;
-    }
+    let order = |random: &mut Random| {
+        let resident = match random.between(0, 4) {
+            0 => None,
+            1 => Some(MEMORY),
+            _ => Some(Bytes(random.between(0, MEMORY.0))),
+        };
+        let scan_rate = (random.between(0, 2) > 0).then_some(RATE);
+        let freed = FreedOrder { is_lazy: random.between(0, 1) == 1, keep: None };
+        Wanted { scan_rate, freed, resident, own: Some(own), ..Wanted::default() }
+    };
+    let longest_gap_ms = &mut toll.longest_gap_ms;
+    let beside = |machine: &Machine, _: &mut Random| {
+        *longest_gap_ms = longest_gap_ms.max(machine.reported("gap_ms"));
+        Ok(())
+    };
+    let start = || WorkerProcess::start("soak");
+    let last_words = lives::run(lab, length, &mut random, start, order, beside)?;
+    last_words.iter().for_each(|report| toll.count(report));
     Ok(toll)
 }
 
@@ -128,7 +118,7 @@ fn release(lab: &Lab) -> Result<Bytes, LabError> {
     worker.order(lab, Wanted { resident: Some(MEMORY), ..Wanted::default() })?;
     lab.wait_for("the last worker to know the guests", FILL_LIMIT, |_| {
         let report = worker.report().unwrap_or_default();
-        let is_known = |vm: &overbook::worker::VmReport| vm.tracking.is_some();
+        let is_known = |vm: &VmReport| vm.tracking.is_some();
         Ok(report.vms.len() == lab.machines().len() && report.vms.values().all(is_known))
     })?;
     worker.order(lab, Wanted::default())?;
@@ -139,9 +129,9 @@ fn release(lab: &Lab) -> Result<Bytes, LabError> {
 }
 
 impl Toll {
-    fn count(&mut self, worker: &WorkerProcess) {
+    fn count(&mut self, report: &Report) {
         self.kills += 1;
-        for vm in worker.report().unwrap_or_default().vms.values() {
+        for vm in report.vms.values() {
             if let Some(cold) = vm.cold {
                 self.paged_out = self.paged_out.plus(cold.value.paged_out);
                 self.returned = self.returned.plus(cold.value.returned);

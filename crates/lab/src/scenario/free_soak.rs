@@ -7,16 +7,16 @@
 //! not, take all or a part or nothing, merge or unshare, track or not; balloons move; the worker is
 //! killed at random moments.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use model::{Bytes, FreePages, PagesPerMs, TrackingBudget};
-use overbook::worker::FreedOrder;
+use overbook::worker::{FreedOrder, Report};
 
 use super::{Context, Scenario};
 use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
-use crate::interrupt;
-use crate::lab::{Lab, LabError};
+use crate::lab::{Lab, LabError, Machine};
+use crate::lives;
 use crate::machine::MachineSpec;
 use crate::random::Random;
 use crate::worker_process::{Wanted, WorkerProcess};
@@ -30,9 +30,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const MINUTES: u32 = 10;
 const MEMORY: Bytes = Bytes::mib(256);
 const LEAST_MEMORY: Bytes = Bytes::mib(224);
-/// How long a worker lives.
-const LIFE_MS: (u64, u64) = (500, 20_000);
-const ORDER_MS: (u64, u64) = (200, 1_500);
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 const RATE: PagesPerMs = PagesPerMs(50);
 
@@ -64,37 +61,17 @@ fn run(context: &Context) -> Result<Figures, LabError> {
         Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
     })?;
     let mut random = Random::new(context.seed);
-    let (mut kills, mut all) = (0_u32, FreePages::default());
-    let until = Instant::now() + length;
-    while Instant::now() < until {
-        let mut worker = WorkerProcess::start("soak")?;
-        let life = Duration::from_millis(random.between(LIFE_MS.0, LIFE_MS.1));
-        let end = (Instant::now() + life).min(until);
-        while Instant::now() < end {
-            worker.order(&lab, any_orders(&mut random))?;
-            for machine in lab.machines() {
-                if !machine.alive() {
-                    return Err(machine.death());
-                }
-                machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))?;
-            }
-            interrupt::sleep(Duration::from_millis(random.between(ORDER_MS.0, ORDER_MS.1)))?;
-        }
-        kills += 1;
-        let report = worker.report().unwrap_or_default();
-        for free in report.vms.values().filter_map(|vm| Some(vm.free_pages?.value)) {
-            all.handed_over = all.handed_over.plus(free.handed_over);
-            all.taken = all.taken.plus(free.taken);
-            all.taken_back = all.taken_back.plus(free.taken_back);
-        }
-        worker.kill()?;
-    }
+    let start = || WorkerProcess::start("soak");
+    let beside = |machine: &Machine, random: &mut Random| {
+        machine.set_balloon(Bytes(random.between(LEAST_MEMORY.0, MEMORY.0)))
+    };
+    let last_words = lives::run(&lab, length, &mut random, start, any_orders, beside)?;
     for machine in lab.machines() {
         machine.set_balloon(MEMORY)?;
     }
     let bad_bytes = fleet::bad_bytes(&lab)?;
     lab.stop()?;
-    Ok(figures(context, bad_bytes, kills, &all))
+    Ok(figures(context, bad_bytes, &last_words))
 }
 
 fn any_orders(random: &mut Random) -> Wanted {
@@ -112,7 +89,14 @@ fn any_orders(random: &mut Random) -> Wanted {
     Wanted { tracking, scan_rate, freed, ..Wanted::default() }
 }
 
-fn figures(context: &Context, bad_bytes: u64, kills: u32, all: &FreePages) -> Figures {
+fn figures(context: &Context, bad_bytes: u64, last_words: &[Report]) -> Figures {
+    let (kills, mut all) = (last_words.len(), FreePages::default());
+    let vms = last_words.iter().flat_map(|report| report.vms.values());
+    for free in vms.filter_map(|vm| Some(vm.free_pages?.value)) {
+        all.handed_over = all.handed_over.plus(free.handed_over);
+        all.taken = all.taken.plus(free.taken);
+        all.taken_back = all.taken_back.plus(free.taken_back);
+    }
     let mut figures = context.figures(SCENARIO.name, 1);
     let note = format!(
         "in {} of memory handed over, {} of it taken and {} found in use again; {kills} workers killed",

@@ -33,7 +33,7 @@ use crate::merger::Merger;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig1",
-    summary: "which pages guests share: by segment, on the same and different systems, how many times",
+    summary: "which pages guests share: by segment, on the same or other systems, how often",
     run,
 };
 
@@ -304,8 +304,8 @@ fn by_times(figures: &mut Figures, same: &[Guest]) {
         let times = times(&same[..size]);
         let words: Vec<String> = times[1..].iter().map(|share| format!("{share:.1}")).collect();
         let note = format!(
-            "pages that share a frame, on average, where more than one does: {size} guests on the same \
-             system; frames with 1, 2, ... and {} pages or more, in %: {}",
+            "pages that share a frame, on average, where more than one does: {size} guests on the \
+             same system; frames with 1, 2, ... and {} pages or more, in %: {}",
             times.len() - 1,
             words.join(", ")
         );

@@ -41,7 +41,7 @@ use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig10",
-    summary: "a web server's response time beside 1 to 8 VMs where memory is short: merged, known before, and not",
+    summary: "a web server beside 1 to 8 VMs, memory short: merged, known before, and not",
     run,
 };
 

@@ -32,7 +32,7 @@ use crate::pinning::Pinned;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-fig2",
-    summary: "KSM's own trade-off: a web server's response time and what is shared, by batch and sleep",
+    summary: "KSM's own trade-off: a web server's response time and what is shared, by pace",
     run,
 };
 
@@ -177,8 +177,8 @@ fn figures(context: &Context, courses: &[Course]) -> Figures {
     for (name, course) in ends {
         let number = |what: &dyn Fn(&Course) -> f64| course.map_or(f64::NAN, what);
         let note = format!(
-            "time of an answer of the web server while ksmd works on its CPU, to that while it pauses; {} \
-             longer",
+            "time of an answer of the web server while ksmd works on its CPU, to that while it \
+             pauses; {} longer",
             course.map(|course| course.slowdown.interval_percent()).unwrap_or_default()
         );
         let response = Figure::new(1.0 + number(&|course| course.slowdown.value), "ratio", note);

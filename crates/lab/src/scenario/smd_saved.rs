@@ -30,7 +30,7 @@ use crate::smd::{Guest, Programs};
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-saved",
-    summary: "real guests merged with a table and by kernel KSM: how much of their memory each saves",
+    summary: "real guests merged with a table and by KSM: how much of their memory each saves",
     run,
 };
 

@@ -19,7 +19,7 @@ use crate::soak::Soak;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "smd-soak",
-    summary: "an hour of merging real programs known before, workers killed at random; every program stays as packaged",
+    summary: "an hour of merging real programs, workers killed; each stays as packaged",
     run,
 };
 

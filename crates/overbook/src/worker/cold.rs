@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use model::cold::UNTOUCHED_FOR;
 use model::{Bytes, Cold as Reading, Reading as At, Time};
+use protocol::MAX_REVOKE;
 use sys::clock::boot_now;
 use sys::meminfo::MemInfo;
 use sys::memory_of::Counters;
@@ -61,8 +62,9 @@ const TICK_MS: u64 = 100;
 #[derive(Debug)]
 pub(super) struct Cold {
     pid: u32,
-    /// What it is to have in memory at most, and what QEMU has beside; `None`: all is to come back.
+    /// What it is to have in memory at most; `None`: all is to come back.
     target: Option<Bytes>,
+    /// What QEMU has beside; `None`: not known yet.
     own: Option<Bytes>,
     holdings: Holdings,
     /// Per granule, by index.
@@ -80,7 +82,7 @@ pub(super) struct Cold {
     paged_out: u64,
     returned: u64,
     untouched: [Bytes; 3],
-    /// Until when nothing is paged out, for the host's swap took nothing.
+    /// Until when nothing is paged out, for the host's swap is full.
     rests: Option<Instant>,
 }
 
@@ -118,14 +120,9 @@ impl Cold {
         }
     }
 
-    /// What it is to have in memory at most.
-    pub(super) fn set_target(&mut self, target: Option<Bytes>) {
-        self.target = target;
-    }
-
-    /// What the VM holds, as it was just read, beside what is QEMU's own.
-    pub(super) fn set_own(&mut self, own: Option<Bytes>) {
-        self.own = own;
+    /// What it is to have in memory at most, and what QEMU has beside.
+    pub(super) fn order(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
+        (self.target, self.own) = (target, own);
     }
 
     /// A granule was touched; whether it was out.
@@ -139,7 +136,7 @@ impl Cold {
         was_out
     }
 
-    /// How many there were of these touches, for whom it may concern.
+    /// How many of these touches there were since the last call: they are not tracking's cost.
     pub(super) fn take_untold(&mut self) -> u64 {
         std::mem::take(&mut self.untold)
     }
@@ -268,11 +265,9 @@ impl Cold {
         // Who is not touched for one step has had his chance.
         idle.retain(|(granule, ticks)| *ticks > 0 && self.place(*granule) == Place::Here);
         idle.sort_unstable_by_key(|(_, ticks)| std::cmp::Reverse(*ticks));
-        idle.truncate(usize::try_from(count).unwrap_or(usize::MAX));
-        let lacking = count.saturating_sub(idle.len() as u64);
-        if !idle.is_empty() {
-            let indexes: Vec<u32> = idle.into_iter().map(|(granule, _)| granule).collect();
-            let numbers = indexes.iter().map(|index| granules.number(*index)).collect();
+        let (numbers, indexes) = first(count, idle, granules);
+        let lacking = count.saturating_sub(indexes.len() as u64);
+        if !indexes.is_empty() {
             link.page_out(numbers, indexes)?;
         }
         Ok(u32::try_from(lacking).unwrap_or(u32::MAX))
@@ -290,14 +285,12 @@ impl Cold {
         let mut idle = strategy.idle(now);
         idle.retain(|(granule, _)| self.place(*granule) == Place::Out);
         idle.sort_unstable_by_key(|(_, ticks)| *ticks);
-        idle.truncate(usize::try_from(count).unwrap_or(usize::MAX).min(protocol::MAX_REVOKE));
-        let indexes: Vec<u32> = idle.into_iter().map(|(granule, _)| granule).collect();
+        let (numbers, indexes) = first(count, idle, granules);
         if indexes.is_empty() {
             // What the strategy does not know of any more is back.
             self.forget();
             return Ok(());
         }
-        let numbers = indexes.iter().map(|index| granules.number(*index)).collect();
         link.recall(numbers, indexes)
     }
 
@@ -343,4 +336,11 @@ impl Cold {
         };
         Some(At::new(reading, boot_now()))
     }
+}
+
+/// The numbers and the indexes of so many of these granules, the first ones.
+fn first(count: u64, mut of: Vec<(u32, u32)>, granules: &Granules) -> (Vec<u32>, Vec<u32>) {
+    of.truncate(usize::try_from(count).unwrap_or(usize::MAX).min(MAX_REVOKE));
+    let indexes: Vec<u32> = of.into_iter().map(|(granule, _)| granule).collect();
+    (indexes.iter().map(|index| granules.number(*index)).collect(), indexes)
 }

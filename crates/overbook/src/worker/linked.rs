@@ -161,8 +161,7 @@ impl Linked {
 
     /// What the VM is to have in memory at most, and what QEMU has beside.
     pub(super) fn set_resident(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
-        self.cold.set_target(target);
-        self.cold.set_own(own);
+        self.cold.order(target, own);
     }
 
     /// Where the VM's memory is.

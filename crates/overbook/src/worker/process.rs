@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, VmName};
@@ -25,6 +26,8 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 const SLICE: Duration = Duration::from_millis(5);
 /// How often a step is due while freed memory is taken: each asks for a few milliseconds' work.
 const TAKING_STEP: Duration = Duration::from_millis(2);
+/// How long it goes on when it is told to end: the daemon waits two seconds.
+const LEAVE: Duration = Duration::from_millis(1_500);
 /// No line of orders is longer: thousands of VMs.
 const MOST_LINE: usize = 4 << 20;
 
@@ -198,13 +201,23 @@ impl Members {
         for member in self.vms.values_mut() {
             member.tracked.step();
         }
+        self.see_off();
+    }
+
+    /// Has those that were let go take back what is paged out.
+    fn see_off(&mut self) {
         self.leaving.iter_mut().for_each(Tracked::step);
         self.leaving.retain(Tracked::is_releasing);
     }
 
-    /// Waits until everything is back.
+    /// Waits until everything is back, or the daemon would not wait any longer: what is still out
+    /// then comes back at a touch.
     fn take_leave(&mut self) {
-        self.leaving.drain(..).for_each(Tracked::release_rest);
+        let until = Instant::now() + LEAVE;
+        while !self.leaving.is_empty() && Instant::now() < until {
+            self.see_off();
+            sleep(TAKING_STEP);
+        }
     }
 
     /// Whether one is not to wait long for its next step.

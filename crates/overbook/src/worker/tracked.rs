@@ -300,11 +300,6 @@ impl Tracked {
     /// Has everything given back, and ends.
     pub fn release(mut self) {
         self.begin_release();
-        self.release_rest();
-    }
-
-    /// Waits until what was paged out is back, and ends.
-    pub(super) fn release_rest(mut self) {
         while self.is_releasing() {
             self.step();
             std::thread::sleep(RELEASE_STEP);

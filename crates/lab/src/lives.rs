@@ -1,0 +1,52 @@
+//! The lives of a group's workers: each follows random orders for a while, and then it is killed.
+
+use std::time::{Duration, Instant};
+
+use overbook::worker::Report;
+
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::random::Random;
+use crate::worker_process::{Wanted, WorkerProcess};
+
+/// How long a worker lives.
+const LIFE_MS: (u64, u64) = (500, 20_000);
+/// Between two orders.
+const REST_MS: (u64, u64) = (200, 1_500);
+
+/// Has workers live and die for so long, and answers what each said last. `beside` is done with
+/// each guest after each order.
+///
+/// # Errors
+/// When a guest dies, or the user interrupts.
+pub fn run(
+    lab: &Lab,
+    length: Duration,
+    random: &mut Random,
+    start: impl Fn() -> Result<WorkerProcess, LabError>,
+    mut order: impl FnMut(&mut Random) -> Wanted,
+    mut beside: impl FnMut(&Machine, &mut Random) -> Result<(), LabError>,
+) -> Result<Vec<Report>, LabError> {
+    let between = |(least, most): (u64, u64), random: &mut Random| {
+        Duration::from_millis(random.between(least, most))
+    };
+    let mut last_words = Vec::new();
+    let until = Instant::now() + length;
+    while Instant::now() < until {
+        let mut worker = start()?;
+        let end = (Instant::now() + between(LIFE_MS, random)).min(until);
+        while Instant::now() < end {
+            worker.order(lab, order(random))?;
+            for machine in lab.machines() {
+                if !machine.alive() {
+                    return Err(machine.death());
+                }
+                beside(machine, random)?;
+            }
+            interrupt::sleep(between(REST_MS, random))?;
+        }
+        last_words.push(worker.report().unwrap_or_default());
+        worker.kill()?;
+    }
+    Ok(last_words)
+}
