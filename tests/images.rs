@@ -7,39 +7,26 @@
 
 use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use lab::cache::Cache;
-use lab::packages::{Apt, PackageError};
+use lab::packages::Unpacked;
 use overbook::offline::{OfflineError, Request, Work, build};
-use overbook_tests::{skip, text};
+use overbook_tests::{text, unpacked};
 use pages::offline::{Sampling, Table};
 
-/// Where Debian's packages put libraries.
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
-
 /// What makes the images.
-struct Programs(PathBuf);
+struct Programs(Unpacked);
 
 impl Programs {
     fn provide() -> Option<Self> {
-        let cache = Cache::open().unwrap();
-        let fill = |dir: &Path| -> Result<(), PackageError> {
-            for package in ["squashfs-tools", "lz4", "qemu-utils"] {
-                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
-            }
-            Ok(())
-        };
-        cache.directory("image-makers", fill).map(Self).map_err(|why| skip(&why.to_string())).ok()
+        unpacked("image-makers", &["squashfs-tools", "lz4", "qemu-utils"]).map(Self)
     }
 
-    /// Runs a program, which must succeed; one that the system has is not unpacked.
+    /// Runs a program, which must succeed.
     fn run(&self, directory: &Path, program: &str, arguments: &[&str]) {
-        let own = self.0.join("usr/bin").join(program);
-        let libraries = LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":");
-        let mut command = if own.is_file() { Command::new(own) } else { Command::new(program) };
-        command.env("LD_LIBRARY_PATH", libraries).args(arguments).current_dir(directory);
+        let mut command = Command::new(self.0.program(program));
+        command.env("LD_LIBRARY_PATH", self.0.libraries()).args(arguments).current_dir(directory);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{program} {arguments:?}:\n{}", text(&output));
     }

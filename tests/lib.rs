@@ -17,7 +17,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lab::accel::Choice;
+use lab::cache::Cache;
 use lab::daemon::Daemon;
+use lab::packages::Unpacked;
 use lab::{Lab, Machine, MachineSpec, Provisions, command};
 use model::{Bytes, Mode};
 use serde_json::{Value, json};
@@ -64,6 +66,13 @@ pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
 #[must_use]
 pub fn provisions() -> Option<Provisions> {
     Provisions::provide(Choice::Auto).map_err(|error| skip(&error.to_string())).ok()
+}
+
+/// Programs of packages, unpacked; `None` (and a word about it) where they cannot be had.
+#[must_use]
+pub fn unpacked(entry: &str, packages: &[&str]) -> Option<Unpacked> {
+    let programs = Unpacked::provide(&Cache::open().unwrap(), entry, packages);
+    programs.map_err(|error| skip(&error.to_string())).ok()
 }
 
 /// Says why a test cannot be run here. In CI each can.

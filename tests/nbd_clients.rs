@@ -6,14 +6,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lab::cache::Cache;
-use lab::packages::{Apt, PackageError};
-use overbook_tests::{skip, text};
+use lab::packages::Unpacked;
+use overbook_tests::{text, unpacked};
 use pageserver::layer::{self, Layer};
 use pageserver::layers::file::File;
 use pageserver::layers::memory::Memory;
@@ -29,28 +28,22 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
 const SIZE: u64 = 32 << 20;
-/// Where Debian's packages put libraries.
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
-
 /// Others' clients.
-struct Programs(PathBuf);
+struct Programs(Unpacked);
 
 impl Programs {
     fn provide() -> Option<Self> {
-        let cache = Cache::open().unwrap();
-        let fill = |dir: &Path| -> Result<(), PackageError> {
-            for package in ["libnbd-bin", "qemu-utils"] {
-                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
-            }
-            Ok(())
-        };
-        cache.directory("nbd-clients", fill).map(Self).map_err(|why| skip(&why.to_string())).ok()
+        unpacked("nbd-clients", &["libnbd-bin", "qemu-utils"]).map(Self)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.0.program(program));
+        command.env("LD_LIBRARY_PATH", self.0.libraries());
+        command
     }
 
     fn run(&self, program: &str, arguments: &[&str]) -> Output {
-        let libraries = LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":");
-        let mut command = Command::new(self.0.join("usr/bin").join(program));
-        command.env("LD_LIBRARY_PATH", libraries).args(arguments).output().unwrap()
+        self.command(program).args(arguments).output().unwrap()
     }
 
     /// What the program says, which must succeed.
@@ -321,11 +314,11 @@ fn qemu_writes_trims_and_zeroes() {
 #[test]
 fn our_client_asks_qemus_server_before_ours() {
     let Some(stage) = Stage::start() else { return };
-    let libraries = LIBRARIES.map(|dir| stage.programs.0.join(dir).display().to_string()).join(":");
     let socket = stage.path("qemu");
     let [object, _] = stage.tls_options("memory");
-    let mut server = Command::new(stage.programs.0.join("usr/bin/qemu-storage-daemon"))
-        .env("LD_LIBRARY_PATH", libraries)
+    let mut server = stage
+        .programs
+        .command("qemu-storage-daemon")
         .args(["--object", &object, "--blockdev"])
         .arg(format!(
             "driver=nbd,node-name=disk,server.type=inet,server.host=localhost,server.port={},\

@@ -26,13 +26,11 @@ use crate::cache::Cache;
 use crate::interrupt;
 use crate::lab::LabError;
 use crate::nbd_load::{Address, EXPORT, Load};
-use crate::packages::{Apt, PackageError};
+use crate::packages::Unpacked;
 
 /// What the hidden subcommand is called.
 pub(crate) const SUBCOMMAND: &str = "serve-memory";
 const MIB: u64 = 1 << 20;
-/// Where Debian's packages put libraries.
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 /// Memory that looks like a file, for the one server that has no memory of its own.
 const SHARED_MEMORY: &str = "/dev/shm";
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -88,29 +86,17 @@ impl Way {
 }
 
 /// The programs of others.
-pub(crate) struct Programs {
-    root: PathBuf,
-}
+pub(crate) struct Programs(Unpacked);
 
 impl Programs {
     /// From the cache, else from the distribution.
     pub(crate) fn provide() -> Result<Self, LabError> {
-        let cache = Cache::open()?;
-        let fill = |dir: &Path| -> Result<(), PackageError> {
-            eprintln!("lab: unpacking nbdkit and qemu-storage-daemon into {}", dir.display());
-            for package in ["nbdkit", "qemu-utils"] {
-                Apt::open(&cache)?.unpack_with_dependencies(package, dir)?;
-            }
-            Ok(())
-        };
-        let root = cache.directory("nbd-servers", fill).map_err(io::Error::other)?;
-        Ok(Self { root })
+        let unpacked = Unpacked::provide(&Cache::open()?, "nbd-servers", &["nbdkit", "qemu-utils"]);
+        Ok(Self(unpacked.map_err(io::Error::other)?))
     }
 
     fn spawn(&self, program: &str) -> Spawn {
-        let libraries = LIBRARIES.map(|dir| self.root.join(dir).display().to_string()).join(":");
-        let program = self.root.join("usr/bin").join(program);
-        Spawn::new(program).env("LD_LIBRARY_PATH", libraries)
+        Spawn::new(self.0.program(program)).env("LD_LIBRARY_PATH", self.0.libraries())
     }
 
     fn nbdkit(&self, address: &Address, size_mib: u64) -> Spawn {
@@ -129,7 +115,7 @@ impl Programs {
             }
             _ => spawn,
         };
-        spawn.arg(self.root.join(plugin)).arg(format!("size={}", size_mib * MIB))
+        spawn.arg(self.0.root().join(plugin)).arg(format!("size={}", size_mib * MIB))
     }
 
     fn qemu(&self, address: &Address, file: &Path) -> Spawn {

@@ -17,6 +17,9 @@ use crate::cache::{Cache, CacheError};
 use crate::command::{self, CommandError};
 use crate::sources::{self, Source};
 
+/// Where Debian's packages put libraries.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
 /// Why packages could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
@@ -156,6 +159,45 @@ impl Apt {
             .env("DEBIAN_FRONTEND", "noninteractive")
             .arg("-c")
             .arg(self.root.path().join("apt.conf"))
+    }
+}
+
+/// Programs of packages in the cache, which find their libraries beside them.
+#[derive(Debug, Clone)]
+pub struct Unpacked(PathBuf);
+
+impl Unpacked {
+    /// The cache's entry of this name; when it is missing these packages, and all that they need,
+    /// are unpacked into it.
+    pub fn provide(cache: &Cache, entry: &str, packages: &[&str]) -> Result<Self, PackageError> {
+        let fill = |dir: &Path| {
+            eprintln!("lab: unpacking {} into {}", packages.join(", "), cache.root().display());
+            packages
+                .iter()
+                .try_for_each(|package| Apt::open(cache)?.unpack_with_dependencies(package, dir))
+        };
+        cache.directory(entry, fill).map(Self)
+    }
+
+    /// What was unpacked into this directory.
+    pub(crate) fn at(root: &Path) -> Self {
+        Self(root.to_owned())
+    }
+
+    /// The directory.
+    pub(crate) fn root(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where a program is: here, or where the system has it.
+    pub fn program(&self, name: &str) -> PathBuf {
+        let own = self.0.join("usr/bin").join(name);
+        if own.is_file() { own } else { name.into() }
+    }
+
+    /// What `LD_LIBRARY_PATH` is to be for it.
+    pub fn libraries(&self) -> String {
+        LIBRARIES.map(|dir| self.0.join(dir).display().to_string()).join(":")
     }
 }
 

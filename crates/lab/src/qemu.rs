@@ -13,14 +13,12 @@ use sys::process::Spawn;
 
 use crate::cache::{Cache, CacheError};
 use crate::command::{self, CommandError};
-use crate::packages::{Apt, PackageError};
+use crate::packages::{Apt, PackageError, Unpacked};
 
 /// The oldest QEMU that the lab uses.
 pub const OLDEST: Version = Version(8, 2);
 
 const PROGRAM: &str = "qemu-system-x86_64";
-/// Where Debian's packages put libraries.
-const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
 /// Major and minor version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -111,9 +109,8 @@ impl Qemu {
         let spawn = Spawn::new(&self.program);
         let Some(root) = &self.unpacked else { return spawn };
         let share = root.join("usr/share");
-        let libraries = LIBRARIES.map(|dir| root.join(dir).display().to_string()).join(":");
         spawn
-            .env("LD_LIBRARY_PATH", libraries)
+            .env("LD_LIBRARY_PATH", Unpacked::at(root).libraries())
             .args(["-L".as_ref(), share.join("qemu").as_os_str()])
             .args(["-L".as_ref(), share.join("seabios").as_os_str()])
     }
