@@ -41,11 +41,12 @@ impl Memory {
         Ok(&mut self.chunks[last])
     }
 
-    /// Grows to `mb` filled with random words; a stop ends the growth early, but not before 1 MB.
+    /// Grows to `mb` filled as programs' memory is; a stop ends the growth early, but not before 1
+    /// MB.
     pub(crate) fn filled(mb: usize, rng: &mut Rng, shared: &Shared) -> Result<Self, WorkError> {
         let mut memory = Self::default();
         while memory.len_mb() < mb && !(shared.stopping() && memory.len_mb() > 0) {
-            fill_random(memory.grow()?, rng);
+            fill(memory.grow()?, rng);
             shared.mb.set(memory.len_mb());
         }
         Ok(memory)
@@ -86,6 +87,14 @@ impl Memory {
 /// Maps one page by itself, when there are so many MB already.
 pub(crate) fn page(mb: usize) -> Result<MmapMut, WorkError> {
     MmapMut::map_anon(PAGE).map_err(|source| WorkError::Memory { mb: mb + 1, source })
+}
+
+/// Fills so that no page equals another, and that each compresses as programs' memory does, to a
+/// third: one word of four is random.
+fn fill(bytes: &mut [u8], rng: &mut Rng) {
+    for words in bytes.as_chunks_mut::<32>().0 {
+        words[..8].copy_from_slice(&rng.next_u64().to_le_bytes());
+    }
 }
 
 /// Fills with random words, so that no page compresses or equals another.

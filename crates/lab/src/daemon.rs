@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use model::{Bytes, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 use overbook::client::Client;
 use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
@@ -33,6 +33,8 @@ pub struct Settings {
     pub free_pages: FreePagesSpec,
     /// What learning working sets may cost.
     pub tracking: TrackingBudget,
+    /// What the host pages out of what guests do not touch.
+    pub cold: ColdSpec,
     /// Who gets a group's surplus.
     pub policy: Policy,
     /// Whether groups lend each other what they leave idle.
@@ -47,7 +49,8 @@ impl From<Mode> for Settings {
     fn from(mode: Mode) -> Self {
         let (dedup, tracking) = (DedupSpec::Off, TrackingBudget::default());
         let (policy, free_pages) = (Policy::Demand, FreePagesSpec::Off);
-        Self { mode, dedup, free_pages, tracking, policy, lend: false, guaranteed: None }
+        let (cold, lend, guaranteed) = (ColdSpec::Off, false, None);
+        Self { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
     }
 }
 
@@ -200,13 +203,13 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
         Policy::Demand => "demand",
         Policy::Balance => "balance",
     };
-    let Settings { tracking, free_pages, lend, .. } = settings;
+    let Settings { tracking, free_pages, cold, lend, .. } = settings;
     for (group, (vms, budget)) in groups {
         let vms = vms.join(", ");
         let _ = write!(
             text,
             "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
-             free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\nlend = {lend}\n"
+             free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\ncold = \"{cold}\"\nlend = {lend}\n"
         );
         if settings.guaranteed.is_some() {
             let _ = writeln!(text, "budget = {}", size(budget));

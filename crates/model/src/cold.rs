@@ -66,12 +66,3 @@ pub struct Cold {
     /// Touched again of it, or read back.
     pub returned: Bytes,
 }
-
-impl Cold {
-    /// The share of one vCPU's time for which it waits for memory that is out.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "a share")]
-    pub fn waits(&self) -> f64 {
-        self.refaults_per_s * self.refault_ns as f64 / 1e9
-    }
-}

@@ -27,9 +27,6 @@ pub enum Reason {
         /// Misses per minute.
         saves: u64,
     },
-    /// `balance` hands out what nobody needs.
-    #[error("everybody's needs fit, and this is its share of the rest")]
-    Bonus,
     /// `fair` or `entitlement` move a VM towards its share.
     #[error("its share of the group's surplus is {share}")]
     Share {

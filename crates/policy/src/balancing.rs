@@ -2,45 +2,45 @@
 //! moves.
 //!
 //! A round is held every [`tuning::BALANCE_PERIOD`] and says where everybody should be at its end;
-//! in between, memory moves: what is taken passes [`guard`] in steps, what is given has to be there
-//! first. After a while each move shows what it has saved.
+//! in between, memory moves: what is taken passes [`guard`], what is given has to be there first,
+//! and who is short meanwhile gets a unit of what is nobody's, as under `demand`. After a while
+//! each move shows what it has saved.
+//!
+//! A VM has a whole curve if the host pages it out and it is tracked. Any other keeps what it has,
+//! and claims what `demand` would give it until the next round.
 
-use model::{Bytes, Ledger, Reason, Time, plan::Outcome, reason::Pressure};
+use model::{Bytes, Ledger, Reason, Time, plan::Outcome};
 
 use crate::{
-    Rules, experience,
+    Rules, cold,
     group::Group,
     guard::{self, Purpose},
     headroom::Headroom,
-    member::{Member, growth, margin},
+    member::Member,
     memory::{Balanced, Goal, GroupBalance, Moved, doubled},
-    reads::Reads,
     reprovision::balance::{
-        self, Rest, Seat,
-        worth::{Condition, Worth},
+        self, Seat,
+        worth::{Curves, Worth},
     },
     tuning,
 };
 
 impl Group<'_> {
-    /// Moves memory to where it saves the most misses.
+    /// Moves memory to where it saves the most waiting.
     pub(crate) fn move_memory(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
         let surplus = self.lasting_surplus(now);
         let Ledger { budget, borrowed, used, promised, reserve, lent, .. } = self.ledger;
         let spoken_for = used.plus(promised).plus(reserve).plus(lent);
-        let overdrawn = spoken_for.minus(budget.plus(borrowed));
+        let overshoot = self.members.iter().map(Member::overshoot).sum();
+        let overdrawn = spoken_for.minus(budget.plus(borrowed)).minus(overshoot);
         for member in &mut self.members {
-            member.tracking = member.memory.note_tracking(member.tracking.take(), now);
-            member.note_spare(now);
+            note(member, now);
             judge(member, now);
         }
-        self.note_disk();
-        for member in &mut self.members {
-            experience::learn(member, self.balance.disk, now);
-        }
         // The first waits for rates to be known.
-        if now.since(*self.balance.held_at.get_or_insert(now)) >= tuning::BALANCE_PERIOD {
-            self.balance.held_at = Some(now);
+        let held_at = self.balance.held_at.get_or_insert(now);
+        if now.since(*held_at) >= tuning::BALANCE_PERIOD {
+            *held_at = now;
             self.hold_round(surplus, overdrawn, rules, now);
         }
         for member in &mut self.members {
@@ -49,17 +49,13 @@ impl Group<'_> {
         self.give(surplus, host, now);
     }
 
-    /// Notes how much a disk answers.
-    fn note_disk(&mut self) {
-        let known = || self.members.iter().filter(|member| member.guest.is_ok());
-        let is_asked = known().any(Member::is_short);
-        let reads = known().map(|member| member.memory.reads);
-        self.balance.disk = self.balance.disk.of_a_disk(reads, is_asked);
-    }
-
     /// The surplus that can be counted on. What members use goes up and down; what was handed out
     /// and had to be taken back is not handed out again for a while, which grows each time.
     fn lasting_surplus(&mut self, now: Time) -> Bytes {
+        // What is paged out is there at once.
+        if self.members.iter().all(|member| member.is_paged) {
+            return self.ledger.surplus;
+        }
         let GroupBalance { deficits, deficit_at, pool, .. } = &mut self.balance;
         let held: Bytes = self.members.iter().map(|member| member.target).sum();
         let Ledger { surplus, deficit, .. } = self.ledger;
@@ -76,16 +72,8 @@ impl Group<'_> {
     }
 
     fn hold_round(&mut self, surplus: Bytes, overdrawn: Bytes, rules: Rules, now: Time) {
-        let idle =
-            |member: &Member| if member.is_short() { Bytes::ZERO } else { member.memory.idle };
-        let free = surplus.plus(self.members.iter().map(idle).sum());
-        let seats: Vec<Seat> = self
-            .members
-            .iter()
-            .map(|member| seat(member, free, self.balance.disk, rules, now))
-            .collect();
-        let rest = Rest { surplus, overdrawn, cacheable: self.cacheable };
-        let balance::Round { wanted, sizes, fits } = balance::round(&seats, rest);
+        let seats: Vec<Seat> = self.members.iter().map(|m| seat(m, rules, now)).collect();
+        let balance::Round { wanted, sizes } = balance::round(&seats, surplus, overdrawn);
         let per_minute = |(seat, size): (&Seat, &Bytes)| {
             rounded((seat.worth.misses(seat.held) - seat.worth.misses(*size)) * 60.0)
         };
@@ -93,17 +81,14 @@ impl Group<'_> {
         let saved_in_all = saves.iter().fold(0i64, |sum, saves| sum.saturating_add(*saves));
         let saved_in_all = saved_in_all.max(0).unsigned_abs();
         let plan = wanted.into_iter().zip(sizes).zip(saves);
-        for ((member, seat), ((wanted, size), saves)) in
-            self.members.iter_mut().zip(&seats).zip(plan)
-        {
-            // What is taken back and forth in small change only wakes who is taken from.
-            let least = if size < seat.held { tuning::UNIT } else { tuning::STEP_MIN };
-            let is_worth_it = size.0.abs_diff(seat.held.0) >= least.0;
-            let lowest = seat.held.minus(shrinks_by(seat.held));
-            let goal = Goal { size: size.floor_mib(), lowest, wanted, saves, saved_in_all, fits };
+        let members = self.members.iter_mut().zip(&seats).zip(plan);
+        for ((member, seat), ((wanted, size), saves)) in members {
+            let is_worth_it = size.0.abs_diff(seat.held.0) >= tuning::STEP_MIN.0;
+            let is_take = size < seat.held;
+            let goal = Goal { size: size.floor_mib(), is_take, wanted, saves, saved_in_all };
             member.memory.balanced = Some(Balanced {
-                need: seat.worth.need.min(seat.most),
-                is_tracked: seat.worth.is_tracked,
+                enough: seat.worth.enough(),
+                has_curve: member.memory.curves.is_some(),
                 goal: is_worth_it.then_some(goal),
             });
         }
@@ -120,32 +105,32 @@ impl Group<'_> {
             (member.share.priority, per_mib.saturating_mul(member.share.weight.into()))
         };
         order.sort_by_key(|i| std::cmp::Reverse(urgency(&self.members[*i])));
+        // What the plan is for is nobody's only for now.
+        let mut spare = surplus.minus(self.members.iter().map(planned).sum());
         for i in order {
             let member = &mut self.members[i];
-            let Some(goal) = goal(member).filter(|goal| goal.size > member.target) else {
-                if member.change.is_none() && member.is_short() {
-                    member.refuse(why_no_more(member));
-                }
-                continue;
-            };
-            let wanted = goal.size.minus(member.target).min(surplus);
+            let is_short = member.is_short();
+            let planned = planned(member);
+            let goal = goal(member).filter(|_| !planned.is_zero());
+            let unit = if is_short { tuning::UNIT.min(spare) } else { Bytes::ZERO };
+            let wanted = planned.max(unit.min(member.limits.max.minus(member.target)));
+            let wanted = wanted.min(surplus);
             if !member.can_take_more() || wanted < tuning::STEP_MIN {
-                if let Some(sign) = member.demand().filter(|_| member.change.is_none()) {
-                    member.refuse(Reason::NoSurplus { sign });
+                if is_short && member.change.is_none() {
+                    member.refuse(why_no_more(member));
                 }
                 continue;
             }
             match host.claim(wanted) {
                 Ok(granted) => {
                     surplus = surplus.minus(granted);
-                    let saves = goal.saves.max(0).unsigned_abs();
-                    let reason = if goal.fits && saves == 0 {
-                        Reason::Bonus
-                    } else {
-                        Reason::Balance { saves }
-                    };
-                    note_move(member, &goal, now);
-                    member.give(member.target.plus(granted).floor_mib(), reason);
+                    spare = spare.minus(granted.minus(planned));
+                    if let Some(goal) = goal {
+                        note_move(member, &goal, now);
+                    }
+                    let saves = goal.map_or(0, |goal| goal.saves.max(0).unsigned_abs());
+                    let target = member.target.plus(granted).floor_mib();
+                    member.give(target, Reason::Balance { saves });
                 }
                 Err(refusal) => member.refuse(refusal),
             }
@@ -155,8 +140,9 @@ impl Group<'_> {
     /// The member that is shortest, and what those that are short need beyond `surplus`.
     pub(crate) fn lacking(&self, surplus: Bytes) -> Option<(usize, Bytes)> {
         let lacks = |member: &Member| {
-            let need = member.memory.balanced.as_ref().map_or(Bytes::ZERO, |b| b.need);
-            if member.is_short() { need.minus(member.target) } else { Bytes::ZERO }
+            let enough = member.memory.balanced.map_or(Bytes::ZERO, |balanced| balanced.enough);
+            let enough = enough.min(member.limits.max);
+            if member.is_short() { enough.minus(member.target) } else { Bytes::ZERO }
         };
         let lacking = self.members.iter().map(lacks).sum::<Bytes>().minus(surplus);
         let shortest = (0..self.members.len()).max_by_key(|i| lacks(&self.members[*i]))?;
@@ -164,108 +150,92 @@ impl Group<'_> {
     }
 }
 
-fn goal(member: &Member) -> Option<Goal> {
-    member.memory.balanced.as_ref().and_then(|balanced| balanced.goal)
+/// What it is to be given by the plan.
+fn planned(member: &Member) -> Bytes {
+    let goal = goal(member).filter(|goal| !goal.is_take);
+    goal.map_or(Bytes::ZERO, |goal| goal.size.minus(member.target))
 }
 
-/// What balancing needs to know of a member, where `free` is nobody's or lies idle.
-fn seat(member: &Member, free: Bytes, disk: Reads, rules: Rules, now: Time) -> Seat {
+fn goal(member: &Member) -> Option<Goal> {
+    member.memory.balanced.and_then(|balanced| balanced.goal)
+}
+
+/// Takes in how a member does.
+fn note(member: &mut Member, now: Time) {
+    let known = member.memory.curves.take();
+    if let (Some(cold), Some(tracking), Ok(_)) = (&member.cold, &member.tracking, &member.guest) {
+        let (waits, ram) = (cold::waits(cold), member.ram);
+        member.memory.curves = Curves::with(known, tracking, waits, ram, now);
+    }
+    member.memory.note_waits(waits(member), now);
+}
+
+/// The share of its time for which it waits for memory.
+fn waits(member: &Member) -> f64 {
+    let waits = match &member.cold {
+        Some(cold) => cold::waits(cold),
+        None => misses(member) * tuning::SWAP_READ_S,
+    };
+    waits.clamp(0.0, 1.0)
+}
+
+/// What it misses, per second.
+fn misses(member: &Member) -> f64 {
+    match &member.cold {
+        Some(cold) => cold.refaults_per_s,
+        None => member.memory.swap_in.0 as f64 / tuning::READ_AHEAD.0 as f64,
+    }
+}
+
+/// What balancing needs to know of a member.
+fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
     let (held, limits) = (member.target, member.limits);
-    let is_short = member.is_short();
-    let waits = if is_short { member.memory.reads.wait_for(disk) } else { 0.0 };
-    let idle = if is_short { Bytes::ZERO } else { member.memory.idle };
-    let unfilled = if is_short { member.unfilled() } else { Bytes::ZERO };
-    let condition = Condition {
-        held,
-        is_short,
-        waits,
-        experience: member.memory.experience.clone(),
-        lacking: if is_short { experience::lacking(member, disk, now) } else { Bytes::ZERO },
-        set_apart: member.memory.set_apart,
-        idle,
-        unfilled,
-        disk,
+    let paged = member.memory.curves.as_ref().zip(member.cold.as_ref());
+    let claim = tuning::UNIT.share(tuning::BALANCE_PERIOD.0, tuning::PERIOD.0);
+    let worth = match paged {
+        Some((curves, cold)) => Worth::of_paged(curves, cold, held),
+        None => Worth::of_swapping(held, member.memory.swap_in, claim),
     };
-    let worth = Worth::of(member.tracking.as_ref(), &condition);
-    let lowest = guard::lowest_target(member, shrinks_by(held), Purpose::Balance, rules, now);
-    let can_shrink_soon = matches!(
-        lowest,
-        Ok(_)
-            | Err(Reason::InFlight { .. } | Reason::NotCalm { .. } | Reason::UnderPressure { .. })
-    );
+    let lowest = guard::lowest_target(member, held, Purpose::Balance, rules, now);
     // Below its base a member is only taken what it does not need: it would get it back at once.
-    let floor = if member.has_swap { limits.min } else { limits.base };
-    let least = limits.base.min(worth.need.max(floor)).min(held);
-    // What it lacks is being looked for: to give up now what it got so far would help nobody.
-    let is_being_helped =
-        is_short && member.memory.given_at.is_some_and(|at| now.since(at) < tuning::FILLED_WITHIN);
-    let is_filling =
-        is_being_helped && unfilled >= tuning::UNIT.max(held.percent(tuning::UNFILLED_PERCENT));
-    let least = if worth.is_tracked && can_shrink_soon && !is_being_helped { least } else { held };
-    let suffers = member.suffers() && !is_filling;
-    let unneeded = match &member.guest {
-        Ok(guest) if member.blocked.is_none() && !worth.is_tracked => {
-            member.grant().min(guest.available.minus(margin(guest)))
-        }
-        Ok(_) if can_shrink_soon => {
-            // Who is short needs more than it has; what of that it was not seen to touch, it loses
-            // nothing more by.
-            let needed = if is_short && !is_filling { worth.seen } else { worth.need };
-            held.minus(needed.max(floor)).max(member.memory.idle.min(held.minus(floor)))
-        }
-        _ => Bytes::ZERO,
+    let needed = limits.base.min(worth.enough().max(limits.min));
+    let least = match lowest {
+        Ok(lowest) => lowest.max(needed),
+        // Soon.
+        Err(Reason::InFlight { .. } | Reason::NotCalm { .. }) => needed,
+        Err(_) => held,
     };
-    let is_seen_well = !worth.is_tracked || member.memory.is_well_tracked();
-    let freely = member.freely();
-    // Of whom little is known yet, only what it does not use can be taken.
-    let least_now = if is_seen_well { least } else { least.max(held.minus(freely)) };
-    let lowest = lowest.map(|lowest| lowest.min(held.minus(freely)));
-    let lowest = lowest.map_or(held, |lowest| lowest.clamp(least_now, held));
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();
-    let most = if can_grow { limits.max.max(limits.base).max(held) } else { held };
-    let grown = held.plus(growth(held));
-    let grown = match member.guest.as_ref().ok().and_then(|guest| guest.pressure) {
-        Some(Pressure::SwapIn { per_second }) if per_second >= tuning::HEAVY_SWAP_IN => {
-            // How much it lacks may be more than shows; what lies idle is there to find that out.
-            let lacks = worth.need.minus(held).max(free.share(1, 2));
-            grown.max(held.plus(lacks.min(free)))
-        }
-        _ => grown,
-    };
-    let highest = if member.can_take_more() { grown.min(most) } else { held };
-    let charged = member.used.plus(member.promised()).min(member.limit());
+    let most = if can_grow { limits.max.max(limits.base) } else { held };
+    let (least, most) =
+        if paged.is_some() { (least, most) } else { (held, most.min(held.plus(claim))) };
+    let charged = member.used.plus(member.promised()).minus(member.overshoot()).min(member.limit());
     let share = charged.0 as f64 / member.limit().0.max(1) as f64;
-    // Merged pages are spread over all of it; what is not touched yet is what a balloon takes
-    // first.
-    let charge = if member.merging.is_some() { share.max(tuning::LEAST_CHARGE) } else { 1.0 };
+    // Merged pages are spread over all of it, and what is paged out leaves a part in swap.
+    let share = if member.merging.is_some() { share } else { 1.0 };
+    let frees = (share * (1.0 - f64::from(member.swap_cost))).clamp(tuning::LEAST_CHARGE, 1.0);
+    let cold = member.cold.unwrap_or_default();
     Seat {
         held,
-        least,
-        most,
-        lowest,
-        highest,
-        unneeded,
+        least: least.min(held),
+        most: most.max(held),
+        untouched: held.minus(cold.resident).plus(cold.untouched[0].minus(cold.out)),
+        out: cold.out,
+        granule: member.tracking.as_ref().map_or(Bytes::ZERO, |tracking| tracking.granule),
         charged: charged.min(held),
-        charge,
-        idle,
-        unfilled,
-        suffers,
+        frees,
         worth,
-        weight: member.share.weight,
+        weight: f64::from(member.share.weight)
+            * (1.0 + tuning::WAITED_COUNTS * member.memory.waited),
+        suffers: member.suffers(),
         priority: member.share.priority,
     }
 }
 
-/// By how much a VM that uses all of its memory may shrink in a round.
-fn shrinks_by(held: Bytes) -> Bytes {
-    held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT)
-}
-
 fn take(member: &mut Member, rules: Rules, now: Time) {
-    let Some(goal) = goal(member).filter(|goal| goal.size < member.target) else { return };
-    let surely = member.target.minus(goal.size.max(goal.lowest));
-    // Below that, what has come into use meanwhile is left.
-    let wanted = surely.max(member.memory.idle.min(member.target.minus(goal.size)));
+    let is_due = |goal: &Goal| goal.is_take && goal.size < member.target;
+    let Some(goal) = goal(member).filter(is_due) else { return };
+    let wanted = member.target.minus(goal.size);
     match guard::lowest_target(member, wanted, Purpose::Balance, rules, now) {
         Ok(target) if member.change.is_none() => {
             let costs = goal.saves.min(0).unsigned_abs();
@@ -279,28 +249,26 @@ fn take(member: &mut Member, rules: Rules, now: Time) {
 
 /// Remembers what a move is for, unless it goes on with the one before.
 fn note_move(member: &mut Member, goal: &Goal, now: Time) {
-    let is_take = goal.size < member.target;
     let goes_on =
-        |moved: &Moved| moved.is_take == is_take && now.since(moved.at) < tuning::JUDGED_AFTER;
+        |moved: &Moved| moved.is_take == goal.is_take && now.since(moved.at) < tuning::JUDGED_AFTER;
     if member.memory.moved.as_ref().is_some_and(goes_on) {
         return;
     }
     // A rate that is not known yet can show nothing.
     let is_settled = now.since(member.memory.seen_at) >= tuning::JUDGED_AFTER;
-    let Goal { saves, .. } = *goal;
-    let (from, faults_before) = (member.target, member.memory.reads.faults);
-    let moved = Moved { at: now, from, is_take, saves, faults_before };
+    let (from, saves, missed) = (member.target, goal.saves, misses(member));
+    let moved = Moved { at: now, from, is_take: goal.is_take, saves, missed };
     member.memory.moved = is_settled.then_some(moved);
 }
 
 /// Sees what the last move has saved, once that can be seen.
 fn judge(member: &mut Member, now: Time) {
-    let memory = &mut member.memory;
+    let misses = misses(member);
     let is_due = |moved: &mut Moved| now.since(moved.at) >= tuning::JUDGED_AFTER;
-    if let Some(moved) = memory.moved.take_if(is_due) {
-        let saved = rounded((moved.faults_before - memory.reads.faults) * 60.0);
+    if let Some(moved) = member.memory.moved.take_if(is_due) {
+        let saved = rounded((moved.missed - misses) * 60.0);
         let Moved { at, from, saves: expected, .. } = moved;
-        memory.outcome = Some(Outcome { at, from, to: member.target, expected, saved });
+        member.memory.outcome = Some(Outcome { at, from, to: member.target, expected, saved });
     }
 }
 

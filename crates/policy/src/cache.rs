@@ -8,8 +8,7 @@
 //! everything else ([`crate::headroom`], [`crate::reclaim`]). Where the host has less than all
 //! caches could use, each has the same part of what it could.
 //!
-//! Needs come before caches: who swaps waits for a disk as well, and its memory is its own. A bonus
-//! of `balance`, which saves nothing that is known, comes after what the cache can use.
+//! Needs come before caches: who swaps waits for a disk as well, and its memory is its own.
 
 use std::collections::BTreeMap;
 
@@ -21,19 +20,6 @@ use crate::{group::Group, headroom::Headroom, tuning};
 pub(crate) fn held(view: &HostView, now: Time) -> Bytes {
     let known = view.caches.values().filter(|cache| cache.age(now) <= tuning::STALE_AFTER);
     known.map(|cache| cache.value.held).sum()
-}
-
-/// What a group's cache can use: the least size with which it would find nearly all that a larger
-/// one would.
-pub(crate) fn cacheable(view: &HostView, group: &GroupName, now: Time) -> Bytes {
-    let known = view.caches.get(group).filter(|cache| cache.age(now) <= tuning::STALE_AFTER);
-    let curve = known.map_or(&[][..], |cache| &cache.value.curve);
-    let Some((_, best)) = curve.last() else { return Bytes::ZERO };
-    if *best < tuning::WORTH_CACHING {
-        return Bytes::ZERO;
-    }
-    let enough = curve.iter().find(|(_, hits)| *hits >= best - tuning::WORTH_CACHING);
-    enough.map_or(Bytes::ZERO, |(size, _)| *size)
 }
 
 /// What the caches of these groups may hold until the next tick, out of what the `host` has left.

@@ -16,7 +16,7 @@ use model::{Bytes, Cold, Reading, Reason, Time, Tracking, reason::Pressure};
 
 use crate::{statistics::Guest, tuning};
 
-/// What a VM would say if it knew what the host knows: its memory is what it has resident, and
+/// What a VM would say if it knew what the host knows: its memory is what it may have in memory, and
 /// free of it is what it has not touched for a minute.
 pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Reason> {
     let cold = cold.ok_or(Reason::NotPaged)?;
@@ -25,22 +25,30 @@ pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Rea
         return Err(Reason::NotPaged);
     }
     let Reading { value: cold, at } = cold;
-    let free = cold.untouched[1].minus(cold.out).min(cold.resident);
+    // What it may have in memory and has not filled yet is free, too.
+    let total = cold.target.map_or(cold.resident, |target| target.max(cold.resident));
+    let free =
+        total.minus(cold.resident).plus(cold.untouched[1].minus(cold.out).min(cold.resident));
     let waits = waits(&cold);
+    // Who may have more in memory and has not filled that yet lacks nothing.
+    let is_filling = cold.target.is_some_and(|target| target.minus(cold.resident) >= tuning::UNIT);
     let sign = |least: f64| {
-        (waits >= least).then_some(Pressure::Refaults { per_second: cold.refaulted_per_s })
+        (waits >= least && !is_filling)
+            .then_some(Pressure::Refaults { per_second: cold.refaulted_per_s })
     };
     let (demand, pressure) = (sign(tuning::WAITS_FOR_MORE), sign(tuning::SUFFERS_WAITS));
-    Ok(Guest { at, total: cold.resident, free, available: free, demand, pressure })
+    Ok(Guest { at, total, free, available: free, demand, pressure })
+}
+
+/// What a touch of a page that is out takes, in seconds.
+pub(crate) fn refault_s(cold: &Cold) -> f64 {
+    let ns = if cold.refault_ns == 0 { tuning::REFAULT_NS } else { cold.refault_ns as f64 };
+    ns / 1e9
 }
 
 /// The share of one vCPU's time for which it waits for what is out.
-fn waits(cold: &Cold) -> f64 {
-    let waits = if cold.refault_ns == 0 {
-        cold.refaults_per_s * tuning::REFAULT_NS / 1e9
-    } else {
-        cold.waits()
-    };
+pub(crate) fn waits(cold: &Cold) -> f64 {
+    let waits = cold.refaults_per_s * refault_s(cold);
     // A rate that cannot be true is no reason to take from the VM.
     if waits.is_finite() { waits.max(0.0) } else { 1.0 }
 }

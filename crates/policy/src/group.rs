@@ -23,21 +23,12 @@ pub(crate) struct Group<'a> {
     /// When somebody was last short of memory that the group did not have, for all that is known.
     pub(crate) unmet_at: Time,
     pub(crate) balance: GroupBalance,
-    /// What its cache of disks can use.
-    pub(crate) cacheable: Bytes,
 }
 
 impl<'a> Group<'a> {
     pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
-        Self {
-            spec,
-            members,
-            ledger,
-            unmet_at,
-            balance: GroupBalance::default(),
-            cacheable: Bytes::ZERO,
-        }
+        Self { spec, members, ledger, unmet_at, balance: GroupBalance::default() }
     }
 
     /// How it stands towards lending, as long as it has neither lent nor borrowed.

@@ -77,14 +77,10 @@ pub(crate) fn lowest_target(
         if rules.has(Rule::Calm) && ago < tuning::CALM {
             return Err(Reason::NotCalm { ago, needed: tuning::CALM });
         }
-        // What it misses then was weighed against what others miss. Who suffers from what was taken
-        // may have lost all that can be lost.
-        let goes_on = member.memory.asked.as_ref().is_some_and(|asked| asked.is_take);
-        if !(goes_on && member.suffers())
-            && let Err(reason) = is_not_backing_off(member, rules, now)
-        {
-            // Which mistakes those were says little of what lies idle since.
-            wanted = wanted.min(member.memory.idle_for_long(now));
+        // What it misses then was weighed against what others miss.
+        if let Err(reason) = is_not_backing_off(member, rules, now) {
+            // Which mistakes those were says little of what it has not touched for a minute.
+            wanted = wanted.min(guest.free);
             if wanted < tuning::STEP_MIN {
                 return Err(reason);
             }
@@ -109,7 +105,9 @@ pub(crate) fn lowest_target(
         return Err(Reason::AtFloor { floor });
     }
     let mut amount = wanted.min(above_floor);
-    if rules.has(Rule::InflationCap) {
+    // Paging takes small steps by itself, and no guest stands still for them.
+    let is_gentle = member.is_paged && purpose == Purpose::Balance;
+    if rules.has(Rule::InflationCap) && !is_gentle {
         amount = amount.min(tuning::UNIT.max(member.target.percent(purpose.step_percent())));
     }
     let keeps_what_it_uses = !member.has_swap && rules.has(Rule::Swapless);

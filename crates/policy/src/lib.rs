@@ -14,7 +14,7 @@
 //! 5. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
 //! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is
 //!    taken from those who leave it unused, if somebody is short ([`idle`]); or memory goes where
-//!    it saves the most misses ([`balancing`], by the [`optimum`]).
+//!    it saves the most waiting ([`balancing`], by the [`optimum`]).
 //!
 //! Who pages because it was given less than it was promised is overloaded ([`overload`]); and what
 //! is to be kept free for that, says [`excess`].
@@ -37,7 +37,6 @@ mod case;
 pub mod cluster;
 mod cold;
 pub mod excess;
-mod experience;
 mod group;
 mod guard;
 pub mod handover;
@@ -50,17 +49,14 @@ mod member;
 mod memory;
 pub mod optimum;
 pub mod overload;
-mod reads;
 mod reclaim;
 mod reprovision;
 mod revoke;
 mod rules;
 pub mod scan_rate;
-mod slots;
 mod statistics;
 mod tick;
 pub mod tuning;
-mod typical;
 
 pub use case::Case;
 pub use memory::Memory;

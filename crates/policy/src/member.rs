@@ -13,7 +13,7 @@ use model::{
 
 use crate::{
     Rule, Rules, cold,
-    memory::{Asked, Merging, VmMemory},
+    memory::{Merging, VmMemory},
     statistics::{self, Guest},
     tuning,
 };
@@ -34,6 +34,10 @@ pub(crate) struct Member {
     pub(crate) target: Bytes,
     /// What the guest occupies on the host.
     pub(crate) used: Bytes,
+    /// What QEMU was started with.
+    pub(crate) ram: Bytes,
+    /// What memory a byte takes that is out.
+    pub(crate) swap_cost: f32,
     /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
     pub(crate) is_guessed: bool,
     pub(crate) guest: Result<Guest, Reason>,
@@ -120,9 +124,6 @@ impl Member {
         } else {
             memory.excuse(now);
         }
-        if let (Ok(guest), false) = (&guest, is_paged) {
-            memory.note_set_apart(actual, guest.total, now);
-        }
         let stands = memory.resident.unwrap_or(actual);
         let target = memory.asked.as_ref().map_or(stands, |asked| asked.target);
         let out = view.cold.filter(|_| is_paged).map(|reading| reading.value);
@@ -145,6 +146,8 @@ impl Member {
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
             is_guessed: counted.is_none() && is_new,
+            ram: view.ram,
+            swap_cost,
             guest,
             free_pages,
             tracking: tracked.map(|tracking| tracking.value.clone()),
@@ -175,6 +178,11 @@ impl Member {
     /// What it holds above its base.
     pub(crate) fn grant(&self) -> Bytes {
         self.target.minus(self.limits.base)
+    }
+
+    /// What it has in memory beyond its target: the host is paging that out.
+    pub(crate) fn overshoot(&self) -> Bytes {
+        if self.is_paged { self.actual.minus(self.target) } else { Bytes::ZERO }
     }
 
     /// Granted above base and not touched yet.
@@ -208,32 +216,9 @@ impl Member {
         self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
     }
 
-    /// What it has free that it will fill, for it reads from its swap.
-    pub(crate) fn unfilled(&self) -> Bytes {
-        let free = self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free);
-        self.memory.kept_free.map_or(self.spare(), |kept| free.minus(kept))
-    }
-
-    /// Takes in what it has free.
-    pub(crate) fn note_spare(&mut self, now: Time) {
-        let Ok(guest) = &self.guest else { return self.memory.note_spare(Bytes::ZERO, false, now) };
-        if matches!(guest.pressure, Some(Pressure::SwapIn { .. })) {
-            let kept = self.memory.kept_free.unwrap_or(guest.free);
-            self.memory.kept_free = Some(kept.min(guest.free));
-        }
-        let is_news = |asked: &Asked| !asked.is_take || guest.at > asked.said_at;
-        let is_news = self.memory.asked.as_ref().is_none_or(is_news);
-        self.memory.note_spare(self.spare(), is_news, now);
-    }
-
-    /// What of that can be taken at once when others miss it: half, for its next program may come.
-    pub(crate) fn freely(&self) -> Bytes {
-        self.memory.idle.share(1, 2)
-    }
-
     /// Whether its group's balance decides over all of its memory.
     pub(crate) fn is_balanced(&self) -> bool {
-        self.memory.balanced.is_some_and(|balanced| balanced.is_tracked)
+        self.memory.balanced.is_some_and(|balanced| balanced.has_curve)
     }
 
     /// Whether it may be given more now. What could not be taken back again is not given: a guest
@@ -330,17 +315,6 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
         target: moved.target,
         wait: moved.until.since(now),
     })
-}
-
-/// By how much a VM may grow in a round of balancing.
-pub(crate) fn growth(held: Bytes) -> Bytes {
-    held.percent(tuning::GROW_PERCENT).max(tuning::UNIT)
-}
-
-/// What a guest needs to keep `used` in memory: a twentieth of its memory goes to its kernel's
-/// reserves.
-pub(crate) fn with_room(used: Bytes) -> Bytes {
-    used.share(20, 19).max(used.plus(tuning::MARGIN_MIN))
 }
 
 /// What a guest keeps free in any case.

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time,
-    Tracking, VmName, VmView, plan::Outcome,
+    Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time, VmName,
+    VmView, plan::Outcome,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{experience::Experience, lending, overload, reads::Reads, tuning, typical::Tracked};
+use crate::{lending, overload, reprovision::balance::worth::Curves, tuning};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -86,39 +86,20 @@ pub(crate) struct VmMemory {
     /// As of the latest of those readings.
     #[serde(default)]
     pub(crate) merging: Merging,
-    /// When balance last gave it memory.
-    #[serde(default)]
-    pub(crate) given_at: Option<Time>,
     /// What it had handed over, and when that was last more, for all that is known.
     #[serde(default)]
     pub(crate) handed_over: Bytes,
     #[serde(default)]
     pub(crate) freed_at: Time,
-    /// What it has had free for some seconds beyond what it keeps free in any case.
+    /// Its curves of late.
     #[serde(default)]
-    pub(crate) idle: Bytes,
-    /// Since when that is worth taking.
+    pub(crate) curves: Option<Curves>,
+    /// The share of its time for which it waited for memory, of late …
     #[serde(default)]
-    idle_since: Option<Time>,
-    /// The least that it had free while it read from its swap: what its kernel keeps free in any
-    /// case.
+    pub(crate) waited: f64,
+    /// … and when that was last noted.
     #[serde(default)]
-    pub(crate) kept_free: Option<Bytes>,
-    /// What it reads from its swap, over some seconds.
-    #[serde(default)]
-    pub(crate) reads: Reads,
-    /// What its kernel set apart at boot: what it may use and does not count.
-    #[serde(default)]
-    pub(crate) set_apart: Bytes,
-    /// What lies in its swap and is not missed.
-    #[serde(default)]
-    pub(crate) idle_swap: Bytes,
-    /// What it worked on of late.
-    #[serde(default)]
-    pub(crate) tracked: Option<Tracked>,
-    /// With how much memory it missed how much.
-    #[serde(default)]
-    pub(crate) experience: Experience,
+    waited_at: Time,
     /// As of the group's last balance.
     #[serde(default)]
     pub(crate) balanced: Option<Balanced>,
@@ -141,18 +122,15 @@ pub(crate) struct GroupBalance {
     pub(crate) deficit_at: Time,
     /// All that its members could have then.
     pub(crate) pool: Bytes,
-    /// The most that one of them read of late: what a swap disk can answer.
-    #[serde(default)]
-    pub(crate) disk: Reads,
 }
 
 /// What a group's balance made of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Balanced {
-    /// What it could use.
-    pub(crate) need: Bytes,
-    /// Whether a curve says so.
-    pub(crate) is_tracked: bool,
+    /// With so much it does not wait to speak of.
+    pub(crate) enough: Bytes,
+    /// Whether a whole curve says so.
+    pub(crate) has_curve: bool,
     /// Where it should be, if not where it is.
     pub(crate) goal: Option<Goal>,
 }
@@ -161,9 +139,8 @@ pub(crate) struct Balanced {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) size: Bytes,
-    /// Below this only what it has free is taken.
-    #[serde(default)]
-    pub(crate) lowest: Bytes,
+    /// Whether that is less than it had.
+    pub(crate) is_take: bool,
     /// Where it should be in the end.
     #[serde(default)]
     pub(crate) wanted: Bytes,
@@ -171,8 +148,6 @@ pub(crate) struct Goal {
     pub(crate) saves: i64,
     /// The same for the whole group.
     pub(crate) saved_in_all: u64,
-    /// Whether the needs of all fit.
-    pub(crate) fits: bool,
 }
 
 /// A move of the balance whose effect does not show yet.
@@ -183,7 +158,8 @@ pub(crate) struct Moved {
     pub(crate) is_take: bool,
     /// As of [`Goal::saves`].
     pub(crate) saves: i64,
-    pub(crate) faults_before: f64,
+    /// Its misses per second before.
+    pub(crate) missed: f64,
 }
 
 /// What a guest has counted since it booted.
@@ -192,8 +168,6 @@ pub(crate) struct Counters {
     pub(crate) swap_in: Bytes,
     pub(crate) swap_out: Bytes,
     pub(crate) minor_faults: u64,
-    #[serde(default)]
-    pub(crate) major_faults: u64,
 }
 
 /// What is merged of a VM per second, and of what was merged, written again.
@@ -306,16 +280,6 @@ impl VmMemory {
         }
     }
 
-    /// Notes what the guest does not count of what it may use, while its balloon stands still. It
-    /// is the guest's word, and believed up to a part.
-    pub(crate) fn note_set_apart(&mut self, actual: Bytes, total: Bytes, now: Time) {
-        let stands =
-            |asked: &Asked| asked.reached && now.since(asked.said_at) > tuning::STALE_AFTER;
-        if self.asked.as_ref().is_none_or(stands) {
-            self.set_apart = actual.minus(total).min(actual.percent(tuning::SET_APART_PERCENT));
-        }
-    }
-
     /// Turns the worker's counters into rates; `None`: its pages are not being merged. Counters
     /// that ran backwards are those of another worker, which says nothing of this second.
     pub(crate) fn note_merging(&mut self, reading: Option<Reading<Dedup>>) -> Option<Merging> {
@@ -374,62 +338,22 @@ impl VmMemory {
         }
     }
 
-    /// Takes in what it has free beyond its margin: when that is less, at once; when it is more, by
-    /// a fifth of it in each second. `is_news`: the guest has said so since memory was last taken
-    /// from it.
-    pub(crate) fn note_spare(&mut self, spare: Bytes, is_news: bool, now: Time) {
-        let more = if is_news { spare.share(1, tuning::IDLE_WITHIN.0 / 1000) } else { Bytes::ZERO };
-        self.idle = spare.min(self.idle.plus(more));
-        let is_idle = self.idle >= tuning::UNIT;
-        self.idle_since = is_idle.then(|| self.idle_since.unwrap_or(now));
-    }
-
-    /// What has lain idle for so long that it can be taken although takes were mistakes: longer
-    /// with each of them.
-    pub(crate) fn idle_for_long(&self, now: Time) -> Bytes {
-        let long = doubled(tuning::IDLE_WITHIN, self.failures + 1, tuning::IDLE_FOR_LONG_MAX);
-        let is_long = self.idle_since.is_some_and(|since| now.since(since) >= long);
-        if is_long { self.idle } else { Bytes::ZERO }
-    }
-
-    /// Takes in what tracking says now; answers what is typical of late. What lies in its swap is
-    /// as of now.
-    pub(crate) fn note_tracking(
-        &mut self,
-        latest: Option<Tracking>,
-        now: Time,
-    ) -> Option<Tracking> {
-        let latest = latest.map(|latest| self.without_idle_swap(latest, now));
-        self.tracked = latest.and_then(|latest| Tracked::with(self.tracked.take(), latest, now));
-        self.tracked.as_ref().map(Tracked::typical)
-    }
-
-    /// What lay in its swap while it was not short, it does without; and what programs leave there
-    /// when they end, nobody sees go.
-    fn without_idle_swap(&mut self, mut latest: Tracking, now: Time) -> Tracking {
-        let is_calm = now.since(self.short_at) >= tuning::CALM;
-        self.idle_swap = if is_calm { latest.swapped } else { self.idle_swap.min(latest.swapped) };
-        latest.swapped = latest.swapped.minus(self.idle_swap);
-        latest.working_set = latest.working_set.map(|size| size.minus(self.idle_swap));
-        latest
-    }
-
-    /// Whether it was tracked for long enough to take memory by that.
-    pub(crate) fn is_well_tracked(&self) -> bool {
-        self.tracked.as_ref().is_some_and(Tracked::is_settled)
+    /// Notes for which share of its time it waits for memory.
+    pub(crate) fn note_waits(&mut self, waits: f64, now: Time) {
+        let passed = now.since(self.waited_at).0 as f64 / tuning::WAITED_WITHIN.0 as f64;
+        self.waited += passed.min(1.0) * (waits - self.waited);
+        self.waited_at = now;
     }
 
     /// Its group's memory is not balanced any more.
     pub(crate) fn forget_balance(&mut self) {
         (self.balanced, self.moved, self.outcome) = (None, None, None);
-        (self.tracked, self.experience) = (None, Experience::default());
-        (self.given_at, self.idle_swap) = (None, Bytes::ZERO);
+        self.curves = None;
     }
 
     /// Notes that it is given memory; if balance took some a moment ago, one of the two was a
     /// mistake.
     pub(crate) fn note_gift(&mut self, now: Time) {
-        self.given_at = Some(now);
         if self.moved_away_at.take().is_some_and(|at| now.since(at) <= tuning::WATCH) {
             self.taken_at = None;
             self.back_off(now);
@@ -487,38 +411,6 @@ pub(crate) fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_lay_in_swap_while_it_was_calm_is_not_lacking() {
-        let mut memory = VmMemory::new(1, Time(0));
-        let mut lacks = |second: u64, mib: u64| {
-            let swapped = Bytes::mib(mib);
-            let latest = Tracking { swapped, working_set: Some(swapped), ..Tracking::default() };
-            let now = Time(0).after(Millis::secs(second));
-            memory.without_idle_swap(latest, now).swapped.0 >> 20
-        };
-        assert_eq!([lacks(1, 30), lacks(10, 100), lacks(11, 90)], [30, 0, 0]);
-        let mut memory = VmMemory { idle_swap: Bytes::mib(90), ..VmMemory::new(1, Time(0)) };
-        let mut lacks = |mib: u64| {
-            let latest = Tracking { swapped: Bytes::mib(mib), ..Tracking::default() };
-            memory.without_idle_swap(latest, Time(1)).swapped.0 >> 20
-        };
-        assert_eq!([lacks(120), lacks(60), lacks(120)], [30, 0, 60], "what is read back is in use");
-    }
-
-    #[test]
-    fn what_lies_idle_is_taken_after_twice_as_long_with_each_mistake() {
-        let at = |second: u64| Time(0).after(Millis::secs(second));
-        let mut memory = VmMemory::new(1, at(0));
-        (0..30).for_each(|second| memory.note_spare(Bytes::mib(100), true, at(second)));
-        let mut mib_after = |failures, second| {
-            memory.failures = failures;
-            memory.idle_for_long(at(second)).0 >> 20
-        };
-        assert_eq!([mib_after(0, 4), mib_after(0, 5), mib_after(1, 9)], [0, 100, 0]);
-        assert_eq!([mib_after(2, 19), mib_after(2, 20), mib_after(9, 119)], [0, 100, 0]);
-        assert_eq!(mib_after(9, 120), 100, "at last in any case");
-    }
 
     #[test]
     fn a_mistake_counts_once_and_a_good_take_makes_up_for_one() {

@@ -2,7 +2,8 @@
 //!
 //! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has
 //! free, then that of calm guests, and that of a guest under pressure only when nobody holds
-//! anything else. Nothing below base is touched here: base is guaranteed.
+//! anything else. Nothing below base is touched here: base is guaranteed. What a VM that is paged
+//! has in memory beyond its target is on its way out already.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 
@@ -29,7 +30,7 @@ pub(crate) fn take_back(
         let is_pressured = rules.has(Rule::Pressure) && member.is_pressured();
         (is_pressured, std::cmp::Reverse(member.promised().plus(member.spare())))
     });
-    let mut left = wanted;
+    let mut left = wanted.minus(members.iter().map(Member::overshoot).sum());
     let mut is_cheaper_left = false;
     for i in order {
         if left.is_zero() {

@@ -15,7 +15,6 @@ use model::{
 use crate::{
     Rule, Rules,
     memory::{Counters, VmMemory},
-    reads::Reads,
     tuning,
 };
 
@@ -76,9 +75,6 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
-/// Of a guest's memory.
-const PAGE: Bytes = Bytes::kib(4);
-
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of
 /// one that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
@@ -87,7 +83,6 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         swap_in,
         swap_out: reading.value.swap_out.unwrap_or_default(),
         minor_faults: reading.value.minor_faults.unwrap_or_default(),
-        major_faults: reading.value.major_faults.unwrap_or(swap_in.0 / tuning::READ_AHEAD.0),
     };
     let latest = Reading::new(counters, reading.at);
     let Some(Reading { value: before, at }) = memory.counters else {
@@ -101,7 +96,6 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
     if went_back {
         memory.settling_until = Some(now.after(tuning::CALM));
         (memory.swap_in, memory.swap) = (Bytes::ZERO, Bytes::ZERO);
-        memory.reads = Reads::default();
         memory.forget_balance();
         memory.counters = Some(latest);
     } else if elapsed.0 > 0 {
@@ -109,10 +103,6 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         let swapped_out = counters.swap_out.minus(before.swap_out);
         memory.swap_in = swapped_in.share(1000, elapsed.0);
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
-        // No guest reads more pages back than it swaps in.
-        let faults = counters.major_faults.saturating_sub(before.major_faults);
-        let faults = faults.min(swapped_in.0 / PAGE.0) as f64 * 1e3 / elapsed.0 as f64;
-        memory.reads.note(faults, memory.swap_in);
         memory.counters = Some(latest);
     }
 }

@@ -158,7 +158,6 @@ fn assemble<'a>(
             let mut group =
                 Group::new(group_spec, members.remove(name).unwrap_or_default(), unmet_at);
             group.balance = balances.get(name).copied().unwrap_or_default();
-            group.cacheable = cache::cacheable(view, name, now);
             (name.clone(), group)
         })
         .collect()

@@ -48,9 +48,6 @@ pub const SWAP_PER_SECOND_MAX: Bytes = Bytes::mib(64 * 1024);
 /// Profiles of VMs that are not on the host any more are kept up to so many profiles in all.
 pub const MOST_PROFILES: usize = 10_000;
 
-/// The share of a disk's reads that a cache must find, or find more, to be worth memory.
-pub const WORTH_CACHING: f32 = 0.01;
-
 /// A guest with less than this share of its memory available is under pressure, in percent.
 pub const LOW_AVAILABLE_PERCENT: u64 = 5;
 
@@ -106,118 +103,35 @@ pub const BALANCE_PERIOD: Millis = Millis::secs(5);
 /// How much `balance` takes from a VM in a period at most, in percent (Wang 2016 §4) …
 pub const SHRINK_PERCENT: u64 = 10;
 
-/// … and how much it gives, for being short is more urgent.
+/// … and by how much more than its curve a VM may want, for being short is more urgent.
 pub const GROW_PERCENT: u64 = 30;
 
-/// No kernel sets more of a VM's memory apart at boot, in percent: page structures for eight times
-/// what its balloon leaves it.
-pub const SET_APART_PERCENT: u64 = 20;
-
-/// `balance` goes by what is typical of a VM in the last one to two of these.
-pub const TYPICAL_OF: Millis = Millis::secs(10);
-
-/// Who was given memory reads back what lies in swap for about so long, and is not short any more.
-pub const READ_BACK_WITHIN: Millis = Millis::secs(10);
-
-/// … or for this long at most, while it still has some of it free. Large guests keep more free than
-/// [`MARGIN_MIN`] even when they are short.
-pub const FILLED_WITHIN: Millis = Millis::secs(30);
-
-/// … but while it has so much more free than its kernel keeps in any case, in percent (at least
-/// [`UNIT`]), it needs no more.
-pub const UNFILLED_PERCENT: u64 = 2;
-
-/// What was free for so long is not about to be used; where takes were mistakes, twice as long with
-/// each, …
-pub const IDLE_WITHIN: Millis = Millis::secs(5);
-
-/// … up to this.
-pub const IDLE_FOR_LONG_MAX: Millis = Millis::secs(120);
-
-/// How much a VM missed with how much memory is remembered for this long, …
-pub const REMEMBERED: Millis = Millis::secs(600);
-
-/// … for so many sizes, …
-pub const SIZES_REMEMBERED: usize = 16;
-
-/// … or until its working set is less than this share of what it was since, in percent, …
-pub const SAME_SET_PERCENT: u64 = 50;
-
-/// … and it has freed memory of late. A working set is typical of 10 to 20 seconds.
-pub const FREED_WITHIN: Millis = Millis::secs(30);
-
-/// Who waits for the disk for this share of its time is short of memory.
-pub const SHORT_WAITS: f64 = 0.05;
-
-/// Who misses more than this share of its references shows by that not how much it lacks: it goes
-/// through its data in turn.
-pub const MISS_RATIO_MAX: f64 = 0.5;
-
-/// What a guest writes to its swap is new there where it is this much of what it reads in the same
-/// second, in percent.
-pub const NEW_IN_SWAP_PERCENT: u64 = 25;
-
-/// It works on what it wrote when it reads so much of that again before anything else is new, in
-/// percent.
-pub const READ_AGAIN_PERCENT: u64 = 25;
-
-/// What lies in a guest's swap tells how much it lacks when it is not tracked for long enough, or
-/// has lacked something for so long: tracking had its time, and a guest that waits for its disk
-/// touches little.
-pub const MISSED_FOR: Millis = Millis::secs(30);
-
-/// What a guest's kernel uses and never swaps, beside what it has set apart and keeps free: that of
-/// a small Linux guest.
-pub const KERNEL: Bytes = Bytes::mib(24);
-
-/// A VM that swaps in this much per second may be given all that it lacks at once, where that is
-/// nobody's.
-pub const HEAVY_SWAP_IN: Bytes = Bytes::mib(1);
-
-/// What `balance` takes must save more than it may cost within this time: it is under way for some
-/// of its periods.
-pub const PAYS_WITHIN: Millis = Millis::secs(60);
-
-/// … and so much of what it costs others, in percent: curves are estimates.
-pub const CLEAR_GAIN_PERCENT: u64 = 150;
-
-/// Of so many VMs that hope for the end of their misses by a little more memory, one is right.
-pub const HOPE_DISCOUNT: f64 = 10.0;
-
-/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major
-/// fault.
-pub const READ_AHEAD: Bytes = Bytes::kib(32);
-
-/// The largest piece of memory that a reference may stand for: a huge page.
-pub const GRANULE_MAX: Bytes = Bytes::mib(2);
-
-/// The pieces that curves are made of, as a rule: a granule of tracking.
-pub const PIECE: Bytes = Bytes::kib(128);
-
-/// … and what a VM has less than it needs is missed once within this time at least.
-pub const MISSED_WITHIN: Millis = Millis::secs(3600);
-
-/// The part of what a VM has from which is read how its misses go on beyond it, in percent: the
-/// last quarter.
-pub const LAST_PART_PERCENT: u64 = 25;
-
-/// `balance` tries sizes in steps of this (Wang 2016 §4: eight granules) …
-pub const SMALL_STEP: Bytes = Bytes::mib(1);
-
-/// … and where a VM is larger than this, whose granules are huge pages, …
-pub const LARGE_VM: Bytes = Bytes::mib(2048);
-
-/// … in steps of this; …
-pub const LARGE_STEP: Bytes = Bytes::mib(16);
-
-/// … but so many sizes of a VM at most.
+/// `balance` tries so many sizes of a VM at most, and none that differ by less than a mebibyte
+/// (Wang 2016 §4: eight granules).
 pub const MOST_SIZES: u64 = 256;
 
 /// A VM that occupies next to nothing of what it may use is counted with this share of it.
 pub const LEAST_CHARGE: f64 = 0.01;
 
-/// How much the latest second counts in a VM's rate of major faults: about a period is remembered.
-pub const FAULTS_SHARE: f64 = 0.2;
+/// What a VM loses counts so much more than what another gains, in percent: curves are estimates.
+pub const CLEAR_GAIN_PERCENT: u64 = 150;
+
+/// Who has waited all the time of late counts so many times more than who has not: a fifth of the
+/// time makes up for [`CLEAR_GAIN_PERCENT`], so that equal VMs take turns.
+pub const WAITED_COUNTS: f64 = 4.0;
+
+/// For how long it counts that a VM has waited.
+pub const WAITED_WITHIN: Millis = Millis::secs(300);
+
+/// What Linux reads from swap at once around a page that is missed (`vm.page-cluster`): one major
+/// fault.
+pub const READ_AHEAD: Bytes = Bytes::kib(32);
+
+/// What a guest waits for such a read from its own swap, in seconds: some disks take less.
+pub const SWAP_READ_S: f64 = 0.001;
+
+/// How long after a move it shows what it has saved: three periods.
+pub const JUDGED_AFTER: Millis = Millis::secs(15);
 
 /// What a group had to take back is not handed out again for this long at first; it doubles each
 /// time …
@@ -225,29 +139,6 @@ pub const DEFICIT_FIRST: Millis = Millis::secs(30);
 
 /// … up to this.
 pub const DEFICIT_MAX: Millis = Millis::secs(600);
-
-/// No disk answers more major faults per second: what is said beyond is a lie …
-pub const FAULTS_MAX: f64 = 100_000.0;
-
-/// … and fewer than this are none.
-pub const FAULTS_LEAST: f64 = 0.1;
-
-/// A disk answers at least so many major faults per second …
-pub const DISK_LEAST: f64 = 200.0;
-
-/// … and what more it was seen to answer is forgotten by so much in a second in which somebody is
-/// short: half of it in six minutes.
-pub const DISK_FORGOTTEN: f64 = 0.998;
-
-/// With this share of them a VM waits for the disk all the time: for each page that is read back,
-/// another one may have to be written, …
-pub const DISK_FULL: f64 = 0.5;
-
-/// … and up to this one, only for what it reads.
-pub const DISK_SHARED: f64 = 0.25;
-
-/// How long after a move it shows what it has saved: three periods.
-pub const JUDGED_AFTER: Millis = Millis::secs(15);
 
 /// The group's reserve at most, in percent of its budget: covers copy-on-write bursts and fast
 /// refaults, and keeps surplus and deficit apart so that neither chases the other.

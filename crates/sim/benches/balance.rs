@@ -84,7 +84,8 @@ fn tick_ms() -> f64 {
     let scenario = Scenario::new(1)
         .host(6 << 20, 1024, Load::steady(Bytes::ZERO))
         .group("all", Policy::Balance, limits(1024, 2048, 8192), fakes)
-        .paying("all", 4 << 20);
+        .paying("all", 4 << 20)
+        .paging("all");
     let run = scenario.run(12);
     let Some(view) = run.seconds.last().map(|second| &second.view) else { return f64::NAN };
     let now = SimClock::at(15).now();

@@ -120,6 +120,7 @@ fn fleet(recordings: &[Recording], policy: Policy, moving: bool) -> Scenario {
         .host(8 << 20, 1024, Load::steady(Bytes::ZERO))
         .group("all", policy, limits(MIN.0 >> 20, MIN.0 >> 20, MAX.0 >> 20), fakes)
         .paying("all", budget.0 >> 20)
+        .paging("all")
 }
 
 impl Curve {

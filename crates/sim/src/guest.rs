@@ -8,12 +8,16 @@
 //! Each second the balloon moves towards its target, the programs touch all that they want, and
 //! what does not fit is swapped (or kills the program where there is no swap). A guest suffers in a
 //! second in which it reads pages back from swap.
+//!
+//! Of a guest that is tracked the host may page out what it does not touch: then it has all its RAM
+//! for itself, `actual` of which is in memory. It waits for what it touches beyond that, and its
+//! curve is whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use fastrand::Rng;
 use model::{
-    Bytes, GuestStats, Link, Migration, Reading, Time, Tracking, VmName, VmView,
+    Bytes, Cold, GuestStats, Link, Means, Migration, Reading, Time, Tracking, VmName, VmView,
     tracking::CurvePoint, view::Mechanism,
 };
 
@@ -28,8 +32,20 @@ const DISK_PER_SECOND: Bytes = Bytes::mib(20);
 /// Bytes.
 const PAGE: u64 = 4096;
 
+/// What is tracked and paged out at once.
+const GRANULE: Bytes = Bytes::kib(128);
+
 /// The same in pages, each of which a program waits for.
 const DISK_READS: f64 = (DISK_PER_SECOND.0 / PAGE) as f64;
+
+/// How long a touch of a piece takes that the host has paged out, in seconds.
+const REFAULT: f64 = 1e-4;
+
+/// The share of its time from which a guest that waits for such touches suffers.
+const LONG_WAITS: f64 = 0.02;
+
+/// For so many seconds it is known what it wanted.
+const REMEMBERED: usize = 60;
 
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
@@ -68,6 +84,12 @@ pub struct Guest {
     pub kills: u64,
     /// Whether a migration is under way.
     pub is_migrating: bool,
+    /// Whether the host pages out what it does not touch.
+    pub is_paged: bool,
+    /// What it has touched so far.
+    touched: Bytes,
+    /// What it wanted in each second of late, the latest first.
+    wants: VecDeque<Bytes>,
     second: u64,
     wanted: Bytes,
     dead_until: u64,
@@ -98,6 +120,9 @@ impl Guest {
             used,
             kills: 0,
             is_migrating: false,
+            is_paged: false,
+            touched: used,
+            wants: VecDeque::new(),
             second: 0,
             wanted: Bytes::ZERO,
             dead_until: 0,
@@ -128,7 +153,8 @@ impl Guest {
     /// Whether its programs wait for pages from swap, as they would say themselves.
     #[must_use]
     pub fn suffers(&self) -> bool {
-        self.is_alive && self.swap_in_now >= SUFFERING
+        let waits = self.is_paged && self.awake() < 1.0 - LONG_WAITS;
+        self.is_alive && (waits || self.swap_in_now >= SUFFERING)
     }
 
     /// What nobody in the guest uses.
@@ -142,10 +168,11 @@ impl Guest {
         self.fake.natures.iter().any(is_it)
     }
 
-    /// Takes a new balloon target.
-    pub(crate) fn ask(&mut self, incarnation: u64, target: Bytes) {
+    /// Takes a new target: of its balloon, or of what it has in memory.
+    pub(crate) fn ask(&mut self, incarnation: u64, target: Bytes, by: Means) {
         if self.is_alive && self.incarnation == incarnation {
             self.target = target.min(self.fake.ram);
+            self.is_paged = by == Means::Paging;
         }
     }
 
@@ -160,13 +187,39 @@ impl Guest {
         self.is_alive.then(|| VmView {
             incarnation: self.incarnation,
             ram: self.fake.ram,
-            balloon: has_driver.then(|| Reading::new(self.actual, now)),
+            balloon: has_driver.then(|| Reading::new(self.balloon(), now)),
+            cold: self.cold().map(|cold| Reading::new(cold, now)),
             stats: self.stats.filter(|_| has_driver),
             used: Some(Reading::new(self.used, now)),
             migration,
             tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),
             limits,
             ..VmView::unknown(Link::Up)
+        })
+    }
+
+    /// What its balloon leaves it.
+    const fn balloon(&self) -> Bytes {
+        if self.is_paged { self.fake.ram } else { self.actual }
+    }
+
+    /// Where its memory is, if it is tracked.
+    fn cold(&self) -> Option<Cold> {
+        let refaults_per_s = self.misses_with(self.actual)?;
+        let resident = self.touched.min(self.actual);
+        let untouched = |seconds| {
+            let wanted = self.wants.iter().take(seconds).copied().max().unwrap_or_default();
+            self.touched.minus(wanted)
+        };
+        Some(Cold {
+            resident,
+            out: self.touched.minus(resident),
+            target: self.is_paged.then_some(self.target),
+            untouched: [untouched(10), untouched(REMEMBERED), Bytes::ZERO],
+            refaults_per_s: if self.is_paged { refaults_per_s } else { 0.0 },
+            refaulted_per_s: bytes(refaults_per_s * GRANULE.0 as f64),
+            refault_ns: 100_000,
+            ..Cold::default()
         })
     }
 
@@ -200,7 +253,8 @@ impl Guest {
         } else {
             self.target.min(self.actual.plus(speed))
         };
-        self.inflated = before.minus(self.actual);
+        // No guest stands still while it is paged out.
+        self.inflated = if self.is_paged { Bytes::ZERO } else { before.minus(self.actual) };
     }
 
     /// The programs touch all that they want; what does not fit is swapped or kills.
@@ -218,8 +272,13 @@ impl Guest {
         // Memory that programs let go of leaves swap without I/O.
         self.swapped = self.swapped.minus(self.wanted.minus(wanted));
         self.wanted = wanted;
-        let lacking = wanted.minus(self.actual);
+        self.wants.push_front(wanted);
+        self.wants.truncate(REMEMBERED);
         self.swap_in_now = Bytes::ZERO;
+        if self.is_paged {
+            return self.work_paged(wanted);
+        }
+        let lacking = wanted.minus(self.actual);
         if !lacking.is_zero() && self.any(|nature| *nature == Nature::Swapless) {
             self.kills += 1;
             self.dead_until = second + DEAD_FOR;
@@ -232,6 +291,18 @@ impl Guest {
         let in_use = self.resident.plus(self.cache);
         self.used = if self.fake.reports_free { in_use } else { self.used.max(in_use) };
         self.used = self.used.min(self.actual);
+    }
+
+    /// What it touches is in memory, as far as that may be; the rest comes and goes.
+    fn work_paged(&mut self, wanted: Bytes) {
+        self.touched = self.touched.max(wanted).min(self.fake.ram);
+        if self.fake.reports_free {
+            self.touched = wanted.min(self.fake.ram);
+        }
+        self.misses += self.misses_with(self.actual).unwrap_or_default();
+        (self.swapped, self.cache) = (Bytes::ZERO, Bytes::ZERO);
+        self.resident = self.wanted.min(self.actual);
+        self.used = self.touched.min(self.actual);
     }
 
     /// Moves pages so that `lacking` lies in swap. Programs that lack memory thrash; what is read
@@ -260,13 +331,18 @@ impl Guest {
     pub fn misses_with(&self, memory: Bytes) -> Option<f64> {
         let access = self.fake.access(self.second)?;
         let misses = access.references_per_s * access.miss_ratio(self.share(memory));
-        Some(misses / (1.0 + misses / DISK_READS))
+        Some(misses / (1.0 + misses * self.miss_s()))
+    }
+
+    /// What a miss takes, in seconds.
+    const fn miss_s(&self) -> f64 {
+        if self.is_paged { REFAULT } else { 1.0 / DISK_READS }
     }
 
     /// The share of their time in which its programs do not wait for the disk.
     #[must_use]
     pub fn awake(&self) -> f64 {
-        1.0 - self.misses_with(self.actual).unwrap_or_default() / DISK_READS
+        1.0 - self.misses_with(self.actual).unwrap_or_default() * self.miss_s()
     }
 
     /// The share of what its programs want that fits into `memory`.
@@ -275,11 +351,11 @@ impl Guest {
         memory.minus(Fake::KERNEL).0 as f64 / programs.0.max(1) as f64
     }
 
-    /// What tracking would tell: the curve as far as its memory reaches.
+    /// What tracking would tell: the curve as far as its memory reaches, or all of it.
     fn tracking(&self) -> Option<Tracking> {
         let access = self.fake.access(self.second)?;
         let programs = self.wanted.minus(Fake::KERNEL).0 as f64;
-        let end = self.share(self.actual).min(1.0);
+        let end = self.share(self.balloon()).min(1.0);
         let inside = access.curve.iter().copied().take_while(|(share, _)| *share < end);
         let last = (end, access.miss_ratio(end));
         let kernel = CurvePoint { memory: Bytes::ZERO, miss_ratio: 1.0 };
@@ -292,6 +368,7 @@ impl Guest {
             swapped: self.swapped,
             curve: std::iter::once(kernel).chain(inside.chain([last]).map(point)).collect(),
             references_per_s: access.references_per_s * self.awake(),
+            granule: GRANULE,
             ..Tracking::default()
         })
     }
@@ -387,7 +464,7 @@ mod tests {
     fn a_stuck_balloon_stays_and_a_slow_one_crawls() {
         let moved = |nature| {
             let mut guest = Guest::boot("a".into(), Fake::idle("a").that(nature));
-            guest.ask(1, Bytes::mib(100));
+            guest.ask(1, Bytes::mib(100), Means::Balloon);
             guest.live(0, Time(0), &mut Rng::with_seed(1));
             guest.inflated
         };
@@ -400,7 +477,7 @@ mod tests {
     fn what_was_asked_of_the_dead_is_not_done_to_the_newborn() {
         let mut guest = lived(Fake::idle("a").that(Nature::VanishingVm { at: 2, away: 2 }), 6);
         assert_eq!(guest.incarnation, 2);
-        guest.ask(1, Bytes::mib(64));
+        guest.ask(1, Bytes::mib(64), Means::Balloon);
         assert_eq!(guest.target, guest.fake.ram);
     }
 }

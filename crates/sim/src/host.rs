@@ -91,9 +91,9 @@ impl Act for Host {
         if self.rng.u8(0..100) < self.lost_percent {
             return;
         }
-        let Action::Resize { vm, incarnation, target, .. } = action;
+        let Action::Resize { vm, incarnation, target, by } = action;
         if let Some(guest) = self.guests.iter_mut().find(|guest| guest.name == *vm) {
-            guest.ask(*incarnation, *target);
+            guest.ask(*incarnation, *target, *by);
         }
     }
 }

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Bytes, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, OverloadSpec, Plan, Policy,
-    Spec, VmLimits, VmName,
+    Bytes, ColdSpec, GroupName, GroupSpec, HostView, KsmSpec, Mode, NamePattern, OverloadSpec,
+    Plan, Policy, Spec, VmLimits, VmName,
     ports::Clock as _,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
@@ -104,6 +104,13 @@ impl Scenario {
     #[must_use]
     pub fn paying(mut self, name: &str, mib: u64) -> Self {
         self.spec.groups.entry(name.into()).or_default().budget = Some(Bytes::mib(mib));
+        self
+    }
+
+    /// The host pages out what this tenant's VMs do not touch, where they are tracked.
+    #[must_use]
+    pub fn paging(mut self, name: &str) -> Self {
+        self.spec.groups.entry(name.into()).or_default().cold = ColdSpec::WhenNeeded;
         self
     }
 

@@ -130,7 +130,20 @@ impl Course {
         of(last) - of(first)
     }
 
-    /// How often a balloon got a new target, in an hour at the pace of the course.
+    /// What all guests missed while the daemon ran: major faults, and touches of what the host had
+    /// paged out, by the rates at its ticks.
+    #[must_use]
+    pub fn misses(&self) -> f64 {
+        let per_s = |tick: &Tick| -> f64 {
+            let cold = tick.case.view.vms.values().filter_map(|vm| vm.cold);
+            cold.map(|cold| cold.value.refaults_per_s).sum()
+        };
+        let pairs = self.ticks.windows(2);
+        let refaults: f64 = pairs.map(|two| per_s(&two[1]) * (two[1].at_s - two[0].at_s)).sum();
+        self.major_faults() + refaults
+    }
+
+    /// How often a VM got a new target, in an hour at the pace of the course.
     #[must_use]
     pub fn moves_per_hour(&self) -> f64 {
         self.per_hour(self.directions().map(|takes| takes.len()).sum())
@@ -178,10 +191,9 @@ impl Course {
     pub fn in_words(&self) -> String {
         let speeds: Vec<String> = self.speeds.iter().map(|speed| format!("{speed:.0}")).collect();
         let (speeds, busy) = (speeds.join(", "), self.cpu_busy * 100.0);
-        let faults = self.major_faults();
-        let faults =
-            if faults.is_nan() { String::new() } else { format!(", {faults:.0} major faults") };
-        format!("  {speeds} operations/s, CPUs {busy:.0} % busy{faults}")
+        let misses = self.misses();
+        let misses = if misses.is_nan() { String::new() } else { format!(", {misses:.0} misses") };
+        format!("  {speeds} operations/s, CPUs {busy:.0} % busy{misses}")
     }
 }
 

@@ -1,6 +1,6 @@
 //! Under what the guests of a mix run.
 
-use model::{DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
+use model::{ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs, Policy, TrackingBudget};
 
 use crate::daemon::Settings;
 
@@ -45,5 +45,6 @@ const fn sharing_out(name: &'static str, policy: Policy) -> Setting {
 pub const fn settings(dedup: DedupSpec, policy: Policy, lend: bool) -> Settings {
     let (free_pages, tracking) = (FreePagesSpec::Off, TrackingBudget::Off);
     let mode = Mode::Enforce;
-    Settings { mode, dedup, free_pages, tracking, policy, lend, guaranteed: None }
+    let (cold, guaranteed) = (ColdSpec::Off, None);
+    Settings { mode, dedup, free_pages, tracking, cold, policy, lend, guaranteed }
 }

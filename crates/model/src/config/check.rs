@@ -15,7 +15,7 @@ use super::{
     table::{At, Place, printable, too_long},
 };
 use crate::{
-    Bytes, GroupSpec, NamePattern, OverloadSpec, Spec, VmName,
+    Bytes, ColdSpec, GroupSpec, NamePattern, OverloadSpec, Policy, Spec, VmName,
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
@@ -322,8 +322,12 @@ impl From<GroupDraft> for GroupSpec {
     fn from(draft: GroupDraft) -> Self {
         let patterns = draft.vms.into_iter().flat_map(|list| list.value);
         let tables = draft.tables.into_iter().flat_map(|list| list.value);
+        let policy = draft.policy.unwrap_or_default();
+        // It knows what memory is worth only to VMs that the host pages out.
+        let is_paged = policy == Policy::Balance;
+        let usual_cold = if is_paged { ColdSpec::WhenNeeded } else { ColdSpec::Off };
         Self {
-            policy: draft.policy.unwrap_or_default(),
+            policy,
             vms: patterns.map(|at| NamePattern::new(at.value)).collect(),
             budget: draft.budget.map(|at| at.value),
             limits: draft.limits.into(),
@@ -331,7 +335,7 @@ impl From<GroupDraft> for GroupSpec {
             dedup: draft.dedup.unwrap_or_default(),
             tables: tables.map(|at| at.value.into()).collect(),
             free_pages: draft.free_pages.unwrap_or_default(),
-            cold: draft.cold.unwrap_or_default(),
+            cold: draft.cold.unwrap_or(usual_cold),
             lend: draft.lend.unwrap_or_default(),
         }
     }

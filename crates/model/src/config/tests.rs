@@ -261,6 +261,13 @@ fn what_is_cold_is_paged_out_when_it_is_needed_or_up_to_a_share_of_refaults() {
     for bad in ["\"0%\"", "\"11%\"", "\"always\"", "0.2", "true"] {
         assert_eq!(read(bad), None, "{bad}");
     }
+    assert_eq!(read("\"off\"\npolicy = \"balance\""), Some(ColdSpec::Off));
+    let of = |policy: &str| {
+        let spec = parse_one(&format!("[group.a]\nvms = [\"x\"]\npolicy = \"{policy}\"\n"));
+        spec.map(|spec| spec.groups[&"a".into()].cold).ok()
+    };
+    assert_eq!(of("demand"), Some(ColdSpec::Off));
+    assert_eq!(of("balance"), Some(ColdSpec::WhenNeeded), "it needs whole curves");
 }
 
 #[test]

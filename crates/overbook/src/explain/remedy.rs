@@ -50,7 +50,6 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::Demand { .. }
         | Reason::Share { .. }
         | Reason::Balance { .. }
-        | Reason::Bonus
         | Reason::WorthLess { .. }
         | Reason::Saved { .. }
         | Reason::GiveBack { .. }

@@ -21,6 +21,7 @@
 //! Source: Waldspurger 2002 §3.4 (idle memory); Lagar-Cavilla 2019 and Weiner 2022 (TMO) for
 //! refaults as the measure.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use model::cold::UNTOUCHED_FOR;
@@ -55,6 +56,8 @@ const LEAST_SWAP: Bytes = Bytes::mib(2);
 const REST: Duration = Duration::from_secs(2);
 /// How often rates and ages are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// Of so many measurements of a refault the median counts.
+const MEASURES: usize = 9;
 /// A tick of the strategy's ages, in milliseconds.
 const TICK_MS: u64 = 100;
 
@@ -82,6 +85,8 @@ pub(super) struct Cold {
     paged_out: u64,
     returned: u64,
     untouched: [Bytes; 3],
+    /// What touches of pages that are out took, the latest first.
+    refaults_ns: VecDeque<u64>,
     /// Until when nothing is paged out, for the host's swap is full.
     rests: Option<Instant>,
 }
@@ -116,6 +121,7 @@ impl Cold {
             paged_out: 0,
             returned: 0,
             untouched: [Bytes::ZERO; 3],
+            refaults_ns: VecDeque::new(),
             rests: None,
         }
     }
@@ -308,10 +314,29 @@ impl Cold {
         let latest = f64::from(std::mem::take(&mut self.in_look)) / passed.as_secs_f64();
         self.per_s += SMOOTHING * (latest - self.per_s);
         let idle = strategy.idle(now);
+        let content = self.holdings.resident.plus(self.holdings.swapped);
         self.untouched = UNTOUCHED_FOR.map(|length| {
             let untouched = idle.iter().filter(|(_, t)| u64::from(*t) * TICK_MS >= length.0);
-            Bytes(untouched.count() as u64 * bytes)
+            // What never had any content is not touched either.
+            let touched = self.places.len().saturating_sub(untouched.count());
+            content.minus(Bytes(touched as u64 * bytes))
         });
+    }
+
+    /// Takes in what the shim has measured of a touch of a page that is out; 0: nothing.
+    pub(super) fn note_refault(&mut self, ns: u64) {
+        if ns > 0 && self.refaults_ns.front() != Some(&ns) {
+            self.refaults_ns.push_front(ns);
+            self.refaults_ns.truncate(MEASURES);
+        }
+    }
+
+    /// What such a touch takes as a rule, in nanoseconds; 0: not measured. One that was preempted
+    /// says nothing.
+    fn refault_ns(&self) -> u64 {
+        let mut all: Vec<u64> = self.refaults_ns.iter().copied().collect();
+        all.sort_unstable();
+        all.get(all.len() / 2).copied().unwrap_or(0)
     }
 
     /// Where the VM's memory is; `None`: nothing is to be paged out, or that is not known.
@@ -320,7 +345,7 @@ impl Cold {
         clippy::cast_sign_loss,
         reason = "a rate is positive, and a VM's"
     )]
-    pub(super) fn reading(&self, bytes: u64, refault_ns: u64) -> Option<At<Reading>> {
+    pub(super) fn reading(&self, bytes: u64) -> Option<At<Reading>> {
         self.target?;
         self.own?;
         let reading = Reading {
@@ -330,7 +355,7 @@ impl Cold {
             untouched: self.untouched,
             refaulted_per_s: Bytes((self.per_s * bytes as f64) as u64),
             refaults_per_s: self.per_s,
-            refault_ns,
+            refault_ns: self.refault_ns(),
             paged_out: Bytes(self.paged_out.saturating_mul(bytes)),
             returned: Bytes(self.returned.saturating_mul(bytes)),
         };

@@ -166,8 +166,7 @@ impl Linked {
 
     /// Where the VM's memory is.
     pub(super) fn cold(&self) -> Option<Reading<model::Cold>> {
-        let refault_ns = self.link.refault_ns().unwrap_or(0);
-        self.cold.reading(self.granules.granule_bytes(), refault_ns)
+        self.cold.reading(self.granules.granule_bytes())
     }
 
     /// Why nothing of it is paged out, although it is to be.
@@ -194,6 +193,7 @@ impl Linked {
         let now = now_us();
         self.drain(now)?;
         self.cost.refaulted(self.cold.take_untold());
+        self.cold.note_refault(self.link.refault_ns()?);
         let counters = self.link.counters()?;
         if counters.given_back != self.given_back {
             self.given_back = counters.given_back;

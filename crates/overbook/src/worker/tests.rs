@@ -142,7 +142,7 @@ fn what_the_guest_does_not_touch_is_paged_out_and_comes_back_without_a_target() 
     // One touch brings back what it touches, and counts.
     shim.touch(300);
     let is_counted =
-        |tracked: &Tracked| tracked.cold().is_some_and(|cold| cold.value.waits() >= 0.0);
+        |tracked: &Tracked| tracked.cold().is_some_and(|cold| cold.value.refaults_per_s >= 0.0);
     let came_back = Bytes::kib(128);
     until(&mut shim, &mut tracked, touch_a_quarter, |_, tracked| {
         is_counted(tracked) && tracked.cold().unwrap().value.returned == came_back

@@ -1,31 +1,28 @@
-//! `balance`: memory goes where it saves the most misses (Wang 2016 §4).
+//! `balance`: memory goes where it saves the most waiting (Wang 2016 §4).
 //!
 //! ```text
-//! every 5 s:  need = max(min, working set, what lies in swap included)
-//!     all needs fit:  everybody its need, and the rest in proportion to it
-//!     else:           the sizes with the least misses in all that fit
-//!     each VM goes there by at most 10 % down or 30 % up
+//! every 5 s:  minimise  Σ weightᵢ · (waitsᵢ(sizeᵢ) + movingᵢ(sizeᵢ)),   Σ sizeᵢ ≤ all memory
+//!             each VM goes there: up at once; down by what it has not touched, and a tenth
 //! ```
 //!
-//! The paper looks for the best sizes within those 10 and 30 %. A program that goes through all of
-//! its data again and again misses the same until all of it fits (a cliff), so that no step of 30 %
-//! seems worth taking; and where two such programs cannot both fit, memory would go to and fro
-//! between them. So the best sizes of all are looked for, and the steps lead there.
+//! The paper counts misses, and looks for the best sizes within −10 and +30 % of what each VM has.
+//! Here a miss counts by how long it takes, so that VMs with other disks and other pieces of memory
+//! compare. And the best sizes of all are looked for, for a program that goes through all of its
+//! data again and again misses the same until all of it fits. What waits says [`worth`], what
+//! shares out is [`crate::optimum`]; higher priorities are served first.
+//!
+//! **Moving** costs once what was touched of it: it is paged out here, and read back there. It
+//! counts over [`tuning::WATCH`], for which a move is to last.
+//!
+//! **Stability.** What a VM loses counts half as much again ([`tuning::CLEAR_GAIN_PERCENT`]), so
+//! that what is about the same stays where it is. What saves nobody anything is not moved.
+//!
+//! **Fairness.** The waits of a VM count the more, the more it has waited of late: of equal VMs
+//! that do not all fit one has enough and one waits, where all would wait otherwise, and they take
+//! turns.
 //!
 //! Sizes are counted by what they occupy: a VM of whose pages half are shared gets two for the
-//! price of one. What shares out is [`crate::optimum`]; what a VM's memory is worth to it says
-//! [`worth`].
-//!
-//! **Stability.** Taking memory is never free: what was taken is missed once if it was in use at
-//! all. So a plan that takes must save more misses within [`tuning::PAYS_WITHIN`] than it may cost.
-//! Who has what it needs gives nothing up for a bonus, and who suffers gives nothing up as long as
-//! somebody else has more than it needs. What a VM lacks that thrashes is often only looked for,
-//! and most such hopes are vain: they are paid for by those that suffer themselves, unless they
-//! outweigh by far what others need; else memory would go round among many that suffer, and nobody
-//! would have enough for long. [`crate::guard`] adds the rest: who was short after a take is left
-//! alone, longer each time, but for what has lain idle for long since.
-//!
-//! A VM without a curve keeps what it has, and is given more while it swaps, as `demand` does.
+//! price of one, and what is paged out leaves a part in compressed memory.
 
 pub(crate) mod worth;
 
@@ -35,7 +32,6 @@ use model::Bytes;
 
 use self::worth::Worth;
 use crate::{
-    member::growth,
     optimum::{self, Choice},
     tuning,
 };
@@ -49,25 +45,21 @@ pub(crate) struct Seat {
     pub(crate) least: Bytes,
     /// … to this.
     pub(crate) most: Bytes,
-    /// What it holds can change in this round to this at least …
-    pub(crate) lowest: Bytes,
-    /// … and this at most.
-    pub(crate) highest: Bytes,
+    /// What of that it has not touched for a while.
+    pub(crate) untouched: Bytes,
+    /// What it has paged out.
+    pub(crate) out: Bytes,
+    /// What is paged out, and read, at once.
+    pub(crate) granule: Bytes,
     /// What it is charged with, untouched grants included.
     pub(crate) charged: Bytes,
-    /// What a byte that it has occupies, above 0 and at most 1: less where pages are shared.
-    pub(crate) charge: f64,
+    /// What a byte frees that it gives up: above 0 and at most 1.
+    pub(crate) frees: f64,
     pub(crate) worth: Worth,
-    /// What it holds beyond what it was seen to need.
-    pub(crate) unneeded: Bytes,
-    /// What it has had free for a while.
-    pub(crate) idle: Bytes,
-    /// What it has free now, if it is short: it was given that and has not filled it yet.
-    pub(crate) unfilled: Bytes,
-    /// It is short of memory now, and was given none that it has still to fill.
+    /// Times its waits.
+    pub(crate) weight: f64,
+    /// It waits for memory now.
     pub(crate) suffers: bool,
-    /// Times its misses.
-    pub(crate) weight: u32,
     /// Higher ones are served first.
     pub(crate) priority: u8,
 }
@@ -79,280 +71,132 @@ pub(crate) struct Round {
     pub(crate) wanted: Vec<Bytes>,
     /// What it should have at the end of the round.
     pub(crate) sizes: Vec<Bytes>,
-    /// Whether all needs fit.
-    pub(crate) fits: bool,
 }
 
 impl Seat {
-    fn need(&self) -> Bytes {
-        self.worth.need.clamp(self.least, self.most)
-    }
-
     /// What it occupies with `memory`: what it gives up frees its part, what it is given may all be
     /// used.
     fn occupied(&self, memory: Bytes) -> f64 {
-        let kept = (memory.min(self.held).0 as f64 * self.charge).min(self.charged.0 as f64);
-        kept + memory.minus(self.held).0 as f64
+        let given_up = self.held.minus(memory).0 as f64 * self.frees;
+        (self.charged.0 as f64 - given_up).max(0.0) + memory.minus(self.held).0 as f64
     }
 
     /// The memory with which it occupies so much.
-    fn memory_for(&self, occupied: f64) -> f64 {
-        let (held, all) = (self.held.0 as f64, self.occupied(self.held));
-        if occupied >= all { held + (occupied - all) } else { occupied / self.charge }
+    fn memory_for(&self, occupied: f64) -> Bytes {
+        let more = occupied - self.charged.0 as f64;
+        let more = if more < 0.0 { more / self.frees } else { more };
+        bytes(self.held.0 as f64 + more)
     }
 
-    /// The least that it can have if it keeps what it needs, unless it suffers.
-    fn least_if_content(&self) -> Bytes {
-        if self.suffers { self.least } else { self.least.max(self.held.minus(self.unneeded)) }
-    }
-
-    /// What it frees by going down to `memory`.
-    fn freed(&self, memory: Bytes) -> Bytes {
-        bytes(self.occupied(self.held) - self.occupied(memory.min(self.held)))
-    }
-
-    /// Its weighted misses per second with `memory`.
-    pub(crate) fn misses(&self, memory: Bytes) -> f64 {
-        self.worth.misses(memory) * f64::from(self.weight)
-    }
-
-    /// What going down to `memory` may cost beside: what was needed of it is missed once, in reads
-    /// per second.
+    /// What `memory` costs it, in weighted shares of its time.
     fn cost(&self, memory: Bytes) -> f64 {
-        let needed = self.held.minus(self.unneeded).minus(memory);
-        let missed_once = needed.0 as f64 / tuning::READ_AHEAD.0 as f64;
-        missed_once * 1e3 / tuning::PAYS_WITHIN.0 as f64
+        let here = self.worth.waits(self.held);
+        let more = self.worth.waits(memory) - here;
+        let is_loss = memory < self.held;
+        let clear = if is_loss { tuning::CLEAR_GAIN_PERCENT as f64 / 100.0 } else { 1.0 };
+        (here + more * clear + self.moving(memory)) * self.weight
+    }
+
+    /// The share of its time that moving there takes.
+    fn moving(&self, memory: Bytes) -> f64 {
+        let paged_out = self.held.minus(self.untouched).minus(memory);
+        let read_back = memory.minus(self.held).min(self.out);
+        let pieces = paged_out.plus(read_back).0 as f64 / self.granule.0.max(1) as f64;
+        pieces * self.worth.miss_s() * 1e3 / tuning::WATCH.0 as f64
+    }
+
+    /// The least that it can have at the end of the round.
+    fn lowest(&self) -> Bytes {
+        let tenth = self.held.percent(tuning::SHRINK_PERCENT).max(tuning::UNIT);
+        self.held.minus(tenth.max(self.untouched)).max(self.least)
     }
 }
 
-/// What there is beside what the members hold.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rest {
-    /// Nobody has it.
-    pub(crate) surplus: Bytes,
-    /// The members have so much more than there is.
-    pub(crate) overdrawn: Bytes,
-    /// What the group's cache of its disks can use of it: it saves reads, and a bonus saves nothing
-    /// that is known.
-    pub(crate) cacheable: Bytes,
-}
-
-/// What each member should have: what is best; else, where that does not pay, what is best if only
-/// those that suffer give what they need; else what is best if nobody gives anything.
-pub(crate) fn round(seats: &[Seat], rest: Rest) -> Round {
-    let bounded = |least: fn(&Seat) -> Bytes| {
-        let bound = |seat: &Seat| Seat { least: least(seat), ..seat.clone() };
-        let seats: Vec<Seat> = seats.iter().map(bound).collect();
-        share_out(&seats, rest)
+/// What each member should have, while the surplus is nobody's and the members have so much more
+/// than there is.
+pub(crate) fn round(seats: &[Seat], surplus: Bytes, overdrawn: Bytes) -> Round {
+    let pool: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum::<f64>()
+        + surplus.0 as f64
+        - overdrawn.0 as f64;
+    let mut wanted = least_waits(seats, pool);
+    leave_the_rest(seats, &mut wanted, pool);
+    // What nobody touches goes first: until it is gone, nobody who suffers gives up anything.
+    let touched = |seat: &Seat| seat.held.minus(seat.untouched).max(seat.least);
+    let is_cheap = |seat: &Seat| {
+        let much = seat.held.percent(tuning::STEP_PERCENT).max(tuning::UNIT);
+        !seat.suffers && seat.held.minus(touched(seat)) >= much
     };
-    let mut round = share_out(seats, rest);
-    if dearest(seats, &round.sizes).is_some() && !pays(seats, &round.sizes) {
-        round = bounded(Seat::least_if_content);
-    }
-    if !pays(seats, &round.sizes) {
-        round = bounded(|seat| seat.held);
-    }
-    // What is not needed goes first: until it is gone, nobody who suffers gives up anything.
-    let is_cheap = |seat: &Seat| !seat.suffers && seat.unneeded >= tuning::UNIT;
-    let gives = |(seat, size): (&Seat, &Bytes)| seat.suffers && *size < seat.held;
-    let is_cheaper_left = seats.iter().any(is_cheap) && seats.iter().zip(&round.sizes).any(gives);
-    for (seat, size) in seats.iter().zip(&mut round.sizes) {
-        if is_cheaper_left && is_cheap(seat) {
-            *size = (*size).min(seat.held.minus(seat.unneeded));
+    let gives = |(seat, wanted): (&Seat, &Bytes)| seat.suffers && *wanted < seat.held;
+    let is_cheaper_left = seats.iter().any(is_cheap) && seats.iter().zip(&wanted).any(gives);
+    let size = |(seat, wanted): (&Seat, &Bytes)| {
+        if is_cheaper_left && seat.suffers {
+            (*wanted).max(seat.held)
+        } else if is_cheaper_left && is_cheap(seat) {
+            (*wanted).min(touched(seat)).max(seat.lowest())
+        } else {
+            (*wanted).max(seat.lowest())
         }
-        let is_spared = seat.suffers && is_cheaper_left;
-        let lowest = if is_spared { seat.held } else { seat.lowest };
-        *size = (*size).clamp(lowest, seat.highest);
-    }
-    spread_idle(seats, &mut round.sizes);
-    round
-}
-
-/// Gives what has long been free to those who suffer, as much as they may grow, though nothing
-/// shows how much that helps: first to whom the most misses would end per byte that it lacks.
-fn spread_idle(seats: &[Seat], sizes: &mut [Bytes]) {
-    let lacks = |i: usize, size: Bytes| {
-        let seat = &seats[i];
-        if seat.suffers { seat.highest.minus(seat.unfilled).minus(size) } else { Bytes::ZERO }
     };
-    let mut lacking: Vec<usize> =
-        (0..seats.len()).filter(|i| lacks(*i, sizes[*i]) >= tuning::UNIT).collect();
-    let urgency = |i: &usize| {
-        let (seat, size) = (&seats[*i], sizes[*i]);
-        (seat.priority, seat.misses(size) / seat.need().minus(size).0.max(1) as f64)
+    let sizes = seats.iter().zip(&wanted).map(size).collect();
+    Round { wanted, sizes }
+}
+
+/// What nobody wants stays with those that have it, in proportion.
+fn leave_the_rest(seats: &[Seat], wanted: &mut [Bytes], pool: f64) {
+    let taken = |(seat, wanted): (&Seat, &Bytes)| {
+        (seat.occupied(seat.held) - seat.occupied(*wanted)).max(0.0)
     };
-    lacking.sort_by(|one, other| {
-        let (one, other) = (urgency(one), urgency(other));
-        other.0.cmp(&one.0).then(other.1.total_cmp(&one.1))
-    });
-    let has_idle = |i: &usize| !seats[*i].suffers && seats[*i].idle >= tuning::UNIT;
-    let givers: Vec<usize> = (0..seats.len()).filter(has_idle).collect();
-    for i in lacking {
-        for &giver in &givers {
-            let seat = &seats[giver];
-            let kept = seat.held.minus(seat.idle).max(seat.lowest);
-            let given = sizes[giver].min(seat.held).minus(kept).min(lacks(i, sizes[i]));
-            if given >= tuning::UNIT {
-                let before = seat.freed(sizes[giver]);
-                sizes[giver] = sizes[giver].min(seat.held).minus(given);
-                sizes[i] = sizes[i].plus(seat.freed(sizes[giver]).minus(before));
-            }
-        }
+    let all: f64 = seats.iter().zip(wanted.iter()).map(taken).sum();
+    let occupied = seats.iter().zip(wanted.iter()).map(|(seat, wanted)| seat.occupied(*wanted));
+    let left = (pool - occupied.sum::<f64>()).clamp(0.0, all);
+    if left <= 0.0 {
+        return;
+    }
+    for (seat, wanted) in seats.iter().zip(wanted).filter(|(seat, wanted)| **wanted < seat.held) {
+        let more = seat.held.minus(*wanted).0 as f64 * left / all;
+        *wanted = wanted.plus(bytes(more.ceil())).min(seat.held);
     }
 }
 
-/// The highest class of members that do not suffer and give something that they need.
-fn dearest(seats: &[Seat], sizes: &[Bytes]) -> Option<u8> {
-    let is_dear = |(seat, size): &(&Seat, &Bytes)| **size < seat.least_if_content();
-    seats.iter().zip(sizes).filter(is_dear).map(|(seat, _)| seat.priority).max()
-}
-
-/// What a plan saves some of the highest class of members to which it makes a difference, and what
-/// it costs others of that class, in misses per second. What is only hoped for is discounted where
-/// somebody of that class or a higher one gives what it is known to need.
-fn saved(seats: &[Seat], sizes: &[Bytes]) -> (f64, f64) {
-    let dearest = dearest(seats, sizes);
-    let mut classes: BTreeMap<u8, (f64, f64)> = BTreeMap::new();
-    for (seat, size) in seats.iter().zip(sizes) {
-        let saved = seat.misses(seat.held) - seat.misses(*size);
-        let is_hope = saved > 0.0 && seat.worth.is_guess && Some(seat.priority) <= dearest;
-        let saved = if is_hope { saved / tuning::HOPE_DISCOUNT } else { saved };
-        let (gains, losses) = classes.entry(seat.priority).or_default();
-        *(if saved > 0.0 { gains } else { losses }) += saved.abs();
-    }
-    let makes_a_difference = |(gains, losses): &(f64, f64)| (gains - losses).abs() >= 1.0;
-    classes.into_values().rev().find(makes_a_difference).unwrap_or_default()
-}
-
-/// Whether a plan saves more than its takes may cost, and so much more than others lose that it is
-/// not for the curves' noise.
-fn pays(seats: &[Seat], sizes: &[Bytes]) -> bool {
-    let takes_none = seats.iter().zip(sizes).all(|(seat, size)| *size >= seat.held);
-    let costs: f64 = seats.iter().zip(sizes).map(|(seat, size)| seat.cost(*size)).sum();
-    let (gains, losses) = saved(seats, sizes);
-    let is_clear = gains * 100.0 >= losses * tuning::CLEAR_GAIN_PERCENT as f64;
-    takes_none || is_clear && gains > losses + costs
-}
-
-fn share_out(seats: &[Seat], rest: Rest) -> Round {
-    let Rest { surplus, overdrawn, .. } = rest;
-    let occupied: f64 = seats.iter().map(|seat| seat.occupied(seat.held)).sum();
-    let pool = occupied + surplus.0 as f64 - overdrawn.0 as f64;
-    let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
-    let fits = needed <= pool;
-    let wanted = if fits { with_bonus(seats, pool, rest) } else { least_misses(seats, pool) };
-    Round { sizes: wanted.clone(), wanted, fits }
-}
-
-/// Everybody its need, who is short as much more as it hopes for, the group's cache what it can
-/// use, and all a bonus in proportion to their needs. Nobody gives up anything unless somebody
-/// lacks what it claims so, and then only as much as those lack.
-fn with_bonus(seats: &[Seat], pool: f64, rest: Rest) -> Vec<Bytes> {
-    let Rest { surplus, overdrawn, cacheable } = rest;
-    let claims = claims(seats, pool);
-    let shares = in_proportion(seats, &claims, pool);
-    let wants: Vec<Bytes> =
-        seats.iter().zip(&claims).map(|(seat, claim)| claim.minus(seat.held)).collect();
-    let wanted: Bytes = wants.iter().copied().sum();
-    // What is overdrawn is missing only to those that want something.
-    let lacking = if wanted.is_zero() { wanted } else { wanted.plus(overdrawn).minus(surplus) };
-    let spare: Bytes = seats.iter().zip(&shares).map(|(seat, share)| seat.freed(*share)).sum();
-    let mut left = surplus.minus(wanted).minus(cacheable);
-    let one = |((seat, share), needed): ((&Seat, &Bytes), Bytes)| {
-        let given = seat.freed(*share).share(lacking.min(spare).0, spare.0);
-        if !given.is_zero() {
-            return bytes(seat.memory_for(seat.occupied(seat.held) - given.0 as f64));
-        }
-        let bonus = share.minus(seat.held.plus(needed)).min(left);
-        // Needs move all the time, and a bonus need not follow each of their moves.
-        let is_worth_it = bonus >= tuning::UNIT.max(seat.held.percent(tuning::STEP_PERCENT));
-        let bonus = if is_worth_it { bonus } else { Bytes::ZERO };
-        left = left.minus(bonus);
-        seat.held.plus(needed).plus(bonus)
-    };
-    seats.iter().zip(&shares).zip(wants).map(one).collect()
-}
-
-/// What each needs, and of what else those that are short hope for as much as nobody needs.
-fn claims(seats: &[Seat], pool: f64) -> Vec<Bytes> {
-    let hoped = |seat: &Seat| {
-        let hope = seat.held.plus(growth(seat.held)).min(seat.most);
-        if seat.suffers { hope.minus(seat.need()) } else { Bytes::ZERO }
-    };
-    let needed: f64 = seats.iter().map(|seat| seat.occupied(seat.need())).sum();
-    let all: Bytes = seats.iter().map(hoped).sum();
-    let part = ((pool - needed) / all.0.max(1) as f64).clamp(0.0, 1.0);
-    seats.iter().map(|seat| seat.need().plus(bytes(hoped(seat).0 as f64 * part))).collect()
-}
-
-/// `pool` in proportion to claims; what is beyond a member's maximum goes to the others.
-fn in_proportion(seats: &[Seat], claims: &[Bytes], pool: f64) -> Vec<Bytes> {
-    let mut sizes: Vec<Bytes> = seats.iter().map(|seat| seat.most).collect();
-    let mut is_full = vec![false; seats.len()];
-    // Each round fills at least one member up, or ends.
-    loop {
-        let (mut full, mut claimed) = (0.0, 0.0);
-        for ((seat, claim), is_full) in seats.iter().zip(claims).zip(&is_full) {
-            if *is_full {
-                full += seat.occupied(seat.most);
-            } else {
-                claimed += seat.occupied(*claim);
-            }
-        }
-        let factor = ((pool - full) / claimed.max(1.0)).max(1.0);
-        let mut has_ended = true;
-        let open = seats.iter().zip(claims).zip(is_full.iter_mut().zip(&mut sizes));
-        for ((seat, claim), (is_full, size)) in open.filter(|(_, (is_full, _))| !**is_full) {
-            *size = bytes(seat.memory_for(seat.occupied(*claim) * factor)).min(seat.most);
-            *is_full = *size == seat.most;
-            has_ended &= !*is_full;
-        }
-        if has_ended {
-            return sizes;
-        }
-    }
-}
-
-/// The sizes with the least misses that fit, the higher priorities first.
-fn least_misses(seats: &[Seat], pool: f64) -> Vec<Bytes> {
-    let unit = unit(seats).0 as f64;
+/// The sizes that cost least and fit, the higher priorities first.
+fn least_waits(seats: &[Seat], pool: f64) -> Vec<Bytes> {
+    let span = |seat: &Seat| seat.occupied(seat.most) - seat.occupied(seat.least);
+    let widest = seats.iter().map(span).fold(0.0, f64::max);
+    let unit = (widest / tuning::MOST_SIZES as f64).max(Bytes::mib(1).0 as f64);
     let least: f64 = seats.iter().map(|seat| seat.occupied(seat.least)).sum();
     let mut units = units((pool - least) / unit);
     let mut classes: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
     for (index, seat) in seats.iter().enumerate() {
         classes.entry(seat.priority).or_default().push(index);
     }
+    let size = |seat: &Seat, at: u32| {
+        let occupied = seat.occupied(seat.least) + f64::from(at) * unit;
+        seat.memory_for(occupied).clamp(seat.least, seat.most)
+    };
     let mut sizes = vec![Bytes::ZERO; seats.len()];
     for class in classes.values().rev() {
-        let grid = |seat: &Seat, at: u32| {
-            let occupied = seat.occupied(seat.least) + f64::from(at) * unit;
-            bytes(seat.memory_for(occupied)).clamp(seat.least, seat.most)
-        };
         let choice = |index: &usize| {
             let seat = &seats[*index];
-            let steps = (seat.occupied(seat.most) - seat.occupied(seat.least)) / unit;
-            let most = u32::try_from(self::units(steps.ceil())).unwrap_or(u32::MAX);
-            let misses = |size| seat.misses(size) + seat.cost(size);
-            let misses = (0..=most).map(|at| misses(grid(seat, at))).collect();
-            Choice { least: 0, misses }
+            let most = u32::try_from(self::units((span(seat) / unit).ceil())).unwrap_or(u32::MAX);
+            // Where moving costs more than it saves, the size before is as good.
+            let falling = |least: &mut f64, at| {
+                *least = least.min(seat.cost(size(seat, at)));
+                Some(*least)
+            };
+            Choice { least: 0, misses: (0..=most).scan(f64::MAX, falling).collect() }
         };
         let choices: Vec<Choice> = class.iter().map(choice).collect();
         let placed = optimum::place(&choices, units);
         for (index, at) in class.iter().zip(placed.units) {
             units -= u64::from(at);
-            sizes[*index] = grid(&seats[*index], at);
+            let seat = &seats[*index];
+            let size = size(seat, at);
+            // What it has lies between two sizes.
+            let is_as_good = seat.cost(seat.held) <= seat.cost(size);
+            sizes[*index] = if is_as_good { size.min(seat.held) } else { size };
         }
     }
     sizes
-}
-
-/// Sizes are tried in steps of this: eight granules, which are huge pages in large VMs (Wang 2016
-/// §4), and more where that makes too many.
-fn unit(seats: &[Seat]) -> Bytes {
-    let is_large = |seat: &Seat| seat.held > tuning::LARGE_VM;
-    let step = if seats.iter().any(is_large) { tuning::LARGE_STEP } else { tuning::SMALL_STEP };
-    let widest = seats.iter().map(|seat| seat.most.minus(seat.least)).max().unwrap_or_default();
-    step.max(widest.share(1, tuning::MOST_SIZES))
 }
 
 #[expect(
@@ -375,135 +219,86 @@ fn units(count: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use model::{Tracking, tracking::CurvePoint};
+    use super::*;
 
-    use super::{worth::Condition, *};
-    use crate::{experience::Experience, reads::Reads};
+    /// One that swaps so many MiB a second, which ends with 50 MiB more.
+    fn swapping(held: u64, per_second: u64) -> Seat {
+        let worth = Worth::of_swapping(Bytes::mib(held), Bytes::mib(per_second), Bytes::mib(50));
+        Seat { most: Bytes::mib(held + 50), suffers: per_second > 0, worth, ..calm(held, 0) }
+    }
 
-    fn seat(held: u64, need: u64, charged: u64) -> Seat {
-        let condition = Condition { held: Bytes::mib(held), ..Condition::default() };
-        let mut worth = Worth::of(None, &condition);
-        worth.need = Bytes::mib(need);
-        let (least, most) = (Bytes::mib(64), Bytes::mib(512));
+    /// One that waits for nothing with whatever it has.
+    fn calm(held: u64, untouched: u64) -> Seat {
         Seat {
             held: Bytes::mib(held),
-            least,
-            most,
-            lowest: least,
-            highest: most,
-            unneeded: Bytes::ZERO,
+            least: Bytes::mib(64),
+            most: Bytes::mib(512),
+            untouched: Bytes::mib(untouched),
+            out: Bytes::ZERO,
+            granule: Bytes::kib(128),
+            charged: Bytes::mib(held),
+            frees: 1.0,
+            worth: Worth::of_swapping(Bytes::mib(held), Bytes::ZERO, Bytes::mib(1)),
+            weight: 1.0,
             suffers: false,
-            idle: Bytes::ZERO,
-            unfilled: Bytes::ZERO,
-            charged: Bytes::mib(charged),
-            charge: 1.0,
-            worth,
-            weight: 1,
             priority: 0,
         }
     }
 
-    fn mib(sizes: &[Bytes]) -> Vec<u64> {
-        sizes.iter().map(|size| size.0 >> 20).collect()
+    fn sizes(seats: &[Seat], surplus: u64) -> Vec<u64> {
+        let round = round(seats, Bytes::mib(surplus), Bytes::ZERO);
+        round.sizes.iter().map(|size| size.0 >> 20).collect()
     }
 
     #[test]
-    fn what_is_not_touched_is_not_taken_for_its_own_sake() {
-        let seats = [seat(256, 100, 90), seat(256, 300, 256)];
-        let round = round(&seats, Rest::default());
-        assert!(round.sizes[0] == seats[0].held || round.sizes[0] < seats[0].charged, "{round:?}");
-        assert!(
-            (seats[0].memory_for(seats[0].occupied(seats[0].held)) - 256.0 * 1048576.0).abs() < 1.0
-        );
+    fn what_is_not_touched_goes_at_once_to_who_waits_and_nothing_more() {
+        assert_eq!(sizes(&[calm(300, 200), swapping(200, 10)], 0), [250, 250]);
+        assert_eq!(sizes(&[calm(300, 200), swapping(200, 10)], 30), [280, 250]);
+        assert_eq!(sizes(&[calm(300, 200), calm(200, 0)], 0), [300, 200], "for nobody");
     }
 
     #[test]
-    fn what_lies_idle_goes_to_who_suffers_though_no_curve_says_that_it_helps() {
-        let idle = Seat { idle: Bytes::mib(150), lowest: Bytes::mib(225), ..seat(300, 290, 300) };
-        let spread = |highest, unfilled| {
-            let (highest, unfilled) = (Bytes::mib(highest), Bytes::mib(unfilled));
-            let lacking = Seat { suffers: true, highest, unfilled, ..seat(100, 100, 100) };
-            let mut sizes = [Bytes::mib(300), Bytes::mib(100)];
-            spread_idle(&[idle.clone(), lacking], &mut sizes);
-            mib(&sizes)
-        };
-        assert_eq!(spread(500, 0), [225, 175], "as much as can go in a round");
-        assert_eq!(spread(140, 0), [260, 140], "as much as it may grow");
-        assert_eq!(spread(140, 15), [275, 125], "but for what it was given and has not filled");
-        assert_eq!(spread(105, 0), [300, 100], "no small change");
+    fn what_is_touched_goes_in_steps_of_a_tenth() {
+        let step = sizes(&[calm(300, 0), swapping(200, 10)], 0);
+        assert_eq!(step, [270, 250], "what it is given has to be there first");
     }
 
     #[test]
-    fn what_many_hope_for_is_not_taken_from_who_is_known_to_need_it() {
-        let disk = Reads { faults: 1_000.0, bytes: 32e6 };
-        let curve = [(0, 1.0), (100, 0.0)]
-            .map(|(mib, miss_ratio)| CurvePoint { memory: Bytes::mib(mib), miss_ratio });
-        let tracking = Tracking {
-            working_set: Some(Bytes::mib(100)),
-            curve: curve.to_vec(),
-            references_per_s: 100.0,
-            ..Tracking::default()
-        };
-        let worth = |condition| Worth::of(Some(&tracking), &condition);
-        let (held, experience) = (Bytes::mib(232), Experience::seen(Bytes::mib(224), 300.0));
-        let content = Condition { held, experience, disk, ..Condition::default() };
-        let content = Seat { worth: worth(content), ..seat(232, 0, 232) };
-        let (held, lacking) = (Bytes::mib(250), Bytes::mib(10));
-        let short =
-            Condition { held, lacking, disk, is_short: true, waits: 0.3, ..Condition::default() };
-        let mut hopeful = Seat { suffers: true, worth: worth(short), ..seat(250, 0, 250) };
-        hopeful.least = hopeful.held;
-        let mut given_by_the_content = |is_guess| {
-            hopeful.worth.is_guess = is_guess;
-            let seats = [vec![content.clone()], vec![hopeful.clone(); 5]].concat();
-            232 - mib(&round(&seats, Rest::default()).sizes)[0]
-        };
-        assert_eq!(given_by_the_content(true), 0);
-        assert!(given_by_the_content(false) >= 50, "were they known to lack so little");
+    fn the_higher_priority_comes_first_and_then_the_longer_wait() {
+        let prior = Seat { priority: 1, ..swapping(200, 1) };
+        assert_eq!(sizes(&[swapping(200, 10), prior], 50), [200, 250]);
+        assert_eq!(sizes(&[swapping(200, 10), swapping(200, 1)], 50), [250, 200]);
+        let weighty = Seat { weight: 20.0, ..swapping(200, 1) };
+        assert_eq!(sizes(&[swapping(200, 10), weighty], 50), [200, 250]);
     }
 
     #[test]
-    fn what_a_lower_priority_needs_is_given_for_the_hopes_of_a_higher_one() {
-        let disk = Reads { faults: 1_000.0, bytes: 32e6 };
-        let content = Seat { worth: Worth::of(None, &Condition::default()), ..seat(250, 250, 250) };
-        let short = Condition {
-            held: Bytes::mib(100),
-            is_short: true,
-            waits: 0.05,
-            disk,
-            ..Condition::default()
-        };
-        let hopeful = Seat {
-            suffers: true,
-            priority: 1,
-            worth: Worth::of(None, &short),
-            ..seat(100, 0, 100)
-        };
-        let given = |priority| {
-            let seats = [content.clone(), Seat { priority, ..hopeful.clone() }];
-            mib(&round(&seats, Rest::default()).sizes)[1] - 100
-        };
-        assert_eq!((given(0), given(1)), (0, 30));
+    fn who_suffers_gives_nothing_while_others_have_what_they_do_not_touch() {
+        let worthless = |held| Seat { suffers: true, ..calm(held, 0) };
+        assert_eq!(sizes(&[worthless(300), calm(300, 20), swapping(200, 10)], 0), [300, 270, 250]);
+        assert_eq!(sizes(&[worthless(300), calm(64, 0), swapping(200, 10)], 0)[0], 270);
     }
 
     #[test]
     fn shared_pages_cost_their_share() {
-        let shared = Seat { charge: 0.5, charged: Bytes::mib(128), ..seat(256, 100, 128) };
-        assert_eq!(shared.freed(Bytes::mib(156)), Bytes::mib(50));
-        assert!((shared.occupied(Bytes::mib(300)) - 172.0 * 1048576.0).abs() < 1.0);
-        assert!((shared.memory_for(64.0 * 1048576.0) - 128.0 * 1048576.0).abs() < 1.0);
+        let shared = Seat { frees: 0.5, charged: Bytes::mib(128), ..calm(256, 0) };
+        let mib = |occupied: f64| (occupied / f64::from(1 << 20)).round();
+        assert_eq!(
+            [156, 256, 300].map(|at| mib(shared.occupied(Bytes::mib(at)))),
+            [78.0, 128.0, 172.0]
+        );
+        for size in [156, 256, 300].map(Bytes::mib) {
+            assert_eq!(shared.memory_for(shared.occupied(size)), size);
+        }
     }
 
     #[test]
-    fn a_bonus_is_in_proportion_to_needs_and_takes_from_nobody() {
-        let seats = [seat(100, 100, 100), seat(200, 200, 200)];
-        let round = round(&seats, Rest { surplus: Bytes::mib(90), ..Rest::default() });
-        assert_eq!((mib(&round.sizes), round.fits), (vec![130, 260], true));
-        // A cache that can use it comes first.
-        let rest = Rest { surplus: Bytes::mib(90), cacheable: Bytes::mib(60), ..Rest::default() };
-        let round = super::round(&seats, rest);
-        assert_eq!(mib(&round.sizes).iter().sum::<u64>(), 330);
-        let rich = [seat(300, 100, 300), seat(100, 100, 100)];
-        assert_eq!(mib(&super::round(&rich, Rest::default()).sizes), [300, 100]);
+    fn moving_what_is_touched_is_paid_for_by_what_it_saves() {
+        let mut seat = swapping(200, 0);
+        (seat.out, seat.most) = (Bytes::mib(100), Bytes::mib(512));
+        assert!(seat.cost(Bytes::mib(250)) > seat.cost(Bytes::mib(200)), "reading back");
+        assert!(seat.cost(Bytes::mib(100)) > seat.cost(Bytes::mib(200)), "paging out");
+        seat.untouched = Bytes::mib(100);
+        assert!((seat.cost(Bytes::mib(100)) - seat.cost(Bytes::mib(200))).abs() < 1e-12);
     }
 }

@@ -1,377 +1,297 @@
-//! What memory is worth to one VM: the misses that it would have with this much of it.
+//! What memory is worth to one VM: for which share of its time it would wait with this much of it.
 //!
-//! **Inside what it has** that is its miss-ratio curve times its references (Wang 2016 §4). The
-//! curve counts pieces of memory in LRU order; to have one back takes a read for each
-//! [`tuning::READ_AHEAD`] of it, and reads are what all misses are counted in. The guest's kernel
-//! has set some memory apart and hardly touches it (page structures, its own code), as much as the
-//! guest may use beyond what it counts; so much less is there for the rest. It keeps some more
-//! free, so that more is *needed* than the working set. Where the VM was seen to miss more than its
-//! curve says, that counts ([`crate::experience`]).
+//! **A whole curve** (Wang 2016 §4) says of every size of a VM's memory how many of its references
+//! would miss: the host pages out what the VM does not touch, and tracking sees all of it, in
+//! memory or out. A miss holds the VM for as long as a touch of a page takes that is out. Who waits
+//! makes fewer references meanwhile, so with `x` seconds of misses for each second in which it runs
+//! it waits for `x / (1 + x)` of its time.
 //!
-//! **Beyond what it has** there is no curve: what misses there goes to the guest's swap (§3.6). The
-//! misses of now are its major faults, each a wait for a disk as a miss is. They end when what it
-//! has in swap is back; until then they fall as the curve does where it ends, at most evenly: not
-//! at all for a program that goes through all of its data in turn.
+//! **Curves scatter.** They are averaged over [`tuning::BALANCE_PERIOD`], and beside the mean is known
+//! by how much they lie off it. With less than it has a VM is expected to miss as much more: what
+//! is known badly counts badly for who gives.
 //!
-//! **Below what it has**, if it is short already, the curve says too much: who waits for the disk
-//! cannot miss more often than the disk answers, and makes the fewer references the more it waits.
-//! How often that is shows the VM of the group that missed most of late. Where two VMs thrash, one
-//! of them loses little by giving the other what that lacks.
+//! **Curves err.** A VM that waits longer than its curve says has as much less than it seems as
+//! explains that, if that explains it: what the host pages out is not always the oldest.
 //!
-//! **Without a curve** the same is all that is known: nothing of the VM can be taken, and its
-//! faults would end with what its swap tells that it lacks, or as much more as a round may give.
+//! **Without a whole curve** the VM's own swap is all that is known ([`Worth::of_swapping`]).
 
-use model::{Bytes, Tracking};
+use model::{Bytes, Cold, Time, Tracking};
+use serde::{Deserialize, Serialize};
 
-use crate::{
-    experience::Experience,
-    member::{growth, with_room},
-    reads::Reads,
-    tuning,
-};
+use crate::{cold, tuning};
 
-/// Misses per second by memory: falling, piece by piece straight.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Worth {
-    /// Memory in bytes, ascending strictly, and the misses with it.
-    points: Vec<(f64, f64)>,
-    /// What it could use: its working set, what lies in swap included, and what the guest needs
-    /// beside.
-    pub(crate) need: Bytes,
-    /// The same, as far as it was seen to touch it.
-    pub(crate) seen: Bytes,
-    /// Whether a curve says so.
-    pub(crate) is_tracked: bool,
-    /// Whether what it lacks is only looked for.
-    pub(crate) is_guess: bool,
-}
-
+/// So many sizes of a VM are known, evenly from nothing to all of its RAM.
+const SIZES: usize = 128;
 /// No VM touches more pieces of memory in a second.
 const MOST_REFERENCES: f64 = 1e12;
+/// Who waits for more than this share of its time makes too few references to tell how many it
+/// would make.
+const MOST_WAITS: f64 = 0.9;
 
-/// How a VM stands while it is judged.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Condition {
-    /// What it may use now.
-    pub(crate) held: Bytes,
-    /// Whether it is short of memory.
-    pub(crate) is_short: bool,
-    /// The share of its time in which it waits for the disk, where it is; else 0.
-    pub(crate) waits: f64,
-    /// What was seen of it before.
-    pub(crate) experience: Experience,
-    /// What it lacks at least if it is short, beyond all that it has, filled or not.
-    pub(crate) lacking: Bytes,
-    /// What its kernel has set apart.
-    pub(crate) set_apart: Bytes,
-    /// What it has had free for a while.
-    pub(crate) idle: Bytes,
-    /// What it has free now, if it is short: it was given that and has not filled it yet.
-    pub(crate) unfilled: Bytes,
-    /// What its disk can answer.
-    pub(crate) disk: Reads,
+/// A VM's curves of late.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Curves {
+    ram: Bytes,
+    at: Time,
+    /// Misses in each second in which it runs, by size: their mean, …
+    mean: Vec<f64>,
+    /// … and how far they lie off it in the mean.
+    off: Vec<f64>,
 }
 
-impl Condition {
-    /// Whether it lacks something, and it is not known how much.
-    fn is_guess(&self) -> bool {
-        self.is_short && self.experience.enough(self.held, self.disk).is_none()
-    }
-
-    /// Its major faults per second.
-    fn faults(&self) -> f64 {
-        self.waits * self.disk.faults
+impl Curves {
+    /// `known`, and what is tracked of a VM that waits for this share of its time; `None`: it has
+    /// no curve, or one that cannot be true.
+    pub(crate) fn with(
+        known: Option<Self>,
+        tracking: &Tracking,
+        waits: f64,
+        ram: Bytes,
+        now: Time,
+    ) -> Option<Self> {
+        let latest = misses(tracking, waits, ram)?;
+        let Some(mut known) = known.filter(|known| known.ram == ram) else {
+            return Some(Self { ram, at: now, off: vec![0.0; latest.len()], mean: latest });
+        };
+        let passed = now.since(known.at).0 as f64 / tuning::BALANCE_PERIOD.0 as f64;
+        known.at = now;
+        let share = passed.min(1.0);
+        for ((mean, off), latest) in known.mean.iter_mut().zip(&mut known.off).zip(latest) {
+            *off += share * ((latest - *mean).abs() - *off);
+            *mean += share * (latest - *mean);
+        }
+        Some(known)
     }
 }
 
-impl Worth {
-    /// As its curve and its faults say; without a curve, or with one that cannot be true, as its
-    /// faults alone say.
-    pub(crate) fn of(tracking: Option<&Tracking>, now: &Condition) -> Self {
-        tracking
-            .and_then(|tracking| Self::tracked(tracking, now))
-            .unwrap_or_else(|| Self::untracked(now))
-    }
-
-    fn tracked(tracking: &Tracking, now: &Condition) -> Option<Self> {
-        let references = tracking.references_per_s;
-        let is_sound = (0.0..=MOST_REFERENCES).contains(&references) && !tracking.curve.is_empty();
-        let working_set = tracking.working_set.filter(|_| is_sound)?;
-        let swapped = tracking.swapped.minus(now.unfilled);
-        let missing = if now.is_short { swapped.max(now.lacking) } else { Bytes::ZERO };
-        let seen = with_room(working_set.plus(now.set_apart));
-        let need = if now.is_short {
-            seen.max(now.held.plus(missing))
-        } else {
-            // Who is not short has what it needs but for a little, however much it has just
-            // touched.
-            let at_most = now.held.plus(now.held.percent(tuning::STEP_PERCENT));
-            seen.max(now.experience.needed(now.disk)).min(at_most.minus(now.idle))
-        };
-        let held = now.held.0 as f64;
-        let granule = tracking.granule.clamp(tuning::READ_AHEAD, tuning::GRANULE_MAX);
-        let reads = granule.0 as f64 / tuning::READ_AHEAD.0 as f64;
-        let mut points: Vec<(f64, f64)> = Vec::with_capacity(tracking.curve.len());
-        for point in &tracking.curve {
-            let memory = point.memory.plus(now.set_apart).0 as f64;
-            let misses = point.miss_ratio * references * reads;
-            let is_falling = points.last().is_none_or(|last| last.0 < memory && misses <= last.1);
-            if !(is_falling && (0.0..=1.0).contains(&point.miss_ratio)) {
-                return None;
-            }
-            points.push((memory, misses));
-        }
-        let mut worth = Self { points, need, seen, is_tracked: true, is_guess: false };
-        // What it misses now, it is known to miss with what it uses now; what is seen beyond that
-        // was seen when it used more.
-        let used = now.held.minus(now.idle).0 as f64;
-        let here = worth.misses_at(used);
-        worth.points.retain(|point| point.0 < used);
-        worth.points.iter_mut().for_each(|point| point.1 = point.1 - here + now.faults());
-        worth.points.extend([used, held].map(|memory| (memory, now.faults())));
-        worth.points.dedup_by_key(|point| point.0);
-        let part = now.held.percent(tuning::LAST_PART_PERCENT);
-        let fall = worth.misses_at(now.held.minus(part).0 as f64) - now.faults();
-        worth.learn(now);
-        let slope = fall / part.0.max(1) as f64;
-        let (missing, slope) = if swapped >= now.lacking {
-            (missing, slope)
-        } else {
-            worth.is_guess = now.is_guess();
-            let has_had_more = now.experience.waits(now.disk).any(|(size, _)| size > now.held);
-            // What is only looked for may as well be twice as much.
-            let is_search = worth.is_guess && !has_had_more;
-            (if is_search { missing.plus(missing) } else { missing }, f64::INFINITY)
-        };
-        worth.go_on(now, missing, slope);
-        worth.bound(now);
-        Some(worth)
-    }
-
-    fn untracked(now: &Condition) -> Self {
-        let is_guess = now.is_guess();
-        let known = now.experience.enough(now.held, now.disk);
-        let missing =
-            known.map_or(growth(now.held), |known| known.minus(now.held).max(tuning::UNIT));
-        let missing = if now.is_short { missing } else { Bytes::ZERO };
-        let need = now.held.plus(missing);
-        let mut worth = Self { points: Vec::new(), need, seen: need, is_tracked: false, is_guess };
-        worth.go_on(now, missing, f64::INFINITY);
-        worth
-    }
-
-    /// With less than it has it misses at least what it was seen to miss.
-    fn learn(&mut self, now: &Condition) {
-        let mut seen = now.experience.losses(now.disk);
-        seen.retain(|(size, _)| *size < now.held);
-        seen.push((now.held, now.waits));
-        let seen: Vec<(f64, f64)> =
-            seen.into_iter().map(|(size, waits)| (size.0 as f64, waits)).collect();
-        let sizes = self.points.iter().chain(&seen).map(|point| point.0);
-        let mut sizes: Vec<f64> = sizes.collect();
-        sizes.sort_by(f64::total_cmp);
-        sizes.dedup();
-        let misses = |size: f64| self.misses_at(size).max(at(&seen, size) * now.disk.faults);
-        self.points = sizes.iter().map(|size| (*size, misses(*size))).collect();
-    }
-
-    /// Beyond what it has it misses what it was seen to miss there, and nothing when it has what is
-    /// `missing`. To there its faults fall evenly, or more slowly where the curve falls by less per
-    /// byte.
-    fn go_on(&mut self, now: &Condition, missing: Bytes, slope: f64) {
-        let mut last = (now.held.0 as f64, now.faults());
-        let mut points = vec![last];
-        for (size, waits) in now.experience.waits(now.disk) {
-            if size > now.held && waits < now.waits {
-                last = (size.0 as f64, waits * now.disk.faults);
-                points.push(last);
-            }
-        }
-        let (from, faults) = last;
-        let end = now.held.plus(missing).0 as f64;
-        if end > from {
-            let fall = slope.min(faults / (end - from));
-            // A cliff is as steep as a piece of memory is large.
-            let edge = (end - tuning::PIECE.0 as f64).max(from);
-            points.extend([(edge, faults - fall * (edge - from)), (end, 0.0)]);
-        }
-        for point in points {
-            if self.points.last().is_none_or(|last| last.0 < point.0) {
-                self.points.push(point);
-            }
-        }
-    }
-
-    /// The nearer it is to missing as often as its disk can answer, the less more it can miss with
-    /// less than it has. Who misses nothing is protected by all that its curve says.
-    fn bound(&mut self, now: &Condition) {
-        if now.waits <= 0.0 {
-            return;
-        }
-        let room = (1.0 - now.waits).max(0.0) / now.waits * now.disk.faults;
-        let held = now.held.0 as f64;
-        let here = self.misses_at(held);
-        for (_, misses) in self.points.iter_mut().filter(|(memory, _)| *memory < held) {
-            let more = (*misses - here).max(0.0);
-            *misses = here + more * room / (more + room).max(f64::MIN_POSITIVE);
-        }
-    }
-
-    /// Misses per second with `memory`. What it has less than it needs is missed once in a while
-    /// even where its curve is flat: memory that a cliff ends is not worthless.
-    pub(crate) fn misses(&self, memory: Bytes) -> f64 {
-        let lacking = self.need.minus(memory).0 as f64 / tuning::PIECE.0 as f64;
-        self.misses_at(memory.0 as f64) + lacking * 1e3 / tuning::MISSED_WITHIN.0 as f64
-    }
-
-    fn misses_at(&self, memory: f64) -> f64 {
-        at(&self.points, memory)
-    }
+/// Misses in each second in which it runs, by size. What it would miss with all of its RAM, no
+/// memory saves.
+fn misses(tracking: &Tracking, waits: f64, ram: Bytes) -> Option<Vec<f64>> {
+    let Tracking { working_set, curve, references_per_s, .. } = tracking;
+    let is_sound = (0.0..=MOST_REFERENCES).contains(references_per_s) && !ram.is_zero();
+    let last = curve.last().filter(|_| is_sound && working_set.is_some())?;
+    let is_falling = curve
+        .windows(2)
+        .all(|two| two[0].memory < two[1].memory && two[0].miss_ratio >= two[1].miss_ratio);
+    let is_share = curve.iter().all(|point| (0.0..=1.0).contains(&point.miss_ratio));
+    let points: Vec<(f64, f64)> =
+        curve.iter().map(|point| (point.memory.0 as f64, point.miss_ratio)).collect();
+    let while_running = references_per_s / (1.0 - waits.clamp(0.0, MOST_WAITS));
+    let at = |place: usize| {
+        let size = ram.0 as f64 * place as f64 / (SIZES - 1) as f64;
+        (straight(&points, size) - last.miss_ratio) * while_running
+    };
+    (is_falling && is_share).then(|| (0..SIZES).map(at).collect())
 }
 
 /// On the straight lines through `points`, and level beyond them.
-fn at(points: &[(f64, f64)], memory: f64) -> f64 {
-    let after = points.partition_point(|point| point.0 <= memory);
+fn straight(points: &[(f64, f64)], x: f64) -> f64 {
+    let after = points.partition_point(|point| point.0 <= x);
     match (after.checked_sub(1).map(|at| points[at]), points.get(after)) {
         (Some(before), Some(after)) => {
-            before.1 + (after.1 - before.1) * (memory - before.0) / (after.0 - before.0)
+            before.1 + (after.1 - before.1) * (x - before.0) / (after.0 - before.0)
         }
-        (Some((_, misses)), None) | (None, Some(&(_, misses))) => misses,
+        (Some((_, y)), None) | (None, Some(&(_, y))) => y,
         (None, None) => 0.0,
     }
 }
 
+/// How long a VM waits, by memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Worth {
+    /// What it may use now.
+    held: f64,
+    /// The first of the sizes that are known …
+    from: f64,
+    /// … and how far it is to the next.
+    step: f64,
+    /// By size: misses in each second in which it runs, …
+    mean: Vec<f64>,
+    /// … and by how many more they may be.
+    off: Vec<f64>,
+    /// It has so much less than it seems.
+    shift: f64,
+    /// Seconds that a miss takes.
+    miss_s: f64,
+}
+
+impl Worth {
+    /// Of a VM that holds so much, waits as `cold` says, and has missed as `curves` say.
+    pub(crate) fn of_paged(curves: &Curves, cold: &Cold, held: Bytes) -> Self {
+        let mut worth = Self {
+            held: held.0 as f64,
+            from: 0.0,
+            step: curves.ram.0 as f64 / (SIZES - 1) as f64,
+            mean: curves.mean.clone(),
+            off: curves.off.clone(),
+            shift: 0.0,
+            miss_s: cold::refault_s(cold),
+        };
+        let waits = cold::waits(cold).min(MOST_WAITS);
+        let at_worst = worth.share(worth.at(&worth.mean, held) + worth.at(&worth.off, held));
+        if waits >= tuning::WAITS_FOR_MORE && at_worst < waits {
+            let as_if = worth.last_with(|misses| worth.share(misses) >= waits);
+            let most = held.percent(tuning::GROW_PERCENT).0 as f64;
+            worth.shift = as_if.map_or(0.0, |as_if| (worth.held - as_if).clamp(0.0, most));
+        }
+        worth
+    }
+
+    /// Of a VM without a whole curve that reads so many bytes per second from its own swap: that
+    /// ends with `claim` more, for all that is known.
+    pub(crate) fn of_swapping(held: Bytes, per_second: Bytes, claim: Bytes) -> Self {
+        let misses = per_second.0 as f64 / tuning::READ_AHEAD.0 as f64;
+        Self {
+            held: held.0 as f64,
+            from: held.0 as f64,
+            step: claim.0.max(1) as f64,
+            mean: vec![misses, 0.0],
+            off: vec![0.0; 2],
+            shift: 0.0,
+            miss_s: tuning::SWAP_READ_S,
+        }
+    }
+
+    /// The share of its time for which it waits with `memory`; with less than it has, at worst.
+    pub(crate) fn waits(&self, memory: Bytes) -> f64 {
+        let is_less = (memory.0 as f64) < self.held;
+        let more = if is_less { self.at(&self.off, memory) } else { 0.0 };
+        self.share(self.at(&self.mean, memory) + more)
+    }
+
+    /// Its misses per second with `memory`.
+    pub(crate) fn misses(&self, memory: Bytes) -> f64 {
+        self.waits(memory) / self.miss_s
+    }
+
+    /// The seconds that a miss takes.
+    pub(crate) const fn miss_s(&self) -> f64 {
+        self.miss_s
+    }
+
+    /// With so much it does not wait to speak of.
+    pub(crate) fn enough(&self) -> Bytes {
+        let last = self.last_with(|misses| self.share(misses) >= tuning::WAITS_FOR_MORE);
+        bytes(last.map_or(self.from, |last| last + self.step) + self.shift)
+    }
+
+    /// The last size with misses of which that is so, as misses fall.
+    fn last_with(&self, is_so: impl Fn(f64) -> bool) -> Option<f64> {
+        let last = self.mean.iter().rposition(|misses| is_so(*misses))?;
+        Some(self.from + self.step * last as f64)
+    }
+
+    fn share(&self, misses: f64) -> f64 {
+        let waits = misses * self.miss_s;
+        waits / (1.0 + waits)
+    }
+
+    /// What is said of `memory` on the straight lines between the sizes that are known.
+    fn at(&self, of: &[f64], memory: Bytes) -> f64 {
+        let last = of.len() - 1;
+        let place = (memory.0 as f64 - self.shift - self.from) / self.step;
+        let place = place.clamp(0.0, last as f64);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+        let before = place as usize;
+        let after = (before + 1).min(last);
+        of[before] + (of[after] - of[before]) * (place - before as f64)
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size")]
+fn bytes(size: f64) -> Bytes {
+    Bytes(size as u64)
+}
+
 #[cfg(test)]
 mod tests {
-    use model::tracking::CurvePoint;
+    use model::{Millis, tracking::CurvePoint};
 
     use super::*;
 
-    fn tracking(points: &[(u64, f64)], swapped: u64) -> Tracking {
+    const RAM: Bytes = Bytes::mib(508);
+
+    fn tracking(points: &[(u64, f64)], references_per_s: f64) -> Tracking {
         let point =
             |&(mib, miss_ratio): &(u64, f64)| CurvePoint { memory: Bytes::mib(mib), miss_ratio };
-        Tracking {
-            working_set: Some(Bytes::mib(190 + swapped)),
-            swapped: Bytes::mib(swapped),
-            curve: points.iter().map(point).collect(),
-            references_per_s: 1_000.0,
-            ..Tracking::default()
-        }
+        let curve = points.iter().map(point).collect();
+        let working_set = Some(Bytes::mib(100));
+        Tracking { working_set, curve, references_per_s, ..Tracking::default() }
     }
 
-    const DISK: f64 = 1e6;
-
-    fn disk(faults: f64) -> Reads {
-        Reads { faults, bytes: 0.0 }
+    fn curves(points: &[(u64, f64)], waits: f64) -> Curves {
+        Curves::with(None, &tracking(points, 1_000.0), waits, RAM, Time(0)).unwrap()
     }
 
-    fn now(held: u64, faults: f64) -> Condition {
-        let held = Bytes::mib(held);
-        Condition {
-            held,
-            is_short: faults > 0.0,
-            waits: faults / DISK,
-            disk: disk(DISK),
-            ..Condition::default()
-        }
+    /// A miss takes a millisecond.
+    fn waiting(waits: f64) -> Cold {
+        Cold { refaults_per_s: waits * 1e3, refault_ns: 1_000_000, ..Cold::default() }
+    }
+
+    const SLOPE: [(u64, f64); 2] = [(0, 1.0), (400, 0.0)];
+
+    #[test]
+    fn it_waits_for_what_it_misses_and_refers_to_less_meanwhile() {
+        let worth = Worth::of_paged(&curves(&SLOPE, 0.0), &waiting(0.0), Bytes::mib(400));
+        let percent = |mib| (worth.waits(Bytes::mib(mib)) * 100.0).round();
+        assert_eq!([0, 200, 360, 400, 500].map(percent), [50.0, 33.0, 9.0, 0.0, 0.0]);
+        assert!((worth.misses(Bytes::mib(200)) - 333.3).abs() < 0.1);
+        assert_eq!(worth.enough().0 >> 20, 400);
     }
 
     #[test]
-    fn inside_its_memory_the_curve_counts() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.1)], 0)), &now(400, 0.0));
-        assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(202), true));
-        assert!((worth.misses(Bytes::mib(94)) - 450.0).abs() < 0.3);
-        assert!(worth.misses(Bytes::mib(400)).abs() < 1e-6, "it misses nothing now");
+    fn who_waits_half_of_its_time_would_refer_to_twice_as_much() {
+        let held = Bytes::mib(100);
+        let worth = Worth::of_paged(&curves(&SLOPE, 0.5), &waiting(0.5), held);
+        assert!((worth.waits(held) - 0.6).abs() < 0.01, "{}", worth.waits(held));
     }
 
     #[test]
-    fn a_large_piece_takes_several_reads() {
-        let misses = |granule| {
-            let tracking = Tracking { granule, ..tracking(&[(0, 1.0), (188, 0.1)], 0) };
-            Worth::of(Some(&tracking), &now(400, 0.0)).misses(Bytes::mib(94)).round()
-        };
-        let granules = [Bytes::ZERO, Bytes::kib(128), Bytes::mib(2), Bytes(u64::MAX)];
-        assert_eq!(granules.map(misses), [450.0, 1_800.0, 28_800.0, 28_800.0]);
-    }
-
-    #[test]
-    fn what_the_kernel_sets_apart_is_needed_beside() {
-        let tracking = tracking(&[(0, 1.0), (188, 0.1)], 0);
+    fn what_all_memory_does_not_save_is_no_miss() {
         let worth =
-            Worth::of(Some(&tracking), &Condition { set_apart: Bytes::mib(38), ..now(400, 0.0) });
-        assert_eq!(worth.need, Bytes::mib(240));
-        assert!((worth.misses(Bytes::mib(132)) - 450.0).abs() < 0.3);
-        assert!(worth.misses(Bytes::mib(38)) >= 900.0);
+            Worth::of_paged(&curves(&[(0, 1.0), (400, 0.2)], 0.0), &waiting(0.0), Bytes::mib(400));
+        assert!(worth.waits(Bytes::mib(400)) < 1e-9);
     }
 
     #[test]
-    fn beyond_its_memory_the_faults_of_now_fall_until_its_swap_is_empty() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 100)), &now(200, 80.0));
-        let misses = |mib| worth.misses(Bytes::mib(mib));
-        // The last 50 MiB of what it has save 202 misses, and so would the next 20, at most.
-        assert!((misses(200) - 80.0).abs() < 0.3 && (misses(210) - 72.0).abs() < 0.3);
-        assert!(misses(300).abs() < 0.1 && misses(1_000).abs() < 1e-6);
-        assert!(misses(190) > 80.0);
-        assert_eq!(worth.need, Bytes(Bytes::mib(290).0 * 20 / 19));
+    fn who_waits_longer_than_its_curve_says_has_less_than_it_seems() {
+        let worth = |waits| Worth::of_paged(&curves(&SLOPE, 0.0), &waiting(waits), Bytes::mib(400));
+        let enough = |waits| worth(waits).enough().0 >> 20;
+        assert_eq!([0.0, 0.004, 0.09].map(enough), [400, 400, 440]);
+        assert_eq!(enough(0.5), 520, "by 30 % at most");
     }
 
     #[test]
-    fn what_it_was_given_and_has_not_filled_yet_it_does_not_lack() {
-        let tracking = tracking(&[(0, 1.0), (188, 0.0)], 100);
-        let need = |unfilled| {
-            let now = Condition { unfilled: Bytes::mib(unfilled), ..now(300, 80.0) };
-            Worth::of(Some(&tracking), &now).need.0 >> 20
+    fn curves_that_scatter_count_badly_for_who_gives() {
+        let cliff = |mib| tracking(&[(0, 1.0), (mib - 1, 1.0), (mib, 0.0)], 1_000.0);
+        let with = |known, (second, mib): (u64, u64)| {
+            Curves::with(known, &cliff(mib), 0.0, RAM, Time(0).after(Millis::secs(second)))
         };
-        assert_eq!([0, 60, 100].map(need), [400, 340, 305], "at last what it was seen to touch");
-    }
-
-    #[test]
-    fn where_the_curve_is_flat_nothing_is_saved_before_all_fits() {
-        let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 1.0)], 100)), &now(200, 80.0));
-        let misses = |mib| worth.misses(Bytes::mib(mib));
-        assert!((misses(100) - misses(299)).abs() < 0.5, "{} {}", misses(100), misses(299));
-        assert!(misses(299) - misses(300) > 79.0, "{} {}", misses(299), misses(300));
-    }
-
-    #[test]
-    fn who_misses_as_often_as_a_disk_answers_loses_nothing_more() {
-        let of = |faults| {
-            let now =
-                Condition { disk: disk(1_000.0), waits: faults / 1_000.0, ..now(200, faults) };
-            let worth = Worth::of(Some(&tracking(&[(0, 1.0), (188, 0.0)], 50)), &now);
-            (worth.misses(Bytes::mib(100)) - worth.misses(Bytes::mib(200))).round()
-        };
-        assert_eq!([1_000.0, 500.0, 250.0, 10.0].map(of), [0.0, 234.0, 351.0, 464.0]);
-    }
-
-    #[test]
-    fn who_was_short_of_late_would_be_again_with_less() {
-        let calm = tracking(&[(0, 1.0), (188, 0.0)], 0);
-        let mut short = Condition { experience: Experience::default(), ..now(300, 0.0) };
-        short.experience = Experience::seen(Bytes::mib(250), 0.25 * DISK);
-        let worth = Worth::of(Some(&calm), &short);
-        let misses = |mib| (worth.misses(Bytes::mib(mib)) / DISK * 100.0).round();
-        assert_eq!([100, 250, 270, 300].map(misses), [25.0, 25.0, 15.0, 0.0]);
-    }
-
-    #[test]
-    fn without_a_curve_its_faults_would_end_with_what_a_round_may_give() {
-        let worth = Worth::of(None, &now(100, 60.0));
-        assert_eq!((worth.need, worth.is_tracked), (Bytes::mib(130), false));
-        assert!((worth.misses(Bytes::mib(115)) - 30.0).abs() < 0.1);
-        assert_eq!(Worth::of(None, &now(100, 0.0)).need, Bytes::mib(100));
+        let known = (0..60).zip([200, 300].into_iter().cycle()).fold(None, with).unwrap();
+        let at_250 =
+            |held| Worth::of_paged(&known, &waiting(0.0), Bytes::mib(held)).waits(Bytes::mib(250));
+        assert!((at_250(200) - 1.0 / 3.0).abs() < 0.03, "{}", at_250(200));
+        assert!((at_250(400) - 0.5).abs() < 0.03, "{}", at_250(400));
     }
 
     #[test]
     fn a_curve_that_cannot_be_true_is_none() {
         for points in [&[(0, 0.5), (100, 0.9)][..], &[(10, 0.5), (5, 0.4)], &[(0, f64::NAN)], &[]] {
-            assert!(
-                !Worth::of(Some(&tracking(points, 0)), &now(100, 0.0)).is_tracked,
-                "{points:?}"
-            );
+            let curves = Curves::with(None, &tracking(points, 1e3), 0.0, RAM, Time(0));
+            assert_eq!(curves, None, "{points:?}");
         }
-        let mut endless = tracking(&[(0, 1.0)], 0);
-        endless.references_per_s = f64::INFINITY;
-        assert!(!Worth::of(Some(&endless), &now(100, 0.0)).is_tracked);
+        for references in [f64::INFINITY, f64::NAN, -1.0] {
+            let tracking = tracking(&SLOPE, references);
+            assert_eq!(Curves::with(None, &tracking, 0.0, RAM, Time(0)), None);
+        }
+    }
+
+    #[test]
+    fn who_swaps_by_itself_is_expected_to_end_that_with_what_it_claims() {
+        let (held, claim) = (Bytes::mib(200), Bytes::mib(50));
+        let worth = Worth::of_swapping(held, Bytes::mib(10), claim);
+        let waits = |mib| (worth.waits(Bytes::mib(mib)) * 100.0).round();
+        assert_eq!([100, 200, 250, 300].map(waits), [24.0, 24.0, 0.0, 0.0]);
+        assert_eq!(worth.enough(), Bytes::mib(250));
     }
 }
