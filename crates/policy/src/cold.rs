@@ -16,7 +16,7 @@ use model::{Bytes, Cold, Reading, Reason, Time, Tracking, reason::Pressure};
 
 use crate::{statistics::Guest, tuning};
 
-/// What a VM would say if it knew what the host knows: its memory is what it may have in memory, and
+/// What a VM would say if it knew what the host knows: its memory is what it may have resident, and
 /// free of it is what it has not touched for a minute.
 pub(crate) fn guest(cold: Option<Reading<Cold>>, now: Time) -> Result<Guest, Reason> {
     let cold = cold.ok_or(Reason::NotPaged)?;

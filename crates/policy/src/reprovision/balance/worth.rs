@@ -6,9 +6,9 @@
 //! makes fewer references meanwhile, so with `x` seconds of misses for each second in which it runs
 //! it waits for `x / (1 + x)` of its time.
 //!
-//! **Curves scatter.** They are averaged over [`tuning::BALANCE_PERIOD`], and beside the mean is known
-//! by how much they lie off it. With less than it has a VM is expected to miss as much more: what
-//! is known badly counts badly for who gives.
+//! **Curves scatter.** They are averaged over [`tuning::BALANCE_PERIOD`], and beside the mean is
+//! known by how much they lie off it. With less than it has a VM is expected to miss as much more:
+//! what is known badly counts badly for who gives.
 //!
 //! **Curves err.** A VM that waits longer than its curve says has as much less than it seems as
 //! explains that, if that explains it: what the host pages out is not always the oldest.
