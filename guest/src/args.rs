@@ -44,6 +44,9 @@ pub(crate) struct Common {
     /// First fill so much memory with what every guest has, and hold it
     #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
     pub(crate) common_mb: Option<usize>,
+    /// Then read so much of the system's files once, as a nightly job does
+    #[arg(long, global = true, value_name = "N", value_parser = megabytes)]
+    pub(crate) read_mb: Option<usize>,
     /// Tell every so many seconds on the data disk what each page frame is for [0 = never]
     #[arg(long, global = true, value_name = "S", default_value = "0", value_parser = seconds)]
     census_s: f64,

@@ -1,8 +1,9 @@
 //! Content of which it is known who else has it: what a host that keeps identical pages once can
 //! save is then known in advance.
 
+use crate::args::ranged;
 use crate::error::WorkError;
-use crate::memory::Memory;
+use crate::memory::{Memory, fill_random};
 use crate::rng::{Rng, mix};
 use crate::run::Shared;
 
@@ -30,9 +31,32 @@ pub(crate) fn held(mb: usize, shared: &Shared) -> Result<Memory, WorkError> {
     Memory::filled(mb, &mut common(), shared)
 }
 
+/// `--parts`.
+pub(crate) fn parts(text: &str) -> Result<usize, String> {
+    ranged(text, 1, 16)
+}
+
+/// Fills with random bytes that come so many times over: so many times it can be compressed.
+pub(crate) fn fill_in_parts(bytes: &mut [u8], parts: usize, rng: &mut Rng) {
+    let part = bytes.len() / parts;
+    fill_random(&mut bytes[..part], rng);
+    for at in part..bytes.len() {
+        bytes[at] = bytes[at - part];
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_in_parts_says_the_same_again_and_again() {
+        let mut bytes = [0; 96];
+        fill_in_parts(&mut bytes, 3, &mut common());
+        assert_eq!(bytes[..32], bytes[32..64]);
+        assert_eq!(bytes[..32], bytes[64..]);
+        assert_ne!(bytes[..8], bytes[8..16]);
+    }
 
     #[test]
     fn what_is_held_is_the_same_in_every_guest_and_no_page_of_it_comes_twice() {

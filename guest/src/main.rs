@@ -20,6 +20,7 @@ mod checksum;
 mod content;
 mod disk;
 mod error;
+mod files;
 mod gap;
 mod histogram;
 mod intact;
@@ -35,6 +36,7 @@ mod workloads;
 mod zipf;
 
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
@@ -90,12 +92,14 @@ fn start(cli: Cli) -> Result<ExitCode, WorkError> {
 fn spawn_worker(cli: Cli, shared: Arc<Shared>, done: Sender<Event>) -> Result<(), WorkError> {
     let work = move || {
         let common_mb = cli.common.common_mb.unwrap_or(0);
+        let read_mb = cli.common.read_mb.unwrap_or(0);
         let mut worker = Worker::new(shared, cli.common.seed, cli.common.rate);
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
             if !worker.shared.wait_until(cli.common.beginning()) {
                 return Ok(());
             }
             let _held = content::held(common_mb, &worker.shared)?;
+            files::read(Path::new(files::SYSTEM), read_mb, &worker.shared)?;
             cli.workload.run(&mut worker)
         }));
         // A failed send means that the reporter has left, and with it the process.

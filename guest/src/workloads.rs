@@ -16,6 +16,7 @@ mod memhog;
 mod nginx;
 mod phases;
 mod pi;
+mod postgres;
 mod probe;
 mod random_array;
 mod redis;
@@ -84,6 +85,8 @@ pub(crate) enum Workload {
     Nginx(nginx::Options),
     /// Ask a real database for values, and change them; ops = requests
     Redis(redis::Options),
+    /// Ask a real relational database for rows, and change them; ops = statements
+    Postgres(postgres::Options),
     /// Compile files with a real compiler; ops = files
     Gcc(gcc::Options),
     /// Run a few small programs once a second; ops = runs
@@ -117,6 +120,7 @@ impl Workload {
             Self::Steps(_) => "steps",
             Self::Nginx(_) => "nginx",
             Self::Redis(_) => "redis",
+            Self::Postgres(_) => "postgres",
             Self::Gcc(_) => "gcc",
             Self::Shell(_) => "shell",
         }
@@ -147,6 +151,7 @@ impl Workload {
             Self::Steps(options) => steps::run(options, worker),
             Self::Nginx(options) => nginx::run(options, worker),
             Self::Redis(options) => redis::run(options, worker),
+            Self::Postgres(options) => postgres::run(options, worker),
             Self::Gcc(options) => gcc::run(options, worker),
             Self::Shell(options) => shell::run(options, worker),
         }

@@ -54,12 +54,24 @@ impl From<Mode> for Settings {
     }
 }
 
+/// What else it is told about all groups where these are promised more than there is.
+#[derive(Debug, Clone)]
+pub struct Overbooked {
+    /// What each pays for.
+    pub budget: Bytes,
+    /// What becomes of memory that nobody touches.
+    pub cold: ColdSpec,
+    /// Tables of pages that their VMs share.
+    pub tables: Vec<PathBuf>,
+}
+
 /// The daemon of one lab.
 #[derive(Debug)]
 pub struct Daemon {
     program: PathBuf,
     config: PathBuf,
     settings: Settings,
+    overbooked: Option<Overbooked>,
     client: Client,
     process: Identity,
     log: PathBuf,
@@ -71,14 +83,33 @@ impl Daemon {
     /// # Errors
     /// When the program is missing or does not come up; its log is in the lab's `log` directory.
     pub fn start(lab: &mut Lab, settings: impl Into<Settings>) -> Result<Self, LabError> {
-        let settings = settings.into();
+        Self::start_with(lab, settings.into(), None)
+    }
+
+    /// The same for groups that are promised more than there is.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_overbooked(
+        lab: &mut Lab,
+        settings: Settings,
+        overbooked: Overbooked,
+    ) -> Result<Self, LabError> {
+        Self::start_with(lab, settings, Some(overbooked))
+    }
+
+    fn start_with(
+        lab: &mut Lab,
+        settings: Settings,
+        overbooked: Option<Overbooked>,
+    ) -> Result<Self, LabError> {
         let config = lab.dir().join("etc").join("overbook.toml");
-        std::fs::write(&config, configuration(lab, settings))?;
+        std::fs::write(&config, configuration(lab, settings, overbooked.as_ref()))?;
         let program = inside::built("overbook")?;
         let process = spawn(lab, &program, &config)?;
         let client = Client::new(&socket(lab.dir()))?;
         let log = lab.dir().join("log").join(NAME);
-        let daemon = Self { program, config, settings, client, process, log };
+        let daemon = Self { program, config, settings, overbooked, client, process, log };
         daemon.wait_until_it_answers(lab)?;
         Ok(daemon)
     }
@@ -122,11 +153,24 @@ impl Daemon {
     /// # Errors
     /// When the file cannot be written or the daemon is gone.
     pub fn set_mode(&self, lab: &Lab, mode: Mode) -> Result<(), LabError> {
-        std::fs::write(&self.config, configuration(lab, Settings { mode, ..self.settings }))?;
-        self.process.signal(Signal::HUP)?;
+        self.configure(lab, Settings { mode, ..self.settings })?;
         lab.wait_for("the daemon to read its configuration again", START_LIMIT, |_| {
             Ok(self.case()?.spec.modes.balloon == mode)
         })
+    }
+
+    /// Tells it of guests that have come.
+    ///
+    /// # Errors
+    /// When the file cannot be written or the daemon is gone.
+    pub fn meet(&self, lab: &Lab) -> Result<(), LabError> {
+        self.configure(lab, self.settings)
+    }
+
+    fn configure(&self, lab: &Lab, settings: Settings) -> Result<(), LabError> {
+        std::fs::write(&self.config, configuration(lab, settings, self.overbooked.as_ref()))?;
+        self.process.signal(Signal::HUP)?;
+        Ok(())
     }
 
     /// Kills it (SIGKILL) without any warning.
@@ -164,7 +208,7 @@ fn socket(dir: &Path) -> PathBuf {
 }
 
 /// One group per group of the guests.
-fn configuration(lab: &Lab, settings: Settings) -> String {
+fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>) -> String {
     let dir = lab.dir().display();
     let mode = match settings.mode {
         Mode::Observe => "observe",
@@ -211,7 +255,10 @@ fn configuration(lab: &Lab, settings: Settings) -> String {
             "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
              free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\ncold = \"{cold}\"\nlend = {lend}\n"
         );
-        if settings.guaranteed.is_some() {
+        if let Some(Overbooked { budget, cold, tables }) = overbooked {
+            let budget = size(*budget);
+            let _ = writeln!(text, "budget = {budget}\ncold = \"{cold}\"\nstatic = {tables:?}");
+        } else if settings.guaranteed.is_some() {
             let _ = writeln!(text, "budget = {}", size(budget));
         }
     }

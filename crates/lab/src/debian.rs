@@ -27,6 +27,12 @@ use crate::packages::{self, Apt, PackageError};
 
 /// Beside the smallest Debian that has apt.
 const PACKAGES: [&str; 5] = ["nginx", "redis-server", "gcc", "libc6-dev", "make"];
+/// What the one with a relational database has, too.
+const DATABASE: &str = "postgresql";
+/// Makes the database that the guests' program `postgres` expects.
+const MAKE_DATABASE: &str = "exec setpriv --reuid=postgres --regid=postgres --clear-groups \
+    /usr/lib/postgresql/*/bin/initdb -D /var/lib/postgresql/guest \
+    --auth=trust --encoding=UTF8 --locale=C --no-sync";
 /// What no program needs to run.
 const LEFT_OUT: [&str; 6] = [
     "usr/share/doc",
@@ -106,15 +112,30 @@ impl Debian {
         Self::of_release(cache, &packages::release_codename())
     }
 
+    /// The same with a relational database.
+    ///
+    /// # Errors
+    /// As for [`Self::provide`].
+    pub fn with_database(cache: &Cache) -> Result<Self, DebianError> {
+        Self::with(cache, &packages::release_codename(), &[&PACKAGES[..], &[DATABASE]].concat())
+    }
+
     /// The same of another release, for example `trixie`, from the same mirror.
     ///
     /// # Errors
     /// As for [`Self::provide`], and when the mirror does not have it.
     pub fn of_release(cache: &Cache, codename: &str) -> Result<Self, DebianError> {
+        Self::with(cache, codename, &PACKAGES)
+    }
+
+    fn with(cache: &Cache, codename: &str, packages: &[&str]) -> Result<Self, DebianError> {
         let mut hasher = DefaultHasher::new();
-        (codename, PACKAGES, LEFT_OUT, FILE_SYSTEM, SIZE).hash(&mut hasher);
+        (codename, packages, LEFT_OUT, FILE_SYSTEM, SIZE).hash(&mut hasher);
+        if packages.contains(&DATABASE) {
+            MAKE_DATABASE.hash(&mut hasher);
+        }
         let entry = format!("debian-{codename}-{:016x}", hasher.finish());
-        let root = cache.directory(&entry, |dir| build(cache, codename, dir))?;
+        let root = cache.directory(&entry, |dir| build(cache, codename, packages, dir))?;
         Ok(Self { image: root.join(IMAGE), tree: root.join(TREE) })
     }
 }
@@ -134,7 +155,7 @@ pub fn code(systems: &[&Debian]) -> Result<Vec<u8>, DebianError> {
     Ok(table.to_bytes("debian").map_err(OfflineError::from)?)
 }
 
-fn build(cache: &Cache, codename: &str, dir: &Path) -> Result<(), DebianError> {
+fn build(cache: &Cache, codename: &str, packages: &[&str], dir: &Path) -> Result<(), DebianError> {
     if !rustix::process::geteuid().is_root() {
         return Err(DebianError::NotRoot);
     }
@@ -154,11 +175,15 @@ fn build(cache: &Cache, codename: &str, dir: &Path) -> Result<(), DebianError> {
         .env("PATH", format!("/usr/sbin:/usr/bin:/sbin:/bin:{}", tool("usr/bin")))
         .env("LD_LIBRARY_PATH", tool("usr/lib/x86_64-linux-gnu"))
         .env("LC_ALL", "C.UTF-8")
-        .args(["--variant=minbase", &format!("--include={}", PACKAGES.join(","))]);
+        .args(["--variant=minbase", &format!("--include={}", packages.join(","))]);
     if let Some(key) = &mirror.signed_by {
         debootstrap = debootstrap.arg(format!("--keyring={key}"));
     }
     command::run("debootstrap", debootstrap.arg(codename).arg(&tree).arg(&mirror.uri))?;
+    if packages.contains(&DATABASE) {
+        let chroot = Spawn::new("chroot").env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command::run("initdb", chroot.arg(&tree).args(["sh", "-c", MAKE_DATABASE]))?;
+    }
     for left_out in LEFT_OUT {
         let path = tree.join(left_out);
         if path.is_dir() {

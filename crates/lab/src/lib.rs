@@ -34,6 +34,7 @@
 
 pub mod accel;
 pub mod alike;
+pub mod autoballoon;
 pub mod cache;
 pub mod census;
 pub mod chart;
@@ -76,6 +77,7 @@ pub mod report;
 pub mod scenario;
 pub mod slab;
 pub mod slow_disk;
+pub mod small_host;
 pub mod smd;
 pub mod soak;
 pub mod sources;
@@ -88,6 +90,7 @@ pub mod takeover;
 pub mod truth;
 pub mod worker_process;
 pub mod zram;
+pub mod zswap;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;

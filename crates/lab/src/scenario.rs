@@ -6,6 +6,7 @@
 
 mod boot;
 mod cluster_kill;
+mod cold_density;
 mod cold_return;
 mod cold_soak;
 mod coop_swap;
@@ -168,6 +169,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::BUSY,
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
+    cold_density::SCENARIO,
     cold_return::SCENARIO,
     cold_soak::SCENARIO,
     coop_swap::SCENARIO,

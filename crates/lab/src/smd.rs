@@ -45,11 +45,24 @@ impl Programs {
     /// # Errors
     /// When there is no Debian, or no table of it.
     pub fn provide(context: &Context) -> Result<Self, LabError> {
-        let debian = Debian::provide(&Cache::open()?)?;
+        Self::of(context, Debian::provide(&Cache::open()?)?)
+    }
+
+    /// Those of this system.
+    ///
+    /// # Errors
+    /// When there is no table of it.
+    pub fn of(context: &Context, debian: Debian) -> Result<Self, LabError> {
         let table = debian::code(&[&debian])?;
         let programs = Self { debian, table };
         context.say(&format!("{} pages of code are known", programs.table()?.len()));
         Ok(programs)
+    }
+
+    /// The system that they belong to.
+    #[must_use]
+    pub fn debian(&self) -> &Debian {
+        &self.debian
     }
 
     /// The code of all executables.

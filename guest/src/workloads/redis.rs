@@ -10,9 +10,10 @@ use std::net::TcpStream;
 use clap::Args;
 
 use crate::args::megabytes;
+use crate::content::{fill_in_parts, parts};
 use crate::error::WorkError;
 use crate::intact;
-use crate::memory::{MB, fill_random};
+use crate::memory::MB;
 use crate::program::{self, Server, difference};
 use crate::rng::{Rng, mix};
 use crate::run::{Shared, Worker};
@@ -30,6 +31,9 @@ pub(crate) struct Options {
     /// Size of all values
     #[arg(long, value_name = "N", default_value = "8", value_parser = megabytes)]
     mb: usize,
+    /// How often each value says the same: so many times it can be compressed
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parts)]
+    parts: usize,
     #[command(flatten)]
     checks: intact::Checks,
 }
@@ -39,7 +43,8 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
     intact::watch(&options.checks, &["redis", "libjemalloc", "liblua", "libhiredis"], shared)?;
     let mut redis = program::command("redis-server");
     let (server, stream) = Server::start("redis-server", redis.args(ARGUMENTS), PORT, shared)?;
-    let mut client = Client::new(stream, worker.seed, options.mb * MB / VALUE);
+    let keys = options.mb * MB / VALUE;
+    let mut client = Client::new(stream, worker.seed, keys, options.parts);
     client.fill(shared).map_err(server.failed())?;
     shared.mb.set(options.mb);
     let mut rng = Rng::new(!worker.seed);
@@ -62,6 +67,7 @@ pub(crate) fn run(options: &Options, worker: &mut Worker) -> Result<(), WorkErro
 struct Client {
     stream: BufReader<TcpStream>,
     seed: u64,
+    parts: usize,
     /// How often each key was set.
     generations: Vec<u32>,
     line: String,
@@ -71,11 +77,11 @@ struct Client {
 }
 
 impl Client {
-    fn new(stream: TcpStream, seed: u64, keys: usize) -> Self {
+    fn new(stream: TcpStream, seed: u64, keys: usize, parts: usize) -> Self {
         let (generations, line, request) = (vec![0; keys], String::new(), Vec::new());
         let (expected, answer) = (vec![0; VALUE], Vec::new());
         let stream = BufReader::new(stream);
-        Self { stream, seed, generations, line, request, expected, answer }
+        Self { stream, seed, parts, generations, line, request, expected, answer }
     }
 
     /// Sets all values for the first time.
@@ -99,7 +105,7 @@ impl Client {
     fn make_value(&mut self, key: usize) {
         let generation = u64::from(self.generations[key]);
         let seed = self.seed ^ mix(key as u64 | (generation << 32));
-        fill_random(&mut self.expected, &mut Rng::new(seed));
+        fill_in_parts(&mut self.expected, self.parts, &mut Rng::new(seed));
     }
 
     fn send_new(&mut self, key: usize) -> io::Result<()> {
@@ -160,7 +166,7 @@ mod tests {
     fn client() -> (Client, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (Client::new(stream, 1, 2), listener.accept().unwrap().0)
+        (Client::new(stream, 1, 2, 1), listener.accept().unwrap().0)
     }
 
     #[test]

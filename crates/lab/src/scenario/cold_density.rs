@@ -1,0 +1,483 @@
+//! `cold-density`: how many guests of a mix one host's memory carries: as they come, with balloons
+//! and KSM, with the kernel's zswap, and under Overbook.
+//!
+//! The guests are what small hosts have many of: a cache (redis), a web server (nginx), a database
+//! (PostgreSQL), and one that idles, in turn. Each has read a part of its system's files once, as a
+//! nightly job does; that stays in its page cache. Each is asked so often in a second, which is
+//! little: CPU must not be what ends first. **Loss** of a guest is the share of the requests due in
+//! a window that it has not answered: its client asks one after the other, and lets go what was due
+//! 200 ms ago. A dead guest loses all. What counts is the mean over all guests.
+//!
+//! Guests are added one after the other. A number is *carried* when the mean loss is at most
+//! [`LOSS`] in one of [`TRIES`] windows that follow each other, for the host may have to settle;
+//! the first that is not ends the course, as does a guest that is killed or does not come up.
+//!
+//! **Memory.** [`SmallHost`]: all QEMUs, and Overbook's processes with the pool, are in one memory
+//! cgroup, from whose limit what is compressed goes off. What emulation takes beside guests does
+//! not count. The guests' disk image lies in the page cache outside. *Plain* is what is carried
+//! without swap: memory that guests have not touched counts for nobody.
+//!
+//! **CPU.** A control has as many guests as the best course could not carry, and unlimited memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs};
+use sys::cpu_time::CpuTime;
+use sys::meminfo::MemInfo;
+use sys::process::children_of;
+
+use super::{Context, Scenario};
+use crate::autoballoon;
+use crate::cache::Cache;
+use crate::chart::{Chart, Line as Curve};
+use crate::daemon::{Daemon, Overbooked, Settings};
+use crate::debian::Debian;
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::ksm::{self, Ksm};
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::meb::page::Page;
+use crate::meb::progress::Line;
+use crate::slow_disk::SlowDisk;
+use crate::small_host::{Compressed, Look, SmallHost};
+use crate::smd::Programs;
+use crate::swap_file::SwapFile;
+use crate::zram::Zram;
+use crate::zswap::Zswap;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cold-density",
+    summary: "how many guests of a mix a host carries: plain, balloon and KSM, zswap, Overbook",
+    run,
+};
+
+/// What a guest does, and how often in a second.
+struct Kind {
+    name: &'static str,
+    work: &'static str,
+    rate: f64,
+}
+
+const MIX: [Kind; 4] = [
+    Kind { name: "cache", work: "redis --mb 64 --parts 2 --read-mb 96 --check-s 0", rate: 60.0 },
+    Kind { name: "web", work: "nginx --mb 48 --read-mb 112 --check-s 0", rate: 40.0 },
+    Kind {
+        name: "database",
+        work: "postgres --mb 24 --parts 2 --read-mb 96 --check-s 0",
+        rate: 20.0,
+    },
+    Kind { name: "idle", work: "idle --read-mb 160", rate: 10.0 },
+];
+const GROUP: &str = "tenant";
+const RAM: Bytes = Bytes::mib(256);
+/// What the host has for them.
+const HOST: Bytes = Bytes::mib(1024);
+const LOSS: f64 = 0.05;
+const TRIES: usize = 3;
+/// At the beginning: fewer fit in any case.
+const FIRST: usize = 3;
+/// More would be a matter of CPU.
+const MOST: usize = 20;
+
+/// Of each guest's swap disk and the host's.
+const READS_PER_S: u32 = 1_000;
+const GUEST_SWAP: Bytes = Bytes::mib(256);
+const HOST_SWAP: Bytes = Bytes::mib(4096);
+/// How fast KSM and Overbook look for pages that are the same.
+const SCAN: PagesPerMs = PagesPerMs(50);
+/// What balloons leave a guest.
+const LEAST: Bytes = Bytes::mib(128);
+/// What Overbook leaves each.
+const GUARANTEED: Bytes = Bytes::mib(40);
+/// What the group pays for: all, but for Overbook's own processes and sudden needs.
+const BUDGET: Bytes = Bytes::mib(960);
+
+/// From its start until a guest works.
+const WORK_LIMIT: Duration = Duration::from_secs(60);
+const SETTLE: Duration = Duration::from_secs(3);
+const WINDOW: Duration = Duration::from_secs(6);
+/// Balloons are moved, and QEMUs measured.
+const TEND: Duration = Duration::from_secs(2);
+/// A guest that has not reported for so long is silent.
+const SILENT: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Plain,
+    Balloon,
+    Zswap,
+    Overbook,
+}
+
+const WAYS: [(&str, Way); 4] = [
+    ("plain", Way::Plain),
+    ("overbook", Way::Overbook),
+    ("zswap", Way::Zswap),
+    ("balloon_ksm", Way::Balloon),
+];
+
+/// What was seen with so many guests.
+#[derive(Clone)]
+struct Stage {
+    guests: usize,
+    /// The mean over all of them, and of each kind.
+    loss: f64,
+    of_kinds: [f64; MIX.len()],
+    cpu_busy: f64,
+    look: Look,
+}
+
+/// One way, from few guests to too many.
+struct Course {
+    name: &'static str,
+    stages: Vec<Stage>,
+    /// Why it went no further.
+    end: String,
+    bad_bytes: f64,
+    /// How far the host was above its memory, at most.
+    above: Bytes,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let programs = Programs::of(context, Debian::with_database(&Cache::open()?)?)?;
+    context.make_dir()?;
+    // All read it, and whose memory it is in should not matter.
+    std::io::copy(&mut std::fs::File::open(&programs.debian().image)?, &mut std::io::sink())?;
+    let mut courses = Vec::new();
+    for (name, way) in WAYS {
+        context.say(&format!("{name} ..."));
+        let course = course(context, &programs, name, way)?;
+        context.say(&format!("  {} carried; {}", course.carried(), course.end));
+        courses.push(course);
+    }
+    let best = courses.iter().map(Course::carried).max().unwrap_or(0);
+    context.say("control ...");
+    let control = control(context, &programs, (best + 1).min(MOST))?;
+    let mut figures = figures(context, &courses, &control);
+    page(&courses).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+fn guest(
+    context: &Context,
+    programs: &Programs,
+    number: usize,
+    way: Way,
+    host: Option<&SmallHost>,
+) -> MachineSpec {
+    let kind = &MIX[number % MIX.len()];
+    let name = format!("{}-{}", kind.name, number / MIX.len() + 1);
+    let work = format!("{} --rate {}", kind.work, kind.rate);
+    MachineSpec {
+        seed: context.seed + number as u64,
+        shim: way == Way::Overbook,
+        cgroup: host.map(|host| host.dir().to_owned()),
+        ..MachineSpec::new(&name, GROUP, RAM, RAM, &work)
+            .with_debian(programs.debian())
+            .with_swap(GUEST_SWAP, Some(READS_PER_S))
+    }
+}
+
+fn course(
+    context: &Context,
+    programs: &Programs,
+    name: &'static str,
+    way: Way,
+) -> Result<Course, LabError> {
+    // Whatever is first here ends last.
+    let zram = (way == Way::Overbook).then(|| Zram::new(HOST_SWAP)).transpose()?.map(Arc::new);
+    let swaps = matches!(way, Way::Balloon | Way::Zswap);
+    let on_disk = context.dir.join("host");
+    let _swap = swaps.then(|| SwapFile::new(&on_disk, HOST_SWAP)).transpose()?;
+    let zswap = (way == Way::Zswap).then(|| Zswap::start(usual_pool()?)).transpose()?;
+    let ksm = || Ksm::start(ksm::pages_per_ms(SCAN.0));
+    let _ksm = (way == Way::Balloon).then(ksm).transpose()?;
+    let disk = swaps.then(|| SlowDisk::new("density", &context.dir, READS_PER_S)).transpose()?;
+    let compressed: Compressed = match &zram {
+        Some(zram) => {
+            let zram = Arc::clone(zram);
+            Box::new(move || zram.stored().map_or(Bytes::ZERO, |(_, memory)| memory))
+        }
+        None if zswap.is_some() => Box::new(|| Zswap::pool().unwrap_or_default()),
+        None => Box::new(|| Bytes::ZERO),
+    };
+    let host = SmallHost::new("density", HOST, compressed)?;
+    let spec = |number| guest(context, programs, number, way, Some(&host));
+    let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &first)?;
+    let at = At { way, host: &host, disk: disk.as_ref() };
+    let daemon = (way == Way::Overbook).then(|| at.manage(programs, &mut lab)).transpose()?;
+    let mut course =
+        Course { name, stages: Vec::new(), end: String::new(), bad_bytes: 0.0, above: Bytes::ZERO };
+    course.end = loop {
+        if let Some(daemon) = &daemon {
+            daemon.ensure_alive()?;
+            daemon.meet(&lab)?;
+        }
+        at.take_in(&lab)?;
+        if !at.wait_until_working(&lab)? {
+            break format!("guest {} does not get to work", lab.machines().len());
+        }
+        at.wait(&lab, SETTLE)?;
+        let stage = at.stage(&lab)?;
+        context.say(&stage.in_words());
+        course.stages.push(stage.clone());
+        if stage.loss > LOSS {
+            break format!("{} lose {:.0} %", stage.guests, stage.loss * 100.0);
+        }
+        if stage.guests == MOST {
+            break "no more were tried".to_owned();
+        }
+        host.measure(&lab, 1);
+        match lab.add(&context.provisions, &[spec(stage.guests)]) {
+            Ok(()) => {}
+            Err(error) if is_for_want_of_memory(&error) => break first_words(&error),
+            Err(error) => return Err(error),
+        }
+    };
+    course.bad_bytes = lab.machines().iter().map(|machine| machine.reported("bad_bytes")).sum();
+    course.above = host.most_above();
+    lab.stop()?;
+    Ok(course)
+}
+
+/// Whether a guest was killed, or does not come up, or another one does not answer.
+fn is_for_want_of_memory(error: &LabError) -> bool {
+    use LabError::{Died, NotUp, Qmp, Timeout};
+    matches!(error, Died { .. } | NotUp { .. } | Timeout { .. } | Qmp(_))
+}
+
+fn first_words(error: &LabError) -> String {
+    error.to_string().split([';', '\n']).next().unwrap_or_default().to_owned()
+}
+
+/// As many guests as that with all the memory that they want.
+fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
+    let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1), Box::new(|| Bytes::ZERO))?;
+    let spec = |number| guest(context, programs, number, Way::Plain, Some(&host));
+    let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let at = At { way: Way::Plain, host: &host, disk: None };
+    if !at.wait_until_working(&lab)? {
+        let what = "the control's guests to work".to_owned();
+        return Err(LabError::Timeout { what, limit: WORK_LIMIT });
+    }
+    at.wait(&lab, SETTLE)?;
+    let stage = at.stage(&lab)?;
+    context.say(&stage.in_words());
+    lab.stop()?;
+    Ok(stage)
+}
+
+/// The pool that zswap usually has, a fifth of the host's memory, in hundredths of the machine's;
+/// at least one.
+fn usual_pool() -> Result<u64, LabError> {
+    let total = MemInfo::read().map_err(std::io::Error::other)?.total;
+    Ok((HOST.share(20, total.0).0).max(1))
+}
+
+/// A way under way.
+struct At<'a> {
+    way: Way,
+    host: &'a SmallHost,
+    disk: Option<&'a SlowDisk>,
+}
+
+impl At<'_> {
+    /// Has Overbook manage the guests, at the host's expense.
+    fn manage(&self, programs: &Programs, lab: &mut Lab) -> Result<Daemon, LabError> {
+        let settings = Settings {
+            dedup: DedupSpec::Fixed(SCAN),
+            free_pages: FreePagesSpec::Lazy,
+            guaranteed: Some(GUARANTEED),
+            ..Mode::Enforce.into()
+        };
+        let tables = vec![programs.write_table(lab)?];
+        let overbooked = Overbooked { budget: BUDGET, cold: ColdSpec::WhenNeeded, tables };
+        let daemon = Daemon::start_overbooked(lab, settings, overbooked)?;
+        let pid = daemon.process().pid;
+        self.host.take_in(pid)?;
+        for worker in children_of(pid)? {
+            self.host.take_in(worker.pid)?;
+        }
+        Ok(daemon)
+    }
+
+    fn take_in(&self, lab: &Lab) -> Result<(), LabError> {
+        let Some(disk) = self.disk else { return Ok(()) };
+        lab.pids().into_iter().try_for_each(|pid| disk.take_in(pid))
+    }
+
+    /// Whether all guests work within some time.
+    fn wait_until_working(&self, lab: &Lab) -> Result<bool, LabError> {
+        let begun = Instant::now();
+        let works = |machine: &Machine| machine.alive() && machine.reported("ops") > 0.0;
+        while !lab.machines().iter().all(works) {
+            if begun.elapsed() > WORK_LIMIT || !lab.machines().iter().all(Machine::alive) {
+                return Ok(false);
+            }
+            self.wait(lab, TEND)?;
+        }
+        Ok(true)
+    }
+
+    /// Waits, and does meanwhile what is done all the time.
+    fn wait(&self, lab: &Lab, length: Duration) -> Result<(), LabError> {
+        let end = Instant::now() + length;
+        loop {
+            self.host.measure(lab, 0);
+            if self.way == Way::Balloon {
+                // A QEMU that waits for memory itself is asked again.
+                let _ = autoballoon::step(lab, self.host.latest().used, HOST, LEAST);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            interrupt::sleep(left.min(TEND))?;
+            if left <= TEND {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The last window's, if none was good.
+    fn stage(&self, lab: &Lab) -> Result<Stage, LabError> {
+        let mut stage = self.window(lab)?;
+        for _ in 1..TRIES {
+            if stage.loss <= LOSS || !lab.machines().iter().all(Machine::alive) {
+                break;
+            }
+            stage = self.window(lab)?;
+        }
+        Ok(stage)
+    }
+
+    fn window(&self, lab: &Lab) -> Result<Stage, LabError> {
+        let machines = lab.machines();
+        let cpu = CpuTime::read().map_err(std::io::Error::other)?;
+        let before: Vec<Option<Line>> = machines.iter().map(Line::newest).collect();
+        self.wait(lab, WINDOW)?;
+        let losses: Vec<f64> = machines
+            .iter()
+            .zip(&before)
+            .enumerate()
+            .map(|(number, (machine, before))| {
+                loss(machine, before.as_ref(), MIX[number % MIX.len()].rate)
+            })
+            .collect();
+        let of_kind = |kind: usize| mean(losses.iter().skip(kind).step_by(MIX.len()));
+        let now = CpuTime::read().map_err(std::io::Error::other)?;
+        Ok(Stage {
+            guests: machines.len(),
+            loss: mean(losses.iter()),
+            of_kinds: std::array::from_fn(of_kind),
+            cpu_busy: now.busy_since(cpu).map_or(f64::NAN, f64::from),
+            look: self.host.latest(),
+        })
+    }
+}
+
+/// The share of what was due since then that a guest has not done.
+fn loss(machine: &Machine, before: Option<&Line>, rate: f64) -> f64 {
+    let (Some(before), Some(now)) = (before, Line::newest(machine)) else { return 1.0 };
+    if !machine.alive() || now.has_ended() {
+        return 1.0;
+    }
+    let silent = now.arrived.elapsed();
+    let unreported = if silent > SILENT { silent.as_secs_f64() } else { 0.0 };
+    lost(now.ops - before.ops, now.t_s - before.t_s + unreported, rate)
+}
+
+fn lost(done: f64, seconds: f64, rate: f64) -> f64 {
+    if seconds > 0.0 { (1.0 - done / (rate * seconds)).clamp(0.0, 1.0) } else { 1.0 }
+}
+
+fn mean<'a>(values: impl Iterator<Item = &'a f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+impl Stage {
+    fn in_words(&self) -> String {
+        let Look { used, compressed } = self.look;
+        let kinds = MIX.iter().zip(self.of_kinds).take(self.guests);
+        let kinds: Vec<String> =
+            kinds.map(|(kind, loss)| format!("{} {:.1}", kind.name, loss * 100.0)).collect();
+        format!(
+            "  {} guests: {:.1} % lost ({}), {:.0} MiB and {:.0} compressed, CPU {:.0} %",
+            self.guests,
+            self.loss * 100.0,
+            kinds.join(", "),
+            used.as_mib(),
+            compressed.as_mib(),
+            self.cpu_busy * 100.0
+        )
+    }
+}
+
+impl Course {
+    /// How many it carried.
+    fn carried(&self) -> usize {
+        let carried = self.stages.iter().filter(|stage| stage.loss <= LOSS);
+        carried.map(|stage| stage.guests).max().unwrap_or(0)
+    }
+
+    fn note(&self) -> String {
+        let last = self.stages.iter().rfind(|stage| stage.loss <= LOSS);
+        let last = last.map_or(String::new(), |stage| stage.in_words().trim().to_owned() + "; ");
+        format!("{last}{}; the host was {:.0} MiB above at most", self.end, self.above.as_mib())
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few guests")]
+fn figures(context: &Context, courses: &[Course], control: &Stage) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let carried = |name: &str| {
+        let course = courses.iter().find(|course| course.name == name);
+        course.map_or(f64::NAN, |course| course.carried() as f64)
+    };
+    let others = courses.iter().filter(|course| course.name != "overbook");
+    let best = others.map(Course::carried).max().unwrap_or(0) as f64;
+    let note = format!("guests that {HOST} carry under Overbook, to plain, at <= 5 % loss (mean)");
+    let density = Figure::new(carried("overbook") / carried("plain"), "ratio", note);
+    figures.add("density", density.target(Target::AtLeast(2.0)));
+    let note = "guests that it carries more than the best of the others";
+    let more = Figure::new(carried("overbook") - best, "count", note);
+    figures.add("more_than_others", more.target(Target::AtLeast(1.0)));
+    for course in courses {
+        let figure = Figure::new(course.carried() as f64, "count", course.note());
+        figures.add(&format!("carried_{}", course.name), figure);
+    }
+    let note = format!("unlimited memory: {}", control.in_words().trim());
+    figures.add("loss_control", Figure::new(control.loss, "ratio", note));
+    let bad: f64 = courses.iter().map(|course| course.bad_bytes).sum();
+    let note = "wrong bytes in all answers";
+    figures.add("bad_bytes", Figure::new(bad, "B", note).target(Target::Equals(0.0)));
+    figures
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a few guests")]
+fn page(courses: &[Course]) -> Page {
+    let points =
+        |course: &Course| course.stages.iter().map(|s| (s.guests as f64, s.loss * 100.0)).collect();
+    let lines = courses
+        .iter()
+        .map(|course| Curve { name: course.name.to_owned(), points: points(course) })
+        .collect();
+    let chart = Chart { unit: "% lost", across: "guests", is_log: false, lines, marks: Vec::new() };
+    let mut page = Page::default();
+    page.add("Requests lost, by the number of guests", chart);
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_due_and_not_done_is_lost() {
+        assert!((lost(150.0, 10.0, 20.0) - 0.25).abs() < 1e-9);
+        assert!(lost(201.0, 10.0, 20.0).abs() < 1e-9);
+        assert!((lost(0.0, 0.0, 20.0) - 1.0).abs() < 1e-9);
+    }
+}
