@@ -59,8 +59,6 @@ impl From<Mode> for Settings {
 pub struct Overbooked {
     /// What each pays for.
     pub budget: Bytes,
-    /// What becomes of memory that nobody touches.
-    pub cold: ColdSpec,
     /// Tables of pages that their VMs share.
     pub tables: Vec<PathBuf>,
 }
@@ -255,9 +253,9 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
             "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
              free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\ncold = \"{cold}\"\nlend = {lend}\n"
         );
-        if let Some(Overbooked { budget, cold, tables }) = overbooked {
+        if let Some(Overbooked { budget, tables }) = overbooked {
             let budget = size(*budget);
-            let _ = writeln!(text, "budget = {budget}\ncold = \"{cold}\"\nstatic = {tables:?}");
+            let _ = writeln!(text, "budget = {budget}\nstatic = {tables:?}");
         } else if settings.guaranteed.is_some() {
             let _ = writeln!(text, "budget = {}", size(budget));
         }

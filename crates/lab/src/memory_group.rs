@@ -91,6 +91,17 @@ impl MemoryGroup {
         Ok(Bytes(bytes))
     }
 
+    /// What of its anonymous memory no process has mapped: read from swap ahead of its use, or
+    /// about to go there.
+    ///
+    /// # Errors
+    /// When the kernel does not say.
+    pub fn unmapped(&self) -> Result<Bytes, LabError> {
+        let text = fs::read_to_string(self.dir.join("memory.stat"))?;
+        let mapped = if self.version == Version::V1 { "rss" } else { "anon" };
+        Ok(unmapped(&text, mapped))
+    }
+
     fn file(&self, v1: &str, v2: &str) -> PathBuf {
         self.dir.join(if self.version == Version::V1 { v1 } else { v2 })
     }
@@ -125,6 +136,16 @@ fn tree(mounts: &str) -> Option<(PathBuf, Version)> {
     v2.map(|root| (root, Version::V2))
 }
 
+/// What of anonymous memory is in the kernel's lists and not mapped.
+fn unmapped(stat: &str, mapped: &str) -> Bytes {
+    let of = |wanted: &str| {
+        let found = stat.lines().find_map(|line| line.strip_prefix(wanted)?.strip_prefix(' '));
+        Bytes(found.and_then(|number| number.parse().ok()).unwrap_or(0))
+    };
+    let listed = of("active_anon").plus(of("inactive_anon")).plus(of("unevictable"));
+    listed.minus(of(mapped)).minus(of("shmem"))
+}
+
 fn names_memory(controllers: &str) -> bool {
     controllers.split_whitespace().any(|name| name == "memory")
 }
@@ -141,6 +162,13 @@ mod tests {
         let (root, version) = tree(mounts).unwrap();
         assert_eq!((root.as_path(), version), (Path::new("/sys/fs/cgroup/memory"), Version::V1));
         assert!(tree("cgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n").is_none());
+    }
+
+    #[test]
+    fn what_is_listed_and_not_mapped_was_read_ahead() {
+        let stat = "rss 100\nrss_huge 7\nshmem 10\nactive_anon 90\ninactive_anon 50\n";
+        assert_eq!(unmapped(stat, "rss"), Bytes(30));
+        assert_eq!(unmapped("anon 100\nactive_anon 90\n", "anon"), Bytes::ZERO);
     }
 
     #[test]

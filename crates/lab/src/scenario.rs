@@ -6,6 +6,7 @@
 
 mod boot;
 mod cluster_kill;
+mod cold_choice;
 mod cold_density;
 mod cold_return;
 mod cold_soak;
@@ -169,6 +170,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_isolation::BUSY,
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
+    cold_choice::SCENARIO,
     cold_density::SCENARIO,
     cold_return::SCENARIO,
     cold_soak::SCENARIO,

@@ -69,8 +69,16 @@ impl Record {
 pub struct Watch {
     stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
+    held: Arc<Mutex<Option<Held>>>,
     shown: Arc<Mutex<Shown>>,
     thread: Option<JoinHandle<Record>>,
+}
+
+/// What a guest is to have in memory at most, and what its QEMU has beside.
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    resident: Bytes,
+    own: Bytes,
 }
 
 /// What the thread shows while it runs.
@@ -94,7 +102,7 @@ impl Watch {
         every: Duration,
     ) -> Result<Self, LabError> {
         let (stop, swapped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let shown = Arc::new(Mutex::new(Shown::default()));
+        let (held, shown) = (Arc::default(), Arc::new(Mutex::new(Shown::default())));
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         let is_pinned = !cpus.is_empty();
@@ -102,6 +110,7 @@ impl Watch {
             tracked: Tracked::new(pid, settings),
             stop: Arc::clone(&stop),
             swapped: Arc::clone(&swapped),
+            held: Arc::clone(&held),
             shown: Arc::clone(&shown),
             every,
         };
@@ -115,12 +124,18 @@ impl Watch {
             record
         };
         let thread = std::thread::Builder::new().name("watch".into()).spawn(run)?;
-        Ok(Self { stop, swapped, shown, thread: Some(thread) })
+        Ok(Self { stop, swapped, held, shown, thread: Some(thread) })
     }
 
     /// How much of the guest lies in its swap.
     pub fn set_swapped(&self, swapped: Bytes) {
         self.swapped.store(swapped.0, Ordering::Relaxed);
+    }
+
+    /// Has the guest keep so much in memory at most; the rest is paged out. `own` is what its QEMU
+    /// has beside.
+    pub fn hold(&self, resident: Bytes, own: Bytes) {
+        *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Some(Held { resident, own });
     }
 
     /// What is known now.
@@ -192,6 +207,7 @@ struct Driver {
     tracked: Tracked,
     stop: Arc<AtomicBool>,
     swapped: Arc<AtomicU64>,
+    held: Arc<Mutex<Option<Held>>>,
     shown: Arc<Mutex<Shown>>,
     every: Duration,
 }
@@ -204,6 +220,10 @@ impl Driver {
         while !self.stop.load(Ordering::Relaxed) {
             let next = Instant::now() + STEP;
             self.tracked.set_swapped(Bytes(self.swapped.load(Ordering::Relaxed)));
+            if let Some(held) = *self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+                self.tracked.set_own(Some(held.own));
+                self.tracked.set_resident(Some(held.resident));
+            }
             self.tracked.step();
             steps += 1.0;
             steps_on += f64::from(u8::from(self.tracked.is_following()));

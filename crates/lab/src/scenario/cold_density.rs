@@ -289,13 +289,14 @@ impl At<'_> {
     /// Has Overbook manage the guests, at the host's expense.
     fn manage(&self, programs: &Programs, lab: &mut Lab) -> Result<Daemon, LabError> {
         let settings = Settings {
+            cold: ColdSpec::WhenNeeded,
             dedup: DedupSpec::Fixed(SCAN),
             free_pages: FreePagesSpec::Lazy,
             guaranteed: Some(GUARANTEED),
             ..Mode::Enforce.into()
         };
         let tables = vec![programs.write_table(lab)?];
-        let overbooked = Overbooked { budget: BUDGET, cold: ColdSpec::WhenNeeded, tables };
+        let overbooked = Overbooked { budget: BUDGET, tables };
         let daemon = Daemon::start_overbooked(lab, settings, overbooked)?;
         let pid = daemon.process().pid;
         self.host.take_in(pid)?;

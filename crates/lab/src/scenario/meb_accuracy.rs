@@ -11,6 +11,9 @@
 //! compares single moments: there, a change that is seen a second late counts as one that is not
 //! seen.
 //!
+//! Four of them run once more, each with half of what it holds paged out by the same code to the
+//! host's compressed memory: the curve must still be that of all of its memory, in and out.
+//!
 //! The true curves are written beside the page, one for each interval: the balancer is simulated
 //! with them (`crates/sim/benches/fleet.rs`).
 //!
@@ -22,6 +25,7 @@ use std::time::Duration;
 use model::Bytes;
 use pages::curve::{MissRatioCurve, Point};
 use serde_json::{Value, json};
+use sys::memory_of::{Counters, Overhead};
 
 use super::{Context, Scenario};
 use crate::chart::{Chart, Line};
@@ -34,6 +38,7 @@ use crate::meb::watch::{self, Record, Watch};
 use crate::meb::workloads::{ALL, MEMORY, SIDE_BY_SIDE, Workload};
 use crate::meb::{modes, progress};
 use crate::truth::{Definition, Truth};
+use crate::zram::Zram;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "meb-accuracy",
@@ -45,6 +50,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
+/// Which are looked at while half of their memory is out.
+const OUT: [&str; 4] = ["kv", "phases", "graph", "sort"];
+/// How long half of it may take to go.
+const OUT_LIMIT: Duration = Duration::from_secs(60);
+const ZRAM: Bytes = Bytes::mib(1024);
 const MEASURE: Duration = Duration::from_secs(60);
 /// How often estimate and truth are looked at; the estimate is renewed twice as often.
 const EVERY: Duration = Duration::from_millis(200);
@@ -86,32 +96,51 @@ struct Row {
     moments: Vec<Moment>,
     intervals: Vec<Interval>,
     vcpu_share: f64,
+    /// What was paged out of what it held, in the mean; 0: nothing was to be.
+    out_share: f64,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let mut rows = Vec::new();
-    for workloads in ALL.chunks(SIDE_BY_SIDE) {
-        let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
-        context.say(&format!("{}, tracked and recorded ...", names.join(" beside ")));
-        let compared = compare(context, workloads)?;
-        for row in &compared {
-            context.say(&format!(
-                "  {}: accuracy {:.3}, {}",
-                row.name,
-                row.accuracy(),
-                row.words()
-            ));
-        }
-        rows.extend(compared);
-    }
+    let rows = compare_all(context, &ALL, false)?;
+    let out: Vec<Workload> = ALL.into_iter().filter(|it| OUT.contains(&it.name)).collect();
+    let zram = Zram::new(ZRAM)?;
+    let rows_out = compare_all(context, &out, true)?;
+    drop(zram);
     let mut figures = figures(context, &rows);
+    add_out(&mut figures, &rows_out);
     page(&rows).write(&context.dir, &mut figures)?;
     let curves: Vec<Value> = rows.iter().map(Row::curves).collect();
     save(&context.dir.join("log").join("curves.json"), Value::from(curves).to_string().as_bytes())?;
     Ok(figures)
 }
 
-fn compare(context: &Context, workloads: &[Workload]) -> Result<Vec<Row>, LabError> {
+/// Some at a time; `is_out`: while half of their memory is.
+fn compare_all(
+    context: &Context,
+    workloads: &[Workload],
+    is_out: bool,
+) -> Result<Vec<Row>, LabError> {
+    let mut rows = Vec::new();
+    for workloads in workloads.chunks(SIDE_BY_SIDE) {
+        let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
+        let how = if is_out { ", half of it paged out" } else { "" };
+        context.say(&format!("{}, tracked and recorded{how} ...", names.join(" beside ")));
+        let compared = compare(context, workloads, is_out)?;
+        for row in &compared {
+            context.say(&format!(
+                "  {}: accuracy {:.3}, curve off by {:.3}, {}",
+                row.name,
+                row.accuracy(),
+                row.curve_error(),
+                row.words()
+            ));
+        }
+        rows.extend(compared);
+    }
+    Ok(rows)
+}
+
+fn compare(context: &Context, workloads: &[Workload], is_out: bool) -> Result<Vec<Row>, LabError> {
     let traced = |(place, workload): (usize, &Workload)| MachineSpec {
         traced: true,
         ..workload.guest(place, context.seed)
@@ -122,9 +151,18 @@ fn compare(context: &Context, workloads: &[Workload]) -> Result<Vec<Row>, LabErr
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
+    if is_out {
+        page_half_out(&lab, &watches)?;
+    }
     interrupt::sleep(WARM_UP)?;
     let from_us = watch::now_us();
-    interrupt::sleep(MEASURE)?;
+    let mut out_shares = vec![0.0; watches.len()];
+    for _ in 0..MEASURE.as_secs() {
+        interrupt::sleep(Duration::from_secs(1))?;
+        for (machine, share) in lab.machines().iter().zip(&mut out_shares) {
+            *share += out_share(machine)? / MEASURE.as_secs_f64();
+        }
+    }
     let mut rows = Vec::new();
     for (place, watch) in watches.into_iter().enumerate() {
         let (machine, record) = (&lab.machines()[place], watch.stop()?);
@@ -135,10 +173,39 @@ fn compare(context: &Context, workloads: &[Workload]) -> Result<Vec<Row>, LabErr
         let shares = record.seen.iter().map(|seen| seen.tracking.cost.vcpu_share);
         let vcpu_share = shares.fold(0.0, f64::max);
         let intervals = moments.chunks_exact(INTERVAL).map(Interval::of).collect();
-        rows.push(Row { name: workloads[place].name, moments, intervals, vcpu_share });
+        let (name, out_share) = (workloads[place].name, out_shares[place]);
+        rows.push(Row { name, moments, intervals, vcpu_share, out_share });
     }
     lab.stop()?;
     Ok(rows)
+}
+
+/// Has half of what each guest holds paged out, and waits until it is.
+fn page_half_out(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> {
+    let mut halves = Vec::new();
+    for (machine, watch) in lab.machines().iter().zip(watches) {
+        let Overhead { own, guest, .. } = overhead(machine)?;
+        watch.hold(guest.percent(50), own);
+        halves.push(guest.percent(50));
+    }
+    lab.wait_for("half of the guests' memory to be paged out", OUT_LIMIT, |lab| {
+        let mut is_out = true;
+        for (machine, half) in lab.machines().iter().zip(&halves) {
+            is_out &= overhead(machine)?.guest <= half.plus(Bytes::mib(8));
+        }
+        Ok(is_out)
+    })
+}
+
+fn overhead(machine: &Machine) -> Result<Overhead, LabError> {
+    let pid = machine.process().pid;
+    Ok(Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?)
+}
+
+/// What of what a guest holds is paged out now.
+fn out_share(machine: &Machine) -> Result<f64, LabError> {
+    let out = Counters::of(machine.process().pid).map_err(std::io::Error::other)?.swapped.as_mib();
+    Ok(out / (out + overhead(machine)?.guest.as_mib()))
 }
 
 fn moments(machine: &Machine, record: &Record, from_us: u64) -> Result<Vec<Moment>, LabError> {
@@ -282,6 +349,28 @@ fn figures(context: &Context, rows: &[Row]) -> Figures {
         );
     }
     figures
+}
+
+/// The same of guests half of whose memory is out.
+fn add_out(figures: &mut Figures, rows: &[Row]) {
+    let share = mean(rows.iter().map(|row| row.out_share));
+    let note = format!(
+        "the same while {:.0} % of what the guest holds is paged out, mean of {} workloads",
+        share * 100.0,
+        rows.len()
+    );
+    let figure = Figure::new(mean(rows.iter().map(Row::curve_error)), "ratio", note);
+    figures.add("mrc_mae_out", figure.target(Target::AtMost(0.03)));
+    let half = Target::AtLeast(0.45);
+    let figure = Figure::new(share, "ratio", "what of it is paged out, in the mean");
+    figures.add("out_share", figure.target(half));
+    for row in rows {
+        let note = format!("of that workload's curve, {:.0} % out", row.out_share * 100.0);
+        let figure = Figure::new(row.curve_error(), "ratio", note);
+        figures.add(&format!("mrc_mae_out_{}", row.name), figure);
+        let figure = Figure::new(row.accuracy(), "ratio", row.words());
+        figures.add(&format!("wss_accuracy_out_{}", row.name), figure);
+    }
 }
 
 /// All workloads one after the other: the paper's Figure 10.

@@ -1,0 +1,364 @@
+//! `cold-choice`: who chooses better which memory a guest does without? The same guest, doing the
+//! same, is held to the same memory in three ways; its misses are counted, and what it gets done.
+//!
+//! * **ours**: a group's worker pages out what tracking knows to be untouched for longest;
+//! * **kernel**: the kernel's own reclaim does, for QEMU's memory cgroup has a limit;
+//! * **balloon**: the guest itself does, for its balloon has the rest; it swaps to its own disk.
+//!
+//! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
+//! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
+//! has read ahead and keeps unmapped, by QEMU's memory cgroup. Limit and balloon are adjusted until
+//! that is so. What QEMU itself needs, and what a guest's balloon leaves untouched, is thus measured
+//! and not guessed. Guest RAM is in small pages: huge ones the kernel pages out as a whole.
+//!
+//! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
+//! thread of QEMU's, the shim's own threads left out, or a touch of a piece of memory that Overbook
+//! had paged out, whichever are more; in the guest with a balloon it is a major fault of the
+//! guest's, as its kernel tells by the balloon. Misses count by what the guest got done meanwhile:
+//! one that stands still misses nothing.
+
+use std::io;
+use std::time::Duration;
+
+use model::Bytes;
+use overbook::worker::VmReport;
+use rustix::thread::disable_transparent_huge_pages;
+use serde_json::json;
+use sys::memory_of::Overhead;
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::meb::modes::BUDGET;
+use crate::meb::progress::{self, Lines};
+use crate::memory_group::MemoryGroup;
+use crate::swap_file::Swapped;
+use crate::worker_process::{Wanted, WorkerProcess};
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cold-choice",
+    summary: "the same size by our choice, by the kernel's own reclaim, by balloon: misses, speed",
+    run,
+};
+
+/// What a guest does. The first two and the last have popular memory, in one place or anywhere; at
+/// full speed they would touch all of it several times in a second, so they have a pace, as a
+/// service has.
+const WORKLOADS: [(&str, &str); 4] = [
+    ("zipf", "zipf --mb 140 --skew 1.0 --rate 4000"),
+    ("phases", "phases --mb 140 --parts 4 --length 10"),
+    ("graph", "graph --mb 120"),
+    ("kv", "kv --mb 120 --rate 2000"),
+];
+
+const RAM: Bytes = Bytes::mib(256);
+/// What is left to a guest of what it holds, in percent.
+const KEPT: u64 = 50;
+/// A disk as fast as QEMU and the host's page cache are.
+const GUEST_SWAP: Bytes = Bytes::mib(512);
+const ZRAM: Bytes = Bytes::mib(1024);
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+/// With all its memory; the speed of the last of it is what the others are compared to.
+const BEFORE: Duration = Duration::from_secs(9);
+/// The way there, in seconds: what is to be adjusted is, and then comes to rest.
+const ADJUSTED: u32 = 18;
+const RESTS: u32 = 4;
+/// So many seconds count: one round of the phases. Tracking's cost looks back for thirty.
+const MEASURED: u32 = 40;
+const SECOND: Duration = Duration::from_secs(1);
+/// QEMU's name of the guest's balloon.
+const BALLOON: &str = "/machine/peripheral/balloon0";
+/// What the shim's threads are called, to begin with.
+const SHIM_THREADS: &str = "overbook";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Ours,
+    Kernel,
+    Balloon,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("ours", Way::Ours), ("kernel", Way::Kernel), ("balloon", Way::Balloon)];
+
+/// Counters of one guest.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    misses: f64,
+    read_mib: f64,
+}
+
+/// What one guest did.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    /// What it was to have, and what it had in the mean, in MiB.
+    wanted: Bytes,
+    kept_mib: f64,
+    /// Misses, MiB read back, and operations, in a second.
+    misses: f64,
+    read_mib: f64,
+    speed: f64,
+    /// Operations in a second with all its memory.
+    speed_before: f64,
+    /// What tracking took of a vCPU.
+    cost: f64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let zram = Zram::new(ZRAM)?;
+    // What is started from here on inherits it.
+    disable_transparent_huge_pages(true).map_err(io::Error::from)?;
+    let mut rows = Vec::new();
+    for (name, command) in WORKLOADS {
+        if std::env::var("ONLY").is_ok_and(|only| !only.contains(name)) {
+            continue;
+        }
+        context.say(&format!("{name} ..."));
+        let mut wanted = None;
+        let mut courses = Vec::new();
+        for (way_name, way) in WAYS {
+            let course = Held::start(context, command, way)?.measure(wanted)?;
+            context.say(&format!("  {way_name}: {}", course.words()));
+            wanted = Some(course.wanted);
+            courses.push(course);
+        }
+        rows.push((name, courses));
+    }
+    disable_transparent_huge_pages(false).map_err(io::Error::from)?;
+    drop(zram);
+    Ok(figures(context, &rows))
+}
+
+/// A guest, and who holds it to its size.
+struct Held {
+    way: Way,
+    worker: Option<WorkerProcess>,
+    lab: Lab,
+    /// The last to go: whoever is in it must have ended.
+    group: MemoryGroup,
+}
+
+impl Held {
+    fn start(context: &Context, command: &str, way: Way) -> Result<Self, LabError> {
+        let group = MemoryGroup::new("choice")?;
+        let guest = MachineSpec {
+            seed: context.seed,
+            shim: way == Way::Ours,
+            cgroup: Some(group.dir().to_owned()),
+            // All move memory page by page; huge pages would have to be split first.
+            kernel_options: "transparent_hugepage=never".to_owned(),
+            ..MachineSpec::new("guest", "choice", RAM, RAM, command)
+        };
+        let guest = match way {
+            Way::Balloon => guest.with_swap(GUEST_SWAP, None),
+            Way::Ours | Way::Kernel => guest,
+        };
+        let lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
+        let worker = (way == Way::Ours).then(|| WorkerProcess::start("choice")).transpose()?;
+        Ok(Self { way, worker, lab, group })
+    }
+
+    fn measure(mut self, wanted: Option<Bytes>) -> Result<Course, LabError> {
+        if self.way == Way::Balloon {
+            let stats = json!({
+                "path": BALLOON, "property": "guest-stats-polling-interval", "value": 1
+            });
+            self.machine().qmp("qom-set", stats)?;
+        }
+        self.hold(RAM)?;
+        progress::wait_until_working(&self.lab, FILL_LIMIT)?;
+        let mut lines = Lines::of(&self.lab);
+        interrupt::sleep(BEFORE / 3)?;
+        lines.look_for(&self.lab, BEFORE * 2 / 3)?;
+        let speed_before = speed(&lines);
+        let wanted = match wanted {
+            Some(wanted) => wanted,
+            None => self.memory()?.0.percent(KEPT),
+        };
+        for _ in 0..ADJUSTED {
+            self.hold(wanted)?;
+            lines.look_for(&self.lab, SECOND)?;
+        }
+        lines.look_for(&self.lab, SECOND * RESTS)?;
+        lines.clear();
+        let mut kept_mib = 0.0;
+        let before = self.counts()?;
+        for _ in 0..MEASURED {
+            lines.look_for(&self.lab, SECOND)?;
+            kept_mib += self.memory()?.0.as_mib() / f64::from(MEASURED);
+        }
+        let after = self.counts()?;
+        let per_s = |after: f64, before: f64| (after - before) / f64::from(MEASURED);
+        let course = Course {
+            wanted,
+            kept_mib,
+            misses: per_s(after.misses, before.misses),
+            read_mib: per_s(after.read_mib, before.read_mib),
+            speed: speed(&lines),
+            speed_before,
+            cost: self.cost(),
+        };
+        if let Some(worker) = self.worker.take() {
+            worker.end()?;
+        }
+        self.lab.stop()?;
+        Ok(course)
+    }
+
+    fn machine(&self) -> &Machine {
+        &self.lab.machines()[0]
+    }
+
+    /// What of the guest is in memory, and what QEMU has beside: what the kernel has read of it and
+    /// nobody has touched is the guest's.
+    fn memory(&self) -> Result<(Bytes, Bytes), LabError> {
+        let pid = self.machine().process().pid;
+        let measured = Overhead::measure(pid, &[RAM]).map_err(io::Error::other)?;
+        Ok((measured.guest.plus(self.group.unmapped()?), measured.own))
+    }
+
+    /// Has the guest have so much in the host's memory, or comes nearer to that.
+    fn hold(&mut self, wanted: Bytes) -> Result<(), LabError> {
+        let (guest, own) = self.memory()?;
+        let adjusted = |whole: Bytes| whole.plus(wanted).minus(guest);
+        match (&mut self.worker, self.way) {
+            (Some(worker), _) => {
+                let order = Wanted { resident: Some(wanted), own: Some(own), ..Wanted::default() };
+                worker.order(&self.lab, order)
+            }
+            (None, Way::Kernel) if wanted < RAM => {
+                // The kernel reclaims for a while, then gives up for this time.
+                let _ = self.group.set_limit(adjusted(self.group.usage()?));
+                Ok(())
+            }
+            (None, Way::Balloon) => {
+                let machine = self.machine();
+                machine.set_balloon(adjusted(machine.balloon()?).min(RAM))
+            }
+            (None, _) => Ok(()),
+        }
+    }
+
+    fn counts(&self) -> Result<Counts, LabError> {
+        if self.way == Way::Balloon {
+            let stats = json!({ "path": BALLOON, "property": "guest-stats" });
+            let stats = self.machine().qmp("qom-get", stats)?;
+            let number = |name: &str| stats["stats"][name].as_f64().unwrap_or(f64::NAN);
+            let read_mib = number("stat-swap-in") / Bytes::mib(1).0 as f64;
+            return Ok(Counts { misses: number("stat-major-faults"), read_mib });
+        }
+        let faults = major_faults(self.machine().process().pid)?;
+        Ok(Counts { misses: faults.max(self.pieces()), read_mib: Swapped::read()?.in_mib })
+    }
+
+    /// What the worker says of the guest.
+    fn report(&self) -> Option<VmReport> {
+        let report = self.worker.as_ref()?.report()?;
+        report.vms.into_values().next()
+    }
+
+    /// Pieces of memory that the worker had paged out and that came back.
+    fn pieces(&self) -> f64 {
+        let pieces = |vm: VmReport| {
+            let granule = vm.tracking?.value.granule.0.max(1);
+            Some(vm.cold?.value.returned.0 / granule)
+        };
+        self.report().and_then(pieces).unwrap_or(0) as f64
+    }
+
+    /// What tracking takes of a vCPU.
+    fn cost(&self) -> f64 {
+        let tracking = self.report().and_then(|vm| vm.tracking);
+        tracking.map_or(f64::NAN, |tracking| tracking.value.cost.vcpu_share)
+    }
+}
+
+/// How often QEMU's threads have waited for memory that the host had swapped out.
+fn major_faults(pid: u32) -> Result<f64, LabError> {
+    let mut faults = 0.0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let stat = std::fs::read_to_string(task?.path().join("stat"))?;
+        // The name may hold anything; `state` is the third field, `majflt` the twelfth.
+        let (name, fields) = stat.rsplit_once(") ").unwrap_or_default();
+        let number = fields.split(' ').nth(9).and_then(|number| number.parse::<f64>().ok());
+        let is_shims = name.split_once('(').is_some_and(|(_, n)| n.starts_with(SHIM_THREADS));
+        faults += number.filter(|_| !is_shims).unwrap_or(0.0);
+    }
+    Ok(faults)
+}
+
+/// Operations per second by the guest's clock.
+fn speed(lines: &Lines) -> f64 {
+    match lines.guest(0) {
+        [first, .., last] => last.rate_since(first),
+        _ => f64::NAN,
+    }
+}
+
+impl Course {
+    /// Misses for each million of operations.
+    fn misses_per_million(&self) -> f64 {
+        self.misses / self.speed * 1e6
+    }
+
+    fn words(&self) -> String {
+        let Self { kept_mib, misses, read_mib, speed, speed_before, .. } = self;
+        format!(
+            "{misses:.1} misses and {read_mib:.1} MiB read back a second, {kept_mib:.1} of {:.1} \
+             MiB kept, {:.3} of its speed",
+            self.wanted.as_mib(),
+            speed / speed_before
+        )
+    }
+}
+
+fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let over = |of: fn(&Course) -> f64, other: usize| {
+        let ratios = rows.iter().map(|(_, courses)| of(&courses[0]) / of(&courses[other]));
+        ratios.sum::<f64>() / rows.len() as f64
+    };
+    for (other, most, note) in [
+        (1, 0.8, "our misses to those of the kernel's own reclaim, mean of four workloads"),
+        (2, 0.5, "our misses to the balloon's, mean of four workloads"),
+    ] {
+        let figure = Figure::new(over(Course::misses_per_million, other), "ratio", note);
+        figures.add(&format!("vs_{}", WAYS[other].0), figure.target(Target::AtMost(most)));
+    }
+    let costs = rows.iter().map(|(_, courses)| courses[0].cost);
+    let note = "of a vCPU's time, the dearest workload";
+    let figure = Figure::new(costs.fold(0.0, f64::max), "ratio", note);
+    figures.add("tracking_cost_max", figure.target(Target::AtMost(BUDGET)));
+    for other in [1, 2] {
+        let note = "our speed to that, mean of four workloads";
+        let figure = Figure::new(over(|course| course.speed, other), "ratio", note);
+        figures.add(&format!("speed_vs_{}", WAYS[other].0), figure);
+    }
+    for (name, courses) in rows {
+        for ((way, _), course) in WAYS.iter().zip(courses) {
+            let misses = Figure::new(course.misses_per_million(), "misses/Mop", course.words());
+            figures.add(&format!("misses_{name}_{way}"), misses);
+        }
+        for ((way, _), course) in WAYS.iter().zip(courses) {
+            let note = format!("{:.0} with all its memory", course.speed_before);
+            figures.add(&format!("speed_{name}_{way}"), Figure::new(course.speed, "ops/s", note));
+        }
+        let cost = Figure::new(courses[0].cost, "ratio", "what tracking took of a vCPU's time");
+        figures.add(&format!("tracking_cost_{name}"), cost);
+    }
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_waits_for_memory_is_seen_and_the_shims_are_not() {
+        assert!(major_faults(std::process::id()).unwrap() >= 0.0);
+        assert!(major_faults(u32::MAX).is_err());
+    }
+}
