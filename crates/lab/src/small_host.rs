@@ -1,4 +1,4 @@
-//! A host with little memory: a memory cgroup in which its guests are, and whatever else is its own.
+//! A host with little memory: a memory cgroup with its guests, and whatever else is its own.
 //!
 //! **Problem.** A cgroup counts other memory than a host has. What the host keeps compressed (zram,
 //! zswap under cgroups of version 1) counts for nobody. And a QEMU that emulates has tens of

@@ -1,4 +1,4 @@
-//! `postgres`: a relational database of the system that the guest runs in, with a table of N MB, and
+//! `postgres`: a relational database of the system that the guest runs in, a table of N MB, and
 //! a client that asks it for one row after the other.
 //!
 //! What each row must hold follows from the seed, its key and how often it was changed: so every

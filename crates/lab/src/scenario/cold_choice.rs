@@ -8,7 +8,7 @@
 //! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
 //! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
 //! has read ahead and keeps unmapped, by QEMU's memory cgroup. Limit and balloon are adjusted until
-//! that is so. What QEMU itself needs, and what a guest's balloon leaves untouched, is thus measured
+//! that is so. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
 //! and not guessed. Guest RAM is in small pages: huge ones the kernel pages out as a whole.
 //!
 //! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
