@@ -113,9 +113,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     disable_transparent_huge_pages(true).map_err(io::Error::from)?;
     let mut rows = Vec::new();
     for (name, command) in WORKLOADS {
-        if std::env::var("ONLY").is_ok_and(|only| !only.contains(name)) {
-            continue;
-        }
         context.say(&format!("{name} ..."));
         let mut wanted = None;
         let mut courses = Vec::new();
