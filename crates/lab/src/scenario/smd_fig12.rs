@@ -5,6 +5,7 @@
 //! The table is made of the executables' code. Merging begins with the last guest, at the same rate
 //! for all. "Code" is every page of a guest that the table names; what could be shared of it is
 //! every such page that another one equals, and what is shared is seen by the frames behind them.
+//! A look at all pages takes seconds, so guests, merging and the clock stand still meanwhile.
 //! Comparisons are counted over the guests' memory as it is in the end: KSM's by a model of its
 //! trees, with and without the paper's classes; Overbook's with its own index.
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pages::dedup::{Index, Known, Place};
 use pages::offline::{Sampled, Sampling, hash};
+use serde_json::json;
 
 use super::{Context, Scenario};
 use crate::alike::{GuestPage, Named, pages};
@@ -89,8 +91,38 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 /// Merging under way.
 enum At {
-    Ours(#[expect(dead_code, reason = "it works until it is dropped")] Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
+    Ours(Merger),
+    Kernel(Ksm),
+}
+
+impl At {
+    /// It looks no further; what is under way ends.
+    fn stop(&self) -> Result<(), LabError> {
+        match self {
+            Self::Ours(merger) => merger.set_rate(0),
+            Self::Kernel(ksm) => ksm.stop()?,
+        }
+        Ok(())
+    }
+
+    fn go_on(&self) -> Result<(), LabError> {
+        match self {
+            Self::Ours(merger) => merger.set_rate(RATE),
+            Self::Kernel(ksm) => ksm.go_on()?,
+        }
+        Ok(())
+    }
+}
+
+/// All pages, while nothing changes them.
+fn look(lab: &Lab, merging: Option<&At>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
+    let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
+    tell("stop")?;
+    merging.map_or(Ok(()), At::stop)?;
+    let seen = pages(pids)?;
+    merging.map_or(Ok(()), At::go_on)?;
+    tell("cont")?;
+    Ok(seen)
 }
 
 fn course(
@@ -116,19 +148,20 @@ fn course(
         Ok(())
     })?;
     fleet::wait_until_working(&lab)?;
-    let up = Instant::now();
+    let (mut since, mut at) = (Instant::now(), Duration::ZERO);
     let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
     let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
-    for look in LOOKS {
-        let due = Duration::from_secs_f64(look);
-        interrupt::sleep(due.saturating_sub(up.elapsed()))?;
-        let at = up.elapsed().as_secs_f64();
-        seen = pages(&pids)?;
+    for due in LOOKS {
+        let due = Duration::from_secs_f64(due);
+        interrupt::sleep(due.saturating_sub(at + since.elapsed()))?;
+        at += since.elapsed();
+        seen = look(&lab, merging.as_ref(), &pids)?;
+        since = Instant::now();
         let (alike, shared) = named.alike(&seen);
         #[expect(clippy::cast_precision_loss, reason = "a share")]
         let share = shared as f64 / alike.max(1) as f64;
-        course.push((at, share));
+        course.push((at.as_secs_f64(), share));
         if share >= NEARLY_ALL {
             break;
         }

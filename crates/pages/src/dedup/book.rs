@@ -121,6 +121,13 @@ impl Book {
         if seen.restless == 0 { Verdict::Offer } else { Verdict::Restless }
     }
 
+    /// Whether a page was changed when it was last looked at, or not long before.
+    #[must_use]
+    pub fn is_restless(&self, page: u32) -> bool {
+        let seen = self.words.get(page as usize).and_then(|word| word.seen());
+        seen.is_some_and(|seen| seen.restless > 0)
+    }
+
     /// Whether a page neither shares a slot nor is about to, as far as is known.
     #[must_use]
     pub fn is_free(&self, page: u32) -> bool {
@@ -311,6 +318,7 @@ mod tests {
         assert!(!book.is_free(0));
         book.refused(0);
         assert!(book.is_free(0));
+        assert!(book.is_restless(0) && !book.is_restless(1) && !book.is_restless(2));
         assert_eq!(book.look(0, 1), Verdict::Restless);
         assert_eq!([book.look(0, 1), book.look(0, 1)], [Verdict::Restless, Verdict::Offer]);
         book.asked(0);

@@ -276,6 +276,7 @@ impl Vm {
                 }
                 _ => {
                     self.book.refused(page);
+                    self.sweep.forget(page);
                     left.extend(slot_of(&(page, target)));
                 }
             }
@@ -442,6 +443,7 @@ impl Vm {
     fn broke(&mut self, page: u32) -> Option<u32> {
         let slot = self.book.broke(page);
         self.counts.broken += u64::from(slot.is_some());
+        self.sweep.forget(page);
         slot
     }
 
