@@ -8,10 +8,13 @@
 //!
 //! **A page has come when it has content.** The guest's first touch brings a whole huge page of
 //! zeros, which it fills later. So a page of zeros is sampled by each sweep until it has content;
-//! of [`TOGETHER`] pages side by side none of which was sampled, one is, in turn, and the others
-//! only if that one has content. What is known to have another content than when it was sampled is
-//! sampled again: its merge broke, or was refused. All else that was written in pages that were
-//! there before is seen once a minute, when all are sampled again.
+//! of [`TOGETHER`] pages side by side none of which has come one is, in turn, and the others only
+//! if that one has content.
+//!
+//! **Memory is used again.** A program's code comes into pages that had another content before. So
+//! one of [`SWEEPS`] pages that have come is sampled again, in turn; where one is known and was not
+//! before, all pages of its window are by the next sweep. So are those whose merge broke or was
+//! refused, and those that change, until they have settled.
 
 use std::time::{Duration, Instant};
 
@@ -19,15 +22,15 @@ use pages::dedup::Known;
 use pages::offline::Sampled;
 
 use super::super::tracked::Tracked;
-use super::vm::Vm;
+use super::vm::{Look, Vm};
 use super::window::Window;
 use super::{Dedup, MOST_QUEUED};
 
 /// Between two sweeps of a VM.
 const SOON: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_secs(1);
-/// All pages are sampled again after so long.
-const ANEW: Duration = Duration::from_secs(60);
+/// All pages are sampled again in so many sweeps.
+const SWEEPS: u32 = 64;
 /// So many pages are sampled in the time that one takes to be read.
 const SAMPLED_AT_ONCE: usize = 8;
 /// Pages side by side that the guest fills together, as a rule.
@@ -44,8 +47,7 @@ pub(super) struct Sweep {
     /// A bit for each page that was sampled, had content, and has not gone since.
     sampled: Vec<u64>,
     /// How many there were before.
-    number: usize,
-    anew: Instant,
+    number: u32,
     has_found: bool,
     begun: Instant,
     due: Instant,
@@ -58,7 +60,7 @@ impl Default for Sweep {
         let sampled = Vec::new();
         let begun = now;
         let (cursor, number, has_found, pause) = (0, 0, false, SOON);
-        Self { cursor, sampled, number, anew: now, has_found, begun, due: now, pause }
+        Self { cursor, sampled, number, has_found, begun, due: now, pause }
     }
 }
 
@@ -82,10 +84,6 @@ impl Sweep {
         let due = now + self.pause.max(now - self.begun);
         (self.cursor, self.has_found, self.due) = (0, false, due);
         self.number = self.number.wrapping_add(1);
-        if now - self.anew >= ANEW {
-            self.sampled.clear();
-            self.anew = now;
-        }
     }
 
     /// There is no such page now, or it has another content.
@@ -98,6 +96,11 @@ impl Sweep {
     /// Whether a page has come since the last sweep.
     fn is_new(&self, page: u32) -> bool {
         self.sampled.get((page / BITS) as usize).is_none_or(|word| word & 1 << (page % BITS) == 0)
+    }
+
+    /// Whether a page has its turn to be sampled again.
+    fn is_turn(&self, page: u32) -> bool {
+        (page ^ self.number).is_multiple_of(SWEEPS)
     }
 
     /// A page was sampled, and has content.
@@ -126,23 +129,32 @@ impl Dedup {
         let Some(mut window) = vm.next_swept() else { return Some(1) };
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
-        let left = vm.look(&mut window, &states?, false);
+        let left = vm.look(&mut window, &states?, Look::Sweep);
+        let mut again = Vec::new();
         for (page, wanted) in window.pages().zip(&mut window.wanted) {
-            *wanted &= vm.sweep.is_new(page);
+            let is_new = vm.sweep.is_new(page);
+            *wanted &= is_new || vm.sweep.is_turn(page);
+            if *wanted && !is_new {
+                again.push(page);
+            }
         }
         let sampled = keep_known(vm, &mut window, known);
         let before = vm.queued();
+        let known = |page: &u32| window.wanted[(page - window.first) as usize];
+        again.retain(known);
+        let mut is_used_again = again.iter().any(|page| vm.book.is_unread(*page));
         self.leave_all(left);
         // What is out of reach waits for its turn in a pass.
         self.propose(pid, &window, vms);
         let vm = self.vms.get_mut(&pid)?;
-        for (page, _) in window.pages().zip(&window.wanted).filter(|(_, is_read)| **is_read) {
+        is_used_again |= again.iter().any(|page| vm.book.is_restless(*page));
+        for (page, is_read) in window.pages().zip(&window.wanted) {
             // It is offered when it has been found unchanged, by the next sweeps.
-            if vm.book.is_restless(page) {
+            if is_used_again || *is_read && vm.book.is_restless(page) {
                 vm.sweep.forget(page);
             }
         }
-        vm.sweep.has_found |= vm.queued() > before;
+        vm.sweep.has_found |= is_used_again || vm.queued() > before;
         let read = window.runs().map(|run| run.len()).sum::<usize>();
         self.looked += read as u64;
         let charged = WINDOW_CHARGED + sampled / SAMPLED_AT_ONCE + read;
@@ -181,7 +193,7 @@ fn keep_known(vm: &mut Vm, window: &mut Window, known: &Known) -> usize {
 /// Of pages side by side of which none has come yet, asks one whether it has content, and leaves
 /// all of them out if it has none. Answers how many were asked.
 fn leave_out_empty(vm: &Vm, window: &mut Window, first: u64) -> usize {
-    let turn = vm.sweep.number % TOGETHER;
+    let turn = vm.sweep.number as usize % TOGETHER;
     let groups = window.wanted.chunks_exact(TOGETHER).enumerate();
     let are_new = groups.filter(|(_, group)| group.iter().all(|is_new| *is_new));
     let asked: Vec<usize> = are_new.map(|(group, _)| group * TOGETHER + turn).collect();
@@ -239,5 +251,18 @@ mod tests {
         assert_eq!(sweep(&mut vm, &known), [0_usize; 0], "it had another content when it came");
         vm.sweep.forget(22);
         assert_eq!(sweep(&mut vm, &known), [22]);
+    }
+
+    #[test]
+    fn each_page_has_one_turn_to_be_sampled_again() {
+        let mut sweep = Sweep::default();
+        let mut turns = [0; 2 * SWEEPS as usize];
+        for _ in 0..SWEEPS {
+            (0..)
+                .zip(&mut turns)
+                .for_each(|(page, turns)| *turns += u32::from(sweep.is_turn(page)));
+            sweep.goes_to(None);
+        }
+        assert!(turns.iter().all(|turns| *turns == 1), "{turns:?}");
     }
 }
