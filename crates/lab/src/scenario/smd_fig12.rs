@@ -5,6 +5,7 @@
 //! The table is made of the executables' code. Merging begins with the last guest, at the same rate
 //! for all. "Code" is every page of a guest that the table names; what could be shared of it is
 //! every such page that another one equals, and what is shared is seen by the frames behind them.
+//! A look at all pages takes seconds, so guests, merging and the clock stand still meanwhile.
 //! Comparisons are counted over the guests' memory as it is in the end: KSM's by a model of its
 //! trees, with and without the paper's classes; Overbook's with its own index.
 
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pages::dedup::{Index, Known, Place};
 use pages::offline::{Sampled, Sampling, hash};
+use serde_json::json;
 
 use super::{Context, Scenario};
 use crate::alike::{GuestPage, Named, pages};
@@ -38,8 +40,6 @@ pub(super) const SCENARIO: Scenario = Scenario {
 const RATE: u32 = 10;
 /// When it is looked, in seconds after the programs of all guests have begun to work.
 const LOOKS: [f64; 10] = [1.0, 3.0, 6.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0];
-/// As good as all.
-const NEARLY_ALL: f64 = 0.97;
 /// KSM merges in its second pass, and what it has found by its third.
 const PASSES: u32 = 3;
 
@@ -53,8 +53,22 @@ enum Way {
 const WAYS: [(&str, Way); 3] =
     [("static", Way::Static), ("dynamic", Way::Dynamic), ("ksm", Way::Kernel)];
 
-/// Which share of the code that could be shared is, by seconds after the programs work.
-type Course = Vec<(f64, f64)>;
+/// What a look has found.
+struct Seen {
+    /// In seconds after the programs work.
+    at: f64,
+    /// Pages of code that could be shared, and of these those that are.
+    alike: u64,
+    shared: u64,
+}
+
+impl Seen {
+    fn share(&self) -> f64 {
+        ratio(self.shared, self.alike.max(1))
+    }
+}
+
+type Course = Vec<Seen>;
 
 fn run(context: &Context) -> Result<Figures, LabError> {
     let programs = Programs::provide(context)?;
@@ -63,8 +77,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     for (name, way) in WAYS {
         context.say(&format!("{name} ..."));
         let (course, seen) = course(context, &programs, way)?;
-        for (at, share) in &course {
-            context.say(&format!("  {at:.1} s: {:.1} %", share * 100.0));
+        for look in &course {
+            let (at, share, alike) = (look.at, look.share() * 100.0, look.alike);
+            context.say(&format!("  {at:.1} s: {share:.1} % of {alike}"));
         }
         courses.push(course);
         last = seen;
@@ -72,7 +87,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let mut figures = figures(context, &courses, &last);
     let lines = WAYS.iter().zip(&courses).map(|((name, _), course)| Line {
         name: (*name).to_owned(),
-        points: course.iter().map(|(at, share)| (*at, share * 100.0)).collect(),
+        points: course.iter().map(|look| (look.at, look.share() * 100.0)).collect(),
     });
     let chart = Chart {
         unit: "% of the code that could be shared",
@@ -89,8 +104,38 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 
 /// Merging under way.
 enum At {
-    Ours(#[expect(dead_code, reason = "it works until it is dropped")] Merger),
-    Kernel(#[expect(dead_code, reason = "it works until it is dropped")] Ksm),
+    Ours(Merger),
+    Kernel(Ksm),
+}
+
+impl At {
+    /// It looks no further; what is under way ends.
+    fn stop(&self) -> Result<(), LabError> {
+        match self {
+            Self::Ours(merger) => merger.set_rate(0),
+            Self::Kernel(ksm) => ksm.stop()?,
+        }
+        Ok(())
+    }
+
+    fn go_on(&self) -> Result<(), LabError> {
+        match self {
+            Self::Ours(merger) => merger.set_rate(RATE),
+            Self::Kernel(ksm) => ksm.go_on()?,
+        }
+        Ok(())
+    }
+}
+
+/// All pages, while nothing changes them.
+fn look(lab: &Lab, merging: Option<&At>, pids: &[u32]) -> Result<Vec<GuestPage>, LabError> {
+    let tell = |what| lab.machines().iter().try_for_each(|it| it.qmp(what, json!({})).map(drop));
+    tell("stop")?;
+    merging.map_or(Ok(()), At::stop)?;
+    let seen = pages(pids)?;
+    merging.map_or(Ok(()), At::go_on)?;
+    tell("cont")?;
+    Ok(seen)
 }
 
 fn course(
@@ -116,22 +161,18 @@ fn course(
         Ok(())
     })?;
     fleet::wait_until_working(&lab)?;
-    let up = Instant::now();
+    let (mut since, mut at) = (Instant::now(), Duration::ZERO);
     let pids: Vec<u32> = lab.machines().iter().map(|guest| guest.process().pid).collect();
     let named = Named::by(&table);
     let (mut course, mut seen) = (Vec::new(), Vec::new());
-    for look in LOOKS {
-        let due = Duration::from_secs_f64(look);
-        interrupt::sleep(due.saturating_sub(up.elapsed()))?;
-        let at = up.elapsed().as_secs_f64();
-        seen = pages(&pids)?;
+    for due in LOOKS {
+        let due = Duration::from_secs_f64(due);
+        interrupt::sleep(due.saturating_sub(at + since.elapsed()))?;
+        at += since.elapsed();
+        seen = look(&lab, merging.as_ref(), &pids)?;
+        since = Instant::now();
         let (alike, shared) = named.alike(&seen);
-        #[expect(clippy::cast_precision_loss, reason = "a share")]
-        let share = shared as f64 / alike.max(1) as f64;
-        course.push((at, share));
-        if share >= NEARLY_ALL {
-            break;
-        }
+        course.push(Seen { at: at.as_secs_f64(), alike, shared });
     }
     drop(merging);
     lab.stop()?;
@@ -140,7 +181,7 @@ fn course(
 
 fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let first = |way: usize| courses[way].first().map_or(f64::NAN, |(_, share)| *share);
+    let first = |way: usize| courses[way].first().map_or(f64::NAN, Seen::share);
     let note = "of the code that could be shared, is shared a second after the last guest works";
     let share = Figure::new(first(0), "ratio", note).target(Target::AtLeast(0.9));
     figures.add("code_shared_1s", share.paper("all opportunities from the beginning"));
@@ -148,8 +189,16 @@ fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures
         let figure = Figure::new(first(way), "ratio", "the same, this way");
         figures.add(&format!("code_shared_1s_{name}"), figure);
     }
+    let least = courses[0].iter().map(Seen::share).fold(f64::NAN, f64::min);
+    let note = "the same with the table, at the worst of all looks";
+    figures.add("code_shared_least", Figure::new(least, "ratio", note));
+    let alike = |look: Option<&Seen>| look.map_or(0, |look| look.alike);
+    let there = ratio(alike(courses[0].first()), alike(courses[0].last()));
+    let note =
+        "pages that could be shared a second after the last guest works, to those at the end";
+    figures.add("code_there_1s", Figure::new(there, "ratio", note));
     for ((name, _), course) in WAYS.iter().zip(courses) {
-        let done = course.iter().find(|(_, share)| *share >= 0.9).map_or(f64::NAN, |(at, _)| *at);
+        let done = course.iter().find(|look| look.share() >= 0.9).map_or(f64::NAN, |look| look.at);
         let figure = Figure::new(done, "s", "until 0.9 of it was seen to be shared");
         figures.add(&format!("shared_after_{name}"), figure);
     }
@@ -159,8 +208,6 @@ fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures
     let in_classes = classes.values().map(|pages| ksm_trees::scan(pages, PASSES).0);
     let classified = in_classes.fold(Comparisons::default(), Comparisons::plus);
     let ours = with_index(seen);
-    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-    let ratio = |one: u64, other: u64| one as f64 / other as f64;
     let note =
         format!("comparisons to KSM's, over {} pages of which {shared} are shared", seen.len());
     let all = Figure::new(ratio(ours.all, kernel.all), "ratio", note).target(Target::AtMost(0.32));
@@ -174,6 +221,11 @@ fn figures(context: &Context, courses: &[Course], seen: &[GuestPage]) -> Figures
     let futile = Figure::new(ratio(kernel.futile, kernel.all), "ratio", note);
     figures.add("futile_ksm", futile.paper("0.8"));
     figures
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio")]
+fn ratio(one: u64, other: u64) -> f64 {
+    one as f64 / other as f64
 }
 
 fn by_class(seen: &[GuestPage]) -> HashMap<Sampled, Vec<&[u8]>> {

@@ -56,7 +56,7 @@ use propose::Ahead;
 pub use store::SLOTS;
 use store::Store;
 use sweep::Sweep;
-use vm::Vm;
+use vm::{Look, Vm};
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
@@ -364,7 +364,8 @@ impl Dedup {
         }
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
-        let left = vm.look(&mut window, &states?, everything);
+        let look = if everything { Look::Unshare } else { Look::Pass };
+        let left = vm.look(&mut window, &states?, look);
         self.looked += u64::from(window.count);
         tracked.with_shim(|linked, _| vm.unshare(&window, everything, linked.link()));
         self.leave_all(left);

@@ -121,6 +121,20 @@ impl Book {
         if seen.restless == 0 { Verdict::Offer } else { Verdict::Restless }
     }
 
+    /// Whether a page was never looked at, as far as is known, and neither shares a slot nor is
+    /// about to.
+    #[must_use]
+    pub fn is_unread(&self, page: u32) -> bool {
+        self.is_free(page) && self.words.get(page as usize).is_some_and(|it| it.seen().is_none())
+    }
+
+    /// Whether a page was changed when it was last looked at, or not long before.
+    #[must_use]
+    pub fn is_restless(&self, page: u32) -> bool {
+        let seen = self.words.get(page as usize).and_then(|word| word.seen());
+        seen.is_some_and(|seen| seen.restless > 0)
+    }
+
     /// Whether a page neither shares a slot nor is about to, as far as is known.
     #[must_use]
     pub fn is_free(&self, page: u32) -> bool {
@@ -305,12 +319,14 @@ mod tests {
     fn a_page_whose_merge_is_under_way_is_not_offered() {
         let mut book = Book::new(2);
         assert_eq!(book.look(0, 1), Verdict::Offer);
+        assert!(!book.is_unread(0) && book.is_unread(1) && !book.is_unread(2));
         assert!(book.is_free(0) && !book.is_free(2));
         book.asked(0);
         assert_eq!((book.look(0, 1), book.slot(0)), (Verdict::Merged, None));
         assert!(!book.is_free(0));
         book.refused(0);
         assert!(book.is_free(0));
+        assert!(book.is_restless(0) && !book.is_restless(1) && !book.is_restless(2));
         assert_eq!(book.look(0, 1), Verdict::Restless);
         assert_eq!([book.look(0, 1), book.look(0, 1)], [Verdict::Restless, Verdict::Offer]);
         book.asked(0);

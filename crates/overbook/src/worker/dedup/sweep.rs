@@ -4,27 +4,37 @@
 //! one no more than a word, of those whose first word is known three more, and only of what is
 //! known then all ([`pages::dedup::Known`]). What it finds is proposed as ever. A program that
 //! starts brings its code page by page, so the next sweep comes soon, and a little later where this
-//! one has found nothing. What was written in pages that were there before is seen once a minute,
-//! when all are sampled again.
+//! one has found nothing.
+//!
+//! **A page has come when it has content.** The guest's first touch brings a whole huge page of
+//! zeros, which it fills later. So a page of zeros is sampled by each sweep until it has content;
+//! of [`TOGETHER`] pages side by side none of which has come one is, in turn, and the others only
+//! if that one has content.
+//!
+//! **Memory is used again.** A program's code comes into pages that had another content before. So
+//! one of [`SWEEPS`] pages that have come is sampled again, in turn; where one is known and was not
+//! before, all pages of its window are by the next sweep. So are those whose merge broke or was
+//! refused, and those that change, until they have settled.
 
 use std::time::{Duration, Instant};
 
 use pages::dedup::Known;
 use pages::offline::Sampled;
 
-use super::super::granules::PAGE;
 use super::super::tracked::Tracked;
-use super::vm::Vm;
+use super::vm::{Look, Vm};
 use super::window::Window;
 use super::{Dedup, MOST_QUEUED};
 
 /// Between two sweeps of a VM.
 const SOON: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_secs(1);
-/// All pages are sampled again after so long.
-const ANEW: Duration = Duration::from_secs(60);
+/// All pages are sampled again in so many sweeps.
+const SWEEPS: u32 = 64;
 /// So many pages are sampled in the time that one takes to be read.
 const SAMPLED_AT_ONCE: usize = 8;
+/// Pages side by side that the guest fills together, as a rule.
+const TOGETHER: usize = 16;
 /// What a window counts for in which nothing is new, in pages: the kernel is asked what is there.
 const WINDOW_CHARGED: usize = 2;
 const BITS: u32 = u64::BITS;
@@ -34,9 +44,10 @@ const BITS: u32 = u64::BITS;
 pub(super) struct Sweep {
     /// The next page.
     cursor: u32,
-    /// A bit for each page that was sampled, and has not gone since.
+    /// A bit for each page that was sampled, had content, and has not gone since.
     sampled: Vec<u64>,
-    anew: Instant,
+    /// How many there were before.
+    number: u32,
     has_found: bool,
     begun: Instant,
     due: Instant,
@@ -48,7 +59,8 @@ impl Default for Sweep {
         let now = Instant::now();
         let sampled = Vec::new();
         let begun = now;
-        Self { cursor: 0, sampled, anew: now, has_found: false, begun, due: now, pause: SOON }
+        let (cursor, number, has_found, pause) = (0, 0, false, SOON);
+        Self { cursor, sampled, number, has_found, begun, due: now, pause }
     }
 }
 
@@ -71,29 +83,33 @@ impl Sweep {
         // A sweep that takes long is followed by as long a rest.
         let due = now + self.pause.max(now - self.begun);
         (self.cursor, self.has_found, self.due) = (0, false, due);
-        if now - self.anew >= ANEW {
-            self.sampled.clear();
-            self.anew = now;
-        }
+        self.number = self.number.wrapping_add(1);
     }
 
-    /// There is no such page now.
+    /// There is no such page now, or it has another content.
     pub(super) fn forget(&mut self, page: u32) {
         if let Some(word) = self.sampled.get_mut((page / BITS) as usize) {
             *word &= !(1 << (page % BITS));
         }
     }
 
-    /// A page is sampled now; `true`: for the first time.
-    fn is_new(&mut self, page: u32) -> bool {
+    /// Whether a page has come since the last sweep.
+    fn is_new(&self, page: u32) -> bool {
+        self.sampled.get((page / BITS) as usize).is_none_or(|word| word & 1 << (page % BITS) == 0)
+    }
+
+    /// Whether a page has its turn to be sampled again.
+    fn is_turn(&self, page: u32) -> bool {
+        (page ^ self.number).is_multiple_of(SWEEPS)
+    }
+
+    /// A page was sampled, and has content.
+    fn has_come(&mut self, page: u32) {
         let at = (page / BITS) as usize;
         if at >= self.sampled.len() {
             self.sampled.resize(at + 1, 0);
         }
-        let bit = 1 << (page % BITS);
-        let was_there = self.sampled[at] & bit != 0;
-        self.sampled[at] |= bit;
-        !was_there
+        self.sampled[at] |= 1 << (page % BITS);
     }
 }
 
@@ -113,18 +129,32 @@ impl Dedup {
         let Some(mut window) = vm.next_swept() else { return Some(1) };
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
-        let left = vm.look(&mut window, &states?, false);
+        let left = vm.look(&mut window, &states?, Look::Sweep);
+        let mut again = Vec::new();
         for (page, wanted) in window.pages().zip(&mut window.wanted) {
-            *wanted = *wanted && vm.sweep.is_new(page);
+            let is_new = vm.sweep.is_new(page);
+            *wanted &= is_new || vm.sweep.is_turn(page);
+            if *wanted && !is_new {
+                again.push(page);
+            }
         }
-        let sampled = window.runs().map(|run| run.len()).sum::<usize>();
-        keep_known(vm, &mut window, known);
+        let sampled = keep_known(vm, &mut window, known);
         let before = vm.queued();
+        let known = |page: &u32| window.wanted[(page - window.first) as usize];
+        again.retain(known);
+        let mut is_used_again = again.iter().any(|page| vm.book.is_unread(*page));
         self.leave_all(left);
         // What is out of reach waits for its turn in a pass.
         self.propose(pid, &window, vms);
         let vm = self.vms.get_mut(&pid)?;
-        vm.sweep.has_found |= vm.queued() > before;
+        is_used_again |= again.iter().any(|page| vm.book.is_restless(*page));
+        for (page, is_read) in window.pages().zip(&window.wanted) {
+            // It is offered when it has been found unchanged, by the next sweeps.
+            if is_used_again || *is_read && vm.book.is_restless(page) {
+                vm.sweep.forget(page);
+            }
+        }
+        vm.sweep.has_found |= is_used_again || vm.queued() > before;
         let read = window.runs().map(|run| run.len()).sum::<usize>();
         self.looked += read as u64;
         let charged = WINDOW_CHARGED + sampled / SAMPLED_AT_ONCE + read;
@@ -132,20 +162,107 @@ impl Dedup {
     }
 }
 
-/// Of the pages that are to be read, keeps those that are known.
-fn keep_known(vm: &Vm, window: &mut Window, known: &Known) {
+/// Of the pages that are to be read, keeps those that are known. Answers how many were sampled.
+fn keep_known(vm: &mut Vm, window: &mut Window, known: &Known) -> usize {
     let [first, rest @ ..] = known.sampling().offsets().map(u64::from);
+    let asked = leave_out_empty(vm, window, first);
     let wanted = std::mem::replace(&mut window.wanted, vec![false; window.count as usize]);
-    let wanted: Vec<usize> = (0..).zip(wanted).filter_map(|(at, is)| is.then_some(at)).collect();
-    let address = |at: &usize| window.address + *at as u64 * PAGE;
-    let addresses: Vec<u64> = wanted.iter().map(|at| address(at) + first).collect();
-    let words = vm.read_words(&addresses);
-    let begun = wanted.into_iter().zip(words).filter(|(_, word)| known.may_begin_with(*word));
-    let begun: Vec<(usize, u64)> = begun.collect();
-    let of_rest = |(at, _): &(usize, u64)| rest.map(|offset| address(at) + offset);
+    let sampled: Vec<usize> = (0..).zip(wanted).filter_map(|(at, is)| is.then_some(at)).collect();
+    let addresses: Vec<u64> = sampled.iter().map(|at| window.address_at(*at) + first).collect();
+    let mut begun = Vec::new();
+    for (&at, word) in sampled.iter().zip(vm.read_words(&addresses)) {
+        if word == 0 || known.may_begin_with(word) {
+            begun.push((at, word));
+        } else {
+            vm.sweep.has_come(window.page_at(at));
+        }
+    }
+    let of_rest = |(at, _): &(usize, u64)| rest.map(|offset| window.address_at(*at) + offset);
     let addresses: Vec<u64> = begun.iter().flat_map(of_rest).collect();
     let words = vm.read_words(&addresses);
-    for ((at, first), [second, third, fourth]) in begun.iter().zip(words.as_chunks().0) {
-        window.wanted[*at] = known.may_have(&Sampled([*first, *second, *third, *fourth]));
+    for (&(at, first), [second, third, fourth]) in begun.iter().zip(words.as_chunks().0) {
+        let words = [first, *second, *third, *fourth];
+        if words != [0; 4] {
+            vm.sweep.has_come(window.page_at(at));
+            window.wanted[at] = known.may_have(&Sampled(words));
+        }
+    }
+    asked + sampled.len()
+}
+
+/// Of pages side by side of which none has come yet, asks one whether it has content, and leaves
+/// all of them out if it has none. Answers how many were asked.
+fn leave_out_empty(vm: &Vm, window: &mut Window, first: u64) -> usize {
+    let turn = vm.sweep.number as usize % TOGETHER;
+    let groups = window.wanted.chunks_exact(TOGETHER).enumerate();
+    let are_new = groups.filter(|(_, group)| group.iter().all(|is_new| *is_new));
+    let asked: Vec<usize> = are_new.map(|(group, _)| group * TOGETHER + turn).collect();
+    let addresses: Vec<u64> = asked.iter().map(|at| window.address_at(*at) + first).collect();
+    for (at, word) in asked.iter().zip(vm.read_words(&addresses)) {
+        if word == 0 {
+            window.wanted[at - turn..][..TOGETHER].fill(false);
+        }
+    }
+    asked.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use pages::offline::Sampling;
+    use protocol::Region;
+    use sys::memory_map::PAGE_LEN;
+
+    use super::*;
+
+    const PAGES: usize = 64;
+
+    /// A VM whose memory is this process's own: so many pages of it.
+    fn vm(memory: &[u8]) -> Vm {
+        let address = memory.as_ptr().addr() as u64;
+        let region = Region { first_page: 0, pages: u32::try_from(PAGES).unwrap(), address };
+        Vm::open(std::process::id(), &[region]).unwrap()
+    }
+
+    /// The pages that are read when all that have come are sampled, and the sweep ends.
+    fn sweep(vm: &mut Vm, known: &Known) -> Vec<usize> {
+        let mut window = vm.next_swept().unwrap();
+        window.wanted = window.pages().map(|page| vm.sweep.is_new(page)).collect();
+        keep_known(vm, &mut window, known);
+        assert!(vm.next_swept().is_none());
+        (0..).zip(window.wanted).filter_map(|(at, is_read)| is_read.then_some(at)).collect()
+    }
+
+    #[test]
+    fn a_page_has_come_when_it_has_content_and_is_read_once() {
+        let mut known = Known::new(Sampling::default(), 1);
+        known.add(&Sampled([7, 0, 0, 0]));
+        let mut memory = vec![0_u8; PAGES * PAGE_LEN];
+        let mut vm = vm(&memory);
+        let mut write = |page: usize, word: u8| memory[page * PAGE_LEN] = word;
+        // By the turn of the sweep: a group in which nothing else has content is asked by one page.
+        assert_eq!(sweep(&mut vm, &known), [0_usize; 0]);
+        write(20, 7);
+        let sweeps = (0..TOGETHER).map(|_| sweep(&mut vm, &known)).collect::<Vec<_>>();
+        assert_eq!(sweeps.concat(), [20]);
+        write(21, 7);
+        write(22, 9);
+        assert_eq!(sweep(&mut vm, &known), [21], "one beside it has come");
+        write(22, 7);
+        assert_eq!(sweep(&mut vm, &known), [0_usize; 0], "it had another content when it came");
+        vm.sweep.forget(22);
+        assert_eq!(sweep(&mut vm, &known), [22]);
+    }
+
+    #[test]
+    fn each_page_has_one_turn_to_be_sampled_again() {
+        let mut sweep = Sweep::default();
+        let mut turns = [0; 2 * SWEEPS as usize];
+        for _ in 0..SWEEPS {
+            (0..)
+                .zip(&mut turns)
+                .for_each(|(page, turns)| *turns += u32::from(sweep.is_turn(page)));
+            sweep.goes_to(None);
+        }
+        assert!(turns.iter().all(|turns| *turns == 1), "{turns:?}");
     }
 }

@@ -35,6 +35,17 @@ const LOOKED_AT_EVERY: u32 = 8;
 /// After the shim has refused.
 const REST: Duration = Duration::from_secs(2);
 
+/// What a window is looked at for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Look {
+    /// What is due.
+    Pass,
+    /// Whatever is there.
+    Sweep,
+    /// What is shared is to be copied.
+    Unshare,
+}
+
 /// A VM.
 #[derive(Debug)]
 pub(super) struct Vm {
@@ -276,6 +287,7 @@ impl Vm {
                 }
                 _ => {
                     self.book.refused(page);
+                    self.sweep.forget(page);
                     left.extend(slot_of(&(page, target)));
                 }
             }
@@ -354,16 +366,16 @@ impl Vm {
         is_soon
     }
 
-    /// Finds what is to be read in a window, and which merges are over, `unshares`: because that is
-    /// wanted. Answers their slots. What shares a slot of no pool that is known here is not to.
+    /// Finds what is to be read in a window, and which merges are over. Answers their slots. What
+    /// shares a slot of no pool that is known here is not to.
     pub(super) fn look(
         &mut self,
         window: &mut Window,
         states: &[PageState],
-        unshares: bool,
+        look: Look,
     ) -> Vec<u32> {
         let pass = self.pass();
-        if !unshares && self.is_still(window, states, pass) {
+        if look == Look::Pass && self.is_still(window, states, pass) {
             window.there = window.count;
             return Vec::new();
         }
@@ -391,7 +403,9 @@ impl Vm {
                     window.ours += u32::from(is_ours);
                     window.foreign += u32::from(!is_ours);
                 }
-                PageState::Plain if self.book.slot(page).is_some() && *wanted && !unshares => {
+                PageState::Plain
+                    if self.book.slot(page).is_some() && *wanted && look != Look::Unshare =>
+                {
                     left.extend(self.broke(page));
                     *wanted = false;
                 }
@@ -399,7 +413,9 @@ impl Vm {
                 PageState::Plain if self.book.slot(page).is_some() => {
                     left.extend(self.book.gone(page));
                 }
-                PageState::Plain if *wanted => *wanted = self.book.is_due(page, pass),
+                PageState::Plain if *wanted => {
+                    *wanted = look == Look::Sweep || self.book.is_due(page, pass);
+                }
                 PageState::Plain => {
                     self.book.absent(page);
                     self.sweep.forget(page);
@@ -442,6 +458,7 @@ impl Vm {
     fn broke(&mut self, page: u32) -> Option<u32> {
         let slot = self.book.broke(page);
         self.counts.broken += u64::from(slot.is_some());
+        self.sweep.forget(page);
         slot
     }
 

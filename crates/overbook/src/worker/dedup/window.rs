@@ -4,6 +4,8 @@ use std::ops::Range;
 
 use pages::dedup::Book;
 
+use super::super::granules::PAGE;
+
 /// Pages of one VM that are looked at together: what a huge page holds.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -29,6 +31,15 @@ impl Window {
 
     pub(super) fn pages(&self) -> Range<u32> {
         self.first..self.first + self.count
+    }
+
+    /// The number of one of its pages, and where that is.
+    pub(super) fn page_at(&self, at: usize) -> u32 {
+        self.first.saturating_add(u32::try_from(at).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn address_at(&self, at: usize) -> u64 {
+        self.address + at as u64 * PAGE
     }
 
     /// Most pages to be read at once: they are hashed while they are still in the CPU's cache.
