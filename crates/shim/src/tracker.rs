@@ -50,8 +50,10 @@ pub(crate) enum Served {
 /// What became of a granule that was to be recalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recalled {
-    /// It was within reach, or will not come home.
+    /// It will not come home, or is none.
     No,
+    /// It was within reach; of this something may be in the host's swap.
+    Here(Range),
     Yes,
     /// It came home, and this of it is in the host's swap.
     Out(Range),
@@ -234,9 +236,10 @@ impl Tracker {
     /// Brings a granule back; nobody has touched it.
     pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> Recalled {
         let shared = channel.shared();
-        let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
-            return Recalled::No;
-        };
+        let Some(granule) = self.granules.get(number) else { return Recalled::No };
+        if !granule.is_staged(shared) {
+            return Recalled::Here(granule.guest);
+        }
         let was_out = granule.is_out(shared);
         let is_back = self.give_back(shared, granule);
         self.wake(granule.guest);
