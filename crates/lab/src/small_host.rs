@@ -1,7 +1,7 @@
 //! A host with little memory: a memory cgroup with its guests, and whatever else is its own.
 //!
-//! **Problem.** A cgroup counts other memory than a host has. What the host keeps compressed (zram,
-//! zswap under cgroups of version 1) counts for nobody. And a QEMU that emulates has tens of
+//! **Problem.** A cgroup counts other memory than a host has. What the host keeps compressed
+//! (by zswap, under cgroups of version 1) counts for nobody. And a QEMU that emulates has tens of
 //! megabytes of translated code, which one with KVM has not. **Idea.** A limit that follows: what
 //! the host has, less what is compressed of guests, and with what QEMUs have resident beside them.
 //! Then pages that go to compressed memory free what they no longer take, and nobody gains or loses
@@ -23,12 +23,10 @@ use sys::memory_of::{Counters, Overhead};
 
 use crate::lab::{Lab, LabError};
 use crate::memory_group::MemoryGroup;
+use crate::zswap::Zswap;
 
 /// How often the limit is set anew.
 const PERIOD: Duration = Duration::from_millis(100);
-
-/// What memory all that is compressed takes.
-pub type Compressed = Box<dyn Fn() -> Bytes + Send>;
 
 /// Such a host; dropping it removes the cgroup, whose processes must have ended by then.
 pub struct SmallHost {
@@ -62,7 +60,7 @@ struct Beside {
 pub struct Look {
     /// All in the cgroup, without what QEMUs have beside their guests.
     pub used: Bytes,
-    /// What the host keeps compressed, without the same.
+    /// What zswap has of guests.
     pub compressed: Bytes,
 }
 
@@ -71,7 +69,7 @@ impl SmallHost {
     ///
     /// # Errors
     /// When this is not root, or the host has no memory controller.
-    pub fn new(name: &str, memory: Bytes, compressed: Compressed) -> Result<Self, LabError> {
+    pub fn new(name: &str, memory: Bytes) -> Result<Self, LabError> {
         let group = MemoryGroup::new(name)?;
         group.set_limit(memory)?;
         let shared = Arc::new(Shared {
@@ -85,7 +83,7 @@ impl SmallHost {
         let its = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("small-host".into()).spawn(move || {
             while !its.stop.load(Ordering::Relaxed) {
-                its.look(compressed());
+                its.look(Zswap::pool().unwrap_or_default());
                 std::thread::sleep(PERIOD);
             }
         })?;

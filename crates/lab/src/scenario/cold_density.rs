@@ -15,11 +15,11 @@
 //! **Memory.** [`SmallHost`]: all QEMUs, and Overbook's processes with the pool, are in one memory
 //! cgroup, from whose limit what is compressed goes off. What emulation takes beside guests does
 //! not count. The guests' disk image lies in the page cache outside. *Plain* is what is carried
-//! without swap: memory that guests have not touched counts for nobody.
+//! without swap: memory that guests have not touched counts for nobody. All others have the same
+//! swap file on a disk of [`READS_PER_S`], and Overbook has what `zswap` has: zswap before it.
 //!
 //! **CPU.** A control has as many guests as the best course could not carry, and unlimited memory.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use model::{Bytes, ColdSpec, DedupSpec, FreePagesSpec, Mode, PagesPerMs};
@@ -41,10 +41,9 @@ use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::meb::progress::Line;
 use crate::slow_disk::SlowDisk;
-use crate::small_host::{Compressed, Look, SmallHost};
+use crate::small_host::{Look, SmallHost};
 use crate::smd::Programs;
 use crate::swap_file::SwapFile;
-use crate::zram::Zram;
 use crate::zswap::Zswap;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -77,7 +76,7 @@ const HOST: Bytes = Bytes::mib(1024);
 const LOSS: f64 = 0.05;
 const TRIES: usize = 3;
 /// At the beginning: fewer fit in any case.
-const FIRST: usize = 3;
+const FIRST: usize = MIX.len();
 /// More would be a matter of CPU.
 const MOST: usize = 20;
 
@@ -96,10 +95,12 @@ const BUDGET: Bytes = Bytes::mib(960);
 
 /// From its start until a guest works.
 const WORK_LIMIT: Duration = Duration::from_secs(60);
-const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_secs(2);
 const WINDOW: Duration = Duration::from_secs(6);
 /// Balloons are moved, and QEMUs measured.
 const TEND: Duration = Duration::from_secs(2);
+/// It is looked whether a guest works.
+const LOOK: Duration = Duration::from_secs(1);
 /// A guest that has not reported for so long is silent.
 const SILENT: Duration = Duration::from_secs(2);
 
@@ -187,23 +188,15 @@ fn course(
     way: Way,
 ) -> Result<Course, LabError> {
     // Whatever is first here ends last.
-    let zram = (way == Way::Overbook).then(|| Zram::new(HOST_SWAP)).transpose()?.map(Arc::new);
-    let swaps = matches!(way, Way::Balloon | Way::Zswap);
+    let swaps = way != Way::Plain;
     let on_disk = context.dir.join("host");
     let _swap = swaps.then(|| SwapFile::new(&on_disk, HOST_SWAP)).transpose()?;
-    let zswap = (way == Way::Zswap).then(|| Zswap::start(usual_pool()?)).transpose()?;
+    let compresses = matches!(way, Way::Zswap | Way::Overbook);
+    let _zswap = compresses.then(|| Zswap::start(usual_pool()?)).transpose()?;
     let ksm = || Ksm::start(ksm::pages_per_ms(SCAN.0));
     let _ksm = (way == Way::Balloon).then(ksm).transpose()?;
     let disk = swaps.then(|| SlowDisk::new("density", &context.dir, READS_PER_S)).transpose()?;
-    let compressed: Compressed = match &zram {
-        Some(zram) => {
-            let zram = Arc::clone(zram);
-            Box::new(move || zram.stored().map_or(Bytes::ZERO, |(_, memory)| memory))
-        }
-        None if zswap.is_some() => Box::new(|| Zswap::pool().unwrap_or_default()),
-        None => Box::new(|| Bytes::ZERO),
-    };
-    let host = SmallHost::new("density", HOST, compressed)?;
+    let host = SmallHost::new("density", HOST)?;
     let spec = |number| guest(context, programs, number, way, Some(&host));
     let first: Vec<MachineSpec> = (0..FIRST).map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &first)?;
@@ -255,7 +248,7 @@ fn first_words(error: &LabError) -> String {
 
 /// As many guests as that with all the memory that they want.
 fn control(context: &Context, programs: &Programs, count: usize) -> Result<Stage, LabError> {
-    let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1), Box::new(|| Bytes::ZERO))?;
+    let host = SmallHost::new("density", RAM.share(MOST as u64 * 2, 1))?;
     let spec = |number| guest(context, programs, number, Way::Plain, Some(&host));
     let specs: Vec<MachineSpec> = (0..count).map(spec).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
@@ -319,7 +312,7 @@ impl At<'_> {
             if begun.elapsed() > WORK_LIMIT || !lab.machines().iter().all(Machine::alive) {
                 return Ok(false);
             }
-            self.wait(lab, TEND)?;
+            self.wait(lab, LOOK)?;
         }
         Ok(true)
     }

@@ -212,9 +212,8 @@ impl Linked {
             return Ok(());
         }
         let began_ns = own_cpu_ns();
-        let shared = self.shared();
         let Self { cold, link, granules, strategy, .. } = self;
-        let more = cold.step(link, granules, strategy.as_mut(), shared, time(now))?;
+        let more = cold.step(link, granules, strategy.as_mut(), time(now))?;
         self.freeing_ns += own_cpu_ns().saturating_sub(began_ns);
         self.revoke(time(now), more)
     }
