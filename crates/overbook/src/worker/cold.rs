@@ -237,9 +237,8 @@ impl Cold {
         if self.target.is_none() && self.out_count == 0 && self.begun.is_empty() {
             return Ok(0);
         }
-        // Without QEMU's own part it is not known what the guest has: nothing is taken then. What it
-        // shares is not its own, and cannot go out: counted, it would push out all else.
-        let holdings = self.own.and_then(|own| Holdings::of(self.pid, own, Bytes::ZERO));
+        // Without QEMU's own part it is not known what the guest has: nothing is taken then.
+        let holdings = self.own.and_then(|own| Holdings::of(self.pid, own));
         self.holdings = holdings.unwrap_or_default();
         let bytes = granules.granule_bytes();
         self.look(bytes, strategy, now);

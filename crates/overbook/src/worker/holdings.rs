@@ -1,12 +1,11 @@
-//! What a VM holds of the host: what it occupies, what it shares, and what of it the host has
-//! swapped out.
+//! What a VM holds of the host: what it occupies, and what of it the host has swapped out.
 //!
-//! No working set is larger. An estimate can be: it stands for pieces of memory of which the guest
-//! has one page, it needs a while to see that a program has ended, and after a worker's start much
-//! of the guest is not known yet. So the kernel's counters are the bound, read as often as a
-//! reading is made (some tens of microseconds). QEMU's own memory, which they count as well and
-//! which hardly changes, the daemon measures now and then and passes on: to measure it can mean to
-//! wait for QEMU.
+//! No working set is larger than that and what it shares. An estimate can be: it stands for pieces
+//! of memory of which the guest has one page, it needs a while to see that a program has ended, and
+//! after a worker's start much of the guest is not known yet. So the kernel's counters are the
+//! bound, read as often as a reading is made (some tens of microseconds). QEMU's own memory, which
+//! they count as well and which hardly changes, the daemon measures now and then and passes on: to
+//! measure it can mean to wait for QEMU.
 
 use model::Bytes;
 use sys::memory_of::Counters;
@@ -14,18 +13,17 @@ use sys::memory_of::Counters;
 /// What a VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Holdings {
-    /// In memory, what it shares with others among it.
+    /// In memory, and its own: what it shares with others cannot go out.
     pub(super) resident: Bytes,
     /// In the host's swap.
     pub(super) swapped: Bytes,
 }
 
 impl Holdings {
-    /// Of QEMU process `pid`, whose guest shares so much with others, when `own` of it is QEMU's;
-    /// `None`: the process is gone.
-    pub(super) fn of(pid: u32, own: Bytes, shared: Bytes) -> Option<Self> {
+    /// Of QEMU process `pid`, when `own` of it is QEMU's; `None`: the process is gone.
+    pub(super) fn of(pid: u32, own: Bytes) -> Option<Self> {
         let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
-        Some(Self { resident: anonymous.plus(hugetlb).plus(shared).minus(own), swapped })
+        Some(Self { resident: anonymous.plus(hugetlb).minus(own), swapped })
     }
 
     pub(super) fn all(self) -> Bytes {
@@ -38,16 +36,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_grows_with_what_is_touched_and_what_is_shared_and_is_less_by_qemus_own() {
+    fn what_is_held_grows_with_what_is_touched_and_is_less_by_qemus_own() {
         let pid = std::process::id();
-        let all = |own, shared| Holdings::of(pid, own, shared).unwrap().all();
-        let before = all(Bytes::ZERO, Bytes::ZERO);
+        let all = |own| Holdings::of(pid, own).unwrap().all();
+        let before = all(Bytes::ZERO);
         let block = vec![1_u8; 64 << 20];
-        let after = all(Bytes::ZERO, Bytes::ZERO);
+        let after = all(Bytes::ZERO);
         assert!(after.minus(before) > Bytes::mib(32), "{before} {after}");
         std::hint::black_box(&block);
-        assert!(all(Bytes::ZERO, Bytes::mib(500)) > Bytes::mib(500));
-        assert_eq!(all(Bytes(u64::MAX), Bytes::ZERO), Bytes::ZERO);
-        assert_eq!(Holdings::of(u32::MAX, Bytes::ZERO, Bytes::ZERO), None);
+        assert_eq!(all(Bytes(u64::MAX)), Bytes::ZERO);
+        assert_eq!(Holdings::of(u32::MAX, Bytes::ZERO), None);
     }
 }

@@ -328,8 +328,8 @@ impl Tracked {
                     // Where nothing new is known, what is known grows older.
                     self.reading = linked.reading().or(self.reading.take());
                     let shared = linked.shared();
-                    let holdings = self.own.and_then(|own| Holdings::of(self.pid, own, shared));
-                    self.held = holdings.map(Holdings::all);
+                    let holdings = self.own.and_then(|own| Holdings::of(self.pid, own));
+                    self.held = holdings.map(|it| it.all().plus(shared));
                 }
                 Ok(())
             }
