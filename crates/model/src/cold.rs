@@ -47,7 +47,7 @@ pub const UNTOUCHED_FOR: [Millis; 3] = [Millis::secs(10), Millis::secs(60), Mill
 /// Where one VM's memory is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cold {
-    /// In memory, what it shares with others among it.
+    /// In memory, and its own: what it shares with others is not counted.
     pub resident: Bytes,
     /// In the host's swap, QEMU's own memory among it.
     pub out: Bytes,

@@ -22,8 +22,8 @@ pub struct CurveChart {
     pub x_text: fn(f64) -> String,
     /// The curves; the terminal shows the first.
     pub curves: Vec<Curve>,
-    /// An amount on the x axis to point out, and what it is.
-    pub mark: Option<(f64, String)>,
+    /// Amounts on the x axis to point out, and what they are.
+    pub marks: Vec<(f64, String)>,
 }
 
 /// One curve.
@@ -60,7 +60,7 @@ impl CurveChart {
     /// The end of the x axis.
     fn end(&self) -> f64 {
         let last = self.curves.iter().filter_map(|curve| curve.points.last()).map(|point| point.0);
-        last.chain(self.mark.iter().map(|mark| mark.0)).fold(1.0, f64::max)
+        last.chain(self.marks.iter().map(|mark| mark.0)).fold(1.0, f64::max)
     }
 
     /// The first curve, for a terminal of 80 columns.
@@ -87,11 +87,11 @@ impl CurveChart {
         text + &self.feet(end)
     }
 
-    /// The x axis' figures, and the mark below them.
+    /// The x axis' figures, and the marks below them.
     fn feet(&self, end: f64) -> String {
         let [half, whole] = [end / 2.0, end].map(self.x_text);
         let mut text = format!("     0{half:^62}{whole:>8}\n");
-        if let Some((x, what)) = &self.mark {
+        for (x, what) in &self.marks {
             let share = (x / end).clamp(0.0, 1.0) * f64::from(COLUMNS - 1);
             let column = (0..COLUMNS).rev().find(|column| f64::from(*column) <= share).unwrap_or(0);
             let gap = " ".repeat(usize::from(column));
@@ -143,10 +143,11 @@ impl CurveChart {
                     PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2))
                 });
         }
-        if let Some((x, what)) = &self.mark {
+        let heights = (0..).map(|line| 0.97 - 0.06 * f64::from(line));
+        for ((x, what), height) in self.marks.iter().zip(heights) {
             context.draw_series(LineSeries::new([(*x, 0.0), (*x, 1.0)], BLACK.mix(0.5)))?;
             let words = format!("{what}: {}", (self.x_text)(*x));
-            context.draw_series([Text::new(words, (*x, 0.97), ("sans-serif", 14))])?;
+            context.draw_series([Text::new(words, (*x, height), ("sans-serif", 14))])?;
         }
         context
             .configure_series_labels()
@@ -184,12 +185,12 @@ mod tests {
             x_axis: "memory",
             x_text: |x| format!("{x:.0} MiB"),
             curves: vec![Curve { name: "live".into(), points: points.to_vec() }],
-            mark: Some((48.0, "working set".into())),
+            marks: vec![(48.0, "working set".into()), (32.0, "in memory at most".into())],
         }
     }
 
     #[test]
-    fn the_terminal_shows_a_falling_curve_and_its_mark() {
+    fn the_terminal_shows_a_falling_curve_and_its_marks() {
         let stairs =
             [(0.0, 1.0), (16.0, 1.0), (16.001, 0.5), (48.0, 0.5), (48.001, 0.0), (64.0, 0.0)];
         let text = chart(&stairs).terminal();
@@ -200,6 +201,7 @@ mod tests {
         assert_eq!(lines[16], format!("     │{}", "█".repeat(48)));
         assert!(lines[18].contains("32 MiB") && lines[18].ends_with("64 MiB"), "{text}");
         assert_eq!(lines[19], format!("      {}▲ working set: 48 MiB", " ".repeat(47)));
+        assert_eq!(lines[20], format!("      {}▲ in memory at most: 32 MiB", " ".repeat(31)));
     }
 
     #[test]
@@ -211,9 +213,10 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_holds_its_curve_and_its_mark() {
+    fn a_plot_holds_its_curve_and_its_marks() {
         let text = chart(&[(16.0, 0.5), (64.0, 0.1)]).svg().unwrap();
-        for word in ["web-1", "live", "working set: 48 MiB", "miss ratio", "<polyline"] {
+        let marks = ["working set: 48 MiB", "in memory at most: 32 MiB"];
+        for word in ["web-1", "live", "miss ratio", "<polyline"].into_iter().chain(marks) {
             assert!(text.contains(word), "{word} is missing");
         }
     }

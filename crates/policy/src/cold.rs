@@ -8,7 +8,10 @@
 //!
 //! **Ahead of need** ([`may_go`]): memory is paged out as long as what comes back of it in a minute
 //! stays below a share of the working set, the bound of Google's far memory (Lagar-Cavilla 2019
-//! §4.3). When more comes back, the VM gets a minute's worth of it.
+//! §4.3). When more comes back, the VM gets a minute's worth of it. How long it waits ([`waits`])
+//! is what comes back times what a touch of it takes, as measured: the pressure that paging causes.
+//! The kernel's PSI of QEMU's cgroup would count QEMU's other waits as well, and is not there
+//! everywhere.
 //!
 //! Physical memory is what counts: what is out is charged with what the host's swap takes for it.
 

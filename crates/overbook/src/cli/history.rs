@@ -37,7 +37,7 @@ pub(super) struct Arguments {
     format: Format,
 }
 
-const COLUMNS: [Column; 9] = [
+const COLUMNS: [Column; 11] = [
     ("TIME", false),
     ("MAY USE", true),
     ("TARGET", true),
@@ -46,6 +46,8 @@ const COLUMNS: [Column; 9] = [
     ("SAVED", true),
     ("SCAN", true),
     ("GUEST:SWAP", true),
+    ("OUT", true),
+    ("REFAULTS/s", true),
     ("CHANGE", false),
 ];
 
@@ -96,6 +98,8 @@ fn row(row: &HistoryRow) -> Vec<String> {
         row.scan_rate_pages_per_ms
             .map_or_else(|| "-".to_owned(), |rate| PagesPerMs(rate).to_string()),
         rate(row.swap_bytes_per_second),
+        size(row.paged_out_bytes),
+        row.refaults_per_second.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}")),
         change(row),
     ]
 }

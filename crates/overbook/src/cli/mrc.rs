@@ -314,7 +314,9 @@ impl Report {
             x_axis: "objects in memory",
             x_text: |objects| format!("{objects:.0}"),
             curves: vec![Curve { name: self.method.to_owned(), points }],
-            mark: working_set.map(|size| (size, "at most 5 % miss from".to_owned())),
+            marks: Vec::from_iter(
+                working_set.map(|size| (size, "at most 5 % miss from".to_owned())),
+            ),
         }
     }
 }

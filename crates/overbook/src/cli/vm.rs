@@ -245,6 +245,9 @@ fn chart_of(curve: &MissRatioCurve) -> CurveChart {
         0 => "working set".to_owned(),
         swapped => format!("working set, {} of it in its swap", Bytes(swapped)),
     };
+    let working_set = curve.working_set_bytes.map(|bytes| (bytes as f64, words));
+    let target = curve.resident_target_bytes;
+    let target = target.map(|bytes| (bytes as f64, "in memory at most".to_owned()));
     CurveChart {
         title: format!(
             "miss ratio of {} by memory, {:.0} references/s",
@@ -253,6 +256,6 @@ fn chart_of(curve: &MissRatioCurve) -> CurveChart {
         x_axis: "memory",
         x_text: |bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)),
         curves: vec![Curve { name: curve.vm.clone(), points }],
-        mark: curve.working_set_bytes.map(|bytes| (bytes as f64, words)),
+        marks: [working_set, target].into_iter().flatten().collect(),
     }
 }

@@ -70,6 +70,15 @@ pub enum Entry {
         /// Half of the reads of the slowest of its disks took less, since that was served.
         #[serde(default)]
         disk_read_us: Option<u32>,
+        /// What it had in memory, where the host paged out what it did not touch.
+        #[serde(default)]
+        resident: Option<Bytes>,
+        /// What of it was in the host's swap.
+        #[serde(default)]
+        paged_out: Option<Bytes>,
+        /// How often it waited for that, per second.
+        #[serde(default)]
+        refaults_per_s: Option<f64>,
     },
     /// What was decided.
     Change {
@@ -235,7 +244,8 @@ fn readings(
         let wanted = limit.saturating_sub(rows.len());
         let mut statement = connection.prepare(
             "SELECT wall_ms, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, disk_read_us FROM reading \
+             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, \
+             disk_read_us, resident, paged_out, refaults_per_s FROM reading \
              WHERE step_s = ?1 AND vm = ?2 AND wall_ms >= ?3 AND wall_ms <= ?4 - ?1 * 1000 \
              ORDER BY wall_ms DESC LIMIT ?5",
         )?;
@@ -257,6 +267,9 @@ fn readings(
                     freed_taken: size(row, 11)?,
                     in_repositories: size(row, 12)?,
                     disk_read_us: row.get(13)?,
+                    resident: size(row, 14)?,
+                    paged_out: size(row, 15)?,
+                    refaults_per_s: row.get(16)?,
                 };
                 Ok(HistoryRow { wall_ms: unsigned(row, 0)?, entry })
             },

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use model::{
-    Action, Bytes, Dedup, FreePages, GroupName, Loan, Millis, Mode, PagesPerMs, Reading, Reason,
-    Time, VmName, VmView, plan::Outcome,
+    Action, Bytes, Cold, Dedup, FreePages, GroupName, Loan, Millis, Mode, PagesPerMs, Reading,
+    Reason, Time, VmName, VmView, plan::Outcome,
 };
 
 use policy::tuning;
@@ -33,6 +33,8 @@ pub(super) struct Sample {
     pub(super) working_set: Option<Bytes>,
     pub(super) dedup: Option<Dedup>,
     pub(super) free_pages: Option<FreePages>,
+    /// Where the host pages it out.
+    pub(super) cold: Option<Cold>,
     /// Those that Overbook serves.
     pub(super) disks: Option<Disks>,
     /// Of its group.
@@ -169,6 +171,7 @@ impl Track {
             dedup: young(view.dedup.as_ref(), tick.at, tuning::USED_STALE_AFTER).copied(),
             free_pages: young(view.free_pages.as_ref(), tick.at, tuning::FREED_STALE_AFTER)
                 .copied(),
+            cold: young(view.cold.as_ref(), tick.at, tuning::USED_STALE_AFTER).copied(),
             disks: disks(view, tick.at),
             scan_rate: group.and_then(|group| tick.plan.scans.get(group)?.rate),
         };
@@ -218,8 +221,7 @@ fn disks(view: &VmView, now: Time) -> Option<Disks> {
     })
 }
 
-/// What is old when it is written down would stand beside a moment that it is not of.
-/// What is not older than `most`: the rest is not written down.
+/// What is not older than `most`: the rest would stand beside a moment that it is not of.
 fn young<T>(reading: Option<&Reading<T>>, now: Time, most: Millis) -> Option<&T> {
     let reading = reading.filter(|reading| reading.age(now) <= most)?;
     Some(&reading.value)

@@ -17,7 +17,7 @@ use rusqlite::{Connection, ErrorCode, params};
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
 /// The shape below. A change of it gets the next number, and code that brings the old one up to it.
-pub(super) const VERSION: i64 = 6;
+pub(super) const VERSION: i64 = 7;
 
 const SHAPE: &str = "
 CREATE TABLE reading (
@@ -25,6 +25,7 @@ CREATE TABLE reading (
     used INTEGER, balloon INTEGER, target INTEGER, swap_per_s INTEGER, working_set INTEGER,
     shared INTEGER, saved INTEGER, merged INTEGER, scan_rate INTEGER, freed INTEGER, freed_taken INTEGER,
     in_repositories INTEGER, disk_read_us INTEGER,
+    resident INTEGER, paged_out INTEGER, refaults_per_s REAL,
     PRIMARY KEY (step_s, wall_ms, vm)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE change (
@@ -71,6 +72,12 @@ ALTER TABLE reading ADD COLUMN freed_taken INTEGER;
 const FROM_4: &str = "
 ALTER TABLE reading ADD COLUMN in_repositories INTEGER;
 ALTER TABLE reading ADD COLUMN disk_read_us INTEGER;
+";
+/// From version 6, which did not know what the host pages out.
+const FROM_6: &str = "
+ALTER TABLE reading ADD COLUMN resident INTEGER;
+ALTER TABLE reading ADD COLUMN paged_out INTEGER;
+ALTER TABLE reading ADD COLUMN refaults_per_s REAL;
 ";
 
 const HOUR_MS: u64 = 3_600_000;
@@ -151,7 +158,7 @@ impl Store {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
         // Each brings the version of its place, counted from 1, up to the next one.
-        let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4, MOVES];
+        let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4, MOVES, FROM_6];
         let done = usize::try_from(version - 1).unwrap_or(steps.len());
         if let Some(steps @ [_, ..]) = steps.get(done..) {
             shape(&mut connection, &steps.concat()).map_err(fail)?;
@@ -228,8 +235,10 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
         let mut reading = transaction.prepare_cached(
             "INSERT OR REPLACE INTO reading \
              (step_s, wall_ms, vm, used, balloon, target, swap_per_s, working_set, \
-             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, disk_read_us) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+             shared, saved, merged, scan_rate, freed, freed_taken, in_repositories, disk_read_us, \
+             resident, paged_out, refaults_per_s) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, \
+             ?17, ?18, ?19)",
         )?;
         let size = |bytes: Option<Bytes>| bytes.map(|bytes| signed(bytes.0));
         for row in &rows.readings {
@@ -250,7 +259,10 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
                 size(s.free_pages.map(|free| free.freed)),
                 size(s.free_pages.map(|free| free.taken)),
                 size(s.disks.map(|disks| disks.in_repositories)),
-                s.disks.map(|disks| signed(disks.read_us))
+                s.disks.map(|disks| signed(disks.read_us)),
+                size(s.cold.map(|cold| cold.resident)),
+                size(s.cold.map(|cold| cold.out)),
+                s.cold.map(|cold| cold.refaults_per_s)
             ])?;
         }
         let mut change = transaction.prepare_cached(

@@ -3,12 +3,13 @@
 use super::*;
 
 /// The columns that each version was without, from version 1 on.
-const ADDED: [&[&str]; 5] = [
+const ADDED: [&[&str]; 6] = [
     &["working_set"],
     &["shared", "saved", "merged", "scan_rate"],
     &["freed", "freed_taken"],
     &["in_repositories", "disk_read_us"],
     &[],
+    &["resident", "paged_out", "refaults_per_s"],
 ];
 
 /// A file that was of this version and has one row, opened by today's code.
@@ -25,7 +26,9 @@ fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
     if version < 3 {
         connection.execute_batch("DROP TABLE loan").unwrap();
     }
-    connection.execute_batch("DROP TABLE moved").unwrap();
+    if version < 6 {
+        connection.execute_batch("DROP TABLE moved").unwrap();
+    }
     connection.pragma_update(None, "user_version", u32::try_from(version).unwrap()).unwrap();
     drop(connection);
     let store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();
@@ -136,4 +139,25 @@ fn a_file_of_version_5_keeps_its_rows_and_learns_of_moves() {
     assert_eq!(steps(&rows), [(0, 1), (1, 1)]);
     let words = "it has come from host a".to_owned();
     assert_eq!(rows.last().unwrap().entry, Entry::Move { words });
+}
+
+#[test]
+fn a_file_of_version_6_keeps_its_rows_and_learns_what_is_paged_out() {
+    let (dir, mut store) = opened_from(6);
+    let mut later = tick(1, 0);
+    let (resident, out) = (Bytes::mib(412), Bytes::mib(300));
+    let cold = model::Cold { resident, out, refaults_per_s: 1.25, ..Default::default() };
+    later.view.vms.get_mut(&vm()).unwrap().cold = Some(Reading::new(cold, Time(1_000)));
+    store.append(&sample::Sampler::default().rows(&later)).unwrap();
+    let rows: Vec<_> = read(&file(&dir), &vm(), 0, 10)
+        .unwrap()
+        .into_iter()
+        .map(|row| match row.entry {
+            Entry::Reading { resident, paged_out, refaults_per_s, .. } => {
+                (resident, paged_out, refaults_per_s)
+            }
+            entry => panic!("{entry:?}"),
+        })
+        .collect();
+    assert_eq!(rows, [(None, None, None), (Some(resident), Some(out), Some(1.25))]);
 }

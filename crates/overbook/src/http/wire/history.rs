@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// One moment in the life of a VM, or one decision about it, or a step between hosts.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HistoryRow {
     /// When, in milliseconds since the Unix epoch.
     pub wall_ms: u64,
@@ -45,6 +45,15 @@ pub struct HistoryRow {
     /// Half of the reads of the slowest of its disks took less, since that was served.
     #[serde(default)]
     pub disk_read_median_us: Option<u32>,
+    /// What it had in memory, where the host paged out what it did not touch.
+    #[serde(default)]
+    pub resident_bytes: Option<u64>,
+    /// What of it was in the host's swap.
+    #[serde(default)]
+    pub paged_out_bytes: Option<u64>,
+    /// How often it waited for that.
+    #[serde(default)]
+    pub refaults_per_second: Option<f64>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
     /// For a decision: the mode at the time; only in `enforce` was it carried out.
@@ -75,6 +84,9 @@ impl From<history::HistoryRow> for HistoryRow {
                 freed_taken,
                 in_repositories,
                 disk_read_us,
+                resident,
+                paged_out,
+                refaults_per_s,
             } => Self {
                 step_seconds: Some(step_s),
                 balloon_bytes: raw(balloon),
@@ -89,6 +101,9 @@ impl From<history::HistoryRow> for HistoryRow {
                 freed_taken_bytes: raw(freed_taken),
                 in_repositories_bytes: raw(in_repositories),
                 disk_read_median_us: disk_read_us,
+                resident_bytes: raw(resident),
+                paged_out_bytes: raw(paged_out),
+                refaults_per_second: refaults_per_s,
                 swap_bytes_per_second: raw(swap_per_s),
                 ..moment
             },

@@ -54,6 +54,9 @@ pub struct MissRatioCurve {
     pub working_set_bytes: Option<u64>,
     /// What of it lies in the guest's swap, beyond the end of the curve.
     pub swapped_bytes: u64,
+    /// What it is to have in memory at most, where the host pages out what it does not touch.
+    #[serde(default)]
+    pub resident_target_bytes: Option<u64>,
     /// Times a miss ratio: misses per second.
     pub references_per_second: f64,
     /// By growing memory.
@@ -85,6 +88,7 @@ impl MissRatioCurve {
             let limit = view.and_then(|view| view.limits.get(&Mechanism::Tracking));
             return Err(limit.cloned().unwrap_or_else(|| NOT_YET.to_owned()));
         };
+        let cold = view.and_then(|view| view.cold.as_ref());
         let point = |point: &tracking::CurvePoint| CurvePoint {
             memory_bytes: point.memory.0,
             miss_ratio: point.miss_ratio,
@@ -93,6 +97,7 @@ impl MissRatioCurve {
             vm: vm.to_string(),
             working_set_bytes: tracking.working_set.map(|bytes| bytes.0),
             swapped_bytes: tracking.swapped.0,
+            resident_target_bytes: cold.and_then(|cold| cold.value.target).map(|bytes| bytes.0),
             references_per_second: tracking.references_per_s,
             points: tracking.curve.iter().map(point).collect(),
             age_ms: shown.published.at.since(*at).0,
