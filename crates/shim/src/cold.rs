@@ -83,8 +83,7 @@ fn staged_of(granule: u32) -> Vec<Range> {
 }
 
 /// Brings granules back, and reads what of them is out, for [`TURN`] at most: the kernel reads the
-/// rest when it is touched. Of those within reach, too, of which [`read_on`] has read what nobody
-/// has touched yet. Answers how many were out of reach.
+/// rest when it is touched. Answers how many were out of reach.
 pub(crate) fn recall(granules: &[u32], is_wanted: impl Fn() -> bool) -> Result<u32, Refusal> {
     let mut out = Vec::new();
     let count = engine::recall(granules, |range| out.push(range))?;
@@ -115,8 +114,7 @@ pub(crate) fn read_all(is_wanted: impl Fn() -> bool) {
 }
 
 /// The guest has touched a page of a granule that was out: the kernel reads the rest, and nobody
-/// waits for it. What it has read is in its swap cache, which is nobody's memory, until it is
-/// touched, or [recalled](recall): the worker sees to that.
+/// waits for it.
 pub(crate) fn read_on(granule: Range) {
     // SAFETY: it changes no content. It touches no hole, so it does not trap.
     let _ = unsafe { advise(granule, Advice::WillNeed) };

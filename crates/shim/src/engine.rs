@@ -408,16 +408,12 @@ pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
     each(granules, Tracker::revoke)
 }
 
-/// Brings granules back; answers how many were out of reach, and has what of all of them may be in
-/// the host's swap handed over to `read`.
+/// Brings granules back; answers how many were out of reach, and has what of them is in the host's
+/// swap handed over to `read`.
 pub(crate) fn recall(granules: &[u32], mut read: impl FnMut(Range)) -> Result<u32, Refusal> {
     each(granules, |tracker, channel, granule| match tracker.recall(channel, granule) {
         Recalled::No => false,
         Recalled::Yes => true,
-        Recalled::Here(range) => {
-            read(range);
-            false
-        }
         Recalled::Out(range) => {
             read(range);
             true

@@ -50,10 +50,8 @@ pub(crate) enum Served {
 /// What became of a granule that was to be recalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recalled {
-    /// It will not come home, or is none.
+    /// It was within reach, or will not come home.
     No,
-    /// It was within reach; of this something may be in the host's swap.
-    Here(Range),
     Yes,
     /// It came home, and this of it is in the host's swap.
     Out(Range),
@@ -236,10 +234,9 @@ impl Tracker {
     /// Brings a granule back; nobody has touched it.
     pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> Recalled {
         let shared = channel.shared();
-        let Some(granule) = self.granules.get(number) else { return Recalled::No };
-        if !granule.is_staged(shared) {
-            return Recalled::Here(granule.guest);
-        }
+        let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
+            return Recalled::No;
+        };
         let was_out = granule.is_out(shared);
         let is_back = self.give_back(shared, granule);
         self.wake(granule.guest);

@@ -12,11 +12,6 @@
 //! nothing is paged out until the policy has heard of it ([`AWAKE`]). Without a target everything
 //! comes back.
 //!
-//! **A touch brings all of its granule**, but the shim has the kernel read the rest without waiting
-//! for it. That fills the kernel's swap cache, which no process is charged with, and which nobody
-//! pages out again. So what was touched is asked for once more, as if it was to be read in bulk:
-//! then it is the VM's, counts as resident, and can go.
-//!
 //! **Invariants.** Nothing here waits. What is paged out is only what the shim has out of reach, so
 //! nothing that is shared, freed or pinned. What a request came to is taken from the page states.
 //!
@@ -78,8 +73,6 @@ pub(super) struct Cold {
     /// Per granule, by index.
     places: Vec<Place>,
     out_count: u32,
-    /// Those that were touched while they were out, and are to be asked for as a whole.
-    begun: Vec<u32>,
     /// Touches of granules that are out: since the last step, …
     in_step: u32,
     /// … since the last look, …
@@ -119,7 +112,6 @@ impl Cold {
             holdings: Holdings::default(),
             places: vec![Place::Here; granules as usize],
             out_count: 0,
-            begun: Vec::new(),
             in_step: 0,
             in_look: 0,
             untold: 0,
@@ -146,7 +138,6 @@ impl Cold {
             self.in_step += 1;
             self.in_look += 1;
             self.untold += 1;
-            self.begun.push(granule);
         }
         was_out
     }
@@ -170,7 +161,6 @@ impl Cold {
     pub(super) fn forget(&mut self) {
         self.places.fill(Place::Here);
         self.out_count = 0;
-        self.begun.clear();
     }
 
     /// These granules are within reach again.
@@ -234,7 +224,7 @@ impl Cold {
         now: Time,
     ) -> Result<u32, LinkError> {
         let in_step = std::mem::take(&mut self.in_step);
-        if self.target.is_none() && self.out_count == 0 && self.begun.is_empty() {
+        if self.target.is_none() && self.out_count == 0 {
             return Ok(0);
         }
         // Without QEMU's own part it is not known what the guest has: nothing is taken then.
@@ -255,8 +245,9 @@ impl Cold {
             Some(_) if is_awake => Bytes(u64::from(in_step) * READ_AHEAD * bytes).min(BATCH),
             Some(_) => Bytes::ZERO,
         };
-        if !link.is_recalling() {
-            self.read_back(wanted.min(room).0 / bytes, link, granules, strategy, now)?;
+        let back = wanted.min(room).0 / bytes;
+        if back > 0 && self.out_count > 0 && !link.is_recalling() {
+            self.read_back(back, link, granules, strategy, now)?;
         }
         let excess = self.target.map_or(Bytes::ZERO, |target| resident.minus(target));
         let count = excess.min(BATCH).0 / bytes;
@@ -287,7 +278,7 @@ impl Cold {
         Ok(u32::try_from(lacking).unwrap_or(u32::MAX))
     }
 
-    /// The rest of what was touched is read, and what was touched last before it went.
+    /// What was touched last is read.
     fn read_back(
         &mut self,
         count: u64,
@@ -296,20 +287,16 @@ impl Cold {
         strategy: &mut dyn Strategy,
         now: Time,
     ) -> Result<(), LinkError> {
-        let begun = self.begun.len().min(MAX_REVOKE);
-        let mut wanted: Vec<(u32, u32)> = self.begun.drain(..begun).map(|it| (it, 0)).collect();
-        if count > 0 && self.out_count > 0 {
-            let mut idle = strategy.idle(now);
-            idle.retain(|(granule, _)| self.place(*granule) == Place::Out);
-            idle.sort_unstable_by_key(|(_, ticks)| *ticks);
-            if idle.is_empty() {
-                // What the strategy does not know of any more is back.
-                self.forget();
-            }
-            wanted.extend(idle);
+        let mut idle = strategy.idle(now);
+        idle.retain(|(granule, _)| self.place(*granule) == Place::Out);
+        idle.sort_unstable_by_key(|(_, ticks)| *ticks);
+        let (numbers, indexes) = first(count, idle, granules);
+        if indexes.is_empty() {
+            // What the strategy does not know of any more is back.
+            self.forget();
+            return Ok(());
         }
-        let (numbers, indexes) = first(begun as u64 + count, wanted, granules);
-        if indexes.is_empty() { Ok(()) } else { link.recall(numbers, indexes) }
+        link.recall(numbers, indexes)
     }
 
     fn place(&self, granule: u32) -> Place {
