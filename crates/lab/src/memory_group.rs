@@ -72,6 +72,18 @@ impl MemoryGroup {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
 
+    /// Who finds nothing to reclaim waits until there is some, or the limit is another. (With cgroup
+    /// v2 the kernel kills, as it does with v1 without this.)
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn wait_at_limit(&self) -> Result<(), LabError> {
+        match self.version {
+            Version::V1 => Ok(fs::write(self.dir.join("memory.oom_control"), "1")?),
+            Version::V2 => Ok(()),
+        }
+    }
+
     /// Lifts the limit.
     ///
     /// # Errors

@@ -5,7 +5,9 @@
 //! its own. **Idea.** The kernel pages out what lies in staging (`MADV_PAGEOUT`), to where the
 //! operator's swap is: compressed memory, or a disk. A touch traps as before; the swap entries are
 //! moved home as pages are (`UFFDIO_MOVE`), the guest's thread goes on, and the kernel reads its
-//! page. The rest of the granule is read beside that ([`read_on`]).
+//! page. The others stay out until they are touched, too: what goes out by granules comes back by
+//! pages. To read the rest at once would fill memory with what nobody may want, or the kernel's
+//! swap cache, which is charged to nobody and which nobody pages out again.
 //!
 //! **Invariants.** No page changes its place here, so nothing can be lost: the kernel keeps content
 //! wherever it is. None of this holds the lock while the kernel pages: it may wait for a disk. What
@@ -111,13 +113,6 @@ pub(crate) fn read_all(is_wanted: impl Fn() -> bool) {
             }
         }
     }
-}
-
-/// The guest has touched a page of a granule that was out: the kernel reads the rest, and nobody
-/// waits for it.
-pub(crate) fn read_on(granule: Range) {
-    // SAFETY: it changes no content. It touches no hole, so it does not trap.
-    let _ = unsafe { advise(granule, Advice::WillNeed) };
 }
 
 /// Reading in bulk, while the host has memory for it.

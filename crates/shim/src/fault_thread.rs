@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sys::userfaultfd::{Fault, MAX_FAULTS, Userfaultfd};
 
-use crate::cold;
 use crate::engine::{self, ENGINE};
 use crate::time::{Nanos, now};
 use crate::tracker::{Served, page_of};
@@ -58,7 +57,6 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool 
             catch_unwind(AssertUnwindSafe(|| ENGINE.lock_for_fault().serve(uffd, fault, received)));
         match served {
             Ok(Served::Yes) => {}
-            Ok(Served::ReadOn(granule)) => cold::read_on(granule),
             Ok(Served::FuseBlown) => watchdog::blow_fuse(),
             Err(_) => {
                 ENGINE.lock_for_fault().let_go_on(uffd, page_of(fault.address));

@@ -41,8 +41,6 @@ use crate::watchdog;
 pub(crate) enum Served {
     /// Done.
     Yes,
-    /// Done, and the rest of the granule, which is here, is in the host's swap.
-    ReadOn(Range),
     /// Done, and there were more traps in this second than the fuse allows.
     FuseBlown,
 }
@@ -282,7 +280,6 @@ impl Tracker {
         // Where nothing can be asked, what was found when its state was set holds.
         let was_staged =
             granule.is_staged(shared) || self.finds_staged(shared, granule).unwrap_or(false);
-        let was_out = was_staged && granule.is_out(shared);
         if was_staged && !self.give_back(shared, granule) {
             // Some of it would not go. Who waits for just that traps again, and again it is tried.
             self.wake(granule.guest);
@@ -296,8 +293,7 @@ impl Tracker {
             (false, false) => Found::InPlace,
         };
         let woken = block.unwrap_or(granule.guest);
-        let served = self.let_go_on(channel, granule, found, woken, received);
-        if was_out { served.and_read_on(granule.guest) } else { served }
+        self.let_go_on(channel, granule, found, woken, received)
     }
 
     /// A merged page has been written, which is still in its place: what is out of reach beside it
@@ -311,12 +307,10 @@ impl Tracker {
         let shared = channel.shared();
         let granule = self.granules.at(address).filter(|granule| granule.is_staged(shared));
         let Some(granule) = granule else { return Served::Yes };
-        let was_out = granule.is_out(shared);
         if !self.give_back(shared, granule) {
             return Served::Yes;
         }
-        let served = self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received);
-        if was_out { served.and_read_on(granule.guest) } else { served }
+        self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
     }
 
     /// A granule is in its place: that is logged, and who waits for `woken` goes on.
@@ -544,13 +538,6 @@ impl Tracker {
             pages.for_each(|page| shared.set_state(page, PageState::Plain));
             block
         })
-    }
-}
-
-impl Served {
-    /// The rest of a granule is to be read.
-    fn and_read_on(self, granule: Range) -> Self {
-        if self == Self::Yes { Self::ReadOn(granule) } else { self }
     }
 }
 

@@ -7,8 +7,8 @@
 //!
 //! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
 //! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
-//! has read ahead and keeps unmapped, by QEMU's memory cgroup. Limit and balloon are adjusted until
-//! that is so. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
+//! has read ahead and keeps unmapped, by QEMU's memory cgroup. Limit and balloon are adjusted once
+//! a second. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
 //! and not guessed. Guest RAM is in small pages: huge ones the kernel pages out as a whole.
 //!
 //! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
@@ -63,9 +63,8 @@ const ZRAM: Bytes = Bytes::mib(1024);
 const FILL_LIMIT: Duration = Duration::from_secs(120);
 /// With all its memory; the speed of the last of it is what the others are compared to.
 const BEFORE: Duration = Duration::from_secs(9);
-/// The way there, in seconds: what is to be adjusted is, and then comes to rest.
+/// The way there, in seconds.
 const ADJUSTED: u32 = 18;
-const RESTS: u32 = 4;
 /// So many seconds count: one round of the phases. Tracking's cost looks back for thirty.
 const MEASURED: u32 = 40;
 const SECOND: Duration = Duration::from_secs(1);
@@ -141,6 +140,7 @@ struct Held {
 impl Held {
     fn start(context: &Context, command: &str, way: Way) -> Result<Self, LabError> {
         let group = MemoryGroup::new("choice")?;
+        group.wait_at_limit()?;
         let guest = MachineSpec {
             seed: context.seed,
             shim: way == Way::Ours,
@@ -179,11 +179,11 @@ impl Held {
             self.hold(wanted)?;
             lines.look_for(&self.lab, SECOND)?;
         }
-        lines.look_for(&self.lab, SECOND * RESTS)?;
         lines.clear();
         let mut kept_mib = 0.0;
         let before = self.counts()?;
         for _ in 0..MEASURED {
+            self.hold(wanted)?;
             lines.look_for(&self.lab, SECOND)?;
             kept_mib += self.memory()?.0.as_mib() / f64::from(MEASURED);
         }
