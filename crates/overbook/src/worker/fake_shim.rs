@@ -38,8 +38,6 @@ pub(super) struct FakeShim {
     pub(super) releases: u32,
     /// The granules that it was asked to revoke, again and again.
     pub(super) asked: Vec<u32>,
-    /// Those that it was asked to bring back.
-    pub(super) recalled: Vec<u32>,
     /// How it lies.
     pub(super) lie: Lie,
     /// What it has read and not answered.
@@ -69,7 +67,6 @@ impl FakeShim {
             hands_over: false,
             releases: 0,
             asked: Vec::new(),
-            recalled: Vec::new(),
             lie: Box::new(|_, _| None),
             unanswered: Vec::new(),
             _turn: turn,
@@ -165,7 +162,6 @@ impl FakeShim {
                 Answer::Done { count: u32::try_from(granules.len()).unwrap() }
             }
             Request::Recall { granules } => {
-                self.recalled.extend(granules);
                 for granule in granules {
                     self.set(*granule, PageState::Plain);
                 }
