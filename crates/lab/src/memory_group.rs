@@ -72,16 +72,15 @@ impl MemoryGroup {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
 
-    /// Who finds nothing to reclaim waits until there is some, or the limit is another. (With cgroup
-    /// v2 the kernel kills, as it does with v1 without this.)
+    /// Has the kernel reclaim what it has above this, as far as that goes now. It may have more
+    /// afterwards: where a limit stays, the kernel kills who finds nothing to reclaim.
     ///
     /// # Errors
-    /// When the kernel refuses.
-    pub fn wait_at_limit(&self) -> Result<(), LabError> {
-        match self.version {
-            Version::V1 => Ok(fs::write(self.dir.join("memory.oom_control"), "1")?),
-            Version::V2 => Ok(()),
-        }
+    /// When the kernel refuses to lift the limit.
+    pub fn reclaim_to(&self, limit: Bytes) -> Result<(), LabError> {
+        let file = self.file("memory.limit_in_bytes", "memory.high");
+        let _ = fs::write(&file, limit.0.to_string());
+        Ok(fs::write(file, self.unlimited())?)
     }
 
     /// Lifts the limit.
@@ -89,8 +88,11 @@ impl MemoryGroup {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_unlimited(&self) -> Result<(), LabError> {
-        let word = if self.version == Version::V1 { "-1" } else { "max" };
-        Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), word)?)
+        Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), self.unlimited())?)
+    }
+
+    fn unlimited(&self) -> &'static str {
+        if self.version == Version::V1 { "-1" } else { "max" }
     }
 
     /// What it has, page cache and kernel memory among it.

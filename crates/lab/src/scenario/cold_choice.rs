@@ -2,13 +2,14 @@
 //! same, is held to the same memory in three ways; its misses are counted, and what it gets done.
 //!
 //! * **ours**: a group's worker pages out what tracking knows to be untouched for longest;
-//! * **kernel**: the kernel's own reclaim does, for QEMU's memory cgroup has a limit;
+//! * **kernel**: the kernel's own reclaim does, asked for the rest of QEMU's memory cgroup again
+//!   and again, as proactive reclaim does (Weiner 2022, TMO);
 //! * **balloon**: the guest itself does, for its balloon has the rest; it swaps to its own disk.
 //!
 //! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
 //! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
-//! has read ahead and keeps unmapped, by QEMU's memory cgroup. Limit and balloon are adjusted once
-//! a second. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
+//! has read ahead and keeps unmapped, by QEMU's memory cgroup. What the kernel is to leave, and the
+//! balloon, are adjusted all the time. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
 //! and not guessed. Guest RAM is in small pages: huge ones the kernel pages out as a whole.
 //!
 //! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
@@ -18,7 +19,7 @@
 //! one that stands still misses nothing.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::Bytes;
 use overbook::worker::VmReport;
@@ -140,7 +141,6 @@ struct Held {
 impl Held {
     fn start(context: &Context, command: &str, way: Way) -> Result<Self, LabError> {
         let group = MemoryGroup::new("choice")?;
-        group.wait_at_limit()?;
         let guest = MachineSpec {
             seed: context.seed,
             shim: way == Way::Ours,
@@ -175,18 +175,10 @@ impl Held {
             Some(wanted) => wanted,
             None => self.memory()?.0.percent(KEPT),
         };
-        for _ in 0..ADJUSTED {
-            self.hold(wanted)?;
-            lines.look_for(&self.lab, SECOND)?;
-        }
+        self.keep(wanted, ADJUSTED, &mut lines)?;
         lines.clear();
-        let mut kept_mib = 0.0;
         let before = self.counts()?;
-        for _ in 0..MEASURED {
-            self.hold(wanted)?;
-            lines.look_for(&self.lab, SECOND)?;
-            kept_mib += self.memory()?.0.as_mib() / f64::from(MEASURED);
-        }
+        let kept_mib = self.keep(wanted, MEASURED, &mut lines)?;
         let after = self.counts()?;
         let per_s = |after: f64, before: f64| (after - before) / f64::from(MEASURED);
         let course = Course {
@@ -217,6 +209,20 @@ impl Held {
         Ok((measured.guest.plus(self.group.unmapped()?), measured.own))
     }
 
+    /// Holds the guest to so much for so many seconds; what it had in the mean, in MiB.
+    fn keep(&mut self, wanted: Bytes, seconds: u32, lines: &mut Lines) -> Result<f64, LabError> {
+        // A balloon follows within a second.
+        let period = if self.way == Way::Kernel { SECOND / 10 } else { SECOND };
+        let (begun, mut looks, mut sum) = (Instant::now(), 0.0, 0.0);
+        while begun.elapsed() < SECOND * seconds {
+            self.hold(wanted)?;
+            lines.look_for(&self.lab, period)?;
+            sum += self.memory()?.0.as_mib();
+            looks += 1.0;
+        }
+        Ok(sum / looks)
+    }
+
     /// Has the guest have so much in the host's memory, or comes nearer to that.
     fn hold(&mut self, wanted: Bytes) -> Result<(), LabError> {
         let (guest, own) = self.memory()?;
@@ -227,9 +233,7 @@ impl Held {
                 worker.order(&self.lab, order)
             }
             (None, Way::Kernel) if wanted < RAM => {
-                // The kernel reclaims for a while, then gives up for this time.
-                let _ = self.group.set_limit(adjusted(self.group.usage()?));
-                Ok(())
+                self.group.reclaim_to(adjusted(self.group.usage()?))
             }
             (None, Way::Balloon) => {
                 let machine = self.machine();

@@ -130,6 +130,7 @@ impl Dedup {
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?, Look::Sweep);
+        // Those that had come before, and have their turn: they tell whether memory is used again.
         let mut again = Vec::new();
         for (page, wanted) in window.pages().zip(&mut window.wanted) {
             let is_new = vm.sweep.is_new(page);
@@ -140,8 +141,7 @@ impl Dedup {
         }
         let sampled = keep_known(vm, &mut window, known);
         let before = vm.queued();
-        let known = |page: &u32| window.wanted[(page - window.first) as usize];
-        again.retain(known);
+        again.retain(|page| window.wanted[(page - window.first) as usize]);
         let mut is_used_again = again.iter().any(|page| vm.book.is_unread(*page));
         self.leave_all(left);
         // What is out of reach waits for its turn in a pass.
