@@ -9,8 +9,9 @@
 //! Each is to keep [`KEPT`] percent of what the guest held when it had filled its memory. What
 //! counts is what of guest RAM is in the host's memory: by the kernel's page tables, and what it
 //! has read ahead and keeps unmapped, by QEMU's memory cgroup. What the kernel is to leave, and the
-//! balloon, are adjusted all the time. What QEMU itself needs, and what a guest's balloon leaves untouched, is so measured
-//! and not guessed. Guest RAM is in small pages: huge ones the kernel pages out as a whole.
+//! balloon, are adjusted all the time. What QEMU itself needs, and what a guest's balloon leaves
+//! untouched, is thus measured and not guessed. Guest RAM is in small pages: huge ones the kernel
+//! pages out as a whole.
 //!
 //! A **miss** is an access that waits for memory that is out. On the host it is a major fault of a
 //! thread of QEMU's, the shim's own threads left out, or a touch of a piece of memory that Overbook
