@@ -31,10 +31,10 @@ fn what_a_guest_does_not_touch_is_paged_out_when_the_host_is_short_and_no_byte_i
     fleet::wait_until_filled(&stage.lab, 120).unwrap();
     let why = stage.vm("guest")["unsupported"]["cold"].as_str().unwrap().to_owned();
     assert!(why.contains("\"off\""), "{why}");
-    let when_needed = "free_pages = \"off\"\ncold = \"when-needed\"";
+    let when_needed = ("cold = \"off\"", "cold = \"when-needed\"");
     let smaller = ("base = \"262144KiB\"", "base = \"98304KiB\"");
     let less = ("min = \"131072KiB\"", "min = \"65536KiB\"");
-    stage.configure(&[("free_pages = \"off\"", when_needed), smaller, less]);
+    stage.configure(&[when_needed, smaller, less]);
     stage.until("it is known where its memory is", |stage| !stage.vm("guest")["cold"].is_null());
     assert_eq!(out(&stage), Bytes::ZERO, "nobody needs it");
 

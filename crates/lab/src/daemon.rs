@@ -251,11 +251,9 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
         let _ = write!(
             text,
             "\n[group.{group:?}]\npolicy = \"{policy}\"\nvms = [{vms}]\ndedup = {dedup}\n\
-             free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\nlend = {lend}\n"
+             free_pages = \"{free_pages}\"\ntracking = \"{tracking}\"\nlend = {lend}\n\
+             cold = \"{cold}\"\n"
         );
-        if cold.is_on() {
-            let _ = writeln!(text, "cold = \"{cold}\"");
-        }
         if let Some(Overbooked { budget, tables }) = overbooked {
             let budget = size(*budget);
             let _ = writeln!(text, "budget = {budget}\nstatic = {tables:?}");

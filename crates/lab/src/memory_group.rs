@@ -79,6 +79,7 @@ impl MemoryGroup {
     /// When the kernel refuses to lift the limit.
     pub fn reclaim_to(&self, limit: Bytes) -> Result<(), LabError> {
         let file = self.file("memory.limit_in_bytes", "memory.high");
+        // Refused is what could not all be reclaimed in time.
         let _ = fs::write(&file, limit.0.to_string());
         Ok(fs::write(file, self.unlimited())?)
     }

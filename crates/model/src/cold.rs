@@ -55,7 +55,8 @@ pub struct Cold {
     pub target: Option<Bytes>,
     /// What was not touched for as long as [`UNTOUCHED_FOR`] says, wherever it is.
     pub untouched: [Bytes; 3],
-    /// What was paged out and touched again, per second, of late.
+    /// What was paged out and touched again, per second, of late: whole pieces of memory, though
+    /// the kernel reads no more of them than is touched.
     pub refaulted_per_s: Bytes,
     /// The same, in pieces of memory: each is a wait.
     pub refaults_per_s: f64,

@@ -233,14 +233,12 @@ impl Held {
                 let order = Wanted { resident: Some(wanted), own: Some(own), ..Wanted::default() };
                 worker.order(&self.lab, order)
             }
-            (None, Way::Kernel) if wanted < RAM => {
-                self.group.reclaim_to(adjusted(self.group.usage()?))
-            }
+            (None, Way::Kernel) => self.group.reclaim_to(adjusted(self.group.usage()?)),
             (None, Way::Balloon) => {
                 let machine = self.machine();
                 machine.set_balloon(adjusted(machine.balloon()?).min(RAM))
             }
-            (None, _) => Ok(()),
+            (None, Way::Ours) => Ok(()),
         }
     }
 

@@ -3,8 +3,8 @@
 //!
 //! A guest comes by all of its 256 MiB, in an order in which no two pages that follow each other
 //! are neighbours, then rests, again and again. While it rests, that memory goes: paged out by a
-//! group's worker to compressed memory; paged out there by the kernel's own reclaim, whose limit on
-//! QEMU's memory cgroup is lowered and lifted; to the guest's own swap, on a disk of 3,000
+//! group's worker to compressed memory; paged out there by the kernel's own reclaim, which is asked
+//! for so much of QEMU's memory cgroup; to the guest's own swap, on a disk of 3,000
 //! operations per second and on one as fast as QEMU is, by its balloon, which is deflated before
 //! the guest wakes. The guest's program times its sweeps itself.
 
@@ -139,17 +139,16 @@ fn measure(context: &Context, way: Way, rounds: usize) -> Result<Sweeps, LabErro
                 let resident = before.anonymous.minus(own).minus(Bytes::mib(MIB));
                 let wanted = Wanted { own: Some(own), ..Wanted::default() };
                 worker.order(&lab, Wanted { resident: Some(resident), ..wanted })?;
-                wait_for_out(&lab, pid, before)?;
+                lab.wait_for("the memory to be paged out", OUT_LIMIT, |_| is_out(pid, before))?;
                 worker.order(&lab, Wanted { resident: Some(RAM), ..wanted })?;
             }
             (Way::Kernel, _, Some(group)) => {
-                let limit = group.usage()?.minus(Bytes::mib(MIB));
+                let left = group.usage()?.minus(Bytes::mib(MIB));
                 // The kernel reclaims for a while, then gives up for this time.
                 lab.wait_for("the kernel to reclaim so much", OUT_LIMIT, |_| {
-                    Ok(group.set_limit(limit).is_ok())
+                    group.reclaim_to(left)?;
+                    is_out(pid, before)
                 })?;
-                wait_for_out(&lab, pid, before)?;
-                group.set_unlimited()?;
             }
             _ => {
                 let machine = &lab.machines()[0];
@@ -194,10 +193,8 @@ fn next_sweep(lab: &Lab, done: u64) -> Result<(u64, f64), LabError> {
     }
 }
 
-/// Waits until the host has paged out as much as it should.
-fn wait_for_out(lab: &Lab, pid: u32, before: Counters) -> Result<(), LabError> {
-    lab.wait_for("the memory to be paged out", OUT_LIMIT, |_| {
-        let now = Counters::of(pid).map_err(std::io::Error::other)?;
-        Ok(now.swapped.minus(before.swapped) >= NEARLY)
-    })
+/// Whether the host has paged out as much as it should.
+fn is_out(pid: u32, before: Counters) -> Result<bool, LabError> {
+    let now = Counters::of(pid).map_err(std::io::Error::other)?;
+    Ok(now.swapped.minus(before.swapped) >= NEARLY)
 }

@@ -309,14 +309,13 @@ impl Report {
         let name = self.trace.file_name().unwrap_or_default().to_string_lossy();
         let points = pairs(&curve.resampled(PLOT_POINTS));
         let working_set = self.working_set_objects;
+        let mark = "at most 5 % miss from".to_owned();
         CurveChart {
             title: format!("miss ratio of {name}"),
             x_axis: "objects in memory",
             x_text: |objects| format!("{objects:.0}"),
             curves: vec![Curve { name: self.method.to_owned(), points }],
-            marks: Vec::from_iter(
-                working_set.map(|size| (size, "at most 5 % miss from".to_owned())),
-            ),
+            marks: working_set.map(|size| (size, mark)).into_iter().collect(),
         }
     }
 }

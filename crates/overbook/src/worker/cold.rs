@@ -7,16 +7,18 @@
 //! out. Where too few are out of reach, more are revoked, and whoever is not touched until the next
 //! step follows: a clock with a second chance.
 //!
-//! **Coming back.** A touch brings its granule back by itself. Who touches many in one step has
-//! woken: what was touched last before it slept is read in bulk, as far as the target allows, and
-//! nothing is paged out until the policy has heard of it ([`AWAKE`]). Without a target everything
-//! comes back.
+//! **Coming back.** A touch brings its granule within reach by itself, and the kernel reads the
+//! page; the others follow as they are touched. Who touches many granules in one step has woken:
+//! what was touched last before it slept is read in bulk, as far as the target allows, and nothing
+//! is paged out until the policy has heard of it ([`AWAKE`]). Without a target everything comes
+//! back.
 //!
 //! **Invariants.** Nothing here waits. What is paged out is only what the shim has out of reach, so
 //! nothing that is shared, freed or pinned. What a request came to is taken from the page states.
 //!
 //! **Leaves out.** How much: the policy's. What the kernel swaps out beside that: it counts in what
-//! is out, and comes back at a touch that nobody sees.
+//! is out, and comes back at a touch that nobody sees. So do the pages of a granule after its first
+//! touch, which is what a refault counts.
 //!
 //! Source: Waldspurger 2002 §3.4 (idle memory); Lagar-Cavilla 2019 and Weiner 2022 (TMO) for
 //! refaults as the measure.

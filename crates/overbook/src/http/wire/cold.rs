@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 /// Where a VM's memory is. Totals count since the group's worker began with this VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ColdStatus {
-    /// In memory.
+    /// In memory, without what it shares with others.
     pub resident_bytes: u64,
     /// In the host's swap, QEMU's own memory among it.
     pub out_bytes: u64,
@@ -19,7 +19,7 @@ pub struct ColdStatus {
     pub untouched_1min_bytes: u64,
     /// Not touched for ten minutes.
     pub untouched_10min_bytes: u64,
-    /// Paged out and touched again, of late.
+    /// Paged out and touched again, of late, in whole pieces of memory.
     pub refaulted_bytes_per_second: u64,
     /// How often it waited for that.
     pub refaults_per_second: f64,

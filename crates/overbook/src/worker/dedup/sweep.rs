@@ -103,6 +103,20 @@ impl Sweep {
         (page ^ self.number).is_multiple_of(SWEEPS)
     }
 
+    /// Of the pages that are to be read, keeps those that are to be sampled. Answers which of them
+    /// had come before: these tell whether memory is used again.
+    fn keep_due(&self, window: &mut Window) -> Vec<u32> {
+        let mut again = Vec::new();
+        for (page, wanted) in window.pages().zip(&mut window.wanted) {
+            let is_new = self.is_new(page);
+            *wanted &= is_new || self.is_turn(page);
+            if *wanted && !is_new {
+                again.push(page);
+            }
+        }
+        again
+    }
+
     /// A page was sampled, and has content.
     fn has_come(&mut self, page: u32) {
         let at = (page / BITS) as usize;
@@ -130,15 +144,7 @@ impl Dedup {
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();
         let left = vm.look(&mut window, &states?, Look::Sweep);
-        // Those that had come before, and have their turn: they tell whether memory is used again.
-        let mut again = Vec::new();
-        for (page, wanted) in window.pages().zip(&mut window.wanted) {
-            let is_new = vm.sweep.is_new(page);
-            *wanted &= is_new || vm.sweep.is_turn(page);
-            if *wanted && !is_new {
-                again.push(page);
-            }
-        }
+        let mut again = vm.sweep.keep_due(&mut window);
         let sampled = keep_known(vm, &mut window, known);
         let before = vm.queued();
         again.retain(|page| window.wanted[(page - window.first) as usize]);
