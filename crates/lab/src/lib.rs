@@ -87,6 +87,7 @@ pub mod steps;
 pub mod stress;
 pub mod swap_file;
 pub mod takeover;
+pub mod threads;
 pub mod truth;
 pub mod worker_process;
 pub mod zram;

@@ -173,27 +173,3 @@ impl Drop for Merger {
         }
     }
 }
-
-/// CPU time of the shims' own threads in these processes, in seconds.
-#[must_use]
-pub fn shims_cpu_s(pids: &[u32]) -> f64 {
-    threads_cpu_s(pids, "overbook-")
-}
-
-/// CPU time of those threads of these processes whose names begin so, in seconds; "": of all.
-#[must_use]
-pub fn threads_cpu_s(pids: &[u32], prefix: &str) -> f64 {
-    let of_process = |pid: &u32| {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-        let ours = tasks.map(|task| task.path()).filter(|path| {
-            let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-            name.starts_with(prefix)
-        });
-        let ns = ours.filter_map(|path| {
-            let text = std::fs::read_to_string(path.join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<f64>().ok()
-        });
-        ns.sum::<f64>() / 1e9
-    };
-    pids.iter().map(of_process).sum()
-}

@@ -37,6 +37,7 @@ use crate::meb::modes::BUDGET;
 use crate::meb::progress::{self, Lines};
 use crate::memory_group::MemoryGroup;
 use crate::swap_file::Swapped;
+use crate::threads;
 use crate::worker_process::{Wanted, WorkerProcess};
 use crate::zram::Zram;
 
@@ -72,8 +73,6 @@ const MEASURED: u32 = 40;
 const SECOND: Duration = Duration::from_secs(1);
 /// QEMU's name of the guest's balloon.
 const BALLOON: &str = "/machine/peripheral/balloon0";
-/// What the shim's threads are called, to begin with.
-const SHIM_THREADS: &str = "overbook";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -250,7 +249,7 @@ impl Held {
             let read_mib = number("stat-swap-in") / Bytes::mib(1).0 as f64;
             return Ok(Counts { misses: number("stat-major-faults"), read_mib });
         }
-        let faults = major_faults(self.machine().process().pid)?;
+        let faults = threads::major_faults_of_guest(self.machine().process().pid)?;
         Ok(Counts { misses: faults.max(self.pieces()), read_mib: Swapped::read()?.in_mib })
     }
 
@@ -274,20 +273,6 @@ impl Held {
         let tracking = self.report().and_then(|vm| vm.tracking);
         tracking.map_or(f64::NAN, |tracking| tracking.value.cost.vcpu_share)
     }
-}
-
-/// How often QEMU's threads have waited for memory that the host had swapped out.
-fn major_faults(pid: u32) -> Result<f64, LabError> {
-    let mut faults = 0.0;
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        let stat = std::fs::read_to_string(task?.path().join("stat"))?;
-        // The name may hold anything; `state` is the third field, `majflt` the twelfth.
-        let (name, fields) = stat.rsplit_once(") ").unwrap_or_default();
-        let number = fields.split(' ').nth(9).and_then(|number| number.parse::<f64>().ok());
-        let is_shims = name.split_once('(').is_some_and(|(_, n)| n.starts_with(SHIM_THREADS));
-        faults += number.filter(|_| !is_shims).unwrap_or(0.0);
-    }
-    Ok(faults)
 }
 
 /// Operations per second by the guest's clock.
@@ -350,15 +335,4 @@ fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
         figures.add(&format!("tracking_cost_{name}"), cost);
     }
     figures
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_thread_that_waits_for_memory_is_seen_and_the_shims_are_not() {
-        assert!(major_faults(std::process::id()).unwrap() >= 0.0);
-        assert!(major_faults(u32::MAX).is_err());
-    }
 }

@@ -22,8 +22,9 @@ use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress::Lines;
-use crate::merger::{self, Merger};
+use crate::merger::Merger;
 use crate::pinning;
+use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-cost",
@@ -125,7 +126,7 @@ fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
     interrupt::sleep(SETTLE)?;
     let before = window(&lab, WITHOUT)?;
     let pids: Vec<u32> = lab.machines().iter().map(|machine| machine.process().pid).collect();
-    let shim_before = merger::shims_cpu_s(&pids[..1]);
+    let shim_before = threads::shims_cpu_s(&pids[..1]);
     let (with, merged_mib, after);
     match way {
         Way::Ours => {
@@ -142,7 +143,7 @@ fn round(context: &Context, number: u64, way: Way) -> Result<Round, LabError> {
             after = window(&lab, WITHOUT)?;
         }
     }
-    let taken = (merger::shims_cpu_s(&pids[..1]) - shim_before) / WITH as f64;
+    let taken = (threads::shims_cpu_s(&pids[..1]) - shim_before) / WITH as f64;
     lab.stop()?;
     let mut pairs = Pairs::default();
     pairs.add_without(before.rate);

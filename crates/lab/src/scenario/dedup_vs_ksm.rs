@@ -20,7 +20,8 @@ use crate::ksm::{self, Ksm};
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
 use crate::meb::page::Page;
-use crate::merger::{self, Merger};
+use crate::merger::Merger;
+use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "dedup-vs-ksm",
@@ -154,7 +155,7 @@ fn cpu_s(at: Option<&At>, pids: &[u32]) -> Result<f64, LabError> {
         Some(At::Ours(merger)) => merger.cpu_s(),
         _ => 0.0,
     };
-    Ok(engine + merger::shims_cpu_s(pids) + Ksm::cpu_s()?)
+    Ok(engine + threads::shims_cpu_s(pids) + Ksm::cpu_s()?)
 }
 
 /// Anonymous memory of these processes, what KSM has merged counted once. Cheap: who walks page

@@ -24,7 +24,7 @@ use crate::interrupt;
 use crate::lab::{Lab, LabError};
 use crate::machine::{MachineSpec, USUAL_ORDER};
 use crate::meb::pairs::Median;
-use crate::merger;
+use crate::threads;
 use crate::worker_process::WorkerProcess;
 
 pub(super) const TABLE_9: Scenario = Scenario {
@@ -183,12 +183,12 @@ fn round(
     lab.wait_for("the guest to free it", LIMIT, |lab| is_full(lab).map(|is_full| !is_full))?;
     let most = Duration::from_secs(rest_s.into()) - 2 * TAKE;
     until_reported(worker, &before, most)?;
-    let shim_before = merger::shims_cpu_s(&pids);
-    let worker_before = merger::threads_cpu_s(&[worker.identity().pid], "");
+    let shim_before = threads::shims_cpu_s(&pids);
+    let worker_before = threads::cpu_s(&[worker.identity().pid], "");
     worker.take(lab, Some(Bytes::ZERO))?;
     interrupt::sleep(TAKE)?;
-    let shim_s = merger::shims_cpu_s(&pids) - shim_before;
-    let worker_s = merger::threads_cpu_s(&[worker.identity().pid], "") - worker_before;
+    let shim_s = threads::shims_cpu_s(&pids) - shim_before;
+    let worker_s = threads::cpu_s(&[worker.identity().pid], "") - worker_before;
     let after = worker.freed();
     let grown = |of: fn(&FreePages) -> Bytes| of(&after).minus(of(&before)).0 as f64 / 4096.0;
     let taken_pages = grown(|free| free.taken);

@@ -29,9 +29,9 @@ use crate::machine::{MachineSpec, USUAL_ORDER};
 use crate::meb::pairs::Median;
 use crate::meb::watch::own_cpu;
 use crate::memory_group::MemoryGroup;
-use crate::merger;
 use crate::steps;
 use crate::swap_file::{SwapFile, swapped_mib};
+use crate::threads;
 use crate::worker_process::WorkerProcess;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -215,7 +215,7 @@ fn by_taking(context: &Context) -> Result<Costs, LabError> {
         interrupt::sleep(REPORT)?;
         let before = anonymous_mib(pid)?;
         let worker_pid = worker.identity().pid;
-        let cpu_s = || Ok(merger::shims_cpu_s(&[pid]) + merger::threads_cpu_s(&[worker_pid], ""));
+        let cpu_s = || Ok(threads::shims_cpu_s(&[pid]) + threads::cpu_s(&[worker_pid], ""));
         worker.take(&lab, Some(Bytes::ZERO))?;
         let regained = watch(|| Ok(before - anonymous_mib(pid)?), cpu_s)?;
         worker.take(&lab, None)?;

@@ -25,8 +25,9 @@ use crate::machine::MachineSpec;
 use crate::meb::page::Page;
 use crate::meb::pairs::{Median, Pairs};
 use crate::meb::progress;
-use crate::merger::{self, Merger};
+use crate::merger::Merger;
 use crate::pinning::{self, Pinned};
+use crate::threads;
 
 pub(super) const SCENARIO: Scenario = Scenario {
     name: "kim-fig1",
@@ -134,7 +135,7 @@ fn speed(lab: &Lab) -> Result<f64, LabError> {
 /// CPU time that looking has taken so far.
 fn cpu_s(at: &At, others: &[u32]) -> Result<f64, LabError> {
     match at {
-        At::Ours(merger) => Ok(merger.cpu_s() + merger::shims_cpu_s(others)),
+        At::Ours(merger) => Ok(merger.cpu_s() + threads::shims_cpu_s(others)),
         At::Kernel(_) => Ksm::cpu_s(),
     }
 }

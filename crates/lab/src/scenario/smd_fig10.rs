@@ -37,6 +37,7 @@ use crate::recording::median;
 use crate::slow_disk::SlowDisk;
 use crate::smd::{Guest, Programs};
 use crate::swap_file::SwapFile;
+use crate::threads;
 use crate::worker_process::{Wanted, WorkerProcess};
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -239,10 +240,10 @@ impl At {
 
     fn look(&self, lab: &Lab, window: Duration) -> Result<Stage, LabError> {
         let web = lab.machine(WEB.name)?.process().pid;
-        let before = major_faults(web);
+        let before = threads::major_faults(web)?;
         let mut lines = Lines::of(lab);
         lines.look_for(lab, window)?;
-        let faults = major_faults(web) - before;
+        let faults = threads::major_faults(web)? - before;
         // The first is from before.
         let seconds = lines.guest(0).get(1..).unwrap_or_default();
         let means = seconds.iter().filter_map(|line| line.number("mean_us"));
@@ -266,14 +267,6 @@ impl At {
             taken_mib: anonymous_mib(&lab.pids())? + pool,
         })
     }
-}
-
-/// How often a process has waited for a page from disk.
-fn major_faults(pid: u32) -> f64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name, which may hold anything: `state` is the third field, `majflt` the twelfth.
-    let fields = text.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    fields.split(' ').nth(9).and_then(|number| number.parse().ok()).unwrap_or(f64::NAN)
 }
 
 fn last(stages: &[Stage]) -> &Stage {

@@ -176,13 +176,14 @@ impl StandIn {
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// The names of its threads.
+    /// The names of its threads; one that has just ended has none.
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let name = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap().trim().to_owned()
+            let name = std::fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+            Some(name.trim().to_owned())
         };
-        tasks.map(name).collect()
+        tasks.filter_map(name).collect()
     }
 }
 
