@@ -186,6 +186,7 @@ pub const SCENARIOS: &[Scenario] = &[
     smd_fig1::SCENARIO,
     smd_fig2::SCENARIO,
     smd_fig10::SCENARIO,
+    smd_fig10::FIG_11,
     smd_fig12::SCENARIO,
     smd_saved::SCENARIO,
     smd_soak::SCENARIO,
