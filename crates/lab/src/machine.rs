@@ -135,6 +135,8 @@ pub struct MachineSpec {
     pub shim: bool,
     /// Whether that shim has the paper's hot set, which the one that ships has not.
     pub hot_set: bool,
+    /// Whether KSM may merge its memory.
+    pub ksm: bool,
     /// The cgroup that its QEMU runs in: a directory that exists; `None`: the lab's own.
     pub cgroup: Option<PathBuf>,
     /// Whether every page that it touches is recorded ([`Files::trace`]). Such a guest is emulated,
@@ -165,6 +167,7 @@ impl MachineSpec {
             kernel_options: String::new(),
             shim: false,
             hot_set: false,
+            ksm: true,
             cgroup: None,
             traced: false,
         }
@@ -306,6 +309,9 @@ pub fn command(
         let options = format!("{}{}", file(&files.data), direct.unwrap_or_default());
         add("-drive", format!("if=none,id=data,format=raw,file={options}"));
         add("-device", "virtio-blk-pci,drive=data,serial=data".to_owned());
+    }
+    if !spec.ksm {
+        add("-machine", "mem-merge=off".to_owned());
     }
     if let Some(root) = &spec.root_disk {
         add("-drive", format!("if=none,id=root,format=raw,readonly=on,file={}", file(root)));
