@@ -236,9 +236,9 @@ fn course(
     let specs: Vec<MachineSpec> =
         std::iter::once(&timed.guest).chain(&OTHERS).enumerate().map(spec).collect();
     let for_itself = MachineSpec { shim: false, ksm: false, cgroup: None, ..specs[0].clone() };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
     let mut clock = Lab::start(&context.dir.join("clock"), &context.provisions, &[for_itself])?;
     progress::wait_until_working(&clock, START_LIMIT)?;
-    let mut lab = Lab::start(&context.dir, &context.provisions, &specs[..1])?;
     let mut at = At::begin(way, programs, &lab, &group)?;
     if let At::Ours(worker) = &at {
         disk.take_in(worker.identity().pid)?;
