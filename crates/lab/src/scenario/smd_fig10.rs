@@ -144,19 +144,15 @@ enum At {
     Kernel(Ksm, Pinned),
 }
 
-/// How long a response or a compilation takes: the median over the seconds, and the mean over all.
-#[derive(Clone, Copy)]
-struct Times {
-    median_us: f64,
-    mean_us: f64,
-}
-
 /// What was seen with so many VMs.
 #[derive(Clone, Copy)]
 struct Stage {
     vms: usize,
-    timed: Times,
-    clock: Times,
+    /// How long a response or a compilation took: the median over the seconds of each one's mean,
+    /// in means of the clock's same second; the mean over all, and the clock's.
+    in_clocks: f64,
+    mean_us: f64,
+    clock_us: f64,
     /// Of a hundred requests or compilations, so many times the timed guest's QEMU waited for swap.
     faults: f64,
     /// What all VMs have in memory, the pool among it.
@@ -164,12 +160,8 @@ struct Stage {
 }
 
 impl Stage {
-    fn median(&self) -> f64 {
-        self.timed.median_us / self.clock.median_us
-    }
-
-    fn mean(&self) -> f64 {
-        self.timed.mean_us / self.clock.mean_us
+    fn mean_in_clocks(&self) -> f64 {
+        self.mean_us / self.clock_us
     }
 }
 
@@ -191,8 +183,10 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
         courses.push((name, course(&format!("{name}, {small}"), way, Some(small))?));
     }
     let mut figures = context.figures(timed.scenario, 1);
-    let mean = (timed.mean_slope, Stage::mean as fn(&Stage) -> f64, "mean over all");
-    let median = timed.median_slope.map(|name| (name, Stage::median as _, "median over seconds"));
+    let mean = (timed.mean_slope, Stage::mean_in_clocks as fn(&Stage) -> f64, "mean over all");
+    let median = timed
+        .median_slope
+        .map(|name| (name, (|stage: &Stage| stage.in_clocks) as _, "median over seconds"));
     for (kind, time, how) in median.into_iter().chain([mean]) {
         for (name, stages) in &courses {
             let (name, target) = match *name {
@@ -210,7 +204,7 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
         in_words(&large[0]),
         in_words(&large[1])
     );
-    let ratio = last(&large[1]).mean() / last(&large[0]).mean();
+    let ratio = last(&large[1]).mean_in_clocks() / last(&large[0]).mean_in_clocks();
     figures.add("static_vs_none_large", Figure::new(ratio, "ratio", note));
     let note = format!("what all may have; {ALL} VMs want {wanted:.0}, merged {merged:.0}");
     figures.add("small_mib", Figure::new(small.as_mib(), "MiB", note));
@@ -322,25 +316,35 @@ impl At {
         };
         Ok(Stage {
             vms: lab.machines().len(),
-            timed: Times::of(seen.guest(0)),
-            clock: Times::of(told.guest(0)),
+            in_clocks: in_clocks(seen.guest(0), told.guest(0)),
+            mean_us: mean_us(seen.guest(0)),
+            clock_us: mean_us(told.guest(0)),
             faults: 100.0 * faults / done(seen.guest(0)),
             taken_mib: anonymous_mib(&lab.pids())? + pool,
         })
     }
 }
 
-impl Times {
-    /// The first line is from before.
-    fn of(lines: &[progress::Line]) -> Self {
-        let seconds = lines.get(1..).unwrap_or_default();
-        let means = seconds.iter().filter_map(|line| line.number("mean_us"));
-        let taken = lines.windows(2).filter_map(|pair| {
-            let [before, line] = pair else { return None };
-            Some((line.ops - before.ops) * line.number("mean_us")?)
-        });
-        Self { median_us: median(means), mean_us: taken.sum::<f64>() / done(lines) }
-    }
+/// The median of the timed guest's means over a second, each in means of the clock's same second.
+fn in_clocks(timed: &[progress::Line], clock: &[progress::Line]) -> f64 {
+    // The first line is from before.
+    let seconds = timed.get(1..).unwrap_or_default().iter().filter_map(|line| {
+        let apart = |other: &&progress::Line| {
+            other.arrived.max(line.arrived) - other.arrived.min(line.arrived)
+        };
+        let same = clock.get(1..)?.iter().min_by_key(apart)?;
+        Some(line.number("mean_us")? / same.number("mean_us")?)
+    });
+    median(seconds)
+}
+
+/// Over all.
+fn mean_us(lines: &[progress::Line]) -> f64 {
+    let taken = lines.windows(2).filter_map(|pair| {
+        let [before, line] = pair else { return None };
+        Some((line.ops - before.ops) * line.number("mean_us")?)
+    });
+    taken.sum::<f64>() / done(lines)
 }
 
 fn done(lines: &[progress::Line]) -> f64 {
@@ -356,20 +360,19 @@ fn last(stages: &[Stage]) -> &Stage {
 
 fn in_words(stages: &[Stage]) -> String {
     let word = |stage: &Stage| {
-        let Stage { vms, timed, faults, .. } = stage;
-        let [median, mean] = [timed.median_us, timed.mean_us].map(|us| us / 1000.0);
-        let (by_median, by_mean) = (stage.median(), stage.mean());
+        let Stage { vms, in_clocks, mean_us, faults, .. } = stage;
+        let (ms, mean) = (mean_us / 1000.0, stage.mean_in_clocks());
         format!(
-            "{vms}: {median:.2} ms, {by_median:.2} of the clock's, mean {mean:.2}, {by_mean:.2}, \
-             {faults:.1} faults"
+            "{vms}: {in_clocks:.3} of the clock's, mean {ms:.2} ms, {mean:.3}, {faults:.1} faults"
         )
     };
     stages.iter().map(word).collect::<Vec<_>>().join("; ")
 }
 
 fn page(timed: &Timed, courses: &[(&str, Vec<Stage>)]) -> Page {
-    let points =
-        |stages: &[Stage]| stages.iter().map(|stage| (stage.vms as f64, stage.mean())).collect();
+    let points = |stages: &[Stage]| {
+        stages.iter().map(|stage| (stage.vms as f64, stage.mean_in_clocks())).collect()
+    };
     let line = |(name, stages): &(&str, Vec<Stage>)| Line {
         name: (*name).to_owned(),
         points: points(stages),
