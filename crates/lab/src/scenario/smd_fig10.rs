@@ -200,10 +200,12 @@ fn compare(context: &Context, timed: &Timed) -> Result<Figures, LabError> {
                 "static" => (kind.to_owned(), Some(Target::AtMost(0.03))),
                 other => (format!("{kind}_{other}"), None),
             };
-            let slopes = courses.iter().map(|stages| time(&last(stages)) / time(&stages[0]) - 1.0);
-            let each: Vec<String> = courses.iter().map(|stages| in_words(stages)).collect();
-            let each = each.join(" / ");
-            let note = format!("longer with {ALL} VMs than with one, {how}: {each}");
+            let slope = |stages: &[Stage]| time(&last(stages)) / time(&stages[0]) - 1.0;
+            let each = courses.iter();
+            let each = each.map(|stages| format!("{:+.3}: {}", slope(stages), in_words(stages)));
+            let each = each.collect::<Vec<_>>().join(" / ");
+            let note = format!("longer with {ALL} VMs than with one, {how}; {each}");
+            let slopes = courses.iter().map(|stages| slope(stages));
             let figure = Figure { target, ..Figure::new(median(slopes), "ratio", note) };
             figures.add(&name, figure.paper("SMD: almost the same; KSM: grows"));
         }
