@@ -4,9 +4,9 @@
 //! A guest comes by all of its 256 MiB, in an order in which no two pages that follow each other
 //! are neighbours, then rests, again and again. While it rests, that memory goes: paged out by a
 //! group's worker to compressed memory; paged out there by the kernel's own reclaim, which is asked
-//! for so much of QEMU's memory cgroup; to the guest's own swap, on a disk of 3,000
-//! operations per second and on one as fast as QEMU is, by its balloon, which is deflated before
-//! the guest wakes. The guest's program times its sweeps itself.
+//! for so much of QEMU's memory cgroup; to the guest's own swap, on a disk of 3,000 operations per
+//! second and on one as fast as QEMU is, by its balloon, which is deflated before the guest wakes.
+//! The guest's program times its sweeps itself.
 
 use std::time::{Duration, Instant};
 

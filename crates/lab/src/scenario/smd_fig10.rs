@@ -63,13 +63,15 @@ pub(super) const FIG_11: Scenario = Scenario {
 struct Timed {
     scenario: &'static str,
     guest: Guest,
-    /// What the clock does. At quite the same rate one of the two would always come second.
+    /// What the clock does: the same at another rate, lest one of the two always comes second.
     clock: &'static str,
     /// The figure of how much longer it takes in the mean with all VMs than alone.
     mean_slope: &'static str,
     /// The same by the median over seconds, where a second has many.
     median_slope: Option<&'static str>,
-    what: &'static str,
+    /// What the plot shows.
+    title: &'static str,
+    /// With how many VMs it is timed.
     counts: &'static [usize],
     /// How long it is timed with one VM and with all.
     window: Duration,
@@ -81,7 +83,7 @@ const WEB: Timed = Timed {
     clock: "nginx --mb 32 --rate 47 --check-s 0",
     mean_slope: "mean_slope",
     median_slope: Some("response_slope"),
-    what: "Mean response time of the web server where memory is short",
+    title: "Mean response time of the web server where memory is short",
     counts: &[1, 2, 4, ALL],
     window: Duration::from_secs(25),
 };
@@ -91,7 +93,7 @@ const BUILD: Timed = Timed {
     clock: "gcc --check-s 0",
     mean_slope: "run_time_slope",
     median_slope: None,
-    what: "Mean time to compile a file where memory is short",
+    title: "Mean time to compile a file where memory is short",
     counts: &[1, ALL],
     window: Duration::from_secs(30),
 };
@@ -153,9 +155,10 @@ enum At {
 #[derive(Clone, Copy)]
 struct Stage {
     vms: usize,
-    /// How long a response or a compilation took: the median over the seconds of each one's mean,
-    /// in means of the clock's same second; the mean over all, and the clock's.
+    /// How long a response or a compilation took: each second's mean, in means of the clock's same
+    /// second; the median of these.
     in_clocks: f64,
+    /// The mean over all, and the clock's.
     mean_us: f64,
     clock_us: f64,
     /// Of a hundred requests or compilations, so many times the timed guest's QEMU waited for swap.
@@ -292,11 +295,9 @@ impl At {
             Way::Static | Way::Dynamic => {
                 let worker = pinning::on_cpu(cpu, || WorkerProcess::start("code"))?;
                 group.take_in(worker.identity().pid)?;
-                let is_static = way == Way::Static;
-                Self::Ours(if is_static {
-                    worker.knowing(&programs.write_table(lab)?)
-                } else {
-                    worker
+                Self::Ours(match way {
+                    Way::Static => worker.knowing(&programs.write_table(lab)?),
+                    _ => worker,
                 })
             }
         })
@@ -313,11 +314,11 @@ impl At {
         // The timed guest is the first.
         let pid = lab.pids()[0];
         let before = threads::major_faults(pid)?;
-        let [mut seen, mut told] = [lab, clock].map(Lines::of);
+        let [mut timed, mut beside] = [lab, clock].map(Lines::of);
         let end = Instant::now() + window;
         while Instant::now() < end {
-            seen.look(lab)?;
-            told.look(clock)?;
+            timed.look(lab)?;
+            beside.look(clock)?;
             interrupt::sleep(POLL)?;
         }
         let faults = threads::major_faults(pid)? - before;
@@ -327,10 +328,10 @@ impl At {
         };
         Ok(Stage {
             vms: lab.machines().len(),
-            in_clocks: in_clocks(seen.guest(0), told.guest(0)),
-            mean_us: mean_us(seen.guest(0)),
-            clock_us: mean_us(told.guest(0)),
-            faults: 100.0 * faults / done(seen.guest(0)),
+            in_clocks: in_clocks(timed.guest(0), beside.guest(0)),
+            mean_us: mean_us(timed.guest(0)),
+            clock_us: mean_us(beside.guest(0)),
+            faults: 100.0 * faults / done(timed.guest(0)),
             taken_mib: anonymous_mib(&lab.pids())? + pool,
         })
     }
@@ -349,7 +350,7 @@ fn in_clocks(timed: &[progress::Line], clock: &[progress::Line]) -> f64 {
     median(seconds)
 }
 
-/// Over all.
+/// How long one of all these took, in the mean.
 fn mean_us(lines: &[progress::Line]) -> f64 {
     let taken = lines.windows(2).filter_map(|pair| {
         let [before, line] = pair else { return None };
@@ -358,6 +359,7 @@ fn mean_us(lines: &[progress::Line]) -> f64 {
     taken.sum::<f64>() / done(lines)
 }
 
+/// How many these are.
 fn done(lines: &[progress::Line]) -> f64 {
     match lines {
         [first, .., last] => last.ops - first.ops,
@@ -392,6 +394,6 @@ fn page(timed: &Timed, courses: &BTreeMap<&str, Vec<Vec<Stage>>>) -> Page {
     let chart =
         Chart { unit: "of the clock's", across: "VMs", is_log: false, lines, marks: Vec::new() };
     let mut page = Page::default();
-    page.add(timed.what, chart);
+    page.add(timed.title, chart);
     page
 }
