@@ -13,7 +13,7 @@ use crate::interrupt::{self, EXIT_INTERRUPTED};
 use crate::keeper::{self, Ended};
 use crate::lab::{LabError, Provisions};
 use crate::scenario::{self, Context, SCENARIOS, Scenario};
-use crate::{fleet, nbd_servers, state, status, stress};
+use crate::{attack, fleet, nbd_servers, state, status, stress};
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
 #[derive(Debug, Parser)]
@@ -70,6 +70,13 @@ enum Command {
     /// Serve memory by NBD, for `page-server-vs`
     #[command(name = nbd_servers::SUBCOMMAND, hide = true)]
     ServeMemory(nbd_servers::ServeMemory),
+    /// Attack the walls between tenants until ended
+    #[command(name = attack::SUBCOMMAND, hide = true)]
+    Attack {
+        name: String,
+        #[arg(allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
     /// Be a shim's worst worker, for `shim-stress`
     #[command(hide = true)]
     Torment {
@@ -146,6 +153,7 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
         }
         Command::Hold => keeper::hold(&dir)?,
         Command::ServeMemory(server) => server.run()?,
+        Command::Attack { name, args } => attack::run(name, args)?,
         Command::Torment { pid, seed, millis } => {
             stress::torment::live(*pid, *seed, std::time::Duration::from_millis(*millis))?;
         }

@@ -23,6 +23,7 @@
 //! daemon                        Overbook itself, as a process that can be killed
 //! etcd                          the store of a pool of hosts, members of which can be killed
 //! nbd_load  nbd_servers         page servers, ours and others, under the same load
+//! attack                        neighbours that try to break the walls between tenants
 //! fleet  scenario  recording    which guests, which experiments, what happened second by second
 //! figures  report  chart        numbers beside their targets, tables and plots
 //! ```
@@ -34,6 +35,7 @@
 
 pub mod accel;
 pub mod alike;
+pub mod attack;
 pub mod autoballoon;
 pub mod cache;
 pub mod census;

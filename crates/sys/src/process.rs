@@ -106,6 +106,12 @@ impl Spawn {
         Ok(self)
     }
 
+    /// The child runs as this user and group, with no rights of ours.
+    pub fn user(mut self, uid: u32) -> Self {
+        self.command.uid(uid).gid(uid);
+        self
+    }
+
     /// The kernel kills the child (SIGKILL) when this process ends, however it ends.
     pub fn die_with_parent(mut self) -> Self {
         self.die_with_parent = true;

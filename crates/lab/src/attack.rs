@@ -1,0 +1,105 @@
+//! Attackers: processes that try to break the walls between tenants, as the user that they would
+//! be.
+//!
+//! **Problem.** A test within one process and one uid proves little about a neighbour of another
+//! uid.
+//!
+//! **Idea.** Each attack is one module with one function that attacks until its process is ended,
+//! and prints one line for each thing that it saw. [`Attacker::start`] runs it as a process of its
+//! own; the tests of attacks use it one by one, the scenario `walls` all at once.
+//!
+//! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
+
+use std::io::{self, BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use sys::process::{Child, Signal, Spawn};
+
+use crate::command::own_program;
+use crate::lab::LabError;
+
+/// The hidden subcommand of `overbook-lab`.
+pub const SUBCOMMAND: &str = "attack";
+/// A user with no rights on anything: Debian's `nobody`.
+pub const NOBODY: u32 = 65534;
+
+/// An attack, by its name on the command line.
+type Attack = (&'static str, fn(&[String]) -> Result<(), LabError>);
+
+/// All of them, sorted by name.
+const ATTACKS: &[Attack] = &[];
+
+/// Runs the attack `name` until this process is ended.
+///
+/// # Errors
+/// No attack has that name, or it cannot begin.
+pub fn run(name: &str, args: &[String]) -> Result<(), LabError> {
+    let found = ATTACKS.iter().find(|(known, _)| *known == name);
+    let (_, attack) = found.ok_or_else(|| {
+        let known: Vec<&str> = ATTACKS.iter().map(|(name, _)| *name).collect();
+        io::Error::other(format!("no attack is named {name}; there is: {}", known.join(", ")))
+    })?;
+    attack(args)
+}
+
+/// An attack under way; dropping it ends the attack.
+#[derive(Debug)]
+pub struct Attacker {
+    child: Child,
+    lines: Receiver<String>,
+    _program: tempfile::TempDir,
+}
+
+impl Attacker {
+    /// Starts the attack `name` with `args` as the user `uid`, who is root where there is none.
+    ///
+    /// # Errors
+    /// The program cannot be copied to a place where that user may run it, or cannot be started.
+    pub fn start(name: &str, args: &[&str], uid: Option<u32>) -> io::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
+        let program = dir.path().join("overbook-lab");
+        std::fs::copy(own_program("overbook-lab")?, &program)?;
+        let (output, input) = io::pipe()?;
+        let mut spawn = Spawn::new(&program).args([SUBCOMMAND, name]).args(args);
+        if let Some(uid) = uid {
+            spawn = spawn.user(uid);
+        }
+        let child = spawn.stdout(OwnedFd::from(input)).die_with_parent().spawn()?;
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, lines, _program: dir })
+    }
+
+    /// The attacker's process.
+    pub fn pid(&self) -> u32 {
+        self.child.identity().pid
+    }
+
+    /// The next line of what it saw; `None`: there was none within `limit`, or it has ended.
+    pub fn saw(&self, limit: Duration) -> Option<String> {
+        self.lines.recv_timeout(limit).ok()
+    }
+
+    /// All lines that it has printed and that were not asked for yet.
+    pub fn all_seen(&self) -> Vec<String> {
+        self.lines.try_iter().collect()
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        // A process that has ended by itself is as good.
+        let _ = self.child.signal(Signal::KILL);
+        let _ = self.child.wait_for(Duration::from_secs(10));
+    }
+}
