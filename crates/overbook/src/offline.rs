@@ -69,6 +69,7 @@ pub use capture::capture;
 use cut::Cutter;
 use limit::Left;
 use sources::Kind;
+pub use unpack::MOST_XZ_KIB;
 
 /// Directories inside each other that are entered.
 const MOST_DEPTH: usize = 128;

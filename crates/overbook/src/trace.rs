@@ -1,15 +1,18 @@
 //! Files of references, read as batches of object ids.
 //!
-//! Three formats, each plain or compressed by zstd: text with columns ([`Format::Csv`]), 64-bit ids
-//! one after the other ([`Format::Binary`]), and libCacheSim's [`Format::OracleGeneral`]. The name
-//! says which, or the user. Files of any length are read in constant memory.
+//! Three formats, each plain or compressed by gzip, xz or zstd: text with columns
+//! ([`Format::Csv`]), 64-bit ids one after the other ([`Format::Binary`]), and libCacheSim's
+//! [`Format::OracleGeneral`]. The name says which, or the user; text is known without. How it is
+//! compressed, the first bytes say. Files of any length are read in constant memory.
 //!
 //! A trace that is cut off, empty, or of another format than was said is an error with its place,
 //! never a shorter trace: a curve from half a trace looks like any other curve. Text alone can be
 //! cut where nothing shows; a last line without its end is then reported by [`Trace::warning`].
 
+mod columns;
 mod error;
 mod fixed;
+mod packing;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -36,16 +39,13 @@ pub enum Format {
 impl Format {
     /// What a file's name tells; nothing when it tells nothing.
     fn of_name(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
-        let name = [".zst", ".zstd"]
-            .iter()
-            .fold(&name[..], |name, end| name.strip_suffix(end).unwrap_or(name));
+        let name = packing::bare_name(path)?;
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-        match name {
-            _ if name.contains("oraclegeneral") => Some(Self::OracleGeneral),
-            _ if ends(&[".csv", ".txt", ".tsv"]) => Some(Self::Csv),
-            _ if ends(&[".bin", ".u64"]) => Some(Self::Binary),
-            _ => None,
+        match () {
+            () if name.contains("oraclegeneral") => Some(Self::OracleGeneral),
+            () if ends(&[".csv", ".txt", ".tsv"]) => Some(Self::Csv),
+            () if ends(&[".bin", ".u64"]) => Some(Self::Binary),
+            () => None,
         }
     }
 
@@ -73,8 +73,9 @@ enum Decoder {
 }
 
 impl Trace {
-    /// Opens a file. Without a format its name decides; without a column, a header does, else it is
-    /// the first. A column is given by name or by number, from 1.
+    /// Opens a file; `-` is standard input. Without a format its name decides, and text is csv. A
+    /// column is given by name or by number, from 1, several of them with commas; without one, a
+    /// header decides, and where there is a doubt it is an error.
     ///
     /// # Errors
     /// When it cannot be opened, or nothing says what it holds.
@@ -83,14 +84,21 @@ impl Trace {
         format: Option<Format>,
         column: Option<&str>,
     ) -> Result<Self, TraceError> {
+        let mut source = Source::open(path)?;
+        source.advance(0)?;
+        let is_text = || {
+            let buffer = source.buffer();
+            (text::is_text(buffer) || text::is_utf16(buffer)).then_some(Format::Csv)
+        };
         let unknown = || TraceError::UnknownFormat { path: path.into() };
-        let format = format.or_else(|| Format::of_name(path)).ok_or_else(unknown)?;
+        let said = format.or_else(|| Format::of_name(path));
+        let format = said.or_else(is_text).ok_or_else(unknown)?;
         let decoder = match format {
             Format::Csv => Decoder::Text(text::Text::new(column)),
             Format::Binary => Decoder::Fixed(fixed::Fixed::ids()),
             Format::OracleGeneral => Decoder::Fixed(fixed::Fixed::oracle_general()),
         };
-        Ok(Self { source: Source::open(path)?, format, decoder })
+        Ok(Self { source, format, decoder })
     }
 
     /// The next ids, in place of what `ids` held; none at the end.
@@ -109,6 +117,16 @@ impl Trace {
     #[must_use]
     pub const fn format(&self) -> Format {
         self.format
+    }
+
+    /// The column that was read, as `--column` takes it, and for people; known once ids were read,
+    /// and of a text alone.
+    #[must_use]
+    pub fn column(&self) -> Option<(&str, String)> {
+        match &self.decoder {
+            Decoder::Text(text) => text.shape().map(|shape| (shape.name(), shape.described())),
+            Decoder::Fixed(_) => None,
+        }
     }
 
     /// The file's length in bytes as it lies there; 0 for a pipe.

@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -24,6 +25,15 @@ fn mrc(directory: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
     command.arg("mrc").args(arguments).current_dir(directory);
     command.stdin(Stdio::null()).output().unwrap()
+}
+
+/// With that on standard input.
+fn mrc_of(input: &[u8], arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+    command.arg("mrc").arg("-").args(arguments).stdin(Stdio::piped());
+    let mut mrc = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    mrc.stdin.take().unwrap().write_all(input).unwrap();
+    mrc.wait_with_output().unwrap()
 }
 
 fn says(directory: &Path, arguments: &[&str]) -> String {
@@ -102,4 +112,66 @@ fn a_sample_that_cannot_be_taken_is_refused() {
     assert_eq!(error, "overbook: sampling rate 1.5: it must be above 0 and at most 1\n");
     let output = mrc(directory.path(), &["a.bin", "--shards", "0.1", "--shards-size", "99"]);
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn the_column_is_told() {
+    let trace = b"version,time,op,size,lbn\n1,10,2a,512,700\n1,11,28,512,700\n";
+    let directory = with_trace("a.csv", trace);
+    let text = says(directory.path(), &["a.csv"]);
+    assert!(text.contains("ids in column           lbn (5 of 5)\n"), "{text}");
+    assert!(text.contains("objects                 1\n"), "{text}");
+    let json: Value = serde_json::from_str(&says(directory.path(), &["a.csv", "--json"])).unwrap();
+    assert_eq!(json["column"], "lbn");
+    let other = says(directory.path(), &["a.csv", "--json", "--column", "time"]);
+    let json: Value = serde_json::from_str(&other).unwrap();
+    assert_eq!((&json["column"], &json["objects"]), (&"time".into(), &2.0.into()));
+    let directory = with_trace("a.bin", &binary(&[1]));
+    let text = says(directory.path(), &["a.bin"]);
+    assert!(!text.contains("column"), "{text}");
+}
+
+#[test]
+fn standard_input_is_a_trace() {
+    let lines: String = loop_of_ten().iter().map(|id| format!("{id}\n")).collect();
+    let zstd = zstd::encode_all(lines.as_bytes(), 1).unwrap();
+    let binary = binary(&loop_of_ten());
+    for (input, arguments) in [
+        (lines.as_bytes(), &["--json"][..]),
+        (&zstd, &["--json"]),
+        (&binary, &["--json", "--format", "binary"]),
+    ] {
+        let output = mrc_of(input, arguments);
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&json["references"], &json["objects"]), (&10_000.into(), &10.0.into()));
+    }
+    let error = String::from_utf8(mrc_of(&binary, &[]).stderr).unwrap();
+    assert!(error.starts_with("overbook: -: it is no text, and its name does not tell"), "{error}");
+}
+
+#[test]
+fn input_of_which_nothing_can_be_concluded_is_an_error() {
+    let few: Vec<u8> = (1..=100).flat_map(|id| format!("{id}\n").into_bytes()).collect();
+    for (input, arguments, what) in [
+        (&b""[..], &[][..], "it holds no reference"),
+        (b"id,size\n", &[], "it holds no reference"),
+        (b"1,2\n", &[], "it has 2 columns and no header; say with --column"),
+        (
+            &few,
+            &["--shards", "0.000000001"],
+            "the sample has no object of the trace's 100 references",
+        ),
+    ] {
+        for json in [&[][..], &["--json"]] {
+            let output = mrc_of(input, &[arguments, json].concat());
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{error}");
+            assert!(error.contains(what), "{error}");
+        }
+    }
+    // A little is said to be little.
+    let output = mrc_of(&few, &["--shards", "0.5", "--json"]);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let warning = json["warning"].as_str().unwrap();
+    assert!(warning.contains("objects, which is little to go by"), "{warning}");
 }

@@ -35,12 +35,14 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// The trace: csv, binary or oracleGeneral, also compressed by zstd
+    /// The trace: csv, binary or oracleGeneral, also compressed by gzip, xz or zstd; - is standard
+    /// input
     trace: PathBuf,
     /// What it is, when its name does not tell
     #[arg(long, value_enum)]
     format: Option<Format>,
-    /// Where a csv trace has its ids: a column's name or its number, from 1
+    /// Where a csv trace has its ids: a column's name or its number, from 1; several with commas
+    /// are one id together
     #[arg(long, value_name = "COLUMN")]
     column: Option<String>,
     /// Sample this share of the objects (SHARDS), for example 0.01
@@ -70,6 +72,9 @@ const JSON_POINTS: usize = 200;
 
 const COLUMNS: [Column; 2] = [("MISS RATIO", true), ("OBJECTS IN MEMORY", true)];
 
+/// A sample of fewer objects is said to be small. A ratio out of `n` objects is off by some 1/√n.
+const FEW_OBJECTS: f64 = 256.0;
+
 /// A stack of as many objects as can be numbered takes more.
 const MOST_BYTES: u64 = 32 << 30;
 
@@ -84,6 +89,12 @@ enum Method {
 struct Report {
     trace: PathBuf,
     format: &'static str,
+    /// The column of a csv that was read, as `--column` takes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    column: Option<String>,
+    /// Which of how many columns.
+    #[serde(skip)]
+    column_words: Option<String>,
     method: &'static str,
     /// The share of the objects that was looked at, at the end.
     sampling_rate: f64,
@@ -110,10 +121,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     let mut trace = Trace::open(&arguments.trace, arguments.format, arguments.column.as_deref())?;
     let available = MemInfo::read().map_or(MOST_BYTES, |info| info.available.0 / 2);
     let references = read(&mut trace, &mut method, Bytes(available.min(MOST_BYTES)))?;
+    method.check(references)?;
     let curve = method.curve();
+    let (column, column_words) =
+        trace.column().map(|(column, words)| (column.to_owned(), words)).unzip();
     let report = Report {
         trace: arguments.trace.clone(),
         format: trace.format().name(),
+        column,
+        column_words,
         method: method.name(),
         sampling_rate: method.rate(),
         references,
@@ -124,7 +140,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
         seconds: start.elapsed().as_secs_f64(),
         cpu_seconds: cpu_seconds(),
         curve: pairs(&curve.resampled(JSON_POINTS)),
-        warning: trace.warning(),
+        warning: trace.warning().or_else(|| method.warning()),
     };
     if let Some(path) = &arguments.csv {
         write(path, &csv(&curve))?;
@@ -225,6 +241,23 @@ impl Method {
         }
     }
 
+    /// A sample without an object has no curve.
+    fn check(&self, references: u64) -> Result<(), CliError> {
+        if self.objects() > 0.0 {
+            return Ok(());
+        }
+        Err(CliError::Said(format!(
+            "the sample has no object of the trace's {references} references: nothing is known of \
+             them; valid: a higher rate, or --shards-size"
+        )))
+    }
+
+    fn warning(&self) -> Option<String> {
+        let objects = self.objects() * self.rate();
+        let is_small = self.rate() < 1.0 && objects < FEW_OBJECTS;
+        is_small.then(|| format!("the sample has {objects:.0} objects, which is little to go by"))
+    }
+
     fn curve(&self) -> MissRatioCurve {
         match self {
             Self::Exact(exact) => exact.1.curve(),
@@ -267,6 +300,7 @@ impl Report {
         let about = if self.method == "exact" { "" } else { "about " };
         let lines = [
             ("trace", format!("{} ({})", self.trace.display(), self.format)),
+            ("ids in column", self.column_words.clone().unwrap_or_default()),
             ("references", self.references.to_string()),
             ("objects", format!("{about}{:.0}", self.objects)),
             ("method", self.method_words()),
@@ -282,8 +316,9 @@ impl Report {
                 ),
             ),
         ];
+        let lines = lines.iter().filter(|(_, value)| !value.is_empty());
         let mut text: String =
-            lines.iter().map(|(label, value)| format!("{label:<24}{value}\n")).collect();
+            lines.map(|(label, value)| format!("{label:<24}{value}\n")).collect();
         if let Some(warning) = &self.warning {
             text += &format!("{:<24}{warning}\n", "warning");
         }

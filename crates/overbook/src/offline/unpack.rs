@@ -10,7 +10,7 @@ use super::{MOST_BYTES, cut::fill, limit::unpacks_too_much};
 
 /// Memory for what xz looks back at; `dpkg-deb` and Linux use 64 MiB and 128 MiB at most. Zstd
 /// takes 128 MiB at most by itself.
-const MOST_XZ_KIB: u32 = 256 << 10;
+pub const MOST_XZ_KIB: u32 = 256 << 10;
 
 /// How something is compressed.
 #[derive(Clone, Copy, Debug)]

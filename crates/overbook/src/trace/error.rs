@@ -23,23 +23,48 @@ pub enum TraceError {
         /// What the kernel says.
         error: io::Error,
     },
-    /// It is no zstd, or it is cut off.
+    /// What is compressed is damaged, or cut off.
     #[error(
-        "{path}: its zstd data cannot be read beyond byte {at} of the file ({error}): it is cut \
-         off, damaged or no zstd; a name without `.zst` is read as it stands"
+        "{path}: its {packing} data cannot be read beyond byte {at} of the file ({error}): it is \
+         cut off or damaged"
     )]
     Compressed {
         /// The file.
         path: PathBuf,
+        /// How it is compressed.
+        packing: &'static str,
         /// How much of the file was read before.
         at: u64,
         /// What the library says.
         error: io::Error,
     },
+    /// It is something else, which is known.
+    #[error("{path}: it is {what}, which is not read; {way}")]
+    NotRead {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        what: String,
+        /// How it can be read all the same.
+        way: &'static str,
+    },
+    /// Its name speaks of a compression that it does not have.
+    #[error(
+        "{path}: its name ends in {ending}, but its first bytes are of no compression that is read \
+         (gzip, xz, zstd): it is cut off, damaged or not compressed; without that ending it is \
+         read as it stands"
+    )]
+    Misnamed {
+        /// The file.
+        path: PathBuf,
+        /// The end of its name.
+        ending: &'static str,
+    },
     /// Nothing says what it holds.
     #[error(
-        "{path}: its name does not tell its format (*.csv, *.txt, *.tsv, *.bin, *.u64, \
-         *oracleGeneral*, each also with .zst); say it with --format csv, binary or oracle-general"
+        "{path}: it is no text, and its name does not tell its format (*.csv, *.txt, *.tsv, *.bin, \
+         *.u64, *oracleGeneral*, each also with .gz, .xz or .zst); say it with --format csv, binary \
+         or oracle-general"
     )]
     UnknownFormat {
         /// The file.

@@ -9,10 +9,7 @@
 //! none. Other negative numbers occur in no such trace, which tells files of other formats from it.
 //! Bare ids may be anything, but not a text: the beginning is looked at for that.
 
-use super::{TraceError, source::Source};
-
-/// How much of a file is looked at to see whether it is text.
-const LOOK: usize = 4096;
+use super::{TraceError, source::Source, text::is_text};
 
 /// A reader of fixed records.
 pub(super) struct Fixed {
@@ -43,7 +40,7 @@ impl Fixed {
     ) -> Result<(), TraceError> {
         let path = source.path();
         let buffer = source.advance(self.used)?;
-        if self.records == 0 && is_text(buffer) {
+        if self.records == 0 && is_text(buffer) && buffer.contains(&b'\n') {
             let found = "it is text".to_owned();
             let valid = "--format csv reads text";
             return Err(TraceError::Record { path, record: 1, at: 0, found, valid });
@@ -80,11 +77,4 @@ fn id(bytes: &[u8]) -> u64 {
 fn bad_next(record: &[u8]) -> Option<String> {
     let next = id(&record[16..]).cast_signed();
     (next < -1).then(|| format!("its next access is {next}"))
-}
-
-/// Text and nothing else, with a line's end in it.
-fn is_text(buffer: &[u8]) -> bool {
-    let look = &buffer[..buffer.len().min(LOOK)];
-    let is_text = |byte: &u8| matches!(byte, b' '..=b'~' | b'\t' | b'\r' | b'\n');
-    look.contains(&b'\n') && look.iter().all(is_text)
 }

@@ -1,11 +1,11 @@
-//! A file's bytes, decompressed where its name says so, in a buffer of constant size.
+//! A file's bytes, decompressed where its first bytes say so, in a buffer of constant size.
 //!
-//! zstd data that wants a window above 128 MiB is refused by the library, so that a small file
-//! cannot take all memory; how much it decompresses to does not matter.
+//! What looks back by more than 128 MiB (zstd) or takes more than 256 MiB (xz) is refused, so that
+//! a small file cannot take all memory; how much it decompresses to does not matter.
 
 use std::{
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, Cursor, Read},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -13,17 +13,20 @@ use std::{
     },
 };
 
-use super::TraceError;
+use super::{
+    TraceError,
+    packing::{self, LOOK, Packing},
+};
 
 const BUFFER: usize = 1 << 18;
 
 /// A file that counts what is read of it.
-struct Counted {
-    file: File,
+struct Counted<R> {
+    file: R,
     read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(buffer)?;
         self.read.fetch_add(count as u64, Ordering::Relaxed);
@@ -31,15 +34,11 @@ impl Read for Counted {
     }
 }
 
-enum Reader {
-    Plain(Counted),
-    Zstd(Box<zstd::Decoder<'static, BufReader<Counted>>>),
-}
-
 /// Bytes in order. What was not used up stays at the front for the next time.
 pub(super) struct Source {
     path: PathBuf,
-    reader: Reader,
+    packing: Option<Packing>,
+    reader: Box<dyn Read>,
     read: Arc<AtomicU64>,
     file_bytes: u64,
     buffer: Vec<u8>,
@@ -47,23 +46,55 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// Opens a file; `-` is standard input. Its beginning is read.
     pub(super) fn open(path: &Path) -> Result<Self, TraceError> {
         let open = |error| TraceError::Open { path: path.into(), error };
+        if path == Path::new("-") {
+            return Self::of(path, io::stdin(), 0);
+        }
         let file = File::open(path).map_err(open)?;
         let meta = file.metadata().map_err(open)?;
         if meta.is_dir() {
             return Err(open(io::ErrorKind::IsADirectory.into()));
         }
+        Self::of(path, file, if meta.is_file() { meta.len() } else { 0 })
+    }
+
+    fn of(path: &Path, file: impl Read + 'static, file_bytes: u64) -> Result<Self, TraceError> {
         let read = Arc::new(AtomicU64::new(0));
-        let counted = Counted { file, read: Arc::clone(&read) };
-        let is_zstd = path.extension().is_some_and(|end| end == "zst" || end == "zstd");
-        let reader = if is_zstd {
-            Reader::Zstd(Box::new(zstd::Decoder::new(counted).map_err(open)?))
-        } else {
-            Reader::Plain(counted)
+        let mut counted = Counted { file, read: Arc::clone(&read) };
+        let open = |error| TraceError::Open { path: path.into(), error };
+        let head = head(&mut counted).map_err(open)?;
+        let packing = Packing::of(&head);
+        let whole = Cursor::new(head.clone()).chain(counted);
+        let reader: Box<dyn Read> = match packing {
+            Some(packing) => packing.open(whole).map_err(open)?,
+            None => Box::new(whole),
         };
-        let (path, file_bytes) = (path.into(), if meta.is_file() { meta.len() } else { 0 });
-        Ok(Self { path, reader, read, file_bytes, buffer: vec![0; BUFFER], filled: 0 })
+        let buffer = vec![0; BUFFER];
+        let path = path.to_owned();
+        let mut source = Self { path, packing, reader, read, file_bytes, buffer, filled: 0 };
+        source.refuse(&head)?;
+        if packing.is_some() {
+            source.advance(0)?;
+            let inside = source.head();
+            source.refuse(inside)?;
+            if let Some(again) = Packing::of(inside) {
+                let what = format!("compressed twice, by {} inside", again.name());
+                let way = "one of the two undone, it can be read";
+                return Err(TraceError::NotRead { path: source.path, what, way });
+            }
+        } else if let Some(ending) = packing::ending(&source.path) {
+            return Err(TraceError::Misnamed { path: source.path, ending });
+        }
+        Ok(source)
+    }
+
+    /// An error where that is the beginning of something which is not read.
+    fn refuse(&self, head: &[u8]) -> Result<(), TraceError> {
+        let Some((what, way)) = packing::not_read(head) else { return Ok(()) };
+        let (path, what) = (self.path(), what.to_owned());
+        Err(TraceError::NotRead { path, what, way })
     }
 
     pub(super) fn path(&self) -> PathBuf {
@@ -78,7 +109,17 @@ impl Source {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Whether the buffer has no room left.
+    /// The first bytes of the buffer.
+    pub(super) fn head(&self) -> &[u8] {
+        &self.buffer[..self.filled.min(LOOK)]
+    }
+
+    /// What is in the buffer.
+    pub(super) fn buffer(&self) -> &[u8] {
+        &self.buffer[..self.filled]
+    }
+
+    /// Whether the buffer has no room left; else the file's end is in it.
     pub(super) const fn is_full(&self) -> bool {
         self.filled == BUFFER
     }
@@ -89,26 +130,28 @@ impl Source {
         self.buffer.copy_within(used..self.filled, 0);
         self.filled -= used;
         while self.filled < BUFFER {
-            let space = &mut self.buffer[self.filled..];
-            let read = match &mut self.reader {
-                Reader::Plain(file) => file.read(space),
-                Reader::Zstd(decoder) => decoder.read(space),
-            };
-            match read {
+            match self.reader.read(&mut self.buffer[self.filled..]) {
                 Ok(0) => break,
                 Ok(count) => self.filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.error(error)),
             }
         }
-        Ok(&self.buffer[..self.filled])
+        Ok(self.buffer())
     }
 
     fn error(&self, error: io::Error) -> TraceError {
         let (path, at) = (self.path(), self.bytes_read());
-        match self.reader {
-            Reader::Plain(_) => TraceError::Read { path, at, error },
-            Reader::Zstd(_) => TraceError::Compressed { path, at, error },
+        match self.packing {
+            None => TraceError::Read { path, at, error },
+            Some(packing) => TraceError::Compressed { path, packing: packing.name(), at, error },
         }
     }
+}
+
+/// The first bytes, or all where there are fewer.
+fn head(file: &mut impl Read) -> io::Result<Vec<u8>> {
+    let mut head = Vec::new();
+    file.take(LOOK as u64).read_to_end(&mut head)?;
+    Ok(head)
 }

@@ -1,61 +1,76 @@
-//! Lines of text with an id in one of their columns.
+//! Lines of text with an id each, in one of their columns (`columns.rs` tells which).
 //!
-//! The first line decides: which of `,` tab `;` and space separates the columns, how many there
-//! are, and whether it is a header (then its field in the id's column is no number). Without a
-//! column from the user a header's `id`, `obj_id`, `key`, `address` … is taken, else the first.
-//! Fields may stand in quotes. Ids are whole numbers, decimal or `0x…`; empty lines are passed
-//! over.
+//! The first line tells which of `,` tab `;` and space separates the columns, and how many there
+//! are. Fields may stand in quotes. Ids are whole numbers, decimal or `0x…`; anything else is a
+//! word, of which the hash is taken (XXH3-64): two words are one object once in 2^64. Empty lines,
+//! comments (`#`) and lines that are `*`, as LIRS's traces end, are passed over.
 
-use super::{TraceError, source::Source};
+use xxhash_rust::xxh3::xxh3_64;
 
-/// Names under which traces keep their ids.
-const ID_NAMES: [&str; 12] = [
-    "id",
-    "obj_id",
-    "object_id",
-    "objid",
-    "object",
-    "key",
-    "address",
-    "addr",
-    "page",
-    "granule",
-    "block",
-    "lba",
-];
-const SEPARATORS: [u8; 4] = [b',', b'\t', b';', b' '];
-const VALID_ID: &str = "an id is a whole number below 2^64, decimal or 0x…";
+use super::{
+    TraceError,
+    columns::{Beginning, Fault, Shape, fields, number, shown, unquoted},
+    source::Source,
+};
 
-/// What the first line tells.
-struct Shape {
-    separator: Option<u8>,
-    columns: usize,
-    /// The id's, from 0.
-    column: usize,
-}
+/// How much of a file is looked at to see whether it is text.
+const LOOK: usize = 4096;
+const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
+const TO_UTF8: &str =
+    "text is UTF-8; `iconv -f UTF-16 -t UTF-8 FILE | overbook mrc - --format csv` reads it";
 
 /// A reader of text.
 pub(super) struct Text {
-    wanted: Option<String>,
+    column: Option<String>,
     shape: Option<Shape>,
+    /// The header is still to be passed over.
+    is_at_header: bool,
     lines: u64,
-    ids: u64,
+    /// Ids that are not words; those of several columns are among them.
+    numbers: u64,
+    words: u64,
+    /// In which line, and which.
+    first_word: Option<(u64, String)>,
+    /// The fields of an id that is made of several.
+    together: Vec<u8>,
     used: usize,
     ends_in_line: bool,
 }
 
-/// What is wrong with a line, and what would be valid.
-type Fault = (String, String);
-
 impl Text {
     pub(super) fn new(column: Option<&str>) -> Self {
-        let wanted = column.map(str::to_owned);
-        Self { wanted, shape: None, lines: 0, ids: 0, used: 0, ends_in_line: false }
+        Self {
+            column: column.map(str::to_owned),
+            shape: None,
+            is_at_header: false,
+            lines: 0,
+            numbers: 0,
+            words: 0,
+            first_word: None,
+            together: Vec::new(),
+            used: 0,
+            ends_in_line: false,
+        }
+    }
+
+    /// The column with the ids, once a line was read.
+    pub(super) const fn shape(&self) -> Option<&Shape> {
+        self.shape.as_ref()
     }
 
     pub(super) fn warning(&self) -> Option<String> {
-        let words = "the last line has no line's end: the file may be cut off";
-        self.ends_in_line.then(|| words.to_owned())
+        let mut warnings = Vec::new();
+        if let (Some((line, word)), 1..) = (&self.first_word, self.numbers) {
+            let Self { words, numbers, .. } = self;
+            warnings.push(format!(
+                "{words} ids are words and {numbers} are numbers; the first word is `{word}` in \
+                 line {line}"
+            ));
+        }
+        if self.ends_in_line {
+            warnings.push("the last line has no line's end: the file may be cut off".to_owned());
+        }
+        (!warnings.is_empty()).then(|| warnings.join("; "))
     }
 
     pub(super) fn next_batch(
@@ -65,147 +80,193 @@ impl Text {
     ) -> Result<(), TraceError> {
         // A buffer of empty lines holds no id, and yet is not the end.
         while ids.is_empty() {
-            let path = source.path();
-            let buffer = source.advance(self.used)?;
+            source.advance(std::mem::take(&mut self.used))?;
+            let (path, buffer, is_full) = (source.path(), source.buffer(), source.is_full());
             if buffer.is_empty() {
-                return match self.ids {
+                return match self.numbers + self.words {
                     0 => Err(TraceError::Empty { path, format: "csv", unit: "line with an id" }),
                     _ => Ok(()),
                 };
             }
-            let (read, fault) = self.read_lines(buffer, ids);
-            self.used = read;
-            let fault =
-                fault.or_else(|| (read == 0).then(|| self.unended_line(source, ids)).flatten());
-            if let Some((found, valid)) = fault {
+            if let Err((found, valid)) = self.read(buffer, is_full, ids) {
                 return Err(TraceError::Line { path, line: self.lines, found, valid });
             }
-            self.ids += ids.len() as u64;
         }
         Ok(())
     }
 
-    /// Reads all whole lines; answers how many bytes they have.
-    fn read_lines(&mut self, buffer: &[u8], ids: &mut Vec<u64>) -> (usize, Option<Fault>) {
-        let mut used = 0;
-        for line in buffer.split_inclusive(|byte| *byte == b'\n') {
-            let Some(line) = line.strip_suffix(b"\n") else { break };
-            if let Err(fault) = self.read_line(line, ids) {
-                return (used, Some(fault));
-            }
-            used += line.len() + 1;
+    /// Reads all whole lines of the buffer, which has the file's end if it is not full.
+    fn read(&mut self, buffer: &[u8], is_full: bool, ids: &mut Vec<u64>) -> Result<(), Fault> {
+        let mut rest = buffer;
+        if self.lines == 0 {
+            rest = text_of(buffer).inspect_err(|_| self.lines = 1)?;
         }
-        (used, None)
+        if self.shape.is_none() {
+            self.find_shape(rest, is_full)?;
+        }
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            self.read_line(&rest[..end], ids)?;
+            rest = &rest[end + 1..];
+        }
+        let begun = buffer.len() - rest.len();
+        if begun == 0 && is_full {
+            self.lines += 1;
+            return Err(("it is longer than 256 KiB".into(), "a line holds one reference".into()));
+        }
+        if is_full || rest.is_empty() {
+            self.used = begun;
+            return Ok(());
+        }
+        self.ends_in_line = true;
+        self.used = buffer.len();
+        self.read_line(rest, ids)
     }
 
-    /// What the buffer holds is one line without an end: the file's last, or one too long.
-    fn unended_line(&mut self, source: &mut Source, ids: &mut Vec<u64>) -> Option<Fault> {
-        if source.is_full() {
-            self.lines += 1;
-            return Some(("it is longer than 256 KiB".into(), "a line holds one reference".into()));
+    /// Looks at the first lines that are no comments, if they are in the buffer.
+    fn find_shape(&mut self, buffer: &[u8], is_full: bool) -> Result<(), Fault> {
+        let whole = buffer.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let buffer = if is_full { &buffer[..whole] } else { buffer };
+        let mut lines = buffer.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+        let (mut before, mut comment) = (0, None);
+        let first = lines.by_ref().find(|line| {
+            before += 1;
+            if line.starts_with(b"#") {
+                comment = Some(*line);
+            }
+            !is_passed_over(line)
+        });
+        let Some(first) = first else { return Ok(()) };
+        let at = self.lines + before;
+        if first.starts_with(b"{") {
+            self.lines = at;
+            let valid = "a csv; `jq -r .NAME FILE | overbook mrc - --format csv` reads one field";
+            return Err(("it is JSON".to_owned(), valid.to_owned()));
         }
-        let line = source.advance(0).map(<[u8]>::to_vec).unwrap_or_default();
-        self.used = line.len();
-        self.ends_in_line = true;
-        self.read_line(&line, ids).err()
+        let second = lines.find(|line| !is_passed_over(line));
+        let beginning = Beginning { first, second, comment };
+        let shape = Shape::of(&beginning, self.column.as_deref());
+        let shape = shape.inspect_err(|_| self.lines = at)?;
+        self.is_at_header = shape.has_header;
+        self.shape = Some(shape);
+        Ok(())
     }
 
     fn read_line(&mut self, line: &[u8], ids: &mut Vec<u64>) -> Result<(), Fault> {
         self.lines += 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        if line.is_empty() {
+        // The most common line of all needs no more.
+        let (Some(shape), false) = (&self.shape, is_passed_over(line)) else { return Ok(()) };
+        if self.is_at_header {
+            self.is_at_header = false;
             return Ok(());
         }
-        let Some(shape) = &self.shape else { return self.read_first(line, ids) };
-        // The most common shape of all needs no fields.
-        if shape.separator.is_none() {
-            ids.push(number(line).ok_or_else(|| no_id(line))?);
-            return Ok(());
-        }
-        let (mut columns, mut field) = (0, None);
-        for (index, text) in fields(line, shape.separator).enumerate() {
-            columns += 1;
-            if index == shape.column {
-                field = Some(text);
+        let (columns, separator) = (shape.columns, shape.separator);
+        let mut found = 0;
+        match shape.wanted[..] {
+            [_] if separator.is_none() => self.take(line, ids),
+            [wanted] => {
+                let mut field = None;
+                for text in fields(line, separator) {
+                    if found == wanted {
+                        field = Some(text);
+                    }
+                    found += 1;
+                }
+                match field {
+                    Some(field) if found == columns => self.take(field, ids),
+                    _ => Err(other_columns(found, columns)),
+                }
             }
-        }
-        match field {
-            Some(field) if columns == shape.columns => {
-                ids.push(number(field).ok_or_else(|| no_id(field))?);
+            _ => {
+                let texts: Vec<&[u8]> = fields(line, separator).collect();
+                if texts.len() != columns {
+                    return Err(other_columns(texts.len(), columns));
+                }
+                self.together.clear();
+                for index in &shape.wanted {
+                    self.together.extend(clean(texts[*index])?);
+                    self.together.push(0);
+                }
+                self.numbers += 1;
+                ids.push(xxh3_64(&self.together));
                 Ok(())
             }
-            _ => Err((
-                format!("it has {columns} columns"),
-                format!("the first line has {}: the trace is cut off or mixed", shape.columns),
-            )),
         }
     }
 
-    fn read_first(&mut self, line: &[u8], ids: &mut Vec<u64>) -> Result<(), Fault> {
-        let separator = SEPARATORS.into_iter().find(|separator| line.contains(separator));
-        let names: Vec<String> = fields(line, separator)
-            .map(|field| String::from_utf8_lossy(field).trim().to_lowercase())
-            .collect();
-        let column = self.column(&names)?;
-        let is_header = number(names[column].as_bytes()).is_none();
-        // Without letters it is no header but a wrong id.
-        if is_header && !names[column].contains(|c: char| c.is_alphabetic() || c == '_') {
-            return Err(no_id(names[column].as_bytes()));
+    fn take(&mut self, field: &[u8], ids: &mut Vec<u64>) -> Result<(), Fault> {
+        if let Some(number) = number(field) {
+            self.numbers += 1;
+            ids.push(number);
+            return Ok(());
         }
-        self.shape = Some(Shape { separator, columns: names.len(), column });
-        if !is_header {
-            ids.extend(number(names[column].as_bytes()));
+        let field = clean(unquoted(field))?;
+        if let Some(number) = number(field) {
+            self.numbers += 1;
+            ids.push(number);
+            return Ok(());
         }
+        self.words += 1;
+        self.first_word.get_or_insert_with(|| (self.lines, shown(field)));
+        ids.push(xxh3_64(field));
         Ok(())
     }
+}
 
-    /// The id's column, from 0.
-    fn column(&self, names: &[String]) -> Result<usize, Fault> {
-        let Some(wanted) = &self.wanted else {
-            let usual = ID_NAMES.iter().find_map(|id| names.iter().position(|name| name == id));
-            return Ok(usual.unwrap_or(0));
-        };
-        let wanted = wanted.to_lowercase();
-        let by_number = wanted.parse().ok().and_then(|number: usize| number.checked_sub(1));
-        let by_number = by_number.filter(|index| *index < names.len());
-        names.iter().position(|name| *name == wanted).or(by_number).ok_or_else(|| {
-            let many = names.len();
-            let has: String = names.join(", ").chars().take(200).collect();
-            (format!("it has no column `{wanted}`"), format!("its {many} columns are: {has}"))
-        })
+/// The beginning without a byte-order mark; an error where it is no text.
+fn text_of(buffer: &[u8]) -> Result<&[u8], Fault> {
+    if is_utf16(buffer) {
+        return Err(("it is UTF-16".to_owned(), TO_UTF8.to_owned()));
+    }
+    if buffer[..buffer.len().min(LOOK)].contains(&0) {
+        return Err(("it has bytes of zeros, as no UTF-8 text has".into(), TO_UTF8.into()));
+    }
+    Ok(buffer.strip_prefix(UTF8_MARK).unwrap_or(buffer))
+}
+
+/// Whether it says of itself that it is UTF-16.
+pub(super) fn is_utf16(buffer: &[u8]) -> bool {
+    buffer.starts_with(b"\xff\xfe") || buffer.starts_with(b"\xfe\xff")
+}
+
+/// Text and nothing else.
+pub(super) fn is_text(buffer: &[u8]) -> bool {
+    let look = &buffer[..buffer.len().min(LOOK)];
+    let valid = match str::from_utf8(look) {
+        Ok(text) => text,
+        // The last character may be cut.
+        Err(error) if error.error_len().is_none() && look.len() == LOOK => {
+            str::from_utf8(&look[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    valid.chars().all(|c| !c.is_control() || matches!(c, '\t' | '\r' | '\n'))
+}
+
+fn is_passed_over(line: &[u8]) -> bool {
+    match line {
+        [b'0'..=b'9', ..] => false,
+        _ => matches!(line.trim_ascii(), [] | [b'#', ..] | b"*"),
     }
 }
 
-fn no_id(field: &[u8]) -> Fault {
-    let text: String = String::from_utf8_lossy(field).chars().take(40).collect();
-    (format!("`{text}` is no id"), VALID_ID.to_owned())
+fn other_columns(found: usize, columns: usize) -> Fault {
+    let first = format!("the first line has {columns}: the trace is cut off or mixed");
+    (format!("it has {found} columns"), first)
 }
 
-/// A line's fields, without their quotes. A separator within quotes separates nothing; of several
-/// spaces only the first does.
-fn fields(line: &[u8], separator: Option<u8>) -> impl Iterator<Item = &[u8]> {
-    let mut in_quotes = false;
-    line.split(move |byte| {
-        in_quotes ^= *byte == b'"';
-        !in_quotes && Some(*byte) == separator
-    })
-    .filter(move |field| separator != Some(b' ') || !field.is_empty())
-    .map(|field| {
-        let field = field.trim_ascii();
-        field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field)
-    })
-}
-
-fn number(field: &[u8]) -> Option<u64> {
-    let field = field.trim_ascii();
-    if let Some(hex) = field.strip_prefix(b"0x").or_else(|| field.strip_prefix(b"0X")) {
-        return u64::from_str_radix(str::from_utf8(hex).ok()?, 16).ok();
+/// An id's field; not one that is empty, or no text.
+fn clean(field: &[u8]) -> Result<&[u8], Fault> {
+    let valid = "an id is a whole number or a word";
+    match field {
+        [] => Err(("its id is empty".to_owned(), valid.to_owned())),
+        _ if field.contains(&b'\r') => {
+            let valid = "lines end in a line feed; `tr '\\r' '\\n'` makes such lines";
+            Err((format!("`{}` has a carriage return", shown(field)), valid.to_owned()))
+        }
+        _ if field.iter().any(|byte| *byte < b' ' || *byte == 0x7f) => {
+            Err((format!("`{}` is no id", shown(field)), valid.to_owned()))
+        }
+        _ => Ok(field),
     }
-    if field.is_empty() {
-        return None;
-    }
-    field.iter().try_fold(0_u64, |number, byte| {
-        let digit = byte.checked_sub(b'0').filter(|digit| *digit < 10)?;
-        number.checked_mul(10)?.checked_add(u64::from(digit))
-    })
 }
