@@ -24,6 +24,7 @@ pub mod spec;
 pub mod tracking;
 pub mod units;
 pub mod view;
+pub mod words;
 
 pub use cold::{Cold, ColdSpec};
 pub use dedup::{Dedup, DedupSpec, PagesPerMs};

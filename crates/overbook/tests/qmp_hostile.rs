@@ -2,7 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod daemon_fixture;
+#[path = "qmp_hostile/flood.rs"]
+mod flood;
+
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,7 +19,7 @@ use overbook::drivers::{Drivers, Records, Settings};
 use overbook::journal::{Journal, UndoRecord};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixListener;
+use tokio::net::{UnixListener, UnixStream};
 
 const PERIOD: Duration = Duration::from_millis(50);
 const RAM: u64 = 256 << 20;

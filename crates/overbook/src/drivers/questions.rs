@@ -92,7 +92,7 @@ pub(super) async fn balloon(client: &mut Client) -> Result<Bytes, QmpError> {
     balloon_in(&client.execute(Command::new("query-balloon")).await?)
 }
 
-/// The balloon's size in QEMU's answer, or in its `BALLOON_CHANGE` event.
+/// The balloon's size in QEMU's answer.
 pub(super) fn balloon_in(answer: &Value) -> Result<Bytes, QmpError> {
     answer.get("actual").and_then(Value::as_u64).map(Bytes).ok_or_else(|| QmpError::Nonsense {
         command: "query-balloon",

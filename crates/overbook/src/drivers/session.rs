@@ -14,7 +14,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 use super::guest_stats::{self, Dating, StatsError};
 use super::identity::{self, Peer};
 use super::memory::Meter;
-use super::qmp::{Client, Command, Event, QmpError};
+use super::qmp::{Client, Command, QmpError};
 use super::questions;
 use super::shared::{Shared, name_of_socket};
 use super::slot::{self, Order, Restore, Slot, Wish};
@@ -144,10 +144,7 @@ impl<'a> Session<'a> {
                     Order::Restore(restore) => self.obey(restore).await,
                     Order::Move(turn) => turn.take(&mut self.client, self.peer.incarnation).await,
                 },
-                event = self.client.next_event() => match event {
-                    Ok(event) => self.note_event(event),
-                    Err(error) => Err(error),
-                },
+                size = self.client.balloon_change() => size.map(|size| self.note_size(size)),
             };
             match outcome {
                 Ok(()) => {}
@@ -225,26 +222,21 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn note_event(&self, event: Event) -> Result<(), QmpError> {
-        match event.name.as_str() {
-            "BALLOON_CHANGE" => self.note_balloon(Ok(event.data)),
-            _ => Ok(()),
-        }
-    }
-
     /// A refusal is a limit of this VM: no balloon can be used on this host, for example.
     fn note_balloon(&self, answer: Result<Value, QmpError>) -> Result<(), QmpError> {
         match answer.and_then(|answer| questions::balloon_in(&answer)) {
-            Ok(size) => {
-                self.slot.state().view.balloon = Some(Reading::new(size, boot_now()));
-                self.slot.limit(Mechanism::Balloon, None);
-            }
+            Ok(size) => self.note_size(size),
             Err(error) => {
                 self.slot.state().view.balloon = None;
                 self.slot.limit(Mechanism::Balloon, Some(error.to_string()));
             }
         }
         Ok(())
+    }
+
+    fn note_size(&self, size: Bytes) {
+        self.slot.state().view.balloon = Some(Reading::new(size, boot_now()));
+        self.slot.limit(Mechanism::Balloon, None);
     }
 
     /// Bad statistics leave the last good ones in place, to grow old.

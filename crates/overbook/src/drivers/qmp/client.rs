@@ -1,31 +1,34 @@
 //! One connection to one QEMU.
 
-use std::collections::VecDeque;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use model::Bytes;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
 use super::QmpError;
+use super::allowance::Allowance;
 use super::error::excerpt;
-use super::framing::Lines;
-use super::message::{Command, Event, Message, check_greeting, parse};
+use super::framing::{Lines, MAX_LINE};
+use super::message::{Command, Message, check_greeting, outcome, parse};
 
 /// How long the greeting, and the answer to each batch of commands, may take.
 pub const DEADLINE: Duration = Duration::from_secs(2);
-
-/// Events that nobody has asked for yet; older ones are dropped first.
-const MAX_EVENTS: usize = 64;
 
 /// A connection that has been greeted and may give commands.
 #[derive(Debug)]
 pub struct Client {
     stream: UnixStream,
     lines: Lines,
-    events: VecDeque<Event>,
+    /// The longest line that may come now.
+    limit: usize,
+    /// What may come unasked.
+    unasked: Allowance,
+    /// The balloon's size by the latest event, until somebody asks for it.
+    balloon: Option<Bytes>,
     /// The id of the last command sent.
     last_sent: u64,
     /// The id of the last command that was answered.
@@ -41,16 +44,22 @@ impl Client {
         let stream = timeout(DEADLINE, UnixStream::connect(path))
             .await
             .map_err(|_| QmpError::NoGreeting(DEADLINE))??;
-        let lines = Lines::default();
-        let events = VecDeque::new();
-        let mut client = Self { stream, lines, events, last_sent: 0, last_answered: 0 };
+        let mut client = Self {
+            stream,
+            lines: Lines::default(),
+            limit: MAX_LINE,
+            unasked: Allowance::new(Instant::now()),
+            balloon: None,
+            last_sent: 0,
+            last_answered: 0,
+        };
         client.await_greeting().await?;
         client.execute(Command::new("qmp_capabilities")).await?;
         Ok(client)
     }
 
     async fn await_greeting(&mut self) -> Result<(), QmpError> {
-        let line = timeout(DEADLINE, self.lines.next(&mut self.stream)).await;
+        let line = timeout(DEADLINE, self.lines.next(&mut self.stream, MAX_LINE)).await;
         let error = match line {
             Ok(Ok(line)) => return check_greeting(line),
             Ok(Err(error)) => error,
@@ -89,14 +98,16 @@ impl Client {
         commands: [Command; N],
     ) -> Result<[Result<Value, QmpError>; N], QmpError> {
         let names = commands.each_ref().map(|command| command.name);
+        let longest = commands.iter().map(Command::longest_answer).max();
         let missed = |done: usize| QmpError::Deadline {
             command: names[done.min(N.saturating_sub(1))],
             deadline: DEADLINE,
         };
-        let mut answers = names.map(|_| None);
+        let mut answers = names.map(|_| Vec::new());
         let mut done = 0;
         let talk = async {
             self.drop_late_answers().await?;
+            self.limit = longest.unwrap_or(MAX_LINE);
             let first = self.last_sent + 1;
             let mut text = String::new();
             for command in &commands {
@@ -105,11 +116,8 @@ impl Client {
             }
             self.stream.write_all(text.as_bytes()).await?;
             while done < N {
-                let (id, outcome) = self.next_answer().await?;
-                let index = usize::try_from(id - first).unwrap_or(done);
-                let command = names[index];
-                answers[index] =
-                    Some(outcome.map_err(|message| QmpError::Refused { command, message }));
+                let (id, text) = self.next_answer().await?;
+                answers[usize::try_from(id - first).unwrap_or(done)] = text;
                 done += 1;
             }
             Ok::<(), QmpError>(())
@@ -118,18 +126,24 @@ impl Client {
             Ok(outcome) => outcome?,
             Err(_) => return Err(missed(done)),
         }
-        Ok(answers.map(|answer| answer.unwrap_or_else(|| Err(missed(0)))))
+        self.limit = MAX_LINE;
+        let mut outcomes =
+            names.map(|command| Err(QmpError::Deadline { command, deadline: DEADLINE }));
+        for ((answer, command), of) in answers.iter().zip(names).zip(&mut outcomes) {
+            *of = outcome(answer)?.map_err(|message| QmpError::Refused { command, message });
+        }
+        Ok(outcomes)
     }
 
-    /// The next event. Cancel-safe: to be waited for between commands, where it also tells at once
-    /// that QEMU has died.
+    /// The balloon's size, when QEMU tells that it has changed. Cancel-safe: to be waited for
+    /// between commands, where it also tells at once that QEMU has died.
     ///
     /// # Errors
-    /// When the connection fails.
-    pub async fn next_event(&mut self) -> Result<Event, QmpError> {
+    /// When the connection fails, or QEMU floods it.
+    pub async fn balloon_change(&mut self) -> Result<Bytes, QmpError> {
         loop {
-            if let Some(event) = self.events.pop_front() {
-                return Ok(event);
+            if let Some(size) = self.balloon.take() {
+                return Ok(size);
             }
             self.receive().await?;
         }
@@ -143,7 +157,7 @@ impl Client {
         Ok(())
     }
 
-    async fn next_answer(&mut self) -> Result<(u64, Result<Value, String>), QmpError> {
+    async fn next_answer(&mut self) -> Result<(u64, Vec<u8>), QmpError> {
         loop {
             if let Some(answer) = self.receive().await? {
                 return Ok(answer);
@@ -151,28 +165,27 @@ impl Client {
         }
     }
 
-    /// Takes one line in: keeps an event, returns an answer. QEMU answers in the order of the
-    /// questions.
-    async fn receive(&mut self) -> Result<Option<(u64, Result<Value, String>)>, QmpError> {
-        let line = self.lines.next(&mut self.stream).await?;
-        match parse(line)? {
-            Message::Event(event) => {
-                if self.events.len() == MAX_EVENTS {
-                    self.events.pop_front();
-                }
-                self.events.push_back(event);
-                Ok(None)
+    /// Takes one line in: notes an event, returns an answer's id and text. QEMU answers in the
+    /// order of the questions.
+    async fn receive(&mut self) -> Result<Option<(u64, Vec<u8>)>, QmpError> {
+        let line = self.lines.next(&mut self.stream, self.limit).await?;
+        let message = parse(line)?;
+        if let Message::Answer { id } = message {
+            let expected = self.last_answered + 1;
+            if id != expected || id > self.last_sent {
+                let what = format!("an answer to question {id}, which was not asked");
+                return Err(QmpError::Garbage(what));
             }
-            Message::Answer { id, outcome } => {
-                let expected = self.last_answered + 1;
-                if id != expected || id > self.last_sent {
-                    let what = format!("an answer to question {id}, which was not asked");
-                    return Err(QmpError::Garbage(what));
-                }
-                self.last_answered = id;
-                Ok(Some((id, outcome)))
-            }
+            self.last_answered = id;
+            return Ok(Some((id, line.to_vec())));
         }
+        if !self.unasked.spend(line.len(), Instant::now()) {
+            return Err(QmpError::Flood);
+        }
+        if let Message::BalloonChange(size) = message {
+            self.balloon = Some(size);
+        }
+        Ok(None)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::allowance::RATE;
+
 /// Why the connection, or one command, failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
@@ -35,6 +37,12 @@ pub enum QmpError {
         /// The limit.
         limit: usize,
     },
+    /// Events come faster than anybody could want them.
+    #[error(
+        "it sends more than {} KiB of events a second: cut off, the other VMs need that time",
+        RATE >> 10
+    )]
+    Flood,
     /// What arrived is no QMP message.
     #[error("not QMP: {0}")]
     Garbage(String),

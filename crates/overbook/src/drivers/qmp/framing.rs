@@ -1,7 +1,8 @@
 //! Lines off a socket, with a hard limit on their length.
 //!
 //! QMP sends one JSON object per line. A peer that never ends its line would grow our buffer
-//! without bound, so past [`MAX_LINE`] the connection is given up: there is no way back into step.
+//! without bound, so past a limit the connection is given up: there is no way back into step. The
+//! limit is [`MAX_LINE`], or [`MAX_LARGE`] while a large answer is waited for.
 //! Reading is cancel-safe: a deadline that strikes in the middle of a line loses nothing, the
 //! beginning waits in the buffer.
 
@@ -10,9 +11,13 @@ use tokio::net::UnixStream;
 
 use super::QmpError;
 
-/// The longest line that is accepted. QEMU's longest answer to anything asked here has some
-/// kilobytes.
-pub const MAX_LINE: usize = 1 << 20;
+/// The longest line that is accepted unless more was asked for. QEMU's answers to what is asked
+/// here have up to some kilobytes, its events some hundred bytes.
+pub const MAX_LINE: usize = 64 << 10;
+
+/// The longest line while the answer may be large: the counters of a disk have two or three
+/// kilobytes, and a VM may have hundreds of disks.
+pub const MAX_LARGE: usize = 1 << 20;
 
 /// Kept from line to line; more is given back after an unusually long one.
 const KEPT: usize = 16 << 10;
@@ -31,18 +36,25 @@ impl Lines {
     /// The next line, without its end.
     ///
     /// # Errors
-    /// At the end of the stream, and for a line without end.
-    pub(crate) async fn next(&mut self, stream: &mut UnixStream) -> Result<&[u8], QmpError> {
+    /// At the end of the stream, and for a line of more than `limit` bytes.
+    pub(crate) async fn next(
+        &mut self,
+        stream: &mut UnixStream,
+        limit: usize,
+    ) -> Result<&[u8], QmpError> {
         loop {
             if let Some(length) = self.buffer[self.searched..].iter().position(|&b| b == b'\n') {
                 let (start, end) = (self.start, self.searched + length);
+                if end - start > limit {
+                    return Err(QmpError::TooLong { limit });
+                }
                 (self.start, self.searched) = (end + 1, end + 1);
                 return Ok(self.buffer[start..end].trim_ascii());
             }
-            self.make_room();
-            if self.buffer.len() > MAX_LINE {
-                return Err(QmpError::TooLong { limit: MAX_LINE });
+            if self.incomplete().len() > limit {
+                return Err(QmpError::TooLong { limit });
             }
+            self.make_room();
             if stream.read_buf(&mut self.buffer).await? == 0 {
                 return Err(QmpError::Closed);
             }
@@ -82,9 +94,9 @@ mod tests {
         });
         let mut lines = Lines::default();
         for expected in ["one", "two", "three"] {
-            assert_eq!(lines.next(&mut ours).await.unwrap(), expected.as_bytes());
+            assert_eq!(lines.next(&mut ours, MAX_LINE).await.unwrap(), expected.as_bytes());
         }
-        assert!(matches!(lines.next(&mut ours).await, Err(QmpError::Closed)));
+        assert!(matches!(lines.next(&mut ours, MAX_LINE).await, Err(QmpError::Closed)));
         assert_eq!(lines.incomplete(), b"tail");
         writer.await.unwrap();
     }
@@ -95,9 +107,10 @@ mod tests {
         let writer =
             tokio::spawn(async move { while theirs.write_all(&[b'x'; 65_536]).await.is_ok() {} });
         let mut lines = Lines::default();
-        let error = lines.next(&mut ours).await.unwrap_err();
+        let error = lines.next(&mut ours, MAX_LINE).await.unwrap_err();
         assert!(matches!(error, QmpError::TooLong { .. }), "{error}");
-        assert!(lines.buffer.capacity() < 4 * MAX_LINE);
+        let held = lines.buffer.capacity();
+        assert!(held < 4 * MAX_LINE, "{held} bytes are held");
         drop(ours);
         writer.await.unwrap();
     }

@@ -1,11 +1,17 @@
 //! The messages of QMP (QEMU's docs/interop/qmp-spec.rst), read leniently in what we do not use and
 //! strictly in what we do.
 
+use std::borrow::Cow;
+
+use model::Bytes;
+use model::words;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::QmpError;
 use super::error::excerpt;
+use super::framing::{MAX_LARGE, MAX_LINE};
 
 /// A command with its arguments.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +35,11 @@ impl Command {
         Self { name, arguments }
     }
 
+    /// The longest answer that is accepted.
+    pub(crate) fn longest_answer(&self) -> usize {
+        if self.name == "query-blockstats" { MAX_LARGE } else { MAX_LINE }
+    }
+
     /// As it goes over the wire, with its end of line.
     pub(crate) fn to_line(&self, id: u64) -> String {
         let mut message = json!({"execute": self.name, "id": id});
@@ -39,47 +50,51 @@ impl Command {
     }
 }
 
-/// Something that QEMU tells unasked.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct Event {
-    /// For example `BALLOON_CHANGE`.
-    #[serde(rename = "event")]
-    pub name: String,
-    /// Depends on the event.
-    #[serde(default)]
-    pub data: Value,
-}
-
-/// One line from QEMU.
-#[derive(Debug)]
+/// One line from QEMU. An answer's value is read later ([`outcome`]): as text it is small.
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    Event(Event),
-    /// The answer to command `id`: its value, or QEMU's words of refusal.
-    Answer {
-        id: u64,
-        outcome: Result<Value, String>,
-    },
+    /// The balloon's size has changed.
+    BalloonChange(Bytes),
+    /// An event of which nothing is used.
+    Event,
+    /// The answer to command `id`.
+    Answer { id: u64 },
 }
 
 #[derive(Deserialize)]
 struct Greeting {
     #[serde(rename = "QMP")]
-    _qmp: serde::de::IgnoredAny,
+    _qmp: IgnoredAny,
 }
 
+/// As much of a line as tells what it is. The rest is skipped, not kept.
 #[derive(Deserialize)]
-struct Raw {
-    event: Option<String>,
-    #[serde(default)]
-    data: Value,
-    #[serde(default, rename = "return", with = "present")]
-    value: Option<Value>,
-    error: Option<RawError>,
+struct Head<'a> {
+    #[serde(borrow)]
+    event: Option<Cow<'a, str>>,
     id: Option<u64>,
 }
 
 #[derive(Deserialize)]
+struct BalloonChange {
+    data: Actual,
+}
+
+#[derive(Deserialize)]
+struct Actual {
+    actual: u64,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default, rename = "return", with = "present")]
+    value: Option<Value>,
+    error: Option<RawError>,
+}
+
+#[derive(Deserialize)]
 struct RawError {
+    #[serde(deserialize_with = "words::of_others")]
     desc: String,
 }
 
@@ -101,20 +116,28 @@ pub(crate) fn check_greeting(line: &[u8]) -> Result<(), QmpError> {
     }
 }
 
-/// Reads one line.
+/// Tells what a line is, and keeps nothing of it but what is used.
 pub(crate) fn parse(line: &[u8]) -> Result<Message, QmpError> {
     let garbage = || QmpError::Garbage(excerpt(line));
-    let raw: Raw = serde_json::from_slice(line).map_err(|_| garbage())?;
-    match raw {
-        Raw { event: Some(name), data, .. } => Ok(Message::Event(Event { name, data })),
-        Raw { error: Some(RawError { desc }), id: Some(id), .. } => {
-            let message = desc.chars().filter(|c| !c.is_control()).take(200).collect();
-            Ok(Message::Answer { id, outcome: Err(message) })
+    let head: Head = serde_json::from_slice(line).map_err(|_| garbage())?;
+    match (head.event.as_deref(), head.id) {
+        (Some("BALLOON_CHANGE"), _) => {
+            let change: BalloonChange = serde_json::from_slice(line).map_err(|_| garbage())?;
+            Ok(Message::BalloonChange(Bytes(change.data.actual)))
         }
-        Raw { value: Some(value), id: Some(id), .. } => {
-            Ok(Message::Answer { id, outcome: Ok(value) })
-        }
-        _ => Err(garbage()),
+        (Some(_), _) => Ok(Message::Event),
+        (None, Some(id)) => Ok(Message::Answer { id }),
+        (None, None) => Err(garbage()),
+    }
+}
+
+/// Reads an answer: its value, or QEMU's words of refusal.
+pub(crate) fn outcome(line: &[u8]) -> Result<Result<Value, String>, QmpError> {
+    let garbage = || QmpError::Garbage(excerpt(line));
+    match serde_json::from_slice(line).map_err(|_| garbage())? {
+        Answer { error: Some(RawError { desc }), .. } => Ok(Err(desc)),
+        Answer { value: Some(value), .. } => Ok(Ok(value)),
+        Answer { .. } => Err(garbage()),
     }
 }
 
@@ -131,23 +154,21 @@ mod tests {
     }
 
     #[test]
-    fn answers_without_id_value_or_shape_are_garbage() {
+    fn lines_without_id_value_or_shape_are_garbage() {
         let deep = "[".repeat(100_000);
-        for bad in [
-            "",
-            "{}",
-            "[]",
-            "7",
-            r#"{"return": {}}"#,
-            r#"{"id": 1}"#,
-            r#"{"id": -1, "return": 1}"#,
-            &deep,
-        ] {
+        for bad in ["", "{}", "[]", "7", r#"{"return": {}}"#, r#"{"id": -1, "return": 1}"#, &deep] {
             assert!(parse(bad.as_bytes()).is_err(), "{bad}");
         }
-        assert!(matches!(
-            parse(br#"{"return": null, "id": 1}"#),
-            Ok(Message::Answer { id: 1, .. })
-        ));
+        assert!(outcome(br#"{"id": 1}"#).is_err());
+        assert_eq!(outcome(br#"{"return": null, "id": 1}"#).unwrap(), Ok(Value::Null));
+    }
+
+    #[test]
+    fn of_an_event_only_a_balloons_size_is_kept() {
+        let change = br#"{"event": "BALLOON_CHANGE", "data": {"actual": 7, "x": [[[]]]}}"#;
+        assert_eq!(parse(change).unwrap(), Message::BalloonChange(Bytes(7)));
+        let other = br#"{"event": "STOP", "data": {"actual": 7}, "id": 3}"#;
+        assert_eq!(parse(other).unwrap(), Message::Event);
+        assert!(parse(br#"{"event": "BALLOON_CHANGE", "data": {"actual": -7}}"#).is_err());
     }
 }

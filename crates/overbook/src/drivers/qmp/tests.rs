@@ -113,7 +113,40 @@ async fn events_between_question_and_answer_are_kept_apart() {
     let mut client = connect_then(&[Hear, say(event), say(answer), Wait(DEADLINE)]).await;
     let value = client.execute(Command::new("query-balloon")).await.unwrap();
     assert_eq!(value, json!({"actual": 9}));
-    assert_eq!(client.next_event().await.unwrap().data, json!({"actual": 7}));
+    assert_eq!(client.balloon_change().await.unwrap(), Bytes(7));
+}
+
+#[tokio::test]
+async fn of_many_events_the_latest_balloon_is_kept_and_a_flood_ends_the_connection() {
+    let event =
+        |size| say(&format!(r#"{{"event": "BALLOON_CHANGE", "data": {{"actual": {size}}}}}"#));
+    let few = [vec![Hear], (0..100).map(event).collect(), vec![say(r#"{"return": 1, "id": 2}"#)]];
+    let mut client = connect_then(&[few.concat(), vec![Wait(DEADLINE)]].concat()).await;
+    client.execute(Command::new("query-balloon")).await.unwrap();
+    assert_eq!(client.balloon_change().await.unwrap(), Bytes(99));
+
+    let flood: Vec<Step> = (0..1_000).map(event).collect();
+    let mut client = connect_then(&flood).await;
+    let error = loop {
+        match client.balloon_change().await {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, QmpError::Flood) && error.is_fatal(), "{error}");
+}
+
+#[tokio::test]
+async fn only_what_may_be_large_may_be_longer_than_a_line() {
+    let large = "x".repeat(2 * super::super::MAX_LINE);
+    let answer = say(&format!(r#"{{"return": "{large}", "id": 2}}"#));
+    let script = [Hear, answer, Wait(DEADLINE)];
+    let mut client = connect_then(&script).await;
+    let value = client.execute(Command::new("query-blockstats")).await.unwrap();
+    assert_eq!(value.as_str().map(str::len), Some(large.len()));
+    let mut client = connect_then(&script).await;
+    let error = client.execute(Command::new("query-status")).await.unwrap_err();
+    assert!(matches!(error, QmpError::TooLong { .. }), "{error}");
 }
 
 #[tokio::test]

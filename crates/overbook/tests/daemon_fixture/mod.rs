@@ -1,0 +1,118 @@
+//! The real daemon as a process of its own, in a directory of its own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use overbook::client::Client;
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+
+/// How long anything may take that is waited for.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A daemon that runs; it ends with the value.
+pub(crate) struct Daemon {
+    child: Child,
+    dir: TempDir,
+}
+
+#[allow(dead_code, reason = "not every test file uses every part")]
+impl Daemon {
+    /// Starts one that looks for QMP sockets in `dir`, with `more` in its configuration, and waits
+    /// until it answers.
+    pub(crate) fn start(dir: TempDir, more: &str) -> Self {
+        configure(dir.path(), more);
+        let log = fs::File::create(dir.path().join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_overbook"))
+            .args(["daemon", "--config"])
+            .arg(dir.path().join("overbook.toml"))
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let mut daemon = Self { child, dir };
+        daemon.until("the daemon answers", |daemon| {
+            daemon.try_get::<serde_json::Value>("/v1/host").is_some()
+        });
+        daemon
+    }
+
+    /// Writes another configuration and has it read.
+    pub(crate) fn reconfigure(&self, more: &str) {
+        configure(self.dir.path(), more);
+        self.signal("HUP");
+    }
+
+    /// What the API answers.
+    pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> T {
+        self.client().get(path).unwrap()
+    }
+
+    /// The same, if it answers.
+    pub(crate) fn try_get<T: DeserializeOwned>(&self, path: &str) -> Option<T> {
+        self.client().get(path).ok()
+    }
+
+    /// A way to ask it.
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&socket(self.dir.path())).unwrap()
+    }
+
+    /// All that it has said.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// The most memory that it ever had, in MiB.
+    pub(crate) fn most_memory_mib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
+    }
+
+    /// Waits until that holds.
+    pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !holds(self) {
+            let ended: Option<ExitStatus> = self.child.try_wait().unwrap();
+            assert!(ended.is_none(), "the daemon has ended ({ended:?}): {}", self.log());
+            assert!(Instant::now() < end, "waited in vain until {what}; the log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Where its files are.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn signal(&self, name: &str) {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The daemon's socket.
+pub(crate) fn socket(dir: &Path) -> PathBuf {
+    dir.join("overbook.sock")
+}
+
+fn configure(dir: &Path, more: &str) {
+    let host = format!(
+        "[host]\nqmp = [\"{0}/*.qmp\"]\nstate = \"{0}/state\"\n[api]\nsocket = \"{0}/overbook.sock\"\n",
+        dir.display()
+    );
+    fs::write(dir.join("overbook.toml"), host + more).unwrap();
+}
