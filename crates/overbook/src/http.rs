@@ -7,9 +7,10 @@
 //! drift.
 //!
 //! **Invariants.** No listener on TCP without a token. Everything that a client can make us keep is
-//! bounded: connections per listener, header bytes, time to send a header, events per reader. A
-//! client that misbehaves costs itself; the unix socket's connections are counted apart from TCP's,
-//! so strangers cannot keep the operator out.
+//! bounded: connections per listener and peer, header bytes, time to send a header and to read an
+//! answer, events per reader. A client that misbehaves costs itself: connections that have not
+//! shown the token are counted apart from those that have ([`places`]), and the unix socket's
+//! apart from TCP's, so strangers cannot keep the operator out.
 //!
 //! **Leaves out.** TLS (put a proxy in front) and HTTP/2.
 
@@ -18,7 +19,9 @@ mod events;
 mod follow;
 mod listen;
 mod metrics;
+mod places;
 mod problem;
+mod prompt;
 mod routes;
 mod token;
 pub mod wire;

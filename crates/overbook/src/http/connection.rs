@@ -1,10 +1,19 @@
 //! Accepting connections, with a bound on everything that a client can hold.
+//!
+//! | a client can hold | bound |
+//! |-|-|
+//! | a connection that asks nothing | [`HEADER_TIMEOUT`], and [`MAX_WAITING`](super::places) of them |
+//! | a request's line and headers | [`MAX_HEADER_BYTES`] |
+//! | a connection between two requests | [`HEADER_TIMEOUT`] |
+//! | an answer that it does not read | [`prompt::LIMIT`](super::prompt) |
+//! | a wrong token | one request: the answer ends the connection |
 
 use std::{io, sync::Arc, time::Duration};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Request, State},
+    http::{HeaderValue, header::CONNECTION},
     middleware::{self, Next},
     response::{IntoResponse, Response},
 };
@@ -16,38 +25,56 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixStream},
-    sync::Semaphore,
-    task::JoinSet,
+    task::{JoinSet, yield_now},
 };
 
-use super::{listen::UnixDoor, problem::Problem, token::Token};
+use super::{
+    listen::UnixDoor,
+    places::{Peer, Place, Places},
+    problem::Problem,
+    prompt::Prompt,
+    token::Token,
+};
 
-/// Connections at once, per listener. The next ones wait in the kernel's queue.
-const MAX_CONNECTIONS: usize = 64;
 /// A request's line and headers.
 const MAX_HEADER_BYTES: usize = 16 << 10;
-/// How long a client may take to send them, also the next ones on an idle connection.
+/// How long a client may take to send them, all together, also the next ones on an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed `accept`, as when no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the unix socket: whoever may open the file may do everything.
 pub(super) async fn serve_unix(door: UnixDoor, router: Router) {
-    accept(door, router).await;
+    accept(door, router.layer(middleware::from_fn(admit))).await;
 }
 
 /// Serves TCP: nothing at all without the token.
 pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Token) {
-    let router = router.layer(middleware::from_fn_with_state(token, authorize));
-    accept(listener, router).await;
+    let router = router.layer(middleware::from_fn(admit));
+    accept(listener, router.layer(middleware::from_fn_with_state(token, authorize))).await;
 }
 
+/// Who does not know the token may not try the next one on the same connection.
 async fn authorize(State(token): State<Token>, request: Request, next: Next) -> Response {
     if token.is_in(request.headers()) {
         next.run(request).await
     } else {
-        Problem::Unauthorized.into_response()
+        last(Problem::Unauthorized)
     }
+}
+
+async fn admit(Extension(place): Extension<Arc<Place>>, request: Request, next: Next) -> Response {
+    match place.admit() {
+        Ok(()) => next.run(request).await,
+        Err(crowded) => last(Problem::Crowded(crowded)),
+    }
+}
+
+/// The answer that ends the connection.
+fn last(problem: Problem) -> Response {
+    let mut response = problem.into_response();
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// What both kinds of listener have in common.
@@ -56,46 +83,54 @@ trait Incoming {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
     /// Waits for the next one.
-    fn next(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+    fn next(&mut self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
 impl Incoming for UnixDoor {
     type Stream = UnixStream;
 
-    async fn next(&mut self) -> io::Result<UnixStream> {
-        self.accept().await
+    async fn next(&mut self) -> io::Result<(UnixStream, Peer)> {
+        let stream = self.accept().await?;
+        let peer = stream.peer_cred().ok();
+        let (uid, pid) = (peer.as_ref().map(|peer| peer.uid()), peer.and_then(|peer| peer.pid()));
+        Ok((stream, Peer::Local { uid, pid }))
     }
 }
 
 impl Incoming for TcpListener {
     type Stream = TcpStream;
 
-    async fn next(&mut self) -> io::Result<TcpStream> {
-        self.accept().await.map(|(stream, _)| stream)
+    async fn next(&mut self) -> io::Result<(TcpStream, Peer)> {
+        self.accept().await.map(|(stream, address)| (stream, Peer::Remote(address)))
     }
 }
 
 async fn accept(mut listener: impl Incoming, router: Router) {
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let places = Places::default();
     // Ends its connections when it is dropped, that is, when the daemon shuts down.
     let mut connections = JoinSet::new();
     loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
         while connections.try_join_next().is_some() {}
-        let Ok(stream) = listener.next().await else {
+        let Ok((stream, peer)) = listener.next().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let service = TowerToHyperService::new(router.clone());
+        let (place, lost) = places.enter(peer);
+        let place = Arc::new(place);
+        let service = router.clone().layer(Extension(place));
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(HEADER_TIMEOUT)
             .max_buf_size(MAX_HEADER_BYTES)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(Prompt::new(stream)), TowerToHyperService::new(service));
         connections.spawn(async move {
-            // How a connection ends concerns its client only.
-            let _: hyper::Result<()> = connection.await;
-            drop(slot);
+            tokio::select! {
+                // How a connection ends concerns its client only.
+                _ = connection => {}
+                _ = lost => {}
+            }
         });
+        // What it has sent already is read before the next one may need its place.
+        yield_now().await;
     }
 }

@@ -6,7 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::wire::Failure;
+use super::{places::Crowded, wire::Failure};
 
 /// Names listed when a name is not known.
 const SUGGESTIONS: usize = 8;
@@ -54,6 +54,9 @@ pub(super) enum Problem {
         "this needs the header `Authorization: Bearer TOKEN` with the token of `api.token_file`"
     )]
     Unauthorized,
+    /// Others have all places.
+    #[error("{0}")]
+    Crowded(Crowded),
     /// The loop does not take the request.
     #[error("the daemon is too busy to answer within {0} s; nothing is known of the outcome")]
     Busy(u64),
@@ -88,7 +91,7 @@ impl Problem {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy(_) | Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

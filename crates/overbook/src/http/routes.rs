@@ -3,7 +3,7 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use axum::{
-    Json, Router,
+    Extension, Json, Router,
     extract::{Path, Query, Request, State, rejection::PathRejection, rejection::QueryRejection},
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response, Sse, sse::KeepAlive},
@@ -20,13 +20,14 @@ use super::{
     Api, ReadHistory, Shown,
     events::{self, Event},
     metrics,
+    places::Place,
     problem::Problem,
     wire::{
         CapacityStatus, Done, Explanation, Failure, GroupStatus, HistoryRow, HostStatus, LoanRow,
         MissRatioCurve, PlanStatus, VmStatus,
     },
 };
-use crate::{explain, published::Reply, published::Request as Wish};
+use crate::{explain, log, published::Reply, published::Request as Wish};
 
 /// A daemon whose last tick is older than this is not well.
 const TICK_LIMIT: Millis = Millis::secs(5);
@@ -93,6 +94,8 @@ impl Api {
     }
 }
 
+/// The connection that a request came by.
+type Asker = Extension<Arc<Place>>;
 type Answer<T> = Result<Json<T>, Problem>;
 type Name = Result<Path<String>, PathRejection>;
 
@@ -307,23 +310,30 @@ async fn on_disk<T: Send + 'static>(
 
 /// Change nothing any more.
 #[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
-async fn pause(State(api): State<Api>) -> Answer<Done> {
-    wish(&api, Wish::Pause).await
+async fn pause(State(api): State<Api>, asker: Asker) -> Answer<Done> {
+    wish(&api, &asker, "pause", Wish::Pause).await
 }
 
 /// Go on after a pause.
 #[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
-async fn resume(State(api): State<Api>) -> Answer<Done> {
-    wish(&api, Wish::Resume).await
+async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
+    wish(&api, &asker, "resume", Wish::Resume).await
 }
 
 /// Give every VM back what it had before Overbook touched it, and pause.
 #[utoipa::path(post, path = "/v1/release", responses((status = 200, body = Done)))]
-async fn release(State(api): State<Api>) -> Answer<Done> {
-    wish(&api, Wish::Release).await
+async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
+    wish(&api, &asker, "release", Wish::Release).await
 }
 
-async fn wish(api: &Api, make: impl FnOnce(Reply) -> Wish) -> Answer<Done> {
+/// Has the loop do something, and logs who wants it.
+async fn wish(
+    api: &Api,
+    Extension(asker): &Asker,
+    what: &str,
+    make: impl FnOnce(Reply) -> Wish,
+) -> Answer<Done> {
+    log::info(&format!("{what}: asked for by {}", asker.peer()));
     let (reply, outcome) = oneshot::channel();
     let asked = async {
         api.requests.send(make(reply)).await.ok()?;
