@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use model::cluster::{ClusterView, HostReport, Intent};
+use model::words::{is_plain, plain};
 use model::{HostName, Reading, Time, VmName};
 use policy::handover::{SourceStep, TargetStep};
 use serde::de::DeserializeOwned;
@@ -95,15 +96,16 @@ pub struct Records {
 
 impl Records {
     /// What is kept there. What cannot be read is left out: it is of another version, or a host's
-    /// mistake, and concerns nobody but that host.
+    /// mistake, and concerns nobody but that host. So is what has a name that no host or VM has:
+    /// names are shown and logged.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let mut records = Self::default();
-        for (key, value) in &snapshot.values {
+        for (key, value) in snapshot.values.iter().filter(|(key, _)| is_plain(key)) {
             let parts: Vec<&str> = key.splitn(4, '/').collect();
             match parts.as_slice() {
                 ["controller", "seat"] => {
-                    records.controller = Some(String::from_utf8_lossy(value).into_owned());
+                    records.controller = Some(plain(&String::from_utf8_lossy(value)));
                 }
                 // A VM's name may hold a slash.
                 ["controller", "intents", ..] => {
@@ -120,6 +122,11 @@ impl Records {
                 _ => {}
             }
         }
+        for report in records.reports.values_mut() {
+            report.vms.retain(|vm, _| is_plain(vm.as_str()));
+        }
+        let is_known = |host: &HostName| is_plain(host.as_str());
+        records.intents.retain(|_, intent| is_known(&intent.from) && is_known(&intent.to));
         records
     }
 
@@ -183,5 +190,33 @@ mod tests {
         assert_eq!(records.target_of(&vm, &intent), Some(&written));
         assert_eq!(records.target_of(&vm, &Intent { generation: 4, ..intent }), None);
         assert!(records.seated.contains(&host) && records.reports.is_empty());
+    }
+
+    #[test]
+    fn what_a_hostile_host_writes_can_be_shown() {
+        let vm_report = r#"{"promised": 1, "given": 1, "severity": "none", "paged": 0,
+            "immovable": "a\u001b[2Jb\ncalled off"}"#;
+        let report = format!(
+            r#"{{"memory": 1, "vms": {{"web\u001b[2J": {vm_report}, "web": {vm_report}}}}}"#
+        );
+        let stayed = r#"{"generation": 1, "incarnation": 0, "is_over": true,
+            "step": {"step": "stayed", "why": "no\u001b]0;x\u0007 room"}}"#;
+        let values = [
+            ("hosts/a/report", report.as_str()),
+            ("hosts/a\u{1b}[2J/seat", "x"),
+            ("hosts/a/source/web", stayed),
+            ("controller/seat", "c\u{1b}[2J"),
+        ];
+        let values = values.map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec()));
+        let records = Records::of(&Snapshot { revision: 1, values: values.into() });
+        let (host, vm) = (HostName::from("a"), VmName::from("web"));
+        let [(name, found)] = &records.reports[&host].vms.iter().collect::<Vec<_>>()[..] else {
+            panic!("one VM: {:?}", records.reports)
+        };
+        assert_eq!((*name, found.immovable.as_deref()), (&vm, Some("a[2Jb called off")));
+        let why = "no]0;x room".to_owned();
+        assert_eq!(records.sources[&(host, vm)].step, SourceStep::Stayed { why });
+        assert!(records.seated.is_empty());
+        assert_eq!(records.controller.as_deref(), Some("c[2J"));
     }
 }

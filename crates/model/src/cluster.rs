@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::words::maybe_of_others;
 use crate::{Bytes, HostName, Reading, Severity, Time, VmName};
 
 /// What a host reports of itself: only what others need to decide.
@@ -27,6 +28,7 @@ pub struct VmReport {
     /// Pages that it has paged since this overload began, in and out.
     pub paged: u64,
     /// Why it cannot be moved; `None`: it can.
+    #[serde(default, deserialize_with = "maybe_of_others")]
     pub immovable: Option<String>,
 }
 

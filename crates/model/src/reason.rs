@@ -401,6 +401,15 @@ pub enum Reason {
         /// How long it must be calm.
         needed: Millis,
     },
+    /// The operator has just let Overbook act.
+    #[error(
+        "nothing is taken for another {left}: the mode was changed to `enforce`, or Overbook was \
+         resumed, a moment ago"
+    )]
+    Grace {
+        /// Until something may be taken.
+        left: Millis,
+    },
     /// An earlier change is still being carried out.
     #[error("its memory is on its way to {target}, or its statistics do not show it yet")]
     InFlight {

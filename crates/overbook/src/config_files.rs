@@ -5,6 +5,8 @@
 //! other, so one run of `overbook check` shows everything. A reload with faults changes nothing:
 //! the daemon goes on with the last good configuration and says so.
 
+mod changes;
+
 use std::{
     fs::{self, OpenOptions},
     io::{self, Read, Write},
@@ -14,7 +16,7 @@ use std::{
 };
 
 use model::{
-    Mode, Spec,
+    Spec,
     config::{self, Fault, Faults, Salvaged},
 };
 use rustix::fs::OFlags;
@@ -138,11 +140,7 @@ fn text_of(path: &Path) -> Result<String, String> {
 pub fn check(path: &Path, out: &mut impl Write) -> io::Result<u8> {
     match load_counting(path) {
         Ok((spec, drop_ins)) => {
-            let mode = match spec.modes.balloon {
-                Mode::Observe => "observe",
-                Mode::Recommend => "recommend",
-                Mode::Enforce => "enforce",
-            };
+            let mode = changes::name_of(spec.modes.balloon);
             let count =
                 |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
             writeln!(
@@ -167,6 +165,7 @@ pub struct Reloader {
     path: PathBuf,
     spec: Arc<Spec>,
     error: Option<String>,
+    waiting: Option<String>,
 }
 
 impl Reloader {
@@ -175,7 +174,7 @@ impl Reloader {
     /// # Errors
     /// Every fault of every file.
     pub fn start(path: &Path) -> Result<Self, Faults> {
-        Ok(Self { path: path.to_owned(), spec: Arc::new(load(path)?), error: None })
+        Ok(Self { path: path.to_owned(), spec: Arc::new(load(path)?), error: None, waiting: None })
     }
 
     /// The configuration in force.
@@ -190,13 +189,19 @@ impl Reloader {
         self.error.clone()
     }
 
-    /// Reads the files again. With faults everything stays as it was. The listeners and the state
-    /// directory cannot change under a running daemon; the rest takes effect, and
-    /// [`Reloader::error`] asks for a restart.
+    /// What of the files takes effect at a restart: for `Published::waits_for_restart`.
+    #[must_use]
+    pub fn waiting(&self) -> Option<String> {
+        self.waiting.clone()
+    }
+
+    /// Reads the files again, and says what has changed. With faults everything stays as it was.
+    /// The listeners, the state directory and the pool cannot change under a running daemon; the
+    /// rest takes effect, and [`Reloader::waiting`] asks for a restart.
     ///
     /// # Errors
     /// Every fault of every file.
-    pub fn reload(&mut self) -> Result<(), Faults> {
+    pub fn reload(&mut self) -> Result<String, Faults> {
         let mut new = match load(&self.path) {
             Ok(new) => new,
             Err(faults) => {
@@ -205,6 +210,7 @@ impl Reloader {
             }
         };
         let old = &self.spec;
+        let news = changes::between(old, &new);
         let mut waiting = Vec::new();
         if new.api != old.api {
             waiting.push("[api]");
@@ -214,10 +220,17 @@ impl Reloader {
             waiting.push("`state` in [host]");
             new.host.state = old.host.state.clone();
         }
-        self.error = (!waiting.is_empty())
-            .then(|| format!("the change of {} takes effect at a restart", waiting.join(" and ")));
+        if new.pool != old.pool {
+            waiting.push("[pool]");
+            new.pool = old.pool.clone();
+        }
+        self.waiting = (!waiting.is_empty()).then(|| {
+            let what = waiting.join(" and ");
+            format!("the change of {what} takes effect at a restart; all else is in force")
+        });
+        self.error = None;
         self.spec = Arc::new(new);
-        Ok(())
+        Ok(news)
     }
 }
 

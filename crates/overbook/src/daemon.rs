@@ -30,7 +30,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use model::Mode;
 use policy::{Memory, tuning};
+use sys::clock::boot_now;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
@@ -246,6 +248,7 @@ impl Daemon {
             plan,
             paused: self.memory.paused,
             config_error: self.reloader.error(),
+            waits_for_restart: self.reloader.waiting(),
             history_error: self.history.error(),
             pool,
         }
@@ -268,6 +271,9 @@ impl Daemon {
     }
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
+        if self.memory.paused && !paused {
+            self.memory.begin_to_act(boot_now());
+        }
         self.memory.paused = paused;
         self.workers.set_paused(paused);
         self.ksm.set_paused(paused);
@@ -314,13 +320,27 @@ impl Daemon {
     }
 
     fn reload(&mut self) {
-        if let Err(faults) = self.reloader.reload() {
-            return log::warn(&format!("the last good configuration stays in force:\n{faults}"));
-        }
+        let before = self.reloader.spec().modes.balloon;
+        let news = match self.reloader.reload() {
+            Ok(news) => news,
+            Err(faults) => {
+                let text = format!("the last good configuration stays in force:\n{faults}");
+                return log::warn(&text);
+            }
+        };
+        log::info(&format!("the configuration was read again: {news}"));
+        self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
         let spec = self.reloader.spec();
-        match self.drivers.set_globs(spec.host.qmp.clone()) {
-            Ok(()) => log::info("the configuration was read again"),
-            Err(error) => log::warn(&error.to_string()),
+        if let Err(error) = self.drivers.set_globs(spec.host.qmp.clone()) {
+            log::warn(&error.to_string());
+        }
+        if before != Mode::Enforce && spec.modes.balloon == Mode::Enforce {
+            self.memory.begin_to_act(boot_now());
+            log::info(&format!(
+                "nothing is taken from any VM for {}: `overbook plan` shows what follows, \
+                 `overbook pause` keeps it from that",
+                tuning::GRACE
+            ));
         }
         // Who is in no group any more has no limits that its memory could be brought back to.
         let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());

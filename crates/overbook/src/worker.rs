@@ -60,6 +60,7 @@ mod tables;
 mod tracked;
 mod unshare;
 mod with_shim;
+mod words;
 
 #[cfg(test)]
 mod tests;

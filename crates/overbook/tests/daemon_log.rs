@@ -43,3 +43,30 @@ fn whoever_has_something_changed_is_named() {
     let line = format!("resume: asked for by {port} with the token");
     assert!(daemon.log().contains(&line), "no `{line}` in\n{}", daemon.log());
 }
+
+#[test]
+fn a_reload_tells_what_has_changed_and_what_waits() {
+    let mut daemon = Daemon::start(tempfile::tempdir().unwrap(), "");
+    let said = |daemon: &mut Daemon, text: &str| {
+        daemon.until(&format!("the log says: {text}"), |daemon| daemon.log().contains(text));
+    };
+    let host = |daemon: &Daemon| daemon.get::<serde_json::Value>("/v1/host");
+    let pool = "[pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:1\"]\n";
+    let more = format!("[mode]\nballoon = \"enforce\"\n[group.web]\nvms = [\"web-*\"]\n{pool}");
+    daemon.reconfigure(&more);
+    said(
+        &mut daemon,
+        "changed: [mode] balloon is \"enforce\" (it was \"observe\"), [pool], [group.web] (new)\n",
+    );
+    said(&mut daemon, "nothing is taken from any VM for 60 s");
+    let waits = "the change of [pool] takes effect at a restart; all else is in force";
+    daemon.until("the host shows what waits", |daemon| host(daemon)["waits_for_restart"] == waits);
+    let host = host(&daemon);
+    assert_eq!((&host["mode"], host["config_error"].is_null()), (&"enforce".into(), true));
+
+    daemon.reconfigure(&(more + "[nonsense]\n"));
+    said(&mut daemon, "the last good configuration stays in force:");
+    daemon.client().post("/v1/pause").unwrap();
+    daemon.reconfigure("");
+    said(&mut daemon, "[group.web] (gone)");
+}

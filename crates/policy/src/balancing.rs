@@ -202,7 +202,7 @@ fn seat(member: &Member, rules: Rules, now: Time) -> Seat {
     let least = match lowest {
         Ok(lowest) => lowest.max(needed),
         // Soon.
-        Err(Reason::InFlight { .. } | Reason::NotCalm { .. }) => needed,
+        Err(Reason::InFlight { .. } | Reason::NotCalm { .. } | Reason::Grace { .. }) => needed,
         Err(_) => held,
     };
     let can_grow = member.blocked.is_none() && member.avoided.is_none() && member.guest.is_ok();

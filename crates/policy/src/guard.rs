@@ -66,6 +66,9 @@ pub(crate) fn lowest_target(
     if let Some(reason) = &member.avoided {
         return Err(reason.clone());
     }
+    if let Some(reason) = member.spared.as_ref().filter(|_| purpose != Purpose::Emergency) {
+        return Err(reason.clone());
+    }
     if member.memory.asked.as_ref().is_some_and(|asked| asked.is_take && !asked.reached) {
         return Err(Reason::InFlight { target: member.target });
     }

@@ -30,6 +30,7 @@
 
 use core::net::IpAddr;
 
+use model::words::{of_others, plain};
 use serde::{Deserialize, Serialize};
 
 /// What the source has written down.
@@ -48,6 +49,7 @@ pub enum SourceStep {
     /// it.
     Stayed {
         /// Why.
+        #[serde(deserialize_with = "of_others")]
         why: String,
     },
 }
@@ -59,6 +61,7 @@ pub enum TargetStep {
     /// A QEMU waits for the guest.
     Prepared {
         /// Where, as QEMU's `migrate` has it.
+        #[serde(deserialize_with = "of_others")]
         address: String,
     },
     /// The guest runs here after this.
@@ -66,6 +69,7 @@ pub enum TargetStep {
     /// It never ran here, and never will by this intent; the QEMU here is ended after this.
     Refused {
         /// Why.
+        #[serde(deserialize_with = "of_others")]
         why: String,
     },
 }
@@ -159,15 +163,6 @@ pub struct Seen<'a> {
     pub is_late: bool,
     /// The other host has not been heard of for a while.
     pub is_alone: bool,
-}
-
-/// No longer reason of another host is passed on.
-const MOST_WHY: usize = 200;
-
-/// What another host says, fit to be shown and written.
-#[must_use]
-pub fn plain(why: &str) -> String {
-    why.chars().take(MOST_WHY).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// Whether it is `tcp:` with an IP address and a port: QEMU runs commands and writes files for

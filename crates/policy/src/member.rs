@@ -51,6 +51,8 @@ pub(crate) struct Member {
     pub(crate) merging: Option<Merging>,
     /// Why its memory cannot be changed at all, up or down.
     pub(crate) blocked: Option<Reason>,
+    /// Why nothing is taken from it while the host has enough; it may get.
+    pub(crate) spared: Option<Reason>,
     /// Why it is planned around for now: its balloon does not follow, or follows somebody else.
     pub(crate) avoided: Option<Reason>,
     pub(crate) memory: VmMemory,
@@ -154,6 +156,7 @@ impl Member {
             share: spec.share,
             merging: memory.note_merging(view.dedup),
             blocked,
+            spared: None,
             avoided: avoided(&memory, actual, now),
             memory,
             change: says_paging.then_some(Intent {

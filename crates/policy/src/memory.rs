@@ -18,6 +18,9 @@ use crate::{lending, overload, reprovision::balance::worth::Curves, tuning};
 pub struct Memory {
     /// Set by `overbook pause`: nothing is changed.
     pub paused: bool,
+    /// Until when nothing is taken, because the operator has just let Overbook act.
+    #[serde(default)]
+    grace_until: Option<Time>,
     pub(crate) vms: BTreeMap<VmName, VmMemory>,
     /// When somebody in the group was last short of memory that it could not get, or when the group
     /// was first seen.
@@ -42,6 +45,22 @@ impl Memory {
     #[must_use]
     pub fn fresh(paused: bool, learned: Learned) -> Self {
         Self { paused, learned, ..Self::default() }
+    }
+
+    /// The operator lets Overbook act from now on: for [`tuning::GRACE`] nothing is taken, unless
+    /// the host runs short.
+    pub fn begin_to_act(&mut self, now: Time) {
+        self.grace_until = Some(now.after(tuning::GRACE));
+    }
+
+    /// Why nothing is taken from anybody yet.
+    pub(crate) fn grace(&mut self, now: Time) -> Option<Reason> {
+        let left = self.grace_until?.since(now);
+        if left == Millis(0) {
+            self.grace_until = None;
+            return None;
+        }
+        Some(Reason::Grace { left })
     }
 }
 

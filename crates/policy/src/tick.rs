@@ -130,6 +130,7 @@ fn assemble<'a>(
     now: Time,
 ) -> BTreeMap<GroupName, Group<'a>> {
     let mut remembered = std::mem::take(&mut memory.vms);
+    let grace = memory.grace(now).filter(|_| spec.modes.balloon == Mode::Enforce);
     let swap_cost = view.host.map_or(0.0, |host| host.value.swap_cost);
     let mut members: BTreeMap<&GroupName, Vec<Member>> = BTreeMap::new();
     for (name, vm) in &view.vms {
@@ -145,6 +146,7 @@ fn assemble<'a>(
         let own = spec.vms.get(name).copied().unwrap_or_default();
         let terms = Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost };
         let mut member = Member::assess(name, vm, terms, known, rules, now);
+        member.spared.clone_from(&grace);
         if group_spec.policy != Policy::Balance {
             member.memory.forget_balance();
         }

@@ -60,6 +60,10 @@ pub const MARGIN_MIN: Bytes = Bytes::mib(12);
 /// How long a guest must have been calm before anything is taken for somebody else.
 pub const CALM: Millis = Millis::secs(10);
 
+/// For how long nothing is taken after the operator has let Overbook act, or act again: time to
+/// read what it would do, and to take that back.
+pub const GRACE: Millis = Millis::secs(60);
+
 /// Pressure within this time after taking memory means that it was a mistake.
 pub const WATCH: Millis = Millis::secs(60);
 

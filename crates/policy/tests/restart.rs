@@ -2,7 +2,8 @@
 
 mod world;
 
-use model::{Bytes, Policy, Reading};
+use model::{Bytes, Policy, Reading, Reason};
+use policy::tuning;
 
 use world::{World, target_mib};
 
@@ -41,4 +42,39 @@ fn a_guest_below_base_has_a_moment_to_speak_before_it_counts_as_silent() {
     world.see("silent").stats = None;
     let given_at = (1..20).find(|_| target_mib(&world.second(), "silent").is_some());
     assert_eq!(given_at, Some(7));
+}
+
+/// A group that holds 100 MiB more than it pays for.
+fn over_budget() -> World {
+    let mut world = World::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
+    world.seconds(20);
+    world
+}
+
+fn takes(world: &mut World) -> bool {
+    world.second().vms.values().any(|vm| vm.change.as_ref().is_some_and(|change| change.is_take))
+}
+
+#[test]
+fn nothing_is_taken_for_a_minute_after_the_operator_lets_overbook_act() {
+    let mut world = World::new(Policy::Demand, Some(256)).vm("a", 228, 60).vm("b", 128, 40);
+    world.memory.begin_to_act(world.now);
+    let seconds = tuning::GRACE.0 / 1_000;
+    for second in 1..seconds {
+        let plan = world.second();
+        assert!(plan.actions().is_empty(), "{second}: {:?}", plan.actions());
+        let refusals = &plan.vms[&"a".into()].refusals;
+        let is_told = |reason: &Reason| matches!(reason, Reason::Grace { .. });
+        assert!(refusals.iter().any(is_told), "{second}: {refusals:?}");
+    }
+    assert!((0..20).any(|_| takes(&mut world)), "afterwards what is over the budget comes back");
+    assert!(over_budget().stands_at("a") < 228, "and at once where no grace was begun");
+}
+
+#[test]
+fn a_host_that_runs_short_waits_for_no_grace() {
+    let mut world = World::new(Policy::Demand, None).vm("a", 228, 60).vm("b", 128, 40);
+    world.memory.begin_to_act(world.now);
+    world.available = Bytes::mib(1);
+    assert!((0..20).any(|_| takes(&mut world)));
 }

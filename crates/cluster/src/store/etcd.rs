@@ -13,6 +13,7 @@ use etcd_client::{
     TxnOpResponse, TxnResponse, WatchOptions,
 };
 use futures_util::future::BoxFuture;
+use model::words::plain;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
@@ -108,7 +109,7 @@ fn failed(error: Error) -> StoreError {
         }
         Error::LeaseKeepAliveError(why) if why == LEASE_GONE => StoreError::Refused(why),
         Error::GRpcStatus(status) if REFUSALS.contains(&(status.code() as i32)) => {
-            StoreError::Refused(status.message().to_owned())
+            StoreError::Refused(plain(status.message()))
         }
         Error::GRpcStatus(status) => {
             let said = Some(status.message()).filter(|said| !said.is_empty());
@@ -117,7 +118,7 @@ fn failed(error: Error) -> StoreError {
                 &status,
             ))
         }
-        other => StoreError::Unreachable(other.to_string()),
+        other => StoreError::Unreachable(plain(&other.to_string())),
     }
 }
 
@@ -128,7 +129,7 @@ fn with_cause(said: &str, error: &dyn std::error::Error) -> String {
         cause = Some(deeper);
     }
     let cause = cause.map(ToString::to_string).filter(|cause| !said.contains(cause));
-    cause.map_or_else(|| said.to_owned(), |cause| format!("{said}: {cause}"))
+    plain(&cause.map_or_else(|| said.to_owned(), |cause| format!("{said}: {cause}")))
 }
 
 async fn in_time<T>(

@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use model::{Bytes, Mode};
+use policy::tuning;
 
 use super::{Context, Scenario};
 use crate::daemon::Daemon;
@@ -47,6 +48,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     context.say(&format!("Overbook observes for {} s ...", OBSERVED.as_secs()));
     recording.record(&lab, OBSERVED, case)?;
     daemon.set_mode(&lab, Mode::Enforce)?;
+    context.say(&format!("Overbook takes nothing yet, for {} ...", tuning::GRACE));
+    recording.record(&lab, Duration::from_millis(tuning::GRACE.0), case)?;
     let enforce_s = recording.phase("enforce");
     context.say(&format!("Overbook enforces for {} s ...", ENFORCED.as_secs()));
     recording.record(&lab, ENFORCED, case)?;

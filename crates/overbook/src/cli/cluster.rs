@@ -5,7 +5,7 @@
 use cluster::records::Records;
 use model::cluster::HostReport;
 use model::{Bytes, Severity, VmName};
-use policy::handover::{SourceStep, TargetStep, plain};
+use policy::handover::{SourceStep, TargetStep};
 use serde_json::{Value, json};
 
 use super::controller::pool_of;
@@ -128,12 +128,12 @@ fn migrations(records: &Records) -> Vec<Value> {
         SourceStep::Hastening => "sends it, in a hurry".to_owned(),
         SourceStep::Switched => "has sent it".to_owned(),
         SourceStep::Left => "done".to_owned(),
-        SourceStep::Stayed { why } => format!("keeps it: {}", plain(why)),
+        SourceStep::Stayed { why } => format!("keeps it: {why}"),
     };
     let step_of_target = |step: &TargetStep| match step {
         TargetStep::Prepared { address } => format!("waits at {address}"),
         TargetStep::Runs => "runs it".to_owned(),
-        TargetStep::Refused { why } => format!("refuses it: {}", plain(why)),
+        TargetStep::Refused { why } => format!("refuses it: {why}"),
     };
     let all = records.intents.iter();
     all.map(|(vm, intent)| {
@@ -155,7 +155,7 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
     let (host, report) =
         hosts.iter().find(|(h, _)| records.seated.contains(*h)).or(hosts.first())?;
     let found = &report.vms[vm];
-    let no = |why: &str| format!("no: {}", plain(why));
+    let no = |why: &str| format!("no: {why}");
     let migration = migrations(records).into_iter().find(|row| row["vm"] == vm.as_str());
     Some(json!({
         "vm": vm,

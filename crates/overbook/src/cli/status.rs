@@ -55,9 +55,15 @@ fn host(host: &HostStatus) -> String {
     let reasons = host.reasons.iter().map(|words| words.text.clone());
     let config =
         host.config_error.iter().map(|e| format!("the newest configuration is not used: {e}"));
+    let waits = host.waits_for_restart.iter().cloned();
     let history = host.history_error.iter().map(|e| format!("history is not being kept: {e}"));
     let pool = host.pool_trouble.iter().map(|e| format!("the pool: {e}"));
-    for trouble in reasons.chain(config).chain(history).chain(pool).chain(host.ksm_trouble.clone())
+    for trouble in reasons
+        .chain(config)
+        .chain(waits)
+        .chain(history)
+        .chain(pool)
+        .chain(host.ksm_trouble.clone())
     {
         text += &format!("  !     {trouble}\n");
     }

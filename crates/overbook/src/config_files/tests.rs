@@ -1,5 +1,7 @@
 //! Real files in a real directory.
 
+use model::Mode;
+
 use super::*;
 
 const GROUP: &str = "[group.a]\nvms = [\"a-*\"]\n";
@@ -89,15 +91,27 @@ fn a_reload_with_faults_keeps_the_last_good_configuration() {
 fn what_needs_a_restart_is_said_and_the_rest_applies() {
     let (_dir, path) = main_file(GROUP);
     let mut reloader = Reloader::start(&path).unwrap();
-    let text =
-        "mode.balloon = \"enforce\"\napi.socket = \"/run/other.sock\"\nhost.state = \"/srv\"\n";
+    let text = "mode.balloon = \"enforce\"\napi.socket = \"/run/other.sock\"\nhost.state = \"/srv\"\n\
+         [pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:2379\"]\n";
     fs::write(&path, text).unwrap();
-    reloader.reload().unwrap();
+    let news = reloader.reload().unwrap();
+    assert_eq!(
+        news,
+        "changed: [mode] balloon is \"enforce\" (it was \"observe\"), [host], [api], [pool], \
+         [group.a] (gone)"
+    );
     let spec = reloader.spec();
     assert_eq!(spec.modes.balloon, Mode::Enforce);
     assert_eq!(spec.host.state, Path::new("/var/lib/overbook"));
-    let error = reloader.error().unwrap();
-    assert_eq!(error, "the change of [api] and `state` in [host] takes effect at a restart");
+    assert_eq!((&spec.pool, reloader.error()), (&None, None));
+    assert_eq!(
+        reloader.waiting().unwrap(),
+        "the change of [api] and `state` in [host] and [pool] takes effect at a restart; all else \
+         is in force"
+    );
+    fs::write(&path, "mode.balloon = \"enforce\"\n").unwrap();
+    assert_eq!(reloader.reload().unwrap(), "nothing has changed");
+    assert_eq!(reloader.waiting(), None, "it was taken back");
 }
 
 #[test]

@@ -5,8 +5,10 @@
 //! stays as it is is not said again: a log that repeats itself is not read.
 
 use std::collections::BTreeMap;
+use std::mem::{Discriminant, discriminant};
 
-use model::{Action, HostView, Link, Mode, Plan, Reason, VmName};
+use model::plan::Change;
+use model::{Action, Bytes, HostView, Link, Mode, Plan, Reason, VmName};
 
 pub(super) use crate::log::{info, warn};
 use crate::{
@@ -16,6 +18,7 @@ use crate::{
 /// What was said last, so that only news is said.
 #[derive(Debug, Default)]
 pub(super) struct Log {
+    recommended: BTreeMap<VmName, Recommended>,
     troubles: BTreeMap<VmName, &'static str>,
     host: Option<String>,
     loans: LoanNews,
@@ -23,16 +26,45 @@ pub(super) struct Log {
     moves: u64,
 }
 
+/// What a VM would get, as it was said last. Nothing is carried out, so it is recommended again in
+/// every tick, by figures that differ a little.
+#[derive(Debug)]
+struct Recommended {
+    is_take: bool,
+    reason: Discriminant<Reason>,
+    target: Bytes,
+}
+
+impl Recommended {
+    fn of(change: &Change) -> Self {
+        let Action::Resize { target, .. } = &change.action;
+        Self { is_take: change.is_take, reason: discriminant(&change.reason), target: *target }
+    }
+
+    /// Whether who has read the one knows the other: the figure is within an eighth.
+    fn says(&self, other: &Self) -> bool {
+        let (low, high) = (self.target.min(other.target), self.target.max(other.target));
+        (self.is_take, self.reason) == (other.is_take, other.reason)
+            && high.minus(low) <= Bytes(self.target.0 / 8)
+    }
+}
+
 impl Log {
     /// Says what is new.
     pub(super) fn tell(&mut self, plan: &Plan, view: &HostView) {
+        if plan.mode != Mode::Recommend {
+            self.recommended.clear();
+        }
         for (vm, decision) in &plan.vms {
-            if let Some(change) = decision.change.as_ref().filter(|change| !change.is_repeat) {
+            if let Some(change) = decision.change.as_ref().filter(|change| !change.is_repeat)
+                && self.is_news(vm, change, plan.mode)
+            {
                 let Action::Resize { target, .. } = &change.action;
                 let verb = if plan.mode == Mode::Enforce { "gets" } else { "would get" };
                 info(&format!("{vm} {verb} {target}: {}", change.reason));
             }
         }
+        self.recommended.retain(|vm, _| view.vms.contains_key(vm));
         for (lender, loan) in self.loans.of(plan, plan.at.0) {
             let verb = if plan.mode == Mode::Enforce { "" } else { "recommended: " };
             info(&format!("{verb}{}", LoanStatus::of(lender, loan).words()));
@@ -55,6 +87,18 @@ impl Log {
             }
             self.host = host;
         }
+    }
+
+    fn is_news(&mut self, vm: &VmName, change: &Change, mode: Mode) -> bool {
+        if mode == Mode::Enforce {
+            return true;
+        }
+        let now = Recommended::of(change);
+        if self.recommended.get(vm).is_some_and(|said| said.says(&now)) {
+            return false;
+        }
+        self.recommended.insert(vm.clone(), now);
+        true
     }
 
     /// Says what is new of VMs that change hosts.
@@ -101,4 +145,36 @@ fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
         };
         Some((kind, reason.to_string()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(target_mib: u64, is_take: bool, free_mib: u64) -> Change {
+        let target = Bytes::mib(target_mib);
+        let by = model::Means::Balloon;
+        Change {
+            action: Action::Resize { vm: "web".into(), incarnation: 1, target, by },
+            is_take,
+            is_repeat: false,
+            reason: Reason::Idle { free: Bytes::mib(free_mib), needed_by: "db".into() },
+        }
+    }
+
+    #[test]
+    fn a_recommendation_is_said_once_and_a_change_of_memory_each_time() {
+        let (mut log, vm) = (Log::default(), VmName::from("web"));
+        let mut is_news = |change: &Change, mode| log.is_news(&vm, change, mode);
+        assert!(is_news(&change(400, true, 90), Mode::Recommend));
+        for second in 0..100 {
+            let same = change(395 + second % 10, true, 80 + second);
+            assert!(!is_news(&same, Mode::Recommend), "second {second}");
+        }
+        assert!(is_news(&change(300, true, 190), Mode::Recommend), "another figure");
+        assert!(is_news(&change(300, false, 190), Mode::Recommend), "another direction");
+        for _ in 0..3 {
+            assert!(is_news(&change(300, true, 190), Mode::Enforce), "memory moves");
+        }
+    }
 }

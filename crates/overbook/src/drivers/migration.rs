@@ -6,7 +6,7 @@
 //! parameter that only a target uses (`tls-authz`). What is told of a migration with another mark,
 //! or none, is history.
 
-use model::{Bytes, Millis};
+use model::{Bytes, Millis, words};
 use policy::handover::{
     self, Seen, SourceDeed, SourceQemu, SourceStep, TargetDeed, TargetQemu, TargetStep,
 };
@@ -198,7 +198,7 @@ fn source_in(
         },
         "failed" => SourceQemu::Failed(match text(migrate, "error-desc") {
             "" => "QEMU does not say why".to_owned(),
-            why => why.to_owned(),
+            why => words::plain(why),
         }),
         "cancelled" => SourceQemu::Failed("it was called off".to_owned()),
         status if status.starts_with("postcopy") => SourceQemu::Serving,
@@ -218,7 +218,7 @@ fn target_in(status: &Value, migrate: &Value) -> TargetQemu {
             Some(address) => TargetQemu::Waiting { address },
             None => TargetQemu::Absent,
         },
-        other => TargetQemu::Gone(format!("its QEMU says that it is {other}")),
+        other => TargetQemu::Gone(format!("its QEMU says that it is {}", words::plain(other))),
     }
 }
 

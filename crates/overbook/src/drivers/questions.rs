@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use model::{BlockStats, Bytes, Migration};
+use model::{BlockStats, Bytes, Migration, words};
 use serde_json::{Value, json};
 
 use super::qmp::{Client, Command, QmpError};
@@ -17,7 +17,7 @@ const MAX_NAME: usize = 128;
 pub(super) async fn name(client: &mut Client) -> Result<Option<String>, QmpError> {
     let answer = client.execute(Command::new("query-name")).await?;
     let name = answer.get("name").and_then(Value::as_str).unwrap_or_default();
-    let is_usable = !name.is_empty() && name.len() <= MAX_NAME && !name.contains(char::is_control);
+    let is_usable = !name.is_empty() && name.len() <= MAX_NAME && words::is_plain(name);
     Ok(is_usable.then(|| name.to_owned()))
 }
 
@@ -126,7 +126,7 @@ pub(super) fn migration_in(migrate: &Value, status: &Value) -> Migration {
 /// Why QEMU refuses to migrate this VM (VFIO devices, for example).
 pub(super) fn immovable_in(migrate: &Value) -> Option<String> {
     let why = migrate.get("blocked-reasons")?.get(0)?.as_str()?;
-    Some(why.chars().filter(|c| !c.is_control()).take(MAX_NAME).collect())
+    Some(words::plain(why))
 }
 
 /// The traffic of each disk, by the device's id or the node's name.
@@ -138,7 +138,7 @@ pub(super) fn block_stats_in(answer: &Value) -> BTreeMap<String, BlockStats> {
 fn disk_name(disk: &Value) -> Option<String> {
     let named = |key| disk.get(key).and_then(Value::as_str).filter(|name| !name.is_empty());
     let name = named("device").or_else(|| named("node-name")).or_else(|| named("qdev"))?;
-    (name.len() <= MAX_NAME).then(|| name.chars().filter(|c| !c.is_control()).collect())
+    (name.len() <= MAX_NAME).then(|| words::plain(name))
 }
 
 fn disk_stats(stats: &Value) -> BlockStats {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use model::{VmName, VmView};
+use model::{VmName, VmView, words};
 
 use super::records::Records;
 use super::slot::Slot;
@@ -83,7 +83,7 @@ impl Shared {
         for (path, view) in nameless {
             let stem = name_of_socket(&path);
             let name = if views.contains_key(&stem) {
-                VmName::from(path.to_string_lossy().into_owned())
+                VmName::from(words::plain(&path.to_string_lossy()))
             } else {
                 stem
             };
@@ -96,7 +96,7 @@ impl Shared {
 /// The name that a socket suggests: its file name up to the last dot.
 pub(super) fn name_of_socket(path: &Path) -> VmName {
     let stem = path.file_stem().unwrap_or(path.as_os_str());
-    VmName::from(stem.to_string_lossy().into_owned())
+    VmName::from(words::plain(&stem.to_string_lossy()))
 }
 
 #[cfg(test)]

@@ -83,6 +83,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::ImplausibleStats { .. } | Reason::CountersWentBack => {
             "it goes on by itself when the guest's statistics make sense again"
         }
+        Reason::Grace { .. } => {
+            "`overbook plan` says what follows; `overbook pause` keeps it from that"
+        }
         Reason::BackOff { .. } | Reason::NotCalm { .. } | Reason::InFlight { .. } => {
             "it goes on by itself when the wait is over"
         }

@@ -63,6 +63,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         plan: Plan { at, mode: Mode::Enforce, ..Plan::default() },
         paused: false,
         config_error: None,
+        waits_for_restart: None,
         history_error: None,
         pool: None,
     }

@@ -107,6 +107,11 @@ fn host_events<'a>(
         let text = if now.paused { "paused by the operator" } else { "resumed by the operator" };
         found.push((EventKind::Paused, None, text.to_owned()));
     }
+    if let Some(text) = &now.waits_for_restart
+        && before.waits_for_restart != now.waits_for_restart
+    {
+        found.push((EventKind::Config, None, text.clone()));
+    }
     if before.config_error != now.config_error {
         let good = || "the configuration on disk is good again".to_owned();
         let text = now.config_error.clone().unwrap_or_else(good);

@@ -17,7 +17,7 @@ use cluster::records::{self, Records, Written};
 use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec};
-use model::{HostName, Severity, Time, VmName};
+use model::{HostName, Severity, Time, VmName, words};
 use policy::handover::{SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde::Serialize;
 use sys::process::Spawn;
@@ -481,7 +481,7 @@ fn launch(command: &Path, vm: &str) -> Result<(), String> {
     let mut text = String::new();
     let _ = io::Seek::rewind(&mut said)
         .and_then(|()| said.by_ref().take(4096).read_to_string(&mut text));
-    let line: String = text.lines().last().unwrap_or_default().chars().take(200).collect();
+    let line = words::plain(text.lines().last().unwrap_or_default());
     Err(format!("{}: {status}: {line}", command.display()))
 }
 

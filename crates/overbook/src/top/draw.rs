@@ -51,7 +51,12 @@ fn host(host: &HostStatus) -> Paragraph<'_> {
         "     {} VMs, {} unreachable, {} uncooperative   pressure {pressure:.1} %",
         host.vms, host.unreachable_vms, host.uncooperative_vms
     );
-    let trouble = host.reasons.iter().map(|words| &words.text).chain(&host.config_error);
+    let trouble = host
+        .reasons
+        .iter()
+        .map(|words| &words.text)
+        .chain(&host.config_error)
+        .chain(&host.waits_for_restart);
     let trouble: Vec<&str> = trouble.chain(&host.history_error).map(String::as_str).collect();
     let second = vec![counts.into(), "   ".into(), trouble.join("; ").red()];
     Paragraph::new(vec![Line::from(first), Line::from(second)])

@@ -32,6 +32,7 @@ use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
 
 use super::granules::TooLarge;
+use super::words;
 
 /// How long a shim may take to answer: longer than any pause of a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -357,7 +358,7 @@ impl Link {
                 Ok(None)
             };
         };
-        let (id, answer) = Answer::decode(&self.buffer[..packet.length])?;
+        let (id, answer) = words::decode(&self.buffer[..packet.length])?;
         match (self.in_flight.remove(&id), answer) {
             (Some((asked, _)), answer) => self.match_up(id, asked, answer, packet.fd).map(Some),
             // It names no request: that was not understood, or nobody is to ask anything.

@@ -32,6 +32,7 @@ pub(crate) fn published() -> Published {
         plan: plan(),
         paused: false,
         config_error: None,
+        waits_for_restart: None,
         history_error: None,
         pool: None,
     }

@@ -261,8 +261,7 @@ fn refused(what: Asked, kind: u32, data: &[u8]) -> ProtocolError {
         option_reply::UNKNOWN => "it has none of that name",
         _ => "error",
     };
-    let words: String =
-        String::from_utf8_lossy(data).chars().filter(|c| !c.is_control()).take(200).collect();
+    let words = model::words::plain(&String::from_utf8_lossy(data));
     let why = if words.is_empty() { name.to_owned() } else { format!("{name} ({words})") };
     ProtocolError::Refused { what, kind, why }
 }

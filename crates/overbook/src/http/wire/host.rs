@@ -22,6 +22,9 @@ pub struct HostStatus {
     pub paused: bool,
     /// Why the newest configuration on disk is not in force.
     pub config_error: Option<String>,
+    /// What of the newest configuration takes effect at a restart; the rest of it is in force.
+    #[serde(default)]
+    pub waits_for_restart: Option<String>,
     /// Why history is not being kept.
     pub history_error: Option<String>,
     /// `MemTotal`.
@@ -87,6 +90,7 @@ impl HostStatus {
             mode: mode_name(plan.mode).to_owned(),
             paused: shown.published.paused,
             config_error: shown.published.config_error.clone(),
+            waits_for_restart: shown.published.waits_for_restart.clone(),
             history_error: shown.published.history_error.clone(),
             total_bytes: raw(host.map(|h| h.total)),
             available_bytes: raw(host.map(|h| h.available)),

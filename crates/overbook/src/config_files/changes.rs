@@ -1,0 +1,55 @@
+//! What a new configuration changes, by the names of its tables, for the log.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+
+use model::{Mode, Spec};
+
+/// The tables that differ, and how; "nothing has changed" where none does.
+pub(super) fn between(old: &Spec, new: &Spec) -> String {
+    let mut changes = Vec::new();
+    let single = [
+        ("[host]", old.host != new.host),
+        ("[api]", old.api != new.api),
+        ("[overload]", old.overload != new.overload),
+        ("[pool]", old.pool != new.pool),
+    ];
+    if old.modes != new.modes {
+        let (before, now) = (name_of(old.modes.balloon), name_of(new.modes.balloon));
+        changes.push(format!("[mode] balloon is \"{now}\" (it was \"{before}\")"));
+    }
+    changes.extend(single.iter().filter(|(_, is_new)| *is_new).map(|(name, _)| (*name).to_owned()));
+    named("group", &old.groups, &new.groups, &mut changes);
+    named("vm", &old.vms, &new.vms, &mut changes);
+    named("disk", &old.disks, &new.disks, &mut changes);
+    if changes.is_empty() {
+        return "nothing has changed".to_owned();
+    }
+    format!("changed: {}", changes.join(", "))
+}
+
+/// The mode as the configuration writes it.
+pub(crate) const fn name_of(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Observe => "observe",
+        Mode::Recommend => "recommend",
+        Mode::Enforce => "enforce",
+    }
+}
+
+fn named<K: Ord + Display, V: PartialEq>(
+    kind: &str,
+    old: &BTreeMap<K, V>,
+    new: &BTreeMap<K, V>,
+    changes: &mut Vec<String>,
+) {
+    for (name, value) in new {
+        match old.get(name) {
+            None => changes.push(format!("[{kind}.{name}] (new)")),
+            Some(before) if before != value => changes.push(format!("[{kind}.{name}]")),
+            Some(_) => {}
+        }
+    }
+    let gone = old.keys().filter(|name| !new.contains_key(name));
+    changes.extend(gone.map(|name| format!("[{kind}.{name}] (gone)")));
+}
