@@ -14,11 +14,13 @@
 //! | `unpack.rs` | unpacks what is compressed |
 //! | `image.rs` | finds the files of a disk's image |
 //! | `ext4.rs`, `squashfs.rs` | read the filesystems in it |
+//! | `superblock.rs` | tells which ext4 filesystems can be read |
 //! | `backing.rs`, `qcow2.rs` | open disks' images, and read them |
-//! | `disk.rs` | finds the filesystems on a disk |
+//! | `disk.rs` | finds the partitions of a disk, and what is on them |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //! | `trial.rs` | reads the tables that the configuration names |
+//! | `tally.rs` | counts what came of a source, and says what was there if nothing came |
 //! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
 //!
 //! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 8 MiB
@@ -41,6 +43,8 @@ mod package;
 mod qcow2;
 mod sources;
 mod squashfs;
+mod superblock;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -62,13 +66,15 @@ use std::{
 };
 
 use pages::offline::{
-    Builder, FormatError, HEADER_LEN, MOST_PAGES, RECORD_LEN, Sampling, Table, TooManyPages,
+    Builder, FormatError, HEADER_LEN, MOST_PAGES, RECORD_LEN, Sampling, Table, TableRef,
+    TooManyPages,
 };
 
 pub use capture::capture;
 use cut::Cutter;
 use limit::Left;
 use sources::Kind;
+use tally::Tally;
 pub use unpack::MOST_XZ_KIB;
 
 /// Directories inside each other that are entered.
@@ -128,6 +134,9 @@ pub enum OfflineError {
     /// The table cannot have that name.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// Nothing but zeros.
+    #[error("all pages of the sources are zeros: of these no table can be made")]
+    Zeros,
     /// A part that reads other people's formats has failed on one.
     #[error("reading ended by a fault of this program; what it says stands above")]
     Panic,
@@ -164,10 +173,17 @@ struct Shared {
     builder: Mutex<Builder>,
     failure: Mutex<Option<OfflineError>>,
     told: Mutex<Vec<String>>,
+    sources: Mutex<Vec<Arc<Tally>>>,
     files: AtomicU64,
     bytes: AtomicU64,
     left_out: AtomicU64,
     has_failed: AtomicBool,
+}
+
+/// A job, and the source that it is a part of.
+struct Task {
+    job: Job,
+    source: Arc<Tally>,
 }
 
 /// What one thread does next.
@@ -199,7 +215,8 @@ pub fn build(
             .collect();
         // The threads alone have it: when all have ended, nobody waits for them to take a job.
         drop(waiting);
-        let mut parts = Queue { shared, jobs, watch: &mut watch, parts: threads as u64 };
+        let source = Arc::default();
+        let mut parts = Queue { shared, jobs, watch: &mut watch, parts: threads as u64, source };
         let found = request.sources.iter().try_for_each(|source| parts.put_source(source));
         if let Err(failure) = found {
             shared.fail(failure);
@@ -217,11 +234,12 @@ pub fn build(
 }
 
 /// One thread: all jobs that it gets hold of.
-fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Job>>) {
+fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
     let mut cutter = Cutter::new(shared, sampling);
     loop {
-        let job = lock(waiting).recv();
-        let Ok(job) = job else { break };
+        let task = lock(waiting).recv();
+        let Ok(Task { job, source }) = task else { break };
+        cutter.source = source;
         // After a failure jobs are taken all the same: whoever puts them in may wait for that.
         if !shared.has_failed() {
             let done = match job {
@@ -241,13 +259,16 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Job>>) {
 /// Where jobs are put.
 struct Queue<'a> {
     shared: &'a Shared,
-    jobs: SyncSender<Job>,
+    jobs: SyncSender<Task>,
     watch: &'a mut dyn FnMut(u64, u64),
     parts: u64,
+    source: Arc<Tally>,
 }
 
 impl Queue<'_> {
     fn put_source(&mut self, path: &Path) -> Result<(), OfflineError> {
+        self.source = Arc::new(Tally::new(path.into()));
+        lock(&self.shared.sources).push(Arc::clone(&self.source));
         match sources::kind(path, self.shared.all_pages)? {
             Kind::Tree => tree::put(self, path)?,
             Kind::Package => self.put(Job::Package(path.into())),
@@ -264,10 +285,14 @@ impl Queue<'_> {
         Ok(())
     }
 
+    fn leave_out(&self, path: &Path, why: &dyn std::fmt::Display) {
+        self.shared.leave_out(&self.source, path, why);
+    }
+
     fn put(&mut self, job: Job) {
         self.shared.show(self.watch);
         // Nobody takes it when all threads have ended, of which their ends will tell.
-        let _ = self.jobs.send(job);
+        let _ = self.jobs.send(Task { job, source: Arc::clone(&self.source) });
     }
 }
 
@@ -279,6 +304,7 @@ impl Shared {
             builder: Mutex::new(Builder::new(request.sampling)),
             failure: Mutex::default(),
             told: Mutex::default(),
+            sources: Mutex::default(),
             files: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             left_out: AtomicU64::new(0),
@@ -295,8 +321,9 @@ impl Shared {
         self.has_failed.store(true, Relaxed);
     }
 
-    fn leave_out(&self, path: &Path, why: &dyn std::fmt::Display) {
+    fn leave_out(&self, source: &Tally, path: &Path, why: &dyn std::fmt::Display) {
         self.left_out.fetch_add(1, Relaxed);
+        source.left_out.fetch_add(1, Relaxed);
         let mut told = lock(&self.told);
         if told.len() < TOLD {
             told.push(printable(&format!("{}: {why}", path.display())));
@@ -313,13 +340,18 @@ impl Shared {
         }
         let mut told = into_inner(self.told);
         told.sort_unstable();
+        into_inner(self.sources).iter().try_for_each(|source| source.check(&told))?;
+        let table = into_inner(self.builder).finish();
+        if table.records().is_empty() {
+            return Err(OfflineError::Zeros);
+        }
         let work = Work {
             files: self.files.into_inner(),
             bytes: self.bytes.into_inner(),
             left_out: self.left_out.into_inner(),
             told,
         };
-        Ok((into_inner(self.builder).finish(), work))
+        Ok((table, work))
     }
 }
 
@@ -354,6 +386,16 @@ pub fn read(path: &Path) -> Result<Vec<u8>, OfflineError> {
         return Err(OfflineError::Source { path: path.into(), what });
     }
     Ok(bytes)
+}
+
+/// The table that these bytes are. From one without pages nothing can be concluded, so it is of no
+/// use, though it is whole.
+pub fn parse(bytes: &[u8]) -> Result<TableRef<'_>, String> {
+    let table = TableRef::parse(bytes).map_err(|error| error.to_string())?;
+    if table.is_empty() {
+        return Err("it has no page: build it anew out of a source that has some".to_owned());
+    }
+    Ok(table)
 }
 
 fn write_to(table: &Table, header: &[u8], path: &Path) -> io::Result<()> {

@@ -157,3 +157,26 @@ fn check_says_what_is_wrong_with_the_tables_that_groups_name() {
     assert!(tables[0]["problem"].is_null() && tables[0]["distinct_pages"].as_u64() > Some(10));
     assert!(tables[1]["group"] == "x" && tables[1]["problem"].is_string(), "{json}");
 }
+
+#[test]
+fn a_table_without_pages_is_neither_made_nor_used() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    fs::create_dir(directory.join("empty")).unwrap();
+    let error = fails(directory, &["build", "-o", "t.spt", "empty"], 1);
+    assert!(error.contains("empty: no page came of it: it has no file with content"), "{error}");
+    assert!(!directory.join("t.spt").exists());
+    // As builds before have made one.
+    let table = pages::offline::Builder::new(pages::offline::Sampling::default()).finish();
+    overbook::offline::write(&table, &directory.join("t.spt")).unwrap();
+    says(directory, &["build", "-o", "sh.spt", "/bin/sh"]);
+    for arguments in [
+        &["verify", "t.spt"][..],
+        &["show", "t.spt"],
+        &["diff", "t.spt", "sh.spt"],
+        &["diff", "sh.spt", "t.spt"],
+    ] {
+        let error = fails(directory, arguments, 1);
+        assert!(error.contains("t.spt: it has no page: build it anew"), "{arguments:?}: {error}");
+    }
+}

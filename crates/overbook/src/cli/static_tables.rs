@@ -210,8 +210,8 @@ impl Loaded {
     }
 
     fn table(&self) -> Result<TableRef<'_>, CliError> {
-        TableRef::parse(&self.bytes).map_err(|error| {
-            let (path, what) = (self.path.clone(), error.to_string());
+        offline::parse(&self.bytes).map_err(|what| {
+            let path = self.path.clone();
             OfflineError::Source { path, what }.into()
         })
     }

@@ -29,7 +29,11 @@ pub fn capture(pid: u32, sampling: Sampling) -> Result<(Table, Work), OfflineErr
             work.bytes += PAGE_LEN as u64;
         }
     }
-    Ok((builder.finish(), work))
+    let table = builder.finish();
+    if table.records().is_empty() {
+        return Err(failed(&"it has no page with content in memory"));
+    }
+    Ok((table, work))
 }
 
 #[cfg(test)]

@@ -6,13 +6,13 @@ use std::{
     ops::Range,
     path::Path,
     slice,
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
 };
 
 use pages::offline::{Builder, PAGE_LEN, Page, Sampling};
 use rustix::io::Errno;
 
-use super::{OfflineError, Shared, elf, limit::Left, lock};
+use super::{OfflineError, Shared, elf, limit::Left, lock, tally::Tally};
 
 /// How much of a file is looked at to know what it is.
 const HEAD_LEN: usize = 64 << 10;
@@ -76,13 +76,21 @@ impl<R: Read> Contents for Stream<R> {
 /// Cuts files, and collects their pages for a while.
 pub(super) struct Cutter<'a> {
     pub(super) shared: &'a Shared,
+    /// Of which source the files are.
+    pub(super) source: Arc<Tally>,
     builder: Builder,
     buffer: Vec<u8>,
 }
 
 impl<'a> Cutter<'a> {
     pub(super) fn new(shared: &'a Shared, sampling: Sampling) -> Self {
-        Self { shared, builder: Builder::new(sampling), buffer: vec![0; CHUNK_LEN] }
+        let builder = Builder::new(sampling);
+        Self { shared, source: Arc::default(), builder, buffer: vec![0; CHUNK_LEN] }
+    }
+
+    /// This could not be read.
+    pub(super) fn leave_out(&self, path: &Path, why: &dyn std::fmt::Display) {
+        self.shared.leave_out(&self.source, path, why);
     }
 
     /// Takes a file's pages; none if it is no executable and only these are wanted. `left` is how
@@ -97,6 +105,11 @@ impl<'a> Cutter<'a> {
         let mut head = vec![0; elf::MAGIC.len()];
         let mut has = fill(contents, &mut head).map_err(fail)?;
         let is_elf = head == elf::MAGIC;
+        self.source.files.fetch_add(u64::from(has > 0), Relaxed);
+        self.source.elf.fetch_add(u64::from(is_elf), Relaxed);
+        if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"vmlinuz")) {
+            lock(&self.source.kernel).get_or_insert_with(|| path.to_owned());
+        }
         if !is_elf && !self.shared.all_pages {
             left.spend(has as u64)?;
             return Ok(());
@@ -107,14 +120,22 @@ impl<'a> Cutter<'a> {
         }
         head.truncate(has);
         left.spend(has as u64)?;
-        let code = if is_elf { elf::code(&head) } else { Ok(Vec::new()) };
-        let code = code
+        let code = if is_elf { elf::code(&head) } else { Ok(elf::Code::default()) };
+        let elf::Code { pages: code, end } = code
             .map_err(|what| OfflineError::Source { path: path.into(), what: what.to_string() })?;
         let all = 0..u64::MAX / PAGE;
         let wanted = if self.shared.all_pages { slice::from_ref(&all) } else { &code };
         let mut input = Input { head: &head, place: 0, rest: contents };
+        let mut reached = 0;
         for range in wanted {
-            self.take(path, &mut input, range.clone(), &code, left)?;
+            reached = self.take(path, &mut input, range.clone(), &code, left)?;
+        }
+        if reached < end && !self.shared.all_pages {
+            let what = format!(
+                "it is cut off: its code ends at byte {end}, and the file before; the pages that \
+                 are there were taken"
+            );
+            return Err(OfflineError::Source { path: path.into(), what });
         }
         self.shared.files.fetch_add(1, Relaxed);
         if self.builder.len() >= HELD {
@@ -123,7 +144,7 @@ impl<'a> Cutter<'a> {
         Ok(())
     }
 
-    /// Takes this range of pages, or what there is of it.
+    /// Takes this range of pages, or what there is of it; answers where that ends.
     fn take(
         &mut self,
         path: &Path,
@@ -131,7 +152,7 @@ impl<'a> Cutter<'a> {
         range: Range<u64>,
         code: &[Range<u64>],
         left: &Left,
-    ) -> Result<(), OfflineError> {
+    ) -> Result<u64, OfflineError> {
         const CHUNK_PAGES: u64 = CHUNK_LEN as u64 / PAGE;
         let fail = |error| left.unreadable(path, error);
         input.advance(range.start * PAGE).map_err(fail)?;
@@ -141,6 +162,7 @@ impl<'a> Cutter<'a> {
             let zeros = (data / PAGE - first).min(range.end - first);
             if zeros > 0 {
                 self.builder.add_zeros(zeros);
+                self.source.pages.fetch_add(zeros, Relaxed);
                 first += zeros;
                 input.advance(first * PAGE).map_err(fail)?;
                 continue;
@@ -156,15 +178,16 @@ impl<'a> Cutter<'a> {
             buffer[has..end].fill(0);
             let pages = buffer[..end].as_chunks::<PAGE_LEN>().0;
             add(&mut self.builder, pages, first, code)?;
+            self.source.pages.fetch_add(pages.len() as u64, Relaxed);
             if has < wanted {
-                break;
+                return Ok(first * PAGE + has as u64);
             }
             first += taken;
             if self.builder.len() >= HELD {
                 self.hand_over()?;
             }
         }
-        Ok(())
+        Ok(first * PAGE)
     }
 
     /// Gives all that was collected to the table.

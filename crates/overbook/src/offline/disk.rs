@@ -1,18 +1,43 @@
-//! Disks: their bytes, and where on them filesystems are that are read.
+//! Disks: their bytes, the partitions on them, and the filesystems that are read.
+//!
+//! Partitions are those of a GPT (sectors of 512 or 4096 bytes) or of an MBR, there with all logical
+//! ones. Each is told, whether it is read or not: what is left out is never left out in silence.
 
-use std::{error::Error, fs::File, io, os::unix::fs::FileExt};
-
-use ext4_view::Ext4Read;
+use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt};
 
 use super::squashfs;
 
-const SECTOR: usize = 512;
+const SECTOR_LEN: usize = 512;
+const SECTOR: u64 = SECTOR_LEN as u64;
 /// Where in an ext4 filesystem its magic number is.
 const EXT_MAGIC_AT: u64 = 1080;
 pub(super) const EXT_MAGIC: &[u8] = b"\x53\xef";
 pub(super) const GPT_MAGIC: &[u8] = b"EFI PART";
-/// Partitions that are looked at; a table has 128.
-const MOST_PARTITIONS: u64 = 256;
+/// Sizes of sectors; a GPT begins in the second one.
+const SECTORS: [u64; 2] = [SECTOR, 4096];
+/// Partitions that are looked at. Linux knows 256 of a disk at most.
+const MOST_PARTITIONS: u32 = 1024;
+
+/// What is known of a disk or a partition, and not read: where which bytes stand, and what it is.
+const OTHERS: [(u64, &[u8], &str); 17] = [
+    (0, b"XFSB", "an XFS filesystem"),
+    (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
+    (1024, &[0x10, 0x20, 0xf5, 0xf2], "an F2FS filesystem"),
+    (1024, &[0xe2, 0xe1, 0xf5, 0xe0], "an EROFS filesystem"),
+    (0x8001, b"CD001", "an ISO 9660 filesystem"),
+    (3, b"NTFS    ", "an NTFS filesystem"),
+    (3, b"EXFAT   ", "an exFAT filesystem"),
+    (82, b"FAT32   ", "a FAT filesystem"),
+    (54, b"FAT16   ", "a FAT filesystem"),
+    (54, b"FAT12   ", "a FAT filesystem"),
+    (54, b"FAT     ", "a FAT filesystem"),
+    (0, b"LUKS\xba\xbe", "an encrypted volume (LUKS)"),
+    (0, b"LABELONE", "a volume of LVM"),
+    (512, b"LABELONE", "a volume of LVM"),
+    (4096, &[0xfc, 0x4e, 0x2b, 0xa9], "a part of a RAID (md)"),
+    (4086, b"SWAPSPACE2", "swap"),
+    (4086, b"SWAP-SPACE", "swap"),
+];
 
 /// What can be read at any place.
 pub(super) trait Disk {
@@ -33,35 +58,77 @@ pub(super) enum Kind {
     Squashfs,
 }
 
-/// Where filesystems begin: the whole disk is one, or some of its partitions are.
-pub(super) fn filesystems(disk: &mut dyn Disk) -> io::Result<Vec<(u64, Kind)>> {
-    if let Some(kind) = kind_at(disk, 0) {
-        return Ok(vec![(0, kind)]);
-    }
-    let mut first = [0; 2 * SECTOR];
-    disk.read_at(0, &mut first)?;
-    let (mbr, gpt) = first.split_at(SECTOR);
-    let mut starts = if gpt.starts_with(GPT_MAGIC) {
-        in_gpt(disk, gpt)?
-    } else {
-        mbr[446..510].chunks(16).map(|entry| u64::from(long(entry, 8))).collect()
-    };
-    starts.sort_unstable();
-    starts.dedup();
-    let places = starts.into_iter().filter_map(|start| start.checked_mul(SECTOR as u64));
-    let places = places.filter(|place| *place > 0);
-    let found: Vec<_> =
-        places.filter_map(|place| kind_at(disk, place).map(|kind| (place, kind))).collect();
-    if found.is_empty() {
-        let what = "there is no ext4 filesystem and no squashfs, neither on all of it nor on a \
-                    partition; others, encrypted volumes and LVM are not supported yet";
-        return Err(io::Error::other(what));
-    }
-    Ok(found)
+/// A partition, or the whole disk.
+pub(super) struct Part {
+    /// Where it begins, in bytes.
+    pub(super) place: u64,
+    /// As the kernel counts; none where there are no partitions.
+    pub(super) number: Option<u64>,
+    /// The filesystem; or what is there instead.
+    pub(super) holds: Result<Kind, String>,
 }
 
-/// First sectors of all partitions.
-fn in_gpt(disk: &mut dyn Disk, header: &[u8]) -> io::Result<Vec<u64>> {
+/// All that is on the disk: one filesystem, or partitions.
+pub(super) fn parts(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
+    let whole = holds(disk, 0);
+    let number = None;
+    if let Ok(Some(kind)) = whole {
+        return Ok(vec![Part { place: 0, number, holds: Ok(kind) }]);
+    }
+    let mut met = HashSet::new();
+    // What several entries name is read once.
+    let parts = partitions(disk).map(|mut parts| {
+        parts.retain(|part| met.insert(part.place));
+        parts
+    });
+    match whole {
+        // Such things may have bytes that look like a table of partitions.
+        Err(what) if !parts.iter().flatten().any(|part| part.holds.is_ok()) => {
+            let holds = Err(format!("{what}, which is not read; valid: ext4, squashfs"));
+            Ok(vec![Part { place: 0, number, holds }])
+        }
+        _ => parts,
+    }
+}
+
+fn partitions(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
+    for sector in SECTORS {
+        let mut header = [0; SECTOR_LEN];
+        // A disk that ends there has none.
+        if disk.read_at(sector, &mut header).is_ok() && header.starts_with(GPT_MAGIC) {
+            return in_gpt(disk, &header, sector);
+        }
+    }
+    in_mbr(disk)
+}
+
+/// What is at this place; an error if it is not read.
+fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<Kind>, String> {
+    let mut has = |at: u64, magic: &[u8]| {
+        let mut found = vec![0; magic.len()];
+        disk.read_at(place.saturating_add(at), &mut found).is_ok() && found == magic
+    };
+    if has(0, squashfs::MAGIC) {
+        return Ok(Some(Kind::Squashfs));
+    }
+    if has(EXT_MAGIC_AT, EXT_MAGIC) {
+        return Ok(Some(Kind::Ext));
+    }
+    match OTHERS.iter().find(|(at, magic, _)| has(*at, magic)) {
+        Some((.., what)) => Err((*what).to_owned()),
+        None => Ok(None),
+    }
+}
+
+fn part(disk: &mut dyn Disk, number: u64, sector: u64, first: u64) -> Part {
+    let place = sector.saturating_mul(first);
+    let unknown = || "nothing that is known".to_owned();
+    let holds = holds(disk, place).and_then(|kind| kind.ok_or_else(unknown));
+    Part { place, number: Some(number), holds }
+}
+
+/// Partitions of a GPT: <https://uefi.org/specs/UEFI/2.10/05_GUID_Partition_Table_Format.html>.
+fn in_gpt(disk: &mut dyn Disk, header: &[u8], sector: u64) -> io::Result<Vec<Part>> {
     const LEAST_ENTRY: u32 = 128;
     const MOST_ENTRY: u32 = 4096;
     let (table, number, len) = (double(header, 72), long(header, 80), long(header, 84));
@@ -69,23 +136,105 @@ fn in_gpt(disk: &mut dyn Disk, header: &[u8]) -> io::Result<Vec<u64>> {
         let what = "bytes; valid: 128 to 4096";
         return Err(io::Error::other(format!("a partition's entry has {len} {what}")));
     }
-    let entry = |index: u64| {
-        let place = table.saturating_mul(SECTOR as u64).saturating_add(index * u64::from(len));
+    if number > MOST_PARTITIONS {
+        return Err(too_many(u64::from(number)));
+    }
+    let mut parts = Vec::new();
+    for index in 0..u64::from(number) {
+        let place = table.saturating_mul(sector).saturating_add(index * u64::from(len));
         let mut entry = [0; LEAST_ENTRY as usize];
-        disk.read_at(place, &mut entry).map(|()| double(&entry, 32))
-    };
-    (0..u64::from(number).min(MOST_PARTITIONS)).map(entry).collect()
+        disk.read_at(place, &mut entry)?;
+        match double(&entry, 32) {
+            0 => {}
+            first => parts.push(part(disk, index + 1, sector, first)),
+        }
+    }
+    Ok(parts)
 }
 
-fn kind_at(disk: &mut dyn Disk, place: u64) -> Option<Kind> {
-    let mut has = |at: u64, magic: &[u8]| {
-        let mut found = vec![0; magic.len()];
-        disk.read_at(place.saturating_add(at), &mut found).is_ok() && found == magic
-    };
-    if has(0, squashfs::MAGIC) {
-        return Some(Kind::Squashfs);
+/// Partitions of an MBR: four entries, of which some may be extended partitions.
+fn in_mbr(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
+    const PROTECTIVE: u8 = 0xee;
+    let Some(table) = Entries::read(disk, 0)? else { return Ok(Vec::new()) };
+    let mut parts = Vec::new();
+    let mut logical = Vec::new();
+    for (number, entry) in (1..).zip(table.entries()) {
+        let unreadable = |what: String| {
+            let place = SECTOR.saturating_mul(entry.first);
+            Part { place, number: Some(number), holds: Err(what) }
+        };
+        if entry.kind == PROTECTIVE {
+            parts.push(unreadable("a GPT that cannot be read".to_owned()));
+        } else if entry.is_extended() {
+            let next = 5 + logical.len() as u64;
+            if let Err(what) = in_extended(disk, entry.first, next, &mut logical) {
+                parts.push(unreadable(format!("an extended partition whose table {what}")));
+            }
+        } else if entry.first > 0 {
+            parts.push(part(disk, number, SECTOR, entry.first));
+        }
     }
-    has(EXT_MAGIC_AT, EXT_MAGIC).then_some(Kind::Ext)
+    parts.append(&mut logical);
+    Ok(parts)
+}
+
+/// Logical partitions: a chain of tables, each with one partition, from its own place on, and the
+/// place of the next table, from the beginning of the extended partition on.
+fn in_extended(
+    disk: &mut dyn Disk,
+    start: u64,
+    mut number: u64,
+    parts: &mut Vec<Part>,
+) -> Result<(), String> {
+    let mut at = start;
+    for _ in 0..MOST_PARTITIONS {
+        let table = Entries::read(disk, SECTOR.saturating_mul(at))
+            .map_err(|error| format!("at sector {at} cannot be read: {error}"))?
+            .ok_or_else(|| format!("is not at sector {at}, where it should be"))?;
+        for entry in table.entries().filter(|entry| !entry.is_extended() && entry.first > 0) {
+            parts.push(part(disk, number, SECTOR, at.saturating_add(entry.first)));
+            number += 1;
+        }
+        match table.entries().find(Entry::is_extended) {
+            Some(next) if next.first > 0 => at = start.saturating_add(next.first),
+            _ => return Ok(()),
+        }
+    }
+    Err(format!("is longer than {MOST_PARTITIONS} partitions"))
+}
+
+fn too_many(partitions: u64) -> io::Error {
+    let what = format!("its table has {partitions} partitions; valid: up to {MOST_PARTITIONS}");
+    io::Error::other(what)
+}
+
+/// A sector with an old table of partitions.
+struct Entries([u8; SECTOR_LEN]);
+
+/// A partition in it; sectors.
+struct Entry {
+    kind: u8,
+    first: u64,
+}
+
+impl Entries {
+    /// None where there is no such table.
+    fn read(disk: &mut dyn Disk, place: u64) -> io::Result<Option<Self>> {
+        let mut table = [0; SECTOR_LEN];
+        disk.read_at(place, &mut table)?;
+        Ok(table.ends_with(b"\x55\xaa").then_some(Self(table)))
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let entry = |entry: &[u8]| Entry { kind: entry[4], first: u64::from(long(entry, 8)) };
+        self.0[446..510].chunks_exact(16).map(entry)
+    }
+}
+
+impl Entry {
+    const fn is_extended(&self) -> bool {
+        matches!(self.kind, 0x05 | 0x0f | 0x85)
+    }
 }
 
 /// The disk from some place on.
@@ -97,16 +246,6 @@ pub(super) struct From {
 impl Disk for From {
     fn read_at(&mut self, place: u64, buffer: &mut [u8]) -> io::Result<()> {
         self.disk.read_at(self.place.saturating_add(place), buffer)
-    }
-}
-
-impl Ext4Read for From {
-    fn read(
-        &mut self,
-        start: u64,
-        buffer: &mut [u8],
-    ) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
-        Ok(self.read_at(start, buffer)?)
     }
 }
 

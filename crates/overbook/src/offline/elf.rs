@@ -21,9 +21,18 @@ pub(super) enum ElfError {
     Core,
 }
 
-/// Ranges of pages with code, ascending and apart. `head` is the beginning of the file; the program
+/// Where in a file the code is.
+#[derive(Debug, Default)]
+pub(super) struct Code {
+    /// Ranges of pages, ascending and apart.
+    pub(super) pages: Vec<Range<u64>>,
+    /// Where the last segment ends, in bytes.
+    pub(super) end: u64,
+}
+
+/// Where the code is. `head` is the beginning of the file; the program
 /// headers are to be in it, where every linker puts them.
-pub(super) fn code(head: &[u8]) -> Result<Vec<Range<u64>>, ElfError> {
+pub(super) fn code(head: &[u8]) -> Result<Code, ElfError> {
     const CLASS: usize = 4;
     const CLASS_32: u8 = 1;
     if head.get(CLASS) == Some(&CLASS_32) {
@@ -33,20 +42,22 @@ pub(super) fn code(head: &[u8]) -> Result<Vec<Range<u64>>, ElfError> {
     }
 }
 
-fn code_of<Elf: FileHeader<Endian = Endianness>>(head: &[u8]) -> Result<Vec<Range<u64>>, ElfError> {
+fn code_of<Elf: FileHeader<Endian = Endianness>>(head: &[u8]) -> Result<Code, ElfError> {
     let header = Elf::parse(head).map_err(ElfError::Headers)?;
     let endian = header.endian().map_err(ElfError::Headers)?;
     if header.e_type(endian) == ET_CORE {
         return Err(ElfError::Core);
     }
     let segments = header.program_headers(endian, head).map_err(ElfError::Headers)?;
-    let mut ranges: Vec<Range<u64>> = segments
+    let segments: Vec<(u64, u64)> = segments
         .iter()
         .filter(|s| s.p_type(endian) == PT_LOAD && s.p_flags(endian).0 & PF_X.0 != 0)
-        .filter_map(|segment| {
-            pages(segment.p_offset(endian).into(), segment.p_filesz(endian).into())
-        })
+        .map(|segment| (segment.p_offset(endian).into(), segment.p_filesz(endian).into()))
+        .filter(|(_, bytes)| *bytes > 0)
         .collect();
+    let end = segments.iter().map(|(offset, bytes)| offset.saturating_add(*bytes)).max();
+    let mut ranges: Vec<Range<u64>> =
+        segments.iter().map(|(offset, bytes)| pages(*offset, *bytes)).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     ranges.dedup_by(|next, range| {
         let meets = next.start <= range.end;
@@ -55,11 +66,10 @@ fn code_of<Elf: FileHeader<Endian = Endianness>>(head: &[u8]) -> Result<Vec<Rang
         }
         meets
     });
-    Ok(ranges)
+    Ok(Code { pages: ranges, end: end.unwrap_or(0) })
 }
 
-fn pages(offset: u64, bytes: u64) -> Option<Range<u64>> {
+fn pages(offset: u64, bytes: u64) -> Range<u64> {
     const PAGE: u64 = PAGE_LEN as u64;
-    let end = offset.saturating_add(bytes);
-    (bytes > 0).then(|| offset / PAGE..end.div_ceil(PAGE))
+    offset / PAGE..offset.saturating_add(bytes).div_ceil(PAGE)
 }

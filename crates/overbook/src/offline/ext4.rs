@@ -7,6 +7,7 @@ use ext4_view::{Ext4, Ext4Error, PathBuf, ReadDir};
 use super::{
     disk,
     image::{Entry, Filesystem, Inside},
+    superblock::Shown,
 };
 
 /// A filesystem.
@@ -15,7 +16,8 @@ pub(super) struct Ext(Ext4);
 impl Ext {
     /// Reads the superblock.
     pub(super) fn open(disk: disk::From) -> io::Result<Self> {
-        Ext4::load(Box::new(disk)).map(Self).map_err(|error| fault(&error))
+        let shown = Shown::open(disk)?;
+        Ext4::load(Box::new(shown)).map(Self).map_err(|error| fault(&error))
     }
 }
 

@@ -65,17 +65,68 @@ pub(super) fn cut(
     let behind = cutter.shared.backing_dir.as_deref();
     let mut disk = backing::open(path, behind).map_err(fail)?;
     let mut walk = Walk { path, part, parts, left, seen: 0 };
-    for (place, kind) in disk::filesystems(disk.as_mut()).map_err(fail)? {
-        let disk = disk::From { disk: backing::open(path, behind).map_err(fail)?, place };
-        match kind {
-            disk::Kind::Ext => walk.cut_files(cutter, &mut Ext::open(disk).map_err(fail)?)?,
-            disk::Kind::Squashfs => {
-                let mut image = Squashfs::open(Box::new(disk)).map_err(fail)?;
-                walk.cut_files(cutter, &mut image)?;
-            }
+    let mut others = Vec::new();
+    let mut is_any_read = false;
+    for found in disk::parts(disk.as_mut()).map_err(fail)? {
+        let name = found.number.map_or_else(String::new, |number| format!("partition {number}"));
+        let opened = found.holds.map_err(io::Error::other).and_then(|kind| {
+            let disk = disk::From { disk: backing::open(path, behind)?, place: found.place };
+            Opened::open(disk, kind)
+        });
+        let done = match opened {
+            Ok(Opened::Ext(mut image)) => walk.cut_files(cutter, &mut image),
+            Ok(Opened::Squashfs(mut image)) => walk.cut_files(cutter, &mut image),
+            Err(error) => Err(left.unreadable(path, error)),
+        };
+        match done {
+            Ok(()) => is_any_read = true,
+            Err(OfflineError::File { error, .. }) => others.push((name, error)),
+            Err(limit) => return Err(limit),
         }
     }
-    Ok(())
+    if is_any_read {
+        let path = |name: &str| PathBuf::from(format!("{}: {name}", path.display()));
+        return others
+            .into_iter()
+            .try_for_each(|(name, error)| walk.leave_out(cutter, &path(&name), error));
+    }
+    Err(nothing_read(path, others))
+}
+
+/// A filesystem that can be read.
+enum Opened {
+    Ext(Ext),
+    Squashfs(Squashfs),
+}
+
+impl Opened {
+    fn open(disk: disk::From, kind: disk::Kind) -> io::Result<Self> {
+        match kind {
+            disk::Kind::Ext => Ext::open(disk).map(Self::Ext),
+            disk::Kind::Squashfs => Squashfs::open(Box::new(disk)).map(Self::Squashfs),
+        }
+    }
+}
+
+/// Why nothing of an image was read: what was found on it.
+fn nothing_read(path: &Path, mut others: Vec<(String, io::Error)>) -> OfflineError {
+    /// Partitions that the error names.
+    const NAMED: usize = 8;
+    if others.first().is_some_and(|(name, _)| name.is_empty()) {
+        return OfflineError::File { path: path.into(), error: others.remove(0).1 };
+    }
+    let number = others.len();
+    let named = others.iter().take(NAMED).map(|(name, error)| format!("{name} is {error}"));
+    let mut named: Vec<String> = named.collect();
+    if number > NAMED {
+        named.push(format!("and {} more", number - NAMED));
+    }
+    let found = if named.is_empty() { "no partition".to_owned() } else { named.join(", ") };
+    let what = format!(
+        "there is no ext4 filesystem and no squashfs that can be read, neither on all of it nor on a \
+         partition: {found}"
+    );
+    OfflineError::Source { path: path.into(), what }
 }
 
 /// One part's way through all filesystems of an image.

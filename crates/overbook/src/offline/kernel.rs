@@ -11,7 +11,7 @@ use super::{
     OfflineError,
     cut::{Cutter, Stream},
     limit::Left,
-    unpack::{Compression, LEGACY_LZ4_MAGIC, Unpacked, unpack},
+    unpack::{Compression, LEGACY_LZ4_MAGIC, Streams, Unpacked, unpack},
 };
 
 const SETUP_LEN: usize = 0x250;
@@ -60,5 +60,6 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
             return Err(io::Error::other(what));
         }
     };
-    unpack(how, file.take(len))
+    // What is compressed may be followed by its length.
+    unpack(how, Streams::First, file.take(len))
 }

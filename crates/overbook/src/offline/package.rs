@@ -4,21 +4,23 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, BufReader, Read, Seek, SeekFrom},
     path::Path,
 };
 
 use super::{
     OfflineError,
-    cut::{Cutter, Stream},
+    cut::{Cutter, Stream, fill},
     limit::{Left, count},
     printable,
     sources::spare,
-    unpack::{Compression, Unpacked, unpack},
+    unpack::{Compression, Streams, Unpacked, unpack},
 };
 
 const AR_MAGIC_LEN: usize = 8;
 const AR_HEADER_LEN: usize = 60;
+/// Of `tar`.
+const BLOCK: u64 = 512;
 
 /// Cuts all files of the package.
 pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
@@ -26,50 +28,82 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
     let fail = |error| left.unreadable(path, error);
     let file = BufReader::new(File::open(path).map_err(fail)?);
     let mut archive = tar::Archive::new(data(file).map_err(fail)?);
-    let mut seen = 0;
+    let (mut seen, mut end) = (0, 0);
     // Raw: long names come as entries of their own, which are passed over, of whatever length.
     for entry in archive.entries().map_err(fail)?.raw(true) {
         let entry = entry.map_err(fail)?;
         count(&mut seen, path)?;
         if cutter.shared.has_failed() {
-            break;
+            return Ok(());
         }
+        end = entry.raw_file_position().saturating_add(entry.size()).div_ceil(BLOCK) * BLOCK;
         if entry.header().entry_type().is_file() && entry.size() > 0 {
             let name = path.join(String::from_utf8_lossy(&entry.path_bytes()).as_ref());
             let done = cutter.cut(&name, &mut Stream(entry), &left);
             spare(cutter, &name, done)?;
         }
     }
-    Ok(())
+    read_to_end(archive.into_inner(), end).map_err(fail)
 }
 
-/// The archive of files in the package, unpacked as it is read.
-fn data(mut file: impl Read + 'static) -> io::Result<Unpacked> {
-    file.read_exact(&mut [0; AR_MAGIC_LEN])?;
+/// Behind its last file, which ends there, the archive has a block of zeros, and then nothing else.
+fn read_to_end(mut archive: Unpacked, end: u64) -> io::Result<()> {
+    if archive.read_so_far() < end + BLOCK {
+        return Err(io::Error::other("its archive of files is cut off behind a file"));
+    }
+    let mut buffer = vec![0; 64 << 10];
     loop {
+        match fill(&mut archive, &mut buffer)? {
+            0 => return Ok(()),
+            has if buffer[..has].iter().all(|byte| *byte == 0) => {}
+            _ => {
+                let what = "its archive of files is followed by something else";
+                return Err(io::Error::other(what));
+            }
+        }
+    }
+}
+
+/// The archive of files in the package, unpacked as it is read. There is one in a package: several
+/// would be parts, of which the first alone is not all.
+fn data(mut file: impl Read + Seek + 'static) -> io::Result<Unpacked> {
+    let len = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(0))?;
+    file.read_exact(&mut [0; AR_MAGIC_LEN])?;
+    let mut found = None;
+    let mut place = AR_MAGIC_LEN as u64;
+    while place < len {
         let mut header = [0; AR_HEADER_LEN];
+        file.seek(SeekFrom::Start(place))?;
         file.read_exact(&mut header)?;
         let text = |from: usize, to: usize| str::from_utf8(&header[from..to]).map(str::trim_end);
         let (Ok(name), Ok(size)) = (text(0, 16), text(48, 58)) else { return Err(no_archive()) };
         let Ok(size) = size.parse::<u64>() else { return Err(no_archive()) };
+        let start = place + AR_HEADER_LEN as u64;
+        let end = start.checked_add(size).filter(|end| *end <= len);
+        let end = end.ok_or_else(|| io::Error::other("the package is cut off"))?;
         if let Some(ending) = name.trim_end_matches('/').strip_prefix("data.tar") {
-            let packed = file.take(size);
-            let how = match ending {
-                "" => Compression::None,
-                ".gz" => Compression::Gzip,
-                ".xz" => Compression::Xz,
-                ".zst" => Compression::Zstd,
-                other => {
-                    let what = "is not supported yet; valid: .gz, .xz, .zst and none";
-                    let other = printable(other);
-                    return Err(io::Error::other(format!("data.tar with {other} {what}")));
-                }
-            };
-            return unpack(how, packed);
+            let how = compression(ending)?;
+            if found.replace((start, size, how)).is_some() {
+                return Err(io::Error::other("it has several archives of files; valid: one"));
+            }
         }
-        let padded = size.checked_next_multiple_of(2).ok_or_else(no_archive)?;
-        if io::copy(&mut (&mut file).take(padded), &mut io::sink())? < padded {
-            return Err(io::Error::other("the package ends before its files"));
+        place = end.checked_next_multiple_of(2).ok_or_else(no_archive)?;
+    }
+    let (start, size, how) = found.ok_or_else(no_archive)?;
+    file.seek(SeekFrom::Start(start))?;
+    unpack(how, Streams::All, file.take(size))
+}
+
+fn compression(ending: &str) -> io::Result<Compression> {
+    match ending {
+        "" => Ok(Compression::None),
+        ".gz" => Ok(Compression::Gzip),
+        ".xz" => Ok(Compression::Xz),
+        ".zst" => Ok(Compression::Zstd),
+        other => {
+            let what = "is not supported yet; valid: .gz, .xz, .zst and none";
+            Err(io::Error::other(format!("data.tar with {} {what}", printable(other))))
         }
     }
 }

@@ -30,20 +30,31 @@ pub(super) enum Kind {
 type Sign = (usize, &'static [u8], &'static str);
 
 /// What is known and cannot be read.
-const NOT_YET: [Sign; 3] = [
+const NOT_YET: [Sign; 6] = [
     (0, b"LUKS\xba\xbe", "an encrypted volume cannot be read; valid: what is opened of it"),
     (0, b"XFSB", "an XFS image is not supported yet; valid: an ext4 image, or a directory"),
+    (0, b"KDMV", "a VMDK image is not supported; valid: what `qemu-img convert -O qcow2` makes"),
+    (0, b"vhdxfile", "a VHDX image is not supported; valid: what `qemu-img convert` makes of it"),
+    (0, b"!<arch>\ndebian-split", "a part of a package; valid: what `dpkg-split --join` makes"),
     (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
+];
+/// What else may be meant: its contents are not what they are compressed to.
+const COMPRESSED: [Sign; 4] = [
+    (0, &[0x1f, 0x8b, 8], "gzip -d"),
+    (0, b"\xfd7zXZ\0", "xz -d"),
+    (0, &[0x28, 0xb5, 0x2f, 0xfd], "zstd -d"),
+    (4, b"1AY&SY", "bzip2 -d"),
 ];
 const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
 /// An ext4 filesystem; squashfs; qcow2; disks with partitions, new and old. The last is of other
 /// boot sectors, too, and of kernels, which are therefore asked for first.
-const IMAGES: [Sign; 5] = [
+const IMAGES: [Sign; 6] = [
     (1080, disk::EXT_MAGIC, ""),
     (0, squashfs::MAGIC, ""),
     (0, &qcow2::MAGIC, ""),
     (512, disk::GPT_MAGIC, ""),
+    (4096, disk::GPT_MAGIC, ""),
     (510, b"\x55\xaa", ""),
 ];
 const SIGNS_LEN: u64 = 0x1_0040 + 8;
@@ -82,6 +93,12 @@ pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
     if all_pages {
         return Ok(Kind::File);
     }
+    if let Some((_, _, way)) = COMPRESSED.iter().find(|sign| has(sign)) {
+        return Err(unfit(&format!("it is compressed; valid: what `{way}` makes of it")));
+    }
+    if head.is_empty() {
+        return Err(unfit("it is empty"));
+    }
     Err(unfit(
         "neither an executable nor a package nor an image that is known; valid: ELF, .deb, ext4, \
          squashfs, qcow2, bzImage, a directory; --all-pages takes any file as it stands, such as a \
@@ -111,8 +128,8 @@ pub(super) fn spare(
     done: Result<(), OfflineError>,
 ) -> Result<(), OfflineError> {
     match done {
-        Err(OfflineError::File { error, .. }) => cutter.shared.leave_out(path, &error),
-        Err(OfflineError::Source { what, .. }) => cutter.shared.leave_out(path, &what),
+        Err(OfflineError::File { error, .. }) => cutter.leave_out(path, &error),
+        Err(OfflineError::Source { what, .. }) => cutter.leave_out(path, &what),
         done => return done,
     }
     Ok(())

@@ -5,6 +5,9 @@ use pages::offline::{Page, Record, TableRef, hash};
 use super::*;
 
 mod backing;
+mod ext4;
+mod nothing;
+mod partitions;
 mod squashfs;
 
 fn request(sources: &[&Path]) -> Request {
@@ -468,6 +471,7 @@ fn names_out_of_images_and_packages_are_fit_for_a_terminal() {
     fs::create_dir(&root).unwrap();
     let name = "it's\x1b]0;bad\x07\r\n\u{202e}\\";
     fs::write(root.join(name), b"\x7fELF\x02").unwrap();
+    fs::write(root.join("other"), small_executable()).unwrap();
     let image = directory.path().join("image.ext4");
     let paths = [root.as_os_str(), image.as_os_str(), "16M".as_ref()];
     let options = ["-q", "-t", "ext4", "-d"].map(AsRef::as_ref);

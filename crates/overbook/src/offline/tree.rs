@@ -29,14 +29,14 @@ pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError
         let below = match entry {
             Ok(entry) => tree.look_at(&entry),
             Err(error) => {
-                tree.queue.shared.leave_out(directory, &error);
+                tree.queue.leave_out(directory, &error);
                 None
             }
         };
         match below {
             Some((path, _)) if open.len() >= MOST_DEPTH => {
                 let why = format!("{MOST_DEPTH} directories lie around it, the most entered");
-                tree.queue.shared.leave_out(&path, &why);
+                tree.queue.leave_out(&path, &why);
             }
             Some(below) => open.push(below),
             None => {}
@@ -61,7 +61,7 @@ impl Tree<'_, '_> {
         let metadata = match entry.metadata() {
             Ok(metadata) => metadata,
             Err(error) => {
-                self.queue.shared.leave_out(&path, &error);
+                self.queue.leave_out(&path, &error);
                 return None;
             }
         };
@@ -77,7 +77,7 @@ impl Tree<'_, '_> {
         match fs::read_dir(&path) {
             Ok(entries) => Some((path, entries)),
             Err(error) => {
-                self.queue.shared.leave_out(&path, &error);
+                self.queue.leave_out(&path, &error);
                 None
             }
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use model::{GroupName, Spec};
-use pages::offline::{Sampling, TableRef};
+use pages::offline::Sampling;
 use serde::Serialize;
 
 /// What came of trying a table.
@@ -47,7 +47,7 @@ pub fn try_tables(spec: &Spec) -> Vec<Tried> {
 /// How many pages it has, and how they were sampled.
 fn try_table(path: &Path) -> Result<(u64, Sampling), String> {
     let bytes = super::read(path).map_err(|error| error.what())?;
-    let table = TableRef::parse(&bytes).map_err(|error| error.to_string())?;
+    let table = super::parse(&bytes)?;
     Ok((table.len() as u64, table.sampling()))
 }
 

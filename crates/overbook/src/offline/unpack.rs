@@ -3,7 +3,7 @@
 
 use std::io::{self, Read};
 
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
+use flate2::read::{GzDecoder, MultiGzDecoder, ZlibDecoder};
 use lzma_rust2::XzReader;
 
 use super::{MOST_BYTES, cut::fill, limit::unpacks_too_much};
@@ -18,33 +18,57 @@ pub(super) enum Compression {
     None,
     Gzip,
     Xz,
-    /// One frame: what stands behind it is not looked at.
     Zstd,
     /// As Linux has its kernel: `lz4 -l`.
     Lz4,
 }
 
+/// How much of what is compressed there is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Streams {
+    /// One; what stands behind it is not looked at.
+    First,
+    /// Any number of them, one after the other, up to the end: anything else is an error.
+    All,
+}
+
 /// Reads the contents.
-pub(super) fn unpack(how: Compression, packed: impl Read + 'static) -> io::Result<Unpacked> {
+pub(super) fn unpack(
+    how: Compression,
+    streams: Streams,
+    packed: impl Read + 'static,
+) -> io::Result<Unpacked> {
+    let all = matches!(streams, Streams::All);
     let contents: Box<dyn Read> = match how {
         Compression::None => Box::new(packed),
-        Compression::Gzip => Box::new(MultiGzDecoder::new(packed)),
-        Compression::Xz => Box::new(XzReader::new_mem_limit(packed, false, MOST_XZ_KIB)),
+        Compression::Gzip if all => Box::new(MultiGzDecoder::new(packed)),
+        Compression::Gzip => Box::new(GzDecoder::new(packed)),
+        Compression::Xz => Box::new(XzReader::new_mem_limit(packed, all, MOST_XZ_KIB)),
+        Compression::Zstd if all => Box::new(zstd::Decoder::new(packed)?),
         Compression::Zstd => Box::new(zstd::Decoder::new(packed)?.single_frame()),
         Compression::Lz4 => Box::new(LegacyLz4::open(packed)?),
     };
-    Ok(Unpacked { contents, left: MOST_BYTES })
+    Ok(Unpacked { contents, left: MOST_BYTES, read: 0 })
 }
 
 /// Contents that end with an error where they are more than is read out of one source.
 pub(super) struct Unpacked {
     contents: Box<dyn Read>,
     left: u64,
+    read: u64,
+}
+
+impl Unpacked {
+    /// How many bytes came of it.
+    pub(super) const fn read_so_far(&self) -> u64 {
+        self.read
+    }
 }
 
 impl Read for Unpacked {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let has = self.contents.read(buffer)?;
+        self.read += has as u64;
         self.left = self.left.checked_sub(has as u64).ok_or_else(unpacks_too_much)?;
         Ok(has)
     }

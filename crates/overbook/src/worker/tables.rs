@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use pages::dedup::Known;
-use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling, TableRef};
+use pages::offline::{MOST_PAGES, RECORD_LEN, Sampling};
 
 use crate::offline;
 
@@ -102,7 +102,7 @@ fn known(paths: &[PathBuf]) -> Result<Option<(Known, u64)>, String> {
     for path in paths {
         let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let bytes = offline::read(path).map_err(|error| error.to_string())?;
-        let table = TableRef::parse(&bytes).map_err(|error| failed(&error))?;
+        let table = offline::parse(&bytes).map_err(|error| failed(&error))?;
         let sampling = table.sampling();
         let known = known.get_or_insert_with(|| Known::new(sampling, most.min(MOST_PAGES)));
         if known.sampling() != sampling {
