@@ -131,6 +131,8 @@ pub struct MachineSpec {
     pub reporting_order: Option<u32>,
     /// What else its kernel is told.
     pub kernel_options: String,
+    /// What else its QEMU is told: options, each followed by its value.
+    pub qemu_options: Vec<String>,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,
     /// Whether that shim has the paper's hot set, which the one that ships has not.
@@ -165,6 +167,7 @@ impl MachineSpec {
             balloon_driver: true,
             reporting_order: Some(USUAL_ORDER),
             kernel_options: String::new(),
+            qemu_options: Vec::new(),
             shim: false,
             hot_set: false,
             ksm: true,
@@ -317,7 +320,11 @@ pub fn command(
         add("-drive", format!("if=none,id=root,format=raw,readonly=on,file={}", file(root)));
         add("-device", "virtio-blk-pci,drive=root,serial=root".to_owned());
     }
-    bare(qemu, image, accel).args(args).on_cpus(&spec.cpus).die_with_parent()
+    bare(qemu, image, accel)
+        .args(args)
+        .args(&spec.qemu_options)
+        .on_cpus(&spec.cpus)
+        .die_with_parent()
 }
 
 /// What every guest of the lab shares, also the one that only probes the accelerator.

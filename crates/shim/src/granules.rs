@@ -7,7 +7,7 @@
 use protocol::Region;
 use protocol::layout::{PageState, Shared};
 use rustix::io::Errno;
-use sys::memory_map::{HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};
+use sys::memory_map::{Advice, HUGE_PAGE_BYTES, PAGE_BYTES, Pagemap, Range, Reserved};
 use sys::memory_of::STAGING_MARK;
 
 use crate::ram::{Block, end, overlap};
@@ -146,7 +146,8 @@ impl Shadowed {
     fn new(block: &Block, region: Region) -> Result<Self, Errno> {
         let offset = block.range.start % HUGE_PAGE_BYTES;
         let reserved = Reserved::new(block.range.len + offset)?;
-        for advice in block.advice().chain([STAGING_MARK]) {
+        // A core dump of QEMU holds guest RAM if its operator wants it to, and staging never.
+        for advice in block.advice().chain([STAGING_MARK, Advice::LinuxDontDump]) {
             // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
             // none.
             let _ = unsafe { reserved.advise(advice) };

@@ -34,8 +34,8 @@
 //!    set before a page moves out and cleared when it is back.
 //! 4. The handler touches no guest RAM that could trap, allocates nothing and logs nothing
 //!    (`fault_thread`, `tracker::serve`).
-//! 5. Staging has guest RAM's protection, and its advice about forks, core dumps and huge pages
-//!    (`ram`).
+//! 5. Staging has guest RAM's protection, and its advice about forks and huge pages (`ram`). No
+//!    core dump of QEMU holds it, whatever QEMU wants of guest RAM.
 //! 6. A watchdog gives everything back when the worker is gone or silent for 2 s, the fuse blows,
 //!    or a fault is older than 100 ms; it serves faults itself if the handler has stopped, and
 //!    begins nothing while the lock is not to be had (`watchdog`).

@@ -34,6 +34,7 @@ use sys::memory_map::{
     is_zeros,
 };
 use sys::pool_file::PoolView;
+use sys::slab::Slab;
 use sys::userfaultfd::Userfaultfd;
 
 use crate::channel::Part;
@@ -60,7 +61,7 @@ pub(crate) struct Pool {
     /// What is written to its pages traps, and they are replaced.
     stops_writes: bool,
     /// Pages of it, to compare with: mapping it would keep page tables for it.
-    pages: RefCell<Box<[u8]>>,
+    pages: RefCell<Slab>,
     _guarded: Option<Guarded>,
 }
 
@@ -71,7 +72,9 @@ impl Pool {
         let fd = fd.ok_or_else(|| refused("no pool came with the message".to_owned()))?;
         let view = PoolView::open(fd, slots).map_err(|error| refused(error.to_string()))?;
         let guarded = Guarded::new(view.as_fd().as_raw_fd());
-        let pages = RefCell::new(vec![0; ROOM * PAGE_LEN].into_boxed_slice());
+        let pages = Slab::new(ROOM * PAGE_LEN)
+            .map_err(|errno| refused(format!("no memory to compare in: {errno}")))?;
+        let pages = RefCell::new(pages);
         cuts::prepare();
         let stops_writes = crate::engine::userfaultfd().is_ok_and(cuts::is_possible);
         Ok(Self { view, stops_writes, pages, _guarded: guarded })
@@ -242,7 +245,7 @@ impl Mapper for Place<'_> {
         let mut pages = self.pool.map(|pool| pool.pages.borrow_mut());
         let expected = match (content, self.pool, &mut pages) {
             (Content::Slot(slot), Some(pool), Some(pages)) => {
-                let pages = &mut pages[..verdicts.len() * PAGE_LEN];
+                let pages = &mut pages.bytes_mut()[..verdicts.len() * PAGE_LEN];
                 pool.view.read(slot, pages).is_ok().then_some(&*pages)
             }
             _ => None,
@@ -302,7 +305,7 @@ pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
     static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
     let make = || {
         let place = Reserved::new(HUGE_PAGE_BYTES).ok()?;
-        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork] {
+        for advice in [Advice::LinuxNoHugepage, Advice::LinuxDontFork, Advice::LinuxDontDump] {
             // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
             // none.
             let _ = unsafe { place.advise(advice) };

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 
 use pages::offline::{Builder, PAGE_LEN, Sampling, Table};
-use sys::{frames, remote_memory::RemoteMemory};
+use sys::{frames, remote_memory::RemoteMemory, slab::Slab};
 
 use super::{OfflineError, Work};
 
@@ -21,11 +21,13 @@ pub fn capture(pid: u32, sampling: Sampling) -> Result<(Table, Work), OfflineErr
     let pages = frames::pages_of_guest(pid).map_err(|error| failed(&error))?;
     let mut builder = Builder::new(sampling);
     let mut work = Work::default();
-    let mut page = [0; PAGE_LEN];
+    // Not of the stack: no core dump is to hold it.
+    let mut slab = Slab::new(PAGE_LEN).map_err(|error| failed(&error))?;
+    let page = &mut slab.bytes_mut().as_chunks_mut().0[0];
     for (address, _) in pages {
         // The guest goes on: what it has given back meanwhile is not there any more.
-        if memory.read(address, &mut page) == PAGE_LEN {
-            builder.add(&page, false)?;
+        if memory.read(address, page) == PAGE_LEN {
+            builder.add(page, false)?;
             work.bytes += PAGE_LEN as u64;
         }
     }

@@ -28,6 +28,7 @@
 //! Sources: Kim 2014 §4.1; Jia 2017 §3; `pages::dedup` for what is kept.
 
 mod asked;
+mod buffer;
 mod mappings;
 mod members;
 mod pace;
@@ -45,18 +46,19 @@ use model::dedup::Dedup as Merging;
 use model::{PagesPerMs, Reading};
 use pages::dedup::{Index, Known, Place};
 use sys::meminfo::MemInfo;
-use sys::memory_map::PAGE_LEN;
 use sys::pool_file::{AdoptError, NAME_PREFIX};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 use super::tracked::Tracked;
 use asked::Target;
+use buffer::Buffer;
 use pace::Pace;
-use propose::Ahead;
+use propose::{Ahead, KeptPages};
 pub use store::SLOTS;
 use store::Store;
 use sweep::Sweep;
 use vm::{Look, Vm};
+use window::Window;
 
 /// Merges that may wait for the shim: more would be out of date when their turn comes.
 const MOST_QUEUED: usize = 4096;
@@ -122,9 +124,9 @@ pub struct Dedup {
     seed: u64,
     hash: Hash,
     /// Pages that were read.
-    buffer: Vec<u8>,
+    buffer: Buffer<{ Window::RUN as usize }>,
     /// Those of them that were found elsewhere.
-    kept: Vec<u8>,
+    kept: KeptPages,
     ahead: Ahead,
     pace: Pace,
     /// Pages, again and again.
@@ -165,8 +167,8 @@ impl Dedup {
             // Not to be guessed: no guest can make pages that fall together.
             seed: fastrand::u64(..),
             hash: xxh3_64_with_seed,
-            buffer: Vec::new(),
-            kept: Vec::new(),
+            buffer: Buffer::default(),
+            kept: KeptPages::default(),
             ahead: Ahead::default(),
             pace: Pace::new(),
             looked: 0,
@@ -306,11 +308,11 @@ impl Dedup {
     /// Reads what a pool taken over holds, a piece at a time.
     fn read_some(&mut self) {
         let Some(store) = &mut self.store else { return };
+        let Some(page) = self.buffer.bytes_mut().first_chunk_mut() else { return };
         let Some(slots) = store.next_unread(READ_AT_ONCE) else { return };
-        let mut page = [0; PAGE_LEN];
         for slot in slots {
-            let Ok(()) = store.file.read(slot, &mut page) else { continue };
-            let hash = (self.hash)(&page, self.seed);
+            let Ok(()) = store.file.read(slot, page) else { continue };
+            let hash = (self.hash)(page, self.seed);
             if store.slots.set_hash(slot, hash) {
                 self.index.set(hash, Place::Pool(slot));
             }

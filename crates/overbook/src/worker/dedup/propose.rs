@@ -13,11 +13,17 @@ use sys::pool_file::Page;
 use super::super::tracked::Tracked;
 use super::Dedup;
 use super::asked::Target;
+use super::buffer::{Buffer, Kept};
 use super::vm::Vm;
 use super::window::Window;
 
 /// A huge page is split for so many pages saved: 1 of 64.
 const LEAST_IN_HUGE_PAGE: usize = 8;
+/// Pages that are read together where one of them is looked for.
+const AHEAD: usize = 16;
+
+/// Pages that were found elsewhere: at most all of a window.
+pub(super) type KeptPages = Kept<{ Window::PAGES as usize }>;
 
 /// A page that could be merged.
 struct Candidate {
@@ -35,7 +41,7 @@ impl Dedup {
         let mut kept = std::mem::take(&mut self.kept);
         let candidates = self.candidates(pid, window, &mut kept);
         if !window.is_huge || candidates.len() >= LEAST_IN_HUGE_PAGE {
-            let mut contents = kept.as_chunks().0.iter();
+            let mut contents = kept.pages();
             for Candidate { page, hash } in candidates {
                 match hash {
                     None => self.queue(pid, page, Target::Zeros),
@@ -46,28 +52,29 @@ impl Dedup {
                 }
             }
         }
-        empty(&mut kept);
+        kept.empty();
         self.kept = kept;
         recalls
     }
 
     /// What is found elsewhere, its content kept: of what is read, little is the same as a rule,
     /// and the rest need not leave the CPU's cache.
-    fn candidates(&mut self, pid: u32, window: &Window, kept: &mut Vec<u8>) -> Vec<Candidate> {
+    fn candidates(&mut self, pid: u32, window: &Window, kept: &mut KeptPages) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         let Some(vm) = self.vms.get_mut(&pid) else { return candidates };
-        self.buffer.resize(Window::RUN as usize * PAGE_LEN, 0);
+        let buffer = self.buffer.bytes_mut();
         for run in window.runs() {
-            let read = vm.read(run.start, &mut self.buffer[..run.len() * PAGE_LEN]);
-            for (page, content) in run.zip(self.buffer[..read].chunks_exact(PAGE_LEN)) {
+            let Some(bytes) = buffer.get_mut(..run.len() * PAGE_LEN) else { break };
+            let read = vm.read(run.start, bytes);
+            for (page, content) in run.zip(bytes[..read].chunks_exact(PAGE_LEN)) {
                 let hash = (!is_zeros(content)).then(|| (self.hash)(content, self.seed));
                 if vm.book.look(page, hash.unwrap_or(0)) != Verdict::Offer {
                     continue;
                 }
                 let number = vm.first + page;
-                if hash.is_none_or(|hash| self.index.meet(hash, number).is_some()) {
+                let is_found = hash.is_none_or(|hash| self.index.meet(hash, number).is_some());
+                if is_found && (hash.is_none() || kept.push(content)) {
                     candidates.push(Candidate { page, hash });
-                    kept.extend_from_slice(if hash.is_some() { content } else { &[] });
                 }
             }
         }
@@ -148,16 +155,6 @@ impl Dedup {
     }
 }
 
-/// Empties it, and has it take half as much where that was far too much: when little changes,
-/// little is kept.
-fn empty(kept: &mut Vec<u8>) {
-    let is_far_too_much = kept.len() < kept.capacity() / 8;
-    kept.clear();
-    if is_far_too_much {
-        kept.shrink_to(kept.capacity() / 2);
-    }
-}
-
 /// What became of the page that the index names.
 enum Twin {
     /// It is this one, of this process.
@@ -174,16 +171,13 @@ enum Twin {
 pub(super) struct Ahead {
     pid: u32,
     pages: Range<u32>,
-    bytes: Vec<u8>,
+    bytes: Buffer<AHEAD>,
 }
 
 impl Ahead {
-    const PAGES: usize = 16;
-
     /// Reads this page, and what is there behind it; `false`: it is not there.
     fn read(&mut self, pid: u32, vm: &Vm, page: u32) -> bool {
-        self.bytes.resize(Self::PAGES * PAGE_LEN, 0);
-        let read = vm.read_there(page, &mut self.bytes) / PAGE_LEN;
+        let read = vm.read_there(page, self.bytes.bytes_mut()) / PAGE_LEN;
         self.pid = pid;
         self.pages = page..page + u32::try_from(read).unwrap_or(0);
         read > 0
@@ -192,7 +186,7 @@ impl Ahead {
     fn page(&self, pid: u32, page: u32) -> Option<&[u8]> {
         let is_read = self.pid == pid && self.pages.contains(&page);
         let at = is_read.then(|| (page - self.pages.start) as usize * PAGE_LEN)?;
-        self.bytes.get(at..at + PAGE_LEN)
+        self.bytes.bytes().get(at..at + PAGE_LEN)
     }
 
     /// What was read may have changed.
