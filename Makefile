@@ -16,7 +16,7 @@ MDBOOK_VERSION := 0.5.4
 DENY_VERSION := 0.20.2
 DEB_VERSION := 3.8.0
 
-.PHONY: help demo test build guest lint unit loom e2e docs audit experiments bench deb clean
+.PHONY: help demo test build guest lint unit loom e2e docs audit advisories experiments bench deb clean
 
 help: ## This list
 	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -58,6 +58,13 @@ docs: $(TOOLS)/bin/mdbook $(PROTOC) ## The user guide and the API documentation
 
 audit: $(TOOLS)/bin/cargo-deny ## Licences, sources and duplicates of dependencies
 	$(TOOLS)/bin/cargo-deny --locked --offline check bans licenses sources
+
+# Apart from `audit`, for it needs the network: what was never looked up must not pass for looked up.
+advisories: $(TOOLS)/bin/cargo-deny ## Known faults of dependencies; needs the network
+	@$(TOOLS)/bin/cargo-deny --locked fetch db || { \
+		echo "advisories: NOT CHECKED: the database of known faults cannot be reached" \
+			"(https://github.com/RustSec/advisory-db)" >&2; exit 1; }
+	$(TOOLS)/bin/cargo-deny --locked --offline check advisories
 
 experiments: build ## Beside these, a shim with the paper's hot set: for meb-overhead and meb-imt
 	$(CARGO) build --locked --release -p overbook-shim --features hot-set --target-dir $(TARGET)/hot-set
