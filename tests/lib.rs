@@ -119,9 +119,15 @@ impl Stage {
     /// none.
     #[must_use]
     pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
+        Self::start_in(Path::new("/tmp"), mode, guests)
+    }
+
+    /// The same with all of its files below `place`, whose path is short.
+    #[must_use]
+    pub fn start_in(place: &Path, mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         let turn = take_turn()?;
         let provisions = provisions()?;
-        let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
+        let dir = tempfile::Builder::new().prefix("ob-").tempdir_in(place).unwrap();
         let mut lab = Lab::start(&dir.path().join("lab"), &provisions, guests).unwrap();
         let daemon = Daemon::start(&mut lab, mode).unwrap();
         Some(Self { lab, daemon, provisions, _dir: dir, _turn: turn })

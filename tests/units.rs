@@ -1,0 +1,289 @@
+//! The units that are installed: how much systemd finds exposed, and that what they start works
+//! with what they leave it, on real guests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod systemd;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use cluster::records;
+use lab::etcd::Members;
+use lab::zram::Zram;
+use lab::{MachineSpec, fleet};
+use model::{Bytes, DiskReading, Mode};
+use overbook::{config_files, pki, pool};
+use overbook_tests::{MAX, Stage, skip, unpacked};
+use sys::pool_maps;
+use systemd::{Systemd, packaging};
+use tokio::runtime::Runtime;
+
+/// What `systemd-analyze security` may find each unit exposed to, of 10.
+const MOST: f64 = 2.0;
+/// The same with all that an operator can add to the daemon's unit.
+const MOST_WITH_ALL: f64 = 2.6;
+const VMS: [&str; 2] = ["one", "two"];
+const ENOUGH: Bytes = Bytes::mib(12);
+/// Mappings of a pool that may be left, with no content.
+const MOST_LEFT: usize = 4;
+/// The one of the kernel's settings that the daemon may change.
+const KSM: &str = "/sys/kernel/mm/ksm";
+const LIMIT: Duration = Duration::from_secs(60);
+const A_DAY: Duration = Duration::from_secs(86_400);
+
+/// What is installed in this directory with this ending, in order.
+fn files(ending: &str) -> Vec<PathBuf> {
+    let all = fs::read_dir(packaging()).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> =
+        all.filter(|path| path.extension().is_some_and(|found| found == ending)).collect();
+    found.sort();
+    found
+}
+
+/// How exposed systemd finds a unit, of 10.
+fn exposure(mut analyze: Command, unit: &Path) -> f64 {
+    let output = analyze.args(["security", "--offline=true"]).arg(unit).output().unwrap();
+    let said = overbook_tests::text(&output);
+    let score = said.lines().find_map(|line| {
+        let (_, score) = line.split_once("Overall exposure level for ")?;
+        score.split_once(": ")?.1.split_whitespace().next()?.parse().ok()
+    });
+    score.unwrap_or_else(|| panic!("{}: no score in:\n{said}", unit.display()))
+}
+
+#[test]
+fn systemd_finds_no_unit_more_exposed_than_is_said() {
+    let Some(programs) = systemd::programs() else { return };
+    let units = files("service");
+    assert_eq!(units.len(), 4, "{units:?}");
+    for unit in units {
+        let score = exposure(programs.command("systemd-analyze"), &unit);
+        eprintln!("{}: {score}", unit.file_name().unwrap().display());
+        assert!(score <= MOST, "{}: {score}", unit.display());
+    }
+
+    // With both of what an operator may add.
+    let dir = tempfile::tempdir().unwrap();
+    let name = "overbook.service";
+    let mut whole = fs::read_to_string(packaging().join(name)).unwrap();
+    let (added, rest) = (files("conf"), whole.find("[Install]").unwrap());
+    assert_eq!(added.len(), 2, "{added:?}");
+    let rest = whole.split_off(rest);
+    for file in added {
+        whole += &fs::read_to_string(file).unwrap();
+    }
+    let unit = dir.path().join(name);
+    fs::write(&unit, whole + &rest).unwrap();
+    let score = exposure(programs.command("systemd-analyze"), &unit);
+    eprintln!("{name} with frames.conf and network.conf: {score}");
+    assert!(score > MOST && score <= MOST_WITH_ALL, "{score}");
+}
+
+fn bytes(stage: &Stage, vm: &str, of: &str, field: &str) -> Bytes {
+    Bytes(stage.vm(vm)[of][field].as_u64().unwrap_or(0))
+}
+
+fn until_all(stage: &Stage, what: &str, of: &str, field: &str) {
+    stage.until(what, |stage| VMS.iter().all(|vm| bytes(stage, vm, of, field) > ENOUGH));
+}
+
+/// A field of `/proc/PID/status`.
+fn status(pid: u32, field: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {field} in {text}")).trim().to_owned()
+}
+
+fn capabilities(pid: u32) -> u32 {
+    u64::from_str_radix(&status(pid, "CapEff"), 16).unwrap().count_ones()
+}
+
+#[test]
+fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
+    let Some(programs) = systemd::programs() else { return };
+    let zram = match Zram::new(Bytes::mib(256)) {
+        Ok(zram) => zram,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let guest = |name: &str| MachineSpec {
+        shim: true,
+        ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 100 --breathe 15 --rate 20")
+    };
+    // Not below /tmp, which the unit has one of its own of.
+    let Some(mut stage) = Stage::start_in(Path::new("/run"), Mode::Enforce, &VMS.map(guest)) else {
+        return;
+    };
+    fleet::wait_until_filled(&stage.lab, 100).unwrap();
+    stage.configure(&[("dedup = \"off\"", "dedup = 200")]);
+    stage.daemon.kill(&mut stage.lab).unwrap();
+
+    let systemd = Systemd::start(&programs, stage.lab.dir(), &stage.config());
+    let unit = "overbook.service";
+    systemd.install(unit);
+    systemd.must(&["start", unit]);
+    let (daemon, capable) = (systemd.main_pid(unit), capabilities(systemd.main_pid(unit)));
+    let names = fs::read_to_string(packaging().join(unit)).unwrap();
+    let names = names.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    assert_eq!(capable as usize, names.split_whitespace().count(), "{names}");
+    assert_eq!((&*status(daemon, "Seccomp"), &*status(daemon, "NoNewPrivs")), ("2", "1"));
+
+    until_all(&stage, "both share pages", "dedup", "saved_bytes");
+    let worker = stage.worker("shop").unwrap().pid;
+    assert_eq!(capabilities(worker), capable);
+    let cgroup = |pid: u32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    assert_ne!(cgroup(worker), cgroup(daemon), "its CPU time is counted apart");
+    if Path::new(KSM).exists() {
+        let mounts = fs::read_to_string(format!("/proc/{daemon}/mountinfo")).unwrap();
+        assert!(mounts.contains(&format!(" {KSM} rw")), "KSM could not be driven:\n{mounts}");
+    }
+
+    // What needs one capability more says so, and works with it.
+    stage.configure(&[
+        ("free_pages = \"off\"", "free_pages = \"lazy\""),
+        ("[host]", "[host]\nreserve = \"900GiB\""),
+    ]);
+    systemd.must(&["reload", unit]);
+    stage.until("it is said what freed memory lacks", |stage| {
+        let why = stage.vm(VMS[0])["unsupported"]["free_pages"].to_string();
+        why.contains("CAP_SYS_ADMIN")
+    });
+    systemd.add("frames.conf", unit);
+    systemd.must(&["restart", unit]);
+    assert_eq!(capabilities(systemd.main_pid(unit)), capable + 1);
+    until_all(&stage, "what both have freed is taken", "free_pages", "taken_bytes_total");
+    assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
+
+    // What it has done is undone as it stops, within the same unit.
+    systemd.must(&["stop", unit]);
+    assert!(stage.undo().is_empty(), "{:?}", stage.undo());
+    // On a busy machine a shim may rest just then, and its VM share for a while longer.
+    stage.until("nothing is shared", |stage| stage.overbook(&["release"]).status.success());
+    for vm in VMS {
+        let left = pool_maps::mappings(stage.guest(vm).process().pid).unwrap();
+        assert!(left.len() <= MOST_LEFT, "{vm} still shares: {left:?}");
+    }
+    assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
+    drop((systemd, stage));
+    drop(zram);
+}
+
+fn until(systemd: &Systemd<'_>, what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}: {}", systemd.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
+    let Some(programs) = systemd::programs() else { return };
+    let Some(clients) = unpacked("nbd-clients", &["libnbd-bin", "qemu-utils"]) else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/run").unwrap();
+    let (at, here) = (dir.path().display(), Ipv4Addr::LOCALHOST);
+    fs::create_dir(dir.path().join("log")).unwrap();
+    let authority = dir.path().join("pki");
+    pki::init(&authority).unwrap();
+    let tls = pki::issue(&authority, "host", &[here.to_string()], A_DAY).unwrap();
+    let tls = tls.display();
+    let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
+    let config = dir.path().join("overbook.toml");
+    let text = format!(
+        "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
+         [group.shop]\nvms = [\"one\"]\n[disk.swap]\nvm = \"one\"\nfile = \"{at}/file\"\n\
+         size = \"32MiB\"\nrepositories = [\"{here}:{port}\"]\ntls = \"{tls}\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    let systemd = Systemd::start(&programs, dir.path(), &config);
+
+    // All that it lends is pinned.
+    let repository = "overbook-repository.service";
+    systemd.install(repository);
+    let told = format!("MEMORY=64MiB LISTEN={here}:{port} TLS={tls}");
+    systemd.tell(repository, &format!("[Service]\nEnvironment={told}\n"));
+    systemd.must(&["start", repository]);
+    until(&systemd, "the repository has pinned its memory", || {
+        let text = fs::read_to_string(format!("/proc/{}/status", systemd.main_pid(repository)));
+        let text = text.unwrap_or_default();
+        let locked = text.lines().find_map(|line| line.strip_prefix("VmLck:"));
+        let kib = locked.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        kib.is_some_and(|kib| kib >= 64 << 10)
+    });
+    assert_eq!(capabilities(systemd.main_pid(repository)), 1, "CAP_IPC_LOCK");
+
+    // Without the network they serve all the same.
+    let (unit, disks) = ("overbook-disks@.service", "overbook-disks@shop.service");
+    systemd.install(unit);
+    systemd.must(&["start", disks]);
+    let reading = || -> Option<DiskReading> {
+        let mut stream = UnixStream::connect(dir.path().join("disks/shop.status")).ok()?;
+        stream.write_all(b"{}\n").ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).ok()?;
+        serde_json::from_str::<overbook::disks::Status>(&text).ok()?.disks.remove("swap")
+    };
+    let connected = || reading().and_then(|disk| disk.repositories).map(|them| them.connected);
+    let export = format!("nbd+unix:///swap?socket={at}/disks/swap.sock");
+    let qemu_io = |commands: &[&str]| {
+        let mut command = Command::new(clients.program("qemu-io"));
+        command.env("LD_LIBRARY_PATH", clients.libraries()).args(["-f", "raw", &export]);
+        let commands = commands.iter().flat_map(|command| ["-c", command]);
+        let output = command.args(commands).output().unwrap();
+        let said = overbook_tests::text(&output);
+        assert!(output.status.success() && !said.contains("rror"), "{said}");
+    };
+    until(&systemd, "somebody answers for the disks", || reading().is_some());
+    qemu_io(&["write -P 7 0 4M", "flush", "read -P 7 0 4M"]);
+    assert_eq!(connected(), Some(0), "its unit lets nothing out");
+
+    systemd.add("network.conf", unit);
+    systemd.must(&["restart", disks]);
+    until(&systemd, "the repository is connected", || connected() == Some(1));
+    qemu_io(&["write -P 9 0 4M", "flush", "read -P 9 0 4M"]);
+    systemd.must(&["stop", disks]);
+    systemd.must(&["stop", repository]);
+}
+
+#[test]
+fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
+    let Some(programs) = systemd::programs() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/run").unwrap();
+    fs::create_dir(dir.path().join("log")).unwrap();
+    let authority = dir.path().join("pki");
+    pki::init(&authority).unwrap();
+    let issue = |name: &str| {
+        pki::issue(&authority, name, &[Ipv4Addr::LOCALHOST.to_string()], A_DAY).unwrap()
+    };
+    let members = match Members::start_secured(1, dir.path(), &issue("etcd")) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let config = dir.path().join("overbook.toml");
+    let (endpoints, tls) = (members.endpoints(), issue("a"));
+    let text = format!(
+        "[host]\nqmp = [\"{at}/*.sock\"]\nstate = \"{at}/state\"\n\
+         [pool]\nhost = \"a\"\netcd = {endpoints:?}\ntls = \"{tls}\"\n",
+        at = dir.path().display(),
+        tls = tls.display()
+    );
+    fs::write(&config, text).unwrap();
+    let pool = config_files::load(&config).unwrap().pool.unwrap();
+    let systemd = Systemd::start(&programs, dir.path(), &config);
+    let unit = "overbook-controller.service";
+    systemd.install(unit);
+    systemd.must(&["start", unit]);
+    let runtime = Runtime::new().unwrap();
+    let is_taken = async || {
+        let seats = pool::store(&pool).await.ok()?.read(records::CONTROLLER_SEAT).await.ok()?;
+        Some(seats.values.contains_key(records::CONTROLLER_SEAT))
+    };
+    until(&systemd, "the controller has its seat", || runtime.block_on(is_taken()) == Some(true));
+    assert_eq!(capabilities(systemd.main_pid(unit)), 0);
+    systemd.must(&["stop", unit]);
+}
