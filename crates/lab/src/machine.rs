@@ -131,6 +131,8 @@ pub struct MachineSpec {
     pub reporting_order: Option<u32>,
     /// What else its kernel is told.
     pub kernel_options: String,
+    /// What else its QEMU is told.
+    pub qemu_options: Vec<String>,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,
     /// Whether that shim has the paper's hot set, which the one that ships has not.
@@ -165,6 +167,7 @@ impl MachineSpec {
             balloon_driver: true,
             reporting_order: Some(USUAL_ORDER),
             kernel_options: String::new(),
+            qemu_options: Vec::new(),
             shim: false,
             hot_set: false,
             ksm: true,
@@ -176,6 +179,12 @@ impl MachineSpec {
     /// The same guest with a swap disk of `size`, throttled to `iops` operations per second.
     pub fn with_swap(mut self, size: Bytes, iops: Option<u32>) -> Self {
         self.swap = Some(Swap { size, iops });
+        self
+    }
+
+    /// The same guest whose QEMU is told these things, too (words separated by blanks).
+    pub fn with_qemu(mut self, options: &str) -> Self {
+        self.qemu_options.extend(options.split_whitespace().map(str::to_owned));
         self
     }
 
@@ -317,7 +326,8 @@ pub fn command(
         add("-drive", format!("if=none,id=root,format=raw,readonly=on,file={}", file(root)));
         add("-device", "virtio-blk-pci,drive=root,serial=root".to_owned());
     }
-    bare(qemu, image, accel).args(args).on_cpus(&spec.cpus).die_with_parent()
+    let more = &spec.qemu_options;
+    bare(qemu, image, accel).args(args).args(more).on_cpus(&spec.cpus).die_with_parent()
 }
 
 /// What every guest of the lab shares, also the one that only probes the accelerator.
