@@ -5,6 +5,7 @@
 
 mod group;
 mod liar;
+mod ram_liar;
 
 use std::time::{Duration, Instant};
 

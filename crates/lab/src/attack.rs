@@ -10,6 +10,8 @@
 //!
 //! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
 
+mod ram_liar;
+
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
@@ -30,7 +32,7 @@ pub const NOBODY: u32 = 65534;
 type Attack = (&'static str, fn(&[String]) -> Result<(), LabError>);
 
 /// All of them, sorted by name.
-const ATTACKS: &[Attack] = &[];
+const ATTACKS: &[Attack] = &[(ram_liar::NAME, ram_liar::run)];
 
 /// Runs the attack `name` until this process is ended.
 ///

@@ -182,6 +182,12 @@ impl MachineSpec {
         self
     }
 
+    /// The same guest whose QEMU is told these things, too (words separated by blanks).
+    pub fn with_qemu(mut self, options: &str) -> Self {
+        self.qemu_options.extend(options.split_whitespace().map(str::to_owned));
+        self
+    }
+
     /// The same guest with a Debian, among whose programs its workload runs.
     pub fn with_debian(mut self, debian: &Debian) -> Self {
         self.root_disk = Some(debian.image.clone());

@@ -72,6 +72,14 @@ pub enum Reason {
         /// In a minute.
         more: Bytes,
     },
+    /// The host has not got what the balloon took.
+    #[error(
+        "its balloon holds {withheld} that the host has not got back: what was taken goes back to the guest"
+    )]
+    Withheld {
+        /// Counted on the host beyond what the balloon leaves the guest.
+        withheld: Bytes,
+    },
     /// Nobody in the group needs what was taken any more.
     #[error("nobody in the group needs the rest of its guaranteed {base} any more")]
     Restore {
@@ -209,6 +217,18 @@ pub enum Reason {
         expected: i64,
         /// Major faults per minute that it had less afterwards; negative: more.
         saved: i64,
+    },
+    /// All that may be touched does not fit below a limit of QEMU's cgroup.
+    #[error(
+        "its QEMU's cgroup {cgroup} may have {limit}, and {over} more than that may be touched there: its grant comes back"
+    )]
+    CgroupExceeded {
+        /// The cgroup.
+        cgroup: String,
+        /// Its limit.
+        limit: Bytes,
+        /// How much more may be touched.
+        over: Bytes,
     },
     /// Its balloon is above its maximum.
     #[error("it holds more than its maximum of {max}")]
@@ -372,7 +392,7 @@ pub enum Reason {
         pressure: Pressure,
     },
     /// A guest without swap keeps what it uses.
-    #[error("it has no swap and only {free} free: no more than that can be taken")]
+    #[error("it is not known to have swap, and can spare {free}: no more than that can be taken")]
     Swapless {
         /// What it has free beyond its safety margin.
         free: Bytes,
@@ -430,6 +450,16 @@ pub enum Reason {
         /// When it is asked again.
         wait: Millis,
     },
+    /// The host does not get what the balloon takes.
+    #[error(
+        "its balloon gives the host nothing back ({amount} of what it took were still occupied; locked, pinned or preallocated memory stays); next try in {wait}"
+    )]
+    GivesNothingBack {
+        /// Counted on the host beyond what the balloon left the guest.
+        amount: Bytes,
+        /// Until the next try.
+        wait: Millis,
+    },
     /// Somebody else moved the balloon.
     #[error("somebody else moved its balloon from {target} to {actual}: left alone for {wait}")]
     MovedByOthers {
@@ -459,6 +489,18 @@ pub enum Reason {
         available: Bytes,
         /// The reserve.
         reserve: Bytes,
+    },
+    /// No more fits below a limit of QEMU's cgroup.
+    #[error(
+        "its QEMU's cgroup {cgroup} may have {limit} and has {used}: what its guest may still touch fits below that, and no more"
+    )]
+    CgroupLimit {
+        /// The cgroup.
+        cgroup: String,
+        /// Its limit.
+        limit: Bytes,
+        /// What is charged there.
+        used: Bytes,
     },
     /// The host's own memory could not be read lately.
     #[error("the host's own memory was not readable lately: nothing is handed out")]

@@ -184,9 +184,9 @@ pub struct GroupSpec {
 pub struct LimitsSpec {
     /// Never less than this; not written: `base`, so the VM is never shrunk below it.
     pub min: Option<Bytes>,
-    /// Guaranteed; not written: all the RAM that the VM was started with.
+    /// Guaranteed; not written: all the RAM that the VM has.
     pub base: Option<Bytes>,
-    /// Never more than this; not written: all the RAM that the VM was started with.
+    /// Never more than this; not written: all the RAM that the VM has.
     pub max: Option<Bytes>,
 }
 
@@ -262,6 +262,14 @@ pub struct VmLimits {
     pub max: Bytes,
 }
 
+impl VmLimits {
+    /// The limits of the same VM with so much more memory that is all its own.
+    #[must_use]
+    pub const fn plus(self, more: Bytes) -> Self {
+        Self { min: self.min, base: self.base.plus(more), max: self.max.plus(more) }
+    }
+}
+
 impl Spec {
     /// The group that `vm` belongs to. At most one: overlapping patterns were refused.
     #[must_use]
@@ -294,7 +302,7 @@ impl Spec {
         self.api.socket.parent().unwrap_or(&self.api.socket).join("disks")
     }
 
-    /// The limits of `vm`, started with `ram`, in `group`.
+    /// The limits of `vm`, which has `ram`, in `group`.
     #[must_use]
     pub fn limits_of(&self, vm: &VmName, group: &GroupSpec, ram: Bytes) -> VmLimits {
         let own = self.vms.get(vm).map(|v| v.limits).unwrap_or_default();
@@ -319,7 +327,7 @@ impl LimitsSpec {
         }
     }
 
-    /// The limits that apply to a VM started with `ram`: nothing exceeds what QEMU can give. Of a
+    /// The limits that apply to a VM with `ram`: nothing exceeds what QEMU can give. Of a
     /// VM that was never reached (`ram` is zero) only what is written is known.
     #[must_use]
     pub fn resolve(self, ram: Bytes) -> VmLimits {

@@ -164,7 +164,8 @@ impl fmt::Display for Millis {
             ms @ 0..1_000 => format!("{ms} ms"),
             ms @ 1_000..120_000 if ms % 1000 < 100 => format!("{} s", ms / 1000),
             ms @ 1_000..120_000 => format!("{}.{} s", ms / 1000, ms % 1000 / 100),
-            ms => format!("{} min", ms / 60_000),
+            ms @ 120_000..172_800_000 => format!("{} min", ms / 60_000),
+            ms => format!("{} days", ms / 86_400_000),
         };
         f.pad(&text)
     }
@@ -232,6 +233,7 @@ mod tests {
         assert_eq!(Millis(250).to_string(), "250 ms");
         assert_eq!(Millis(5_500).to_string(), "5.5 s");
         assert_eq!(Millis::secs(600).to_string(), "10 min");
+        assert_eq!(Millis::secs(3 * 86_400).to_string(), "3 days");
         assert_eq!(Time(5).since(Time(9)), Millis(0));
     }
 }

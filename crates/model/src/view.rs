@@ -90,8 +90,17 @@ pub struct VmView {
     pub pid: Option<u32>,
     /// Whether QEMU talks to us.
     pub link: Link,
-    /// Guest RAM that QEMU was started with; the balloon cannot give more.
+    /// Guest RAM as it is now, as far as the balloon reaches: base memory and DIMMs. No more of it
+    /// than the kernel sees of QEMU.
     pub ram: Bytes,
+    /// DIMMs among it that were plugged while the guest ran: limits that are written are of a VM
+    /// without them.
+    #[serde(default)]
+    pub hotplugged: Bytes,
+    /// What memory devices hold that the balloon does not count (NVDIMM, virtio-pmem, virtio-mem,
+    /// SGX EPC). What the host backs is this and `ram`.
+    #[serde(default)]
+    pub devices: Bytes,
     /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon
     /// device, or a guest without its driver (see [`VmView::limits`]).
     pub balloon: Option<Reading<Bytes>>,
@@ -115,6 +124,9 @@ pub struct VmView {
     /// cgroup v2). libvirt and systemd give each VM one of its own.
     #[serde(default)]
     pub cgroup_cpu_us: Option<Reading<u64>>,
+    /// The limits of memory that QEMU's cgroups have, where they could be read.
+    #[serde(default)]
+    pub memory_limits: Option<Reading<Vec<MemoryLimit>>>,
     /// Its working set and miss-ratio curve, where they are tracked.
     #[serde(default)]
     pub tracking: Option<Reading<Tracking>>,
@@ -145,6 +157,8 @@ impl VmView {
             pid: None,
             link,
             ram: Bytes::ZERO,
+            hotplugged: Bytes::ZERO,
+            devices: Bytes::ZERO,
             balloon: None,
             stats: None,
             used: None,
@@ -153,6 +167,7 @@ impl VmView {
             immovable: None,
             block: None,
             cgroup_cpu_us: None,
+            memory_limits: None,
             tracking: None,
             dedup: None,
             free_pages: None,
@@ -162,6 +177,19 @@ impl VmView {
             last_error: None,
         }
     }
+}
+
+/// A limit of memory that a cgroup has, and what is charged there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryLimit {
+    /// The cgroup, as a path from the root of its tree.
+    pub cgroup: String,
+    /// The file that says so: `memory.max`, `memory.high`, or `memory.limit_in_bytes`.
+    pub file: String,
+    /// No more than this.
+    pub limit: Bytes,
+    /// What all processes there occupy, without the cache of files.
+    pub used: Bytes,
 }
 
 /// A part of Overbook that acts on VMs. Each has its own [`crate::Mode`].

@@ -15,7 +15,7 @@ use model::{
 };
 
 use crate::{
-    http::wire::{self, ColdStatus, LastChange, LoanStatus, ScanStatus},
+    http::wire::{self, ColdStatus, LastChange, LoanStatus, MemoryLimitStatus, ScanStatus},
     published::Published,
 };
 
@@ -46,12 +46,12 @@ pub fn explain(tick: &Published, vm: &VmName, last: Option<&LastChange>) -> Stri
 fn situation(tick: &Published, vm: &VmName, view: &VmView) -> String {
     let has = match view.balloon {
         _ if view.cold.is_some() => {
-            format!("may use all of the {} that it was started with, and is paged", view.ram)
+            format!("may use all of its {} of RAM, and is paged", view.ram)
         }
         Some(balloon) if balloon.value < view.ram => {
-            format!("may use {} of the {} that it was started with", balloon.value, view.ram)
+            format!("may use {} of its {} of RAM", balloon.value, view.ram)
         }
-        _ => format!("may use all of the {} that it was started with", view.ram),
+        _ => format!("may use all of its {} of RAM", view.ram),
     };
     let place = tick.spec.group_of(vm).map_or_else(
         || "it belongs to no group".to_owned(),
@@ -133,9 +133,15 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
         let age = stats.age(tick.at);
         lines.push(("Guest says", format!("{parts}, {total} ({age} before this tick)")));
     }
+    if !view.devices.is_zero() {
+        let devices = view.devices;
+        lines.push(("Other memory", format!("{devices} of devices that its balloon cannot reach")));
+    }
     if let Some(used) = view.used {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }
+    let limits = MemoryLimitStatus::of(view);
+    lines.extend(limits.iter().map(|limit| ("Its cgroup", limit.words())));
     lines.extend(view.tracking.iter().map(|reading| ("Working set", tracked(reading, tick.at))));
     let scan = tick.spec.group_of(vm).and_then(|(group, _)| tick.plan.scans.get(group));
     let shared = view.dedup.iter().map(|reading| ("Shared pages", shared(&reading.value, scan)));

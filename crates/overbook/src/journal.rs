@@ -51,6 +51,10 @@ pub struct UndoRecord {
     pub incarnation: u64,
     /// The balloon's size; `None`: not touched.
     pub balloon: Option<Bytes>,
+    /// The RAM that it had then, which DIMMs may have changed since. `None`: not touched, or
+    /// written by a version that did not ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<Bytes>,
     /// The polling interval of the guest's statistics in seconds, 0 for off; `None`: not touched.
     pub stats_interval_s: Option<u64>,
 }
@@ -59,7 +63,7 @@ impl UndoRecord {
     /// Of a VM on which nothing was changed yet.
     #[must_use]
     pub const fn untouched(vm: VmName, socket: PathBuf, incarnation: u64) -> Self {
-        Self { socket, vm, incarnation, balloon: None, stats_interval_s: None }
+        Self { socket, vm, incarnation, balloon: None, ram: None, stats_interval_s: None }
     }
 
     /// Whether nothing was changed.
@@ -178,7 +182,9 @@ impl Journal {
             }
             let mut merged = new.clone();
             if let Some(old) = self.get(&new.socket, new.incarnation) {
-                merged.balloon = old.balloon.or(new.balloon);
+                if old.balloon.is_some() {
+                    (merged.balloon, merged.ram) = (old.balloon, old.ram);
+                }
                 merged.stats_interval_s = old.stats_interval_s.or(new.stats_interval_s);
             }
             next.vms.insert(new.socket.clone(), merged);

@@ -23,31 +23,44 @@ use tokio::net::{UnixListener, UnixStream};
 
 const PERIOD: Duration = Duration::from_millis(50);
 const RAM: u64 = 256 << 20;
+/// What the balloon is told when it is to hold nothing, however much RAM there is.
+const WHOLE: &str = "\"value\":9223372036854775807";
 
 /// An invented QEMU: answers like a healthy one, except where a test says otherwise.
 #[derive(Clone)]
 struct Fake {
     name: &'static str,
-    answers: BTreeMap<&'static str, Value>,
+    answers: Arc<Mutex<BTreeMap<&'static str, Value>>>,
     heard: Arc<Mutex<Vec<String>>>,
 }
 
 impl Fake {
     fn new(name: &'static str) -> Self {
-        Self { name, answers: BTreeMap::new(), heard: Arc::default() }
+        Self { name, answers: Arc::default(), heard: Arc::default() }
     }
 
     /// Answers `command` (or the `qom-get` of a property) with `value`.
-    fn answering(mut self, command: &'static str, value: Value) -> Self {
-        self.answers.insert(command, value);
+    fn answering(self, command: &'static str, value: Value) -> Self {
+        self.answers.lock().unwrap().insert(command, value);
         self
+    }
+
+    /// Plugs memory devices: each of this type and so many MiB.
+    fn plug(&self, devices: &[(&str, u64)]) {
+        let sum: u64 = devices.iter().map(|(_, mib)| mib << 20).sum();
+        let device = |(kind, mib): &(&str, u64)| json!({"type": kind, "data": {"size": mib << 20}});
+        let devices: Vec<Value> = devices.iter().map(device).collect();
+        let mut answers = self.answers.lock().unwrap();
+        let summary = json!({"base-memory": RAM, "plugged-memory": sum});
+        answers.insert("query-memory-size-summary", summary);
+        answers.insert("query-memory-devices", json!(devices));
     }
 
     fn answer(&self, message: &Value) -> Value {
         let command = message["execute"].as_str().unwrap();
         let property = message["arguments"]["property"].as_str().unwrap_or(command);
-        if let Some(value) = self.answers.get(if command == "qom-get" { property } else { command })
-        {
+        let asked = if command == "qom-get" { property } else { command };
+        if let Some(value) = self.answers.lock().unwrap().get(asked) {
             return value.clone();
         }
         match (command, property) {
@@ -177,6 +190,70 @@ async fn a_healthy_vm_is_seen_whole() {
 }
 
 #[tokio::test]
+async fn ram_is_what_the_balloon_reaches_now_and_other_memory_devices_stand_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
+    let mut drivers = watch(dir.path());
+    until(&mut drivers, "web", is_up).await;
+    fake.plug(&[("dimm", 128), ("nvdimm", 512), ("virtio-mem", 64)]);
+    let has = |ram: u64, devices| {
+        move |v: &VmView| (v.ram, v.devices) == (Bytes(RAM + (ram << 20)), Bytes::mib(devices))
+    };
+    until(&mut drivers, "web", has(128, 576)).await;
+    fake.plug(&[("virtio-pmem", 32)]);
+    until(&mut drivers, "web", has(0, 32)).await;
+}
+
+#[tokio::test]
+async fn memory_that_was_plugged_after_the_decision_is_the_guests_and_a_release_leaves_it_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let fake = Fake::new("web");
+    tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
+    let mut drivers = watch(dir.path());
+    let view = until(&mut drivers, "web", is_up).await;
+    // What was decided takes 56 MiB of 256.
+    fake.plug(&[("dimm", 512)]);
+    drivers.act(&set("web", &view, 200));
+    let grown = format!("\"value\":{}", (200 + 512) << 20);
+    eventually("it is asked for what that is now", || fake.heard(&grown) == 1).await;
+    let outcomes = drivers.release().await;
+    let [(_, Ok(done))] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(done.contains("balloon back to 768 MiB"), "{done}");
+    assert_eq!(fake.heard(WHOLE), 1);
+}
+
+#[tokio::test]
+async fn a_release_leaves_a_grant_that_a_guest_without_swap_uses() {
+    let dir = tempfile::tempdir().unwrap();
+    let stats = |available: u64| {
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+        let stats = json!({
+            "stat-total-memory": RAM,
+            "stat-free-memory": available << 20,
+            "stat-available-memory": available << 20,
+            "stat-swap-out": 0,
+        });
+        json!({"stats": stats, "last-update": now})
+    };
+    // It had 128 MiB, and has all now, of which it can spare 24.
+    let fake = Fake::new("web").answering("guest-stats", stats(50));
+    let fake = fake.answering("query-balloon", json!({"actual": 128 << 20}));
+    tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
+    let mut drivers = watch(dir.path());
+    let view = until(&mut drivers, "web", is_up).await;
+    drivers.act(&set("web", &view, 256));
+    eventually("it moves", || fake.heard("\"balloon\"") == 1).await;
+    let fake = fake.answering("query-balloon", json!({"actual": RAM}));
+    let fake = fake.answering("guest-stats", stats(50));
+    let outcomes = drivers.release().await;
+    let [(_, Ok(done))] = &outcomes[..] else { panic!("{outcomes:?}") };
+    assert!(done.contains("instead of the original 128 MiB: its guest uses that"), "{done}");
+    let (tenth, spare) = (RAM / 10, 50 << 20);
+    assert_eq!(fake.heard(&format!("\"value\":{}", RAM - (spare - tenth))), 1);
+}
+
+#[tokio::test]
 async fn bad_statistics_are_a_visible_limit_and_nothing_else() {
     for bad in [json!(-7), json!("many"), json!(1_u64 << 62)] {
         let dir = tempfile::tempdir().unwrap();
@@ -262,7 +339,7 @@ async fn the_balloon_moves_after_its_original_is_recorded_and_release_puts_it_ba
 
     let outcomes = drivers.release().await;
     assert!(matches!(&outcomes[..], [(vm, Ok(_))] if vm.as_str() == "web"), "{outcomes:?}");
-    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert_eq!(fake.heard(WHOLE), 1);
     let settings = fake.heard("qom-set");
     drivers.act(&set("web", &view, 100));
     settle().await;
@@ -287,8 +364,7 @@ async fn a_vm_that_leaves_management_gets_back_what_it_had_and_is_watched_on() {
     eventually("both move", || moved(&left) && moved(&kept)).await;
     let released = drivers.let_go(&|vm| vm.as_str() == "web").await;
     assert!(matches!(&released[..], [(vm, Ok(_))] if vm.as_str() == "web"), "{released:?}");
-    let original = format!("\"value\":{RAM}");
-    assert_eq!((left.heard(&original), kept.heard(&original)), (1, 0));
+    assert_eq!((left.heard(WHOLE), kept.heard(WHOLE)), (1, 0));
     until(&mut drivers, "web", is_up).await;
 }
 
@@ -311,7 +387,7 @@ async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
     eventually("it moves", || fake.heard(&format!("{}", 100 << 20)) == 1).await;
     let outcomes = second.release().await;
     assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
-    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert_eq!(fake.heard(WHOLE), 1);
     assert!(on_record(dir.path()).is_empty());
 }
 
@@ -329,7 +405,7 @@ async fn a_vm_that_the_configuration_does_not_name_any_more_is_released_too() {
     let second = with_journal(elsewhere.path(), Journal::open(dir.path()).unwrap());
     let outcomes = second.release().await;
     assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
-    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert_eq!(fake.heard(WHOLE), 1);
     assert!(on_record(dir.path()).is_empty());
 }
 
@@ -339,7 +415,7 @@ async fn a_release_that_comes_before_the_first_connection_waits_for_it() {
     let second = watch(dir.path());
     let outcomes = second.release().await;
     assert!(matches!(&outcomes[..], [(_, Ok(_))]), "{outcomes:?}");
-    assert_eq!(fake.heard(&format!("\"value\":{RAM}")), 1);
+    assert_eq!(fake.heard(WHOLE), 1);
 }
 
 #[tokio::test]

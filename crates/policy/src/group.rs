@@ -3,7 +3,9 @@
 use model::{Bytes, ColdSpec, GroupSpec, Ledger, Policy, Reason, Time};
 
 use crate::{
-    Rule, Rules, cold,
+    Rule, Rules,
+    ceilings::Ceilings,
+    cold,
     guard::{self, Purpose},
     headroom::Headroom,
     idle, ledger,
@@ -44,10 +46,18 @@ impl<'a> Group<'a> {
     }
 
     /// Decides what happens to every member.
-    pub(crate) fn decide(&mut self, host: &mut Headroom, rules: Rules, now: Time) {
+    pub(crate) fn decide(
+        &mut self,
+        host: &mut Headroom,
+        ceilings: &mut Ceilings,
+        rules: Rules,
+        now: Time,
+    ) {
         self.withdraw_from_the_stuck(rules, now);
+        self.return_what_is_withheld(rules, now);
         self.give_back_on_stress(rules, now);
         self.take_above_max(rules, now);
+        self.take_above_ceilings(ceilings, rules, now);
         if let Some(reason) = host.short.clone() {
             let all = Bytes(u64::MAX);
             revoke::take_back(&mut self.members, all, Purpose::Emergency, &reason, rules, now);
@@ -61,6 +71,7 @@ impl<'a> Group<'a> {
             self.restore_base(now);
             self.page_out_ahead(rules, now);
         }
+        self.stay_below_ceilings(ceilings);
         for member in &mut self.members {
             member.repeat(host.short.is_some(), now);
         }
@@ -80,6 +91,21 @@ impl<'a> Group<'a> {
             member.memory.mark_stuck(wanted, now);
             let is_give_back = wanted > member.actual && wanted <= member.limits.base;
             member.plan_around(!is_give_back, now);
+        }
+    }
+
+    /// What a balloon has taken and the host has not got goes back to the guest.
+    fn return_what_is_withheld(&mut self, rules: Rules, now: Time) {
+        if !rules.has(Rule::GivesBack) {
+            return;
+        }
+        for member in self.members.iter_mut().filter(|member| member.blocked.is_none()) {
+            let Some((withheld, before)) = member.memory.withheld.turns_out(now) else { continue };
+            let target = before.map_or(member.target, |held| member.ram.minus(held));
+            if target > member.target {
+                member.give(target, Reason::Withheld { withheld });
+            }
+            member.plan_around(false, now);
         }
     }
 
@@ -114,6 +140,39 @@ impl<'a> Group<'a> {
                 Ok(target) => member.take(target, Reason::AboveMax { max }),
                 Err(refusal) => member.refuse(refusal),
             }
+        }
+    }
+
+    /// Grants come back while all that may be touched does not fit below a limit of a cgroup.
+    fn take_above_ceilings(&mut self, ceilings: &mut Ceilings, rules: Rules, now: Time) {
+        for member in self.members.iter_mut().filter(|m| !m.grant().is_zero()) {
+            let Some((over, limit)) = ceilings.exceeded(member) else { continue };
+            let (cgroup, limit) = (limit.cgroup.clone(), limit.limit);
+            match guard::lowest_target(member, over, Purpose::Deficit, rules, now) {
+                Ok(target) => {
+                    ceilings.note_taken(member, member.target.minus(target));
+                    member.take(target, Reason::CgroupExceeded { cgroup, limit, over });
+                }
+                Err(refusal) => member.refuse(refusal),
+            }
+        }
+    }
+
+    /// What was decided to be given is no more than fits below the limits of cgroups.
+    fn stay_below_ceilings(&mut self, ceilings: &mut Ceilings) {
+        for member in &mut self.members {
+            let Some(change) = member.change.as_ref().filter(|change| !change.is_take) else {
+                continue;
+            };
+            let (has, wanted) = (member.limit(), change.target.minus(member.limit()));
+            let (fits, refusal) = match ceilings.claim(member, wanted) {
+                Ok(granted) if granted == wanted => continue,
+                Ok(granted) => (has.plus(granted).floor_mib(), None),
+                Err(refusal) => (has, Some(refusal)),
+            };
+            refusal.into_iter().for_each(|refusal| member.refuse(refusal));
+            member.change = member.change.take().filter(|_| fits > member.target);
+            member.change.iter_mut().for_each(|change| change.target = fits);
         }
     }
 

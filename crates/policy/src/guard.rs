@@ -69,6 +69,10 @@ pub(crate) fn lowest_target(
     if let Some(reason) = member.spared.as_ref().filter(|_| purpose != Purpose::Emergency) {
         return Err(reason.clone());
     }
+    let withheld = member.memory.withheld.refusal(now).filter(|_| rules.has(Rule::GivesBack));
+    if let Some(reason) = withheld {
+        return Err(reason);
+    }
     if member.memory.asked.as_ref().is_some_and(|asked| asked.is_take && !asked.reached) {
         return Err(Reason::InFlight { target: member.target });
     }

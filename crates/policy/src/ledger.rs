@@ -23,9 +23,10 @@ use model::{Bytes, Ledger};
 
 use crate::{member::Member, tuning};
 
-/// Draws up the ledger of a group that pays for `budget` (`None`: the sum of its members' base).
+/// Draws up the ledger of a group that pays for `budget` (`None`: what its
+/// members are paid for, their base).
 pub(crate) fn draw_up(budget: Option<Bytes>, members: &[Member]) -> Ledger {
-    let budget = budget.unwrap_or_else(|| members.iter().map(|m| m.limits.base).sum());
+    let budget = budget.unwrap_or_else(|| members.iter().map(|member| member.paid).sum());
     let used: Bytes = members.iter().map(|m| m.used).sum();
     let promised: Bytes = members.iter().map(Member::promised).sum();
     let could_come_back: Bytes = members.iter().map(could_come_back).sum();

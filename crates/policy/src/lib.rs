@@ -34,6 +34,7 @@
 mod balancing;
 mod cache;
 mod case;
+mod ceilings;
 pub mod cluster;
 mod cold;
 pub mod excess;
@@ -57,6 +58,7 @@ pub mod scan_rate;
 mod statistics;
 mod tick;
 pub mod tuning;
+mod withheld;
 
 pub use case::Case;
 pub use memory::Memory;

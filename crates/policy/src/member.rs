@@ -8,7 +8,7 @@ use model::{
     VmView,
     reason::Pressure,
     spec::{ShareSpec, VmSpec},
-    view::Mechanism,
+    view::{Mechanism, MemoryLimit},
 };
 
 use crate::{
@@ -34,8 +34,14 @@ pub(crate) struct Member {
     pub(crate) target: Bytes,
     /// What the guest occupies on the host.
     pub(crate) used: Bytes,
-    /// What QEMU was started with.
+    /// The same without pages that it shares, as far as it was counted: zero where it was not.
+    pub(crate) counted: Bytes,
+    /// The limits of memory that QEMU's cgroups have.
+    pub(crate) memory_limits: Vec<MemoryLimit>,
+    /// What its balloon reaches.
     pub(crate) ram: Bytes,
+    /// What its group pays for it where nobody wrote a budget.
+    pub(crate) paid: Bytes,
     /// What memory a byte takes that is out.
     pub(crate) swap_cost: f32,
     /// Whether `used` is only the most that it can be, because the VM has not been counted yet.
@@ -69,6 +75,8 @@ pub(crate) struct Terms {
     pub(crate) pages_out: bool,
     /// What memory a byte takes that is out.
     pub(crate) swap_cost: f32,
+    /// The host's memory.
+    pub(crate) host_total: Bytes,
 }
 
 /// A change that was decided.
@@ -90,16 +98,18 @@ impl Member {
         rules: Rules,
         now: Time,
     ) -> Self {
-        let Terms { limits, spec, pages_out, swap_cost } = terms;
+        let Terms { limits, spec, pages_out, swap_cost, host_total } = terms;
         let mut memory = memory
             .filter(|m| m.incarnation == view.incarnation)
             .unwrap_or_else(|| VmMemory::new(view.incarnation, now));
+        memory.note_ram(view.ram);
         let says_paging = memory.note_paging(pages_out, view, now);
         let is_paged = memory.resident.is_some();
         let guest = if is_paged {
             cold::guest(view.cold, now)
         } else {
-            statistics::believe(view.stats, view.ram, &mut memory, rules, now)
+            let most = view.ram.plus(view.devices);
+            statistics::believe(view.stats, most, &mut memory, rules, now)
         };
         match &guest {
             Ok(guest) if guest.pressure.is_none() => memory.note_calm(now),
@@ -130,6 +140,13 @@ impl Member {
         let target = memory.asked.as_ref().map_or(stands, |asked| asked.target);
         let out = view.cold.filter(|_| is_paged).map(|reading| reading.value);
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
+        match counted.filter(|_| !is_paged) {
+            Some(reading) => {
+                let left = actual.plus(view.devices).plus(view.ram.share(1, 64));
+                memory.withheld.note(reading.value, left, view.ram.minus(actual), now);
+            }
+            None => memory.withheld.forget(),
+        }
         let charged = out.map_or(Bytes::ZERO, |cold| cold::charged(&cold, swap_cost));
         let is_new = now.since(memory.seen_at) <= tuning::USED_STALE_AFTER;
         let free = view.free_pages.filter(|reading| reading.age(now) <= tuning::FREED_STALE_AFTER);
@@ -147,8 +164,14 @@ impl Member {
             actual,
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
+            counted: counted.map_or(Bytes::ZERO, |reading| {
+                // A page of the pool that is written becomes one of its own.
+                reading.value.minus(view.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.part()))
+            }),
+            memory_limits: view.memory_limits.clone().map_or_else(Vec::new, |limits| limits.value),
             is_guessed: counted.is_none() && is_new,
             ram: view.ram,
+            paid: paid(view, limits.base.min(host_total), counted, actual.max(target)),
             swap_cost,
             guest,
             free_pages,
@@ -313,11 +336,22 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
             wait: stuck.retry_at.since(now),
         });
     }
+    if memory.withheld.is_left_alone(now) {
+        return memory.withheld.refusal(now);
+    }
     memory.moved_by_others.map(|moved| Reason::MovedByOthers {
         actual: moved.actual,
         target: moved.target,
         wait: moved.until.since(now),
     })
+}
+
+/// What the group pays for a VM: its base, and what it occupies beyond its RAM, which is memory of
+/// other devices. How much RAM it has is QEMU's word. So nothing that the host cannot see counts as
+/// left idle by it.
+fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes) -> Bytes {
+    let beyond = |used: Bytes| used.minus(view.ram).min(view.devices);
+    counted.map_or(base.min(most), |used| base.plus(beyond(used.value)))
 }
 
 /// What a guest keeps free in any case.

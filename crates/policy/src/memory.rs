@@ -11,7 +11,7 @@ use model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{lending, overload, reprovision::balance::worth::Curves, tuning};
+use crate::{lending, overload, reprovision::balance::worth::Curves, tuning, withheld::Withheld};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -68,6 +68,9 @@ impl Memory {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct VmMemory {
     pub(crate) incarnation: u64,
+    /// The RAM that it was last seen with; zero: none was.
+    #[serde(default)]
+    ram: Bytes,
     /// When it was first seen.
     pub(crate) seen_at: Time,
     #[serde(default)]
@@ -93,6 +96,12 @@ pub(crate) struct VmMemory {
     paging_said_at: Option<Time>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
+    /// What the balloon held when nothing was asked of it; `None`: it may move by itself.
+    #[serde(default)]
+    rests_at: Option<Bytes>,
+    /// Whether the host gets what is taken.
+    #[serde(default)]
+    pub(crate) withheld: Withheld,
     /// When memory was last taken for somebody else, while that is still being judged.
     pub(crate) taken_at: Option<Time>,
     pub(crate) failures: u32,
@@ -233,6 +242,27 @@ impl VmMemory {
         Self { incarnation, seen_at: now, calm_since: now, short_at: now, ..Self::default() }
     }
 
+    /// Notes how much RAM it has. Memory that was plugged is the guest's until a policy says
+    /// otherwise, and memory that was unplugged was not taken: all that is remembered moves along.
+    pub(crate) fn note_ram(&mut self, ram: Bytes) {
+        let before = std::mem::replace(&mut self.ram, ram);
+        if before.is_zero() || ram.is_zero() || before == ram {
+            return;
+        }
+        let moved = |size: &mut Bytes| *size = size.plus(ram).minus(before);
+        if let Some(asked) = &mut self.asked {
+            moved(&mut asked.target);
+            moved(&mut asked.stood_at);
+        }
+        self.resident.iter_mut().for_each(moved);
+        self.stuck.iter_mut().for_each(|stuck| moved(&mut stuck.wanted));
+        if let Some(others) = &mut self.moved_by_others {
+            moved(&mut others.actual);
+            moved(&mut others.target);
+        }
+        self.forget_balance();
+    }
+
     /// Notes whether the host pages out what the VM does not touch. It begins with what the balloon
     /// leaves the VM, and once begun it goes on while the group has it on. `true`: it is to be
     /// said, now or again, so that the balloon is deflated.
@@ -244,6 +274,7 @@ impl VmMemory {
         let ends = !is_on && self.resident.take().is_some();
         if begins || ends {
             (self.asked, self.stuck, self.moved_by_others) = (None, None, None);
+            self.rests_at = None;
             self.paging_said_at = None;
         }
         let holds = view
@@ -276,7 +307,9 @@ impl VmMemory {
         if self.moved_by_others.is_some_and(|moved| moved.until <= now) {
             self.moved_by_others = None;
         }
-        let Some(asked) = &mut self.asked else { return };
+        let held = ram.minus(actual);
+        let Some(asked) = &mut self.asked else { return self.follow_others(held, ram, now) };
+        self.rests_at = None;
         let distance = actual.0.abs_diff(asked.target.0);
         let is_near = distance <= tuning::tolerance(ram).0;
         if !is_near && !asked.is_take && !asked.reached && actual > asked.target {
@@ -296,6 +329,23 @@ impl VmMemory {
                 asked.moved_at = now;
                 asked.stood_at = actual;
             }
+        }
+    }
+
+    /// Notes whether somebody else moves a balloon of which nothing was asked. What an earlier
+    /// daemon has asked of it may still be under way when it is first seen.
+    fn follow_others(&mut self, held: Bytes, ram: Bytes, now: Time) {
+        let is_new = now.since(self.seen_at) < tuning::CALM;
+        if is_new || self.stuck.is_some() {
+            self.rests_at = None;
+            return;
+        }
+        let rested = *self.rests_at.get_or_insert(held);
+        if held.0.abs_diff(rested.0) > tuning::tolerance(ram).0 {
+            let (actual, target) = (ram.minus(held), ram.minus(rested));
+            let until = now.after(tuning::LEFT_ALONE);
+            self.moved_by_others = Some(MovedByOthers { actual, target, until });
+            self.rests_at = Some(held);
         }
     }
 
@@ -327,9 +377,15 @@ impl VmMemory {
 
     /// Excuses a balloon that could not be reached: only time in which it could follow counts.
     pub(crate) fn excuse(&mut self, now: Time) {
+        self.rests_at = None;
         if let Some(asked) = &mut self.asked {
             asked.moved_at = now;
         }
+    }
+
+    /// Nothing is carried out: balloons are others' business, and what was asked is history.
+    pub(crate) fn stand_back(&mut self) {
+        (self.asked, self.moved, self.rests_at) = (None, None, None);
     }
 
     /// Whether the balloon has stood still for too long short of what it was last asked.
@@ -430,6 +486,24 @@ pub(crate) fn doubled(first: Millis, failures: u32, max: Millis) -> Millis {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn plugged_memory_is_the_guests_and_unplugged_memory_was_not_taken() {
+        let mut memory = VmMemory::new(1, Time(0));
+        memory.note_ram(Bytes::mib(512));
+        memory.ask(Bytes::mib(448), true, Reason::Content, Bytes::mib(500), Time(1));
+        memory.resident = Some(Bytes::mib(300));
+        memory.note_ram(Bytes::mib(1024));
+        let asked = memory.asked.as_ref().unwrap();
+        assert_eq!((asked.target, asked.stood_at), (Bytes::mib(960), Bytes::mib(1012)));
+        assert_eq!(memory.resident, Some(Bytes::mib(812)));
+        memory.follow(Bytes::mib(960), Bytes::mib(1024), Time(2));
+        assert!(memory.moved_by_others.is_none() && memory.asked.as_ref().unwrap().reached);
+        memory.note_ram(Bytes::mib(512));
+        assert_eq!(memory.asked.as_ref().unwrap().target, Bytes::mib(448));
+        memory.follow(Bytes::mib(448), Bytes::mib(512), Time(3));
+        assert!(memory.moved_by_others.is_none());
+    }
 
     #[test]
     fn a_mistake_counts_once_and_a_good_take_makes_up_for_one() {

@@ -33,11 +33,15 @@ pub enum Rule {
     TakeFirst,
     /// The host's reserve is never handed out, and grants come back when it is touched.
     HostReserve,
+    /// Nothing is granted beyond the limits of QEMU's cgroups.
+    CgroupLimit,
+    /// What a balloon takes and the host does not get goes back.
+    GivesBack,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::FreshStats,
         Self::PlausibleStats,
         Self::Minimum,
@@ -51,6 +55,8 @@ impl Rule {
         Self::Uncooperative,
         Self::TakeFirst,
         Self::HostReserve,
+        Self::CgroupLimit,
+        Self::GivesBack,
     ];
 }
 

@@ -32,10 +32,10 @@ pub(crate) struct Guest {
     pub(crate) pressure: Option<Pressure>,
 }
 
-/// Believes or doubts the statistics of a guest that was started with `ram`.
+/// Believes or doubts the statistics of a guest that has `most` of memory of all kinds.
 pub(crate) fn believe(
     stats: Option<Reading<GuestStats>>,
-    ram: Bytes,
+    most: Bytes,
     memory: &mut VmMemory,
     rules: Rules,
     now: Time,
@@ -50,7 +50,7 @@ pub(crate) fn believe(
     };
     let available = reading.value.available.unwrap_or(free);
     if rules.has(Rule::PlausibleStats) {
-        possible(StatField::Total, total, ram)?;
+        possible(StatField::Total, total, most)?;
         possible(StatField::Free, free, total)?;
         possible(StatField::Available, available, total)?;
     }

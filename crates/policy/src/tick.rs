@@ -12,6 +12,7 @@ use model::{
 
 use crate::{
     Memory, Rules, cache,
+    ceilings::Ceilings,
     group::Group,
     headroom::Headroom,
     ledger,
@@ -44,6 +45,8 @@ pub fn tick_with(
     let cached = cache::held(view, now);
     let mut host = Headroom::measure(view.host, spec.host.reserve, promised, cached, rules, now);
     plan.host.extend(host.short.clone());
+    let all = groups.values().flat_map(|group| &group.members);
+    let mut ceilings = Ceilings::measure(all, rules);
     let idle_because = match mode {
         _ if memory.paused => Some(Reason::Paused),
         Mode::Observe => Some(Reason::Observing),
@@ -59,7 +62,7 @@ pub fn tick_with(
     for (name, group) in &mut groups {
         match &idle_because {
             Some(reason) => group.members.iter_mut().for_each(|m| m.refuse(reason.clone())),
-            None => group.decide(&mut host, rules, now),
+            None => group.decide(&mut host, &mut ceilings, rules, now),
         }
         plan.groups.insert(name.clone(), group.ledger);
     }
@@ -132,6 +135,7 @@ fn assemble<'a>(
     let mut remembered = std::mem::take(&mut memory.vms);
     let grace = memory.grace(now).filter(|_| spec.modes.balloon == Mode::Enforce);
     let swap_cost = view.host.map_or(0.0, |host| host.value.swap_cost);
+    let host_total = view.host.map_or(Bytes(u64::MAX), |host| host.value.total);
     let mut members: BTreeMap<&GroupName, Vec<Member>> = BTreeMap::new();
     for (name, vm) in &view.vms {
         let Some((group, group_spec)) = spec.group_of(name) else {
@@ -141,10 +145,12 @@ fn assemble<'a>(
             plan.vms.insert(name.clone(), decision);
             continue;
         };
-        let limits = spec.limits_of(name, group_spec, vm.ram);
+        let started_with = vm.ram.minus(vm.hotplugged);
+        let limits = spec.limits_of(name, group_spec, started_with).plus(vm.hotplugged);
         let known = remembered.remove(name);
         let own = spec.vms.get(name).copied().unwrap_or_default();
-        let terms = Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost };
+        let terms =
+            Terms { limits, spec: own, pages_out: group_spec.cold.is_on(), swap_cost, host_total };
         let mut member = Member::assess(name, vm, terms, known, rules, now);
         member.spared.clone_from(&grace);
         if group_spec.policy != Policy::Balance {
@@ -236,13 +242,11 @@ fn conclude(
         member.refusals.push(Reason::Content);
     }
     match &member.change {
-        // While nothing is carried out, balloons are others' business, and what was asked is
-        // history.
-        _ if mode != Mode::Enforce || memory.paused => {
-            (member.memory.asked, member.memory.moved) = (None, None);
-        }
+        _ if mode != Mode::Enforce || memory.paused => member.memory.stand_back(),
         Some(intent) => {
             let is_calm = !member.is_pressured();
+            let held = member.ram.minus(member.actual);
+            member.memory.withheld.note_change(intent.is_take, held);
             remember(&mut member.memory, intent, member.actual, is_calm, now);
         }
         None => {}

@@ -76,6 +76,14 @@ pub const BACK_OFF_MAX: Millis = Millis::secs(3600);
 /// A balloon that has not moved towards its target for this long is stuck (squeezed: 5 s).
 pub const STUCK_AFTER: Millis = Millis::secs(5);
 
+/// A balloon that withholds less than this from the host is not suspected: readings are a second
+/// apart, and what QEMU has beside its guest goes up and down.
+pub const WITHHELD_MIN: Bytes = Bytes::mib(32);
+
+/// A balloon that withholds memory for this long gives nothing back: by then QEMU's own memory,
+/// which is told apart from its guest's every 15 s, has been measured anew.
+pub const WITHHELD_FOR: Millis = Millis::secs(20);
+
 /// The pause before a stuck balloon is asked again; it doubles with each failure.
 pub const RETRY_FIRST: Millis = Millis::secs(30);
 
@@ -195,6 +203,13 @@ pub const KSM_LOOK_PAUSE: Millis = Millis::secs(5);
 pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);
 /// A look that is older says nothing: the next one hangs in the kernel.
 pub const KSM_LOOK_FRESH: Millis = Millis::secs(60);
+
+/// What is left below a limit of QEMU's cgroup: QEMU's own memory grows with the requests of its
+/// disks and clients. 2 % of the limit, at least 16 MiB.
+#[must_use]
+pub fn cgroup_margin(limit: Bytes) -> Bytes {
+    limit.percent(2).max(Bytes::mib(16))
+}
 
 /// How far a balloon may stand from its target and still count as there: 0.5 % of its RAM, from 1
 /// to 16 MiB (xapi squeezed learned that 1 MiB is too strict for large machines).

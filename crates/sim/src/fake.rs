@@ -38,6 +38,14 @@ pub enum Nature {
     },
     /// It has no balloon driver.
     NoBalloonDriver,
+    /// Memory that it has touched stays on the host whatever its balloon takes: it is locked,
+    /// pinned or preallocated.
+    PinnedMemory,
+    /// Its QEMU is in a cgroup whose limit the kernel enforces.
+    Confined {
+        /// What it and its guest may occupy.
+        limit: Bytes,
+    },
     /// It has no swap: a working set beyond its memory kills its programs.
     Swapless,
     /// It is being migrated for a while.

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, VecDeque};
 use fastrand::Rng;
 use model::{
     Bytes, Cold, GuestStats, Link, Means, Migration, Reading, Time, Tracking, VmName, VmView,
-    tracking::CurvePoint, view::Mechanism,
+    tracking::CurvePoint,
+    view::{Mechanism, MemoryLimit},
 };
 
 use crate::fake::{Fake, Lie, Nature};
@@ -49,6 +50,9 @@ const REMEMBERED: usize = 60;
 
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
+
+/// What QEMU occupies beside its guest.
+const OWN: Bytes = Bytes::mib(40);
 
 /// How long a killed program stays away, in seconds.
 const DEAD_FOR: u64 = 10;
@@ -193,9 +197,31 @@ impl Guest {
             used: Some(Reading::new(self.used, now)),
             migration,
             tracking: self.tracking().map(|tracking| Reading::new(tracking, now)),
+            memory_limits: Some(Reading::new(self.memory_limits(), now)),
             limits,
             ..VmView::unknown(Link::Up)
         })
+    }
+
+    /// What its QEMU occupies beyond the limit of its cgroup.
+    #[must_use]
+    pub fn beyond_limit(&self) -> Bytes {
+        let limits = self.memory_limits().into_iter();
+        limits.map(|limit| limit.used.minus(limit.limit)).max().unwrap_or_default()
+    }
+
+    fn memory_limits(&self) -> Vec<MemoryLimit> {
+        let limits = self.fake.natures.iter().filter_map(|nature| match nature {
+            Nature::Confined { limit } => Some(*limit),
+            _ => None,
+        });
+        let of = |limit| MemoryLimit {
+            cgroup: format!("/{}", self.name),
+            file: "memory.max".to_owned(),
+            limit,
+            used: self.used.plus(OWN),
+        };
+        limits.map(of).collect()
     }
 
     /// What its balloon leaves it.
@@ -289,8 +315,12 @@ impl Guest {
         self.resident = self.wanted.minus(self.swapped).min(self.actual);
         self.cache = self.fake.cache.min(self.actual.minus(self.resident));
         let in_use = self.resident.plus(self.cache);
-        self.used = if self.fake.reports_free { in_use } else { self.used.max(in_use) };
-        self.used = self.used.min(self.actual);
+        let is_pinned = self.any(|nature| *nature == Nature::PinnedMemory);
+        let keeps = is_pinned || !self.fake.reports_free;
+        self.used = if keeps { self.used.max(in_use) } else { in_use };
+        if !is_pinned {
+            self.used = self.used.min(self.actual);
+        }
     }
 
     /// What it touches is in memory, as far as that may be; the rest comes and goes.

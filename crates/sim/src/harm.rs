@@ -20,6 +20,12 @@ const VISIBLE: u64 = 3;
 /// Seconds for which a group may occupy more than its budget, or the host less than its reserve.
 const GRACE_OVER: u64 = 15;
 
+/// Seconds after which memory that a balloon took must be the host's, or the guest's again.
+const GRACE_LOST: u64 = 30;
+
+/// What a guest may be without in any case.
+const LITTLE: Bytes = Bytes::mib(30);
+
 /// How often within [`WINDOW`] memory may be taken from a guest and given back.
 const REVERSALS_MAX: usize = 5;
 
@@ -83,6 +89,22 @@ pub enum Harm {
         /// Whose.
         vm: VmName,
     },
+    /// QEMU occupies more than its cgroup may: the kernel kills it.
+    #[error("QEMU of {vm} was killed: it occupied {beyond} more than its cgroup may")]
+    QemuKilled {
+        /// Whose.
+        vm: VmName,
+        /// How much more.
+        beyond: Bytes,
+    },
+    /// A guest lost memory, and the host has not got it.
+    #[error("{vm} was without {lost} for {GRACE_LOST} s that the host never got")]
+    Lost {
+        /// Which.
+        vm: VmName,
+        /// How much.
+        lost: Bytes,
+    },
     /// A group lives on others' memory.
     #[error("{group} occupied up to {over} more than it may for {GRACE_OVER} s")]
     OverBudget {
@@ -110,6 +132,8 @@ impl Harm {
             | Self::TakenFromSuffering { vm, .. }
             | Self::TouchedInMigration { vm }
             | Self::Stalled { vm, .. }
+            | Self::QemuKilled { vm, .. }
+            | Self::Lost { vm, .. }
             | Self::Oscillation { vm } => Some(vm),
             Self::OverBudget { .. } | Self::HostShort { .. } => None,
         }
@@ -129,6 +153,8 @@ struct Record {
     kills: u64,
     suffered_for: u64,
     denied_for: u64,
+    lost_for: u64,
+    was_beyond: bool,
     was_below_min: bool,
     was_taken: bool,
     reversals: Vec<u64>,
@@ -183,6 +209,16 @@ impl Judge {
         if record.denied_for == GRACE_BASE {
             harms.push(Harm::DeniedBase { vm: vm.clone(), actual });
         }
+        let lost = guest.used.minus(actual);
+        record.lost_for = if lost > LITTLE { record.lost_for + 1 } else { 0 };
+        if record.lost_for == GRACE_LOST {
+            harms.push(Harm::Lost { vm: vm.clone(), lost });
+        }
+        let beyond = guest.beyond_limit();
+        if !beyond.is_zero() && !record.was_beyond {
+            harms.push(Harm::QemuKilled { vm: vm.clone(), beyond });
+        }
+        record.was_beyond |= !beyond.is_zero();
         if guest.inflated > actual.plus(guest.inflated).percent(STALL_PERCENT) {
             harms.push(Harm::Stalled { vm, inflated: guest.inflated });
         }

@@ -25,6 +25,8 @@ fn scenario(rule: Rule) -> Scenario {
         Rule::Uncooperative => stuck_grant_beside_one_that_can_come_back(),
         Rule::TakeFirst => slow_balloons_beside_a_hungry_guest(),
         Rule::HostReserve => others_growing_on_an_oversold_host(),
+        Rule::CgroupLimit => hungry_guest_in_a_small_cgroup(),
+        Rule::GivesBack => idle_guest_with_locked_memory_beside_a_hungry_one(),
     }
 }
 
@@ -131,6 +133,17 @@ fn others_growing_on_an_oversold_host() -> Scenario {
     shop(group().map(calm))
         .group("lab", Policy::Demand, limits(64, 128, 384), group().map(calm))
         .host(1200, 200, others)
+}
+
+fn hungry_guest_in_a_small_cgroup() -> Scenario {
+    let confined = hungry().standing_at(128).that(Nature::Confined { limit: Bytes::mib(250) });
+    let idle = ["a", "b", "c", "d"].map(|name| Fake::idle(name).standing_at(128));
+    shop([confined].into_iter().chain(idle))
+}
+
+fn idle_guest_with_locked_memory_beside_a_hungry_one() -> Scenario {
+    let locked = hoarder("locked").that(Nature::PinnedMemory);
+    shop([locked, hungry().standing_at(128)])
 }
 
 #[test]

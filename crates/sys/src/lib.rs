@@ -15,6 +15,7 @@ pub mod heap;
 pub mod ksm;
 pub mod mappings;
 pub mod meminfo;
+pub mod memory_limits;
 pub mod memory_map;
 pub mod memory_of;
 pub mod mergeable;

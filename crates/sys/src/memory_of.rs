@@ -67,6 +67,8 @@ pub struct Counters {
     pub page_tables: Bytes,
     /// Private memory that the host has swapped out.
     pub swapped: Bytes,
+    /// All that it has mapped, resident or not.
+    pub mapped: Bytes,
 }
 
 impl Counters {
@@ -87,6 +89,7 @@ impl Counters {
             hugetlb: kib_field(path, text, "HugetlbPages:")?.unwrap_or_default(),
             page_tables: required("VmPTE:")?,
             swapped: kib_field(path, text, "VmSwap:")?.unwrap_or_default(),
+            mapped: required("VmSize:")?,
         })
     }
 }

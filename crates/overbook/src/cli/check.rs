@@ -20,6 +20,7 @@ use super::{
 use crate::{
     config_files,
     disks::{self, Tried},
+    http::wire::VmStatus,
     offline::trial as tables,
     pool::trial::{self, Trial},
 };
@@ -54,6 +55,7 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
     }
     report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
+    report.extend(all.too_tight.iter().flat_map(|line| format!("{line}\n").into_bytes()));
     let code = code.max(u8::from(all.is_fatal()));
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
@@ -63,12 +65,13 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
     let all = All::of(context);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
-    let All { repositories, tables, pool } = all;
+    let All { repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
         "repositories": repositories,
         "tables": tables,
         "pool": pool,
+        "memory_limits": too_tight,
     });
     Ok(Output::json(&report)?.with_code(code))
 }
@@ -79,6 +82,8 @@ struct All {
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,
     pool: Option<Trial>,
+    /// VMs whose `max` does not fit below a limit of their cgroup, where a daemon runs.
+    too_tight: Vec<String>,
 }
 
 impl All {
@@ -88,6 +93,7 @@ impl All {
             repositories: disks::try_repositories(&spec),
             tables: tables::try_tables(&spec),
             pool: spec.pool.as_ref().map(trial::try_pool),
+            too_tight: too_tight(context),
         }
     }
 
@@ -95,6 +101,18 @@ impl All {
         let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
         self.repositories.iter().any(|tried| tried.is_fatal) || findings.any(|one| one.is_fatal)
     }
+}
+
+/// What the daemon knows of VMs' cgroups, where one answers.
+fn too_tight(context: &Context) -> Vec<String> {
+    let vms = context.client().and_then(|client| Ok(client.get::<Vec<VmStatus>>("/v1/vms")?));
+    let of = |vm: &VmStatus| {
+        let max = Bytes(vm.max_bytes?);
+        let limit = vm.memory_limits.iter().find(|limit| limit.is_below(max))?;
+        let (name, words) = (&vm.name, limit.words());
+        Some(format!("{name}: its max of {max} does not fit: its QEMU's cgroup {words}"))
+    };
+    vms.unwrap_or_default().iter().filter_map(of).collect()
 }
 
 fn of_table(tried: &tables::Tried) -> String {

@@ -115,6 +115,11 @@ fn in_full(vm: &VmStatus) -> String {
     ];
     let age = vm.stats_age_ms.map_or_else(|| "none".to_owned(), |ms| Millis(ms).to_string());
     lines.push(("guest view: age", age));
+    lines.extend(vm.memory_limits.iter().map(|limit| ("its cgroup", limit.words())));
+    if vm.devices_bytes > 0 {
+        let devices = Bytes(vm.devices_bytes);
+        lines.push(("other memory", format!("{devices} of devices that its balloon cannot reach")));
+    }
     lines.extend(vm.tracking.iter().map(|tracking| ("tracking", cost(tracking))));
     lines.extend(vm.dedup.iter().map(|dedup| ("dedup", merged(dedup))));
     lines.extend(vm.free_pages.iter().map(|free| ("free pages", taken(free))));

@@ -9,7 +9,7 @@
 //! jumps, so it is believed only within what the boot clock proves: a set whose date has changed
 //! since our last look arrived after that look. In doubt a set is dated too old, never too new.
 
-use model::{Bytes, GuestStats, Time};
+use model::{Bytes, GuestStats, Millis, Time};
 use serde_json::Value;
 
 /// No statistic is larger: an exbibyte.
@@ -38,6 +38,9 @@ pub enum StatsError {
     /// The date cannot be true.
     #[error("the guest's statistics are not usable: dated {0} s in the future")]
     Future(u64),
+    /// The date cannot be true either.
+    #[error("the guest's statistics are not usable: dated {0} before this host was booted")]
+    BeforeBoot(Millis),
 }
 
 /// Reads QEMU's answer to `qom-get guest-stats`: the statistics and their date in epoch seconds.
@@ -46,7 +49,8 @@ pub enum StatsError {
 /// When there are none yet, or one of them cannot be a statistic.
 pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
     let date = answer.get("last-update").ok_or(StatsError::Missing("last-update"))?;
-    let date = number("last-update", date)?.unwrap_or(0);
+    // No clock says 2^64-1.
+    let date = number("last-update", date)?.ok_or_else(|| bad_value("last-update", date))?;
     if date == 0 {
         return Err(StatsError::NoneYet);
     }
@@ -72,11 +76,13 @@ fn number(field: &str, value: &Value) -> Result<Option<u64>, StatsError> {
     match (value.as_u64(), value.as_i64()) {
         (Some(u64::MAX), _) | (_, Some(-1)) => Ok(None),
         (Some(n), _) if n <= LIMIT => Ok(Some(n)),
-        _ => {
-            let value = value.to_string().chars().take(40).collect();
-            Err(StatsError::BadValue { field: field.to_owned(), value })
-        }
+        _ => Err(bad_value(field, value)),
     }
+}
+
+fn bad_value(field: &str, value: &Value) -> StatsError {
+    let value = value.to_string().chars().take(40).collect();
+    StatsError::BadValue { field: field.to_owned(), value }
 }
 
 /// Turns the wall-clock dates of one VM's statistics into moments on the boot clock.
@@ -96,18 +102,24 @@ impl Dating {
     /// When the set with this `date` was made, seen at `now` (`wall_ms` on the wall clock).
     ///
     /// # Errors
-    /// When the first date ever seen lies in the future: then nothing is known until it changes.
+    /// When the first date ever seen lies in the future, or before this host was booted: then
+    /// nothing is known until it changes.
     pub fn moment(&mut self, date: u64, now: Time, wall_ms: u64) -> Result<Time, StatsError> {
         let date_ms = date.saturating_mul(1000);
         let ahead_ms = date_ms.saturating_sub(wall_ms);
-        let by_wall = Time(now.0.saturating_sub(wall_ms.saturating_sub(date_ms)));
+        let age_ms = wall_ms.saturating_sub(date_ms);
+        let by_wall = Time(now.0.saturating_sub(age_ms));
+        let is_possible = ahead_ms <= AHEAD_MS && age_ms <= now.0;
         let at = match &self.last {
             Some(last) if last.date == date => last.at,
             Some(last) => Some(by_wall.clamp(last.looked, now.max(last.looked))),
-            None => (ahead_ms <= AHEAD_MS).then_some(by_wall),
+            None => is_possible.then_some(by_wall),
         };
         self.last = Some(Last { date, looked: now, at });
-        at.ok_or(StatsError::Future(ahead_ms / 1000))
+        at.ok_or(match ahead_ms {
+            0 => StatsError::BeforeBoot(Millis(age_ms.saturating_sub(now.0))),
+            _ => StatsError::Future(ahead_ms / 1000),
+        })
     }
 }
 
@@ -162,6 +174,28 @@ mod tests {
         dating.moment(1000, Time(50_000), 1_000_500).unwrap();
         assert_eq!(dating.moment(1001, Time(51_000), 9_000_000), Ok(Time(50_000)));
         assert_eq!(dating.moment(9_000, Time(52_000), 1_000_000), Ok(Time(52_000)));
+    }
+
+    #[test]
+    fn statistics_from_before_the_hosts_boot_are_told_as_they_are_and_date_nothing() {
+        let mut dating = Dating::default();
+        let years = 3 * 365 * 86_400;
+        let (now, wall_ms) = (Time(60 * 60 * 1000), 1_795_177_579_000);
+        let error = dating.moment(wall_ms / 1000 - years, now, wall_ms).unwrap_err();
+        let told = "dated 1094 days before this host was booted";
+        assert!(error.to_string().contains(told), "{error}");
+        assert!(dating.moment(wall_ms / 1000 - years, now, wall_ms).is_err());
+        let later = dating.moment(wall_ms / 1000, now.after(Millis(1000)), wall_ms + 1000);
+        assert!(later.is_ok(), "a set that comes while we look was made since");
+    }
+
+    #[test]
+    fn a_set_of_absent_fields_says_nothing_and_an_absent_date_is_none() {
+        let absent = json!({"stat-free-memory": u64::MAX, "stat-total-memory": u64::MAX});
+        let all = json!({"stats": absent, "last-update": 1_795_177_579});
+        assert_eq!(parse(&all).unwrap().0, GuestStats::default());
+        let error = parse(&json!({"stats": absent, "last-update": u64::MAX})).unwrap_err();
+        assert!(error.to_string().contains("last-update is 18446744073709551615"), "{error}");
     }
 
     #[test]

@@ -57,6 +57,11 @@ impl Meter {
         Ok(Some(used))
     }
 
+    /// The pieces of RAM that it looks for.
+    pub(super) fn ram_sizes(&self) -> &[Bytes] {
+        &self.ram_sizes
+    }
+
     /// What QEMU occupies beside its guest, as it was last measured.
     pub(super) fn own(&self) -> Option<Bytes> {
         self.overhead.map(|overhead| overhead.own)

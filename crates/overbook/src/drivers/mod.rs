@@ -14,7 +14,7 @@
 //!
 //! KSM is the host's and has a task of its own ([`ksm`]).
 //!
-//! **Cost.** Per VM and second one batch of commands and one small file; see `tests/` for the
+//! **Cost.** Per VM and second one batch of commands and some small files; see `tests/` for the
 //! bound.
 
 pub mod discovery;
@@ -27,6 +27,7 @@ mod memory;
 pub mod migration;
 pub mod qmp;
 mod questions;
+mod ram;
 mod records;
 mod session;
 mod shared;
@@ -34,12 +35,13 @@ mod slot;
 pub mod undo;
 mod vm;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
-use model::{Action, HostView, Link, Means, Time, VmName};
+use model::{Action, Bytes, HostView, Link, Means, Time, VmName};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -70,6 +72,8 @@ pub struct Settings {
 pub struct Drivers {
     shared: Arc<Shared>,
     host: HostMeter,
+    /// The RAM that each VM was last seen with: of which actions are decided.
+    rams: BTreeMap<VmName, Bytes>,
     globs: watch::Sender<Vec<String>>,
     discovery: AbortHandle,
 }
@@ -84,8 +88,8 @@ impl Drivers {
         let shared = Arc::new(Shared::new(settings.period, settings.records));
         let (globs, receiver) = watch::channel(settings.globs);
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
-        let host = HostMeter::default();
-        Ok(Self { shared, host, globs, discovery: task.abort_handle() })
+        let (host, rams) = (HostMeter::default(), BTreeMap::new());
+        Ok(Self { shared, host, rams, globs, discovery: task.abort_handle() })
     }
 
     /// Looks in other places from now on. VMs found before stay until their QEMU ends.
@@ -179,7 +183,9 @@ impl Drop for Drivers {
 
 impl Sense for Drivers {
     fn view(&mut self) -> HostView {
-        HostView { host: self.host.read().ok(), vms: self.shared.views(), ..HostView::default() }
+        let vms = self.shared.views();
+        self.rams = vms.iter().map(|(name, view)| (name.clone(), view.ram)).collect();
+        HostView { host: self.host.read().ok(), vms, ..HostView::default() }
     }
 }
 
@@ -190,10 +196,11 @@ impl Act for Drivers {
         if let Some(slot) = self.shared.find(vm) {
             // What is paged out is the worker's business; the balloon then holds nothing.
             let target = match by {
-                Means::Balloon => *target,
-                Means::Paging => slot.state().view.ram,
+                Means::Balloon => Some(*target),
+                Means::Paging => None,
             };
-            slot.wish(Wish { incarnation: *incarnation, target });
+            let ram = self.rams.get(vm).copied().unwrap_or_else(|| slot.state().view.ram);
+            slot.wish(Wish { incarnation: *incarnation, target, ram });
         }
     }
 }

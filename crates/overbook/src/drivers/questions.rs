@@ -40,17 +40,6 @@ pub(super) async fn ram_sizes(client: &mut Client) -> Result<Vec<Bytes>, QmpErro
     Ok(sizes)
 }
 
-/// The machine's RAM, as the balloon counts it.
-pub(super) async fn ram(client: &mut Client) -> Result<Bytes, QmpError> {
-    let command = "query-memory-size-summary";
-    let answer = client.execute(Command::new(command)).await?;
-    let field = |name| answer.get(name).and_then(Value::as_u64).map(Bytes);
-    let base = field("base-memory")
-        .filter(|base| !base.is_zero())
-        .ok_or_else(|| QmpError::Nonsense { command, what: "no base-memory".to_owned() })?;
-    Ok(base.plus(field("plugged-memory").unwrap_or_default()))
-}
-
 /// Where the balloon device stands in QEMU's tree; `None`: there is none.
 pub(super) async fn find_balloon(client: &mut Client) -> Result<Option<String>, QmpError> {
     for parent in ["/machine/peripheral", "/machine/peripheral-anon"] {
@@ -87,9 +76,11 @@ pub(super) async fn polling(client: &mut Client, device: &str) -> Result<u64, Qm
     })
 }
 
-/// The balloon's size now.
-pub(super) async fn balloon(client: &mut Client) -> Result<Bytes, QmpError> {
-    balloon_in(&client.execute(Command::new("query-balloon")).await?)
+/// Has the guest's balloon hold what lies above `size`; `None`: nothing, however much RAM it has.
+pub(super) fn set_balloon(size: Option<Bytes>) -> Command {
+    // QEMU takes a size beyond its RAM as all of that.
+    let size = size.map_or(i64::MAX.unsigned_abs(), |size| size.0);
+    Command::with("balloon", json!({"value": size}))
 }
 
 /// The balloon's size in QEMU's answer.

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use model::view::Mechanism;
 use model::{Bytes, Migration, Reading, VmName};
-use serde_json::{Value, json};
+use serde_json::Value;
 use sys::clock::{boot_now, wall_now_ms};
+use sys::memory_of::Counters;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -16,6 +17,7 @@ use super::identity::{self, Peer};
 use super::memory::Meter;
 use super::qmp::{Client, Command, QmpError};
 use super::questions;
+use super::ram::{self, Ram};
 use super::shared::{Shared, name_of_socket};
 use super::slot::{self, Order, Restore, Slot, Wish};
 use super::undo::{self, RestoreError};
@@ -46,6 +48,8 @@ pub(super) struct Session<'a> {
     undo: UndoRecord,
     /// The balloon's path in QEMU's tree.
     device: Option<String>,
+    /// What QEMU says of its memory, as it was last asked.
+    ram: Ram,
     meter: Option<Meter>,
     dating: Dating,
     /// Whether QEMU asks the guest for statistics as often as we want them.
@@ -62,7 +66,7 @@ impl<'a> Session<'a> {
         let name = name.unwrap_or_else(|| name_of_socket(&slot.path));
         let claimed = shared.claim(&name, &slot.path);
         claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
-        let ram = questions::ram(&mut client).await?;
+        let ram = ram::ram(&mut client).await?;
         let device = questions::find_balloon(&mut client).await?;
         let undo = on_record(shared, slot, &peer, &name).await;
         let (dating, is_polling, periods) = (Dating::default(), false, 0);
@@ -73,26 +77,27 @@ impl<'a> Session<'a> {
             peer,
             undo,
             device,
+            ram,
             meter: None,
             dating,
             is_polling,
             periods,
         };
-        session.begin(ram);
+        session.begin();
         session.find_memory().await?;
+        session.show_ram();
         session.find_reporting().await?;
         Ok(session)
     }
 
     /// Starts the view of this life of the VM; keeps it when it is the life that was known.
-    fn begin(&self, ram: Bytes) {
+    fn begin(&self) {
         let mut state = self.slot.state();
         state.ended = None;
         if state.view.incarnation != self.peer.incarnation {
             state.view = slot::unknown_vm(slot::NOT_ASKED.to_owned());
             state.view.incarnation = self.peer.incarnation;
         }
-        state.view.ram = ram;
         state.view.pid = self.peer.qemu.as_ref().ok().copied();
         state.view.limits.clear();
         if self.device.is_none() {
@@ -108,6 +113,10 @@ impl<'a> Session<'a> {
         let found = match self.peer.qemu.clone() {
             Err(why) => Err(why),
             Ok(pid) => match questions::ram_sizes(&mut self.client).await {
+                // A meter goes on as long as it looks for the right thing.
+                Ok(sizes) if self.meter.as_ref().is_some_and(|m| m.ram_sizes() == sizes) => {
+                    return Ok(());
+                }
                 Ok(sizes) => Ok(Meter::new(pid, sizes)),
                 Err(error) if error.is_fatal() => return Err(error),
                 Err(error) => Err(error.to_string()),
@@ -157,17 +166,29 @@ impl<'a> Session<'a> {
     /// What is asked in every period.
     async fn look(&mut self) -> Result<(), QmpError> {
         self.count_memory().await;
+        self.read_limits();
         let migrate = Command::new("query-migrate");
         let status = Command::new("query-status");
         let (migrate, status) = if let Some(device) = &self.device {
             let stats = questions::property(device, "guest-stats");
-            let commands = [Command::new("query-balloon"), stats, migrate, status];
-            let [balloon, stats, migrate, status] = self.client.batch(commands).await?;
-            self.note_balloon(balloon)?;
+            let balloon = Command::new("query-balloon");
+            let ([before, devices], [after, _]) = (ram::commands(), ram::commands());
+            let commands = [before, devices, balloon, stats, after, migrate, status];
+            let [before, devices, balloon, stats, after, migrate, status] =
+                self.client.batch(commands).await?;
+            let (before, after) = (before?, after?);
+            // The two figures belong together only if nothing was plugged between them.
+            if before == after {
+                self.note_ram(ram::ram_in(&before, devices.as_ref().ok())?).await?;
+                self.note_balloon(balloon)?;
+            }
             self.note_stats(stats);
             (migrate, status)
         } else {
-            let [migrate, status] = self.client.batch([migrate, status]).await?;
+            let [summary, devices] = ram::commands();
+            let commands = [summary, devices, migrate, status];
+            let [summary, devices, migrate, status] = self.client.batch(commands).await?;
+            self.note_ram(ram::ram_in(&summary?, devices.as_ref().ok())?).await?;
             (migrate, status)
         };
         {
@@ -187,6 +208,33 @@ impl<'a> Session<'a> {
         self.ensure_polling().await
     }
 
+    /// Memory is plugged and unplugged while the guest runs.
+    async fn note_ram(&mut self, ram: Ram) -> Result<(), QmpError> {
+        if ram != self.ram {
+            self.ram = ram;
+            self.find_memory().await?;
+        }
+        self.show_ram();
+        Ok(())
+    }
+
+    /// Shows what QEMU says of its memory, as far as the kernel sees as much.
+    fn show_ram(&self) {
+        let said = self.ram;
+        let counters = self.peer.qemu.as_ref().ok().and_then(|pid| Counters::of(*pid).ok());
+        let seen = counters.map(|counters| counters.mapped);
+        let ram = seen.map_or(said, |seen| said.within(seen));
+        {
+            let view = &mut self.slot.state().view;
+            (view.ram, view.hotplugged, view.devices) = (ram.reach, ram.hotplugged, ram.devices);
+        }
+        if ram != said {
+            let (said, seen) = (said.reach.plus(said.devices), ram.reach.plus(ram.devices));
+            let why = format!("QEMU says that it has {said} of RAM, and the kernel sees {seen}");
+            self.slot.limit(Mechanism::HostMemory, Some(why));
+        }
+    }
+
     async fn count_memory(&mut self) {
         let Some(meter) = &mut self.meter else { return };
         let outcome = meter.read().await;
@@ -203,6 +251,14 @@ impl<'a> Session<'a> {
             }
             Ok(None) => {}
             Err(error) => self.slot.limit(Mechanism::HostMemory, Some(error.to_string())),
+        }
+    }
+
+    /// A limit may come, change or go at any time.
+    fn read_limits(&self) {
+        let Ok(pid) = self.peer.qemu else { return };
+        if let Ok(limits) = sys::memory_limits::of_process(pid) {
+            self.slot.state().view.memory_limits = Some(Reading::new(limits, boot_now()));
         }
     }
 
@@ -235,6 +291,10 @@ impl<'a> Session<'a> {
     }
 
     fn note_size(&self, size: Bytes) {
+        // With more than its RAM the guest has a DIMM that is not known yet.
+        if size > self.ram.reach {
+            return;
+        }
         self.slot.state().view.balloon = Some(Reading::new(size, boot_now()));
         self.slot.limit(Mechanism::Balloon, None);
     }
@@ -303,11 +363,11 @@ impl<'a> Session<'a> {
     }
 
     async fn grant_wish(&mut self) -> Result<(), QmpError> {
-        let Some(Wish { incarnation, target }) = self.slot.take_wish() else { return Ok(()) };
-        if incarnation != self.peer.incarnation || self.shared.is_hands_off() {
+        let Some(wish) = self.slot.take_wish() else { return Ok(()) };
+        if wish.incarnation != self.peer.incarnation || self.shared.is_hands_off() {
             return Ok(());
         }
-        self.set_balloon(target).await
+        self.set_balloon(wish).await
     }
 
     /// Puts back whatever is on record for this socket.
@@ -322,7 +382,8 @@ impl<'a> Session<'a> {
         let outcome = undo::strike_out(records, undo, outcome).await;
         self.is_polling = false;
         if outcome.is_ok() {
-            (self.undo.balloon, self.undo.stats_interval_s) = (None, None);
+            (self.undo.balloon, self.undo.ram) = (None, None);
+            self.undo.stats_interval_s = None;
         }
         match reply.send(Some(outcome)) {
             Err(Some(Err(RestoreError::Qmp(error)))) => Err(error),
@@ -331,8 +392,8 @@ impl<'a> Session<'a> {
     }
 
     /// Asks for the balloon; what QEMU refuses, the operator reads in the view.
-    async fn set_balloon(&mut self, target: Bytes) -> Result<(), QmpError> {
-        let refusal = match self.try_set_balloon(target).await {
+    async fn set_balloon(&mut self, wish: Wish) -> Result<(), QmpError> {
+        let refusal = match self.try_set_balloon(wish).await {
             Ok(None) => {
                 self.slot.state().view.last_error = None;
                 return Ok(());
@@ -341,24 +402,30 @@ impl<'a> Session<'a> {
             Err(error) if error.is_fatal() => return Err(error),
             Err(error) => error.to_string(),
         };
+        let target = wish.target.map_or_else(|| "all".to_owned(), |target| target.to_string());
         self.slot.failed(format!("balloon to {target}: {refusal}"));
         Ok(())
     }
 
     /// `Some`: why it was not even tried.
-    async fn try_set_balloon(&mut self, target: Bytes) -> Result<Option<String>, QmpError> {
+    async fn try_set_balloon(&mut self, wish: Wish) -> Result<Option<String>, QmpError> {
         let migration = questions::migration(&mut self.client).await?;
         self.slot.state().view.migration = migration;
         if migration != Migration::None {
             return Ok(Some("not while a migration is, or may be, under way".to_owned()));
         }
         if self.undo.balloon.is_none() {
-            let balloon = Some(questions::balloon(&mut self.client).await?);
-            if !self.record(UndoRecord { balloon, ..self.undo.clone() }).await {
+            let (ram, balloon) = ram::with_balloon(&mut self.client).await?;
+            let record =
+                UndoRecord { balloon: Some(balloon), ram: Some(ram.reach), ..self.undo.clone() };
+            if !self.record(record).await {
                 return Ok(Some("the balloon's original size could not be recorded".to_owned()));
             }
         }
-        self.client.execute(Command::with("balloon", json!({"value": target.0}))).await?;
+        // A DIMM that came since is the guest's, and one that went is gone.
+        let ram = ram::ram(&mut self.client).await?.reach;
+        let target = wish.target.map(|target| target.plus(ram).minus(wish.ram));
+        self.client.execute(questions::set_balloon(target)).await?;
         Ok(None)
     }
 }

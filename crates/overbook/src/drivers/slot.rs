@@ -43,7 +43,10 @@ pub(super) enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wish {
     pub(super) incarnation: u64,
-    pub(super) target: Bytes,
+    /// Where the balloon is to stand when the VM has `ram`; `None`: it is to hold nothing.
+    pub(super) target: Option<Bytes>,
+    /// The RAM of which that was decided.
+    pub(super) ram: Bytes,
 }
 
 /// One QMP socket's VM.
@@ -162,9 +165,11 @@ mod tests {
     #[test]
     fn a_newer_wish_replaces_the_older() {
         let (slot, _inbox) = Slot::new("/s".into());
-        slot.wish(Wish { incarnation: 1, target: Bytes(1) });
-        slot.wish(Wish { incarnation: 1, target: Bytes(2) });
-        assert_eq!(slot.take_wish().map(|w| w.target), Some(Bytes(2)));
+        for target in [1, 2] {
+            let target = Some(Bytes(target));
+            slot.wish(Wish { incarnation: 1, target, ram: Bytes(9) });
+        }
+        assert_eq!(slot.take_wish().and_then(|w| w.target), Some(Bytes(2)));
         assert_eq!(slot.take_wish(), None);
     }
 

@@ -7,18 +7,25 @@
 //! originals. What was put back is struck out by whoever put it back, before anything else is done
 //! to the VM.
 //!
+//! The balloon's size is relative to the RAM that the VM had: what the balloon held, it is to hold
+//! again, and memory that was plugged since is the guest's. A grant comes back as far as its guest
+//! has it free: a guest without swap is never shrunk below what it uses ([`spare`]).
+//!
 //! Putting back works through a running daemon (the socket serves one client at a time) and without
 //! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and never done to another life of
 //! the VM.
 
 use std::path::Path;
 
-use model::{Bytes, VmName};
-use serde_json::json;
+use model::{Bytes, GuestStats, Millis, VmName};
+use policy::tuning;
+use serde_json::Value;
 
+use super::guest_stats;
 use super::identity;
-use super::qmp::{Client, Command, QmpError};
+use super::qmp::{Client, QmpError};
 use super::questions;
+use super::ram;
 use super::records::Records;
 use crate::journal::UndoRecord;
 
@@ -91,21 +98,93 @@ pub(super) async fn restore(
         return Ok("its QEMU was restarted since, nothing is left to undo".to_owned());
     }
     let mut done = Vec::new();
-    if let Some(seconds) = undo.stats_interval_s
-        && let Some(device) = questions::find_balloon(client).await?
-    {
-        client.execute(questions::set_polling(&device, seconds)).await?;
+    let device = questions::find_balloon(client).await?;
+    let spare = match &device {
+        Some(device) if undo.balloon.is_some() => spare(client, device).await?,
+        _ => None,
+    };
+    if let (Some(seconds), Some(device)) = (undo.stats_interval_s, &device) {
+        client.execute(questions::set_polling(device, seconds)).await?;
         let off = if seconds == 0 { " (off)" } else { "" };
         done.push(format!("statistics every {seconds} s{off} again"));
     }
-    if let Some(original) = undo.balloon {
+    if let Some(recorded) = undo.balloon {
         let migration = questions::migration(client).await?;
+        let (ram, actual) = ram::with_balloon(client).await?;
+        let original = original(recorded, undo.ram, ram.reach);
         if migration != model::Migration::None {
-            let actual = questions::balloon(client).await?;
             return Err(RestoreError::Migrating { actual, original });
         }
-        client.execute(Command::with("balloon", json!({"value": original.0}))).await?;
-        done.push(format!("balloon back to {original}"));
+        let least = actual.minus(spare.unwrap_or_default());
+        let size = original.max(least);
+        let is_all = size >= ram.reach;
+        client.execute(questions::set_balloon((!is_all).then_some(size))).await?;
+        done.push(if size > original {
+            format!("balloon to {size} instead of the original {original}: its guest uses that")
+        } else {
+            format!("balloon back to {size}")
+        });
     }
     Ok(if done.is_empty() { "nothing had been changed".to_owned() } else { done.join(", ") })
+}
+
+/// Where the balloon stood, of which `recorded` is on record when the VM had the RAM `then`, as
+/// that is with the RAM that it has `now`.
+fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
+    then.map_or(recorded, |then| now.minus(then.minus(recorded)))
+}
+
+/// What a guest does without harm by its own word; `None`: nothing, for all that is known. A guest
+/// that has swapped has somewhere to put the rest.
+async fn spare(client: &mut Client, device: &str) -> Result<Option<Bytes>, QmpError> {
+    let answer = match client.execute(questions::property(device, "guest-stats")).await {
+        Err(error) if error.is_fatal() => return Err(error),
+        answer => answer.ok(),
+    };
+    Ok(answer.and_then(|answer| spare_in(&answer, sys::clock::wall_now_ms())))
+}
+
+fn spare_in(answer: &Value, wall_ms: u64) -> Option<Bytes> {
+    let (stats, date) = guest_stats::parse(answer).ok()?;
+    let is_fresh = Millis(date.saturating_mul(1000).abs_diff(wall_ms)) <= tuning::STALE_AFTER;
+    let GuestStats { total, available, free, swap_out, .. } = stats;
+    if swap_out.is_some_and(|swapped| !swapped.is_zero()) {
+        return Some(Bytes(u64::MAX));
+    }
+    let margin = total?.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN);
+    is_fresh.then_some(available.or(free)?.minus(margin))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_was_plugged_since_is_the_guests_and_what_was_unplugged_is_not() {
+        let of = |recorded, then, now| {
+            original(Bytes::mib(recorded), Some(Bytes::mib(then)), Bytes::mib(now))
+        };
+        assert_eq!(of(512, 512, 1024), Bytes::mib(1024));
+        assert_eq!(of(1024, 1024, 512), Bytes::mib(512));
+        assert_eq!(of(384, 512, 1024), Bytes::mib(896), "its balloon held 128 MiB");
+        assert_eq!(original(Bytes::mib(384), None, Bytes::mib(512)), Bytes::mib(384));
+    }
+
+    #[test]
+    fn a_guest_without_swap_spares_what_it_has_available_and_one_that_is_silent_nothing() {
+        let spare = |date: u64, swap_out: u64| {
+            let stats = json!({
+                "stat-total-memory": 400 << 20,
+                "stat-available-memory": 140 << 20,
+                "stat-swap-out": swap_out,
+            });
+            spare_in(&json!({"stats": stats, "last-update": date}), 1_000_000)
+        };
+        assert_eq!(spare(999, 0), Some(Bytes::mib(100)), "beyond a tenth of its memory");
+        assert_eq!(spare(900, 0), None, "said too long ago");
+        assert_eq!(spare(999, 4096), Some(Bytes(u64::MAX)));
+        assert_eq!(spare_in(&json!({}), 1_000_000), None);
+    }
 }

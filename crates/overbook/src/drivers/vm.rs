@@ -10,7 +10,8 @@
 //! **Invariant.** The balloon moves only in the life of the VM that the wish was made for, never
 //! during a migration, and only after its original size was recorded.
 //!
-//! **Cost.** Per period one batch of commands, one small file of `/proc`.
+//! **Cost.** Per period one batch of commands, two small files of `/proc`, and one or three of each
+//! level of its cgroups.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -54,6 +54,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::Saved { .. }
         | Reason::GiveBack { .. }
         | Reason::Restore { .. }
+        | Reason::Withheld { .. }
         | Reason::Paged
         | Reason::Ahead { .. }
         | Reason::Returns { .. }
@@ -73,6 +74,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::HostShort { .. } | Reason::HostReserve { .. } => {
             "free memory on the host, or a smaller `host.reserve` if it is more than is needed"
         }
+        Reason::CgroupLimit { .. } | Reason::CgroupExceeded { .. } => {
+            "a higher limit of QEMU's cgroup (libvirt's `memtune`, systemd's `MemoryMax=`), or a smaller `max`"
+        }
         Reason::HostUnknown => "check that the daemon may read /proc/meminfo",
         Reason::Unreachable { .. } => {
             "check that QEMU runs and that its QMP socket is not held by another client"
@@ -91,6 +95,9 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         }
         Reason::Uncooperative { .. } => {
             "look into the guest: its balloon driver is missing, stuck or out of memory"
+        }
+        Reason::GivesNothingBack { .. } => {
+            "start the VM without `mem-lock`, preallocated or huge pages, and VFIO devices; or put it into no group"
         }
         Reason::MovedByOthers { .. } => "let only one program set this balloon; stop the other one",
         Reason::Paused => "`overbook resume`",

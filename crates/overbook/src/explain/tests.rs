@@ -11,7 +11,7 @@ fn a_vm_that_is_given_memory_is_explained() {
     };
     let text = explain(&fixture::published(), &"web-1".into(), Some(&last));
     let expected = "\
-web-1 may use 192 MiB of the 384 MiB that it was started with; it belongs to group web (policy demand).
+web-1 may use 192 MiB of its 384 MiB of RAM; it belongs to group web (policy demand).
 
 Limits       min 96 MiB, base 128 MiB (guaranteed), max 384 MiB
 Of its base  all, and 64 MiB above it: a grant, which can be taken back
@@ -34,7 +34,7 @@ Last change  3 min before this tick: target raised to 192 MiB: it is short of me
 fn a_vm_that_does_not_follow_is_explained_with_what_to_do() {
     let text = explain(&fixture::published(), &"web-2".into(), None);
     let expected = "\
-web-2 may use all of the 384 MiB that it was started with; it belongs to group web (policy demand).
+web-2 may use all of its 384 MiB of RAM; it belongs to group web (policy demand).
 
 Limits       min 96 MiB, base 128 MiB (guaranteed), max 384 MiB
 Of its base  all, and 256 MiB above it: a grant, which can be taken back
@@ -54,7 +54,7 @@ To change it look into the guest: its balloon driver is missing, stuck or out of
 fn a_vm_without_group_whose_qemu_is_gone_is_explained() {
     let text = explain(&fixture::published(), &"db-1".into(), None);
     let expected = "\
-db-1 may use all of the 512 MiB that it was started with; it belongs to no group.
+db-1 may use all of its 512 MiB of RAM; it belongs to no group.
 
 QEMU         has not answered for 60 s: no such socket
 Unchanged    no group's pattern matches it: it is watched, not managed

@@ -206,7 +206,7 @@ impl Snapshot {
         let bytes = || Some(Unit::Bytes);
         let column = |of: &dyn Fn(&Vm<'_>) -> Option<f64>| self.column(of);
         let ram = column(&|vm| Some(number(vm.view.ram)));
-        page.gauges("vm_ram", "RAM that QEMU was started with.", bytes(), ram)?;
+        page.gauges("vm_ram", "RAM that its balloon reaches.", bytes(), ram)?;
         let balloon = column(&|vm| vm.view.balloon.map(|reading| number(reading.value)));
         page.gauges("vm_balloon", "What the balloon leaves the guest.", bytes(), balloon)?;
         let target = column(&|vm| vm.decision?.target.map(number));

@@ -9,6 +9,7 @@ fn record(socket: &str, incarnation: u64, mib: u64) -> UndoRecord {
         vm: "web-1".into(),
         incarnation,
         balloon: Some(Bytes::mib(mib)),
+        ram: Some(Bytes::mib(1024)),
         stats_interval_s: None,
     }
 }

@@ -141,6 +141,9 @@ impl World {
             incarnation,
             link: if shown.is_up { Link::Up } else { down },
             ram,
+            hotplugged: Bytes::ZERO,
+            devices: Bytes::ZERO,
+            memory_limits: None,
             balloon: balloon.map(|at| Reading::new(at, Time(self.now.0 - shown.balloon_age))),
             stats,
             used: shown

@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     /// The guest whose statistics are not renewed.
     pub(crate) silent: Option<&'static str>,
+    /// The VM whose balloon gives the host nothing back.
+    pub(crate) pinned: Option<&'static str>,
     /// How busy the host's CPUs are.
     pub(crate) cpu_busy: Option<f32>,
     /// What the host has available, of 1 TiB.
@@ -64,6 +66,7 @@ impl World {
             view,
             memory,
             silent,
+            pinned: None,
             cpu_busy,
             available,
             pressure,
@@ -171,11 +174,14 @@ impl World {
             vm.stats.iter_mut().filter(|_| !is_silent).for_each(|reading| reading.at = self.now);
         }
         let plan = tick(&self.view, &self.spec, &mut self.memory, self.now);
-        for Action::Resize { vm, target, by, .. } in plan.actions() {
-            let vm = self.view.vms.get_mut(&vm).expect("a VM that was shown");
+        for Action::Resize { vm: name, target, by, .. } in plan.actions() {
+            let vm = self.view.vms.get_mut(&name).expect("a VM that was shown");
             let ram = vm.ram;
             let stands = if by == Means::Balloon { target } else { ram };
             vm.balloon.iter_mut().for_each(|balloon| balloon.value = stands);
+            let is_pinned = self.pinned == Some(name.as_str());
+            let used = vm.used.iter_mut().filter(|_| by == Means::Balloon && !is_pinned);
+            used.for_each(|used| used.value = used.value.min(stands));
             if let Some(cold) = vm.cold.as_mut().filter(|_| by == Means::Paging) {
                 let goes = cold.value.resident.minus(target);
                 cold.value.resident = cold.value.resident.minus(goes);

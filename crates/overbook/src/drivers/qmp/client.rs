@@ -1,5 +1,6 @@
 //! One connection to one QEMU.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -41,9 +42,11 @@ impl Client {
     /// # Errors
     /// When nobody listens, or who listens does not speak QMP within [`DEADLINE`].
     pub async fn connect(path: &Path) -> Result<Self, QmpError> {
-        let stream = timeout(DEADLINE, UnixStream::connect(path))
-            .await
-            .map_err(|_| QmpError::NoGreeting(DEADLINE))??;
+        let stream = match timeout(DEADLINE, UnixStream::connect(path)).await {
+            Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => return Err(QmpError::Queue),
+            Ok(stream) => stream?,
+            Err(_) => return Err(QmpError::NoGreeting(DEADLINE)),
+        };
         let mut client = Self {
             stream,
             lines: Lines::default(),

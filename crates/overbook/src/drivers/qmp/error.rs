@@ -20,6 +20,12 @@ pub enum QmpError {
         .0.as_secs()
     )]
     NoGreeting(Duration),
+    /// Its queue is full (`EAGAIN`).
+    #[error(
+        "others wait for this QMP socket already: it serves one client at a time, and another one \
+         is connected"
+    )]
+    Queue,
     /// Something else speaks on this socket.
     #[error("not QMP: first line was {0}")]
     NotQmp(String),

@@ -191,3 +191,22 @@ async fn in_a_batch_each_command_has_its_own_outcome() {
     assert_eq!(balloon.unwrap(), json!(1));
     assert_eq!(migrate.unwrap_err().to_string(), "query-migrate: no");
 }
+
+#[tokio::test]
+async fn a_queue_that_is_full_is_another_clients_doing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    // As QEMU does it: one client is served, one waits.
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let mut others = Vec::new();
+    let error = loop {
+        assert!(others.len() < 8, "the queue never fills");
+        match tokio::net::UnixStream::connect(&path).await {
+            Ok(stream) => others.push(stream),
+            Err(_) => break Client::connect(&path).await.unwrap_err(),
+        }
+    };
+    assert!(matches!(error, QmpError::Queue), "{error}");
+    assert!(error.to_string().contains("another one is connected"), "{error}");
+}

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
-    ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, OverloadStatus,
-    TrackingStatus, Words, host::is_uncooperative, raw,
+    ColdStatus, DedupStatus, DiskStatus, FreePagesStatus, LastChange, MemoryLimitStatus,
+    OverloadStatus, TrackingStatus, Words, host::is_uncooperative, raw,
 };
 use crate::{explain, http::follow::Shown};
 
@@ -29,8 +29,14 @@ pub struct VmStatus {
     pub link_error: Option<String>,
     /// `none`, `active` or `unknown`.
     pub migration: String,
-    /// RAM that QEMU was started with.
+    /// RAM that its balloon reaches, as it is now: base memory and DIMMs.
     pub ram_bytes: u64,
+    /// Memory of other devices (NVDIMM, virtio-mem and the like), which no balloon reaches.
+    #[serde(default)]
+    pub devices_bytes: u64,
+    /// The limits of memory that its QEMU's cgroups have, at all levels; empty: none is known.
+    #[serde(default)]
+    pub memory_limits: Vec<MemoryLimitStatus>,
     /// Never less than this.
     pub min_bytes: Option<u64>,
     /// Guaranteed.
@@ -198,6 +204,8 @@ impl VmStatus {
             link_error,
             migration: migration_name(view.migration).to_owned(),
             ram_bytes: view.ram.0,
+            devices_bytes: view.devices.0,
+            memory_limits: MemoryLimitStatus::of(view),
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
             used_bytes: raw(view.used.map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),

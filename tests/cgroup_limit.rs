@@ -1,0 +1,56 @@
+//! A VM whose QEMU is in a cgroup with a limit is granted no more than fits below that: beyond it
+//! the kernel would kill QEMU.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::Duration;
+
+use lab::MachineSpec;
+use lab::memory_group::MemoryGroup;
+use model::{Bytes, Mode, VmName};
+use overbook_tests::{BASE, MAX, Stage, hungry, idle, skip};
+
+/// What is granted at least: the limit leaves so much above base, besides what is kept free.
+const FITS: Bytes = Bytes::mib(32);
+/// What is kept free below a limit of this size.
+const MARGIN: Bytes = Bytes::mib(16);
+
+/// What QEMU has beside its guest, once it is known.
+fn own(stage: &Stage) -> Option<Bytes> {
+    stage.daemon.case().unwrap().view.vms.get(&VmName::from("hungry"))?.own
+}
+
+fn is_refused(stage: &Stage) -> bool {
+    let vm = stage.vm("hungry");
+    vm["refusals"].as_array().unwrap().iter().any(|refusal| refusal["code"] == "cgroup_limit")
+}
+
+#[test]
+fn grants_stop_below_the_limit_of_qemus_cgroup_and_the_limit_is_shown() {
+    let group = match MemoryGroup::new("limit") {
+        Ok(group) => group,
+        Err(error) => return skip(&error.to_string()),
+    };
+    let cgroup = Some(group.dir().to_owned());
+    let guests = [MachineSpec { cgroup, ..hungry() }, idle("idle")];
+    let Some(stage) = Stage::start(Mode::Observe, &guests) else { return };
+    stage.until("QEMU's own memory is known", |stage| own(stage).is_some());
+    let limit = own(&stage).unwrap().plus(BASE).plus(MARGIN).plus(FITS);
+    group.set_limit(limit).unwrap();
+    let name = group.dir().file_name().unwrap().to_str().unwrap();
+    stage.until("the limit is shown", |stage| stage.says(&["vm", "hungry"]).contains(name));
+    assert!(stage.says(&["explain", "hungry"]).contains(name));
+    let warning = stage.says(&["check"]);
+    assert!(warning.contains("hungry: its max of 256 MiB does not fit"), "{warning}");
+
+    stage.daemon.set_mode(&stage.lab, Mode::Enforce).unwrap();
+    stage.until("it is granted no more", is_refused);
+    assert!(stage.balloon("hungry") < MAX);
+    let words = stage.says(&["status"]);
+    assert!(words.contains("its QEMU's cgroup"), "{words}");
+    stage.throughout(Duration::from_secs(10), "QEMU lives, and has what fits", |stage| {
+        stage.guest("hungry").alive() && stage.balloon("hungry") <= BASE.plus(FITS).plus(MARGIN)
+    });
+    drop(stage);
+    drop(group);
+}
