@@ -1,11 +1,14 @@
 //! A guest changes hosts: two real QEMUs, two daemons that die at any moment, a network that
-//! breaks. It runs on exactly one of them, always, and loses no byte.
+//! breaks. It runs on exactly one of them, always, and loses no byte. It travels by TLS, and
+//! nothing else gets in where a QEMU waits for it.
 //!
 //! What each daemon writes down stays; all else it forgets when it dies.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
@@ -14,12 +17,13 @@ use lab::lab::{Lab, Provisions};
 use lab::machine::{self, Files, MachineSpec};
 use model::{Bytes, Millis};
 use overbook::drivers::migration::{
-    Limits, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
+    Limits, Secured, Turn, source_turn, source_turn_without, target_turn, target_turn_without,
 };
 use overbook::drivers::qmp::{Client, Command};
+use overbook::pki::{self, Order};
 use overbook_tests::{provisions, take_turn};
 use policy::handover::{Seen, SourceQemu, SourceStep, TargetQemu, TargetStep};
-use serde_json::Value;
+use serde_json::{Value, json};
 use sys::process::Identity;
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
@@ -29,6 +33,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const LIMITS: Limits =
     Limits { bandwidth: Bytes::mib(64), downtime: Millis(300), precopy: Millis::secs(4) };
 const ROUNDS: u64 = 10;
+/// Where targets listen.
+const ANY_PORT: &str = "tcp:127.0.0.1:0";
 
 /// A network between two hosts that can be cut.
 struct Cable {
@@ -68,6 +74,36 @@ impl Cable {
         for end in self.ends.lock().unwrap().drain(..) {
             let _ = end.shutdown(Shutdown::Both);
         }
+    }
+}
+
+/// Certificates of an authority of its own, and where they are shown to QEMUs.
+struct Trust {
+    authority: PathBuf,
+    shown: PathBuf,
+}
+
+impl Trust {
+    fn new(dir: &Path) -> Self {
+        let authority = dir.join("pki");
+        pki::init(&authority).unwrap();
+        let trust = Self { authority, shown: dir.join("shown") };
+        for host in ["a", "b"] {
+            trust.issue(host);
+        }
+        trust
+    }
+
+    fn issue(&self, host: &str) -> PathBuf {
+        let valid = Duration::from_secs(3600);
+        let order = Order { name: host, addresses: &[], valid, renews: false };
+        pki::host(&self.authority, order).unwrap()
+    }
+
+    /// The certificates by which `host` migrates, to or from `peer`.
+    fn of(&self, host: &str, peer: &str) -> Secured {
+        let files = self.authority.join(host).join("migration");
+        Secured { files, shown: self.shown.clone(), peer: peer.into() }
     }
 }
 
@@ -130,6 +166,7 @@ struct Trouble {
 struct Journey<'a> {
     lab: &'a mut Lab,
     with: &'a Provisions,
+    trust: &'a Trust,
     spec: MachineSpec,
     here: Qemu,
     there: Qemu,
@@ -176,7 +213,10 @@ impl Journey<'_> {
         }
         let dies = self.random.u32(0..deadly) == 0;
         let turn = match client {
-            Some(client) => source_turn(client, self.generation, seen, LIMITS).await,
+            Some(client) => {
+                let secured = Some(&self.trust.of("a", "b"));
+                source_turn(client, self.generation, seen, LIMITS, secured).await
+            }
             None => Ok(source_turn_without(&SourceQemu::Gone, seen)),
         };
         match turn {
@@ -206,7 +246,10 @@ impl Journey<'_> {
         let is_ours = seen.target.is_some();
         let without = |qemu| Ok(target_turn_without(&qemu, seen));
         let turn = match client {
-            Some(client) => target_turn(client, is_ours, seen, "tcp:127.0.0.1:0").await,
+            Some(client) => {
+                let secured = Some(&self.trust.of("b", "a"));
+                target_turn(client, is_ours, seen, ANY_PORT, secured).await
+            }
             None if is_launched => without(TargetQemu::Gone("its QEMU has ended".to_owned())),
             None => without(TargetQemu::Absent),
         };
@@ -223,14 +266,10 @@ impl Journey<'_> {
         false
     }
 
-    /// As whoever starts VMs on the target does.
     fn launch(&mut self) {
-        let Provisions { qemu, image, accel } = self.with;
-        let files = &self.there.files;
-        let command = machine::command(&self.spec, files, qemu, image, *accel);
-        let waits = command.args(["-incoming", "defer", "-S"]);
         let name = format!("host-{}", self.generation);
-        self.there.process = Some(self.lab.spawn(&name, waits).unwrap());
+        let started = launch(self.lab, self.with, &self.spec, &self.there.files, &name);
+        self.there.process = Some(started);
     }
 
     /// What the guest says next, wherever it is now.
@@ -250,10 +289,23 @@ impl Journey<'_> {
     }
 }
 
+/// As whoever starts VMs on the target does.
+fn launch(
+    lab: &mut Lab,
+    with: &Provisions,
+    spec: &MachineSpec,
+    files: &Files,
+    name: &str,
+) -> Identity {
+    let Provisions { qemu, image, accel } = with;
+    let command = machine::command(spec, files, qemu, image, *accel);
+    lab.spawn(name, command.args(["-incoming", "defer", "-S"])).unwrap()
+}
+
 impl Steps {
     fn seen(&self, is_late: bool) -> Seen<'_> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
-        Seen { source, target, is_late, is_alone: false }
+        Seen { source, target, is_late, ..Seen::default() }
     }
 }
 
@@ -270,9 +322,11 @@ fn a_guest_that_changes_hosts_runs_on_one_of_them_whatever_happens() {
     let here = Qemu::of(own.files().clone(), Some(own.process()));
     let files = |lab: &Lab, generation: u64| Files::new(lab.dir(), &format!("guest-{generation}"));
     let there = Qemu::of(files(&lab, 1), None);
+    let trust = Trust::new(dir.path());
     let mut journey = Journey {
         lab: &mut lab,
         with: &with,
+        trust: &trust,
         spec,
         here,
         there,
@@ -307,5 +361,176 @@ fn a_guest_that_changes_hosts_runs_on_one_of_them_whatever_happens() {
     });
     assert!(stayed > 0, "there was no trouble at all");
     drop(journey);
+    lab.stop().unwrap();
+}
+
+/// Sends the guest to `address`, as the daemon of host `a` does; answers how that has ended.
+async fn sends(
+    qemu: &mut Qemu,
+    generation: u64,
+    address: &str,
+    with: &Secured,
+) -> Result<(), String> {
+    let mut steps = Steps {
+        source: Some(SourceStep::Moving),
+        target: Some(TargetStep::Prepared { address: address.to_owned() }),
+    };
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < LIMIT, "QEMU does not say how it has ended");
+        let Some(client) = qemu.client().await else { continue };
+        match source_turn(client, generation, steps.seen(false), LIMITS, Some(with)).await {
+            Ok(Turn::Write(SourceStep::Stayed { why })) => return Err(why),
+            Ok(Turn::Write(SourceStep::Switched)) => return Ok(()),
+            Ok(Turn::Write(step)) => steps.source = Some(step),
+            Ok(Turn::Did | Turn::Waits) => sleep(Duration::from_millis(20)).await,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// An attacker with a QEMU of its own, which shows a certificate without checking it. Answers with
+/// the error that the attacker saw.
+async fn attacks(qemu: &mut Qemu, address: &str, files: Option<&Path>) -> String {
+    let client = qemu.client().await.unwrap();
+    let id = "attack";
+    let mut creds = "";
+    if let Some(files) = files {
+        let object = json!({
+            "qom-type": "tls-creds-x509", "id": id, "dir": files, "endpoint": "client",
+            "verify-peer": true, "sanity-check": false,
+        });
+        client.execute(Command::with("object-add", object)).await.unwrap();
+        creds = id;
+    }
+    // It trusts whoever answers.
+    let parameters = json!({"tls-creds": creds, "tls-hostname": "migration.b"});
+    client.execute(Command::with("migrate-set-parameters", parameters)).await.unwrap();
+    let uri = json!({"uri": address});
+    client.execute(Command::with("migrate", uri)).await.unwrap();
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < LIMIT, "QEMU does not say how it has ended");
+        let answer = client.execute(Command::new("query-migrate")).await.unwrap();
+        match answer["status"].as_str().unwrap_or_default() {
+            "failed" => {
+                let gone = json!({"id": id});
+                let _ = client.execute(Command::with("object-del", gone)).await;
+                return answer["error-desc"].as_str().unwrap_or("failed").to_owned();
+            }
+            status => assert_ne!(status, "completed", "the attacker's guest is let in"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Waits until a QEMU that was started to receive says where it does.
+async fn waits(qemu: &mut Qemu, secured: &Secured) -> String {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < LIMIT, "it does not wait");
+        if let Some(client) = qemu.client().await {
+            match target_turn(client, false, Seen::default(), ANY_PORT, Some(secured)).await {
+                Ok(Turn::Write(TargetStep::Prepared { address })) => return address,
+                Ok(Turn::Did | Turn::Waits) => {}
+                // It has just been started.
+                Err(_) => qemu.client = None,
+                other => panic!("{other:?}"),
+            }
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The beginning of a guest, as QEMU sends it without TLS.
+const PLAIN: &[u8] = b"QEVM\0\0\0\x03\x07";
+
+/// Sends these bytes; answers what came back until the other side hung up.
+fn says(address: &str, bytes: &[u8]) -> Vec<u8> {
+    let address: SocketAddr = address.strip_prefix("tcp:").unwrap().parse().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // It may have hung up by then.
+    let _ = stream.write_all(bytes).and_then(|()| stream.shutdown(Shutdown::Write));
+    let mut heard = Vec::new();
+    match stream.read_to_end(&mut heard) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => panic!("it does not hang up"),
+        _ => heard,
+    }
+}
+
+#[test]
+fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
+    let Some(_turn) = take_turn() else { return };
+    let Some(with) = provisions() else { return };
+    let dir = tempfile::tempdir_in("/tmp").unwrap();
+    let (trust, foreign) =
+        (Trust::new(&dir.path().join("own")), Trust::new(&dir.path().join("foreign")));
+    let memory = Bytes::mib(160);
+    let spec = MachineSpec::new("guest", "shop", memory, memory, "verify --mb 64");
+    let mut lab = Lab::start(&dir.path().join("lab"), &with, std::slice::from_ref(&spec)).unwrap();
+    let own = lab.machine("guest").unwrap();
+    own.hang_up();
+    let mut source = Qemu::of(own.files().clone(), Some(own.process()));
+    let [mut wrong, mut target] = ["1", "2"].map(|host| {
+        let files = Files::new(lab.dir(), &format!("guest-{host}"));
+        let process = launch(&mut lab, &with, &spec, &files, &format!("host-{host}"));
+        Qemu::of(files, Some(process))
+    });
+    // A certificate that was stolen from host `a`, and is revoked.
+    trust.issue("thief");
+    let stolen = trust.authority.join("thief/migration");
+    for file in ["client-cert.pem", "client-key.pem"] {
+        fs::copy(trust.authority.join("a/migration").join(file), stolen.join(file)).unwrap();
+    }
+    let order = Order { name: "a", addresses: &[], valid: Duration::from_secs(3600), renews: true };
+    pki::host(&trust.authority, order).unwrap();
+    pki::revoke(&trust.authority, &[stolen.join("client-cert.pem")]).unwrap();
+    // Another purpose's of the right host.
+    let disks = trust.issue("disks").join("migration");
+    for file in ["client-cert.pem", "client-key.pem"] {
+        fs::copy(trust.authority.join("a/disks").join(file), disks.join(file)).unwrap();
+    }
+    trust.issue("c");
+    // Everybody knows the authority's own certificate.
+    let strange = foreign.authority.join("a/migration");
+    fs::copy(trust.authority.join("ca-cert.pem"), strange.join("ca-cert.pem")).unwrap();
+    let files = |host: &str| trust.authority.join(host).join("migration");
+    Runtime::new().unwrap().block_on(async {
+        // Host `b` answers where `c` is to be: it is not sent the guest.
+        let address = waits(&mut wrong, &trust.of("b", "a")).await;
+        let saw = sends(&mut source, 101, &address, &trust.of("a", "c")).await;
+        eprintln!("saw: host b instead of c: {saw:?}");
+        let why = saw.expect_err("a guest goes to another host than it is to");
+        assert!(why.contains("does not match the hostname migration.c"), "{why}");
+
+        let address = waits(&mut target, &trust.of("b", "a")).await;
+        let heard = says(&address, PLAIN);
+        eprintln!("saw: without TLS: {} bytes: {heard:02x?}", heard.len());
+        // 0x15: an alert of TLS; QEMU may also hang up without a word.
+        assert!(heard.is_empty() || heard[0] == 0x15, "it answers without TLS: {heard:02x?}");
+        let attackers = [
+            ("a guest without TLS", None),
+            ("a certificate of another authority", Some(strange)),
+            ("another host of the pool", Some(files("c"))),
+            ("the right host's certificate for another purpose", Some(files("disks"))),
+            ("the right host's certificate, revoked", Some(files("thief"))),
+        ];
+        for (who, files) in attackers {
+            let saw = attacks(&mut source, &address, files.as_deref()).await;
+            eprintln!("saw: {who}: {saw}");
+            let client = target.client().await.unwrap();
+            let status = client.execute(Command::new("query-status")).await.unwrap();
+            assert_eq!(status["status"], "inmigrate", "{who} has reached the target: {saw}");
+            assert!(source.runs().await, "{who}: the guest that was to be sent is lost");
+        }
+        // None of that has harmed the target: the right host still gets in.
+        sends(&mut source, 102, &address, &trust.of("a", "b")).await.unwrap();
+        let client = target.client().await.unwrap();
+        let status = client.execute(Command::new("query-status")).await.unwrap();
+        assert_eq!(status["status"], "paused", "the guest did not arrive");
+        assert_eq!(fs::read_dir(&trust.shown).unwrap().count(), 0, "certificates lie about");
+    });
+    drop((source, wrong, target));
     lab.stop().unwrap();
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lab::packages::Unpacked;
+use overbook::pki::{self, Order, Purpose};
 use overbook_tests::{text, unpacked};
 use pageserver::layer::{self, Layer};
 use pageserver::layers::file::File;
@@ -19,10 +20,6 @@ use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::Acceptor;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
-};
 use serde_json::Value;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
@@ -163,26 +160,14 @@ impl Stage {
 
 /// An authority, and certificates of it for both sides, as QEMU and libnbd look for them.
 fn certificates(dir: &Path) {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let sides = [
-        ("server", ExtendedKeyUsagePurpose::ServerAuth),
-        ("client", ExtendedKeyUsagePurpose::ClientAuth),
-    ];
-    for (side, usage) in sides {
-        let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
-        params.extended_key_usages = vec![usage];
-        params.key_usages =
-            vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-        let key = KeyPair::generate().unwrap();
-        let certificate = params.signed_by(&key, &authority).unwrap();
-        let dir = dir.join(side);
-        std::fs::create_dir(&dir).unwrap();
-        std::fs::write(dir.join("ca-cert.pem"), authority.pem()).unwrap();
-        std::fs::write(dir.join(format!("{side}-cert.pem")), certificate.pem()).unwrap();
-        std::fs::write(dir.join(format!("{side}-key.pem")), key.serialize_pem()).unwrap();
+    let authority = dir.join("pki");
+    pki::init(&authority).unwrap();
+    let here = ["localhost".to_owned()];
+    let valid = Duration::from_secs(3600);
+    let order = Order { name: "here", addresses: &here, valid, renews: false };
+    let own = pki::host(&authority, order).unwrap();
+    for (purpose, side) in [(Purpose::Repository, "server"), (Purpose::Disks, "client")] {
+        std::fs::rename(own.join(purpose.directory()), dir.join(side)).unwrap();
     }
 }
 

@@ -1,5 +1,6 @@
 //! Two hosts in a pool, with etcd, daemons and a controller of their own: a real guest that is
-//! overloaded for long goes from one to the other, whoever dies meanwhile.
+//! overloaded for long goes from one to the other, whoever dies meanwhile. All of it is as the guide
+//! has it: etcd, controller and guest speak TLS with certificates of `overbook pki`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,11 +11,13 @@ use std::time::{Duration, Instant};
 use lab::etcd::Members;
 use lab::takeover::Takeover;
 use lab::{Lab, command};
+use overbook::pki::{self, Order};
 use overbook_tests::{hungry, program, provisions, skip, take_turn, text};
 use serde_json::Value;
 use sys::process::{Child, Signal, Spawn};
 
 const LIMIT: Duration = Duration::from_secs(120);
+const VALID: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(100);
 
 /// A host: a directory, and a daemon.
@@ -24,7 +27,7 @@ struct Host {
 }
 
 impl Host {
-    fn new(name: &str, dir: &Path, endpoints: &[String], incoming: Option<&Path>) -> Self {
+    fn new(name: &str, dir: &Path, pool: &str, incoming: Option<&Path>) -> Self {
         fs::create_dir_all(dir.join("run/state")).unwrap();
         fs::create_dir_all(dir.join("etc")).unwrap();
         let receive = incoming.map(|command| {
@@ -37,7 +40,7 @@ impl Host {
              [api]\nsocket = \"{shown}/run/overbook.sock\"\n\
              [overload]\ninterval_s = 2\npages_per_s = 20\nwindow = 4\nsustained = 3\n\
              [group.shop]\nvms = [\"hungry\"]\nbase = \"128MiB\"\nmax = \"256MiB\"\n\
-             [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\nmovable = [\"hungry\"]\n\
+             [pool]\nhost = \"{name}\"\n{pool}movable = [\"hungry\"]\n\
              rest_s = 2\nprecopy_s = 4\n{}",
             receive.unwrap_or_default()
         );
@@ -125,7 +128,17 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let Some(_turn) = take_turn() else { return };
     let Some(with) = provisions() else { return };
     let dir = tempfile::tempdir_in("/tmp").unwrap();
-    let mut members = match Members::start(3, dir.path()) {
+    let authority = dir.path().join("pki");
+    pki::init(&authority).unwrap();
+    let here = ["127.0.0.1".to_owned()];
+    let issued = |name| {
+        let order = Order { name, addresses: &here, valid: VALID, renews: false };
+        pki::host(&authority, order).unwrap()
+    };
+    let order = Order { name: "decides", addresses: &[], valid: VALID, renews: false };
+    let decides = pki::controller(&authority, order).unwrap();
+    let certificate = issued("etcd").join("etcd");
+    let mut members = match Members::start_secured(3, dir.path(), &certificate) {
         Ok(members) => members,
         Err(why) => return skip(&why.to_string()),
     };
@@ -134,8 +147,13 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let guest = lab.machine("hungry").unwrap();
     guest.hang_up();
     let takeover = Takeover::new(guest.process(), &near, &far).unwrap();
-    let mut a = Host::new("a", &near, &members.endpoints(), None);
-    let mut b = Host::new("b", &far, &members.endpoints(), Some(takeover.script()));
+    let endpoints = members.endpoints();
+    let pool = |tls: &Path| format!("etcd = {endpoints:?}\ntls = \"{}\"\n", tls.display());
+    let mut a = Host::new("a", &near, &pool(&issued("a")), None);
+    let mut b = Host::new("b", &far, &pool(&issued("b")), Some(takeover.script()));
+    let controls = dir.path().join("controller.toml");
+    let own = format!("[pool]\nhost = \"decides\"\nrest_s = 2\n{}", pool(&decides));
+    fs::write(&controls, own).unwrap();
     until("both hosts are there", &[&a, &b], || {
         let hosts = rows(&a, "hosts");
         hosts.len() == 2 && hosts.iter().all(|host| host["is_there"] == true)
@@ -144,7 +162,7 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
         rows(&a, "overloads").iter().any(|row| row["severity"] == "sustained")
     });
     let mut controller =
-        Some(start(&a.config(), &["controller"], &dir.path().join("controller.log")));
+        Some(start(&controls, &["controller"], &dir.path().join("controller.log")));
     until("it is to be moved", &[&a, &b], || !rows(&b, "migrations").is_empty());
 
     // All that is needed dies in the middle of it.
@@ -155,7 +173,7 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     a.start();
     b.start();
     let log = dir.path().join("controller.log");
-    controller = Some(start(&a.config(), &["controller"], &log));
+    controller = Some(start(&controls, &["controller"], &log));
     until("it is on the other host", &[&a, &b], || {
         let page = b.asks(&["cluster", "explain", "hungry", "--json"]);
         page.is_some_and(|page| page["host"] == "b") && rows(&b, "migrations").is_empty()

@@ -13,7 +13,8 @@ use cluster::records;
 use cluster::store::{Seat, Store};
 use lab::etcd::Members;
 use model::HostName;
-use overbook::{config_files, pki, pool};
+use overbook::pki::{self, Order};
+use overbook::{config_files, pool};
 use overbook_tests::{program, skip, take_turn, text};
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -32,7 +33,10 @@ struct Host {
 impl Host {
     fn new(dir: &Path, endpoints: &[String], tls: Option<&Path>) -> Self {
         let (config, incoming) = (dir.join("overbook.toml"), dir.join("incoming"));
-        let tls = tls.map(|tls| format!("tls = \"{}\"\n", tls.display())).unwrap_or_default();
+        let tls = match tls {
+            Some(tls) => format!("tls = \"{}\"\n", tls.display()),
+            None => "insecure = true\n".to_owned(),
+        };
         let shown = incoming.display();
         let text = format!(
             "[host]\nqmp = [\"/run/overbook-none/*.sock\"]\n[pool]\nhost = \"a\"\n\
@@ -123,8 +127,9 @@ fn a_check_reads_the_certificates() {
         pki::init(authority).unwrap();
     }
     let here = ["127.0.0.1".to_owned()];
-    let issue = |by: &Path, name: &str, valid| pki::issue(by, name, &here, valid).unwrap();
-    let server = issue(&own, "etcd", YEAR);
+    let order = |name, valid| Order { name, addresses: &here, valid, renews: false };
+    let issue = |by: &Path, name, valid| pki::host(by, order(name, valid)).unwrap();
+    let server = issue(&own, "etcd", YEAR).join("etcd");
     let members = match Members::start_secured(1, dir.path(), &server) {
         Ok(members) => members,
         Err(why) => return skip(&why.to_string()),
@@ -137,12 +142,12 @@ fn a_check_reads_the_certificates() {
         let etcd = format!("pool: etcd {}: ", endpoints[0]);
         let fine = format!("{etcd}fine\n");
         let words =
-            ["client-cert.pem: fine until 2", "ca-cert.pem: fine until 4", &fine, "there: b\n"];
+            ["client-cert.pem: fine until 2", "ca-cert.pem: fine until 2", &fine, "there: b\n"];
         with(&a).check(0, &words);
 
         // Of another host.
         let other = issue(&own, "c", YEAR);
-        with(&other).check(1, &["client-cert.pem: it is of c, and `host` is a"]);
+        with(&other).check(1, &["client-cert.pem: it is of c, and is to be of a, for `host` is a"]);
         // One that ends soon: it works meanwhile.
         fs::remove_dir_all(&a).unwrap();
         let a = issue(&own, "a", 3 * DAY);
@@ -167,4 +172,23 @@ fn a_check_reads_the_certificates() {
         with(&stranger)
             .check(1, &["client-cert.pem is not signed by the authority in ca-cert.pem"]);
     });
+}
+
+#[test]
+fn a_pool_without_tls_is_refused_by_all_that_would_use_it() {
+    let Some(_turn) = take_turn() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (config, state) = (dir.path().join("overbook.toml"), dir.path().display());
+    let plain = format!(
+        "[host]\nstate = \"{state}\"\n[api]\nsocket = \"{state}/sock\"\n\
+         [pool]\nhost = \"a\"\netcd = [\"http://127.0.0.1:2379\"]\n"
+    );
+    fs::write(&config, plain).unwrap();
+    for command in ["check", "daemon", "controller"] {
+        let output = program().arg("--config").arg(&config).arg(command).output().unwrap();
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        let words = "[pool] has no `tls`: whoever reaches etcd moves VMs";
+        assert_eq!(said.matches(words).count(), 1, "{command}: {said}");
+    }
 }

@@ -18,7 +18,8 @@ use lab::etcd::Members;
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, DiskReading, Mode};
-use overbook::{config_files, pki, pool};
+use overbook::pki::{self, Order};
+use overbook::{config_files, pool};
 use overbook_tests::{MAX, Stage, skip, unpacked};
 use sys::pool_maps;
 use systemd::{Systemd, packaging};
@@ -190,14 +191,16 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     fs::create_dir(dir.path().join("log")).unwrap();
     let authority = dir.path().join("pki");
     pki::init(&authority).unwrap();
-    let tls = pki::issue(&authority, "host", &[here.to_string()], A_DAY).unwrap();
+    let addresses = [here.to_string()];
+    let order = Order { name: "host", addresses: &addresses, valid: A_DAY, renews: false };
+    let tls = pki::host(&authority, order).unwrap();
     let tls = tls.display();
     let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
     let config = dir.path().join("overbook.toml");
     let text = format!(
         "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n\
          [group.shop]\nvms = [\"one\"]\n[disk.swap]\nvm = \"one\"\nfile = \"{at}/file\"\n\
-         size = \"32MiB\"\nrepositories = [\"{here}:{port}\"]\ntls = \"{tls}\"\n"
+         size = \"32MiB\"\nrepositories = [\"{here}:{port}\"]\ntls = \"{tls}/disks\"\n"
     );
     fs::write(&config, text).unwrap();
     let systemd = Systemd::start(&programs, dir.path(), &config);
@@ -205,7 +208,7 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     // All that it lends is pinned.
     let repository = "overbook-repository.service";
     systemd.install(repository);
-    let told = format!("MEMORY=64MiB LISTEN={here}:{port} TLS={tls}");
+    let told = format!("MEMORY=64MiB LISTEN={here}:{port} TLS={tls}/repository");
     systemd.tell(repository, &format!("[Service]\nEnvironment={told}\n"));
     systemd.must(&["start", repository]);
     until(&systemd, "the repository has pinned its memory", || {
@@ -257,15 +260,16 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     fs::create_dir(dir.path().join("log")).unwrap();
     let authority = dir.path().join("pki");
     pki::init(&authority).unwrap();
-    let issue = |name: &str| {
-        pki::issue(&authority, name, &[Ipv4Addr::LOCALHOST.to_string()], A_DAY).unwrap()
-    };
-    let members = match Members::start_secured(1, dir.path(), &issue("etcd")) {
+    let addresses = [Ipv4Addr::LOCALHOST.to_string()];
+    let order = |name| Order { name, addresses: &addresses, valid: A_DAY, renews: false };
+    let etcd = pki::host(&authority, order("etcd")).unwrap().join("etcd");
+    let members = match Members::start_secured(1, dir.path(), &etcd) {
         Ok(members) => members,
         Err(why) => return skip(&why.to_string()),
     };
     let config = dir.path().join("overbook.toml");
-    let (endpoints, tls) = (members.endpoints(), issue("a"));
+    let tls = pki::controller(&authority, order("a")).unwrap();
+    let endpoints = members.endpoints();
     let text = format!(
         "[host]\nqmp = [\"{at}/*.sock\"]\nstate = \"{at}/state\"\n\
          [pool]\nhost = \"a\"\netcd = {endpoints:?}\ntls = \"{tls}\"\n",

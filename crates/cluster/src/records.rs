@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use model::cluster::{ClusterView, HostReport, Intent};
 use model::words::{is_plain, plain};
-use model::{HostName, Reading, Time, VmName};
+use model::{GroupName, HostName, Reading, Time, VmName};
 use policy::handover::{SourceStep, TargetStep};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -144,6 +144,12 @@ impl Records {
         written.filter(|written| written.generation == intent.generation)
     }
 
+    /// The group that this host says a VM of it is in.
+    #[must_use]
+    pub fn group_of(&self, vm: &VmName, host: &HostName) -> Option<GroupName> {
+        Some(self.reports.get(host)?.vms.get(vm)?.group.clone())
+    }
+
     /// What a decision is made from. `since`: when each intent was first seen.
     #[must_use]
     pub fn view(&self, now: Time, since: &BTreeMap<VmName, (u64, Time)>) -> ClusterView {
@@ -174,8 +180,13 @@ mod tests {
         let (host, vm) = (HostName::from("a"), VmName::from("x/y"));
         let step = TargetStep::Runs;
         let written = Written { generation: 3, step, incarnation: 7, is_over: false };
-        let intent =
-            Intent { generation: 3, from: "b".into(), to: "a".into(), is_withdrawn: false };
+        let intent = Intent {
+            generation: 3,
+            from: "b".into(),
+            to: "a".into(),
+            group: "web".into(),
+            is_withdrawn: false,
+        };
         let mut snapshot = Snapshot::default();
         for change in
             [Change::put(target(&host, &vm), &written), Change::put(super::intent(&vm), &intent)]
@@ -194,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_a_hostile_host_writes_can_be_shown() {
-        let vm_report = r#"{"promised": 1, "given": 1, "severity": "none", "paged": 0,
+        let vm_report = r#"{"group": "web", "promised": 1, "given": 1, "severity": "none", "paged": 0,
             "immovable": "a\u001b[2Jb\ncalled off"}"#;
         let report = format!(
             r#"{{"memory": 1, "vms": {{"web\u001b[2J": {vm_report}, "web": {vm_report}}}}}"#

@@ -10,16 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use overbook::pki::{self, Order, Purpose};
 use pageserver::layer::Layer;
 use pageserver::layers::fault::{Fault, Faults};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::request::Export;
 use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
 use pageserver::tls::Acceptor;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
-};
 use sys::process::{Child, Spawn};
 
 use crate::cache::Cache;
@@ -246,33 +243,21 @@ pub(crate) fn free_port() -> io::Result<SocketAddr> {
 /// Writes certificates of a new authority, under the names that all three servers know, for this
 /// host and for `address`.
 pub(crate) fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
-    let write = |dir: &Path| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let mut authority = CertificateParams::default();
-        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        authority.distinguished_name.push(rcgen::DnType::CommonName, "lab");
-        let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate()?)?;
-        std::fs::write(dir.join("ca-cert.pem"), authority.pem())?;
-        let sides = [
-            ("server", ExtendedKeyUsagePurpose::ServerAuth),
-            ("client", ExtendedKeyUsagePurpose::ClientAuth),
-        ];
-        for (side, purpose) in sides {
-            let names = ["localhost".to_owned(), address.to_string()];
-            let mut params = CertificateParams::new(names)?;
-            params.distinguished_name.push(rcgen::DnType::CommonName, side);
-            params.key_usages =
-                vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
-            params.extended_key_usages = vec![purpose];
-            let key = KeyPair::generate()?;
-            let certificate = params.signed_by(&key, &authority)?;
-            std::fs::write(dir.join(format!("{side}-cert.pem")), certificate.pem())?;
-            std::fs::write(dir.join(format!("{side}-key.pem")), key.serialize_pem())?;
+    let authority = dir.join("pki");
+    let addresses = ["localhost".to_owned(), address.to_string()];
+    let order = Order { name: "lab", addresses: &addresses, valid: VALID, renews: false };
+    let made = pki::init(&authority).and_then(|()| pki::host(&authority, order));
+    let own = made.map_err(io::Error::other)?;
+    for (purpose, side) in [(Purpose::Repository, "server"), (Purpose::Disks, "client")] {
+        for file in ["ca-cert.pem", &format!("{side}-cert.pem"), &format!("{side}-key.pem")] {
+            std::fs::copy(own.join(purpose.directory()).join(file), dir.join(file))?;
         }
-        Ok(())
-    };
-    write(dir).map_err(|error| io::Error::other(error).into())
+    }
+    Ok(())
 }
+
+/// For how long its certificates are valid.
+const VALID: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// One export of memory.
 struct One(Arc<dyn Layer>);

@@ -336,7 +336,7 @@ impl Watch {
         let Some(pool) = &self.pool else { return Ok(()) };
         let refused = |error: StoreError| LabError::Io(io::Error::other(error));
         let [from, to] = HOSTS.map(HostName::from);
-        let intent = Intent { generation: 1, from, to, is_withdrawn: false };
+        let intent = Intent { generation: 1, from, to, group: "pool".into(), is_withdrawn: false };
         let vm = VmName::from(GUEST);
         if let Some(seat) = pool.sit().map_err(refused)? {
             let change = Change::put(records::intent(&vm), &intent);

@@ -203,7 +203,7 @@ fn configure(
          [overload]\n{overload}\n\
          [group.pool]\nvms = [\"{guest}\"]\nbudget = \"{promised}B\"\n\
          base = \"{given}B\"\nmax = \"{promised}B\"\n\
-         [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\nmovable = [\"{guest}\"]\n\
+         [pool]\nhost = \"{name}\"\netcd = {endpoints:?}\ninsecure = true\nmovable = [\"{guest}\"]\n\
          address = \"127.0.0.1\"\nincoming = \"{incoming}\"\n{pool}\n"
     );
     Ok(fs::write(dir.join("etc/overbook.toml"), text)?)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::words::maybe_of_others;
-use crate::{Bytes, HostName, Reading, Severity, Time, VmName};
+use crate::{Bytes, GroupName, HostName, Reading, Severity, Time, VmName};
 
 /// What a host reports of itself: only what others need to decide.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,8 @@ pub struct HostReport {
 /// What a host reports of a VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
+    /// Its group on this host.
+    pub group: GroupName,
     /// What it was promised.
     pub promised: Bytes,
     /// What it was given of that.
@@ -41,6 +43,8 @@ pub struct Intent {
     pub from: HostName,
     /// Where it is to be.
     pub to: HostName,
+    /// Its group, on either host: one that has it in another takes no part.
+    pub group: GroupName,
     /// It is to stay where it is, if it has not left.
     pub is_withdrawn: bool,
 }

@@ -3,7 +3,8 @@
 //! A [`Spec`] is only made by [`crate::config`], which reports every fault at once. A VM's limits
 //! hold `min ≤ base ≤ max` after [`Spec::limits_of`], whatever the VM's real size is.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -299,7 +300,13 @@ impl Spec {
     /// Where the sockets of disks lie: beside the API's.
     #[must_use]
     pub fn disk_directory(&self) -> PathBuf {
-        self.api.socket.parent().unwrap_or(&self.api.socket).join("disks")
+        self.runtime_directory().join("disks")
+    }
+
+    /// Where all lies that is gone with the host's next start: beside the API's socket.
+    #[must_use]
+    pub fn runtime_directory(&self) -> &Path {
+        self.api.socket.parent().unwrap_or(&self.api.socket)
     }
 
     /// The limits of `vm`, which has `ram`, in `group`.

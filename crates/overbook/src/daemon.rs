@@ -215,7 +215,7 @@ impl Daemon {
             }
         };
         let hands = self.drivers.hands();
-        let (member, state) = Member::new(pool, store, latest.clone(), hands, &spec.host.state);
+        let (member, state) = Member::new(&spec, pool, store, latest.clone(), hands);
         self.pool = Some(state);
         Some(tokio::spawn(member.run()))
     }

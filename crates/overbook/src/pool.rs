@@ -12,6 +12,8 @@
 //! so, and begins nothing new with others.
 
 pub mod controller;
+mod launch;
+mod manager;
 pub mod member;
 pub mod moves;
 mod report;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use futures_util::task::AtomicWaker;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::oneshot;
+use tokio_rustls::client::TlsStream;
 
 use crate::buffer::Incoming;
 use crate::nbd::dialogue::{Dialogue, Step, Wanted};
@@ -22,7 +23,7 @@ use crate::nbd::negotiation::Session;
 use crate::nbd::reply::Extent;
 use crate::nbd::request::{Command, Export, Request};
 use crate::nbd::{Errno, ProtocolError};
-use crate::tls::{Connector, HandshakeError};
+use crate::tls::{Connector, HandshakeError, Trusted};
 
 /// Why a request came to nothing.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -134,7 +135,7 @@ pub async fn connect_tls<S>(
     name: String,
     status: bool,
     (connector, host): (&Connector, &str),
-) -> Result<(Client, Connection<tokio_rustls::client::TlsStream<S>>), ClientError>
+) -> Result<(Client, Connection<Trusted<TlsStream<S>>>), ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -174,7 +175,7 @@ async fn talk_tls<S>(
     mut stream: S,
     mut dialogue: Dialogue,
     (connector, host): (&Connector, &str),
-) -> Result<(tokio_rustls::client::TlsStream<S>, Session, Incoming), ClientError>
+) -> Result<(Trusted<TlsStream<S>>, Session, Incoming), ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {

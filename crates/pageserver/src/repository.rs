@@ -7,7 +7,7 @@
 //! lease ends with the last connection that has it. Its slabs are zeroed before anybody else has
 //! them; whoever wants slabs meanwhile, and more than are free, is to come again.
 //!
-//! A client is who has the key of a certificate, or a user of this host ([`Who`]). However many
+//! A client is the host that a certificate names, or a user of this host ([`Who`]). However many
 //! leases it has, all of them together are no more than its quota.
 //!
 //! What a host keeps here it can lose at any moment, and must have elsewhere. Where there is time,

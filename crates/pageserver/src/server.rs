@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ring::digest::{SHA256, digest};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
@@ -50,7 +49,7 @@ pub trait Catalogue: Send + Sync {
 pub enum Who {
     /// Of this host.
     User(u32),
-    /// Who has the key of a certificate, known by its SHA-256 fingerprint, in hexadecimal digits.
+    /// The name in a certificate. It stays the same when the key changes, and so do its leases.
     Certificate(String),
     /// Whoever is there.
     Address(IpAddr),
@@ -58,18 +57,11 @@ pub enum Who {
     Anybody,
 }
 
-impl Who {
-    fn of_certificate(certificate: &[u8]) -> Self {
-        let digest = digest(&SHA256, certificate);
-        Self::Certificate(digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-}
-
 impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User(id) => write!(f, "user {id}"),
-            Self::Certificate(fingerprint) => write!(f, "certificate {fingerprint}"),
+            Self::Certificate(name) => write!(f, "host {name}"),
             Self::Address(address) => write!(f, "{address}"),
             Self::Anybody => write!(f, "anybody"),
         }
@@ -238,10 +230,7 @@ impl Server {
                 input.clear();
                 let agreed = async {
                     let mut stream = acceptor.accept(stream).await.map_err(RefusedError::Tls)?;
-                    let shown_certificate = stream.get_ref().1.peer_certificates();
-                    if let Some([certificate, ..]) = shown_certificate {
-                        shown.who = Who::of_certificate(certificate);
-                    }
+                    shown.who = Who::Certificate(stream.peer().to_owned());
                     negotiation.secured();
                     let agreed =
                         negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);

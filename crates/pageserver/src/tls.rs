@@ -2,12 +2,19 @@
 //!
 //! Files are named as QEMU names them (`tls-creds-x509`): `ca-cert.pem`, and `server-cert.pem` with
 //! `server-key.pem`, or `client-cert.pem` with `client-key.pem`. Both sides must show a certificate
-//! that the authority has signed. TLS 1.3 alone: nothing can be negotiated down.
+//! that the authority has signed for this purpose (the URI `urn:overbook:repository:NAME` of a
+//! server, `urn:overbook:disks:NAME` of a client), and that is not on the list [`REVOKED`]. The
+//! files are read again when they change. TLS 1.3 alone: nothing can be negotiated down.
+
+mod live;
+mod purpose;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ring::digest::{SHA256, digest};
+use rustls::client::WebPkiServerVerifier;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -16,6 +23,21 @@ use rustls::{
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+
+use live::Live;
+pub use live::Trusted;
+use purpose::{Clients, DISKS, OtherPurpose, REPOSITORY, Servers, Wanted, name_for};
+
+/// The file of certificates that are trusted no more, in the same directory: one a line, which begins
+/// with its [`fingerprint`]. It may be missing.
+pub const REVOKED: &str = "revoked";
+
+/// By what a certificate is told from all others: its SHA-256, in hexadecimal digits.
+#[must_use]
+pub fn fingerprint(certificate: &[u8]) -> String {
+    let digest = digest(&SHA256, certificate);
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +78,12 @@ pub enum HandshakeError {
     /// The server does not take the client's certificate.
     #[error("it does not take our client-cert.pem: {0}")]
     Refused(&'static str),
+    /// The other side's certificate is on our list.
+    #[error("its certificate is revoked")]
+    Revoked,
+    /// The other side's certificate is for something else.
+    #[error("its certificate is not for {0}")]
+    OtherPurpose(&'static str),
     /// Something else.
     #[error("TLS fails: {0}")]
     Other(String),
@@ -66,8 +94,17 @@ impl HandshakeError {
     /// refuse the client's certificate after the client's side of the handshake.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         use CertificateError as C;
-        let error = error.get_ref()?.downcast_ref::<Error>()?;
+        let error = error.get_ref()?;
+        if let Some(known) = error.downcast_ref::<Self>() {
+            return Some(known.clone());
+        }
+        let error = error.downcast_ref::<Error>()?;
         Some(match error {
+            Error::InvalidCertificate(C::Revoked) => Self::Revoked,
+            Error::InvalidCertificate(C::Other(why)) if why.0.is::<OtherPurpose>() => why
+                .0
+                .downcast_ref()
+                .map_or(Self::Untrusted, |OtherPurpose(wanted)| Self::OtherPurpose(wanted)),
             Error::InvalidCertificate(C::UnknownIssuer | C::BadSignature) => Self::Untrusted,
             Error::InvalidCertificate(C::Expired | C::ExpiredContext { .. }) => Self::Expired,
             Error::InvalidCertificate(C::NotValidYet | C::NotValidYetContext { .. }) => {
@@ -86,6 +123,9 @@ impl HandshakeError {
             Error::AlertReceived(AlertDescription::CertificateExpired) => {
                 Self::Refused("it has expired")
             }
+            Error::AlertReceived(AlertDescription::CertificateRevoked) => {
+                Self::Refused("it is revoked")
+            }
             Error::AlertReceived(
                 AlertDescription::BadCertificate
                 | AlertDescription::CertificateUnknown
@@ -96,15 +136,19 @@ impl HandshakeError {
             other => Self::Other(other.to_string()),
         })
     }
+
+    fn into_io(self) -> io::Error {
+        io::Error::new(io::ErrorKind::PermissionDenied, self)
+    }
 }
 
 /// The server's side.
 #[derive(Clone)]
-pub struct Acceptor(TlsAcceptor);
+pub struct Acceptor(Arc<Live<ServerConfig>>);
 
 /// The client's side.
 #[derive(Clone)]
-pub struct Connector(TlsConnector);
+pub struct Connector(Arc<Live<ClientConfig>>);
 
 /// What a directory holds.
 struct Files {
@@ -169,7 +213,7 @@ fn misfit(directory: &Path, side: &str, error: &Error) -> TlsError {
 ///
 /// What is wrong with them.
 pub fn try_client(directory: &Path) -> Result<(), TlsError> {
-    Connector::new(directory)?;
+    client(directory)?;
     let files = Files::read(directory, "client")?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = WebPkiClientVerifier::builder_with_provider(files.roots, provider)
@@ -180,27 +224,66 @@ pub fn try_client(directory: &Path) -> Result<(), TlsError> {
     tried.map(drop).map_err(|e| misfit(directory, "client", &e))
 }
 
+fn server(directory: &Path) -> Result<ServerConfig, TlsError> {
+    let files = Files::read(directory, "server")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let signed = WebPkiClientVerifier::builder_with_provider(files.roots, provider.clone())
+        .build()
+        .map_err(|e| unfit(directory, &e))?;
+    let wanted = Wanted { purpose: DISKS, revoked: live::revoked(directory)? };
+    ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .and_then(|config| {
+            config
+                .with_client_cert_verifier(Arc::new(Clients { signed, wanted }))
+                .with_single_cert(files.certificates, files.key)
+        })
+        .map_err(|e| misfit(directory, "server", &e))
+}
+
+fn client(directory: &Path) -> Result<ClientConfig, TlsError> {
+    let files = Files::read(directory, "client")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let signed = WebPkiServerVerifier::builder_with_provider(files.roots, provider.clone())
+        .build()
+        .map_err(|e| unfit(directory, &e))?;
+    let wanted = Wanted { purpose: REPOSITORY, revoked: live::revoked(directory)? };
+    ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .and_then(|config| {
+            config
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Servers { signed, wanted }))
+                .with_client_auth_cert(files.certificates, files.key)
+        })
+        .map_err(|e| misfit(directory, "client", &e))
+}
+
+/// The stream of a handshake that is done, for as long as the certificate is trusted that the
+/// other end has shown.
+fn trusted<C: Send + Sync + 'static, T>(
+    live: &Live<C>,
+    purpose: &'static str,
+    shown: Option<&[CertificateDer<'_>]>,
+) -> io::Result<impl FnOnce(T) -> Trusted<T> + use<C, T>> {
+    let certificate = shown.and_then(<[_]>::first);
+    let name = certificate.and_then(|shown| name_for(purpose, shown));
+    let (Some(certificate), Some(name)) = (certificate, name) else {
+        return Err(HandshakeError::OtherPurpose(purpose).into_io());
+    };
+    // The list may have grown since the handshake began.
+    let cut = live.admit(fingerprint(certificate))?;
+    Ok(|stream| Trusted::new(stream, cut, name))
+}
+
 impl Acceptor {
-    /// With the files of a directory.
+    /// With the files of a directory, as they are at each handshake.
     ///
     /// # Errors
     ///
     /// They are not there, or do not fit each other.
     pub fn new(directory: &Path) -> Result<Self, TlsError> {
-        let files = Files::read(directory, "server")?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let verifier = WebPkiClientVerifier::builder_with_provider(files.roots, provider.clone())
-            .build()
-            .map_err(|e| unfit(directory, &e))?;
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .and_then(|config| {
-                config
-                    .with_client_cert_verifier(verifier)
-                    .with_single_cert(files.certificates, files.key)
-            })
-            .map_err(|e| misfit(directory, "server", &e))?;
-        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+        Live::new(directory, "server", server).map(Self)
     }
 
     /// The server's side of the handshake.
@@ -208,32 +291,24 @@ impl Acceptor {
     /// # Errors
     ///
     /// The stream's, and a client without a certificate that is trusted.
-    pub async fn accept<S>(&self, stream: S) -> io::Result<server::TlsStream<S>>
+    pub async fn accept<S>(&self, stream: S) -> io::Result<Trusted<server::TlsStream<S>>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        self.0.accept(stream).await
+        let stream = TlsAcceptor::from(self.0.config()).accept(stream).await?;
+        let trusted = trusted(&self.0, DISKS, stream.get_ref().1.peer_certificates())?;
+        Ok(trusted(stream))
     }
 }
 
 impl Connector {
-    /// With the files of a directory.
+    /// With the files of a directory, as they are at each handshake.
     ///
     /// # Errors
     ///
     /// They are not there, or do not fit each other.
     pub fn new(directory: &Path) -> Result<Self, TlsError> {
-        let files = Files::read(directory, "client")?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .and_then(|config| {
-                config
-                    .with_root_certificates(files.roots)
-                    .with_client_auth_cert(files.certificates, files.key)
-            })
-            .map_err(|e| misfit(directory, "client", &e))?;
-        Ok(Self(TlsConnector::from(Arc::new(config))))
+        Live::new(directory, "client", client).map(Self)
     }
 
     /// The client's side of the handshake with a server of this name or address.
@@ -241,12 +316,18 @@ impl Connector {
     /// # Errors
     ///
     /// The stream's, and a server without a certificate for that name that is trusted.
-    pub async fn connect<S>(&self, host: &str, stream: S) -> io::Result<client::TlsStream<S>>
+    pub async fn connect<S>(
+        &self,
+        host: &str,
+        stream: S,
+    ) -> io::Result<Trusted<client::TlsStream<S>>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let name = ServerName::try_from(host.to_owned())
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
-        self.0.connect(name, stream).await
+        let stream = TlsConnector::from(self.0.config()).connect(name, stream).await?;
+        let trusted = trusted(&self.0, REPOSITORY, stream.get_ref().1.peer_certificates())?;
+        Ok(trusted(stream))
     }
 }

@@ -11,13 +11,14 @@ use std::sync::Arc;
 use common::certificates::{Authority, CLIENT, SERVER, Usage, Wish};
 use common::raw::{self, flags, go, greet, hear, option, option_reply as reply, to_the_end};
 use common::{LIMIT, Listening, One, listen, listen_with};
-use pageserver::client::{self, ClientError};
-use pageserver::layers::memory::Memory;
+use pageserver::client::{self, Client, ClientError};
+use pageserver::layers::memory::{Memory, SLAB};
 use pageserver::nbd::ProtocolError;
 use pageserver::nbd::dialogue::Wanted;
 use pageserver::nbd::wire::{self, option, option_reply};
+use pageserver::repository::Repository;
 use pageserver::server::Limits;
-use pageserver::tls::{Acceptor, Connector, TlsError};
+use pageserver::tls::{Acceptor, Connector, HandshakeError, REVOKED, TlsError, fingerprint};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -91,6 +92,10 @@ async fn a_client_with_the_wrong_certificate_does_not_get_in() {
         (&world.ours, Wish { days: (-10, -1), ..CLIENT }),
         (&world.ours, Wish { days: (1, 10), ..CLIENT }),
         (&world.ours, Wish { usage: Usage::Server, ..CLIENT }),
+        // The authority has signed these, for something else.
+        (&world.ours, Wish { purpose: "host", ..CLIENT }),
+        (&world.ours, Wish { purpose: "repository", ..CLIENT }),
+        (&world.ours, Wish { purpose: "", ..CLIENT }),
     ];
     for (i, (signer, wish)) in wrong.into_iter().enumerate() {
         let connector = world.connector(signer, wish);
@@ -109,6 +114,8 @@ async fn a_server_with_the_wrong_certificate_is_not_talked_to() {
         (&world.ours, Wish { days: (-10, -1), ..SERVER }),
         (&world.ours, Wish { days: (1, 10), ..SERVER }),
         (&world.ours, Wish { usage: Usage::Client, ..SERVER }),
+        (&world.ours, Wish { purpose: "disks", ..SERVER }),
+        (&world.ours, Wish { purpose: "", ..SERVER }),
     ];
     for (i, (signer, wish)) in wrong.into_iter().enumerate() {
         let server = world.server_with(world.acceptor(signer, wish));
@@ -315,4 +322,101 @@ async fn files_that_do_not_fit_are_told() {
     });
     assert!(matches!(unfit, TlsError::Unfit { .. }), "{unfit}");
     assert!(Connector::new(&made()).is_err(), "a server's files are a client's");
+}
+
+/// The line of a list that revokes the certificate in this directory.
+fn revoking(directory: &Path, side: &str) -> String {
+    let path = directory.join(format!("{side}-cert.pem"));
+    let certificate = CertificateDer::from_pem_file(path).unwrap();
+    format!("# stolen\n{} and whatever follows\n", fingerprint(&certificate))
+}
+
+async fn works(client: &Client) -> bool {
+    timeout(LIMIT, client.read(0, 6)).await.unwrap().is_ok()
+}
+
+/// Waits until what this client asks fails; answers with what it is told.
+async fn is_cut(client: &Client) -> ClientError {
+    let asked = async {
+        loop {
+            match client.read(0, 6).await {
+                Ok(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+                Err(error) => return error,
+            }
+        }
+    };
+    timeout(LIMIT, asked).await.expect("it is served on and on")
+}
+
+#[tokio::test]
+async fn a_revoked_client_is_thrown_out_and_does_not_come_back() {
+    let world = World::new();
+    let own = world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
+    let server = world.server_with(Acceptor::new(&own).unwrap());
+    let files = || world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
+    let (stolen, honest) = (files(), files());
+    let [thief, other] = [&stolen, &honest].map(|files| Connector::new(files).unwrap());
+    let inside = server.tls_client("disk", (&thief, "localhost")).await.unwrap();
+    let beside = server.tls_client("disk", (&other, "localhost")).await.unwrap();
+    assert!(works(&inside).await && works(&beside).await);
+    // A list that makes no sense changes nothing.
+    std::fs::write(own.join(REVOKED), "all of them\n").unwrap();
+    assert!(gets_in(&server, &thief, "localhost").await);
+    std::fs::write(own.join(REVOKED), revoking(&stolen, "client")).unwrap();
+    let saw = is_cut(&inside).await;
+    eprintln!("saw: inside: {saw}");
+    let again = server.tls_client("disk", (&thief, "localhost")).await.map(|_| ()).unwrap_err();
+    eprintln!("saw: at the door: {again}");
+    let refused = HandshakeError::Refused("it is revoked");
+    assert!(matches!(&again, ClientError::Tls(why) if *why == refused), "{again}");
+    assert!(works(&beside).await, "another client is thrown out, too");
+    assert!(gets_in(&server, &other, "localhost").await);
+}
+
+#[tokio::test]
+async fn a_revoked_server_is_not_talked_to_any_more() {
+    let world = World::new();
+    let own = world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
+    let server = world.server_with(Acceptor::new(&own).unwrap());
+    let files = world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
+    let connector = Connector::new(&files).unwrap();
+    let client = server.tls_client("disk", (&connector, "localhost")).await.unwrap();
+    assert!(works(&client).await);
+    std::fs::write(files.join(REVOKED), revoking(&own, "server")).unwrap();
+    is_cut(&client).await;
+    let again = server.tls_client("disk", (&connector, "localhost")).await.map(|_| ());
+    let is_told = matches!(&again, Err(ClientError::Tls(HandshakeError::Revoked)));
+    assert!(is_told, "{again:?}");
+}
+
+#[tokio::test]
+async fn new_keys_on_both_sides_cost_no_lease_and_give_no_second_quota() {
+    let world = World::new();
+    let renew = |directory: &Path, side: &str, wish| {
+        let new = world.ours.files(world.dir.path(), &world.ours, side, wish);
+        for file in std::fs::read_dir(new).unwrap().map(|file| file.unwrap()) {
+            std::fs::rename(file.path(), directory.join(file.file_name())).unwrap();
+        }
+    };
+    let own = world.ours.files(world.dir.path(), &world.ours, "server", SERVER);
+    let files = world.ours.files(world.dir.path(), &world.ours, "client", CLIENT);
+    let repository = Arc::new(Repository::new(2, 1).unwrap());
+    let acceptor = Acceptor::new(&own).unwrap();
+    let server = listen_with(repository, Some(acceptor), Limits::default());
+    let connector = Connector::new(&files).unwrap();
+    let with = (&connector, "localhost");
+    let lease = server.tls_client("lease/1", with).await.unwrap();
+    lease.write(0, b"a page").await.unwrap();
+    renew(&own, "server", SERVER);
+    renew(&files, "client", CLIENT);
+    assert_eq!(lease.read(0, 6).await.unwrap(), b"a page", "the lease is lost with the key");
+    let second = server.tls_client("lease/1", with).await;
+    assert!(second.is_err(), "a new key has a quota of its own");
+    let name = &lease.session().name;
+    let same = server.tls_client(name, with).await.unwrap();
+    assert_eq!(same.read(0, 6).await.unwrap(), b"a page");
+    assert_eq!(same.session().export.size, SLAB as u64);
+    // Another name has a quota of its own.
+    let other = world.connector(&world.ours, Wish { name: "other", ..CLIENT });
+    assert!(server.tls_client("lease/1", (&other, "localhost")).await.is_ok());
 }

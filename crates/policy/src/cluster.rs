@@ -272,7 +272,7 @@ mod tests {
 
     fn vm(promised: u64, given: u64, severity: Severity) -> VmReport {
         let (promised, given) = (Bytes::mib(promised), Bytes::mib(given));
-        VmReport { promised, given, severity, paged: 1 << 20, immovable: None }
+        VmReport { group: "web".into(), promised, given, severity, paged: 1 << 20, immovable: None }
     }
 
     fn host(memory: u64, vms: &[(&str, VmReport)]) -> Reading<HostReport> {
@@ -402,8 +402,13 @@ mod tests {
     #[test]
     fn what_takes_too_long_is_withdrawn_once() {
         let mut view = pool(&[]);
-        let intent =
-            |is_withdrawn| Intent { generation: 1, from: "a".into(), to: "b".into(), is_withdrawn };
+        let intent = |is_withdrawn| Intent {
+            generation: 1,
+            from: "a".into(),
+            to: "b".into(),
+            group: "web".into(),
+            is_withdrawn,
+        };
         let begun = Time(NOW.0 - INTENT_LIMIT.0 - 1);
         view.intents.insert("slow".into(), Reading::new(intent(false), begun));
         view.intents.insert("told".into(), Reading::new(intent(true), begun));
@@ -429,7 +434,7 @@ mod tests {
     fn an_intent_whose_host_is_missing_is_withdrawn() {
         let mut view = pool(&[("a", host(1024, &[]))]);
         let (from, to) = ("a".into(), "b".into());
-        let intent = Intent { generation: 1, from, to, is_withdrawn: false };
+        let intent = Intent { generation: 1, from, to, group: "web".into(), is_withdrawn: false };
         view.intents.insert("x".into(), Reading::new(intent, NOW));
         let mut memory = rested();
         assert!(decide(&view, &mut memory, NOW).withdrawn.is_empty());

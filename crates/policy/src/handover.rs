@@ -31,6 +31,7 @@
 use core::net::IpAddr;
 
 use model::words::{of_others, plain};
+use model::{GroupName, NamePattern, VmName};
 use serde::{Deserialize, Serialize};
 
 /// What the source has written down.
@@ -163,6 +164,34 @@ pub struct Seen<'a> {
     pub is_late: bool,
     /// The other host has not been heard of for a while.
     pub is_alone: bool,
+    /// Why this host's own configuration forbids it ([`barred`]); `None`: it does not.
+    pub bar: Option<&'a str>,
+}
+
+/// Why this host takes no part in moving `vm`, which the intent says is in `group`; `None`: it
+/// does. Neither the other host nor a controller is trusted with that: `movable` and `own`, the
+/// group that the VM has here, come from this host's own configuration.
+#[must_use]
+pub fn barred(
+    vm: &VmName,
+    group: &GroupName,
+    movable: &[NamePattern],
+    own: Option<&GroupName>,
+) -> Option<String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:+@".contains(c);
+    if vm.as_str().starts_with('-') || !vm.as_str().chars().all(fits) {
+        return Some("its name has characters that `incoming` is not given".to_owned());
+    }
+    if !movable.iter().any(|pattern| pattern.matches(vm)) {
+        return Some("`movable` of this host's [pool] does not name it".to_owned());
+    }
+    match own {
+        None => Some("it is in no group of this host".to_owned()),
+        Some(own) if own != group => {
+            Some(format!("it is in group {own} of this host, and was sent as one of {group}"))
+        }
+        Some(_) => None,
+    }
 }
 
 /// Whether it is `tcp:` with an IP address and a port: QEMU runs commands and writes files for
@@ -188,12 +217,13 @@ const ALONE: &str = "the other host is not heard of";
 pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
     use SourceDeed::{CallOff, End, Hasten, Nothing, Resume, Send, Wait, Write};
     let stayed = |why: &str| Write(SourceStep::Stayed { why: plain(why) });
-    let Seen { source, target, is_late, is_alone } = seen;
+    let Seen { source, target, is_late, is_alone, bar } = seen;
     let is_off = is_late || is_alone || matches!(target, Some(TargetStep::Refused { .. }));
     match (source, qemu) {
         (None, SourceQemu::Gone) => stayed("its QEMU has ended"),
         (None, _) => match target {
             Some(TargetStep::Refused { why }) => stayed(why),
+            _ if let Some(why) = bar => stayed(why),
             _ if is_late => stayed(LATE),
             _ if is_alone => stayed(ALONE),
             Some(TargetStep::Prepared { address }) if !is_address(address) => stayed(NOWHERE),
@@ -244,10 +274,11 @@ pub fn source(seen: Seen<'_>, qemu: &SourceQemu) -> SourceDeed {
 pub fn target(seen: Seen<'_>, qemu: &TargetQemu) -> TargetDeed {
     use TargetDeed::{End, Nothing, Run, Start, Wait, Write};
     let refused = |why: &str| Write(TargetStep::Refused { why: plain(why) });
-    let Seen { source, target, is_late, is_alone } = seen;
+    let Seen { source, target, is_late, is_alone, bar } = seen;
     match target {
         None => match (source, qemu) {
             (Some(SourceStep::Stayed { why }), _) => refused(why),
+            _ if let Some(why) = bar => refused(why),
             (_, TargetQemu::Gone(why)) => refused(why),
             _ if is_late => refused(LATE),
             _ if is_alone => refused(ALONE),

@@ -29,7 +29,14 @@ fn decisions() {
             let is_hot = random.u32(0..50) == 0;
             let severity = if is_hot { Severity::Sustained } else { Severity::None };
             let (promised, given) = (Bytes::mib(1024), Bytes::mib(random.u64(640..=1024)));
-            let vm = VmReport { promised, given, severity, paged: 1 << 20, immovable: None };
+            let vm = VmReport {
+                group: "pool".into(),
+                promised,
+                given,
+                severity,
+                paged: 1 << 20,
+                immovable: None,
+            };
             (format!("vm-{i}-{j}").into(), vm)
         });
         let report = HostReport { memory: Bytes::mib(20 * 1024), vms: vms.collect() };

@@ -376,6 +376,7 @@ impl Pool {
         for vm in &self.vms {
             let Some(host) = view.hosts.get_mut(&self.hosts[vm.host].name) else { continue };
             let report = VmReport {
+                group: "pool".into(),
                 promised: self.setting.promised,
                 given: vm.given,
                 severity: self.severity(vm),
@@ -387,7 +388,8 @@ impl Pool {
         }
         for underway in &self.underway {
             let Move { from, to, .. } = underway.chosen.clone();
-            let intent = Intent { generation: 1, from, to, is_withdrawn: false };
+            let intent =
+                Intent { generation: 1, from, to, group: "pool".into(), is_withdrawn: false };
             let name = self.vms[underway.vm].name.clone();
             view.intents.insert(name, Reading::new(intent, underway.begun));
         }

@@ -50,6 +50,7 @@ pub(super) struct PoolDraft {
     pub(super) host: Option<At<String>>,
     pub(super) etcd: Option<At<Vec<At<String>>>>,
     pub(super) tls: Option<At<String>>,
+    pub(super) insecure: Option<bool>,
     pub(super) address: Option<At<String>>,
     pub(super) incoming: Option<At<String>>,
     pub(super) movable: Option<At<Vec<At<String>>>>,
@@ -184,6 +185,7 @@ impl PoolDraft {
             host: None,
             etcd: None,
             tls: None,
+            insecure: None,
             address: None,
             incoming: None,
             movable: None,
@@ -200,6 +202,7 @@ impl PoolDraft {
         set(&mut self.host, table.text("host"));
         set(&mut self.etcd, table.texts("etcd"));
         set(&mut self.tls, table.text("tls"));
+        set(&mut self.insecure, table.flag("insecure"));
         set(&mut self.address, table.text("address"));
         set(&mut self.incoming, table.text("incoming"));
         set(&mut self.movable, table.texts("movable"));

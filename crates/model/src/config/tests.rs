@@ -518,16 +518,25 @@ fn a_disk_that_cannot_be_says_why() {
 
 #[test]
 fn a_host_in_a_pool_has_what_is_usual_and_a_wrong_pool_says_why() {
-    let whole = "[pool]\nhost = \"a\"\netcd = [\"http://10.0.0.1:2379\"]\n";
+    let plain = "[pool]\nhost = \"a\"\netcd = [\"http://10.0.0.1:2379\"]\n";
+    let whole = &format!("{plain}insecure = true\n");
     let pool = parse_one(whole).unwrap().pool.unwrap();
     assert_eq!((pool.name.as_str(), pool.host.as_str()), ("default", "a"));
     assert_eq!((pool.receive, pool.movable.len()), (None, 0));
     let faults = |keys: &str| faults_of(&format!("{whole}{keys}"));
     assert!(faults_of("[pool]\nhost = \"a\"").contains("[pool] has no `etcd`"));
-    let odd = faults_of("[pool]\nhost = \"a/b\"\netcd = [\"10.0.0.1:2379\"]");
+    // Without TLS only where that is said; once, whatever the addresses are.
+    for etcd in ["http://10.0.0.1:2379", "http://127.0.0.1:2379", "https://10.0.0.1:2379"] {
+        let open = faults_of(&format!("[pool]\nhost = \"a\"\netcd = [\"{etcd}\"]"));
+        assert!(open.contains("[pool] has no `tls`: whoever reaches etcd moves VMs"), "{open}");
+        assert_eq!(open.lines().count(), 1, "{open}");
+    }
+    assert!(faults_of(&format!("{plain}insecure = false")).contains("[pool] has no `tls`"));
+    assert!(faults("tls = \"/etc/tls\"").contains("`insecure` has no effect with `tls`"));
+    let odd = faults_of("[pool]\nhost = \"a/b\"\netcd = [\"10.0.0.1:2379\"]\ninsecure = true");
     assert!(odd.contains("`host` is \"a/b\"; valid: letters"), "{odd}");
-    assert!(odd.contains("without `tls` write addresses such as \"http://"), "{odd}");
-    let tls = faults("tls = \"/etc/tls\"");
+    assert!(odd.contains("with `insecure` write addresses such as \"http://"), "{odd}");
+    let tls = faults_of(&format!("{plain}tls = \"/etc/tls\""));
     assert!(tls.contains("with `tls` write addresses such as \"https://"), "{tls}");
     let anywhere = faults("address = \"0.0.0.0\"\nincoming = \"/x\"");
     assert!(anywhere.contains("`address` is \"0.0.0.0\""), "{anywhere}");

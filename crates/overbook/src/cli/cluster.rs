@@ -156,6 +156,9 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
         hosts.iter().find(|(h, _)| records.seated.contains(*h)).or(hosts.first())?;
     let found = &report.vms[vm];
     let no = |why: &str| format!("no: {why}");
+    let has_other = records.seated.iter().any(|seated| seated != *host);
+    let alone = (!has_other).then(|| "no other host is there".to_owned());
+    let why_not = found.immovable.clone().or(alone);
     let migration = migrations(records).into_iter().find(|row| row["vm"] == vm.as_str());
     Some(json!({
         "vm": vm,
@@ -163,7 +166,7 @@ fn explain(records: &Records, vm: &VmName) -> Option<Value> {
         "given": found.given,
         "promised": found.promised,
         "overload": found.severity,
-        "can_move": found.immovable.as_deref().map_or("yes".to_owned(), no),
+        "can_move": why_not.as_deref().map_or("yes".to_owned(), no),
         "migration": migration.unwrap_or_default(),
     }))
 }
@@ -211,5 +214,37 @@ fn cell(key: &str, value: &Value) -> String {
             parts.map(|part| cell("", part)).collect::<Vec<_>>().join(", ")
         }
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::cluster::VmReport;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_can_move_only_where_there_is_another_host() {
+        let mut records = Records::default();
+        let vm = |immovable: Option<&str>| VmReport {
+            group: "web".into(),
+            promised: Bytes::mib(512),
+            given: Bytes::mib(256),
+            severity: Severity::None,
+            paged: 0,
+            immovable: immovable.map(str::to_owned),
+        };
+        let vms = [("web-1".into(), vm(None)), ("web-3".into(), vm(Some("started by libvirt")))];
+        records.reports.insert("a".into(), HostReport { vms: vms.into(), ..HostReport::default() });
+        records.reports.insert("b".into(), HostReport::default());
+        records.seated.insert("a".into());
+        let can = |records: &Records, vm: &str| {
+            explain(records, &vm.into()).unwrap()["can_move"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(can(&records, "web-1"), "no: no other host is there");
+        assert_eq!(can(&records, "web-3"), "no: started by libvirt");
+        records.seated.insert("b".into());
+        assert_eq!(can(&records, "web-1"), "yes");
+        assert_eq!(can(&records, "web-3"), "no: started by libvirt");
     }
 }

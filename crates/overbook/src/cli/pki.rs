@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{error::CliError, output::Output};
-use crate::pki;
+use crate::pki::{self, Order};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Question {
@@ -13,37 +13,75 @@ pub(super) enum Question {
         /// Where it and all that it signs are to lie
         directory: PathBuf,
     },
-    /// Make the certificates of a host, of etcd on a host, or of a controller
+    /// Make the certificates of a host
     Host {
+        #[command(flatten)]
+        whose: Whose,
+        /// Where its etcd and its repository are reached, such as 10.0.0.1
+        addresses: Vec<String>,
+    },
+    /// Make the certificate of a controller, or of an administrator of etcd
+    Controller {
+        #[command(flatten)]
+        whose: Whose,
+    },
+    /// Have certificates trusted no more
+    Revoke {
         /// Where the authority lies
         directory: PathBuf,
-        /// Its name in the pool
-        name: String,
-        /// Where it is reached as a server, such as 10.0.0.1
-        addresses: Vec<String>,
-        /// For how long they are valid
-        #[arg(long, default_value_t = 3650, value_parser = clap::value_parser!(u32).range(1..=36500))]
-        days: u32,
+        /// Files of the certificates
+        #[arg(required = true)]
+        certificates: Vec<PathBuf>,
     },
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Whose {
+    /// Where the authority lies
+    directory: PathBuf,
+    /// Its name in the pool
+    name: String,
+    /// For how long they are valid
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: u32,
+    /// Replace those that it has
+    #[arg(long)]
+    renew: bool,
+}
+
+impl Whose {
+    fn order<'a>(&'a self, addresses: &'a [String]) -> Result<Order<'a>, CliError> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        let name = self.name.as_str();
+        if name.is_empty() || !name.chars().all(fits) {
+            let why = "valid: letters, digits, `-` and `_`";
+            return Err(CliError::Said(format!("the name is {name:?}; {why}")));
+        }
+        let valid = Duration::from_secs(u64::from(self.days) * 24 * 3600);
+        Ok(Order { name, addresses, valid, renews: self.renew })
+    }
 }
 
 pub(super) fn run(question: &Question) -> Result<Output, CliError> {
     let said = |error: pki::PkiError| CliError::Said(error.to_string());
-    match question {
+    let (own, name) = match question {
         Question::Init { directory } => {
             pki::init(directory).map_err(said)?;
             let shown = directory.display();
-            Ok(Output::text(&format!("{shown}: keep ca-key.pem away from the hosts\n")))
+            return Ok(Output::text(&format!("{shown}: keep ca-key.pem away from the hosts\n")));
         }
-        Question::Host { directory, name, addresses, days } => {
-            let fits = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-            if name.is_empty() || !name.chars().all(fits) {
-                let why = "valid: letters, digits, `-` and `_`";
-                return Err(CliError::Said(format!("the name is {name:?}; {why}")));
-            }
-            let valid = Duration::from_secs(u64::from(*days) * 24 * 3600);
-            let own = pki::issue(directory, name, addresses, valid).map_err(said)?;
-            Ok(Output::text(&format!("{}: copy it to {name}\n", own.display())))
+        Question::Revoke { directory, certificates } => {
+            pki::revoke(directory, certificates).map_err(said)?;
+            let shown = directory.display();
+            let text = format!("{shown}: copy `revoked` and `ca-crl.pem` to all hosts again\n");
+            return Ok(Output::text(&text));
         }
-    }
+        Question::Host { whose, addresses } => {
+            (pki::host(&whose.directory, whose.order(addresses)?), &whose.name)
+        }
+        Question::Controller { whose } => {
+            (pki::controller(&whose.directory, whose.order(&[])?), &whose.name)
+        }
+    };
+    Ok(Output::text(&format!("{}: copy it to {name}\n", own.map_err(said)?.display())))
 }

@@ -9,7 +9,7 @@ use policy::handover::{Seen, SourceStep, TargetStep};
 use tokio::sync::oneshot;
 
 use super::identity;
-use super::migration::{Limits, Turn, source_turn, target_turn};
+use super::migration::{Limits, Secured, Turn, source_turn, target_turn};
 use super::qmp::{Client, QmpError};
 use super::shared::Shared;
 use super::slot::Order;
@@ -27,6 +27,8 @@ pub struct Known {
     pub is_late: bool,
     /// The other host has not been heard of for a while.
     pub is_alone: bool,
+    /// Why this host's own configuration forbids it.
+    pub bar: Option<String>,
 }
 
 impl Known {
@@ -34,18 +36,28 @@ impl Known {
     #[must_use]
     pub fn seen(&self) -> Seen<'_> {
         let (source, target) = (self.source.as_ref(), self.target.as_ref());
-        Seen { source, target, is_late: self.is_late, is_alone: self.is_alone }
+        let (is_late, is_alone) = (self.is_late, self.is_alone);
+        Seen { source, target, is_late, is_alone, bar: self.bar.as_deref() }
     }
 }
 
 /// What came of a turn, and of which life of the VM.
 pub type Taken<Step> = (Result<Turn<Step>, String>, u64);
 
+/// How a guest is to be sent, or where it is waited for.
+#[derive(Clone, Debug)]
+pub struct Terms<T> {
+    /// The source's limits, or the target's address.
+    pub own: T,
+    /// By which TLS; `None`: it travels as it is.
+    pub secured: Option<Secured>,
+}
+
 /// A turn that a VM's task is to take.
 #[derive(Debug)]
 pub(super) enum MoveTurn {
-    Source(u64, Known, Limits, oneshot::Sender<Taken<SourceStep>>),
-    Target(Known, String, oneshot::Sender<Taken<TargetStep>>),
+    Source(u64, Known, Terms<Limits>, oneshot::Sender<Taken<SourceStep>>),
+    Target(Known, Terms<String>, oneshot::Sender<Taken<TargetStep>>),
 }
 
 /// Why nothing was done.
@@ -65,15 +77,16 @@ impl MoveTurn {
                 let _ = reply.send((Err(ANOTHER_LIFE.to_owned()), incarnation));
                 None
             }
-            Self::Source(generation, known, limits, reply) => {
-                let done = source_turn(client, generation, known.seen(), limits).await;
+            Self::Source(generation, known, terms, reply) => {
+                let (limits, secured) = (terms.own, terms.secured.as_ref());
+                let done = source_turn(client, generation, known.seen(), limits, secured).await;
                 let (done, failed) = apart(done);
                 let _ = reply.send((done, incarnation));
                 failed
             }
-            Self::Target(known, address, reply) => {
-                let is_ours = known.life.is_some();
-                let done = target_turn(client, is_ours, known.seen(), &address).await;
+            Self::Target(known, terms, reply) => {
+                let (is_ours, secured) = (known.life.is_some(), terms.secured.as_ref());
+                let done = target_turn(client, is_ours, known.seen(), &terms.own, secured).await;
                 let (done, failed) = apart(done);
                 let _ = reply.send((done, incarnation));
                 failed
@@ -118,10 +131,10 @@ impl Hands {
         vm: &VmName,
         generation: u64,
         known: Known,
-        limits: Limits,
+        terms: Terms<Limits>,
     ) -> Option<Taken<SourceStep>> {
         let (reply, answer) = oneshot::channel();
-        self.order(vm, MoveTurn::Source(generation, known, limits, reply))?;
+        self.order(vm, MoveTurn::Source(generation, known, terms, reply))?;
         answer.await.ok()
     }
 
@@ -130,10 +143,10 @@ impl Hands {
         &self,
         vm: &VmName,
         known: Known,
-        address: String,
+        terms: Terms<String>,
     ) -> Option<Taken<TargetStep>> {
         let (reply, answer) = oneshot::channel();
-        self.order(vm, MoveTurn::Target(known, address, reply))?;
+        self.order(vm, MoveTurn::Target(known, terms, reply))?;
         answer.await.ok()
     }
 

@@ -2,9 +2,11 @@
 //!
 //! Who does what, and when, is [`policy::handover`]'s business. Here is only how QEMU says it. One
 //! QEMU may see several migrations in its life, and goes on telling of the last one. So each is
-//! marked: the source is given the number of the intent before it is told to migrate, in a
-//! parameter that only a target uses (`tls-authz`). What is told of a migration with another mark,
-//! or none, is history.
+//! marked: before the source is told to migrate, it is given an object whose name holds the number
+//! of the intent. That object is its TLS credentials, or, without TLS, one that nothing uses. What
+//! is told of a migration with another mark, or none, is history.
+
+mod secured;
 
 use model::{Bytes, Millis, words};
 use policy::handover::{
@@ -13,6 +15,10 @@ use policy::handover::{
 use serde_json::{Value, json};
 
 use super::qmp::{Client, Command, QmpError};
+pub use secured::Secured;
+
+/// The name of an object that marks a migration begins with this; the intent's number follows.
+const MARK: &str = "overbook-intent-";
 
 /// What a migration may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +48,7 @@ pub enum Turn<Step> {
 }
 
 /// Does what is next on the source, by the intent of this `generation`. `client`: its QEMU.
+/// `secured`: by which TLS the guest travels; `None`: it is sent as it is.
 ///
 /// # Errors
 /// When QEMU does not answer, or refuses: the next turn tries again.
@@ -50,13 +57,16 @@ pub async fn source_turn(
     generation: u64,
     seen: Seen<'_>,
     limits: Limits,
+    secured: Option<&Secured>,
 ) -> Result<Turn<SourceStep>, QmpError> {
     let qemu = source_qemu(client, generation, limits.precopy).await?;
     match handover::source(seen, &qemu) {
         SourceDeed::Wait => return Ok(Turn::Waits),
         SourceDeed::Nothing => return Ok(Turn::Over),
         SourceDeed::Write(step) => return Ok(Turn::Write(step)),
-        SourceDeed::Send(address) => send(client, generation, &address, limits).await?,
+        SourceDeed::Send(address) => {
+            send(client, generation, &address, limits, secured).await?;
+        }
         SourceDeed::Hasten => told(client, "migrate-start-postcopy").await?,
         SourceDeed::CallOff => told(client, "migrate_cancel").await?,
         SourceDeed::Resume => told(client, "cont").await?,
@@ -77,7 +87,7 @@ pub fn source_turn_without(qemu: &SourceQemu, seen: Seen<'_>) -> Turn<SourceStep
 
 /// Does what is next on the target. `client`: its QEMU. `is_ours`: the host has written of it that
 /// it waits; any other QEMU that does not wait for a guest has one that is nobody's business here.
-/// `address`: where it is to listen.
+/// `address`: where it is to listen; `secured`: for which TLS.
 ///
 /// # Errors
 /// As of [`source_turn`].
@@ -86,6 +96,7 @@ pub async fn target_turn(
     is_ours: bool,
     seen: Seen<'_>,
     address: &str,
+    secured: Option<&Secured>,
 ) -> Result<Turn<TargetStep>, QmpError> {
     let qemu = match target_qemu(client).await? {
         TargetQemu::Received if !is_ours => TargetQemu::Running,
@@ -95,7 +106,7 @@ pub async fn target_turn(
         TargetDeed::Wait => return Ok(Turn::Waits),
         TargetDeed::Nothing => return Ok(Turn::Over),
         TargetDeed::Write(step) => return Ok(Turn::Write(step)),
-        TargetDeed::Start => listen(client, address).await?,
+        TargetDeed::Start => listen(client, address, secured).await?,
         TargetDeed::Run => told(client, "cont").await?,
         TargetDeed::End => told(client, "quit").await?,
     }
@@ -119,9 +130,9 @@ async fn source_qemu(
     generation: u64,
     precopy: Millis,
 ) -> Result<SourceQemu, QmpError> {
-    let commands = ["query-migrate-parameters", "query-migrate", "query-status"];
-    let [parameters, migrate, status] = client.batch(commands.map(Command::new)).await?;
-    Ok(source_in(&status?, &migrate?, &parameters?, (generation, precopy)))
+    let commands = [list_objects(), Command::new("query-migrate"), Command::new("query-status")];
+    let [objects, migrate, status] = client.batch(commands).await?;
+    Ok(source_in(&status?, &migrate?, &objects?, (generation, precopy)))
 }
 
 /// Asks the target's QEMU. A migration may end between two questions. So its state is asked last:
@@ -134,12 +145,20 @@ async fn target_qemu(client: &mut Client) -> Result<TargetQemu, QmpError> {
 
 /// Has a QEMU that was started with `-incoming defer -S` listen on `address` (`tcp:host:0` for any
 /// port).
-async fn listen(client: &mut Client, address: &str) -> Result<(), QmpError> {
+async fn listen(
+    client: &mut Client,
+    address: &str,
+    secured: Option<&Secured>,
+) -> Result<(), QmpError> {
     // A target that does not run yet has no lock on the disks: the source may take them again.
     let capabilities = capabilities(&["postcopy-ram", "late-block-activate"]);
-    client.execute(Command::with("migrate-set-capabilities", capabilities)).await?;
-    let command = Command::with("migrate-incoming", json!({"uri": address}));
-    client.execute(command).await.map(drop)
+    told_with(client, "migrate-set-capabilities", capabilities).await?;
+    let parameters = match secured {
+        Some(secured) => secured.at_target(client).await?,
+        None => secured::nothing(),
+    };
+    told_with(client, "migrate-set-parameters", parameters).await?;
+    told_with(client, "migrate-incoming", json!({"uri": address})).await
 }
 
 /// Has the source's QEMU send its guest.
@@ -148,22 +167,50 @@ async fn send(
     generation: u64,
     address: &str,
     limits: Limits,
+    secured: Option<&Secured>,
 ) -> Result<(), QmpError> {
     // The source is done when the target says that it has all of it, and not sooner.
     let capabilities = capabilities(&["return-path", "postcopy-ram"]);
-    let parameters = json!({
-        "max-bandwidth": limits.bandwidth.0,
-        "max-postcopy-bandwidth": limits.bandwidth.0,
-        "downtime-limit": limits.downtime.0,
-        "tls-authz": mark(generation),
-    });
-    client.execute(Command::with("migrate-set-capabilities", capabilities)).await?;
-    client.execute(Command::with("migrate-set-parameters", parameters)).await?;
-    client.execute(Command::with("migrate", json!({"uri": address}))).await.map(drop)
+    told_with(client, "migrate-set-capabilities", capabilities).await?;
+    for earlier in marks(&client.execute(list_objects()).await?) {
+        secured::forget(client, &earlier).await?;
+    }
+    let mark = mark(generation);
+    let mut parameters = match secured {
+        Some(secured) => secured.at_source(client, &mark).await?,
+        None => {
+            // It allows no identity, and nothing asks it.
+            let object = json!({"qom-type": "authz-simple", "id": mark, "identity": ""});
+            told_with(client, "object-add", object).await?;
+            secured::nothing()
+        }
+    };
+    for (key, limit) in [
+        ("max-bandwidth", limits.bandwidth.0),
+        ("max-postcopy-bandwidth", limits.bandwidth.0),
+        ("downtime-limit", limits.downtime.0),
+    ] {
+        parameters[key] = limit.into();
+    }
+    told_with(client, "migrate-set-parameters", parameters).await?;
+    told_with(client, "migrate", json!({"uri": address})).await
 }
 
 async fn told(client: &mut Client, command: &'static str) -> Result<(), QmpError> {
     client.execute(Command::new(command)).await.map(drop)
+}
+
+async fn told_with(
+    client: &mut Client,
+    command: &'static str,
+    arguments: Value,
+) -> Result<(), QmpError> {
+    client.execute(Command::with(command, arguments)).await.map(drop)
+}
+
+/// Objects that were added to QEMU, by us and by others.
+fn list_objects() -> Command {
+    Command::with("qom-list", json!({"path": "/objects"}))
 }
 
 fn capabilities(names: &[&str]) -> Value {
@@ -172,7 +219,13 @@ fn capabilities(names: &[&str]) -> Value {
 }
 
 fn mark(generation: u64) -> String {
-    format!("overbook-intent-{generation}")
+    format!("{MARK}{generation}")
+}
+
+/// The marks among these objects.
+fn marks(objects: &Value) -> Vec<String> {
+    let names = objects.as_array().into_iter().flatten().map(|object| text(object, "name"));
+    names.filter(|name| name.starts_with(MARK)).map(str::to_owned).collect()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {
@@ -182,10 +235,10 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 fn source_in(
     status: &Value,
     migrate: &Value,
-    parameters: &Value,
+    objects: &Value,
     (generation, precopy): (u64, Millis),
 ) -> SourceQemu {
-    if text(parameters, "tls-authz") != mark(generation) {
+    if !marks(objects).contains(&mark(generation)) {
         return SourceQemu::Untouched;
     }
     match text(migrate, "status") {
@@ -238,21 +291,26 @@ fn address_in(migrate: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
+    /// The objects of a QEMU that was told to migrate by the intent 7.
+    fn marked() -> Value {
+        json!([{"name": "type", "type": "string"}, {"name": "overbook-intent-7"}])
+    }
+
     #[test]
     fn what_is_told_of_another_migration_is_history() {
-        let marked = json!({"tls-authz": "overbook-intent-7"});
+        let marked = marked();
         let (running, failed) = (json!({"status": "running"}), json!({"status": "failed"}));
-        let at = |parameters: &Value, generation| {
-            source_in(&running, &failed, parameters, (generation, Millis(1000)))
+        let at = |objects: &Value, generation| {
+            source_in(&running, &failed, objects, (generation, Millis(1000)))
         };
         assert_eq!(at(&marked, 8), SourceQemu::Untouched);
-        assert_eq!(at(&json!({}), 7), SourceQemu::Untouched);
+        assert_eq!(at(&json!([]), 7), SourceQemu::Untouched);
         assert!(matches!(at(&marked, 7), SourceQemu::Failed(_)));
     }
 
     #[test]
     fn a_guest_is_handed_over_when_its_qemu_has_stopped_for_good() {
-        let marked = json!({"tls-authz": "overbook-intent-7"});
+        let marked = marked();
         let at = |run: &str, migration: &str| {
             let migrate = json!({"status": migration, "total-time": 1500});
             source_in(&json!({"status": run}), &migrate, &marked, (7, Millis(1000)))

@@ -79,7 +79,8 @@ impl Controller {
             say(&format!("{vm} is to go from {from} to {to}, for {}", chosen.for_whom));
             // Each write makes the revision larger: no two intents of a VM have the same.
             let generation = snapshot.revision.unsigned_abs();
-            let intent = Intent { generation, from, to, is_withdrawn: false };
+            let Some(group) = records.group_of(vm, &from) else { continue };
+            let intent = Intent { generation, from, to, group, is_withdrawn: false };
             changes.push(Change::put(records::intent(vm), &intent));
         }
         for vm in &plan.withdrawn {

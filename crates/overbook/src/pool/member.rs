@@ -7,29 +7,28 @@
 //! old lease has ended.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::records::{self, Records, Written};
 use cluster::store::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 use model::cluster::{HostReport, Intent};
-use model::spec::{PoolSpec, ReceiveSpec};
-use model::{HostName, Severity, Time, VmName, words};
-use policy::handover::{SourceQemu, SourceStep, TargetQemu, TargetStep};
+use model::spec::{PoolSpec, ReceiveSpec, Spec};
+use model::{HostName, Severity, Time, VmName, VmView};
+use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
 use serde::Serialize;
-use sys::process::Spawn;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::launch::Launch;
 use super::moves::{Moves, Teller};
-use super::report;
-use crate::drivers::hands::{Hands, Known};
-use crate::drivers::migration::{Limits, Turn, source_turn_without, target_turn_without};
-use crate::published::Latest;
+use super::{manager, report};
+use crate::drivers::hands::{Hands, Known, Terms};
+use crate::drivers::migration::{Limits, Secured, Turn, source_turn_without, target_turn_without};
+use crate::pki::Purpose;
+use crate::published::{Latest, Published};
 
 /// How often a seat is kept.
 const STAY: Duration = Duration::from_secs(3);
@@ -39,8 +38,6 @@ const REPORT: Duration = Duration::from_secs(5);
 const BUSY: Duration = Duration::from_millis(100);
 /// Another host that has had no seat for so long is not waited for.
 const ALONE: Duration = Duration::from_secs(5);
-/// How long a command may take that starts a QEMU.
-const LAUNCH: Duration = Duration::from_secs(60);
 /// How long a QEMU may take until it is found, once it was started or the daemon was.
 const FOUND: Duration = Duration::from_secs(30);
 const SEAT_FILE: &str = "pool-seat.json";
@@ -59,7 +56,7 @@ pub struct MemberState {
 }
 
 /// A QEMU that was told to start.
-enum Launch {
+enum Launched {
     Starting(JoinHandle<Result<(), String>>),
     /// At this moment.
     Started(Instant),
@@ -72,6 +69,10 @@ pub struct Member {
     store: Arc<dyn Store>,
     latest: Latest,
     hands: Hands,
+    /// Where certificates are shown to QEMUs.
+    shown: PathBuf,
+    /// Where it lies what the command says that starts QEMUs.
+    logs: PathBuf,
     state: watch::Sender<MemberState>,
     seat_file: PathBuf,
     seat: Option<Seat>,
@@ -80,7 +81,9 @@ pub struct Member {
     reported: Option<(HostReport, Instant)>,
     /// What each VM has paged since its overload began, and as of when.
     paged: BTreeMap<VmName, (u64, Time)>,
-    launched: BTreeMap<(VmName, u64), Launch>,
+    launched: BTreeMap<(VmName, u64), Launched>,
+    /// The manager that has started each QEMU, by its life.
+    managers: BTreeMap<u64, Option<&'static str>>,
     /// Since when others have no seat.
     absent: BTreeMap<HostName, Instant>,
     teller: Teller,
@@ -90,15 +93,15 @@ impl Member {
     /// A member that is to [`run`](Self::run).
     #[must_use]
     pub fn new(
+        whole: &Spec,
         spec: PoolSpec,
         store: Arc<dyn Store>,
         latest: Latest,
         hands: Hands,
-        state_directory: &Path,
     ) -> (Self, watch::Receiver<MemberState>) {
         let first = MemberState { host: spec.host.to_string(), ..MemberState::default() };
         let (state, receiver) = watch::channel(first);
-        let seat_file = state_directory.join(SEAT_FILE);
+        let seat_file = whole.host.state.join(SEAT_FILE);
         let seat = std::fs::read(&seat_file).ok().and_then(|t| serde_json::from_slice(&t).ok());
         let now = Instant::now();
         let member = Self {
@@ -106,6 +109,8 @@ impl Member {
             store,
             latest,
             hands,
+            shown: whole.runtime_directory().join("migration"),
+            logs: whole.runtime_directory().join("incoming"),
             state,
             seat_file,
             seat,
@@ -114,6 +119,7 @@ impl Member {
             reported: None,
             paged: BTreeMap::new(),
             launched: BTreeMap::new(),
+            managers: BTreeMap::new(),
             absent: BTreeMap::new(),
             teller: Teller::default(),
         };
@@ -209,8 +215,9 @@ impl Member {
     async fn report(&mut self, seat: &Seat) -> Result<(), StoreError> {
         let tick = self.latest.borrow().clone();
         self.count(&tick);
+        self.know_managers(&tick);
         let paged = |vm: &VmName| self.paged.get(vm).map_or(0, |(pages, _)| *pages);
-        let new = report::of(&tick, &self.spec, paged);
+        let new = report::of(&tick, &self.spec, paged, |view| self.manager(view));
         let is_due = self
             .reported
             .as_ref()
@@ -223,8 +230,22 @@ impl Member {
         Ok(())
     }
 
+    /// Each QEMU is asked about once in its life.
+    fn know_managers(&mut self, tick: &Published) {
+        let lives: BTreeMap<u64, u32> =
+            tick.view.vms.values().filter_map(|view| Some((view.incarnation, view.pid?))).collect();
+        self.managers.retain(|life, _| lives.contains_key(life));
+        for (life, pid) in lives {
+            self.managers.entry(life).or_insert_with(|| manager::of(pid));
+        }
+    }
+
+    fn manager(&self, view: &VmView) -> Option<&'static str> {
+        self.managers.get(&view.incarnation).copied().flatten()
+    }
+
     /// How much each overloaded VM has paged.
-    fn count(&mut self, tick: &crate::published::Published) {
+    fn count(&mut self, tick: &Published) {
         self.paged.retain(|vm, _| report::severity(tick, vm) != Severity::None);
         for (vm, overload) in &tick.plan.overloads {
             if overload.severity != Severity::None {
@@ -271,17 +292,18 @@ impl Member {
             life: None,
             is_late: intent.is_withdrawn,
             is_alone: absent.is_some_and(|absent| absent >= ALONE),
+            bar: self.barred(vm, intent),
         };
         // Written only if the other's step is still the one that was seen.
         if is_source {
             let still = theirs.still(records::target(other, vm));
             let key = records::source(&self.spec.host, vm);
-            let (turn, life) = self.source_turn(vm, intent.generation, known, source).await;
+            let (turn, life) = self.source_turn(vm, intent, known, source).await;
             self.follow((seat, still, key), intent.generation, source, turn, life).await
         } else {
             let still = theirs.still(records::source(other, vm));
             let key = records::target(&self.spec.host, vm);
-            let (turn, life) = self.target_turn(vm, intent.generation, known, target).await;
+            let (turn, life) = self.target_turn(vm, intent, known, target).await;
             self.follow((seat, still, key), intent.generation, target, turn, life).await
         }
     }
@@ -311,6 +333,22 @@ impl Member {
         }
     }
 
+    /// Why this host's own configuration forbids it to take part.
+    fn barred(&self, vm: &VmName, intent: &Intent) -> Option<String> {
+        let tick = self.latest.borrow();
+        let own = tick.spec.group_of(vm).map(|(group, _)| group);
+        let bar = handover::barred(vm, &intent.group, &self.spec.movable, own);
+        let is_source = intent.from == self.spec.host;
+        let view = tick.view.vms.get(vm).filter(|_| is_source);
+        bar.or_else(|| view.and_then(|view| self.manager(view)).map(report::managed))
+    }
+
+    /// By which TLS a guest travels to that host, or comes from it.
+    fn secured(&self, peer: &HostName) -> Option<Secured> {
+        let files = self.spec.tls.as_ref()?.join(Purpose::Migration.directory());
+        Some(Secured { files, shown: self.shown.clone(), peer: peer.clone() })
+    }
+
     fn limits(&self) -> Limits {
         let PoolSpec { bandwidth, downtime, precopy, .. } = self.spec;
         Limits { bandwidth, downtime, precopy }
@@ -319,7 +357,7 @@ impl Member {
     async fn source_turn(
         &self,
         vm: &VmName,
-        generation: u64,
+        intent: &Intent,
         known: Known,
         written: Option<&Written<SourceStep>>,
     ) -> (Turn<SourceStep>, u64) {
@@ -342,7 +380,8 @@ impl Member {
                 turn => (turn, life),
             };
         }
-        match self.hands.source(vm, generation, known, self.limits()).await {
+        let terms = Terms { own: self.limits(), secured: self.secured(&intent.to) };
+        match self.hands.source(vm, intent.generation, known, terms).await {
             Some((Ok(turn), found)) => (turn, found),
             // Another VM of this name, or a QEMU that does not answer: both are waited for.
             _ => (Turn::Waits, life),
@@ -352,10 +391,11 @@ impl Member {
     async fn target_turn(
         &mut self,
         vm: &VmName,
-        generation: u64,
+        intent: &Intent,
         known: Known,
         written: Option<&Written<TargetStep>>,
     ) -> (Turn<TargetStep>, u64) {
+        let generation = intent.generation;
         let life = written.map_or(0, |written| written.incarnation);
         let known = Known { life: Some(life).filter(|life| *life != 0), ..known };
         let has_ended = match life {
@@ -374,7 +414,8 @@ impl Member {
             std::net::IpAddr::V4(address) => format!("tcp:{address}:0"),
         };
         if self.hands.life(vm).is_some() {
-            return match self.hands.target(vm, known, listen).await {
+            let terms = Terms { own: listen, secured: self.secured(&intent.from) };
+            return match self.hands.target(vm, known, terms).await {
                 // Of a QEMU that is refused before it was prepared nothing is known later.
                 Some((Ok(turn @ Turn::Write(TargetStep::Refused { .. })), _)) => (turn, life),
                 Some((Ok(turn), found)) => (turn, found),
@@ -388,9 +429,10 @@ impl Member {
         }
         let turn = target_turn_without(&TargetQemu::Absent, known.seen());
         if turn == Turn::Launch {
-            let (command, name) = (command.clone(), vm.to_string());
-            let task = spawn_blocking(move || launch(&command, &name));
-            self.launched.insert((vm.clone(), generation), Launch::Starting(task));
+            let (command, vm, logs) = (command.clone(), vm.clone(), self.logs.clone());
+            let launch = Launch { command, vm: vm.clone(), generation, logs };
+            let task = spawn_blocking(move || launch.run());
+            self.launched.insert((vm, generation), Launched::Starting(task));
         }
         (turn, life)
     }
@@ -399,21 +441,21 @@ impl Member {
     async fn launch_failed(&mut self, vm: &VmName, generation: u64) -> Option<String> {
         let is_found = self.hands.life(vm).is_some();
         let launch = self.launched.get_mut(&(vm.clone(), generation))?;
-        if let Launch::Starting(task) = launch
+        if let Launched::Starting(task) = launch
             && task.is_finished()
         {
             *launch = match task.await {
-                Ok(Ok(())) => Launch::Started(Instant::now()),
-                Ok(Err(why)) => Launch::Failed(why),
-                Err(error) => Launch::Failed(error.to_string()),
+                Ok(Ok(())) => Launched::Started(Instant::now()),
+                Ok(Err(why)) => Launched::Failed(why),
+                Err(error) => Launched::Failed(error.to_string()),
             };
         }
         match launch {
-            Launch::Failed(why) => Some(why.clone()),
-            Launch::Started(at) if !is_found && at.elapsed() >= FOUND => {
+            Launched::Failed(why) => Some(why.clone()),
+            Launched::Started(at) if !is_found && at.elapsed() >= FOUND => {
                 Some("a QEMU was started for it, and no socket of `qmp` names it".to_owned())
             }
-            Launch::Started(_) | Launch::Starting(_) => None,
+            Launched::Started(_) | Launched::Starting(_) => None,
         }
     }
 
@@ -453,7 +495,8 @@ impl Member {
                 let next = Written { step: refused, ..step.clone() };
                 self.store.write(seat, Vec::new(), vec![Change::put(key, &next)]).await?;
                 if self.hands.life(vm) == Some(step.incarnation) {
-                    let _ = self.hands.target(vm, known, String::new()).await;
+                    let terms = Terms { own: String::new(), secured: None };
+                    let _ = self.hands.target(vm, known, terms).await;
                 }
             }
         }
@@ -462,32 +505,4 @@ impl Member {
         }
         Ok(is_busy)
     }
-}
-
-/// Has the operator's command start a QEMU that waits.
-fn launch(command: &Path, vm: &str) -> Result<(), String> {
-    let failed = |error: io::Error| format!("{}: {error}", command.display());
-    let spawn = Spawn::new(command).arg(vm).stdin(Stdio::null()).stdout(Stdio::null());
-    let mut said = tempfile().map_err(failed)?;
-    let errors = said.try_clone().map_err(failed)?;
-    let mut child = spawn.stderr(errors).spawn().map_err(failed)?;
-    let Some(status) = child.wait_for(LAUNCH).map_err(failed)? else {
-        let _ = child.end(Duration::from_secs(1));
-        return Err(format!("{} was not done after {LAUNCH:?}", command.display()));
-    };
-    if status.success() {
-        return Ok(());
-    }
-    let mut text = String::new();
-    let _ = io::Seek::rewind(&mut said)
-        .and_then(|()| said.by_ref().take(4096).read_to_string(&mut text));
-    let line = words::plain(text.lines().last().unwrap_or_default());
-    Err(format!("{}: {status}: {line}", command.display()))
-}
-
-/// A file that nobody else sees.
-fn tempfile() -> io::Result<std::fs::File> {
-    rustix::fs::memfd_create(c"overbook-launch", rustix::fs::MemfdFlags::CLOEXEC)
-        .map(std::fs::File::from)
-        .map_err(io::Error::from)
 }

@@ -239,8 +239,13 @@ mod tests {
         }
 
         fn intent(&mut self, from: &str, to: &str) {
-            let intent =
-                Intent { generation: 7, from: from.into(), to: to.into(), is_withdrawn: false };
+            let intent = Intent {
+                generation: 7,
+                from: from.into(),
+                to: to.into(),
+                group: "web".into(),
+                is_withdrawn: false,
+            };
             self.intents.insert(vm(), intent);
         }
 

@@ -11,17 +11,24 @@ const STEP: Bytes = Bytes::mib(16);
 /// Pages that were paged are rounded to this.
 const PAGES: u64 = 16 << 10;
 
-/// What a host has to say after this tick. `paged`: pages since each VM's overload began.
-pub(super) fn of(tick: &Published, spec: &PoolSpec, paged: impl Fn(&VmName) -> u64) -> HostReport {
+/// A host's report after this tick. `paged`: pages since each VM's overload began; `manager`: the
+/// manager that has started its QEMU.
+pub(super) fn of(
+    tick: &Published,
+    spec: &PoolSpec,
+    paged: impl Fn(&VmName) -> u64,
+    manager: impl Fn(&VmView) -> Option<&'static str>,
+) -> HostReport {
     let vms = tick.plan.vms.iter().filter_map(|(name, decision)| {
         let view = tick.view.vms.get(name)?;
         let (limits, given) = (decision.limits?, view.balloon?.value);
         let report = VmReport {
+            group: tick.spec.group_of(name)?.0.clone(),
             promised: limits.max,
             given: up(given.min(limits.max)),
             severity: severity(tick, name),
             paged: paged(name) / PAGES * PAGES,
-            immovable: immovable(name, view, spec),
+            immovable: immovable(name, view, spec).or_else(|| manager(view).map(managed)),
         };
         Some((name.clone(), report))
     });
@@ -49,6 +56,11 @@ fn room(tick: &Published, given: Bytes) -> Bytes {
 
 pub(super) fn severity(tick: &Published, vm: &VmName) -> Severity {
     tick.plan.overloads.get(vm).map_or(Severity::None, |overload| overload.severity)
+}
+
+/// Why a VM is not moved whose QEMU a manager has started.
+pub(super) fn managed(manager: &str) -> String {
+    format!("started by {manager}, which must move it itself")
 }
 
 fn immovable(name: &VmName, view: &VmView, spec: &PoolSpec) -> Option<String> {

@@ -18,7 +18,7 @@ use pageserver::tls::try_client;
 use serde::Serialize;
 
 use super::PoolError;
-use crate::pki;
+use crate::pki::{self, Purpose};
 
 /// A certificate that ends so soon is worth a word: 30 days.
 const SOON_S: i64 = 30 * DAY_S;
@@ -64,7 +64,7 @@ impl Finding {
 pub fn try_pool(spec: &PoolSpec) -> Trial {
     let mut trial = Trial::default();
     if let Some(directory) = &spec.tls {
-        trial.findings = certificates(directory, &spec.host);
+        trial.findings = certificates(directory, spec);
     }
     let is_known = !trial.findings.iter().any(|finding| finding.is_fatal);
     trial.findings.extend(spec.receive.as_ref().map(|receive| incoming(&receive.command)));
@@ -87,29 +87,54 @@ fn untried(error: &io::Error) -> Finding {
     Finding::fatal("etcd".to_owned(), format!("cannot be tried: {error}"))
 }
 
-fn certificates(directory: &Path, host: &HostName) -> Vec<Finding> {
+fn certificates(directory: &Path, spec: &PoolSpec) -> Vec<Finding> {
     if let Err(error) = try_client(directory) {
         return vec![Finding::fatal("certificates".to_owned(), error.to_string())];
     }
-    let files = [("client-cert.pem", Some(host)), ("ca-cert.pem", None)];
-    files.map(|(file, whose)| certificate(&directory.join(file), whose)).into()
+    let host = spec.host.as_str();
+    let client = (directory.join("client-cert.pem"), Some((Purpose::Host, host)));
+    let authority = (directory.join(pki::AUTHORITY_CERTIFICATE), None);
+    let migration = directory.join(Purpose::Migration.directory());
+    // Guests are sent by one, and received by the other.
+    let movers = ["client", "server"].into_iter().filter(|side| match *side {
+        "client" => !spec.movable.is_empty(),
+        _ => spec.receive.is_some(),
+    });
+    let movers = movers
+        .map(|side| (migration.join(format!("{side}-cert.pem")), Some((Purpose::Migration, host))));
+    let all = [client, authority].into_iter().chain(movers);
+    all.map(|(path, whose)| certificate(&path, whose)).collect()
 }
 
-/// One that can be read, and is as the authority has made it. `whose`: the host whose it is to be.
-fn certificate(path: &Path, whose: Option<&HostName>) -> Finding {
+/// One that can be read, and is as the authority has made it. `whose`: for what it is to be, and of
+/// which host.
+fn certificate(path: &Path, whose: Option<(Purpose, &str)>) -> Finding {
     let what = format!("certificate {}", path.display());
     let found = match pki::read(path) {
         Ok(found) => found,
         Err(error) => return Finding::fatal(what, error.to_string()),
     };
-    let pki::Certificate { name, left_s, ends } = found;
+    let pki::Certificate { name, purpose: says, left_s, ends } = found;
     if left_s < 0 {
         return Finding::fatal(what, format!("it has ended on {ends}"));
     }
-    if let Some(host) = whose.filter(|host| name.as_deref() != Some(host.as_str())) {
-        let name = name.map_or_else(|| "nobody".to_owned(), |name| name.escape_debug().to_string());
-        let why = "where etcd checks names it writes nothing of this host's";
-        return Finding::fatal(what, format!("it is of {name}, and `host` is {host}: {why}"));
+    if let Some((purpose, host)) = whose {
+        let wanted = purpose.common_name(host);
+        if name.as_deref() != Some(wanted.as_str()) {
+            let name = name.map_or_else(|| "no name".to_owned(), |n| n.escape_debug().to_string());
+            let why = match purpose {
+                Purpose::Migration => "no other host sends it a guest, or takes one from it",
+                _ => "where etcd checks names it writes nothing of this host's",
+            };
+            let is_of = format!("it is of {name}, and is to be of {wanted}, for `host` is {host}");
+            return Finding::fatal(what, format!("{is_of}: {why}"));
+        }
+        // A controller has a configuration of its own.
+        let fits =
+            |says| says == purpose || (purpose, says) == (Purpose::Host, Purpose::Controller);
+        if let Some(other) = says.filter(|says| !fits(*says)) {
+            return Finding::fatal(what, format!("its purpose is {other}, and not {purpose}"));
+        }
     }
     if left_s < SOON_S {
         return Finding::doubtful(what, format!("it ends in {} days, on {ends}", left_s / DAY_S));
@@ -167,11 +192,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         pki::init(dir.path()).unwrap();
         let year = Duration::from_secs(365 * 24 * 3600);
-        let own = pki::issue(dir.path(), "a", &[], year).unwrap();
-        let [mine, other] = ["a", "c"].map(|host| certificates(&own, &HostName::from(host)));
-        assert!(mine.iter().all(|finding| finding.is_fine), "{mine:?}");
-        assert!(other[0].is_fatal && !other[0].is_fine, "{other:?}");
-        assert!(other[0].said.starts_with("it is of a, and `host` is c: "), "{other:?}");
+        let order = pki::Order { name: "a", addresses: &[], valid: year, renews: false };
+        let own = pki::host(dir.path(), order).unwrap();
+        let path = own.join("client-cert.pem");
+        let [mine, other] = ["a", "c"].map(|host| certificate(&path, Some((Purpose::Host, host))));
+        assert!(mine.is_fine, "{mine:?}");
+        assert!(other.is_fatal && !other.is_fine, "{other:?}");
+        let words = "it is of a, and is to be of c, for `host` is c: ";
+        assert!(other.said.starts_with(words), "{other:?}");
+        // Of the right host, for another purpose.
+        let disks = certificate(&own.join("disks/client-cert.pem"), Some((Purpose::Host, "a")));
+        assert!(disks.said.starts_with("it is of disks.a, and is to be of a"), "{disks:?}");
     }
 
     #[test]

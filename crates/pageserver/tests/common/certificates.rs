@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, SanType,
 };
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -16,8 +16,10 @@ pub(crate) struct Authority(CertifiedIssuer<'static, KeyPair>);
 /// Which certificate.
 #[derive(Clone, Copy)]
 pub(crate) struct Wish<'a> {
-    /// What it is for.
+    /// On which side.
     pub(crate) usage: Usage,
+    /// Its purpose; empty: it names none.
+    pub(crate) purpose: &'a str,
     /// Whose it is: a host's name or address.
     pub(crate) name: &'a str,
     /// It begins to be valid so many days from now, and ends so many.
@@ -33,10 +35,10 @@ pub(crate) enum Usage {
 
 /// A server's certificate that is in order.
 pub(crate) const SERVER: Wish<'static> =
-    Wish { usage: Usage::Server, name: "localhost", days: (-1, 30) };
+    Wish { usage: Usage::Server, purpose: "repository", name: "localhost", days: (-1, 30) };
 /// A client's certificate that is in order.
 pub(crate) const CLIENT: Wish<'static> =
-    Wish { usage: Usage::Client, name: "client", days: (-1, 30) };
+    Wish { usage: Usage::Client, purpose: "disks", name: "client", days: (-1, 30) };
 
 impl Authority {
     /// A new one.
@@ -50,6 +52,10 @@ impl Authority {
     /// A new certificate and its key, as PEM.
     pub(crate) fn sign(&self, wish: Wish<'_>) -> (String, String) {
         let mut params = CertificateParams::new(vec![wish.name.to_owned()]).unwrap();
+        if !wish.purpose.is_empty() {
+            let uri = format!("urn:overbook:{}:{}", wish.purpose, wish.name);
+            params.subject_alt_names.push(SanType::URI(uri.try_into().unwrap()));
+        }
         params.extended_key_usages = vec![match wish.usage {
             Usage::Server => ExtendedKeyUsagePurpose::ServerAuth,
             Usage::Client => ExtendedKeyUsagePurpose::ClientAuth,

@@ -89,6 +89,7 @@ impl World {
             target: self.seen_target.as_ref(),
             is_late: self.is_late,
             is_alone: self.is_alone[HERE],
+            bar: None,
         };
         Some(match source(seen, here) {
             SourceDeed::Wait | SourceDeed::Nothing => return None,
@@ -110,6 +111,7 @@ impl World {
             target: self.target.as_ref(),
             is_late: self.is_late,
             is_alone: self.is_alone[THERE],
+            bar: None,
         };
         Some(match target(seen, &self.there) {
             TargetDeed::Wait | TargetDeed::Nothing => return None,
@@ -282,6 +284,42 @@ fn what_another_host_says_is_no_command_and_no_book() {
         panic!("it is refused")
     };
     assert!(model::words::is_plain(&why), "{why:?}");
+}
+
+#[test]
+fn only_what_both_configurations_name_alike_changes_hosts() {
+    let movable = ["web-*", "db-1"].map(NamePattern::new);
+    let (web, db) = (GroupName::from("web"), GroupName::from("db"));
+    let bar = |vm: &str, group: &GroupName, own: Option<&GroupName>| {
+        barred(&vm.into(), group, &movable, own)
+    };
+    assert_eq!(bar("web-1", &web, Some(&web)), None);
+    let other = bar("web-1", &db, Some(&web)).unwrap();
+    assert_eq!(other, "it is in group web of this host, and was sent as one of db");
+    assert!(bar("web-1", &web, None).unwrap().contains("in no group"));
+    assert!(bar("db-2", &db, Some(&db)).unwrap().contains("`movable` of this host"));
+    // A name becomes an argument of the command that starts QEMUs.
+    for odd in ["web-/../../x", "web-1;reboot", "web-1\n", "web- 1", "-web-1"] {
+        let why = barred(&odd.into(), &web, &[NamePattern::new("*")], Some(&web)).unwrap();
+        assert!(why.starts_with("its name "), "{odd:?}: {why}");
+    }
+}
+
+#[test]
+fn a_bar_holds_on_either_host_before_anything_is_begun_and_not_afterwards() {
+    let bar = Some("not here");
+    let prepared = TargetStep::Prepared { address: ADDRESS.to_owned() };
+    let seen = Seen { target: Some(&prepared), bar, ..Seen::default() };
+    let why = "not here".to_owned();
+    let stays = SourceDeed::Write(SourceStep::Stayed { why: why.clone() });
+    assert_eq!(source(seen, &SourceQemu::Untouched), stays);
+    let seen = Seen { bar, ..Seen::default() };
+    let refused = TargetDeed::Write(TargetStep::Refused { why });
+    assert_eq!(target(seen, &TargetQemu::Absent), refused);
+    // A guest that has arrived runs, even if the configuration has changed meanwhile.
+    let switched = SourceStep::Switched;
+    let seen = Seen { source: Some(&switched), target: Some(&prepared), bar, ..Seen::default() };
+    assert_eq!(target(seen, &TargetQemu::Received), TargetDeed::Write(TargetStep::Runs));
 }
 
 #[test]

@@ -12,6 +12,11 @@ use crate::{HostName, Millis, NamePattern};
 /// Names of hosts and pools become parts of keys, and a host's is in its certificate.
 const NAME_BYTES: usize = 63;
 
+/// Why a pool without TLS is refused unless it is asked for.
+const NEITHER: &str = "[pool] has no `tls`: whoever reaches etcd moves VMs, and whoever is on the \
+     network reads the guests that change hosts; make certificates by `overbook pki` and write \
+     `tls = \"/etc/overbook/tls\"`, or, for a trial, `insecure = true`";
+
 pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolSpec> {
     for key in PoolDraft::NEEDED.iter().filter(|key| !draft.written.contains(*key)) {
         faults.push(draft.place.fault(format!("[pool] has no `{key}`")));
@@ -19,8 +24,10 @@ pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolS
     let (host, etcd) = (draft.host.as_ref()?, draft.etcd.as_ref()?);
     is_plain("host", host, faults);
     draft.name.iter().for_each(|name| is_plain("name", name, faults));
-    for at in &etcd.value {
-        endpoint(at, draft.tls.is_some(), faults);
+    match (draft.tls.is_some(), draft.insecure.unwrap_or_default()) {
+        (false, false) => faults.push(draft.place.fault(NEITHER)),
+        (true, true) => faults.push(draft.place.fault("`insecure` has no effect with `tls`")),
+        (has_tls, _) => etcd.value.iter().for_each(|at| endpoint(at, has_tls, faults)),
     }
     let movable = draft.movable.iter().flat_map(|list| &list.value);
     Some(PoolSpec {
@@ -56,7 +63,7 @@ fn endpoint(at: &At<String>, has_tls: bool, faults: &mut Vec<Fault>) {
     });
     if !is_right {
         let (shown, with) =
-            (printable(&at.value), if has_tls { "with `tls`" } else { "without `tls`" });
+            (printable(&at.value), if has_tls { "with `tls`" } else { "with `insecure`" });
         faults.push(at.place.fault(format!(
             "`etcd` has \"{shown}\"; {with} write addresses such as \"{scheme}10.0.0.1:2379\""
         )));

@@ -1,0 +1,186 @@
+//! Guests travel by TLS: what the two QEMUs are told for that.
+//!
+//! Each side shows the certificate of its host for this one purpose, and wants the other's: the
+//! source that of the very host which the guest is to go to (`tls-hostname`), the target that of
+//! the very host which it is to come from (`tls-authz`). QEMU reads such files itself, as the user
+//! that it runs as. So they are shown to it for as long as it reads them, in a directory whose name
+//! no other process can guess or list.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use model::HostName;
+use serde_json::{Value, json};
+
+use super::super::qmp::{Client, Command, QmpError};
+use super::told_with;
+use crate::pki::{AUTHORITY_CERTIFICATE, Purpose};
+
+/// The target's objects in QEMU.
+const WAITS: &str = "overbook-incoming";
+const COMES_FROM: &str = "overbook-incoming-from";
+/// Revoked certificates, which QEMU refuses; the only file that may be missing.
+const REVOKED: &str = "ca-crl.pem";
+
+/// With whom a guest travels, and by which certificates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Secured {
+    /// The directory of this host's certificates for migrations.
+    pub files: PathBuf,
+    /// Where they are shown to QEMU; made when it is not there.
+    pub shown: PathBuf,
+    /// The other host.
+    pub peer: HostName,
+}
+
+/// Which end of a migration a QEMU is.
+#[derive(Clone, Copy)]
+enum End {
+    Source,
+    Target,
+}
+
+impl End {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Source => "client",
+            Self::Target => "server",
+        }
+    }
+}
+
+/// A migration's parameters without TLS: nothing is left of an earlier one.
+pub(super) fn nothing() -> Value {
+    json!({"tls-creds": "", "tls-hostname": "", "tls-authz": ""})
+}
+
+impl Secured {
+    /// The name by which certificates of the other host's QEMUs know it.
+    fn peer_name(&self) -> String {
+        Purpose::Migration.common_name(self.peer.as_str())
+    }
+
+    /// Prepares the source's QEMU; answers with which parameters it is to migrate. Its object is
+    /// called `id`.
+    pub(super) async fn at_source(&self, client: &mut Client, id: &str) -> Result<Value, QmpError> {
+        self.credentials(client, id, End::Source).await?;
+        Ok(json!({"tls-creds": id, "tls-hostname": self.peer_name(), "tls-authz": ""}))
+    }
+
+    /// Prepares the target's QEMU; answers with which parameters it is to wait.
+    pub(super) async fn at_target(&self, client: &mut Client) -> Result<Value, QmpError> {
+        // Left by a daemon that died in the middle of this.
+        for id in [WAITS, COMES_FROM] {
+            forget(client, id).await?;
+        }
+        self.credentials(client, WAITS, End::Target).await?;
+        // As QEMU reads it off the certificate that the source shows.
+        let identity = format!("CN={}", self.peer_name());
+        let object = json!({"qom-type": "authz-simple", "id": COMES_FROM, "identity": identity});
+        told_with(client, "object-add", object).await?;
+        Ok(json!({"tls-creds": WAITS, "tls-hostname": "", "tls-authz": COMES_FROM}))
+    }
+
+    async fn credentials(&self, client: &mut Client, id: &str, end: End) -> Result<(), QmpError> {
+        let shown = Shown::new(self, end).map_err(|error| {
+            let why = format!("certificates in {}: {error}", self.files.display());
+            QmpError::Refused { command: "object-add", message: why }
+        })?;
+        let object = json!({
+            "qom-type": "tls-creds-x509",
+            "id": id,
+            "endpoint": end.word(),
+            "dir": shown.0,
+            "verify-peer": true,
+        });
+        told_with(client, "object-add", object).await
+    }
+}
+
+/// Removes an object, if it is there.
+pub(super) async fn forget(client: &mut Client, id: &str) -> Result<(), QmpError> {
+    match client.execute(Command::with("object-del", json!({"id": id}))).await {
+        Err(error) if error.is_fatal() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Certificates that QEMU may read; they are gone when this is.
+struct Shown(PathBuf);
+
+impl Shown {
+    fn new(secured: &Secured, end: End) -> io::Result<Self> {
+        let parent = &secured.shown;
+        directory(parent)?;
+        // 122 random bits.
+        let name = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+        let place = parent.join(name.trim());
+        directory(&place)?;
+        let shown = Self(place);
+        let side = end.word();
+        let needed = [
+            AUTHORITY_CERTIFICATE.to_owned(),
+            format!("{side}-cert.pem"),
+            format!("{side}-key.pem"),
+        ];
+        for name in needed {
+            shown.copy(&secured.files, &name)?;
+        }
+        match shown.copy(&secured.files, REVOKED) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(shown),
+        }
+    }
+
+    fn copy(&self, from: &Path, name: &str) -> io::Result<()> {
+        let content = fs::read(from.join(name))
+            .map_err(|error| io::Error::new(error.kind(), format!("{name}: {error}")))?;
+        let to = self.0.join(name);
+        fs::write(&to, content)?;
+        fs::set_permissions(&to, Permissions::from_mode(0o444))
+    }
+}
+
+/// A directory that others may pass, and not list.
+fn directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o711).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        // Whatever mask this process has.
+        _ => fs::set_permissions(path, Permissions::from_mode(0o711)),
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        // A directory that stays cannot be found: its name is random.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_read_not_found_and_is_gone_afterwards() {
+        let dir = tempfile::tempdir().unwrap();
+        let (files, shown) = (dir.path().join("files"), dir.path().join("shown"));
+        fs::create_dir(&files).unwrap();
+        for name in ["ca-cert.pem", "client-cert.pem"] {
+            fs::write(files.join(name), name).unwrap();
+        }
+        let secured = Secured { files: files.clone(), shown: shown.clone(), peer: "b".into() };
+        let missing = Shown::new(&secured, End::Source).map(|_| ()).unwrap_err().to_string();
+        assert!(missing.starts_with("client-key.pem: "), "{missing}");
+        fs::write(files.join("client-key.pem"), "key").unwrap();
+        let found = Shown::new(&secured, End::Source).unwrap();
+        assert_eq!(fs::read_to_string(found.0.join("client-key.pem")).unwrap(), "key");
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&shown), mode(&found.0)), (0o711, 0o711));
+        assert_eq!(mode(&found.0.join("client-key.pem")), 0o444);
+        drop(found);
+        assert_eq!(fs::read_dir(&shown).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,38 @@
+//! Files of certificates and keys.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use super::PkiError;
+
+/// The kind of a file's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Is {
+    /// A key, which its owner alone reads.
+    Key,
+    /// Any user may read it.
+    Public,
+}
+
+pub(super) fn read(path: &Path) -> Result<String, PkiError> {
+    fs::read_to_string(path).map_err(|error| PkiError::File { path: path.to_owned(), error })
+}
+
+/// A new file; with `replaces` it takes the place of one that is there, all at once.
+pub(super) fn write(path: &Path, text: &str, is: Is, replaces: bool) -> Result<(), PkiError> {
+    let mode = if is == Is::Key { 0o600 } else { 0o644 };
+    let new = path.with_extension("new");
+    let to = if replaces { &new } else { path };
+    let written = || {
+        if replaces {
+            // Left behind by a call that was killed.
+            let _ = fs::remove_file(to);
+        }
+        let mut file = fs::File::options().write(true).create_new(true).mode(mode).open(to)?;
+        file.write_all(text.as_bytes())?;
+        if replaces { fs::rename(to, path) } else { Ok(()) }
+    };
+    written().map_err(|error| PkiError::File { path: path.to_owned(), error })
+}

@@ -1,0 +1,98 @@
+//! Certificates that are trusted no more, although their time is not over.
+//!
+//! The authority keeps them in `revoked`: one a line, with the SHA-256 fingerprint, the serial
+//! number and the name. Overbook's own ends of TLS read that file. QEMU and etcd know only lists
+//! that the authority has signed: so each change makes `ca-crl.pem` anew as well.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use pageserver::tls::{REVOKED, fingerprint};
+use rcgen::{
+    CertificateRevocationListParams, KeyIdMethod, RevocationReason, RevokedCertParams, SerialNumber,
+};
+use x509_parser::pem::parse_x509_pem;
+
+use super::files::{self, Is, write};
+use super::{AUTHORITY_CERTIFICATE, AUTHORITY_VALID, PkiError, issuer};
+
+/// The list that QEMU and etcd read.
+pub(super) const LIST: &str = "ca-crl.pem";
+
+/// Puts the certificates of these files on the authority's list, and copies the list into each
+/// directory of certificates that it has signed.
+///
+/// # Errors
+/// A file cannot be read or made, or holds no certificate.
+pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError> {
+    let list = directory.join(REVOKED);
+    let mut text = if list.exists() { files::read(&list)? } else { String::new() };
+    for path in certificates {
+        let unreadable = |why: String| PkiError::Unreadable { path: path.clone(), why };
+        let content = files::read(path)?;
+        let (_, pem) =
+            parse_x509_pem(content.as_bytes()).map_err(|error| unreadable(error.to_string()))?;
+        let found = pem.parse_x509().map_err(|error| unreadable(error.to_string()))?;
+        let fingerprint = fingerprint(&pem.contents);
+        if !text.contains(&fingerprint) {
+            let serial = found.raw_serial().iter().fold(String::new(), |mut hex, byte| {
+                let _ = write!(hex, "{byte:02x}");
+                hex
+            });
+            let _ = writeln!(text, "{fingerprint} {serial} {}", found.subject());
+        }
+    }
+    write(&list, &text, Is::Public, true)?;
+    let number = u64::try_from(text.lines().count()).unwrap_or(u64::MAX);
+    let now = SystemTime::now();
+    let revoked = text.lines().filter_map(|line| {
+        let serial = line.split(' ').nth(1)?;
+        Some(RevokedCertParams {
+            serial_number: SerialNumber::from_slice(&bytes(serial)?),
+            revocation_time: now.into(),
+            reason_code: Some(RevocationReason::KeyCompromise),
+            invalidity_date: None,
+        })
+    });
+    let params = CertificateRevocationListParams {
+        this_update: (now - super::BEFORE).into(),
+        // A list that has ended would shut everybody out.
+        next_update: (now + AUTHORITY_VALID).into(),
+        crl_number: SerialNumber::from(number),
+        issuing_distribution_point: None,
+        revoked_certs: revoked.collect(),
+        key_identifier_method: KeyIdMethod::Sha256,
+    };
+    let signed = params.signed_by(&issuer(directory)?)?.pem()?;
+    write(&directory.join(LIST), &signed, Is::Public, true)?;
+    spread(directory)
+}
+
+/// Copies the lists, if there are any, into each directory of certificates.
+pub(super) fn spread(directory: &Path) -> Result<(), PkiError> {
+    for name in [REVOKED, LIST] {
+        let list = directory.join(name);
+        if !list.exists() {
+            return Ok(());
+        }
+        let text = files::read(&list)?;
+        let owners = below(directory);
+        let all = owners.iter().flat_map(|own| below(own)).chain(owners.iter().cloned());
+        for place in all.filter(|place| place.join(AUTHORITY_CERTIFICATE).exists()) {
+            write(&place.join(name), &text, Is::Public, true)?;
+        }
+    }
+    Ok(())
+}
+
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let found = fs::read_dir(directory).into_iter().flatten().flatten();
+    found.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn bytes(hex: &str) -> Option<Vec<u8>> {
+    let digits = hex.as_bytes().chunks(2);
+    digits.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
