@@ -45,15 +45,18 @@ impl Fake {
         self
     }
 
-    /// Plugs memory devices: each of this type and so many MiB.
+    /// Plugs memory devices: each of this type and so many MiB. The balloon holds nothing.
     fn plug(&self, devices: &[(&str, u64)]) {
         let sum: u64 = devices.iter().map(|(_, mib)| mib << 20).sum();
+        let dimms = devices.iter().filter(|(kind, _)| *kind == "dimm").map(|(_, mib)| mib << 20);
+        let actual = RAM + dimms.sum::<u64>();
         let device = |(kind, mib): &(&str, u64)| json!({"type": kind, "data": {"size": mib << 20}});
         let devices: Vec<Value> = devices.iter().map(device).collect();
         let mut answers = self.answers.lock().unwrap();
         let summary = json!({"base-memory": RAM, "plugged-memory": sum});
         answers.insert("query-memory-size-summary", summary);
         answers.insert("query-memory-devices", json!(devices));
+        answers.insert("query-balloon", json!({"actual": actual}));
     }
 
     fn answer(&self, message: &Value) -> Value {

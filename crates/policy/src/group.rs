@@ -102,6 +102,8 @@ impl<'a> Group<'a> {
         for member in self.members.iter_mut().filter(|member| member.blocked.is_none()) {
             let Some((withheld, before)) = member.memory.withheld.turns_out(now) else { continue };
             let target = before.map_or(member.target, |held| member.ram.minus(held));
+            // The host keeps that much for it already: none is handed out.
+            let target = target.min(member.counted.plus(tuning::uncounted(member.ram)));
             if target > member.target {
                 member.give(target, Reason::Withheld { withheld });
             }

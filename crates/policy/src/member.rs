@@ -142,7 +142,7 @@ impl Member {
         let counted = view.used.filter(|reading| reading.age(now) <= tuning::USED_STALE_AFTER);
         match counted.filter(|_| !is_paged) {
             Some(reading) => {
-                let left = actual.plus(view.devices).plus(view.ram.share(1, 64));
+                let left = actual.plus(view.devices).plus(tuning::uncounted(view.ram));
                 memory.withheld.note(reading.value, left, view.ram.minus(actual), now);
             }
             None => memory.withheld.forget(),

@@ -204,6 +204,13 @@ pub const KSM_LOOK_PAUSE_MOST: Millis = Millis::secs(30);
 /// A look that is older says nothing: the next one hangs in the kernel.
 pub const KSM_LOOK_FRESH: Millis = Millis::secs(60);
 
+/// How far what the host counts of a VM may be off: page tables, and QEMU's own memory, which is
+/// told apart from its guest's every 15 s. 1/64 of its RAM.
+#[must_use]
+pub fn uncounted(ram: Bytes) -> Bytes {
+    ram.share(1, 64)
+}
+
 /// What is left below a limit of QEMU's cgroup: QEMU's own memory grows with the requests of its
 /// disks and clients. 2 % of the limit, at least 16 MiB.
 #[must_use]

@@ -11,7 +11,7 @@ use model::{
     Action, Bytes, HostView, Link, Migration, Mode, Plan, Reason, Spec, Time, VmLimits, VmName,
     VmView, plan::Change,
 };
-use policy::{Case, Memory, tick};
+use policy::{Case, Memory, tick, tuning};
 use proptest::{prelude::*, test_runner::TestCaseResult};
 
 use hostile::{Frame, World};
@@ -164,6 +164,10 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
             if !spec.swap_of(name).unwrap_or(seen.has_swapped[name]) && !change.is_repeat {
                 deed.leaves_the_swapless_alone()?;
             }
+        } else if let Reason::Withheld { .. } = change.reason {
+            // The host keeps it for the VM in any case.
+            let counted = vm.used.map_or(Bytes::ZERO, |used| used.value);
+            prop_assert!(target <= counted.plus(tuning::uncounted(vm.ram)), "{deed:?}");
         } else {
             let sum = handed_out.entry(group.clone()).or_default();
             *sum = sum.plus(deed.gift());
