@@ -113,6 +113,32 @@ fn history_shows_readings_and_changes() {
     assert!(text.starts_with("TIME "), "{text}");
     assert!(text.contains("2026-05-28T20:23:40Z"), "{text}");
     assert!(text.contains("target raised to 192 MiB"), "{text}");
+    assert!(!text.contains("--limit"), "{text}");
+    let text = says(&Server::start(), &["history", "web-1", "--since", "2h", "--limit", "2"]);
+    assert!(
+        text.ends_with("\nthe newest 2 rows of the last 120 min; --limit shows more\n"),
+        "{text}"
+    );
+    let output = overbook(&["history", "web-1", "--since", "0s"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error(&output).contains("nothing lies in no time; valid: `1s` and more"));
+}
+
+#[test]
+fn the_history_of_what_never_was_is_an_error() {
+    let server = Server::start();
+    let fails = |arguments: &[&str]| {
+        let socket = ["--socket", server.socket.to_str().unwrap()];
+        let output = overbook(&[arguments, &socket].concat());
+        assert_eq!(output.status.code(), Some(1));
+        error(&output)
+    };
+    let why = fails(&["history", "web-9"]);
+    assert_eq!(why, "overbook: no VM is named `web-9`; known: db-1, web-1, web-2\n");
+    let why = fails(&["history", "web-9", "--loans"]);
+    assert_eq!(why, "overbook: no group is named `web-9`; known: web\n");
+    let text = says(&server, &["history", "web-2"]);
+    assert_eq!(text, "nothing is known of web-2 in the last 60 min\n");
 }
 
 #[test]
@@ -189,6 +215,10 @@ fn a_broken_case_names_the_field() {
         "{why}"
     );
     assert!(decide_error("{").contains("EOF while parsing"));
+    assert!(
+        decide_error("\n").contains("it is empty; valid: what `overbook plan --export` writes")
+    );
+    assert!(!decide_error("\u{feff}{\"now\": 1}").contains("expected value"));
     let output = overbook(&["plan", "--from", "/nonexistent/case.json"]);
     assert!(error(&output).contains("/nonexistent/case.json: No such file"));
 }

@@ -138,6 +138,13 @@ fn an_unknown_vm_or_group_is_404_with_the_known_names() {
     assert_eq!((status, why.as_str()), (404, "no VM is named `web-9`; known: db-1, web-1, web-2"));
     let (status, why) = error(&server, "GET", "/v1/groups/x");
     assert_eq!((status, why.as_str()), (404, "no group is named `x`; known: web"));
+    let (status, why) = error(&server, "GET", "/v1/history/web-9");
+    assert_eq!((status, why.as_str()), (404, "no VM is named `web-9`; known: db-1, web-1, web-2"));
+    let (status, why) = error(&server, "GET", "/v1/loans/x");
+    assert_eq!((status, why.as_str()), (404, "no group is named `x`; known: web"));
+    // A VM that is there and has no past yet, and one that was there.
+    assert_eq!(json(&server, "/v1/history/web-2"), Value::Array(Vec::new()));
+    assert!(json(&server, "/v1/history/web-gone")[0].is_object());
     assert_eq!(error(&server, "GET", "/v1/explain/web-9").0, 404);
 }
 
@@ -231,6 +238,19 @@ fn the_description_holds_every_path() {
     let api = json(&Server::start(), "/v1/openapi.json");
     for path in ["/v1/host", "/v1/vms/{name}", "/v1/explain/{vm}", "/v1/events", "/metrics"] {
         assert!(api["paths"][path].is_object(), "{path}");
+    }
+    for (path, names) in [
+        ("/v1/history/{vm}", &["vm", "since_wall_ms", "limit"][..]),
+        ("/v1/loans/{group}", &["group", "since_wall_ms", "limit"]),
+        ("/v1/capacity", &["certainty", "given"]),
+    ] {
+        let parameters = api["paths"][path]["get"]["parameters"].as_array().unwrap();
+        let named = |name: &&&str| parameters.iter().find(|found| found["name"] == ***name);
+        assert_eq!(names.iter().filter_map(|name| named(&name)).count(), parameters.len());
+        for name in names {
+            let place = if path.contains(&format!("{{{name}}}")) { "path" } else { "query" };
+            assert_eq!(named(&name).unwrap()["in"], place, "{path}: {name}");
+        }
     }
     let target = &api["components"]["schemas"]["VmStatus"]["properties"]["target_bytes"];
     assert!(target.is_object());

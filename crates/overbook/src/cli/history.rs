@@ -80,7 +80,12 @@ fn show<T: Serialize>(
         let (name, since) = (&arguments.name, arguments.since);
         return Ok(Output::text(&format!("nothing is known of {name} in the last {since}\n")));
     }
-    Ok(Output::text(&table(columns, &rows.iter().map(row).collect::<Vec<_>>())))
+    let mut text = table(columns, &rows.iter().map(row).collect::<Vec<_>>());
+    if rows.len() >= arguments.limit {
+        let (limit, since) = (arguments.limit, arguments.since);
+        text += &format!("\nthe newest {limit} rows of the last {since}; --limit shows more\n");
+    }
+    Ok(Output::text(&text))
 }
 
 fn loan(row: &LoanRow) -> Vec<String> {

@@ -54,7 +54,13 @@ fn read(path: &Path) -> Result<Case, CliError> {
     } else {
         fs::read_to_string(path).map_err(file)?
     };
-    let mut json = serde_json::Deserializer::from_str(&text);
+    // Editors put a byte-order mark there.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+    if text.trim().is_empty() {
+        let what = "it is empty; valid: what `overbook plan --export` writes";
+        return Err(file(io::Error::other(what)));
+    }
+    let mut json = serde_json::Deserializer::from_str(text);
     let case = serde_path_to_error::deserialize(&mut json).map_err(|error| CliError::Case {
         path: path.into(),
         field: error.path().to_string(),

@@ -31,6 +31,9 @@ pub(super) fn length(text: &str) -> Result<Millis, String> {
         _ => return Err("write a number and s, min, h or d, for example `15min`".to_owned()),
     };
     let number: u64 = digits.parse().map_err(|_| format!("`{digits}` is no whole number"))?;
+    if number == 0 {
+        return Err("nothing lies in no time; valid: `1s` and more".to_owned());
+    }
     Ok(Millis(number.saturating_mul(seconds).saturating_mul(1000)))
 }
 
@@ -50,7 +53,7 @@ mod tests {
     fn lengths_need_a_unit() {
         assert_eq!(length("15min"), Ok(Millis::secs(900)));
         assert_eq!(length("2h"), Ok(Millis::secs(7200)));
-        for wrong in ["15", "h", "-1h", "1y", "99999999999999999999s"] {
+        for wrong in ["15", "h", "-1h", "1y", "0s", "0min", "99999999999999999999s"] {
             assert!(length(wrong).is_err(), "{wrong}");
         }
     }

@@ -176,6 +176,7 @@ async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
 
 /// For which VMs the capacity is asked.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Asked {
     /// With which certainty overloads that come at once are to find room, 0.5 to 0.9999; 0.97
@@ -248,6 +249,7 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
 
 /// Which part of the history.
 #[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Span {
     /// Rows since this moment, in milliseconds since the Unix epoch; all without it.
@@ -259,7 +261,10 @@ struct Span {
 /// What a VM had and what was done to it, oldest first.
 #[utoipa::path(
     get, path = "/v1/history/{vm}", params(("vm" = String, Path), Span),
-    responses((status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure))
+    responses(
+        (status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure),
+        (status = 404, body = Failure)
+    )
 )]
 async fn history(
     State(api): State<Api>,
@@ -269,13 +274,28 @@ async fn history(
     let (since, limit) = bounds(span)?;
     // The VM need not be there any more: its history is.
     let name = VmName::from(name_in(path)?);
-    on_disk(&api, move |history| history.rows(&name, since, limit)).await.map(Json)
+    let of = name.clone();
+    let rows = on_disk(&api, move |history| {
+        let rows = history.rows(&of, since, limit)?;
+        let is_known = !rows.is_empty() || !history.rows(&of, 0, 1)?.is_empty();
+        Ok(is_known.then_some(rows))
+    });
+    let (rows, shown) = (rows.await?, api.shown());
+    let vms = &shown.published.view.vms;
+    match rows {
+        Some(rows) => Ok(Json(rows)),
+        None if vms.contains_key(&name) => Ok(Json(Vec::new())),
+        None => Err(Problem::unknown("VM", name.as_str(), vms.keys().map(VmName::as_str))),
+    }
 }
 
 /// What a group has lent to others and borrowed from them, and why, oldest first.
 #[utoipa::path(
     get, path = "/v1/loans/{group}", params(("group" = String, Path), Span),
-    responses((status = 200, body = Vec<LoanRow>), (status = 400, body = Failure))
+    responses(
+        (status = 200, body = Vec<LoanRow>), (status = 400, body = Failure),
+        (status = 404, body = Failure)
+    )
 )]
 async fn loans(
     State(api): State<Api>,
@@ -284,7 +304,22 @@ async fn loans(
 ) -> Answer<Vec<LoanRow>> {
     let (since, limit) = bounds(span)?;
     let group = GroupName::from(name_in(path)?.as_str());
-    on_disk(&api, move |history| history.loans(&group, since, limit)).await.map(Json)
+    let of = group.clone();
+    let rows = on_disk(&api, move |history| {
+        let rows = history.loans(&of, since, limit)?;
+        let is_known = !rows.is_empty() || !history.loans(&of, 0, 1)?.is_empty();
+        Ok(is_known.then_some(rows))
+    });
+    let (rows, shown) = (rows.await?, api.shown());
+    let groups = &shown.published.spec.groups;
+    match rows {
+        Some(rows) => Ok(Json(rows)),
+        None if groups.contains_key(&group) => Ok(Json(Vec::new())),
+        None => {
+            let known = groups.keys().map(GroupName::as_str);
+            Err(Problem::unknown("group", group.as_str(), known))
+        }
+    }
 }
 
 /// Since when, and how many rows.

@@ -36,7 +36,11 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
         if cutter.shared.has_failed() {
             return Ok(());
         }
-        end = entry.raw_file_position().saturating_add(entry.size()).div_ceil(BLOCK) * BLOCK;
+        end = entry
+            .raw_file_position()
+            .saturating_add(entry.size())
+            .div_ceil(BLOCK)
+            .saturating_mul(BLOCK);
         if entry.header().entry_type().is_file() && entry.size() > 0 {
             let name = path.join(String::from_utf8_lossy(&entry.path_bytes()).as_ref());
             let done = cutter.cut(&name, &mut Stream(entry), &left);
@@ -48,7 +52,7 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
 
 /// Behind its last file, which ends there, the archive has a block of zeros, and then nothing else.
 fn read_to_end(mut archive: Unpacked, end: u64) -> io::Result<()> {
-    if archive.read_so_far() < end + BLOCK {
+    if archive.read_so_far() < end.saturating_add(BLOCK) {
         return Err(io::Error::other("its archive of files is cut off behind a file"));
     }
     let mut buffer = vec![0; 64 << 10];

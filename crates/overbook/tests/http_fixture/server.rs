@@ -125,6 +125,9 @@ impl ReadHistory for MadeUp {
         if vm.as_str() == "broken" {
             return Err("the disk is on fire".to_owned());
         }
+        if vm.as_str() == "web-2" || vm.as_str() == "web-9" {
+            return Ok(Vec::new());
+        }
         let reading = HistoryRow {
             wall_ms: since_wall_ms,
             step_seconds: Some(1),
@@ -144,6 +147,9 @@ impl ReadHistory for MadeUp {
     }
 
     fn loans(&self, group: &GroupName, since: u64, _: usize) -> Result<Vec<LoanRow>, String> {
+        if group.as_str() != "web" {
+            return Ok(Vec::new());
+        }
         let loan =
             Loan { borrower: "shop".into(), amount: Bytes::ZERO, reason: Reason::LoanUnneeded };
         let loan = LoanStatus::of(group, &loan);
