@@ -104,7 +104,7 @@ enum Command {
     ///
     /// A daemon that does not answer is told to end, and killed if it does not. One that is started
     /// after that is paused, too.
-    Release(Format),
+    Release(steer::Arguments),
     /// Show what a VM had and what was done to it, or what a group lent and borrowed
     History(history::Arguments),
     /// Find the miss-ratio curve of a trace of references
@@ -177,7 +177,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
         Command::Plan(arguments) => plan::run(&context, &arguments),
         Command::Pause(format) => steer::pause(&context, format.json),
         Command::Resume(format) => steer::resume(&context, format.json),
-        Command::Release(format) => steer::release(&context, format.json),
+        Command::Release(arguments) => steer::release(&context, &arguments),
         Command::History(arguments) => history::run(&context, &arguments),
         Command::Mrc(arguments) => mrc::run(&arguments),
         Command::Static(question) => static_tables::run(&context, &question),

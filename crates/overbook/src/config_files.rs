@@ -9,7 +9,7 @@ mod changes;
 
 use std::{
     fs::{self, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -68,8 +68,11 @@ fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
     let spec = config::parse(&texts);
     match &spec {
         Ok(spec) => {
-            let globs = discovery::check(&spec.host.qmp);
-            faults.extend(globs.err().map(|error| file_fault(path, format!("`qmp`: {error}"))));
+            for glob in &spec.host.qmp {
+                if let Err(error) = discovery::check(std::slice::from_ref(glob)) {
+                    faults.push(fault_at(&texts, glob, format!("`qmp`: {error}")));
+                }
+            }
         }
         Err(more) => faults.extend_from_slice(more.as_slice()),
     }
@@ -77,6 +80,18 @@ fn load_counting(path: &Path) -> Result<(Spec, usize), Faults> {
         Ok(spec) if faults.is_empty() => Ok((spec, paths.len() - 1)),
         _ => Err(faults.into()),
     }
+}
+
+/// A fault in the line where `value` stands as a string.
+fn fault_at(texts: &[(String, String)], value: &str, message: String) -> Fault {
+    let written = [format!("\"{value}\""), format!("'{value}'")];
+    let found = texts.iter().find_map(|(file, text)| {
+        let line = text.lines().position(|line| written.iter().any(|w| line.contains(w)))?;
+        Some((file.clone(), line + 1))
+    });
+    let first = || texts.first().map(|(file, _)| file.clone()).unwrap_or_default();
+    let (file, line) = found.map_or_else(|| (first(), None), |(file, line)| (file, Some(line)));
+    Fault { file, line, message }
 }
 
 fn file_fault(path: &Path, message: String) -> Fault {
@@ -133,30 +148,21 @@ fn text_of(path: &Path) -> Result<String, String> {
     })
 }
 
-/// `overbook check`: prints "ok" or every fault; the answer is the exit code.
+/// [`load`], with what was read in a few words.
 ///
 /// # Errors
-/// When `out` cannot be written.
-pub fn check(path: &Path, out: &mut impl Write) -> io::Result<u8> {
-    match load_counting(path) {
-        Ok((spec, drop_ins)) => {
-            let mode = changes::name_of(spec.modes.balloon);
-            let count =
-                |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
-            writeln!(
-                out,
-                "ok: {}, {} with settings of their own, balloon mode {mode}, {}",
-                count(spec.groups.len(), "group"),
-                count(spec.vms.len(), "VM"),
-                count(drop_ins, "drop-in"),
-            )?;
-            Ok(0)
-        }
-        Err(faults) => {
-            writeln!(out, "{faults}")?;
-            Ok(1)
-        }
-    }
+/// Every fault of every file.
+pub fn load_with_summary(path: &Path) -> Result<(Spec, String), Faults> {
+    let (spec, drop_ins) = load_counting(path)?;
+    let mode = changes::name_of(spec.modes.balloon);
+    let count = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
+    let summary = format!(
+        "{}, {} with settings of their own, balloon mode {mode}, {}",
+        count(spec.groups.len(), "group"),
+        count(spec.vms.len(), "VM"),
+        count(drop_ins, "drop-in"),
+    );
+    Ok((spec, summary))
 }
 
 /// Keeps the configuration in force, whatever happens to the files.

@@ -20,6 +20,7 @@ pub mod offline;
 mod pause_file;
 pub mod pki;
 pub mod pool;
+mod preflight;
 pub mod published;
 pub mod release;
 pub mod repository;

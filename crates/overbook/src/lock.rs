@@ -107,7 +107,42 @@ pub struct StateLock {
     _file: File,
 }
 
+/// Why the directory cannot be used, with advice.
+fn unusable(directory: &Path, source: io::Error) -> LockError {
+    let advice = match source.kind() {
+        io::ErrorKind::PermissionDenied => "; run as root, or set `state` in [host]",
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; `state` in [host] must name a directory"
+        }
+        _ => "",
+    };
+    LockError::Directory { directory: directory.to_owned(), source, advice }
+}
+
+/// Whether nobody else can write to it.
+fn is_ours(directory: &Path, meta: fs::Metadata) -> Result<(), LockError> {
+    let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
+    if owner != geteuid().as_raw() || mode & OTHERS_WRITE != 0 {
+        return Err(LockError::Exposed { directory: directory.to_owned(), owner, mode });
+    }
+    Ok(())
+}
+
 impl StateLock {
+    /// Whether [`Self::acquire`] would find the directory in order, or could make it. Makes
+    /// nothing.
+    ///
+    /// # Errors
+    /// When the directory cannot be used.
+    pub fn check(directory: &Path) -> Result<(), LockError> {
+        match fs::metadata(directory) {
+            Ok(meta) if meta.is_dir() => is_ours(directory, meta),
+            Ok(_) => Err(unusable(directory, io::ErrorKind::NotADirectory.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(unusable(directory, error)),
+        }
+    }
+
     /// Makes `directory` if it is missing (for its owner alone) and takes its lock. Waits at most
     /// [`NAMELESS`], and only for a holder that has not said who it is. A daemon that was killed
     /// while it started a child may leave one: until that child runs its program, it holds the
@@ -116,22 +151,9 @@ impl StateLock {
     /// # Errors
     /// When another process holds it, or the directory cannot be used.
     pub fn acquire(directory: &Path, holder: Holder) -> Result<Self, LockError> {
-        let fail = |source: io::Error| {
-            let advice = match source.kind() {
-                io::ErrorKind::PermissionDenied => "; run as root, or set `state` in [host]",
-                io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-                    "; `state` in [host] must name a directory"
-                }
-                _ => "",
-            };
-            LockError::Directory { directory: directory.to_owned(), source, advice }
-        };
+        let fail = |source: io::Error| unusable(directory, source);
         make_private(directory).map_err(fail)?;
-        let meta = fs::metadata(directory).map_err(fail)?;
-        let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
-        if owner != geteuid().as_raw() || mode & OTHERS_WRITE != 0 {
-            return Err(LockError::Exposed { directory: directory.to_owned(), owner, mode });
-        }
+        is_ours(directory, fs::metadata(directory).map_err(fail)?)?;
         let mut file = OpenOptions::new()
             .read(true)
             .write(true)

@@ -467,3 +467,94 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
         until(None, |far| far.held == model::Bytes::kib(64)).await;
     });
 }
+
+/// A configuration in a directory of its own, and what `check` says of it.
+fn checked(text: &str) -> (Option<i32>, String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("overbook.toml");
+    let at = dir.path().display();
+    let host = format!("host.state = \"{at}/state\"\napi.socket = \"{at}/s\"\n");
+    fs::write(&config, host + &text.replace("DIR", &at.to_string())).unwrap();
+    let output = overbook(&["check", "--config", config.to_str().unwrap()]);
+    (output.status.code(), String::from_utf8(output.stdout).unwrap(), dir)
+}
+
+#[test]
+fn what_the_daemon_would_not_start_with_is_no_ok() {
+    let tcp = "api.tcp = \"127.0.0.1:7780\"\napi.token_file = \"DIR/token\"\n";
+    let faulty = [
+        (tcp, "fault: api.token_file "),
+        ("api.tcp = \"192.0.2.1:7780\"\napi.token_file = \"DIR/token\"\n", "fault: api.tcp"),
+        ("host.reserve = \"900TiB\"\n", "fault: `reserve` in [host] is 900 TiB, and the host has"),
+        (
+            "[group.web]\nvms = [\"w\"]\nbase = \"999TiB\"\n",
+            "fault: `base` of [group.web] is 999 TiB",
+        ),
+    ];
+    for (text, fault) in faulty {
+        let (code, said, _dir) = checked(text);
+        assert!(said.contains(fault), "{text}: {said}");
+        assert_eq!((code, said.contains("ok:")), (Some(1), false), "{said}");
+    }
+    // What was said of the token comes from the start itself.
+    let dir = tempfile::tempdir().unwrap();
+    let (config, at) = (dir.path().join("overbook.toml"), dir.path().display());
+    let host = format!("host.state = \"{at}/state\"\napi.socket = \"{at}/s\"\n");
+    fs::write(&config, host + &tcp.replace("DIR", &at.to_string())).unwrap();
+    fs::write(dir.path().join("token"), "0123456789abcdef").unwrap();
+    let run = |command: &str| overbook(&[command, "--config", config.to_str().unwrap()]);
+    let check = String::from_utf8(run("check").stdout).unwrap();
+    let fault = check.lines().find_map(|line| line.strip_prefix("fault: ")).unwrap();
+    assert!(fault.contains("has mode 0644: others may read it"), "{fault}");
+    assert!(error(&run("daemon")).contains(fault), "{}", error(&run("daemon")));
+
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(dir.path().join("state"), open).unwrap();
+    let check = String::from_utf8(run("check").stdout).unwrap();
+    assert!(check.contains("fault: state directory "), "{check}");
+}
+
+#[test]
+fn what_has_no_effect_is_noted_beside_the_ok() {
+    let text = "host.qmp = [\"DIR/nowhere/*.sock\"]\n[group.web]\nvms = [\"web-[0-9]*\"]\n\
+                cold = \"when-needed\"\ntracking = \"off\"\n";
+    let (code, said, _dir) = checked(text);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.starts_with("ok: 1 group"), "{said}");
+    for note in [
+        "note: `qmp` \"",
+        "/nowhere: no QEMU can make its socket there\n",
+        "note: [group.web]: only `*` and `?` are wildcards; \"web-[0-9]*\" is otherwise taken literally",
+        "note: [group.web]: `cold` does nothing while tracking = \"off\"",
+    ] {
+        assert!(said.contains(note), "{note} is missing in\n{said}");
+    }
+}
+
+#[test]
+fn a_unit_that_is_restarted_releases_nothing_and_one_that_is_stopped_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, systemctl) = (dir.path().join("overbook.toml"), dir.path().join("systemctl"));
+    let at = dir.path().display();
+    fs::write(&config, format!("host.state = \"{at}/state\"\napi.socket = \"{at}/s\"\n")).unwrap();
+    let unit = "overbook.service";
+    let said = |job: &str| {
+        fs::write(&systemctl, format!("#!/bin/sh\necho \"$@\" > {at}/asked\necho '{job}'\n"))
+            .unwrap();
+        let run = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&systemctl, run).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
+        command.args(["release", "--unless-restarting", unit, "--config"]).arg(&config);
+        let path = format!("{at}:{}", std::env::var("PATH").unwrap_or_default());
+        let output = command.env("PATH", path).stdin(Stdio::null()).output().unwrap();
+        assert!(output.status.success(), "{}", error(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let kept = "overbook.service is being restarted: the guests keep what they have\n";
+    assert_eq!(said("4711 overbook.service restart running"), kept);
+    let asked = fs::read_to_string(dir.path().join("asked")).unwrap();
+    assert_eq!(asked, "list-jobs --no-legend --plain overbook.service\n");
+    for job in ["4711 overbook.service stop running", "4711 other.service restart running", ""] {
+        assert_eq!(said(job), "nothing to release\n", "{job}");
+    }
+}

@@ -1,13 +1,16 @@
 //! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
-//! here is what each is for. Exit code 1 means: a fault in the configuration, certificates that are
-//! of no use or another host's, or a command that is not there; with `--host`, something is missing
-//! without which no VM here can be managed. What is merely less good leaves it at 0: also a
-//! repository that does not lend, a table of shared pages that is of no use, and a pool whose etcd
-//! does not answer, for disks, groups and VMs work without them.
+//! here is what each is for. Exit code 1 means: a fault in the configuration, something by which the
+//! daemon would not start or could do nothing ([`preflight`]), certificates that are of no use or
+//! another host's, or a command that is not there; with `--host`, something is missing without which
+//! no VM here can be managed. Then no line says `ok`. A part that is merely less good leaves the
+//! code at 0: also a repository that does not lend, a table of shared pages that is of no use, and a
+//! pool whose etcd does not answer, for disks, groups and VMs work without them.
 
-use model::{Bytes, HostName, config::Faults};
+use std::collections::BTreeSet;
+
+use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
 
@@ -23,6 +26,7 @@ use crate::{
     http::wire::VmStatus,
     offline::trial as tables,
     pool::trial::{self, Trial},
+    preflight::{self, Remark},
 };
 
 /// What to check.
@@ -45,8 +49,18 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
 
 fn configuration(context: &Context) -> Result<Output, CliError> {
     let mut report = Vec::new();
-    let code = config_files::check(&context.config, &mut report).map_err(CliError::Print)?;
-    let all = All::of(context);
+    let (spec, summary) = match config_files::load_with_summary(&context.config) {
+        Ok(loaded) => loaded,
+        Err(faults) => return Ok(Output::text(&format!("{faults}\n")).with_code(1)),
+    };
+    let all = All::of(context, &spec);
+    if !all.is_fatal() {
+        report.extend_from_slice(format!("ok: {summary}\n").as_bytes());
+    }
+    for Remark { what, is_fatal } in &all.findings {
+        let kind = if *is_fatal { "fault" } else { "note" };
+        report.extend_from_slice(format!("{kind}: {what}\n").as_bytes());
+    }
     for Tried { repository, disks, problem, lends_bytes, .. } in &all.repositories {
         let fine = || format!("fine, it would lend {}", Bytes(*lends_bytes));
         let how = problem.clone().unwrap_or_else(fine);
@@ -56,18 +70,19 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
     report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
     report.extend(all.too_tight.iter().flat_map(|line| format!("{line}\n").into_bytes()));
-    let code = code.max(u8::from(all.is_fatal()));
+    let code = u8::from(all.is_fatal());
     Ok(Output::text(&String::from_utf8_lossy(&report)).with_code(code))
 }
 
 fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
-    let faults = config_files::load(&context.config).err();
-    let faults = faults.as_ref().map_or(&[][..], Faults::as_slice);
-    let all = All::of(context);
+    let loaded = config_files::load(&context.config);
+    let all = loaded.as_ref().map(|spec| All::of(context, spec)).unwrap_or_default();
+    let faults = loaded.as_ref().err().map_or(&[][..], Faults::as_slice);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
-    let All { repositories, tables, pool, too_tight } = all;
+    let All { findings, repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
+        "findings": findings,
         "repositories": repositories,
         "tables": tables,
         "pool": pool,
@@ -79,6 +94,7 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
 /// What came of trying what the configuration names; nothing where that has faults.
 #[derive(Default)]
 struct All {
+    findings: Vec<Remark>,
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,
     pool: Option<Trial>,
@@ -87,32 +103,41 @@ struct All {
 }
 
 impl All {
-    fn of(context: &Context) -> Self {
-        let Ok(spec) = config_files::load(&context.config) else { return Self::default() };
+    fn of(context: &Context, spec: &Spec) -> Self {
+        let vms = vms_of_the_daemon(context);
+        let names = vms.iter().flatten().map(|vm| VmName::from(vm.name.as_str()));
+        let names = vms.is_some().then(|| names.collect());
         Self {
-            repositories: disks::try_repositories(&spec),
-            tables: tables::try_tables(&spec),
+            findings: preflight::try_host(spec, names.as_ref()),
+            repositories: disks::try_repositories(spec),
+            tables: tables::try_tables(spec),
             pool: spec.pool.as_ref().map(trial::try_pool),
-            too_tight: too_tight(context),
+            too_tight: too_tight(vms.as_deref().unwrap_or_default()),
         }
     }
 
     fn is_fatal(&self) -> bool {
         let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
-        self.repositories.iter().any(|tried| tried.is_fatal) || findings.any(|one| one.is_fatal)
+        self.findings.iter().any(|one| one.is_fatal)
+            || self.repositories.iter().any(|tried| tried.is_fatal)
+            || findings.any(|one| one.is_fatal)
     }
 }
 
-/// What the daemon knows of VMs' cgroups, where one answers.
-fn too_tight(context: &Context) -> Vec<String> {
-    let vms = context.client().and_then(|client| Ok(client.get::<Vec<VmStatus>>("/v1/vms")?));
+/// The VMs that are here now; `None`: no daemon answers.
+fn vms_of_the_daemon(context: &Context) -> Option<Vec<VmStatus>> {
+    context.client().ok()?.get("/v1/vms").ok()
+}
+
+/// VMs whose `max` their cgroups do not let them have.
+fn too_tight(vms: &[VmStatus]) -> Vec<String> {
     let of = |vm: &VmStatus| {
         let max = Bytes(vm.max_bytes?);
         let limit = vm.memory_limits.iter().find(|limit| limit.is_below(max))?;
         let (name, words) = (&vm.name, limit.words());
         Some(format!("{name}: its max of {max} does not fit: its QEMU's cgroup {words}"))
     };
-    vms.unwrap_or_default().iter().filter_map(of).collect()
+    vms.iter().filter_map(of).collect()
 }
 
 fn of_table(tried: &tables::Tried) -> String {

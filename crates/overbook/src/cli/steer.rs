@@ -4,6 +4,7 @@
 //! what there is to undo. A daemon that cannot be asked is ended first.
 
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::{context::Context, error::CliError, output::Output};
@@ -30,8 +31,23 @@ const DEAF: Duration = Duration::from_secs(10);
 const OTHERS: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// How to release.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// For the unit's `ExecStopPost=`: only if systemd does not start this unit again at once
+    #[arg(long, hide = true, value_name = "UNIT")]
+    unless_restarting: Option<String>,
+    #[command(flatten)]
+    format: super::Format,
+}
+
 /// Whoever has the state does it, or is ended and then we do.
-pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError> {
+pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
+    let json = arguments.format.json;
+    if let Some(unit) = arguments.unless_restarting.as_deref().filter(|unit| is_restarting(unit)) {
+        let message = format!("{unit} is being restarted: the guests keep what they have");
+        return shown(&Done { message }, json);
+    }
     let state = release::state_of(&context.config);
     let said = |error: &dyn ToString| CliError::Said(error.to_string());
     let mut since = Instant::now();
@@ -81,6 +97,25 @@ pub(super) fn release(context: &Context, json: bool) -> Result<Output, CliError>
 
 /// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that
 /// works. Where the user names no socket it must be the one that has this state.
+/// Whether the job that ends this unit is to start it again. systemd tells its processes only how
+/// the service has ended, not what for; where it cannot be asked, the unit is stopped.
+fn is_restarting(unit: &str) -> bool {
+    let jobs = std::process::Command::new("systemctl")
+        .args(["list-jobs", "--no-legend", "--plain", unit])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    jobs.is_ok_and(|jobs| names_a_restart(&String::from_utf8_lossy(&jobs.stdout), unit))
+}
+
+/// `JOB UNIT TYPE STATE`, one job a line.
+fn names_a_restart(jobs: &str, unit: &str) -> bool {
+    jobs.lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        matches!(words[..], [_, of, "restart", ..] if of == unit)
+    })
+}
+
 fn ask(context: &Context, state: &Path) -> Result<Done, CliError> {
     let client = context.client()?;
     let is_anothers = || {

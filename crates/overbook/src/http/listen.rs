@@ -120,6 +120,28 @@ impl Listeners {
         Ok(Self { unix: UnixDoor::open(&spec.socket)?, tcp })
     }
 
+    /// All for which [`Self::bind`] would fail, without opening anything for long; what the daemon
+    /// that runs has open is no fault.
+    #[must_use]
+    pub fn check(spec: &ApiSpec) -> Vec<ListenError> {
+        let mut faults = Vec::new();
+        if let Some(address) = spec.tcp {
+            let token = spec.token_file.as_deref().ok_or(ListenError::NoToken(address));
+            let token = token.and_then(|file| Ok(Token::read(file)?));
+            faults.extend(token.err());
+            // Whether the address is one of this host's: the port may be the running daemon's.
+            let any_port = SocketAddr::new(address.ip(), 0);
+            let bound = std::net::TcpListener::bind(any_port);
+            faults.extend(bound.err().map(|error| ListenError::Tcp { address, error }));
+        }
+        if let Ok(meta) = fs::symlink_metadata(&spec.socket)
+            && !meta.file_type().is_socket()
+        {
+            faults.push(ListenError::NotASocket(spec.socket.clone()));
+        }
+        faults
+    }
+
     /// Where TCP listens; the port is the real one where the configuration says 0.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {

@@ -40,6 +40,7 @@ mod vm;
 mod window;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use model::dedup::Dedup as Merging;
@@ -92,6 +93,12 @@ pub enum Task {
     Merge(Option<PagesPerMs>),
     /// What is shared becomes copies again, as far as the host has memory for them.
     Unshare,
+}
+
+/// A number of the kernel's making (`RandomState` takes its keys from there). With a seed that can be
+/// guessed, by the time of day for example, a guest could make pages whose hashes are all the same.
+pub(super) fn unguessable() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// A hash of a page's content, with a seed.
@@ -164,8 +171,7 @@ impl Dedup {
             capacity: 0,
             vms: BTreeMap::new(),
             turn: 0,
-            // Not to be guessed: no guest can make pages that fall together.
-            seed: fastrand::u64(..),
+            seed: unguessable(),
             hash: xxh3_64_with_seed,
             buffer: Buffer::default(),
             kept: KeptPages::default(),

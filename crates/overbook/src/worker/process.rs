@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::clock::boot_now;
 use sys::heap;
 
-use super::dedup::{Dedup, Task};
+use super::dedup::{Dedup, Task, unguessable};
 use super::messages::{Order, Orders, Report, VmReport};
 use super::mode::{Mode, Settings};
 use super::tables::Tables;
@@ -170,9 +170,11 @@ impl Members {
         for (name, order) in &orders.vms {
             let budget = order.budget.vcpu_share();
             let mode = budget.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
+            // No guest can guess which of its pages are looked at.
+            let settings = Settings { seed: unguessable(), ..Settings::new(mode) };
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
-                tracked: Tracked::new(order.pid, Settings::new(mode)).after(order.spent),
+                tracked: Tracked::new(order.pid, settings).after(order.spent),
             });
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
