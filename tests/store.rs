@@ -165,3 +165,59 @@ fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     });
 }
+
+/// A host that writes as much as etcd takes, below its own prefix.
+async fn write_fat(endpoints: &[String]) {
+    let mut raw = etcd_client::Client::connect(endpoints, None).await.unwrap();
+    let fat = vec![b'x'; 1_400_000];
+    for number in 0..12 {
+        let key = format!("/overbook/test/hosts/fat/source/{number:04}");
+        raw.put(key, fat.clone(), None).await.unwrap();
+    }
+    for start in (0..6_000).step_by(100) {
+        let put = |number| {
+            let key = format!("/overbook/test/hosts/many/source/{number:05}");
+            etcd_client::TxnOp::put(key, "{}", None)
+        };
+        let all: Vec<_> = (start..start + 100).map(put).collect();
+        raw.txn(etcd_client::Txn::new().and_then(all)).await.unwrap();
+    }
+}
+
+#[test]
+fn what_one_host_writes_keeps_nobody_from_reading_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let members = match Members::start(1, dir.path()) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    Runtime::new().unwrap().block_on(async {
+        let store = Etcd::connect(&members.endpoints(), None, "test").await.unwrap();
+        let seat =
+            until("a seat", async || store.sit("hosts/zoe/seat", "zoe").await).await.unwrap();
+        for key in ["hosts/ann/report", "hosts/zoe/report", "controller/intents/web"] {
+            store.write(&seat, vec![], put(key, "{}")).await.unwrap();
+        }
+        let before = store.read("").await.unwrap();
+        let endpoints = members.endpoints();
+        let (heard, ()) = tokio::join!(store.changed("", before.revision), write_fat(&endpoints));
+        heard.unwrap();
+        store.changed("", before.revision).await.unwrap();
+
+        let seen = store.read("").await.unwrap();
+        let of = |host: &str| seen.values.keys().filter(|key| key.starts_with(host)).count();
+        let kept: usize = seen.values.iter().map(|(key, value)| key.len() + value.len()).sum();
+        println!(
+            "of 12 values of 1.4 MB {} were read, of 6,000 keys {}; {kept} bytes in all",
+            of("hosts/fat/"),
+            of("hosts/many/")
+        );
+        assert_eq!((of("hosts/fat/"), of("hosts/many/")), (0, 4096));
+        assert!(kept < 8 << 20, "{kept} bytes are kept");
+        for (key, value) in &before.values {
+            assert_eq!(seen.values.get(key), Some(value), "{key}");
+        }
+        assert_eq!(store.read("hosts/zoe/").await.unwrap().values.len(), 2);
+        assert_eq!(store.read("hosts/fat/").await.unwrap().values.len(), 0);
+    });
+}

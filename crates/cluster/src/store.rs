@@ -11,6 +11,7 @@
 
 pub mod embedded;
 pub mod etcd;
+mod share;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -9,14 +9,23 @@ use std::time::Duration;
 
 pub use etcd_client::{Certificate, Identity, TlsOptions};
 use etcd_client::{
-    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, PutOptions, Txn, TxnOp,
-    TxnOpResponse, TxnResponse, WatchOptions,
+    Client, Compare, CompareOp, ConnectOptions, Error, GetOptions, GetResponse, PutOptions, Txn,
+    TxnOp, TxnOpResponse, TxnResponse, WatchOptions,
 };
 use futures_util::future::BoxFuture;
 use model::words::plain;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::share::{Share, Verdict};
 use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
+
+/// Keys that are asked for first, and after each fat one. (A page may have 4 MiB, the client's
+/// limit, and a value 1.5, the server's.)
+const FIRST_PAGE: i64 = 16;
+/// Keys that are asked for at most.
+const LARGEST_PAGE: i64 = 1024;
+/// What the client says of a page that is too large (with the code OUT_OF_RANGE).
+const TOO_LARGE: &str = "message length too large";
 
 /// After so long nobody waits for a change any more: who has heard nothing looks.
 const QUIET: Duration = Duration::from_secs(10);
@@ -91,6 +100,77 @@ impl Etcd {
         done.await
     }
 
+    /// Keys and values from `from` to before `end`; `None`: they are too many bytes for a message.
+    async fn page(
+        &self,
+        from: &[u8],
+        end: &[u8],
+        options: GetOptions,
+    ) -> Result<Option<GetResponse>, StoreError> {
+        let found = self.ask(|mut client| {
+            let (from, options) = (from.to_owned(), options.clone().with_range(end));
+            async move {
+                match client.get(from, Some(options)).await {
+                    Err(Error::GRpcStatus(status)) if status.message().contains(TOO_LARGE) => {
+                        Ok(None)
+                    }
+                    found => found.map(Some),
+                }
+            }
+        });
+        found.await
+    }
+
+    /// What one writer may have read of it, of each writer, at one moment.
+    async fn read_by_pages(&self, prefix: &str) -> Result<Snapshot, StoreError> {
+        let mut from = self.full(prefix).into_bytes();
+        let end = end_of(&from);
+        let (mut snapshot, mut share, mut limit) =
+            (Snapshot::default(), Share::default(), FIRST_PAGE);
+        loop {
+            let options = GetOptions::new().with_revision(snapshot.revision);
+            let Some(page) = self.page(&from, &end, options.clone().with_limit(limit)).await?
+            else {
+                if limit > 1 {
+                    limit = 1;
+                    continue;
+                }
+                // Not even alone: its name tells what follows it.
+                let options = options.with_keys_only().with_limit(1);
+                let found = self.page(&from, &end, options).await?;
+                let Some(key) = found.as_ref().and_then(|found| found.kvs().first()) else {
+                    return Err(StoreError::Refused("a key is too long to be read".to_owned()));
+                };
+                from = [key.key(), &[0]].concat();
+                continue;
+            };
+            if snapshot.revision == 0 {
+                snapshot.revision = page.header().map_or(0, |header| header.revision());
+            }
+            let mut is_over = !page.more();
+            for found in page.kvs() {
+                from = [found.key(), &[0]].concat();
+                let key = found.key_str().ok().and_then(|key| key.strip_prefix(&self.prefix));
+                let Some(key) = key else { continue };
+                match share.judge(key, found.value().len()) {
+                    Verdict::Keep => {
+                        snapshot.values.insert(key.to_owned(), found.value().to_vec());
+                    }
+                    Verdict::Skip => {}
+                    Verdict::SkipAll(prefix) => {
+                        from = end_of(self.full(&prefix).as_bytes());
+                        is_over = false;
+                        break;
+                    }
+                }
+            }
+            if is_over || from >= end {
+                return Ok(snapshot);
+            }
+            limit = (limit * 2).clamp(1, LARGEST_PAGE);
+        }
+    }
+
     async fn revoke(&self, lease: i64) -> Result<(), StoreError> {
         let done = self.ask(|mut client| async move { client.lease_revoke(lease).await });
         done.await.map(drop)
@@ -100,6 +180,16 @@ impl Etcd {
     fn is_taken(&self, seat: &Seat) -> Compare {
         Compare::create_revision(self.full(&seat.key), CompareOp::Equal, seat.number)
     }
+}
+
+/// The first key after all that begin so.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_owned();
+    // A prefix of ours ends with a character, which is never the last of all bytes.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
 }
 
 fn failed(error: Error) -> StoreError {
@@ -144,27 +234,17 @@ async fn in_time<T>(
 
 impl Store for Etcd {
     fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
-        Box::pin(async move {
-            let key = self.full(prefix);
-            let found = self.ask(|mut client| {
-                let (key, options) = (key.clone(), GetOptions::new().with_prefix());
-                async move { client.get(key, Some(options)).await }
-            });
-            let found = found.await?;
-            let revision = found.header().map_or(0, |header| header.revision());
-            let values = found.kvs().iter().filter_map(|found| {
-                let key = found.key_str().ok()?.strip_prefix(&self.prefix)?;
-                Some((key.to_owned(), found.value().to_vec()))
-            });
-            Ok(Snapshot { revision, values: values.collect() })
-        })
+        Box::pin(async move { self.read_by_pages(prefix).await })
     }
 
     fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
         Box::pin(async move {
             let key = self.full(prefix);
             let watched = self.ask(|mut client| {
-                let options = WatchOptions::new().with_prefix().with_start_revision(since + 1);
+                let options = WatchOptions::new()
+                    .with_prefix()
+                    .with_fragment()
+                    .with_start_revision(since + 1);
                 let key = key.clone();
                 async move { client.watch(key, Some(options)).await }
             });
