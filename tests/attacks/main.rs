@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod floods;
 mod group;
 mod liar;
 mod ram_liar;

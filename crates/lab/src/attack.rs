@@ -10,7 +10,9 @@
 //!
 //! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
 
+mod qmp_flood;
 mod ram_liar;
+mod slow_http;
 
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::OwnedFd;
@@ -32,7 +34,11 @@ pub const NOBODY: u32 = 65534;
 type Attack = (&'static str, fn(&[String]) -> Result<(), LabError>);
 
 /// All of them, sorted by name.
-const ATTACKS: &[Attack] = &[(ram_liar::NAME, ram_liar::run)];
+const ATTACKS: &[Attack] = &[
+    ("qmp_flood", qmp_flood::run),
+    (ram_liar::NAME, ram_liar::run),
+    ("slow_http", slow_http::run),
+];
 
 /// Runs the attack `name` until this process is ended.
 ///
@@ -45,6 +51,11 @@ pub fn run(name: &str, args: &[String]) -> Result<(), LabError> {
         io::Error::other(format!("no attack is named {name}; there is: {}", known.join(", ")))
     })?;
     attack(args)
+}
+
+/// What an attack is to be told.
+fn usage(words: &str) -> LabError {
+    io::Error::other(format!("usage: overbook-lab attack {words}")).into()
 }
 
 /// An attack under way; dropping it ends the attack.
