@@ -8,16 +8,19 @@ mod systemd;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use cluster::records;
+use cluster::store::{Change, Seat, Store};
 use lab::etcd::Members;
 use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
-use model::{Bytes, DiskReading, Mode};
+use model::cluster::Intent;
+use model::{Bytes, DiskReading, HostName, Mode};
 use overbook::pki::{self, Order};
 use overbook::{config_files, pool};
 use overbook_tests::{MAX, Stage, skip, unpacked};
@@ -290,4 +293,90 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     until(&systemd, "the controller has its seat", || runtime.block_on(is_taken()) == Some(true));
     assert_eq!(capabilities(systemd.main_pid(unit)), 0);
     systemd.must(&["stop", unit]);
+}
+
+/// A seat that is free, or will be in a moment.
+async fn sits(store: &dyn Store, key: &str, who: &str) -> Seat {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match store.sit(key, who).await {
+            Ok(Some(seat)) => return seat,
+            other => assert!(Instant::now() < deadline, "{key}: {other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[test]
+fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
+    let Some(programs) = systemd::programs() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/run").unwrap();
+    fs::create_dir(dir.path().join("log")).unwrap();
+    let authority = dir.path().join("pki");
+    pki::init(&authority).unwrap();
+    let addresses = [Ipv4Addr::LOCALHOST.to_string()];
+    let order = |name| Order { name, addresses: &addresses, valid: A_DAY, renews: false };
+    let issue = |name| pki::host(&authority, order(name)).unwrap();
+    let members = match Members::start_secured(1, dir.path(), &issue("etcd").join("etcd")) {
+        Ok(members) => members,
+        Err(why) => return skip(&why.to_string()),
+    };
+    let (at, endpoints, own) = (dir.path().display(), members.endpoints(), issue("b"));
+    let text = |host: &str, tls: &Path| {
+        format!(
+            "[host]\nqmp = [\"{at}/qmp/*.sock\"]\nstate = \"{at}/state\"\n\
+             [api]\nsocket = \"{at}/overbook.sock\"\n[group.web]\nvms = [\"web-*\"]\n\
+             [pool]\nhost = \"{host}\"\netcd = {endpoints:?}\ntls = \"{}\"\n\
+             movable = [\"web-*\"]\naddress = \"127.0.0.1\"\nincoming = \"{at}/start\"\n",
+            tls.display()
+        )
+    };
+    let config = dir.path().join("overbook.toml");
+    fs::write(&config, text("b", &own)).unwrap();
+    // It stands for what starts a QEMU.
+    let command = dir.path().join("start");
+    let script =
+        format!("#!/bin/sh\nsleep 1000 &\necho $! >{at}/pid.new\nmv {at}/pid.new {at}/pid\n");
+    fs::write(&command, script).unwrap();
+    fs::set_permissions(&command, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir(dir.path().join("state")).unwrap();
+    let systemd = Systemd::start(&programs, dir.path(), &config);
+    let unit = "overbook.service";
+    systemd.install(unit);
+    systemd.add("network.conf", unit);
+    systemd.must(&["start", unit]);
+
+    let decides = dir.path().join("controller.toml");
+    let certificate = pki::controller(&authority, order("controller")).unwrap();
+    fs::write(&decides, text("controller", &certificate)).unwrap();
+    let spec = config_files::load(&decides).unwrap().pool.unwrap();
+    let pid = || fs::read_to_string(dir.path().join("pid")).ok()?.trim().parse::<u32>().ok();
+    Runtime::new().unwrap().block_on(async {
+        let store = pool::store(&spec).await.unwrap();
+        let a = HostName::from("a");
+        let there = sits(&*store, &records::host_seat(&a), "a").await;
+        let seat = sits(&*store, records::CONTROLLER_SEAT, "controller").await;
+        let (to, group) = ("b".into(), "web".into());
+        let intent = Intent { generation: 1, from: a, to, group, is_withdrawn: false };
+        let put = Change::put(records::intent(&"web-2".into()), &intent);
+        store.write(&seat, vec![], vec![put]).await.unwrap();
+        let deadline = Instant::now() + LIMIT;
+        while pid().is_none() {
+            store.stay(&there).await.unwrap();
+            let said = fs::read_to_string(dir.path().join("incoming/web-2.log"));
+            assert!(Instant::now() < deadline, "it is not started: {said:?}{}", systemd.log());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let (qemu, started) = (pid().unwrap(), "overbook-incoming-web-2-1.service");
+    systemd.must(&["is-active", started]);
+    let cgroup = sys::cgroup::of_process(qemu).unwrap().unwrap();
+    assert!(cgroup.ends_with(Path::new("machine.slice").join(started)), "{cgroup:?}");
+    // Nothing of the daemon's sandbox is left.
+    assert_eq!((&*status(qemu, "Seccomp"), &*status(qemu, "NoNewPrivs")), ("0", "0"));
+    let score = fs::read_to_string(format!("/proc/{qemu}/oom_score_adj")).unwrap();
+    assert!(!score.starts_with('-'), "it is spared as the daemon is: {score}");
+    systemd.must(&["stop", unit]);
+    systemd.must(&["is-active", started]);
+    assert_eq!(pid(), Some(qemu));
 }

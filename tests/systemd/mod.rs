@@ -30,6 +30,8 @@ exec unshare --mount --cgroup --propagation private sh -ec '
     mkdir -p /run/systemd
     mount -t tmpfs tmpfs /run/systemd
     mkdir -p /run/systemd/system /run/systemd/inaccessible
+    # A unit that asks the system to start another one asks this manager.
+    ln -s "$XDG_RUNTIME_DIR/systemd/private" /run/systemd/private
     # What PID 1 makes: it is mounted over what a unit may not reach.
     cd /run/systemd/inaccessible
     touch reg && mkdir dir && mkfifo fifo && mknod chr c 0 0 && mknod blk b 0 0
