@@ -8,8 +8,6 @@
 //! code at 0: also a repository that does not lend, a table of shared pages that is of no use, and a
 //! pool whose etcd does not answer, for disks, groups and VMs work without them.
 
-use std::collections::BTreeSet;
-
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;
 use sys::features::{self, Feature, Finding};
