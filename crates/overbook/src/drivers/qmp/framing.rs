@@ -16,7 +16,7 @@ use super::QmpError;
 pub const MAX_LINE: usize = 64 << 10;
 
 /// The longest line while the answer may be large: the counters of a disk have two or three
-/// kilobytes, and a VM may have hundreds of disks.
+/// kilobytes, and a VM may have hundreds of disks, and of pieces of RAM.
 pub const MAX_LARGE: usize = 1 << 20;
 
 /// Kept from line to line; more is given back after an unusually long one.

@@ -37,7 +37,11 @@ impl Command {
 
     /// The longest answer that is accepted.
     pub(crate) fn longest_answer(&self) -> usize {
-        if self.name == "query-blockstats" { MAX_LARGE } else { MAX_LINE }
+        match self.name {
+            // Lists of what a VM may have hundreds of.
+            "query-blockstats" | "query-memdev" | "query-memory-devices" => MAX_LARGE,
+            _ => MAX_LINE,
+        }
     }
 
     /// As it goes over the wire, with its end of line.
