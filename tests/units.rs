@@ -186,6 +186,38 @@ fn until(systemd: &Systemd<'_>, what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
+fn a_stop_releases_and_a_restart_does_not() {
+    let Some(programs) = systemd::programs() else { return };
+    let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/run").unwrap();
+    let (at, ask) = (dir.path().display(), dir.path().join("ask"));
+    fs::create_dir(dir.path().join("log")).unwrap();
+    let config = dir.path().join("overbook.toml");
+    let text = format!("[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/overbook.sock\"\n");
+    fs::write(&config, text).unwrap();
+    let (systemd, unit) = (Systemd::start(&programs, dir.path(), &config), "overbook.service");
+    systemd.install(unit);
+
+    // This systemd is a user's, which its `systemctl` has to be told.
+    fs::create_dir(&ask).unwrap();
+    let script = format!("#!/bin/sh\nexec {} \"$@\"\n", systemd.systemctl_in_words());
+    fs::write(ask.join("systemctl"), script).unwrap();
+    let run = fs::Permissions::from_mode(0o755);
+    fs::set_permissions(ask.join("systemctl"), run).unwrap();
+    let path = format!("Environment=PATH={}:/usr/bin:/bin", ask.display());
+    systemd.tell(unit, &format!("[Service]\n{path}\nProtectHome=no\n"));
+
+    systemd.must(&["start", unit]);
+    let first = systemd.main_pid(unit);
+    systemd.must(&["restart", unit]);
+    let log = systemd.log();
+    assert!(log.contains(&format!("{unit} is being restarted: the guests keep")), "{log}");
+    assert!(!log.contains("nothing to release"), "{log}");
+    assert_ne!(systemd.main_pid(unit), first);
+    systemd.must(&["stop", unit]);
+    assert!(systemd.log().contains("nothing to release"), "{}", systemd.log());
+}
+
+#[test]
 fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     let Some(programs) = systemd::programs() else { return };
     let Some(clients) = unpacked("nbd-clients", &["libnbd-bin", "qemu-utils"]) else { return };

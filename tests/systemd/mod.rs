@@ -189,6 +189,19 @@ impl<'a> Systemd<'a> {
         command.envs(places(&self.dir.join("systemd"))).output().unwrap()
     }
 
+    /// A shell's words for asking it.
+    pub(crate) fn systemctl_in_words(&self) -> String {
+        let systemctl = self.programs.command("systemctl");
+        let known = systemctl.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let known = known.map(|(name, value)| format!("{}={}", name.display(), value.display()));
+        let places = places(&self.dir.join("systemd")).into_iter();
+        let places = places.map(|(name, place)| format!("{name}={}", place.display()));
+        let all: Vec<_> = known.chain(places).collect();
+        // Not by the path of who asks, in which these words may be what `systemctl` stands for.
+        let path = "PATH=/usr/bin:/bin";
+        format!("env {path} {} {} --user", all.join(" "), systemctl.get_program().display())
+    }
+
     /// What it and its units have said.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log/systemd")).unwrap_or_default()

@@ -98,9 +98,11 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
 /// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that
 /// works. Where the user names no socket it must be the one that has this state.
 /// Whether the job that ends this unit is to start it again. systemd tells its processes only how
-/// the service has ended, not what for; where it cannot be asked, the unit is stopped.
+/// the service has ended, not what for; where it cannot be asked, or does not answer within ten
+/// seconds, the unit is stopped.
 fn is_restarting(unit: &str) -> bool {
-    let jobs = std::process::Command::new("systemctl")
+    let jobs = std::process::Command::new("timeout")
+        .args(["--kill-after=1", "10", "systemctl"])
         .args(["list-jobs", "--no-legend", "--plain", unit])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
