@@ -10,12 +10,12 @@ use lab::memory_group::MemoryGroup;
 use model::{Bytes, Mode, VmName};
 use overbook_tests::{BASE, MAX, Stage, hungry, idle, skip};
 
-/// What is granted at least: the limit leaves so much above base, besides what is kept free.
+/// Granted at least: the limit leaves so much above base, beside the margin.
 const FITS: Bytes = Bytes::mib(32);
-/// What is kept free below a limit of this size.
+/// The margin below a limit of this size.
 const MARGIN: Bytes = Bytes::mib(16);
 
-/// What QEMU has beside its guest, once it is known.
+/// QEMU's memory beside its guest's, once it is known.
 fn own(stage: &Stage) -> Option<Bytes> {
     stage.daemon.case().unwrap().view.vms.get(&VmName::from("hungry"))?.own
 }

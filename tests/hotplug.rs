@@ -10,9 +10,9 @@ use model::{Bytes, Mode};
 use overbook_tests::{BASE, MAX, Stage, idle};
 use serde_json::json;
 
-/// What is plugged.
+/// The DIMM that is plugged.
 const DIMM: Bytes = Bytes::mib(128);
-/// What the guest is cut down to before.
+/// The guest's memory before that: less than it had.
 const LESS: Bytes = Bytes::mib(112);
 /// Long enough for the daemon to see the DIMM and to decide several times.
 const WATCHED: Duration = Duration::from_secs(8);
@@ -37,7 +37,7 @@ fn plus(size: Bytes, more: Bytes) -> u64 {
 }
 
 /// Nothing in the words about the guest is a mistake about its RAM.
-fn nobody_is_blamed(stage: &Stage) -> bool {
+fn no_program_is_blamed(stage: &Stage) -> bool {
     let words = stage.says(&["explain", "guest"]);
     !words.contains("cannot be true") && !words.contains("somebody else")
 }
@@ -53,7 +53,7 @@ fn a_dimm_is_the_guests_and_a_release_gives_back_what_was_taken_and_no_less() {
     plug(&stage, "pc-dimm");
     stage.until("the DIMM is seen", |stage| stage.vm("guest")["ram_bytes"] == plus(MAX, DIMM));
     stage.throughout(WATCHED, "the DIMM is the guest's", |stage| {
-        stage.balloon("guest") >= cut.plus(DIMM) && nobody_is_blamed(stage)
+        stage.balloon("guest") >= cut.plus(DIMM) && no_program_is_blamed(stage)
     });
 
     let said = stage.says(&["release"]);
@@ -66,7 +66,7 @@ fn a_dimm_is_the_guests_and_a_release_gives_back_what_was_taken_and_no_less() {
     assert_eq!(stage.says(&["resume"]), "resumed\n");
     stage.guest("guest").qmp("device_del", json!({"id": "device"})).unwrap();
     stage.until("it is unplugged", |stage| stage.vm("guest")["ram_bytes"] == MAX.0);
-    stage.throughout(WATCHED, "nobody is blamed", nobody_is_blamed);
+    stage.throughout(WATCHED, "no program is blamed", no_program_is_blamed);
     let said = stage.says(&["release"]);
     assert!(said.contains("guest: "), "{said}");
     stage.until("it has what it had", |stage| stage.balloon("guest") == BASE);
@@ -89,7 +89,7 @@ fn a_dimm_of_a_vm_that_is_paged_is_not_taken_by_its_balloon() {
 }
 
 #[test]
-fn memory_that_no_balloon_reaches_is_shown_apart_and_is_nobodys_surplus() {
+fn memory_that_no_balloon_reaches_is_shown_apart_and_is_no_surplus() {
     let nvdimm = "-machine nvdimm=on -object memory-backend-ram,id=memory,size=128M \
         -device nvdimm,id=device,memdev=memory";
     let guest = expandable().with_qemu(nvdimm);
@@ -104,6 +104,6 @@ fn memory_that_no_balloon_reaches_is_shown_apart_and_is_nobodys_surplus() {
         stage.json(&["group", "shop"])["budget_bytes"] == MAX.0
     });
     stage.throughout(WATCHED, "the group is no richer by it", |stage| {
-        stage.json(&["group", "shop"])["budget_bytes"] == MAX.0 && nobody_is_blamed(stage)
+        stage.json(&["group", "shop"])["budget_bytes"] == MAX.0 && no_program_is_blamed(stage)
     });
 }

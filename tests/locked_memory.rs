@@ -7,7 +7,7 @@ use lab::MachineSpec;
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, hungry, idle};
 
-/// What it costs to find out: some steps of a tenth, until 32 MiB do not come back.
+/// The guest's loss until that is found out: some steps of a tenth, until 32 MiB do not come back.
 const FOUND_OUT: Bytes = Bytes::mib(100);
 
 #[test]

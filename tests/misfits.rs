@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use lab::MachineSpec;
-use model::Mode;
+use model::{Bytes, Mode};
 use overbook_tests::{BASE, Stage, hungry, idle};
 
 /// Serves the socket `name` among the QMP sockets until the process ends.
@@ -73,4 +73,26 @@ fn a_guest_without_balloon_driver_keeps_its_memory_and_its_group_gets_on_without
     assert_eq!(stage.balloon("deaf"), BASE);
     let record = stage.undo().into_iter().find(|record| record["vm"] == "deaf").unwrap();
     assert!(record["balloon"].is_null(), "{record}");
+}
+
+#[test]
+fn a_balloon_that_somebody_else_moves_is_left_alone_and_said_though_overbook_never_moved_it() {
+    let Some(stage) = Stage::start(Mode::Enforce, &[idle("guest")]) else { return };
+    let says = |stage: &Stage, code: &str| {
+        let vm = stage.vm("guest");
+        vm["refusals"].as_array().unwrap().iter().any(|refusal| refusal["code"] == code)
+    };
+    stage.until("nothing calls for a change", |stage| says(stage, "content"));
+    // Memory is taken after ten seconds of calm: until then the balloon may still be on its way.
+    stage.throughout(Duration::from_secs(12), "its balloon rests", |stage| {
+        stage.balloon("guest") == BASE
+    });
+    let less = BASE.minus(Bytes::mib(24));
+    stage.guest("guest").set_balloon(less).unwrap();
+    stage.until("it is said", |stage| says(stage, "moved_by_others"));
+    let words = stage.says(&["explain", "guest"]);
+    assert!(words.contains("somebody else moved its balloon from 128 MiB to 1"), "{words}");
+    stage.throughout(Duration::from_secs(5), "it is left alone", |stage| {
+        stage.balloon("guest") <= BASE.minus(Bytes::mib(20))
+    });
 }

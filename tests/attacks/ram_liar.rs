@@ -8,15 +8,15 @@ use overbook_tests::{BASE, Stage, hungry};
 
 /// Long enough for the daemon to have looked at the liar's memory, and to hand out what it found.
 const WATCHED: Duration = Duration::from_secs(20);
-/// What the liar may be thought to have: its balloon's size, which is counted as used.
+/// The memory that the liar may be thought to have: its balloon's size, which is counted as used.
 const SMALL: Bytes = Bytes::mib(128);
 
 #[test]
-fn a_tebibyte_that_the_kernel_does_not_see_is_nobodys_to_hand_out() {
+fn a_tebibyte_that_the_kernel_does_not_see_is_not_handed_out() {
     let Some(stage) = Stage::start(Mode::Enforce, &[hungry()]) else { return };
     stage.configure(&[("vms = [\"hungry\"]", "vms = [\"*\"]")]);
     let socket = stage.lab.dir().join("qmp/liar.sock");
-    let liar = Attacker::start("ram-liar", &[socket.to_str().unwrap()], None).unwrap();
+    let liar = Attacker::start("ram_liar", &[socket.to_str().unwrap()], None).unwrap();
     stage.until("the liar is found", |stage| stage.vm("liar")["link_up"] == true);
     let honest = stage.vm("hungry")["base_bytes"].as_u64().unwrap();
     stage.throughout(WATCHED, "its group has no more to hand out", |stage| {

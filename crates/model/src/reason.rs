@@ -499,7 +499,7 @@ pub enum Reason {
         cgroup: String,
         /// Its limit.
         limit: Bytes,
-        /// What is charged there.
+        /// Memory that is charged there.
         used: Bytes,
     },
     /// The host's own memory could not be read lately.

@@ -97,8 +97,8 @@ pub struct VmView {
     /// without them.
     #[serde(default)]
     pub hotplugged: Bytes,
-    /// What memory devices hold that the balloon does not count (NVDIMM, virtio-pmem, virtio-mem,
-    /// SGX EPC). What the host backs is this and `ram`.
+    /// Memory of devices that the balloon does not count (NVDIMM, virtio-pmem, virtio-mem, SGX
+    /// EPC). The host backs this and `ram`.
     #[serde(default)]
     pub devices: Bytes,
     /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon
@@ -188,7 +188,7 @@ pub struct MemoryLimit {
     pub file: String,
     /// No more than this.
     pub limit: Bytes,
-    /// What all processes there occupy, without the cache of files.
+    /// Memory that all processes there occupy, without the cache of files.
     pub used: Bytes,
 }
 

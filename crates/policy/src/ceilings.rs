@@ -23,9 +23,9 @@ pub(crate) struct Ceilings {
 #[derive(Debug)]
 struct Level {
     limit: MemoryLimit,
-    /// What may still be granted.
+    /// Memory that may still be granted.
     left: Bytes,
-    /// What could be touched beyond the limit.
+    /// Memory that could be touched beyond the limit.
     over: Bytes,
 }
 

@@ -94,7 +94,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What a balloon has taken and the host has not got goes back to the guest.
+    /// Memory that a balloon has taken and the host has not got goes back to the guest.
     fn return_what_is_withheld(&mut self, rules: Rules, now: Time) {
         if !rules.has(Rule::GivesBack) {
             return;
@@ -160,7 +160,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What was decided to be given is no more than fits below the limits of cgroups.
+    /// Gifts that were decided are cut to what fits below the limits of cgroups.
     fn stay_below_ceilings(&mut self, ceilings: &mut Ceilings) {
         for member in &mut self.members {
             let Some(change) = member.change.as_ref().filter(|change| !change.is_take) else {

@@ -38,9 +38,9 @@ pub(crate) struct Member {
     pub(crate) counted: Bytes,
     /// The limits of memory that QEMU's cgroups have.
     pub(crate) memory_limits: Vec<MemoryLimit>,
-    /// What its balloon reaches.
+    /// RAM that its balloon reaches.
     pub(crate) ram: Bytes,
-    /// What its group pays for it where nobody wrote a budget.
+    /// Memory that its group pays for, for its sake, where no budget is written.
     pub(crate) paid: Bytes,
     /// What memory a byte takes that is out.
     pub(crate) swap_cost: f32,
@@ -346,7 +346,7 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
     })
 }
 
-/// What the group pays for a VM: its base, and what it occupies beyond its RAM, which is memory of
+/// Memory that the group pays for, for a VM's sake: its base, and what it occupies beyond its RAM, which is memory of
 /// other devices. How much RAM it has is QEMU's word. So nothing that the host cannot see counts as
 /// left idle by it.
 fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes) -> Bytes {

@@ -96,7 +96,7 @@ pub(crate) struct VmMemory {
     paging_said_at: Option<Time>,
     pub(crate) stuck: Option<Stuck>,
     pub(crate) moved_by_others: Option<MovedByOthers>,
-    /// What the balloon held when nothing was asked of it; `None`: it may move by itself.
+    /// Memory that the balloon held when nothing was asked of it; `None`: it may move by itself.
     #[serde(default)]
     rests_at: Option<Bytes>,
     /// Whether the host gets what is taken.

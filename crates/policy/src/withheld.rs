@@ -16,14 +16,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{memory::doubled, tuning};
 
-/// What is remembered of a balloon that may give nothing back.
+/// Memory of a balloon that may give nothing back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Withheld {
     /// When it was last seen to withhold memory.
     amount: Bytes,
     /// Since when it does so; `None`: it does not.
     since: Option<Time>,
-    /// What it held before this daemon took anything.
+    /// Memory that it held before this daemon took anything.
     held_before: Option<Bytes>,
     /// Until when the VM is left alone.
     until: Option<Time>,

@@ -41,7 +41,7 @@ fn a_dimm_is_its_guests_and_nothing_is_asked_of_the_balloon() {
 }
 
 #[test]
-fn memory_of_other_devices_is_believed_in_statistics_and_is_nobodys_surplus() {
+fn memory_of_other_devices_is_believed_in_statistics_and_is_no_surplus() {
     let mut world = unlimited().vm("a", 384, 100);
     world.tell("a").total = Some(Bytes::mib(600));
     let doubts = |world: &mut World| {
@@ -81,7 +81,7 @@ fn ram_that_the_host_cannot_see_makes_its_group_no_richer() {
 }
 
 #[test]
-fn a_balloon_that_is_moved_by_somebody_else_is_noticed_though_nothing_was_asked_of_it() {
+fn a_balloon_that_is_moved_by_another_program_is_noticed_though_nothing_was_asked_of_it() {
     let mut world = World::new(Policy::Demand, Some(1024)).vm("a", 128, 20).vm("b", 128, 20);
     let others = |plan: &model::Plan| {
         let refusals = &plan.vms[&"a".into()].refusals;

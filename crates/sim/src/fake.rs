@@ -43,7 +43,7 @@ pub enum Nature {
     PinnedMemory,
     /// Its QEMU is in a cgroup whose limit the kernel enforces.
     Confined {
-        /// What it and its guest may occupy.
+        /// Memory that it and its guest may occupy.
         limit: Bytes,
     },
     /// It has no swap: a working set beyond its memory kills its programs.

@@ -51,7 +51,7 @@ const REMEMBERED: usize = 60;
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
 
-/// What QEMU occupies beside its guest.
+/// QEMU's memory beside its guest's.
 const OWN: Bytes = Bytes::mib(40);
 
 /// How long a killed program stays away, in seconds.
@@ -203,7 +203,7 @@ impl Guest {
         })
     }
 
-    /// What its QEMU occupies beyond the limit of its cgroup.
+    /// Memory that its QEMU occupies beyond the limit of its cgroup.
     #[must_use]
     pub fn beyond_limit(&self) -> Bytes {
         let limits = self.memory_limits().into_iter();

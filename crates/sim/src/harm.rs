@@ -23,7 +23,7 @@ const GRACE_OVER: u64 = 15;
 /// Seconds after which memory that a balloon took must be the host's, or the guest's again.
 const GRACE_LOST: u64 = 30;
 
-/// What a guest may be without in any case.
+/// Memory that a guest may be without in any case.
 const LITTLE: Bytes = Bytes::mib(30);
 
 /// How often within [`WINDOW`] memory may be taken from a guest and given back.

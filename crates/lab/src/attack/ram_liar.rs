@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 use crate::lab::LabError;
 
 /// The attack's name on the command line.
-pub(super) const NAME: &str = "ram-liar";
-/// What it says it has.
+pub(super) const NAME: &str = "ram_liar";
+/// The RAM that it says it has.
 const RAM: u64 = 1 << 40;
-/// What its balloon is said to leave its guest.
+/// The memory that its balloon is said to leave its guest.
 const BALLOON: u64 = 128 << 20;
-/// What the program is called.
+/// The program's name.
 const QEMU: &str = "qemu-system-x86_64";
 
 /// Serves QMP at the path that is the first argument, until the process is ended.

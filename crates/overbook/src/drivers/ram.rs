@@ -25,7 +25,7 @@ pub(super) struct Ram {
     pub(super) reach: Bytes,
     /// DIMMs among it that were plugged while the guest ran.
     pub(super) hotplugged: Bytes,
-    /// What all other memory devices hold.
+    /// Memory of all other memory devices.
     pub(super) devices: Bytes,
 }
 
@@ -62,7 +62,7 @@ pub(super) async fn with_balloon(client: &mut Client) -> Result<(Ram, Bytes), Qm
     Ok((ram_in(&before, devices.as_ref().ok())?, balloon))
 }
 
-/// The same in QEMU's answers. Plugged memory of which nobody says that it is a DIMM is none.
+/// The same in QEMU's answers. Plugged memory that no answer calls a DIMM is none.
 pub(super) fn ram_in(summary: &Value, devices: Option<&Value>) -> Result<Ram, QmpError> {
     let field = |name| summary.get(name).and_then(Value::as_u64).map(Bytes);
     let base = field("base-memory").filter(|base| !base.is_zero()).ok_or_else(|| {

@@ -48,7 +48,7 @@ pub(super) struct Session<'a> {
     undo: UndoRecord,
     /// The balloon's path in QEMU's tree.
     device: Option<String>,
-    /// What QEMU says of its memory, as it was last asked.
+    /// Memory that QEMU says it has, as it was last asked.
     ram: Ram,
     meter: Option<Meter>,
     dating: Dating,

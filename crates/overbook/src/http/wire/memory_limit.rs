@@ -13,7 +13,7 @@ pub struct MemoryLimitStatus {
     pub file: String,
     /// No more than this.
     pub limit_bytes: u64,
-    /// What all processes there occupy, without the cache of files.
+    /// Memory that all processes there occupy, without the cache of files.
     pub used_bytes: u64,
 }
 
