@@ -25,6 +25,7 @@ mod gap;
 mod histogram;
 mod intact;
 mod memory;
+mod oom;
 mod pace;
 mod program;
 mod report;

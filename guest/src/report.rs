@@ -4,7 +4,8 @@
 //! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
 //! before; in the final one, the whole run. A field that means nothing for the workload (or no
 //! operation ended in that second) is absent. `swap_kb` is what of the whole guest lies in swap
-//! only, which nobody can see from outside; it is absent where there is no swap.
+//! only, which nobody can see from outside; it is absent where there is no swap. `oom_kills` counts
+//! the programs that the guest's kernel has killed for want of memory since it booted.
 //!
 //! At the end the worker gets two seconds to come to its next check; then the final line is written
 //! without it. A closed standard output ends the program; any other write error is told once on
@@ -20,8 +21,8 @@ use serde::Serialize;
 use crate::error::WorkError;
 use crate::histogram::Snapshot;
 use crate::run::Shared;
-use crate::swap;
 use crate::workloads::Timing;
+use crate::{oom, swap};
 
 const PERIOD: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(2);
@@ -83,6 +84,8 @@ struct Line {
     gap_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     swap_kb: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    oom_kills: Option<u64>,
     /// 16 hexadecimal digits: a JSON number would lose bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     checksum: Option<String>,
@@ -195,6 +198,7 @@ impl<W: Write> Reporter<W> {
             census: shared.census.get(),
             gap_ms: shared.gap.take_ms(now),
             swap_kb: swap::in_use_kb(),
+            oom_kills: oom::kills(),
             checksum: shared.checksum.get().map(|sum| format!("{sum:016x}")),
             timing: shared.timing.get().cloned(),
         };

@@ -38,10 +38,19 @@ impl Rng {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 
+    /// Uniform in `0.0..1.0`.
+    fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+
+    /// Uniform between the two.
+    pub(crate) fn between(&mut self, (low, high): (f64, f64)) -> f64 {
+        low + (high - low) * self.unit()
+    }
+
     /// Exponential with mean 1: the time between two arrivals of a Poisson process.
     pub(crate) fn exponential(&mut self) -> f64 {
-        let unit = (self.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
-        -(1.0 - unit).ln()
+        -(1.0 - self.unit()).ln()
     }
 }
 

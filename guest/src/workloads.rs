@@ -3,6 +3,7 @@
 //! Each file holds the workload's options and `fn run(&Options, &mut Worker) -> Result<(),
 //! WorkError>`, which works until it is done or [`Worker::proceed`] says stop.
 
+mod bursts;
 mod copies;
 mod data;
 mod fileio;
@@ -43,6 +44,8 @@ pub(crate) enum Workload {
     RandomArray(random_array::Options),
     /// Touch memory at a given pace, hold it, free it; ops = MB touched
     Memhog(memhog::Options),
+    /// Programs that take memory at very different paces and end; ops = programs
+    Bursts(bursts::Options),
     /// Hold memory of which a part is the same in other guests, and touch it; ops = words
     Copies(copies::Options),
     /// Hold pages that other guests hold, and time one write to each; ops = writes
@@ -99,6 +102,7 @@ impl Workload {
         match self {
             Self::RandomArray(_) => "random-array",
             Self::Memhog(_) => "memhog",
+            Self::Bursts(_) => "bursts",
             Self::Copies(_) => "copies",
             Self::Probe(_) => "probe",
             Self::Sort(_) => "sort",
@@ -130,6 +134,7 @@ impl Workload {
         match self {
             Self::RandomArray(options) => random_array::run(options, worker),
             Self::Memhog(options) => memhog::run(options, worker),
+            Self::Bursts(options) => bursts::run(options, worker),
             Self::Copies(options) => copies::run(options, worker),
             Self::Probe(options) => probe::run(options, worker),
             Self::Sort(options) => sort::run(options, worker),

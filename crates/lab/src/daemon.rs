@@ -15,12 +15,15 @@ use policy::Case;
 use sys::process::{Identity, Signal, Spawn};
 
 use crate::inside;
-use crate::lab::{Lab, LabError};
+use crate::lab::{Lab, LabError, Machine};
 
 /// The helper's name in the lab.
 const NAME: &str = "daemon";
 /// How long it may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(10);
+
+/// Guests of this group are in none of the daemon's: it watches them, and leaves them alone.
+pub const OUTSIDE: &str = "outside";
 
 /// What it is told about all groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +62,7 @@ impl From<Mode> for Settings {
 pub struct Overbooked {
     /// What each pays for.
     pub budget: Bytes,
-    /// Tables of pages that their VMs share.
+    /// Tables of pages that their VMs share, if there are any.
     pub tables: Vec<PathBuf>,
 }
 
@@ -224,8 +227,7 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
     );
     let mut groups: BTreeMap<&str, (Vec<String>, Bytes)> = BTreeMap::new();
     let size = |size: Bytes| format!("\"{}KiB\"", size.0 / 1024);
-    for machine in lab.machines() {
-        let spec = machine.spec();
+    for spec in lab.machines().iter().map(Machine::spec).filter(|spec| spec.group != OUTSIDE) {
         let (vms, budget) = groups.entry(&spec.group).or_default();
         vms.push(format!("{:?}", spec.name));
         *budget = budget.plus(spec.memory_base);
@@ -256,7 +258,10 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
         );
         if let Some(Overbooked { budget, tables }) = overbooked {
             let budget = size(*budget);
-            let _ = writeln!(text, "budget = {budget}\nstatic = {tables:?}");
+            let _ = writeln!(text, "budget = {budget}");
+            if !tables.is_empty() {
+                let _ = writeln!(text, "static = {tables:?}");
+            }
         } else if settings.guaranteed.is_some() {
             let _ = writeln!(text, "budget = {}", size(budget));
         }

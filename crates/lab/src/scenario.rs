@@ -58,6 +58,7 @@ mod smd_fig12;
 mod smd_fig2;
 mod smd_saved;
 mod smd_soak;
+mod starve;
 mod truth;
 mod worker_kill;
 
@@ -190,6 +191,7 @@ pub const SCENARIOS: &[Scenario] = &[
     smd_fig12::SCENARIO,
     smd_saved::SCENARIO,
     smd_soak::SCENARIO,
+    starve::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
     readings::SCENARIO,

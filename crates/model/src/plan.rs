@@ -19,6 +19,9 @@ pub struct Plan {
     pub mode: Mode,
     /// Each group's memory.
     pub groups: BTreeMap<GroupName, Ledger>,
+    /// Groups that stay over their budget, with why.
+    #[serde(default)]
+    pub over: BTreeMap<GroupName, Reason>,
     /// What groups lend, by lender; a loan of nothing has just ended.
     #[serde(default)]
     pub loans: BTreeMap<GroupName, Loan>,

@@ -51,6 +51,22 @@ pub enum Reason {
         /// Its base.
         base: Bytes,
     },
+    /// A guest without swap takes memory faster than what was left to it allows.
+    #[error(
+        "it is not known to have swap, has {available} available, and needs {margin}: what was taken from it comes back"
+    )]
+    Returned {
+        /// By the guest's own estimate.
+        available: Bytes,
+        /// What it keeps available.
+        margin: Bytes,
+    },
+    /// A guest's kernel has killed a program.
+    #[error("{sign}: its base and what was taken from it come back at once")]
+    KilledGiveBack {
+        /// What shows it.
+        sign: KillSign,
+    },
     /// From now on the host pages out what the VM does not touch.
     #[error("the host pages out what it does not touch from now on; its balloon is deflated")]
     Paged,
@@ -391,11 +407,46 @@ pub enum Reason {
         /// What shows it.
         pressure: Pressure,
     },
-    /// A guest without swap keeps what it uses.
-    #[error("it is not known to have swap, and can spare {free}: no more than that can be taken")]
+    /// A guest without swap keeps what it uses, and what it may come to use.
+    #[error(
+        "it is not known to have swap: of the {lasting} that it left unused for a minute, and the {available} available, it keeps {margin}"
+    )]
     Swapless {
-        /// What it has free beyond its safety margin.
-        free: Bytes,
+        /// Left free for as long as that counts.
+        #[serde(default)]
+        lasting: Bytes,
+        /// By the guest's own estimate.
+        #[serde(default)]
+        available: Bytes,
+        /// What it keeps available.
+        #[serde(default)]
+        margin: Bytes,
+    },
+    /// Nothing lasting is known of a guest without swap yet.
+    #[error(
+        "it is not known to have swap and has been watched for {ago} only: what it left unused for {needed} can be taken"
+    )]
+    NotWatched {
+        /// Since its statistics came without a gap.
+        ago: Millis,
+        /// How long they must.
+        needed: Millis,
+    },
+    /// A guest's kernel has killed a program.
+    #[error("{sign}: nothing is taken from it for {wait}")]
+    Killed {
+        /// What shows it.
+        sign: KillSign,
+        /// Until memory may be taken from it again.
+        wait: Millis,
+    },
+    /// A group occupies more than its budget, and its VMs need what they have.
+    #[error(
+        "the group is {deficit} over its budget and stays so: its VMs need what they have, and nothing more is taken"
+    )]
+    StaysOver {
+        /// How much over.
+        deficit: Bytes,
     },
     /// The guest has no idle memory.
     #[error("it uses what it has: {free} free, of which {margin} stay with it")]
@@ -550,6 +601,32 @@ pub enum Pressure {
     LowAvailable {
         /// By the guest's own estimate.
         available: Bytes,
+    },
+}
+
+/// A sign that a guest's kernel has killed a program for want of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case", tag = "sign")]
+pub enum KillSign {
+    /// Its kernel counts it.
+    #[error("its kernel has killed {kills} programs for want of memory since it booted")]
+    Counted {
+        /// So far.
+        kills: u64,
+    },
+    /// Its driver has deflated the balloon by itself (`deflate-on-oom`).
+    #[error("its kernel took {taken} back out of its balloon rather than kill a program")]
+    TookBack {
+        /// How much.
+        taken: Bytes,
+    },
+    /// A kernel that does not tell its count.
+    #[error(
+        "it had almost nothing left and {freed} became free at once, as when its kernel kills a program"
+    )]
+    Jumped {
+        /// How much.
+        freed: Bytes,
     },
 }
 

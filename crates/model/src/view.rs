@@ -104,6 +104,10 @@ pub struct VmView {
     /// The balloon's size as the device reports it: what the guest may use. `None`: no balloon
     /// device, or a guest without its driver (see [`VmView::limits`]).
     pub balloon: Option<Reading<Bytes>>,
+    /// Whether the guest's driver takes memory back by itself before its kernel kills a program
+    /// (`deflate-on-oom`); `None`: not known, or no balloon device.
+    #[serde(default)]
+    pub deflates_on_oom: Option<bool>,
     /// The guest's own statistics; hostile input until the policy has checked them.
     pub stats: Option<Reading<GuestStats>>,
     /// Physical memory that the guest occupies on the host, page tables and its part of the group's
@@ -160,6 +164,7 @@ impl VmView {
             hotplugged: Bytes::ZERO,
             devices: Bytes::ZERO,
             balloon: None,
+            deflates_on_oom: None,
             stats: None,
             used: None,
             own: None,
@@ -264,6 +269,9 @@ pub struct GuestStats {
     pub major_faults: Option<u64>,
     /// Page faults that needed none, since boot.
     pub minor_faults: Option<u64>,
+    /// Programs killed for want of memory since boot.
+    #[serde(default)]
+    pub oom_kills: Option<u64>,
 }
 
 /// What one disk has moved since QEMU opened it. Counted by QEMU, so no guest can falsify it.

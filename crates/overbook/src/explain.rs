@@ -137,6 +137,10 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
         let devices = view.devices;
         lines.push(("Other memory", format!("{devices} of devices that its balloon cannot reach")));
     }
+    if view.deflates_on_oom == Some(true) {
+        let words = "its guest takes memory back by itself before its kernel kills a program";
+        lines.push(("Balloon", words.to_owned()));
+    }
     if let Some(used) = view.used {
         lines.push(("Host counts", format!("{} occupied by it", used.value)));
     }

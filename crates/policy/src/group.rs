@@ -13,7 +13,7 @@ use crate::{
     member::Member,
     memory::GroupBalance,
     reprovision::{self, Shares, Standing},
-    revoke, tuning,
+    returning, revoke, tuning,
 };
 
 /// A group in a tick.
@@ -25,12 +25,14 @@ pub(crate) struct Group<'a> {
     /// When somebody was last short of memory that the group did not have, for all that is known.
     pub(crate) unmet_at: Time,
     pub(crate) balance: GroupBalance,
+    /// Set when it stays over its budget, with why.
+    pub(crate) over: Option<Reason>,
 }
 
 impl<'a> Group<'a> {
     pub(crate) fn new(spec: &'a GroupSpec, members: Vec<Member>, unmet_at: Time) -> Self {
         let ledger = ledger::draw_up(spec.budget, &members);
-        Self { spec, members, ledger, unmet_at, balance: GroupBalance::default() }
+        Self { spec, members, ledger, unmet_at, balance: GroupBalance::default(), over: None }
     }
 
     /// How it stands towards lending, as long as it has neither lent nor borrowed.
@@ -56,6 +58,7 @@ impl<'a> Group<'a> {
         self.withdraw_from_the_stuck(rules, now);
         self.return_what_is_withheld(rules, now);
         self.give_back_on_stress(rules, now);
+        returning::give_back(&mut self.members, host, rules, now);
         self.take_above_max(rules, now);
         self.take_above_ceilings(ceilings, rules, now);
         if let Some(reason) = host.short.clone() {
@@ -70,6 +73,7 @@ impl<'a> Group<'a> {
             self.reprovision(returning, host, rules, now);
             self.restore_base(now);
             self.page_out_ahead(rules, now);
+            self.say_that_it_stays_over(returning);
         }
         self.stay_below_ceilings(ceilings);
         for member in &mut self.members {
@@ -132,6 +136,30 @@ impl<'a> Group<'a> {
                 member.give(base, reason);
             }
         }
+    }
+
+    /// Where nothing is on its way back although the group is over its budget, nor will be soon,
+    /// its operator is to know.
+    fn say_that_it_stays_over(&mut self, returning: Bytes) {
+        let deficit = self.ledger.deficit;
+        let is_soon = |reason: &Reason| {
+            matches!(
+                reason,
+                Reason::InFlight { .. } | Reason::NotWatched { .. } | Reason::Grace { .. }
+            )
+        };
+        let gives = |member: &Member| {
+            member.change.as_ref().is_some_and(|change| change.is_take)
+                || member.refusals.iter().any(is_soon)
+        };
+        if deficit < tuning::STEP_MIN || !returning.is_zero() || self.members.iter().any(gives) {
+            return;
+        }
+        let reason = Reason::StaysOver { deficit };
+        for member in self.members.iter_mut().filter(|m| !m.grant().is_zero()) {
+            member.refuse(reason.clone());
+        }
+        self.over = Some(reason);
     }
 
     fn take_above_max(&mut self, rules: Rules, now: Time) {

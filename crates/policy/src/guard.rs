@@ -1,17 +1,25 @@
 //! The one gate through which memory is taken from a VM. It holds the safety rules.
 //!
 //! The gate answers how low a VM's target may go now, or why it may not go down at all. Rules that
-//! protect a guest's correctness (fresh and plausible statistics, `min`, swapless guests,
-//! migration) hold for every purpose. Rules that protect its comfort (pressure, calm, back-off)
-//! bend only when the group is over its budget or the host is short, because then leaving the
-//! memory where it is would take it from a neighbour who has paid for it; and even then the
-//! cheapest memory goes first.
+//! protect a guest's correctness (fresh and plausible statistics, `min`, migration, no kill of
+//! late) hold for every purpose.
+//!
+//! **A guest without swap** dies where others wait, so everything holds for it whatever memory is
+//! taken for: calm, back-off, its margin, its base. It gives what it has left free for long, in
+//! small steps, and each step waits for statistics that were made after the one before had arrived.
+//!
+//! **A guest with swap** keeps its margin and its comfort (pressure, calm, back-off) too, but when
+//! its group is over its budget or the host is short, its grants come back all the same: to leave
+//! them would take memory from somebody who has paid for it, above all from a group that has lent
+//! it. It then swaps as it would without its grants. A guest that has next to nothing available and
+//! does not swap has nowhere to put what it uses, whatever the configuration says of it: nothing is
+//! taken from it.
 
-use model::{Bytes, Reason, Time};
+use model::{Bytes, Reason, Time, reason::Pressure};
 
 use crate::{
     Rule, Rules,
-    member::{Member, margin},
+    member::{Keeps, Member},
     memory::Asked,
     tuning,
 };
@@ -73,13 +81,19 @@ pub(crate) fn lowest_target(
     if let Some(reason) = withheld {
         return Err(reason);
     }
+    if let Some(killed) = member.memory.recovers_from(now) {
+        return Err(Reason::Killed { sign: killed.sign, wait: killed.until.since(now) });
+    }
     if member.memory.asked.as_ref().is_some_and(|asked| asked.is_take && !asked.reached) {
         return Err(Reason::InFlight { target: member.target });
     }
     let guest = member.guest.as_ref().map_err(Clone::clone)?;
     let is_above_base = member.target > member.limits.base;
+    let keeps_what_it_uses = !member.has_swap && rules.has(Rule::Swapless);
     let mut wanted = wanted;
-    if purpose == Purpose::Balance && is_above_base {
+    if keeps_what_it_uses {
+        is_comfortable(member, rules, now)?;
+    } else if purpose == Purpose::Balance && is_above_base {
         let ago = now.since(member.memory.seen_at);
         if rules.has(Rule::Calm) && ago < tuning::CALM {
             return Err(Reason::NotCalm { ago, needed: tuning::CALM });
@@ -94,13 +108,16 @@ pub(crate) fn lowest_target(
         }
     } else if !purpose.bends_comfort() {
         is_comfortable(member, rules, now)?;
+    } else if let Some(pressure @ Pressure::LowAvailable { .. }) = guest.pressure
+        && guest.demand == guest.pressure
+        && rules.has(Rule::Pressure)
+    {
+        return Err(Reason::UnderPressure { pressure });
     }
 
     let floor = match purpose {
         // A guest that wakes without swap dies before its memory is back: it keeps its base.
-        Purpose::Idle | Purpose::Balance if !member.has_swap && rules.has(Rule::Swapless) => {
-            member.limits.base
-        }
+        Purpose::Idle | Purpose::Balance if keeps_what_it_uses => member.limits.base,
         Purpose::Balance if is_above_base => member.limits.base,
         Purpose::Idle | Purpose::Balance if rules.has(Rule::Minimum) => member.limits.min,
         Purpose::Idle | Purpose::Balance => Bytes::ZERO,
@@ -111,15 +128,25 @@ pub(crate) fn lowest_target(
     if above_floor < tuning::STEP_MIN {
         return Err(Reason::AtFloor { floor });
     }
+    if keeps_what_it_uses {
+        is_watched(member)?;
+    }
     let mut amount = wanted.min(above_floor);
     // Paging takes small steps by itself, and no guest stands still for them.
     let is_gentle = member.is_paged && purpose == Purpose::Balance;
     if rules.has(Rule::InflationCap) && !is_gentle {
-        amount = amount.min(tuning::UNIT.max(member.target.percent(purpose.step_percent())));
+        let percent = purpose.step_percent();
+        let is_small = keeps_what_it_uses && rules.has(Rule::Margin);
+        let percent = if is_small { percent.min(tuning::SWAPLESS_STEP_PERCENT) } else { percent };
+        amount = amount.min(tuning::UNIT.max(member.target.percent(percent)));
     }
-    let keeps_what_it_uses = !member.has_swap && rules.has(Rule::Swapless);
+    let Keeps { margin, free: lasting, .. } = member.keeps;
+    let available = guest.available;
     if purpose == Purpose::Idle || keeps_what_it_uses {
-        let before_the_last_step = |asked: &Asked| asked.is_take && guest.at <= asked.said_at;
+        let before_the_last_step = |asked: &Asked| {
+            let arrived = if keeps_what_it_uses { asked.arrived_at } else { None };
+            asked.is_take && guest.at <= arrived.unwrap_or(asked.said_at)
+        };
         // What it had free then is not free twice.
         if member.memory.asked.as_ref().is_some_and(before_the_last_step) {
             return Err(Reason::InFlight { target: member.target });
@@ -127,13 +154,23 @@ pub(crate) fn lowest_target(
         amount = amount.min(member.spare());
         if amount < tuning::STEP_MIN {
             return Err(if keeps_what_it_uses {
-                Reason::Swapless { free: member.spare() }
+                Reason::Swapless { lasting, available, margin }
             } else {
-                Reason::NothingIdle { free: guest.free, margin: margin(guest) }
+                Reason::NothingIdle { free: guest.free, margin }
             });
+        }
+    } else if purpose == Purpose::Share && !member.is_paged && rules.has(Rule::Margin) {
+        amount = amount.min(available.minus(margin));
+        if amount < tuning::STEP_MIN {
+            return Err(Reason::NothingIdle { free: available, margin });
         }
     }
     Ok(member.target.minus(amount).floor_mib().max(floor))
+}
+
+fn is_watched(member: &Member) -> Result<(), Reason> {
+    let needed = tuning::LASTING;
+    member.keeps.unwatched.map_or(Ok(()), |ago| Err(Reason::NotWatched { ago, needed }))
 }
 
 fn is_comfortable(member: &Member, rules: Rules, now: Time) -> Result<(), Reason> {

@@ -7,10 +7,12 @@
 //!
 //! One tick, for each group by itself:
 //!
-//! 1. [`member`]: believe or doubt each guest's statistics, see how its balloon follows.
+//! 1. [`member`]: believe or doubt each guest's statistics, see how its balloon follows, and how
+//!    fast it takes memory ([`allocation`]).
 //! 2. [`ledger`]: budget, used, promised, surplus, deficit, in physical bytes.
 //! 3. [`lending`]: between groups that consent, what one leaves idle serves one that is short.
-//! 4. Safety first: a guest under pressure below its base gets all of it back at once.
+//! 4. Safety first: a guest under pressure below its base gets all of it back at once, and one
+//!    without swap what was taken from it and it turns out to need ([`returning`]).
 //! 5. A host short of memory, or a group over its budget, takes grants back ([`revoke`]).
 //! 6. Otherwise the group's policy hands out the surplus ([`reprovision`]), and idle memory is
 //!    taken from those who leave it unused, if somebody is short ([`idle`]); or memory goes where
@@ -31,6 +33,7 @@
 //! Architecture invariant: no clock, file, socket, thread or random number here; groups that do not
 //! both consent to lending meet only in the host's headroom, never in each other's ledgers.
 
+mod allocation;
 mod balancing;
 mod cache;
 mod case;
@@ -52,6 +55,7 @@ pub mod optimum;
 pub mod overload;
 mod reclaim;
 mod reprovision;
+mod returning;
 mod revoke;
 mod rules;
 pub mod scan_rate;

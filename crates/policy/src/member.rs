@@ -4,8 +4,8 @@
 //! step leaves it alone. So the order of the steps in [`crate::group`] is the order of precedence.
 
 use model::{
-    Bytes, Cold, FreePages, Link, Migration, Reading, Reason, Time, Tracking, VmLimits, VmName,
-    VmView,
+    Bytes, Cold, FreePages, Link, Migration, Millis, Reading, Reason, Time, Tracking, VmLimits,
+    VmName, VmView,
     reason::Pressure,
     spec::{ShareSpec, VmSpec},
     view::{Mechanism, MemoryLimit},
@@ -14,7 +14,7 @@ use model::{
 use crate::{
     Rule, Rules, cold,
     memory::{Merging, VmMemory},
-    statistics::{self, Guest},
+    statistics::{self, Guest, Known},
     tuning,
 };
 
@@ -24,6 +24,8 @@ pub(crate) struct Member {
     pub(crate) name: VmName,
     pub(crate) limits: VmLimits,
     pub(crate) has_swap: bool,
+    /// The memory that it keeps in any case.
+    pub(crate) keeps: Keeps,
     /// Whether the host pages out what it does not touch; else memory leaves it by its balloon.
     pub(crate) is_paged: bool,
     /// Where its memory is, if it is paged and that is known.
@@ -66,6 +68,22 @@ pub(crate) struct Member {
     pub(crate) refusals: Vec<Reason>,
 }
 
+/// The memory that a guest keeps in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Keeps {
+    /// So much stays available.
+    pub(crate) margin: Bytes,
+    /// With less than this available it needs back what was taken from it: less than the margin, so
+    /// that noise in its statistics moves no memory to and fro.
+    pub(crate) needs: Bytes,
+    /// The most that it has to give: what it has free, or has had free for long.
+    pub(crate) free: Bytes,
+    /// How much of that is nobody's but its own.
+    pub(crate) of_free: Bytes,
+    /// For how long it has been watched, if that is not long enough to take anything.
+    pub(crate) unwatched: Option<Millis>,
+}
+
 /// What holds for a VM by configuration and host.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
@@ -105,12 +123,15 @@ impl Member {
         memory.note_ram(view.ram);
         let says_paging = memory.note_paging(pages_out, view, now);
         let is_paged = memory.resident.is_some();
+        let has_swap = |memory: &VmMemory| spec.swap.unwrap_or(memory.has_swapped());
         let guest = if is_paged {
             cold::guest(view.cold, now)
         } else {
             let most = view.ram.plus(view.devices);
-            statistics::believe(view.stats, most, &mut memory, rules, now)
+            let known = Known { most, held: held(view), has_swap: has_swap(&memory) };
+            statistics::believe(view.stats, known, &mut memory, rules, now)
         };
+        let has_swap = is_paged || has_swap(&memory);
         match &guest {
             Ok(guest) if guest.pressure.is_none() => memory.note_calm(now),
             Ok(_) | Err(_) => memory.note_trouble(now),
@@ -133,6 +154,9 @@ impl Member {
             memory.follow_paging(actual, view.ram);
         } else if blocked.is_none() {
             memory.follow(actual, view.ram, now);
+            if view.deflates_on_oom == Some(true) {
+                memory.note_own_deflation(now);
+            }
         } else {
             memory.excuse(now);
         }
@@ -155,10 +179,14 @@ impl Member {
         let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);
         let mut free_pages = free.filter(can_give).map(|free| free.value).unwrap_or_default();
         free_pages.lazy = free_pages.lazy.min(free_pages.freed);
+        let keeps = guest.as_ref().map_or(Keeps::default(), |guest| {
+            keeps(guest, &memory, is_paged, has_swap, rules, now)
+        });
         let mut member = Self {
             name: name.clone(),
             limits,
-            has_swap: is_paged || spec.swap.unwrap_or(memory.has_swapped()),
+            has_swap,
+            keeps,
             cold: out,
             is_paged,
             actual,
@@ -239,7 +267,10 @@ impl Member {
 
     /// What its guest has free beyond the margin that it keeps in any case.
     pub(crate) fn spare(&self) -> Bytes {
-        self.guest.as_ref().map_or(Bytes::ZERO, |guest| guest.free.minus(margin(guest)))
+        let Ok(guest) = &self.guest else { return Bytes::ZERO };
+        let Keeps { margin, free, of_free, unwatched, .. } = self.keeps;
+        let spare = free.minus(of_free).min(guest.available.minus(margin));
+        if unwatched.is_some() { Bytes::ZERO } else { spare }
     }
 
     /// Whether its group's balance decides over all of its memory.
@@ -354,9 +385,39 @@ fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes
     counted.map_or(base.min(most), |used| base.plus(beyond(used.value)))
 }
 
-/// What a guest keeps free in any case.
-pub(crate) fn margin(guest: &Guest) -> Bytes {
-    guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN)
+/// The memory that `guest` keeps in any case.
+fn keeps(
+    guest: &Guest,
+    memory: &VmMemory,
+    is_paged: bool,
+    has_swap: bool,
+    rules: Rules,
+    now: Time,
+) -> Keeps {
+    let least = guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN);
+    // What the host pages out is not missing: the guest has all its RAM to allocate from.
+    if is_paged || !rules.has(Rule::Margin) {
+        return Keeps { margin: least, free: guest.free, of_free: least, ..Keeps::default() };
+    }
+    let allocation = &memory.allocation;
+    let surge = |now| allocation.surge(has_swap, memory.seen_at, guest.at, now);
+    if has_swap {
+        let margin = least.max(surge(now));
+        return Keeps { margin, free: guest.free, of_free: margin, ..Keeps::default() };
+    }
+    let room = least.plus(allocation.used_before(has_swap, now));
+    let (margin, needs) = (surge(now).max(room), surge(guest.at).max(room));
+    let lasting = allocation.lasting(now);
+    let free = lasting.unwrap_or_default().min(guest.free);
+    let needs = needs.percent(tuning::NEEDS_PERCENT);
+    Keeps { margin, needs, free, of_free: least, unwatched: lasting.err() }
+}
+
+/// Memory that the balloon holds and that the guest's statistics still count: Linux takes it off
+/// the total only where the balloon does not deflate by itself.
+fn held(view: &VmView) -> Bytes {
+    let balloon = view.balloon.filter(|_| view.deflates_on_oom == Some(true));
+    balloon.map_or(Bytes::ZERO, |balloon| view.ram.minus(balloon.value))
 }
 
 fn blocked(view: &VmView, is_paged: bool, rules: Rules, now: Time) -> Option<Reason> {

@@ -7,11 +7,14 @@ use std::collections::BTreeMap;
 
 use model::{
     Bytes, Dedup, FreePages, GroupName, Learned, Millis, PagesPerMs, Reading, Reason, Time, VmName,
-    VmView, plan::Outcome,
+    VmView, plan::Outcome, reason::KillSign,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{lending, overload, reprovision::balance::worth::Curves, tuning, withheld::Withheld};
+use crate::{
+    allocation::Allocation, lending, overload, reprovision::balance::worth::Curves, tuning,
+    withheld::Withheld,
+};
 
 /// Everything remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -76,6 +79,15 @@ pub(crate) struct VmMemory {
     #[serde(default)]
     pub(crate) overload: overload::Watch,
     pub(crate) counters: Option<Reading<Counters>>,
+    /// How it takes memory.
+    #[serde(default)]
+    pub(crate) allocation: Allocation,
+    /// The last kill in it, for as long as it counts.
+    #[serde(default)]
+    pub(crate) killed: Option<Killed>,
+    /// Its size before memory was taken from it by its balloon, until it has that again.
+    #[serde(default)]
+    pub(crate) had: Option<Bytes>,
     /// Swapped in per second, at the latest reading.
     pub(crate) swap_in: Bytes,
     /// Swapped in and out per second, at the latest reading.
@@ -196,6 +208,19 @@ pub(crate) struct Counters {
     pub(crate) swap_in: Bytes,
     pub(crate) swap_out: Bytes,
     pub(crate) minor_faults: u64,
+    #[serde(default)]
+    pub(crate) kills: Option<u64>,
+}
+
+/// A guest's kernel has killed a program.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Killed {
+    pub(crate) sign: KillSign,
+    /// How often so far.
+    pub(crate) times: u32,
+    pub(crate) at: Time,
+    /// Nothing is taken until then.
+    pub(crate) until: Time,
 }
 
 /// What is merged of a VM per second, and of what was merged, written again.
@@ -218,6 +243,9 @@ pub(crate) struct Asked {
     /// Where it stood then.
     pub(crate) stood_at: Bytes,
     pub(crate) reached: bool,
+    /// When it was first seen to have reached its target.
+    #[serde(default)]
+    pub(crate) arrived_at: Option<Time>,
 }
 
 /// A balloon that did not follow.
@@ -255,6 +283,7 @@ impl VmMemory {
             moved(&mut asked.stood_at);
         }
         self.resident.iter_mut().for_each(moved);
+        self.had.iter_mut().for_each(moved);
         self.stuck.iter_mut().for_each(|stuck| moved(&mut stuck.wanted));
         if let Some(others) = &mut self.moved_by_others {
             moved(&mut others.actual);
@@ -317,6 +346,7 @@ impl VmMemory {
             self.asked = None;
         } else if is_near {
             asked.reached = true;
+            asked.arrived_at.get_or_insert(now);
             asked.moved_at = now;
             self.stuck = None;
         } else if asked.reached {
@@ -435,6 +465,39 @@ impl VmMemory {
         }
     }
 
+    /// Notes that the guest's kernel has killed a program; the more often, the longer it counts.
+    pub(crate) fn note_kill(&mut self, sign: KillSign, now: Time) {
+        let before = self.killed.filter(|killed| now.since(killed.at) <= tuning::KILLED_MAX);
+        let times = before.map_or(0, |killed| killed.times) + 1;
+        let pause = doubled(tuning::KILLED_FIRST, times, tuning::KILLED_MAX);
+        self.killed = Some(Killed { sign, times, at: now, until: now.after(pause) });
+        self.note_trouble(now);
+    }
+
+    /// A balloon that grew smaller unasked was deflated by the guest's kernel, if it may do that:
+    /// nobody else has moved it, and a program was about to be killed.
+    pub(crate) fn note_own_deflation(&mut self, now: Time) {
+        if let Some(moved) = self.moved_by_others.take_if(|moved| moved.actual > moved.target) {
+            let taken = moved.actual.minus(moved.target);
+            self.note_kill(KillSign::TookBack { taken }, now);
+        }
+    }
+
+    /// The last kill, while nothing is taken for it.
+    pub(crate) fn recovers_from(&self, now: Time) -> Option<Killed> {
+        self.killed.filter(|killed| now < killed.until)
+    }
+
+    /// Notes that it is taken from while it is meant to have `size`.
+    pub(crate) fn note_take(&mut self, size: Bytes) {
+        self.had = self.had.max(Some(size));
+    }
+
+    /// Notes that it is meant to have `size` again.
+    pub(crate) fn note_return(&mut self, size: Bytes) {
+        self.had.take_if(|had| *had <= size);
+    }
+
     fn back_off(&mut self, now: Time) {
         self.failures += 1;
         let pause = doubled(tuning::BACK_OFF_FIRST, self.failures, tuning::BACK_OFF_MAX);
@@ -473,6 +536,7 @@ impl VmMemory {
             moved_at,
             stood_at,
             reached: false,
+            arrived_at: None,
         });
     }
 }

@@ -1,9 +1,11 @@
 //! Grants come back: when the group is over its budget, or the host is short.
 //!
 //! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has
-//! free, then that of calm guests, and that of a guest under pressure only when nobody holds
-//! anything else. Nothing below base is touched here: base is guaranteed. What a VM that is paged
-//! has in memory beyond its target is on its way out already.
+//! free, then that of calm guests. Of guests under pressure only those give that swap, and they
+//! come last, when nobody holds anything else: without their grants they swap more. A guest under
+//! pressure that does not swap would lose a program; [`guard`] refuses, and the group stays over
+//! its budget. Nothing below base is touched here: base is guaranteed. What a VM that is paged has
+//! in memory beyond its target is on its way out already.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 

@@ -13,8 +13,12 @@ pub enum Rule {
     PlausibleStats,
     /// No VM falls below its `min`.
     Minimum,
-    /// Nothing is taken from a guest under pressure while there is cheaper memory.
+    /// Nothing is taken from a guest under pressure while there is cheaper memory, nor at all from
+    /// one that has nowhere to put what it uses.
     Pressure,
+    /// A guest keeps available what it could take before it is helped; without swap it gives only
+    /// what it has left free for long, and gets back what it turns out to need.
+    Margin,
     /// A guest without swap keeps what it uses, and its base in any case.
     Swapless,
     /// A balloon grows by a bounded step at a time.
@@ -41,11 +45,12 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::FreshStats,
         Self::PlausibleStats,
         Self::Minimum,
         Self::Pressure,
+        Self::Margin,
         Self::Swapless,
         Self::InflationCap,
         Self::GiveBack,

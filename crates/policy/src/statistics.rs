@@ -9,11 +9,12 @@
 
 use model::{
     Bytes, GuestStats, Reading, Reason, Time,
-    reason::{Pressure, StatField},
+    reason::{KillSign, Pressure, StatField},
 };
 
 use crate::{
     Rule, Rules,
+    allocation::Sample,
     memory::{Counters, VmMemory},
     tuning,
 };
@@ -32,10 +33,20 @@ pub(crate) struct Guest {
     pub(crate) pressure: Option<Pressure>,
 }
 
-/// Believes or doubts the statistics of a guest that has `most` of memory of all kinds.
+/// The host's own knowledge of a guest, to judge its statistics by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    /// All memory that it has, of other devices too.
+    pub(crate) most: Bytes,
+    /// Memory that its balloon holds and its statistics still count as its own.
+    pub(crate) held: Bytes,
+    pub(crate) has_swap: bool,
+}
+
+/// Believes or doubts the statistics of a guest.
 pub(crate) fn believe(
     stats: Option<Reading<GuestStats>>,
-    most: Bytes,
+    known: Known,
     memory: &mut VmMemory,
     rules: Rules,
     now: Time,
@@ -50,10 +61,14 @@ pub(crate) fn believe(
     };
     let available = reading.value.available.unwrap_or(free);
     if rules.has(Rule::PlausibleStats) {
-        possible(StatField::Total, total, most)?;
+        possible(StatField::Total, total, known.most)?;
         possible(StatField::Free, free, total)?;
         possible(StatField::Available, available, total)?;
     }
+    let sample = Sample { in_use: total.minus(available.plus(known.held)), available, free };
+    let sample = Reading::new(sample, reading.at);
+    note_kills(&reading, memory.allocation.jump(sample, total), known, memory, now);
+    memory.allocation.note(sample, known.has_swap);
     note_counters(&reading, memory, now);
     if rules.has(Rule::PlausibleStats) {
         possible(StatField::Swap, memory.swap, tuning::SWAP_PER_SECOND_MAX)?;
@@ -75,6 +90,29 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
 
+/// Sees that the guest's kernel has killed a program: it counts that, or memory `jumped` free. One
+/// with swap that does not count frees much at once for other reasons.
+fn note_kills(
+    reading: &Reading<GuestStats>,
+    jumped: Option<Bytes>,
+    known: Known,
+    memory: &mut VmMemory,
+    now: Time,
+) {
+    let before = memory.counters.and_then(|counters| counters.value.kills);
+    match (before, reading.value.oom_kills) {
+        (Some(before), Some(kills)) if kills > before => {
+            memory.note_kill(KillSign::Counted { kills }, now);
+        }
+        (_, None) if !known.has_swap => {
+            if let Some(freed) = jumped {
+                memory.note_kill(KillSign::Jumped { freed }, now);
+            }
+        }
+        _ => {}
+    }
+}
+
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of
 /// one that never swapped.
 fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
@@ -83,6 +121,7 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         swap_in,
         swap_out: reading.value.swap_out.unwrap_or_default(),
         minor_faults: reading.value.minor_faults.unwrap_or_default(),
+        kills: reading.value.oom_kills,
     };
     let latest = Reading::new(counters, reading.at);
     let Some(Reading { value: before, at }) = memory.counters else {

@@ -17,6 +17,7 @@ use crate::{
     headroom::Headroom,
     ledger,
     member::{Intent, Member, Terms},
+    memory::VmMemory,
     overload::{self, Watched},
     reclaim,
     scan_rate::{self, Period},
@@ -65,6 +66,7 @@ pub fn tick_with(
             None => group.decide(&mut host, &mut ceilings, rules, now),
         }
         plan.groups.insert(name.clone(), group.ledger);
+        plan.over.extend(group.over.take().map(|reason| (name.clone(), reason)));
     }
     if !memory.paused {
         plan.caches = cache::quotas(&groups, spec, &host);
@@ -247,6 +249,9 @@ fn conclude(
             let is_calm = !member.is_pressured();
             let held = member.ram.minus(member.actual);
             member.memory.withheld.note_change(intent.is_take, held);
+            if !member.is_paged {
+                note_sizes(&mut member.memory, intent, member.target);
+            }
             remember(&mut member.memory, intent, member.actual, is_calm, now);
         }
         None => {}
@@ -275,13 +280,16 @@ fn conclude(
     memory.vms.insert(member.name, member.memory);
 }
 
-fn remember(
-    memory: &mut crate::memory::VmMemory,
-    intent: &Intent,
-    actual: Bytes,
-    is_calm: bool,
-    now: Time,
-) {
+/// Keeps in mind what it had before memory was taken from it, until it has that again.
+fn note_sizes(memory: &mut VmMemory, intent: &Intent, before: Bytes) {
+    if intent.is_take && !intent.is_repeat {
+        memory.note_take(before);
+    } else {
+        memory.note_return(intent.target);
+    }
+}
+
+fn remember(memory: &mut VmMemory, intent: &Intent, actual: Bytes, is_calm: bool, now: Time) {
     match &intent.reason {
         // The request is taken back, so there is nothing to follow.
         Reason::Uncooperative { .. } => memory.asked = None,

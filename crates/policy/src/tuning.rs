@@ -57,6 +57,47 @@ pub const MARGIN_PERCENT: u64 = 10;
 /// … and at least.
 pub const MARGIN_MIN: Bytes = Bytes::mib(12);
 
+/// From the moment that a guest's statistics show until what it is given has arrived: they come
+/// once a second, the loop runs once a second, and a balloon deflates within a second.
+pub const REACTION: Millis = Millis::secs(3);
+
+/// How fast a guest without swap may be, per second, until it has shown that it is not.
+pub const FIRST_PACE: Bytes = Bytes::mib(32);
+
+/// After so long half of a guest's fastest pace, and of the most that it had in use, is forgotten
+/// …
+pub const PACE_FADES: Millis = Millis::secs(60);
+
+/// … and of a guest without swap, whose programs die where others wait.
+pub const PACE_FADES_SWAPLESS: Millis = Millis::secs(15 * 60);
+
+/// A guest without swap gives what it has left free for so long …
+pub const LASTING: Millis = Millis::secs(60);
+
+/// … as seen in slices of this length …
+pub const LASTING_SLICE: Millis = Millis::secs(10);
+
+/// … and watched without a gap longer than this.
+pub const WATCH_GAP: Millis = Millis::secs(10);
+
+/// Memory that was taken from a guest without swap comes back when it has less available than this
+/// part of its margin, in percent.
+pub const NEEDS_PERCENT: u64 = 75;
+
+/// How much of the memory of a guest without swap one step takes, in percent (at least [`UNIT`]).
+pub const SWAPLESS_STEP_PERCENT: u64 = 2;
+
+/// Memory that becomes free at once in a guest that was short shows a kill from this share of its
+/// memory, in percent.
+pub const JUMP_PERCENT: u64 = 10;
+
+/// How long nothing is taken from a guest whose kernel has killed a program; it doubles with each
+/// further kill …
+pub const KILLED_FIRST: Millis = Millis::secs(300);
+
+/// … up to this. A guest that stays so long without one begins anew.
+pub const KILLED_MAX: Millis = Millis::secs(3600);
+
 /// How long a guest must have been calm before anything is taken for somebody else.
 pub const CALM: Millis = Millis::secs(10);
 

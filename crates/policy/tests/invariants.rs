@@ -27,6 +27,8 @@ const _: () = assert!(SAFETY + ISOLATION + REPLAY + SILENCE >= 10_000);
 struct Onlooker {
     asked: BTreeMap<VmName, (u64, Bytes)>,
     has_swapped: BTreeMap<VmName, bool>,
+    /// The most that each VM was seen to have, or was asked to, in its present life.
+    most: BTreeMap<VmName, (u64, Bytes)>,
 }
 
 impl Onlooker {
@@ -34,6 +36,11 @@ impl Onlooker {
         for (name, vm) in &view.vms {
             let swapped = vm.stats.and_then(|s| s.value.swap_out).is_some_and(|out| out.0 > 0);
             *self.has_swapped.entry(name.clone()).or_default() |= swapped;
+            let most = self.most.entry(name.clone()).or_insert((vm.incarnation, Bytes::ZERO));
+            if most.0 != vm.incarnation {
+                *most = (vm.incarnation, Bytes::ZERO);
+            }
+            most.1 = most.1.max(stands_at(vm));
         }
     }
 
@@ -41,6 +48,12 @@ impl Onlooker {
         for Action::Resize { vm, incarnation, target, .. } in plan.actions() {
             self.asked.insert(vm, (incarnation, target));
         }
+    }
+
+    /// The most that it had, or was meant to have, or its base.
+    fn most_asked(&self, name: &VmName, vm: &VmView) -> Bytes {
+        let most = self.most.get(name).map_or(Bytes::ZERO, |most| most.1);
+        most.max(self.target(name, vm))
     }
 
     /// Where a VM was last asked to stand, or stands.
@@ -108,8 +121,11 @@ impl Deed<'_> {
     fn leaves_the_swapless_alone(&self) -> TestCaseResult {
         let stats = self.vm.stats.map(|reading| reading.value).unwrap_or_default();
         let (free, total) = (stats.free.unwrap_or_default(), stats.total.unwrap_or_default());
+        let left = free.min(stats.available.unwrap_or(free));
         let margin = total.percent(10).max(Bytes::mib(8));
-        prop_assert!(self.taken() <= free.minus(margin).plus(self.slack()), "{self:?}");
+        prop_assert!(self.taken() <= left.minus(margin).plus(self.slack()), "{self:?}");
+        let step = Bytes::mib(10).max(self.asked.max(self.actual).percent(2));
+        prop_assert!(self.taken() <= step.plus(self.slack()), "{self:?}");
         prop_assert!(self.target >= self.limits.base, "{self:?}");
         Ok(())
     }
@@ -169,8 +185,16 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
             let counted = vm.used.map_or(Bytes::ZERO, |used| used.value);
             prop_assert!(target <= counted.plus(tuning::uncounted(vm.ram)), "{deed:?}");
         } else {
-            let sum = handed_out.entry(group.clone()).or_default();
-            *sum = sum.plus(deed.gift());
+            // What was taken from it is no gift: it comes back whatever its group has left.
+            let comes_back =
+                matches!(change.reason, Reason::Returned { .. } | Reason::KilledGiveBack { .. });
+            if comes_back {
+                let most = seen.most_asked(name, vm).max(limits.base);
+                prop_assert!(target <= most, "{deed:?}");
+            } else {
+                let sum = handed_out.entry(group.clone()).or_default();
+                *sum = sum.plus(deed.gift());
+            }
             let is_above_base = target > limits.base.max(actual);
             prop_assert!(!(is_above_base && is_short(view, spec, now)), "short host: {deed:?}");
             let is_new = !deed.gift().is_zero();

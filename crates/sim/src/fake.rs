@@ -48,6 +48,8 @@ pub enum Nature {
     },
     /// It has no swap: a working set beyond its memory kills its programs.
     Swapless,
+    /// Its kernel tells how many programs it has killed (Linux 6.12 does, 6.1 does not).
+    CountsKills,
     /// It is being migrated for a while.
     Migrating {
         /// The first second of it.
@@ -84,9 +86,25 @@ pub enum Load {
         /// Seconds that a burst lasts.
         busy: u64,
     },
+    /// Once in a period a program takes memory at a pace, holds it for a moment, and ends.
+    Bursts {
+        /// What there is between bursts.
+        low: Bytes,
+        /// What a burst comes to.
+        high: Bytes,
+        /// How much it takes in a second.
+        per_second: Bytes,
+        /// When the first one begins.
+        from: u64,
+        /// Seconds from burst to burst.
+        period: u64,
+    },
     /// One after the other, each for [`TURN`] seconds, again and again: as it was recorded.
     InTurn(Arc<[Bytes]>),
 }
+
+/// How long a burst holds what it has taken, in seconds.
+const BURST_HOLDS: u64 = 5;
 
 /// How long each part of a recording lasts, in seconds.
 pub const TURN: u64 = 5;
@@ -110,6 +128,16 @@ impl Load {
             Self::Oscillating { low, high, period, busy } => {
                 if second % period < *busy {
                     *high
+                } else {
+                    *low
+                }
+            }
+            Self::Bursts { low, high, per_second, from, period } => {
+                let Some(since) = second.checked_sub(*from) else { return *low };
+                let rises = high.minus(*low).0.div_ceil(per_second.0.max(1));
+                let into = since % period;
+                if into < rises + BURST_HOLDS {
+                    low.plus(Bytes(per_second.0.saturating_mul(into + 1))).min(*high)
                 } else {
                     *low
                 }
@@ -215,6 +243,20 @@ impl Fake {
         Self::new(name, Load::steady(Bytes::mib(mib)))
     }
 
+    /// A guest without swap that does next to nothing, and from second `from` on once in `period`
+    /// seconds takes up to `mib` MiB, `per_second` MiB a second.
+    pub fn bursting(
+        name: impl Into<String>,
+        mib: u64,
+        per_second: u64,
+        from: u64,
+        period: u64,
+    ) -> Self {
+        let [low, high, per_second] = [20, mib, per_second].map(Bytes::mib);
+        let bursts = Load::Bursts { low, high, per_second, from, period };
+        Self::new(name, bursts).that(Nature::Swapless)
+    }
+
     /// Its programs want `mib` MiB from `second` on.
     #[must_use]
     pub fn then(mut self, second: u64, mib: u64) -> Self {
@@ -290,6 +332,10 @@ mod tests {
         let (low, high) = (Bytes::mib(1), Bytes::mib(9));
         let load = Load::Oscillating { low, high, period: 10, busy: 3 };
         assert_eq!([0, 2, 3, 9, 10].map(|s| load.at(s)), [high, high, low, low, high]);
+        let per_second = Bytes::mib(4);
+        let load = Load::Bursts { low, high, per_second, from: 2, period: 20 };
+        let at = [1, 2, 3, 8, 9, 22].map(|s| load.at(s));
+        assert_eq!(at, [1, 5, 9, 9, 1, 5].map(Bytes::mib));
         let load = Load::InTurn([low, high].into());
         assert_eq!([0, 4, 5, 9, 10].map(|s| load.at(s)), [low, low, high, high, low]);
     }

@@ -419,6 +419,7 @@ impl Guest {
             swap_out: Some(self.swap_out),
             major_faults: Some(self.major_faults),
             minor_faults: Some(second * 100),
+            oom_kills: self.any(|nature| *nature == Nature::CountsKills).then_some(self.kills),
         };
         for nature in &self.fake.natures {
             if let Nature::LyingStats(lie) = nature {

@@ -317,6 +317,8 @@ fn has_cheaper_memory(other: &Guest, left: Bytes, guest: &Guest, spec: &Spec) ->
         && can_be_helped(other)
         && other.target == other.actual
         && !other.suffers()
+        // It may come to need that, and cannot wait.
+        && !other.any(|nature| *nature == Nature::Swapless)
         && limits_of(other, spec).is_some_and(|l| left > l.base.plus(Bytes::mib(10)))
         && unused > Bytes::mib(10)
 }

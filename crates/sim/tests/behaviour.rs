@@ -70,13 +70,13 @@ fn a_waking_guest_gets_its_memory_back_at_once_and_the_deficit_goes_soon() {
 
 #[test]
 fn a_swapless_guest_finds_its_base_when_it_wakes() {
-    let sleeper = Fake::idle("sleeper").standing_at(168).preallocated().then(60, 95);
+    let sleeper = Fake::idle("sleeper").standing_at(168).preallocated().then(1_800, 95);
     let sleeper = sleeper.that(Nature::Swapless);
     let others = (0..2).map(|i| Fake::idle(format!("{i}")).standing_at(128));
     let hungry = Fake::busy("hungry", 400).standing_at(128);
-    let run = shop(Policy::Demand, others.chain([sleeper, hungry])).run(120);
+    let run = shop(Policy::Demand, others.chain([sleeper, hungry])).run(1_900);
     assert_eq!(run.harm_report(), "");
-    assert_eq!(run.actual_mib("shop-sleeper", 59), 128, "its idle grant stayed with it");
+    assert_eq!(run.actual_mib("shop-sleeper", 1_799), 128, "its idle grant stayed with it");
 }
 
 #[test]

@@ -16,11 +16,12 @@ fn scenario(rule: Rule) -> Scenario {
         Rule::PlausibleStats => guest_with_impossible_statistics(),
         Rule::Minimum => idle_guest_beside_a_hungry_one(),
         Rule::Pressure => grant_still_being_filled_beside_one_full_of_cache(),
+        Rule::Margin => guests_without_swap_that_allocate_in_bursts(),
         Rule::Swapless => swapless_guest_at_work_in_its_grant(),
         Rule::InflationCap => large_grants_when_the_host_runs_short(),
         Rule::GiveBack => idle_guest_that_wakes_beside_a_hungry_one(),
-        Rule::Calm => swapless_guest_that_has_just_booted(),
-        Rule::BackOff => guest_with_a_burst_every_half_minute(),
+        Rule::Calm => slow_balloon_of_a_guest_that_has_just_booted(),
+        Rule::BackOff => guest_that_fills_slowly_again_and_again(),
         Rule::Migration => idle_guest_that_migrates(),
         Rule::Uncooperative => stuck_grant_beside_one_that_can_come_back(),
         Rule::TakeFirst => slow_balloons_beside_a_hungry_guest(),
@@ -70,12 +71,21 @@ fn grant_still_being_filled_beside_one_full_of_cache() -> Scenario {
 
 fn swapless_guest_at_work_in_its_grant() -> Scenario {
     shop([
-        Fake::busy("worker", 120).standing_at(178).that(Nature::Swapless),
+        Fake::busy("worker", 120).standing_at(178).then(60, 140).that(Nature::Swapless),
         Fake::busy("cached", 20).standing_at(228).caching(150),
         Fake::idle("a").standing_at(128),
         Fake::idle("sleeper").standing_at(128).then(15, 98),
         Fake::idle("sleeper2").standing_at(128).then(15, 98),
         Fake::idle("sleeper3").standing_at(128).then(15, 98),
+    ])
+}
+
+fn guests_without_swap_that_allocate_in_bursts() -> Scenario {
+    shop([
+        Fake::bursting("sudden", 250, 300, 20, 150),
+        Fake::bursting("brisk", 250, 100, 40, 170),
+        Fake::bursting("slow", 250, 10, 30, 190),
+        Fake::idle("quiet").that(Nature::Swapless),
     ])
 }
 
@@ -91,17 +101,16 @@ fn idle_guest_that_wakes_beside_a_hungry_one() -> Scenario {
     shop([hoarder("sleeper").then(40, 98), hungry().standing_at(128)])
 }
 
-fn swapless_guest_that_has_just_booted() -> Scenario {
-    let booting = Fake::busy("booting", 5).then(6, 185).standing_at(228).preallocated();
-    let idle = ["a", "b"].map(|name| Fake::idle(name).standing_at(128));
-    let booting = booting.that(Nature::Swapless);
-    shop([booting, hungry().standing_at(128)].into_iter().chain(idle))
+fn slow_balloon_of_a_guest_that_has_just_booted() -> Scenario {
+    let slow = Nature::SlowBalloon { per_second: Bytes::mib(5) };
+    let booting = Fake::busy("booting", 5).then(11, 95).standing_at(128).preallocated();
+    shop([booting.that(slow), hungry().standing_at(128)])
 }
 
-fn guest_with_a_burst_every_half_minute() -> Scenario {
-    let (low, high) = (Bytes::mib(10), Bytes::mib(96));
-    let bursts = Load::Oscillating { low, high, period: 30, busy: 5 };
-    shop([Fake::new("bursty", bursts).standing_at(128).hoarding(), hungry().standing_at(128)])
+fn guest_that_fills_slowly_again_and_again() -> Scenario {
+    let [low, high, per_second] = [10, 96, 8].map(Bytes::mib);
+    let fills = Load::Bursts { low, high, per_second, from: 0, period: 70 };
+    shop([Fake::new("filling", fills).standing_at(128).hoarding(), hungry().standing_at(128)])
 }
 
 fn idle_guest_that_migrates() -> Scenario {

@@ -64,9 +64,22 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
     let dedup = groups.iter().map(|group| dedup(&group.name, &group.dedup));
     let freed = groups.iter().filter_map(|group| freed(&group.name, group.free_pages));
     let caches = groups.iter().filter_map(|group| Some(cache(&group.name, group.cache.as_ref()?)));
-    let below: String =
-        loans(groups).chain(workers).chain(dedup).chain(freed).chain(caches).collect();
+    let below: String = over(groups)
+        .chain(loans(groups))
+        .chain(workers)
+        .chain(dedup)
+        .chain(freed)
+        .chain(caches)
+        .collect();
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
+}
+
+/// Groups that stay over their budget: their operator is to know.
+fn over(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
+    groups.iter().filter_map(|group| {
+        let why = group.stays_over.as_ref()?;
+        Some(format!("{}: {}\n", group.name, why.text))
+    })
 }
 
 /// What these groups lend and borrow; a loan between two of them stands with its lender.

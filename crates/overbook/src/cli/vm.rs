@@ -112,6 +112,8 @@ fn in_full(vm: &VmStatus) -> String {
         ("guest view: free", size(vm.guest_free_bytes)),
         ("guest view: page cache", size(vm.guest_disk_caches_bytes)),
         ("guest view: swapping", rate(vm.swap_bytes_per_second)),
+        ("guest view: OOM kills", kills(vm.guest_oom_kills_total)),
+        ("deflate-on-oom", on_or_off(vm.deflates_on_oom).to_owned()),
     ];
     let age = vm.stats_age_ms.map_or_else(|| "none".to_owned(), |ms| Millis(ms).to_string());
     lines.push(("guest view: age", age));
@@ -136,6 +138,18 @@ fn in_full(vm: &VmStatus) -> String {
         last.map(|last| ("last change", format!("{} {}", when::utc(last.wall_ms), last.text))),
     );
     lines.iter().map(|(label, value)| format!("{label:<24}{value}\n")).collect()
+}
+
+fn kills(count: Option<u64>) -> String {
+    count.map_or_else(|| "its kernel does not tell".to_owned(), |count| count.to_string())
+}
+
+const fn on_or_off(is_on: Option<bool>) -> &'static str {
+    match is_on {
+        Some(true) => "on: the guest takes memory back by itself before its kernel kills a program",
+        Some(false) => "off",
+        None => "-",
+    }
 }
 
 fn working_set(tracking: Option<&TrackingStatus>) -> String {

@@ -67,6 +67,8 @@ pub fn parse(answer: &Value) -> Result<(GuestStats, u64), StatsError> {
         swap_out: bytes("stat-swap-out")?,
         major_faults: count("stat-major-faults")?,
         minor_faults: count("stat-minor-faults")?,
+        // QEMU 10.0 and Linux 6.12 have it, Linux 6.1 does not.
+        oom_kills: count("stat-oom-kills")?,
     };
     Ok((stats, date))
 }
@@ -140,6 +142,14 @@ mod tests {
         let (stats, date) = with("stat-total-memory", json!(-1)).unwrap();
         assert_eq!((stats.free, stats.swap_in, stats.total), (Some(Bytes(4096)), None, None));
         assert_eq!((stats.major_faults, date), (None, 1_795_177_579));
+    }
+
+    #[test]
+    fn kills_are_counted_where_guest_and_qemu_tell_them() {
+        let kills = |value| with("stat-oom-kills", value).unwrap().0.oom_kills;
+        assert_eq!(kills(json!(3)), Some(3));
+        assert_eq!(kills(json!(u64::MAX)), None, "an older kernel");
+        assert_eq!(with("stat-free-memory", json!(1)).unwrap().0.oom_kills, None, "an older QEMU");
     }
 
     #[test]

@@ -87,6 +87,7 @@ impl<'a> Session<'a> {
         session.find_memory().await?;
         session.show_ram();
         session.find_reporting().await?;
+        session.find_deflation().await?;
         Ok(session)
     }
 
@@ -139,6 +140,19 @@ impl<'a> Session<'a> {
             Err(error) => Some(error.to_string()),
         };
         self.slot.limit(Mechanism::FreePageReporting, why);
+        Ok(())
+    }
+
+    /// A QEMU that does not know the property has a driver's promise neither.
+    async fn find_deflation(&mut self) -> Result<(), QmpError> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let question = questions::property(device, "deflate-on-oom");
+        let deflates = match self.client.execute(question).await {
+            Ok(answer) => answer.as_bool(),
+            Err(error) if error.is_fatal() => return Err(error),
+            Err(_) => None,
+        };
+        self.slot.state().view.deflates_on_oom = deflates;
         Ok(())
     }
 

@@ -53,6 +53,7 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         | Reason::WorthLess { .. }
         | Reason::Saved { .. }
         | Reason::GiveBack { .. }
+        | Reason::Returned { .. }
         | Reason::Restore { .. }
         | Reason::Withheld { .. }
         | Reason::Paged
@@ -67,6 +68,12 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         }
         Reason::NotPaged => {
             "it goes on by itself when the group's worker tracks the VM again: `overbook vm` says why it does not"
+        }
+        Reason::KilledGiveBack { .. } | Reason::Killed { .. } => {
+            "more memory for the guest: a larger `base`, or swap in the guest; taking goes on by itself when the wait is over"
+        }
+        Reason::StaysOver { .. } => {
+            "a larger `budget` of the group, fewer VMs in it, or swap in its guests: Overbook takes nothing that a guest would die without"
         }
         Reason::Deficit { .. } | Reason::NoSurplus { .. } | Reason::BestElsewhere => {
             "a larger `budget` of the group, or other VMs of the group that need less"
@@ -90,9 +97,10 @@ pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> 
         Reason::Grace { .. } => {
             "`overbook plan` says what follows; `overbook pause` keeps it from that"
         }
-        Reason::BackOff { .. } | Reason::NotCalm { .. } | Reason::InFlight { .. } => {
-            "it goes on by itself when the wait is over"
-        }
+        Reason::BackOff { .. }
+        | Reason::NotCalm { .. }
+        | Reason::NotWatched { .. }
+        | Reason::InFlight { .. } => "it goes on by itself when the wait is over",
         Reason::Uncooperative { .. } => {
             "look into the guest: its balloon driver is missing, stuck or out of memory"
         }

@@ -165,6 +165,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         swap_out: Some(Bytes::mib(60)),
         major_faults: Some(1_000),
         minor_faults: Some(50_000),
+        oom_kills: Some(0),
     };
     VmView {
         incarnation: 7,
@@ -178,6 +179,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
         used: Some(Reading::new(Bytes::mib(used), NOW)),
         migration: Migration::None,
         immovable: None,
+        deflates_on_oom: Some(false),
         limits: BTreeMap::new(),
         last_error: None,
         block: None,
@@ -288,6 +290,7 @@ fn plan() -> Plan {
         at: NOW,
         mode: Mode::Enforce,
         groups: BTreeMap::from([("web".into(), ledger)]),
+        over: BTreeMap::new(),
         loans: BTreeMap::from([("shop".into(), loan)]),
         scans: BTreeMap::from([("web".into(), scan)]),
         takes: BTreeMap::from([("web-1".into(), take)]),

@@ -138,6 +138,7 @@ impl World {
         let down = Link::Down { since: Time(0), why: "connection refused".into() };
         VmView {
             immovable: None,
+            deflates_on_oom: None,
             incarnation,
             link: if shown.is_up { Link::Up } else { down },
             ram,

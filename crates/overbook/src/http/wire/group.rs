@@ -4,7 +4,7 @@ use model::{GroupName, Loan, Policy};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::{CacheStatus, GroupDedup, GroupFreePages, LoanStatus, WorkerStatus};
+use super::{CacheStatus, GroupDedup, GroupFreePages, LoanStatus, Words, WorkerStatus};
 use crate::http::follow::Shown;
 
 /// A group and its ledger.
@@ -38,6 +38,9 @@ pub struct GroupStatus {
     pub surplus_bytes: u64,
     /// What must come back.
     pub deficit_bytes: u64,
+    /// Why it stays over its budget; absent: it does not.
+    #[serde(default)]
+    pub stays_over: Option<Words>,
     /// Its VMs, by name.
     pub vms: Vec<String>,
     /// What tracking may take from each of its VMs: a share of one vCPU, or `off`.
@@ -88,6 +91,7 @@ impl GroupStatus {
             loans: loans.map(|(lender, loan)| LoanStatus::of(lender, loan)).collect(),
             surplus_bytes: ledger.surplus.0,
             deficit_bytes: ledger.deficit.0,
+            stays_over: plan.over.get(name).map(Words::of),
             vms: members.map(|(vm, _)| vm.to_string()).collect(),
             tracking: spec.map(|group| group.tracking.to_string()).unwrap_or_default(),
             dedup: GroupDedup::of(shown, name),

@@ -47,6 +47,10 @@ pub struct VmStatus {
     pub target_bytes: Option<u64>,
     /// What the balloon leaves the guest.
     pub balloon_bytes: Option<u64>,
+    /// Whether its balloon device is set to give memory back by itself before the guest's kernel
+    /// kills a program (`deflate-on-oom`); absent: not known.
+    #[serde(default)]
+    pub deflates_on_oom: Option<bool>,
     /// Host view: what the guest occupies on the host.
     pub used_bytes: Option<u64>,
     /// Host view: its working set, where it is tracked.
@@ -73,6 +77,10 @@ pub struct VmStatus {
     pub guest_available_bytes: Option<u64>,
     /// Guest view: page cache.
     pub guest_disk_caches_bytes: Option<u64>,
+    /// Guest view: programs killed for want of memory since it booted; absent: its kernel does not
+    /// tell.
+    #[serde(default)]
+    pub guest_oom_kills_total: Option<u64>,
     /// Guest view: age of its statistics at the tick.
     pub stats_age_ms: Option<u64>,
     /// Swapped in and out per second, between the last two statistics.
@@ -207,6 +215,7 @@ impl VmStatus {
             devices_bytes: view.devices.0,
             memory_limits: MemoryLimitStatus::of(view),
             balloon_bytes: raw(view.balloon.map(|reading| reading.value)),
+            deflates_on_oom: view.deflates_on_oom,
             used_bytes: raw(view.used.map(|reading| reading.value)),
             tracking: view.tracking.as_ref().map(|r| TrackingStatus::of(shown, r)),
             dedup: view.dedup.as_ref().map(|r| DedupStatus::of(shown, r)),
@@ -221,6 +230,7 @@ impl VmStatus {
             guest_free_bytes: raw(stats.free),
             guest_available_bytes: raw(stats.available),
             guest_disk_caches_bytes: raw(stats.disk_caches),
+            guest_oom_kills_total: stats.oom_kills,
             stats_age_ms: view.stats.map(|reading| reading.age(shown.published.at).0),
             unsupported: view.limits.iter().map(|(m, why)| (name_of(m), why.clone())).collect(),
             last_error: view.last_error.as_ref().map(|reading| reading.value.clone()),

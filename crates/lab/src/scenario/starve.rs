@@ -1,0 +1,119 @@
+//! `starve`: guests without swap allocate in bursts while their group is far over its budget, and
+//! no program dies that would live without Overbook.
+//!
+//! Three guests of `shop` run one program after the other: each takes 40 to 170 MB at 10 to 300
+//! MB/s, uses it for a moment and ends ([`BURSTS`]). Two are quiet. All have their whole RAM when
+//! Overbook begins to enforce, more than twice what the group pays for, so Overbook wants memory of
+//! every one of them, all the time. Three guests outside of any group do the same work from the
+//! same seeds; a kill there is the guest's own. The quiet guests show that the target is not met by
+//! taking nothing.
+
+use std::time::{Duration, Instant};
+
+use model::{Bytes, Mode};
+
+use super::{Context, Scenario};
+use crate::daemon::{Daemon, OUTSIDE, Overbooked, Settings};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "starve",
+    summary: "guests without swap allocate in bursts in a group over its budget; no program dies",
+    run,
+};
+
+const USUAL_MINUTES: u32 = 5;
+const MEMORY: Bytes = Bytes::mib(256);
+/// Guaranteed to each.
+const BASE: Bytes = Bytes::mib(96);
+const PAIRS: u64 = 3;
+const QUIET: u64 = 2;
+const BUDGET: Bytes = Bytes(BASE.0 * (PAIRS + QUIET));
+/// The largest burst is 20 MB less than what such a guest has for its programs.
+const BURSTS: &str = "bursts --mb 170";
+/// Of a quiet guest at least so much is taken.
+const TAKEN: Bytes = Bytes::mib(20);
+/// A workload that has not reported for so long is gone.
+const SILENT: Duration = Duration::from_secs(30);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let length = Duration::from_secs(60) * context.minutes.unwrap_or(USUAL_MINUTES);
+    let guest = |name: String, group: &str, workload: &str, number: u64| MachineSpec {
+        seed: context.seed + number,
+        ..MachineSpec::new(&name, group, MEMORY, MEMORY, workload)
+    };
+    let mut specs = Vec::new();
+    for number in 0..PAIRS {
+        specs.push(guest(format!("bursting-{number}"), "shop", BURSTS, number));
+        specs.push(guest(format!("twin-{number}"), OUTSIDE, BURSTS, number));
+    }
+    specs.extend((0..QUIET).map(|n| guest(format!("quiet-{n}"), "shop", "idle", PAIRS + n)));
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    let settings = Settings { guaranteed: Some(BASE), ..Mode::Enforce.into() };
+    let overbooked = Overbooked { budget: BUDGET, tables: Vec::new() };
+    let daemon = Daemon::start_overbooked(&mut lab, settings, overbooked)?;
+    fleet::wait_until_working(&lab)?;
+    context.say(&format!("{} min of bursts ...", length.as_secs() / 60));
+    let mut least = vec![MEMORY; specs.len()];
+    let end = Instant::now() + length;
+    while Instant::now() < end {
+        daemon.ensure_alive()?;
+        for (machine, least) in lab.machines().iter().zip(&mut least) {
+            if !machine.alive() {
+                return Err(machine.death());
+            }
+            *least = machine.balloon()?.min(*least);
+        }
+        interrupt::sleep(Duration::from_secs(1))?;
+    }
+    let figures = figures(context, &lab, &least)?;
+    lab.stop()?;
+    Ok(figures)
+}
+
+/// A number of a guest's newest report; not a number if it has not reported for long.
+fn reported(machine: &Machine, name: &str) -> f64 {
+    let fresh = machine.last_metric().filter(|report| report.arrived.elapsed() < SILENT);
+    fresh.and_then(|report| report.value[name].as_f64()).unwrap_or(f64::NAN)
+}
+
+fn figures(context: &Context, lab: &Lab, least: &[Bytes]) -> Result<Figures, LabError> {
+    let of_pairs = |name: &str, field: &str| -> Result<Vec<f64>, LabError> {
+        let machine = |number| lab.machine(&format!("{name}-{number}"));
+        (0..PAIRS).map(|number| Ok(reported(machine(number)?, field))).collect()
+    };
+    let kills = of_pairs("bursting", "oom_kills")?;
+    let outside = of_pairs("twin", "oom_kills")?;
+    // A guest that does not report makes the sum no number.
+    let more = kills.iter().zip(&outside).map(|(kills, other)| {
+        if kills.is_nan() || other.is_nan() { f64::NAN } else { (kills - other).max(0.0) }
+    });
+    let bursts: f64 = of_pairs("bursting", "ops")?.iter().sum();
+    let taken = |name: &str| {
+        let machines = lab.machines().iter().zip(least);
+        machines
+            .filter(|(machine, _)| machine.spec().name.starts_with(name))
+            .map(|(_, least)| MEMORY.minus(*least).as_mib())
+            .collect::<Vec<_>>()
+    };
+    let smallest = |all: Vec<f64>| all.into_iter().fold(f64::INFINITY, f64::min);
+    let largest = |all: Vec<f64>| all.into_iter().fold(0.0, f64::max);
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let note = "programs killed in guests of the group beyond those killed in their twins outside";
+    let figure = Figure::new(more.sum(), "count", note).target(Target::Equals(0.0));
+    figures.add("oom_kills", figure);
+    let note = "the same in the twins, which Overbook does not touch";
+    figures.add("oom_kills_outside", Figure::new(outside.iter().sum(), "count", note));
+    let note = "programs that took memory in the guests of the group and ended";
+    figures.add("bursts", Figure::new(bursts, "count", note).target(Target::AtLeast(1.0)));
+    let note = "the least that was taken from a quiet guest, at the most";
+    let figure = Figure::new(smallest(taken("quiet")), "MiB", note);
+    figures.add("taken_idle", figure.target(Target::AtLeast(TAKEN.as_mib())));
+    let note = "the most that was taken from a bursting one";
+    figures.add("taken_bursting", Figure::new(largest(taken("bursting")), "MiB", note));
+    Ok(figures)
+}

@@ -1,0 +1,59 @@
+//! Taken memory comes back to a guest that would die without it.
+//!
+//! A guest with swap that is short above its base waits for its group's surplus. A guest without
+//! swap cannot wait. When it has clearly less available than its margin, what was taken from it
+//! comes back: as far as it needs that, no further than to what it had, and only while the host is
+//! not short. Its group may then occupy more than its budget. That is for the operator to see.
+//!
+//! A guest whose kernel has killed a program gets its base at once, and what was taken from it.
+//! Nothing is taken from it for minutes ([`crate::guard`]): what the killed program left
+//! free is what it needs when it is started again.
+
+use model::{Bytes, Reason, Time};
+
+use crate::{Rule, Rules, headroom::Headroom, member::Member, tuning};
+
+/// Gives back to all `members` of a group that need it.
+pub(crate) fn give_back(members: &mut [Member], host: &mut Headroom, rules: Rules, now: Time) {
+    for member in members.iter_mut().filter(|member| !member.is_paged) {
+        let is_free_to_change =
+            member.change.is_none() && member.blocked.is_none() && member.avoided.is_none();
+        let Some((size, reason)) = wanted(member, rules, now).filter(|_| is_free_to_change) else {
+            continue;
+        };
+        // Its base is guaranteed and needs no room.
+        let owed = member.target.max(member.limits.base.min(size));
+        let beyond = size.min(member.limits.max).minus(owed);
+        let granted = match host.short.clone() {
+            Some(reason) => Err(reason),
+            None if beyond.is_zero() => Ok(Bytes::ZERO),
+            None => host.claim(beyond),
+        };
+        match granted {
+            Ok(granted) => member.give(owed.plus(granted), reason),
+            Err(refusal) => {
+                member.give(owed, reason);
+                member.refuse(refusal);
+            }
+        }
+    }
+}
+
+/// How much a member is to have now, and why; `None`: what it has.
+fn wanted(member: &Member, rules: Rules, now: Time) -> Option<(Bytes, Reason)> {
+    let base = member.limits.base;
+    let had = member.memory.had.map_or(base, |had| had.max(base));
+    if let Some(killed) = member.memory.recovers_from(now) {
+        let reason = Reason::KilledGiveBack { sign: killed.sign };
+        return (had.minus(member.target) >= tuning::STEP_MIN).then_some((had, reason));
+    }
+    let guest = member.guest.as_ref().ok()?;
+    if member.has_swap || !rules.has(Rule::Margin) || !rules.has(Rule::Swapless) {
+        return None;
+    }
+    let (available, margin) = (guest.available, member.keeps.margin);
+    let size = member.actual.plus(margin.minus(available)).min(had);
+    let is_worth_it = size.minus(member.target) >= tuning::STEP_MIN;
+    let is_needed = available < member.keeps.needs;
+    (is_worth_it && is_needed).then_some((size, Reason::Returned { available, margin }))
+}

@@ -1,0 +1,204 @@
+//! Memory that a guest must not lose, second by second: kills are answered, steps are confirmed,
+//! and a guest that has nowhere to put what it uses is not squeezed.
+
+mod world;
+
+use model::{Bytes, Millis, Policy, Reading, Reason, VmLimits, reason::KillSign};
+
+use world::{World, target_mib};
+
+const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+/// A group that pays for next to nothing, with one guest without swap that has 300 MiB, 200 of them
+/// free.
+fn swapless() -> World {
+    let mut world = World::new(Policy::Demand, Some(16)).vm("a", 300, 200);
+    world.spec.vms.entry("a".into()).or_default().swap = Some(false);
+    world
+}
+
+/// Lets a second pass in which the guest's statistics follow its balloon.
+fn follow(world: &mut World, in_use: u64) -> model::Plan {
+    let total = world.stands_at("a");
+    let stats = world.tell("a");
+    let free = Some(MIB(total.saturating_sub(in_use)));
+    (stats.total, stats.free, stats.available) = (Some(MIB(total)), free, free);
+    world.second()
+}
+
+/// Lets seconds pass until something is taken.
+fn until_taken(world: &mut World) -> u64 {
+    (0..1_000)
+        .find(|_| target_mib(&follow(world, 100), "a").is_some())
+        .expect("nothing is ever taken")
+}
+
+fn refusals(plan: &model::Plan) -> &[Reason] {
+    &plan.vms[&"a".into()].refusals
+}
+
+#[test]
+fn without_swap_nothing_is_taken_before_a_minute_was_seen() {
+    let mut world = swapless();
+    let plan = world.seconds(59);
+    assert_eq!(world.stands_at("a"), 300);
+    let is_unwatched = |reason: &Reason| matches!(reason, Reason::NotWatched { .. });
+    assert!(refusals(&plan).iter().any(is_unwatched), "{:?}", refusals(&plan));
+    assert!(until_taken(&mut world) < 60);
+}
+
+#[test]
+fn without_swap_a_step_is_small_and_waits_for_what_the_one_before_has_done() {
+    let mut world = swapless();
+    until_taken(&mut world);
+    let after_one = world.stands_at("a");
+    assert!((288..300).contains(&after_one), "{after_one}");
+    // Its statistics stay those that were made before the step had arrived.
+    world.silent = Some("a");
+    for _ in 0..4 {
+        world.second();
+        assert_eq!(world.stands_at("a"), after_one);
+    }
+    world.silent = None;
+    (0..5).for_each(|_| drop(follow(&mut world, 100)));
+    assert!(world.stands_at("a") < after_one, "confirmed, and still no next step");
+}
+
+#[test]
+fn a_counted_kill_brings_back_all_that_was_taken_and_the_pauses_double() {
+    for has_swap in [false, true] {
+        let mut world = swapless();
+        world.spec.vms.entry("a".into()).or_default().swap = Some(has_swap);
+        world.tell("a").oom_kills = Some(2);
+        until_taken(&mut world);
+        let mut pauses = Vec::new();
+        for kills in [3, 4] {
+            world.tell("a").oom_kills = Some(kills);
+            let plan = follow(&mut world, 20);
+            assert_eq!(target_mib(&plan, "a"), (kills == 3).then_some(300), "{plan:?}");
+            let change = plan.vms[&"a".into()].change.as_ref();
+            let sign = KillSign::Counted { kills };
+            if let Some(change) = change {
+                assert_eq!(change.reason, Reason::KilledGiveBack { sign });
+            }
+            // What the kill left free is not taken, however much it is.
+            let plan = follow(&mut world, 20);
+            let wait = refusals(&plan).iter().find_map(|reason| match reason {
+                Reason::Killed { sign: told, wait } if *told == sign => Some(*wait),
+                _ => None,
+            });
+            pauses.push(wait.expect("it is told"));
+            for _ in 0..pauses[0].0 / 1_000 - 10 {
+                assert_eq!(target_mib(&follow(&mut world, 20), "a"), None);
+            }
+        }
+        assert_eq!(pauses, [299, 599].map(Millis::secs));
+    }
+}
+
+#[test]
+fn memory_that_jumps_free_in_a_short_guest_counts_as_a_kill_where_its_kernel_counts_none() {
+    let mut world = swapless();
+    (0..5).for_each(|_| drop(follow(&mut world, 290)));
+    let plan = follow(&mut world, 100);
+    let jumped = KillSign::Jumped { freed: MIB(190) };
+    let is_told =
+        |reason: &Reason| matches!(reason, Reason::Killed { sign, .. } if *sign == jumped);
+    assert!(refusals(&plan).iter().any(is_told), "{:?}", refusals(&plan));
+    for _ in 0..280 {
+        assert_eq!(target_mib(&follow(&mut world, 100), "a"), None);
+    }
+}
+
+#[test]
+fn below_its_base_a_guest_that_kills_gets_all_of_it_at_once() {
+    let mut world = World::new(Policy::Demand, None).vm("a", 80, 8).vm("short", 128, 8);
+    world.tell("a").oom_kills = Some(0);
+    world.second();
+    world.tell("a").oom_kills = Some(1);
+    assert_eq!(target_mib(&world.second(), "a"), Some(128));
+}
+
+#[test]
+fn what_comes_back_after_a_kill_is_no_more_than_it_had_and_may_have() {
+    let mut world = swapless();
+    world.tell("a").oom_kills = Some(0);
+    until_taken(&mut world);
+    let limits = VmLimits { min: MIB(64), base: MIB(128), max: MIB(290) };
+    world.spec.vms.entry("a".into()).or_default().limits.max = Some(limits.max);
+    world.tell("a").oom_kills = Some(1);
+    follow(&mut world, 20);
+    assert!(world.stands_at("a") <= 290, "{}", world.stands_at("a"));
+}
+
+#[test]
+fn a_host_that_is_short_gives_nothing_back_beyond_base() {
+    let mut world = swapless();
+    world.tell("a").oom_kills = Some(0);
+    until_taken(&mut world);
+    let stands = world.stands_at("a");
+    world.available = MIB(100);
+    world.tell("a").oom_kills = Some(1);
+    follow(&mut world, 20);
+    assert_eq!(world.stands_at("a"), stands);
+}
+
+#[test]
+fn of_a_guest_that_takes_memory_back_by_itself_the_balloon_is_no_allocation() {
+    // Linux leaves the total as it is where the balloon deflates by itself.
+    let mut world = swapless();
+    world.see("a").deflates_on_oom = Some(true);
+    let mut least = 300;
+    for _ in 0..600 {
+        let stands = world.stands_at("a");
+        let stats = world.tell("a");
+        let free = Some(MIB(stands - 100));
+        (stats.total, stats.free, stats.available) = (Some(MIB(384)), free, free);
+        world.second();
+        least = least.min(world.stands_at("a"));
+    }
+    assert!(least < 240, "its own balloon was taken for hunger: {least} MiB");
+    assert_eq!(world.stands_at("a"), least, "it went to and fro");
+}
+
+#[test]
+fn a_kernel_that_deflates_its_balloon_itself_was_about_to_kill_a_program() {
+    let mut world = swapless();
+    world.see("a").deflates_on_oom = Some(true);
+    until_taken(&mut world);
+    follow(&mut world, 100);
+    let stands = world.stands_at("a");
+    world.see("a").balloon = Some(Reading::new(MIB(stands + 6), world.now));
+    let plan = follow(&mut world, 100);
+    assert_eq!(target_mib(&plan, "a"), Some(300), "all that was taken: {plan:?}");
+    let plan = follow(&mut world, 100);
+    let took = KillSign::TookBack { taken: MIB(6) };
+    let is_told = |reason: &Reason| matches!(reason, Reason::Killed { sign, .. } if *sign == took);
+    assert!(refusals(&plan).iter().any(is_told), "{:?}", refusals(&plan));
+}
+
+#[test]
+fn a_guest_short_above_its_base_that_does_not_swap_keeps_its_grant() {
+    let mut world = World::new(Policy::Demand, Some(128)).vm("a", 300, 4);
+    let plan = world.seconds(30);
+    assert_eq!(world.stands_at("a"), 300);
+    let is_pressed = |reason: &Reason| matches!(reason, Reason::UnderPressure { .. });
+    assert!(refusals(&plan).iter().any(is_pressed), "{:?}", refusals(&plan));
+    assert!(plan.over.contains_key(&"g".into()), "nobody is told");
+    // One that swaps has somewhere to put it, and its group pays for no more.
+    let plan = (0..3).map(|_| world.swap("a")).last().expect("three seconds");
+    assert!(world.stands_at("a") < 300, "{plan:?}");
+    assert!(!plan.over.contains_key(&"g".into()));
+}
+
+#[test]
+fn nothing_is_taken_while_nobody_knows_how_a_guest_without_swap_does() {
+    let mut world = swapless();
+    (0..50).for_each(|_| drop(follow(&mut world, 100)));
+    let stats = world.see("a").stats;
+    world.see("a").stats = None;
+    world.seconds(12);
+    world.see("a").stats = stats.map(|stats| Reading::new(stats.value, world.now));
+    world.seconds(50);
+    assert_eq!(world.stands_at("a"), 300, "a minute of which a part was not seen");
+}
