@@ -41,11 +41,12 @@ impl Format {
     fn of_name(path: &Path) -> Option<Self> {
         let name = packing::bare_name(path)?;
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
-        match () {
-            () if name.contains("oraclegeneral") => Some(Self::OracleGeneral),
-            () if ends(&[".csv", ".txt", ".tsv"]) => Some(Self::Csv),
-            () if ends(&[".bin", ".u64"]) => Some(Self::Binary),
-            () => None,
+        if name.contains("oraclegeneral") {
+            Some(Self::OracleGeneral)
+        } else if ends(&[".csv", ".txt", ".tsv"]) {
+            Some(Self::Csv)
+        } else {
+            ends(&[".bin", ".u64"]).then_some(Self::Binary)
         }
     }
 

@@ -18,7 +18,8 @@ const SECTORS: [u64; 2] = [SECTOR, 4096];
 /// Partitions that are looked at. Linux knows 256 of a disk at most.
 const MOST_PARTITIONS: u32 = 1024;
 
-/// What is known of a disk or a partition, and not read: where which bytes stand, and what it is.
+/// Contents of a disk or a partition that are known and not read: where which bytes stand, and the
+/// name.
 const OTHERS: [(u64, &[u8], &str); 17] = [
     (0, b"XFSB", "an XFS filesystem"),
     (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
@@ -76,7 +77,7 @@ pub(super) fn parts(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
         return Ok(vec![Part { place: 0, number, holds: Ok(kind) }]);
     }
     let mut met = HashSet::new();
-    // What several entries name is read once.
+    // A place that several entries name is read once.
     let parts = partitions(disk).map(|mut parts| {
         parts.retain(|part| met.insert(part.place));
         parts
@@ -102,7 +103,7 @@ fn partitions(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     in_mbr(disk)
 }
 
-/// What is at this place; an error if it is not read.
+/// The filesystem at this place, if there is one; an error names one that is not read.
 fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<Kind>, String> {
     let mut has = |at: u64, magic: &[u8]| {
         let mut found = vec![0; magic.len()];

@@ -38,7 +38,8 @@ const NOT_YET: [Sign; 6] = [
     (0, b"!<arch>\ndebian-split", "a part of a package; valid: what `dpkg-split --join` makes"),
     (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
 ];
-/// What else may be meant: its contents are not what they are compressed to.
+/// Compressed files, with the command that unpacks them. Their own pages are in no guest's memory
+/// as code.
 const COMPRESSED: [Sign; 4] = [
     (0, &[0x1f, 0x8b, 8], "gzip -d"),
     (0, b"\xfd7zXZ\0", "xz -d"),

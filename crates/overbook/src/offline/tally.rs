@@ -1,4 +1,5 @@
-//! What came of a source, so that one of which nothing came is an error that says what was there.
+//! Counts of what a source gave, so that a source that gave nothing is an error that says what it
+//! has.
 
 use std::{
     path::PathBuf,
@@ -20,7 +21,7 @@ pub(super) struct Tally {
     pub(super) elf: AtomicU64,
     /// Pages that were taken, also such of zeros.
     pub(super) pages: AtomicU64,
-    /// What could not be read.
+    /// Files and directories that could not be read.
     pub(super) left_out: AtomicU64,
     /// A kernel's boot image in it, which is not unpacked.
     pub(super) kernel: Mutex<Option<PathBuf>>,

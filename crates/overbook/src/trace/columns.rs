@@ -66,10 +66,10 @@ const SEPARATORS: [u8; 4] = [b',', b'\t', b';', b' '];
 const LISTED: usize = 20;
 const LISTED_CHARS: usize = 40;
 
-/// What is wrong with a line, and what would be valid.
+/// A line's fault: what is wrong, and what would be valid.
 pub(super) type Fault = (String, String);
 
-/// What the first lines tell.
+/// The columns, as the first lines tell them.
 pub(super) struct Shape {
     pub(super) separator: Option<u8>,
     pub(super) columns: usize,

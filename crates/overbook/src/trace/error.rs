@@ -23,7 +23,7 @@ pub enum TraceError {
         /// What the kernel says.
         error: io::Error,
     },
-    /// What is compressed is damaged, or cut off.
+    /// Its compressed data is damaged, or cut off.
     #[error(
         "{path}: its {packing} data cannot be read beyond byte {at} of the file ({error}): it is \
          cut off or damaged"
@@ -48,7 +48,7 @@ pub enum TraceError {
         /// How it can be read all the same.
         way: &'static str,
     },
-    /// Its name speaks of a compression that it does not have.
+    /// Its name is that of a compressed file, and it is none.
     #[error(
         "{path}: its name ends in {ending}, but its first bytes are of no compression that is read \
          (gzip, xz, zstd): it is cut off, damaged or not compressed; without that ending it is \

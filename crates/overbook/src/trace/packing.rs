@@ -1,7 +1,8 @@
-//! What a file's first bytes tell: how it is compressed, or that it is no trace at all.
+//! The first bytes of a file tell how it is compressed, or that it is no trace at all.
 //!
-//! Names are not asked: traces are passed on under any name, and pipes have none. Only a name that
-//! speaks of a compression which the bytes do not have is an error: half a download begins so.
+//! The name does not decide: traces are passed on under any name, and pipes have none. A name that
+//! ends as of a compressed file, before bytes that are not compressed, is an error: the file may be
+//! damaged.
 
 use std::{
     io::{BufReader, Read},
@@ -13,7 +14,7 @@ use lzma_rust2::XzReader;
 
 use crate::offline::MOST_XZ_KIB;
 
-/// How much of a file is looked at; a tar archive tells of itself at byte 257.
+/// How much of a file is looked at; a tar archive has its mark at byte 257.
 pub(super) const LOOK: usize = 512;
 
 /// A compression that is read.
@@ -24,7 +25,7 @@ pub(super) enum Packing {
     Zstd,
 }
 
-/// What is known and not read: where which bytes stand, what it is, and the way out.
+/// A format that is known and not read: where which bytes stand, its name, and the way out.
 type Sign = (usize, &'static [u8], &'static str, &'static str);
 
 const NOT_READ: [Sign; 9] = [
@@ -39,7 +40,7 @@ const NOT_READ: [Sign; 9] = [
     (0, b"SQLite format 3\0", "a SQLite database", "a csv of one of its tables can be read"),
 ];
 
-/// Endings of names that speak of a compression.
+/// Endings of names of compressed files.
 const ENDINGS: [&str; 7] = [".zst", ".zstd", ".gz", ".xz", ".bz2", ".lz4", ".lz"];
 
 impl Packing {
@@ -76,19 +77,19 @@ impl Packing {
     }
 }
 
-/// What this is, if it is known and not read, and the way out.
+/// The name of a format that is not read, and the way out.
 pub(super) fn not_read(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let is = |(at, sign, ..): &&Sign| head.get(*at..).is_some_and(|rest| rest.starts_with(sign));
     NOT_READ.iter().find(is).map(|(.., what, way)| (*what, *way))
 }
 
-/// The compression that a name speaks of.
+/// The ending, if it is one of a compressed file.
 pub(super) fn ending(path: &Path) -> Option<&'static str> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     ENDINGS.into_iter().find(|ending| name.ends_with(ending))
 }
 
-/// A name in lower case without what speaks of a compression.
+/// A name in lower case, without the endings of compressed files.
 pub(super) fn bare_name(path: &Path) -> Option<String> {
     let mut name = path.file_name()?.to_string_lossy().to_lowercase();
     while let Some(ending) = ENDINGS.into_iter().find(|ending| name.ends_with(ending)) {

@@ -1,7 +1,7 @@
 //! A file's bytes, decompressed where its first bytes say so, in a buffer of constant size.
 //!
-//! What looks back by more than 128 MiB (zstd) or takes more than 256 MiB (xz) is refused, so that
-//! a small file cannot take all memory; how much it decompresses to does not matter.
+//! Data that looks back by more than 128 MiB (zstd), or takes more than 256 MiB to unpack (xz), is
+//! refused, so that a small file cannot take all memory; how much comes of it does not matter.
 
 use std::{
     fs::File,
@@ -114,7 +114,7 @@ impl Source {
         &self.buffer[..self.filled.min(LOOK)]
     }
 
-    /// What is in the buffer.
+    /// The buffer's contents.
     pub(super) fn buffer(&self) -> &[u8] {
         &self.buffer[..self.filled]
     }

@@ -108,13 +108,13 @@ impl Text {
             self.read_line(&rest[..end], ids)?;
             rest = &rest[end + 1..];
         }
-        let begun = buffer.len() - rest.len();
-        if begun == 0 && is_full {
+        let read = buffer.len() - rest.len();
+        if read == 0 && is_full {
             self.lines += 1;
             return Err(("it is longer than 256 KiB".into(), "a line holds one reference".into()));
         }
         if is_full || rest.is_empty() {
-            self.used = begun;
+            self.used = read;
             return Ok(());
         }
         self.ends_in_line = true;
