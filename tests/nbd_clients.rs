@@ -93,7 +93,9 @@ impl Stage {
         let programs = Programs::provide()?;
         let dir = tempfile::tempdir_in("/tmp").unwrap();
         let memory = Arc::new(Memory::new(SIZE));
-        let file = Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap());
+        let handle = tempfile::tempfile().unwrap();
+        handle.set_len(SIZE).unwrap();
+        let file = Arc::new(File::new(Path::new("disk"), handle, SIZE));
         let disks = Arc::new(Disks(vec![("memory", memory.clone()), ("file", file)]));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

@@ -6,6 +6,7 @@
 mod floods;
 mod group;
 mod liar;
+mod page_server;
 mod ram_liar;
 
 use std::time::{Duration, Instant};

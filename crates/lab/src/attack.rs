@@ -10,16 +10,20 @@
 //!
 //! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
 
+mod fat_repository;
 mod qmp_flood;
 mod ram_liar;
+mod silent_clients;
 mod slow_http;
+mod stuck_nbd;
 
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sys::process::{Child, Signal, Spawn};
 
 use crate::command::own_program;
@@ -35,9 +39,12 @@ type Attack = (&'static str, fn(&[String]) -> Result<(), LabError>);
 
 /// All of them, sorted by name.
 const ATTACKS: &[Attack] = &[
+    ("fat_repository", fat_repository::attack),
     ("qmp_flood", qmp_flood::run),
     (ram_liar::NAME, ram_liar::run),
+    ("silent_clients", silent_clients::attack),
     ("slow_http", slow_http::run),
+    ("stuck_nbd", stuck_nbd::attack),
 ];
 
 /// Runs the attack `name` until this process is ended.
@@ -107,6 +114,14 @@ impl Attacker {
     pub fn all_seen(&self) -> Vec<String> {
         self.lines.try_iter().collect()
     }
+}
+
+/// Whether the other side has ended the connection; what it has said stays where it is.
+fn has_gone(stream: &impl AsFd) -> bool {
+    let mut looked = [PollFd::new(stream, PollFlags::RDHUP)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    poll(&mut looked, Some(&now)).is_ok() && looked[0].revents().intersects(gone)
 }
 
 impl Drop for Attacker {

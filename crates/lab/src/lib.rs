@@ -97,3 +97,4 @@ pub mod zswap;
 
 pub use lab::{Lab, LabError, Machine, Provisions};
 pub use machine::MachineSpec;
+pub use nbd_servers::certificates;

@@ -49,7 +49,7 @@ pub(crate) struct Rate {
     pub(crate) p99_us: f64,
 }
 
-trait Stream: Read + Write {}
+pub(crate) trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
 /// A connection to a server.
@@ -235,7 +235,7 @@ fn parse(input: &[u8], brings: usize) -> io::Result<Option<(usize, Option<u64>)>
 }
 
 /// Negotiates; answers the export's size, or nothing when TLS is next.
-fn talk(
+pub(crate) fn talk(
     stream: &mut impl Stream,
     dialogue: &mut Dialogue,
     mut out: Vec<u8>,

@@ -242,7 +242,10 @@ pub(crate) fn free_port() -> io::Result<SocketAddr> {
 
 /// Writes certificates of a new authority, under the names that all three servers know, for this
 /// host and for `address`.
-pub(crate) fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
+///
+/// # Errors
+/// A file cannot be written.
+pub fn certificates(dir: &Path, address: Ipv4Addr) -> Result<(), LabError> {
     let authority = dir.join("pki");
     let addresses = ["localhost".to_owned(), address.to_string()];
     let order = Order { name: "lab", addresses: &addresses, valid: VALID, renews: false };

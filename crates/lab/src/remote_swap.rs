@@ -271,7 +271,8 @@ pub fn near_share(before: &DiskReading, after: &DiskReading) -> f64 {
     near as f64 / (near + other).max(1) as f64
 }
 
-/// The disk in the configuration.
+/// The disk in the configuration. The lab's hosts are on one host: a guest that changes hosts has
+/// two QEMUs there.
 fn table(dir: &Path, guest: &str, disk: Disk, is_apart: bool) -> String {
     let (at, Disk { size, read_delay_us, cache, lent }) = (dir.display(), disk);
     let repositories = if lent.is_zero() {
@@ -283,7 +284,7 @@ fn table(dir: &Path, guest: &str, disk: Disk, is_apart: bool) -> String {
     };
     format!(
         "[disk.{DISK}]\nvm = \"{guest}\"\nfile = \"{at}/file\"\nsize = \"{}B\"\n\
-         read_delay_us = {read_delay_us}\ncache = {cache}\n{repositories}",
+         read_delay_us = {read_delay_us}\ncache = {cache}\nshared = 2\n{repositories}",
         size.0
     )
 }

@@ -219,6 +219,9 @@ pub struct DiskSpec {
     /// Whether pages that were read from it may lie in its group's cache: a data disk.
     #[serde(default)]
     pub cache: bool,
+    /// So many processes may have it at a time: one, but where a VM migrates within its host.
+    #[serde(default = "DiskSpec::one")]
+    pub shared: u32,
     /// For experiments: each read of the file takes so many microseconds longer, one after the
     /// other, as on a disk with one head.
     pub read_delay_us: u32,
@@ -227,6 +230,12 @@ pub struct DiskSpec {
 impl DiskSpec {
     /// The delays that can be written, in microseconds.
     pub const READ_DELAYS_US: core::ops::RangeInclusive<u32> = 0..=1_000_000;
+    /// How many processes may have a disk at a time, as it can be written.
+    pub const SHARED: core::ops::RangeInclusive<u32> = 1..=8;
+
+    const fn one() -> u32 {
+        1
+    }
 }
 
 /// How much one VM's misses count against others' where memory is balanced.

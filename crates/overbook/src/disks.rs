@@ -9,11 +9,17 @@
 //! Those who serve may die: the [`keeper`] holds the sockets and starts them again.
 //!
 //! Each disk has a socket of its own, which belongs to whoever owns the disk's file: who may open
-//! the one may connect to the other. Beside them lies a socket on which the daemon says what it
-//! wants of them ([`Order`]), one line of JSON, and is told how they do ([`Status`]).
+//! the one may connect to the other. No other user is served, and one process at a time, which is
+//! the VM's QEMU; `shared` lets more of them in, for a VM that migrates within its host. Beside
+//! them lies a socket on which the daemon says what it wants of them ([`Order`]), one line of JSON,
+//! and is told how they do ([`Status`]).
+//!
+//! One [`Budget`] bounds all that clients of a group's disks have under way.
 
 mod cached;
+mod files;
 mod keeper;
+pub mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,10 +28,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use futures_util::stream::{self, StreamExt};
 use model::config;
 use model::spec::DiskSpec;
 use model::{Bytes, CacheReading, DiskReading, GroupName, RepositoriesReading, Spec, VmName};
+use pageserver::budget::Budget;
 use pageserver::layer::Layer;
 use pageserver::layers::cache::Cache;
 use pageserver::layers::count::{Count, Counters};
@@ -35,10 +41,11 @@ use pageserver::layers::remote::{Address, Remote};
 use pageserver::layers::seal::{PAGE, Seal};
 use pageserver::layers::write_through::WriteThrough;
 use pageserver::nbd::request::Export;
-use pageserver::server::{Catalogue, Limits, Opened, Server, Who, of_layer};
+use pageserver::places::Owner;
+use pageserver::server::{Catalogue, Opened, Server, Who, of_layer};
 use pageserver::tls::{Connector, TlsError};
-use pageserver::trial::try_repository;
 use rustix::mm::{MlockAllFlags, mlockall};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
 use sys::process::{become_io_flusher, inherited};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -56,10 +63,6 @@ const STATUS_LIMIT: Duration = Duration::from_secs(1);
 const MOST_STATUS: u64 = 16 << 20;
 /// How long an order holds: the daemon gives one every second.
 const ORDER_LASTS: Duration = Duration::from_secs(5);
-/// How long a repository that is tried may take.
-const TRY_LIMIT: Duration = Duration::from_secs(3);
-/// So many are tried at a time.
-const TRIES: usize = 32;
 /// Longest order, in bytes.
 const MOST_ORDER: u64 = 1 << 20;
 
@@ -80,7 +83,15 @@ pub enum DisksError {
     /// Another process does it.
     #[error("the disks of group `{0}` are served already, by another process")]
     Served(String),
-    /// A file or socket cannot be used.
+    /// A disk's file cannot be used.
+    #[error("disk `{disk}`: {error}")]
+    Disk {
+        /// The disk.
+        disk: String,
+        /// The fault.
+        error: files::FileError,
+    },
+    /// A directory or socket cannot be used.
     #[error("{what} {}: {error}", .path.display())]
     File {
         /// What it is.
@@ -150,20 +161,25 @@ struct Near {
 /// Why it cannot begin. Once it serves, nothing ends it but a signal.
 pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksError> {
     let group = GroupName::from(group);
-    need_no_memory();
     if sockets.is_empty() {
         return keeper::run(config, &group);
     }
+    need_no_memory();
     let spec = config_files::load(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(&spec, &group, sockets))
 }
 
 /// Guests swap when memory is short: who serves that must not wait for memory, nor lie in swap
-/// himself. Without the rights it does as well as it can.
+/// himself. Without the rights it does as well as it can. What it holds is in no core dump.
 fn need_no_memory() {
-    if let Err(error) = become_io_flusher() {
+    if let Err(error) = become_io_flusher()
+        && kernel_uses_nbd()
+    {
         eprintln!("overbook: the kernel may have this process wait for its own disks: {error}");
+    }
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        eprintln!("overbook: a core dump of this process would have guests' pages: {error}");
     }
     let all = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     if let Err(error) = mlockall(all) {
@@ -171,23 +187,41 @@ fn need_no_memory() {
     }
 }
 
+/// Whether the kernel itself is a client of some NBD server: only then can it wait for one.
+fn kernel_uses_nbd() -> bool {
+    let is_used = |device: std::fs::DirEntry| {
+        let is_nbd = device.file_name().as_encoded_bytes().starts_with(b"nbd");
+        is_nbd && device.path().join("pid").exists()
+    };
+    std::fs::read_dir("/sys/block").is_ok_and(|devices| devices.flatten().any(is_used))
+}
+
 async fn serve(spec: &Spec, group: &GroupName, sockets: &[String]) -> Result<(), DisksError> {
     let mut disks = Vec::new();
     let mut status = None;
     let cached = spec.has_cache(group).then(Cached::new);
+    let budget = Arc::new(Budget::default());
     for socket in sockets {
-        let odd = || io::Error::other(format!("`{socket}` is no NAME=NUMBER of a socket"));
-        let (name, number) = socket.split_once('=').ok_or_else(odd)?;
-        let listener =
-            std::os::unix::net::UnixListener::from(inherited(number.parse().map_err(|_| odd())?)?);
+        let odd = || io::Error::other(format!("`{socket}` is no NAME=SOCKET,USER[,FILE]"));
+        let (name, numbers) = socket.split_once('=').ok_or_else(odd)?;
+        let numbers: Result<Vec<u32>, _> = numbers.split(',').map(str::parse).collect();
+        let (numbers, inherit) = (numbers.map_err(|_| odd())?, |number: u32| {
+            inherited(i32::try_from(number).map_err(|_| odd())?)
+        });
+        let (Some(listener), Some(user)) = (numbers.first(), numbers.get(1)) else {
+            return Err(odd().into());
+        };
+        let listener = std::os::unix::net::UnixListener::from(inherit(*listener)?);
         listener.set_nonblocking(true)?;
         let listener = UnixListener::from_std(listener)?;
         if name == STATUS {
             status = Some(listener);
         } else if let Some((_, disk)) = spec.disks_of(group).find(|(own, _)| *own == name) {
-            let disk = Disk::build(name, disk, cached.as_ref())?;
+            let file = inherit(*numbers.get(2).ok_or_else(odd)?)?.into();
+            let owner = Owner { user: *user, processes: disk.shared as usize };
+            let disk = Disk::build(name, disk, file, cached.as_ref())?;
             let one = One { name: disk.name.clone(), layer: disk.layer.clone() };
-            let server = Server::new(Arc::new(one), None, Limits::default());
+            let server = Server::of_one(Arc::new(one), owner, budget.clone());
             tokio::spawn(server.listen_unix(listener));
             disks.push(disk);
         }
@@ -225,12 +259,13 @@ pub fn status_socket(spec: &Spec, group: &GroupName) -> PathBuf {
 }
 
 impl Disk {
-    fn build(name: &str, spec: &DiskSpec, cached: Option<&Cached>) -> Result<Self, DisksError> {
-        let file = File::create(&spec.file, spec.size.0).map_err(|error| DisksError::File {
-            what: "file",
-            path: spec.file.clone(),
-            error,
-        })?;
+    fn build(
+        name: &str,
+        spec: &DiskSpec,
+        file: std::fs::File,
+        cached: Option<&Cached>,
+    ) -> Result<Self, DisksError> {
+        let file = File::new(&spec.file, file, spec.size.0);
         let cached = cached.filter(|_| spec.cache);
         let file = if cached.is_some() { file.cached_above() } else { file };
         let file: Arc<dyn Layer> = match spec.read_delay_us {
@@ -301,71 +336,6 @@ fn address(repository: &str, tls: Option<&Path>) -> Result<Address, TlsError> {
         Some(_) => Address::Unix(repository.into()),
         None => Address::Tcp(repository.to_owned(), tls.map(Connector::new).transpose()?),
     })
-}
-
-/// What came of trying a repository.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Tried {
-    /// Where it is to be.
-    pub repository: String,
-    /// The disks that name it.
-    pub disks: Vec<String>,
-    /// What is wrong with it; `None`: it lends.
-    pub problem: Option<String>,
-    /// What it would lend to one disk now.
-    pub lends_bytes: u64,
-    /// These certificates of ours are of no use, or this host could try nobody: the disks cannot
-    /// be served.
-    pub is_fatal: bool,
-}
-
-/// Tries all repositories of all disks, side by side. Takes some seconds at most, and nothing
-/// changes at them.
-pub fn try_repositories(spec: &Spec) -> Vec<Tried> {
-    let mut found: BTreeMap<(&str, Option<&Path>), Vec<&String>> = BTreeMap::new();
-    for (name, disk) in &spec.disks {
-        for repository in &disk.repositories {
-            // A socket of this host is used without TLS.
-            let tls = disk.tls.as_deref().filter(|_| !repository.starts_with('/'));
-            found.entry((repository, tls)).or_default().push(name);
-        }
-    }
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let untried = |((repository, _), disks): ((&str, _), Vec<&String>)| Tried {
-                repository: repository.to_owned(),
-                disks: disks.into_iter().cloned().collect(),
-                problem: Some(format!("cannot be tried: {error}")),
-                lends_bytes: 0,
-                is_fatal: true,
-            };
-            return found.into_iter().map(untried).collect();
-        }
-    };
-    let tries = found.into_iter().map(|((repository, tls), disks)| async move {
-        let disks = disks.into_iter().cloned().collect();
-        let repository = repository.to_owned();
-        let tried = |problem, lends_bytes, is_fatal| Tried {
-            repository: repository.clone(),
-            disks,
-            problem,
-            lends_bytes,
-            is_fatal,
-        };
-        match address(&repository, tls) {
-            Ok(address) => match try_repository(&address, TRY_LIMIT).await {
-                Ok(lends) => tried(None, lends, false),
-                Err(trouble) => tried(Some(trouble.to_string()), 0, false),
-            },
-            Err(error) => tried(Some(error.to_string()), 0, true),
-        }
-    });
-    let tried = stream::iter(tries).buffered(TRIES).collect();
-    let tried = runtime.block_on(tried);
-    // A name that nobody resolves is not waited for.
-    runtime.shutdown_background();
-    tried
 }
 
 /// A server's one export.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use model::Bytes;
 use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
+use sys::cgroup;
 use sys::meminfo::MemInfo;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -24,6 +25,66 @@ const NOTICE: Duration = Duration::from_secs(5);
 const CALM: Duration = Duration::from_secs(60);
 /// What the host is to have available, in percent of its memory: as for grants.
 const RESERVE_PERCENT: u64 = policy::tuning::HOST_RESERVE_PERCENT;
+
+/// Memory that a repository needs in addition to what it lends, at most, whatever its clients do:
+/// the budget, and 640 KiB for each of 512 connections, and itself.
+const BESIDE: Bytes = Bytes::mib(448);
+
+/// Why so much cannot be lent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooMuchError {
+    /// The host has not that much.
+    #[error(
+        "`--memory` {wanted} is more than this host can lend: {available} are available, and \
+         {reserve} of these stay with it"
+    )]
+    Host {
+        /// So much was to be lent.
+        wanted: Bytes,
+        /// So much the host has available.
+        available: Bytes,
+        /// So much of that it keeps.
+        reserve: Bytes,
+    },
+    /// The service may not have that much.
+    #[error(
+        "`--memory` {wanted} and {BESIDE} for its clients are more than the {limit} that this \
+         service may have: raise MemoryMax= as well"
+    )]
+    Service {
+        /// So much was to be lent.
+        wanted: Bytes,
+        /// The limit of its cgroup.
+        limit: Bytes,
+    },
+}
+
+/// Whether so much can be lent: it is all pinned.
+///
+/// # Errors
+/// Why not.
+pub fn can_lend(wanted: Bytes) -> Result<(), TooMuchError> {
+    let limit = own_limit();
+    if let Some(limit) = limit.filter(|limit| wanted.plus(BESIDE) > *limit) {
+        return Err(TooMuchError::Service { wanted, limit });
+    }
+    // A host that does not tell shows it when the memory is pinned.
+    MemInfo::read().map_or(Ok(()), |host| host_can_lend(&host, wanted))
+}
+
+fn host_can_lend(host: &MemInfo, wanted: Bytes) -> Result<(), TooMuchError> {
+    let (available, reserve) = (host.available, host.total.percent(RESERVE_PERCENT));
+    if wanted.plus(reserve) > available {
+        return Err(TooMuchError::Host { wanted, available, reserve });
+    }
+    Ok(())
+}
+
+/// The memory that this process' cgroup may have; `None`: as much as there is.
+pub(crate) fn own_limit() -> Option<Bytes> {
+    let own = cgroup::of_process(std::process::id()).ok()??;
+    cgroup::memory_max(&own).map(Bytes)
+}
 
 /// What the host needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,8 +165,22 @@ fn need(host: &MemInfo, leaving: usize) -> Need {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_is_lent_than_the_host_can_do_without() {
+        let host = MemInfo {
+            total: Bytes::mib(24_064),
+            available: Bytes::mib(22_000),
+            swap_total: Bytes::ZERO,
+            swap_free: Bytes::ZERO,
+        };
+        assert_eq!(host_can_lend(&host, Bytes::mib(20_000)), Ok(()));
+        let error = host_can_lend(&host, Bytes::mib(900 << 10)).unwrap_err().to_string();
+        assert!(error.starts_with("`--memory` 900 GiB is more than this host can lend"), "{error}");
+    }
 
     #[test]
     fn what_a_host_needs_follows_from_what_it_has_available() {

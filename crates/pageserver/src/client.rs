@@ -2,6 +2,10 @@
 //!
 //! Whoever asks adds to a buffer and wakes the connection's task, which sends all that was added
 //! since it ran last. So requests that come together travel together.
+//!
+//! A server is not believed: requests that it does not answer, or take, are bounded
+//! ([`MOST_OWED`]), also where
+//! their askers have given up meanwhile.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -25,6 +29,10 @@ use crate::nbd::request::{Command, Export, Request};
 use crate::nbd::{Errno, ProtocolError};
 use crate::tls::{Connector, HandshakeError, Trusted};
 
+/// Data of requests that a server has not answered, or not taken, in bytes, at most. One request is
+/// asked in any case.
+const MOST_OWED: usize = 16 << 20;
+
 /// Why a request came to nothing.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ClientError {
@@ -34,6 +42,9 @@ pub enum ClientError {
     /// There is no connection any more.
     #[error("no connection: {0}")]
     Gone(String),
+    /// The server does not keep up.
+    #[error("the server owes answers to {0} bytes of requests")]
+    Owes(usize),
     /// One side does not take the other's certificate, or there is no TLS for another reason.
     #[error(transparent)]
     Tls(#[from] HandshakeError),
@@ -77,13 +88,23 @@ struct Shared {
 #[derive(Default)]
 struct State {
     in_flight: InFlight,
-    waiting: HashMap<u64, oneshot::Sender<Result<Brought, ClientError>>>,
+    waiting: HashMap<u64, Waiting>,
+    /// Bytes of data that these bring or take.
+    owed: usize,
     /// What is to be sent next.
     out: Vec<u8>,
+    /// So many bytes are being sent.
+    sending: usize,
     /// Since when the server owes an answer and has given none.
     owes_since: Option<Instant>,
     /// Why there is no connection any more.
     gone: Option<ClientError>,
+}
+
+/// A request that waits for its answer.
+struct Waiting {
+    sender: oneshot::Sender<Result<Brought, ClientError>>,
+    bytes: usize,
 }
 
 impl Shared {
@@ -97,7 +118,7 @@ impl Shared {
             state.gone.get_or_insert_with(|| why.clone());
             std::mem::take(&mut state.waiting)
         };
-        for sender in waiting.into_values() {
+        for Waiting { sender, .. } in waiting.into_values() {
             // Whoever asked may have given up.
             let _ = sender.send(Err(why.clone()));
         }
@@ -308,11 +329,19 @@ impl Client {
             if let Some(gone) = &state.gone {
                 return Err(gone.clone());
             }
+            let reads = if command == Command::Read { length as usize } else { 0 };
+            let bytes = reads + data.len();
+            // A server may answer what it has not taken.
+            let owes = state.owed.max(state.out.len() + state.sending);
+            if owes > 0 && owes + bytes > MOST_OWED {
+                return Err(ClientError::Owes(owes));
+            }
+            state.owed += bytes;
             let cookie = state.in_flight.ask(command, offset, length);
             let request = Request { flags, command: Some(command), cookie, offset, length };
             request.encode(&mut state.out);
             state.out.extend_from_slice(data);
-            state.waiting.insert(cookie, sender);
+            state.waiting.insert(cookie, Waiting { sender, bytes });
             state.owes_since.get_or_insert_with(Instant::now);
         }
         self.shared.waker.wake();
@@ -357,7 +386,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.sent == self.out.len() {
                 self.out.clear();
                 self.sent = 0;
-                std::mem::swap(&mut self.out, &mut self.shared.state().out);
+                let mut state = self.shared.state();
+                std::mem::swap(&mut self.out, &mut state.out);
+                state.sending = self.out.len();
+                drop(state);
                 if self.out.is_empty() {
                     let _ = Pin::new(&mut self.stream).poll_flush(context)?;
                     return Ok(());
@@ -377,7 +409,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             self.input.consume(length);
             let Some(finished) = finished else { continue };
             state.owes_since = (!state.in_flight.is_empty()).then(Instant::now);
-            if let Some(sender) = state.waiting.remove(&finished.cookie) {
+            if let Some(Waiting { sender, bytes }) = state.waiting.remove(&finished.cookie) {
+                state.owed -= bytes;
                 // Whoever asked may have given up.
                 let _ = sender.send(finished.result.map_err(ClientError::from));
             }

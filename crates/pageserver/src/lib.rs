@@ -6,8 +6,10 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`nbd`] | the protocol: bytes in, bytes out |
-//! | [`server`] | listens and negotiates; who may connect |
+//! | [`server`] | listens and negotiates |
+//! | [`places`] | who may connect, and how often |
 //! | [`serve`] | requests of one connection, many at a time |
+//! | [`budget`] | what all connections of a process may hold |
 //! | [`client`] | asks things of another server |
 //! | [`repository`] | memory that hosts lend each other |
 //! | [`trial`] | what is wrong with a repository |
@@ -15,12 +17,14 @@
 //! | [`layer`] | what all layers can do |
 //! | [`layers`] | one file each |
 
+pub mod budget;
 pub mod buffer;
 pub mod client;
 mod dead_peers;
 pub mod layer;
 pub mod layers;
 pub mod nbd;
+pub mod places;
 pub mod repository;
 pub mod serve;
 pub mod server;

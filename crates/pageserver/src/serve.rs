@@ -5,9 +5,12 @@
 //! take two system calls and one wake-up. What a layer cannot answer at once is kept beside and
 //! answered when it is done, in whatever order: cookies tell which is which.
 //!
-//! Bounds: a client that does not read its replies is not read from either, once [`MOST_OUT`] lie
-//! unsent. What is under way holds at most [`MOST_HELD`] bytes and [`MOST_LATER`] requests.
+//! Bounds: a request that is longer than a piece is [`divided`]. A client that does not read its
+//! replies is not read from either. All that is under way, or waits to be sent, is counted in the
+//! process' [`Budget`](crate::budget::Budget) before it is allocated, except one piece of each.
 
+mod divided;
+mod out;
 mod patience;
 
 use std::future::poll_fn;
@@ -19,6 +22,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::budget::{Account, Held};
 use crate::buffer::Incoming;
 use crate::layer::{Answer, Layer, Read, Zeros};
 use crate::nbd::negotiation::Session;
@@ -26,18 +30,16 @@ use crate::nbd::reply::{self, Extent};
 use crate::nbd::request::{Command, HEADER, Request};
 use crate::nbd::wire::command_flag::{FUA, REQ_ONE};
 use crate::nbd::{Errno, ProtocolError};
+use divided::{Dividing, Piece, Wholes, is_chunked};
+use out::Out;
 use patience::Patience;
 
-/// More replies are not made while so many bytes wait to be sent.
-const MOST_OUT: usize = 1 << 20;
 /// How often more is received before replies to what was received are sent.
 const MOST_RECEIVED: u32 = 4;
-/// A buffer that has grown beyond this is not kept, in bytes.
-const KEPT_OUT: usize = 4 << 20;
-/// Requests that are under way.
+/// Requests and pieces that are under way.
 const MOST_LATER: usize = 256;
-/// Bytes that these hold; one may always be under way.
-const MOST_HELD: usize = 64 << 20;
+/// Bytes that these hold: QEMU has sixteen requests under way, of 1 MiB each at most.
+const MOST_HELD: usize = 16 << 20;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,10 @@ pub enum ServeError {
     /// The client breaks the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
+    /// A part of what was read is sent, the rest cannot be read, and no word of the protocol says
+    /// so.
+    #[error("a read failed after a part of it was sent: {0}")]
+    Torn(Errno),
 }
 
 /// What came of a request that took a while.
@@ -56,24 +62,33 @@ enum Late {
     Other(Result<(), Errno>),
 }
 
-/// A request that took a while, and what came of it.
-type Later<'a> = BoxFuture<'a, (Request, Late)>;
+/// A request or a piece that took a while, and what came of it.
+type Later<'a> = BoxFuture<'a, (Piece, Late)>;
 
 struct Connection<'a, S> {
     stream: S,
     session: &'a Session,
     layer: &'a dyn Layer,
+    account: &'a Account,
     input: Incoming,
-    out: Vec<u8>,
-    sent: usize,
+    out: Out,
     later: FuturesUnordered<Later<'a>>,
-    held: usize,
+    /// The bytes that these hold.
+    held: Held,
+    /// The longest read among them, in bytes.
+    longest: usize,
+    dividing: Option<Dividing>,
+    wholes: Wholes,
+    /// The request at the front waits until something else has ended.
+    is_held_up: bool,
+    /// The client takes no reply for now.
+    is_waiting: bool,
     /// No more requests come: the client has said so, or closed its half.
     is_over: bool,
     patience: Patience,
 }
 
-/// Serves requests until the client ends the connection.
+/// Serves requests until the client ends the connection. What it holds meanwhile is on `account`.
 ///
 /// # Errors
 ///
@@ -83,16 +98,23 @@ pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     input: Incoming,
     session: &Session,
     layer: &dyn Layer,
+    account: &Account,
 ) -> Result<(), ServeError> {
+    let budget = account.budget();
     let mut connection = Connection {
         stream,
         session,
         layer,
+        account,
         input,
-        out: Vec::new(),
-        sent: 0,
+        out: Out::new(budget.clone()),
         later: FuturesUnordered::new(),
-        held: 0,
+        held: Held::new(budget.clone(), budget.piece()),
+        longest: 0,
+        dividing: None,
+        wholes: Wholes::default(),
+        is_held_up: false,
+        is_waiting: false,
         is_over: false,
         patience: Patience::default(),
     };
@@ -104,7 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
     fn pass(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServeError>> {
         let mut received = 0;
         loop {
-            self.gather(context);
+            self.gather(context)?;
             let has_answered = self.answer_all()?;
             // What comes meanwhile is answered by the same write.
             let may_receive = received < MOST_RECEIVED;
@@ -114,7 +136,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
             }
             received = 0;
             let has_sent = self.send(context)?;
-            if self.is_over && self.later.is_empty() && self.sent == self.out.len() {
+            if self.is_over && self.later.is_empty() && self.out.is_empty() {
                 return Poll::Ready(Ok(()));
             }
             if may_receive && !has_answered && !has_sent {
@@ -127,58 +149,195 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         }
     }
 
-    /// Answers what has taken a while and is done.
-    fn gather(&mut self, context: &mut Context<'_>) {
-        while !self.is_full()
-            && let Poll::Ready(Some((request, late))) = Pin::new(&mut self.later).poll_next(context)
-        {
-            self.held -= request.length_held();
-            match late {
-                Late::Read(Ok(data)) => {
-                    self.before_data(request);
-                    self.out.extend_from_slice(&data);
-                }
-                Late::Read(Err(errno)) => self.failed(request, errno),
-                Late::Other(result) => reply::simple(&mut self.out, request.cookie, result),
-            }
+    /// Sends replies. Answers whether any were sent.
+    fn send(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
+        let mut has_sent = false;
+        let stream = Pin::new(&mut self.stream);
+        let waits = self.out.send(stream, context, &mut has_sent)?.is_pending();
+        if self.is_waiting && (has_sent || !waits) {
+            self.account.waits(false);
         }
+        self.is_waiting = waits && self.out.is_charged();
+        if self.is_waiting {
+            self.account.waits(true);
+        }
+        Ok(has_sent)
+    }
+
+    /// Receives requests, if there is room for any. Answers whether any have come.
+    fn receive(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
+        if self.is_over || self.is_held_up {
+            return Ok(false);
+        }
+        match self.input.poll_fill(Pin::new(&mut self.stream), context)? {
+            Poll::Ready(0) => {
+                self.is_over = true;
+                Ok(true)
+            }
+            Poll::Ready(_) => Ok(true),
+            Poll::Pending => Ok(false),
+        }
+    }
+}
+
+impl<'a, S> Connection<'a, S> {
+    /// Answers what has taken a while and is done.
+    fn gather(&mut self, context: &mut Context<'_>) -> Result<(), ServeError> {
+        while self.out.has_room(self.longest)
+            && let Poll::Ready(Some((piece, late))) = Pin::new(&mut self.later).poll_next(context)
+        {
+            self.held.give(piece.request.length_held());
+            let result = match late {
+                Late::Read(Ok(data)) => {
+                    self.before_data(&piece);
+                    self.out.buffer.extend_from_slice(&data);
+                    Ok(())
+                }
+                Late::Read(Err(errno)) => Err(errno),
+                Late::Other(result) => result,
+            };
+            if self.later.is_empty() {
+                self.longest = 0;
+            }
+            self.ended(&piece, result)?;
+        }
+        Ok(())
     }
 
     /// Answers the requests that have come, as far as there is room. Answers whether there were
     /// any.
-    fn answer_all(&mut self) -> Result<bool, ProtocolError> {
+    fn answer_all(&mut self) -> Result<bool, ServeError> {
         let mut answered = false;
-        while !self.is_over && !self.is_full() && self.has_room() {
+        self.is_held_up = false;
+        while !self.is_over {
+            answered |= self.divide()?;
+            if self.dividing.is_some() {
+                break;
+            }
             let Some(request) = Request::parse(self.input.bytes())? else { break };
+            if self.is_long(&request) {
+                self.patience.came();
+                self.input.consume(HEADER);
+                let failed = request.check(self.session.export, self.session.status).err();
+                let structured = self.session.structured;
+                self.dividing = Some(self.wholes.divide(request, structured, failed));
+                continue;
+            }
             let length = HEADER + request.payload();
             if self.input.bytes().len() < length {
                 self.input.expect(length);
                 break;
             }
+            let checked = request.check(self.session.export, self.session.status);
+            // A request that makes no sense holds nothing.
+            let request = if checked.is_ok() { request } else { Request { length: 0, ..request } };
+            if !self.has_room(&request) {
+                break;
+            }
             self.patience.came();
-            self.answer(request);
+            self.answer(request, checked)?;
             self.input.consume(length);
             answered = true;
         }
         Ok(answered)
     }
 
-    fn answer(&mut self, request: Request) {
-        let command = match request.check(self.session.export, self.session.status) {
-            Ok(command) => command,
-            Err(errno) => {
-                // What failed is told in the form that the request's success would have.
-                return self.failed(request, errno);
+    /// Whether it is to be divided: what brings data, and makes sense or has to be passed over.
+    fn is_long(&self, request: &Request) -> bool {
+        if request.length as usize <= self.account.budget().piece() {
+            return false;
+        }
+        let checked = request.check(self.session.export, self.session.status);
+        request.payload() > 0 || matches!(checked, Ok(Command::Read))
+    }
+
+    /// Hands pieces of the request that is being divided to the layer. Answers whether there were
+    /// any.
+    fn divide(&mut self) -> Result<bool, ServeError> {
+        let mut has_done = false;
+        while let Some(dividing) = &mut self.dividing {
+            if dividing.is_in_one && !self.later.is_empty() {
+                self.is_held_up = true;
+                break;
             }
+            let (number, is_write) = (dividing.number, dividing.is_write());
+            let has_failed = self.wholes.has_failed(number);
+            let next = dividing.next(self.account.budget().piece());
+            let Some(piece) = next.filter(|_| is_write || !has_failed) else {
+                self.dividing = None;
+                self.wholes.divided(number);
+                self.finish(number)?;
+                return Ok(true);
+            };
+            let length = piece.request.length as usize;
+            if is_write && self.input.bytes().len() < length {
+                self.input.expect(length);
+                break;
+            }
+            if !has_failed && !self.has_room(&piece.request) {
+                break;
+            }
+            if let Some(dividing) = &mut self.dividing {
+                dividing.done += piece.request.length;
+            }
+            match (has_failed, is_write) {
+                (true, _) => {}
+                (false, true) => {
+                    self.wholes.begun(number);
+                    let done =
+                        self.layer.write(piece.request.offset, &self.input.bytes()[..length]);
+                    self.done(piece, done)?;
+                }
+                (false, false) => {
+                    self.wholes.begun(number);
+                    self.read(piece)?;
+                }
+            }
+            if is_write {
+                self.input.consume(length);
+            }
+            has_done = true;
+        }
+        Ok(has_done)
+    }
+
+    /// Whether there is room for what a request holds and brings: it is held from now on.
+    fn has_room(&mut self, request: &Request) -> bool {
+        let holds = request.length_held();
+        let brings = match request.command {
+            Some(Command::Read) => holds,
+            Some(Command::BlockStatus) => self.account.budget().piece(),
+            _ => 0,
+        };
+        let has_room = self.later.len() < MOST_LATER
+            && self.held.bytes() + holds <= MOST_HELD
+            && self.out.has_room(brings)
+            && self.held.take(holds);
+        self.is_held_up = !has_room;
+        has_room
+    }
+
+    fn answer(
+        &mut self,
+        request: Request,
+        checked: Result<Command, Errno>,
+    ) -> Result<(), ServeError> {
+        let piece = Piece { request, of: None };
+        let command = match checked {
+            Ok(command) => command,
+            Err(errno) => return self.done(piece, Answer::Now(Err(errno))),
         };
         let layer = self.layer;
         let (offset, length) = (request.offset, u64::from(request.length));
         let done = match command {
-            Command::Read => return self.read(request),
-            Command::BlockStatus => return self.block_status(request),
+            Command::Read => return self.read(piece),
+            Command::BlockStatus => {
+                self.block_status(request);
+                return Ok(());
+            }
             Command::Disconnect => {
                 self.is_over = true;
-                return;
+                return Ok(());
             }
             Command::Write => {
                 layer.write(offset, &self.input.bytes()[HEADER..HEADER + request.payload()])
@@ -192,28 +351,28 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         } else {
             done
         };
-        match done {
-            Answer::Now(result) => reply::simple(&mut self.out, request.cookie, result),
-            Answer::Later(future) => {
-                self.wait(request, async move { Late::Other(future.await) });
-            }
-        }
+        self.done(piece, done)
     }
 
-    fn read(&mut self, request: Request) {
-        let mark = self.out.len();
-        self.before_data(request);
-        let begin = self.out.len();
-        self.out.resize(begin + request.length as usize, 0);
-        match self.layer.read(request.offset, &mut self.out[begin..]) {
-            Read::Now(Ok(())) => {}
-            Read::Now(Err(errno)) => {
-                self.out.truncate(mark);
-                self.failed(request, errno);
-            }
+    fn read(&mut self, piece: Piece) -> Result<(), ServeError> {
+        let mark = self.out.buffer.len();
+        let had_begun = self.before_data(&piece);
+        let begin = self.out.buffer.len();
+        self.out.buffer.resize(begin + piece.request.length as usize, 0);
+        let read = self.layer.read(piece.request.offset, &mut self.out.buffer[begin..]);
+        if matches!(read, Read::Now(Ok(()))) {
+            return self.done(piece, Answer::Now(Ok(())));
+        }
+        self.out.buffer.truncate(mark);
+        if let Some(dividing) = &mut self.dividing {
+            dividing.has_begun = had_begun;
+        }
+        match read {
+            Read::Now(result) => self.done(piece, Answer::Now(result)),
             Read::Later(future) => {
-                self.out.truncate(mark);
-                self.wait(request, async move { Late::Read(future.await) });
+                self.longest = self.longest.max(piece.request.length as usize);
+                self.wait(piece, async move { Late::Read(future.await) });
+                Ok(())
             }
         }
     }
@@ -227,69 +386,90 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<'_, S> {
         if extents.is_empty() {
             extents.push(Extent { length: request.length, is_hole: false });
         }
-        reply::block_status(&mut self.out, request.cookie, &extents);
+        reply::block_status(&mut self.out.buffer, request.cookie, &extents);
     }
 
-    fn before_data(&mut self, request: Request) {
-        let Request { cookie, offset, length, .. } = request;
-        reply::before_data(&mut self.out, self.session.structured, cookie, offset, length);
+    /// Takes the layer's answer to anything but a read that takes a while.
+    fn done(&mut self, piece: Piece, answer: Answer<'a>) -> Result<(), ServeError> {
+        match answer {
+            Answer::Now(result) => {
+                self.held.give(piece.request.length_held());
+                self.ended(&piece, result)
+            }
+            Answer::Later(future) => {
+                self.wait(piece, async move { Late::Other(future.await) });
+                Ok(())
+            }
+        }
     }
 
-    fn failed(&mut self, request: Request, errno: Errno) {
+    fn wait(&mut self, piece: Piece, future: impl Future<Output = Late> + Send + 'a) {
+        self.later.push(Box::pin(async move { (piece, future.await) }));
+    }
+
+    /// Answers what has ended; the data of a read that succeeded stand there already.
+    fn ended(&mut self, piece: &Piece, result: Result<(), Errno>) -> Result<(), ServeError> {
+        let request = &piece.request;
+        let Some(number) = piece.of else {
+            match (request.command, result) {
+                (Some(Command::Read), Ok(())) => {}
+                // What failed is told in the form that the request's success would have.
+                (_, Err(errno)) => self.failed(request, errno),
+                (_, result) => reply::simple(&mut self.out.buffer, request.cookie, result),
+            }
+            return Ok(());
+        };
+        if let (Some(Dividing { has_begun: true, .. }), Err(errno)) = (&self.dividing, result) {
+            return Err(ServeError::Torn(errno));
+        }
+        self.wholes.ended(number, result);
+        self.finish(number)
+    }
+
+    /// Answers a request that was divided, if all of it has ended.
+    fn finish(&mut self, number: u64) -> Result<(), ServeError> {
+        let Some((request, result)) = self.wholes.finish(number) else { return Ok(()) };
+        match (request.command, result) {
+            (_, Err(errno)) => self.failed(&request, errno),
+            (Some(Command::Read), Ok(())) => {
+                if is_chunked(&request, self.session.structured) {
+                    reply::last_chunk(&mut self.out.buffer, request.cookie);
+                }
+            }
+            (_, Ok(())) => {
+                // It holds nothing any more.
+                let request = Request { length: 0, ..request };
+                let layer = self.layer;
+                let done = if request.has(FUA) { layer.flush() } else { Answer::Now(Ok(())) };
+                return self.done(Piece { request, of: None }, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends what stands before the data of a read. Answers whether the one header of a read that
+    /// is divided stood there already.
+    fn before_data(&mut self, piece: &Piece) -> bool {
+        let Request { cookie, offset, length, .. } = piece.request;
+        let (out, structured) = (&mut self.out.buffer, self.session.structured);
+        match self.dividing.as_mut().filter(|d| d.is_in_one && piece.of == Some(d.number)) {
+            Some(dividing) => {
+                let Request { offset, length, .. } = dividing.request;
+                if !dividing.has_begun {
+                    reply::before_data(out, structured, cookie, offset, length);
+                }
+                return std::mem::replace(&mut dividing.has_begun, true);
+            }
+            None if piece.of.is_some() => reply::before_piece(out, cookie, offset, length),
+            None => reply::before_data(out, structured, cookie, offset, length),
+        }
+        false
+    }
+
+    fn failed(&mut self, request: &Request, errno: Errno) {
         let in_chunks = matches!(request.command, Some(Command::Read | Command::BlockStatus));
         let in_chunks = in_chunks && self.session.structured;
-        reply::failed(&mut self.out, in_chunks, request.cookie, errno);
-    }
-
-    /// Sends replies. Answers whether any were sent.
-    fn send(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
-        let mut has_sent = false;
-        while self.sent < self.out.len() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.sent..])? {
-                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(n) => self.sent += n,
-                Poll::Pending => return Ok(has_sent),
-            }
-            has_sent = true;
-        }
-        if self.out.capacity() > KEPT_OUT {
-            self.out = Vec::new();
-        }
-        self.out.clear();
-        self.sent = 0;
-        // TLS keeps what it could not send.
-        let _ = Pin::new(&mut self.stream).poll_flush(context)?;
-        Ok(has_sent)
-    }
-
-    /// Receives requests, if there is room for any. Answers whether any have come.
-    fn receive(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
-        if self.is_over || self.is_full() || !self.has_room() {
-            return Ok(false);
-        }
-        match self.input.poll_fill(Pin::new(&mut self.stream), context)? {
-            Poll::Ready(0) => {
-                self.is_over = true;
-                Ok(true)
-            }
-            Poll::Ready(_) => Ok(true),
-            Poll::Pending => Ok(false),
-        }
-    }
-
-    fn is_full(&self) -> bool {
-        self.out.len() - self.sent >= MOST_OUT
-    }
-
-    fn has_room(&self) -> bool {
-        self.later.len() < MOST_LATER && self.held < MOST_HELD
-    }
-}
-
-impl<'a, S> Connection<'a, S> {
-    fn wait(&mut self, request: Request, future: impl Future<Output = Late> + Send + 'a) {
-        self.held += request.length_held();
-        self.later.push(Box::pin(async move { (request, future.await) }));
+        reply::failed(&mut self.out.buffer, in_chunks, request.cookie, errno);
     }
 }
 

@@ -1,8 +1,8 @@
 //! A server of exports: listens, negotiates, serves.
 //!
 //! Everybody may connect, so nothing is given before a client has shown that it may: what a
-//! connection holds before is small, its negotiation has a deadline, and there are no more than
-//! [`Limits::connections`] at a time.
+//! connection holds before is small, its negotiation has a deadline, TLS included, and its place is
+//! another one's as soon as that is needed ([`places`](crate::places)).
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,20 +15,24 @@ use std::time::Duration;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::budget::{Account, Budget};
 use crate::buffer::Incoming;
 use crate::dead_peers;
 use crate::layer::Layer;
 use crate::nbd::ProtocolError;
-use crate::nbd::negotiation::{Exports, Negotiation, Session, Step, Tls};
+use crate::nbd::negotiation::{Exports, Negotiation, Refusal, Session, Step, Tls};
 use crate::nbd::request::Export;
+use crate::places::{Guard, OF_PROCESS, Owner, Place, Places, Process};
 use crate::serve::{ServeError, serve};
 use crate::tls::Acceptor;
 
 /// How long a listener rests that cannot accept: there are no descriptors left, most likely.
 const REST: Duration = Duration::from_millis(100);
+
+/// How often it is looked for clients that are stuck.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a unix socket is to take at once, in bytes; half of what the kernel then counts, which is
 /// more than the data. A write that does not fit waits until the client has read nearly all of it.
@@ -76,18 +80,40 @@ pub struct Opened {
     pub layer: Arc<dyn Layer>,
 }
 
-/// What clients may take.
+/// How many connections there may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at a time.
+    /// Connections whose client is known, at a time.
     pub connections: usize,
-    /// How long the negotiation may take.
+    /// Those of one client: a certificate, a user, an address.
+    pub each: usize,
+    /// Connections whose client has not shown yet who it is and what it wants.
+    pub unknown: usize,
+    /// Those of one address, or of one network of IPv6.
+    pub unknown_each: usize,
+    /// How long the negotiation may take, TLS included.
     pub negotiation: Duration,
 }
 
 impl Default for Limits {
+    /// For a server of many clients: a host has a connection for each of its disks.
     fn default() -> Self {
-        Self { connections: 256, negotiation: Duration::from_secs(10) }
+        let negotiation = Duration::from_secs(10);
+        Self { connections: 512, each: 128, unknown: 128, unknown_each: 32, negotiation }
+    }
+}
+
+impl Limits {
+    /// For an export of one VM. Its owner can connect anew while all places are taken.
+    pub(crate) fn of(owner: Owner) -> Self {
+        let connections = (owner.processes + 1) * OF_PROCESS;
+        Self {
+            connections,
+            each: connections,
+            unknown: 16,
+            unknown_each: OF_PROCESS,
+            ..Self::default()
+        }
     }
 }
 
@@ -103,6 +129,9 @@ pub enum RefusedError {
     /// The client took too long to choose an export.
     #[error("the client chose no export within {0:?}")]
     Slow(Duration),
+    /// Another connection has its place, or needs what it held.
+    #[error("the connection had to make room")]
+    Ended,
 }
 
 impl From<io::Error> for RefusedError {
@@ -122,13 +151,15 @@ pub struct Server {
     catalogue: Arc<dyn Catalogue>,
     tls: Option<Acceptor>,
     limits: Limits,
-    free: Semaphore,
+    places: Places,
 }
 
 /// The catalogue, as one client's negotiation sees it.
 struct Shown<'a> {
     catalogue: &'a dyn Catalogue,
     who: Who,
+    places: &'a Places,
+    place: &'a Place,
     chosen: Mutex<Option<Opened>>,
 }
 
@@ -141,11 +172,12 @@ impl Exports for Shown<'_> {
         self.catalogue.find(name, &self.who)
     }
 
-    fn choose(&self, name: &str) -> Option<(String, Export)> {
-        let opened = self.catalogue.open(name, &self.who)?;
+    fn choose(&self, name: &str) -> Result<(String, Export), Refusal> {
+        self.places.know(self.place, &self.who).map_err(Refusal::Policy)?;
+        let opened = self.catalogue.open(name, &self.who).ok_or(Refusal::Unknown)?;
         let found = (opened.name.clone(), of_layer(&*opened.layer));
         *self.chosen.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
-        Some(found)
+        Ok(found)
     }
 }
 
@@ -163,18 +195,32 @@ impl Server {
     /// Serves what `catalogue` has; with `tls`, nobody without a certificate that it trusts.
     #[must_use]
     pub fn new(catalogue: Arc<dyn Catalogue>, tls: Option<Acceptor>, limits: Limits) -> Arc<Self> {
-        Arc::new(Self { catalogue, tls, limits, free: Semaphore::new(limits.connections) })
+        let places = Places::new(limits, None, Arc::default());
+        Arc::new(Self { catalogue, tls, limits, places })
+    }
+
+    /// Serves what belongs to one VM, on a unix socket; what its connections hold is out of
+    /// `budget`, which other servers of this process share.
+    #[must_use]
+    pub fn of_one(catalogue: Arc<dyn Catalogue>, owner: Owner, budget: Arc<Budget>) -> Arc<Self> {
+        let limits = Limits::of(owner);
+        let places = Places::new(limits, Some(owner), budget);
+        Arc::new(Self { catalogue, tls: None, limits, places })
     }
 
     /// Accepts clients for ever, each on a task of its own.
     pub async fn listen_unix(self: Arc<Self>, listener: UnixListener) {
+        self.look_for_stuck();
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
                     // As much of it as the host allows (`net.core.wmem_max`).
                     let _ = set_socket_send_buffer_size(&stream, AT_ONCE);
-                    let user = stream.peer_cred().map(|peer| peer.uid());
-                    self.clone().welcome(stream, user.map_or(Who::Anybody, Who::User));
+                    let peer = stream.peer_cred().ok();
+                    let who = peer.map_or(Who::Anybody, |peer| Who::User(peer.uid()));
+                    let pid = peer.and_then(|peer| peer.pid());
+                    let process = pid.and_then(|pid| Process::of(pid.try_into().ok()?));
+                    self.clone().welcome(stream, who, process);
                 }
                 Err(_) => sleep(REST).await,
             }
@@ -183,12 +229,13 @@ impl Server {
 
     /// Accepts clients for ever, each on a task of its own.
     pub async fn listen_tcp(self: Arc<Self>, listener: TcpListener) {
+        self.look_for_stuck();
         loop {
             match listener.accept().await {
                 // A reply must not wait for the acknowledgement of the one before it.
                 Ok((stream, from)) if stream.set_nodelay(true).is_ok() => {
                     dead_peers::notice(&stream);
-                    self.clone().welcome(stream, Who::Address(from.ip()));
+                    self.clone().welcome(stream, Who::Address(from.ip()), None);
                 }
                 Ok(_) => {}
                 Err(_) => sleep(REST).await,
@@ -196,11 +243,23 @@ impl Server {
         }
     }
 
-    fn welcome(self: Arc<Self>, stream: impl Stream + 'static, who: Who) {
+    /// Ends connections that are stuck, for as long as this server is there.
+    fn look_for_stuck(self: &Arc<Self>) {
+        let server = Arc::downgrade(self);
+        tokio::spawn(async move {
+            while let Some(server) = server.upgrade() {
+                server.places.end_stuck();
+                drop(server);
+                sleep(LOOK).await;
+            }
+        });
+    }
+
+    fn welcome(self: Arc<Self>, stream: impl Stream + 'static, who: Who, of: Option<Process>) {
         tokio::spawn(async move {
             // One too many is closed: it may come again.
-            if let Ok(_place) = self.free.try_acquire() {
-                let _ = self.handle(stream, who).await;
+            if let Some(guard) = self.places.enter(&who, of) {
+                let _ = self.keep(stream, who, guard).await;
             }
         });
     }
@@ -211,18 +270,38 @@ impl Server {
     /// # Errors
     ///
     /// Why the connection came to nothing.
-    pub async fn handle<S>(&self, mut stream: S, who: Who) -> Result<(), RefusedError>
+    pub async fn handle<S>(&self, stream: S, who: Who) -> Result<(), RefusedError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        let guard = self.places.enter(&who, None).ok_or(RefusedError::Ended)?;
+        self.keep(stream, who, guard).await
+    }
+
+    async fn keep<S>(&self, stream: S, who: Who, guard: Guard<'_>) -> Result<(), RefusedError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send,
+    {
+        tokio::select! {
+            served = self.talk(stream, who, &guard.place) => served,
+            () = guard.place.ended() => Err(RefusedError::Ended),
+        }
+    }
+
+    async fn talk<S>(&self, mut stream: S, who: Who, place: &Place) -> Result<(), RefusedError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send,
     {
         let limit = self.limits.negotiation;
+        let end = Instant::now() + limit;
         let mut input = Incoming::default();
         let tls = if self.tls.is_some() { Tls::Required } else { Tls::Absent };
         let mut out = Vec::new();
         let mut negotiation = Negotiation::new(tls, &mut out);
-        let mut shown = Shown { catalogue: &*self.catalogue, who, chosen: Mutex::new(None) };
+        let (catalogue, places) = (&*self.catalogue, &self.places);
+        let mut shown = Shown { catalogue, who, places, place, chosen: Mutex::new(None) };
         let agreed = negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);
-        match timeout(limit, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
+        match timeout_at(end, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
             Agreed::Nothing => Ok(()),
             Agreed::On(session) => shown.serve(stream, input, &session).await,
             Agreed::Tls => {
@@ -231,12 +310,13 @@ impl Server {
                 let agreed = async {
                     let mut stream = acceptor.accept(stream).await.map_err(RefusedError::Tls)?;
                     shown.who = Who::Certificate(stream.peer().to_owned());
+                    places.know(place, &shown.who).map_err(|_| RefusedError::Ended)?;
                     negotiation.secured();
                     let agreed =
                         negotiate(&mut stream, &mut input, &mut out, &mut negotiation, &shown);
                     Ok::<_, RefusedError>((agreed.await?, stream))
                 };
-                match timeout(limit, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
+                match timeout_at(end, agreed).await.map_err(|_| RefusedError::Slow(limit))?? {
                     (Agreed::On(session), stream) => shown.serve(stream, input, &session).await,
                     _ => Ok(()),
                 }
@@ -253,9 +333,10 @@ impl Shown<'_> {
         input: Incoming,
         session: &Session,
     ) -> Result<(), RefusedError> {
+        let account: &Account = &self.place.account;
         let chosen = self.chosen.into_inner().unwrap_or_else(PoisonError::into_inner);
         let Some(Opened { layer, .. }) = chosen else { return Ok(()) };
-        Ok(serve(stream, input, session, &*layer).await?)
+        Ok(serve(stream, input, session, &*layer, account).await?)
     }
 }
 

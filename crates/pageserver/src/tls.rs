@@ -28,8 +28,8 @@ use live::Live;
 pub use live::Trusted;
 use purpose::{Clients, DISKS, OtherPurpose, REPOSITORY, Servers, Wanted, name_for};
 
-/// The file of certificates that are trusted no more, in the same directory: one a line, which begins
-/// with its [`fingerprint`]. It may be missing.
+/// The file of certificates that are trusted no more, in the same directory: one a line, which
+/// begins with its [`fingerprint`]. It may be missing.
 pub const REVOKED: &str = "revoked";
 
 /// By what a certificate is told from all others: its SHA-256, in hexadecimal digits.

@@ -132,6 +132,8 @@ fn refusal(error: ClientError) -> Trouble {
             Trouble::NoRepository("it speaks NBD, and exports something else".to_owned())
         }
         ClientError::Protocol(error) => Trouble::NoRepository(error.to_string()),
-        ClientError::Refused(error) => Trouble::NoRepository(error.to_string()),
+        error @ (ClientError::Refused(_) | ClientError::Owes(_)) => {
+            Trouble::NoRepository(error.to_string())
+        }
     }
 }

@@ -6,6 +6,7 @@
 mod common;
 
 use std::future::poll_fn;
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,6 +68,12 @@ async fn is_a_disk(layer: Arc<dyn Layer>) {
     }
 }
 
+fn file() -> File {
+    let handle = tempfile::tempfile().unwrap();
+    handle.set_len(SIZE).unwrap();
+    File::new(Path::new("disk"), handle, SIZE)
+}
+
 async fn waits_for(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..3_000 {
         if is_so() {
@@ -84,15 +91,13 @@ async fn memory_is_a_disk() {
 
 #[tokio::test]
 async fn a_file_is_a_disk() {
-    let dir = tempfile::tempdir().unwrap();
-    is_a_disk(Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap())).await;
+    is_a_disk(Arc::new(file())).await;
 }
 
 #[tokio::test]
 async fn what_is_written_through_to_a_file_is_a_disk() {
     let repository = listen(Arc::new(Repository::new(4, 4).unwrap()));
-    let dir = tempfile::tempdir().unwrap();
-    let file = Arc::new(File::create(&dir.path().join("disk"), SIZE).unwrap());
+    let file = Arc::new(file());
     let remote = Arc::new(Remote::new(SIZE, vec![Address::Unix(repository.socket.clone())]));
     waits_for("the repository", || remote.connected() == 1).await;
     let sealed = Arc::new(Seal::over(remote.clone()).unwrap());
@@ -335,16 +340,20 @@ async fn what_a_repository_loses_comes_back_to_another_one_as_it_is_read() {
         }
         disk.counters().near.load(Ordering::Relaxed) - before
     };
-    assert_eq!(read_all().await, COUNT);
+    // On a busy machine a page may come from below, for it took too long.
+    let all_are_near = async || {
+        for _ in 0..1000 {
+            if read_all().await == COUNT {
+                return;
+            }
+        }
+        panic!("some pages are not near");
+    };
+    all_are_near().await;
     assert_eq!(repositories[0].take_back(2), 2);
     assert!(read_all().await < COUNT, "some were lost");
-    for _ in 0..1000 {
-        if read_all().await == COUNT {
-            assert_eq!(seal.forged(), 0);
-            return;
-        }
-    }
-    panic!("what was lost does not come back");
+    all_are_near().await;
+    assert_eq!(seal.forged(), 0);
 }
 
 async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

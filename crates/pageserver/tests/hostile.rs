@@ -11,6 +11,7 @@ use std::time::Duration;
 use common::raw::{self, choose, flags, go, greet, hear, option, option_of_length, to_the_end};
 use common::{LIMIT, Listening, One, listen, listen_with};
 use pageserver::client::ClientError;
+use pageserver::layer::{Answer, Layer, Read, Zeros};
 use pageserver::layers::memory::Memory;
 use pageserver::nbd::Errno;
 use pageserver::nbd::request::Command;
@@ -160,7 +161,8 @@ async fn options_without_an_end_are_ended() {
 /// Neither who says nothing keeps a place, nor who listens to nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_choose_loses_the_place() {
-    let limits = Limits { connections: 2, negotiation: Duration::from_millis(100) };
+    let limits =
+        Limits { connections: 2, negotiation: Duration::from_millis(100), ..Limits::default() };
     let server = listen_with(disk(), None, limits);
     let mut silent = server.raw().await;
     let mut deaf = at(&server, Place::Options).await;
@@ -254,6 +256,77 @@ async fn nothing_beyond_the_end_is_read_or_written() {
     }
     assert!(client.order(Command::Trim, 0, 0, 0).await.is_err(), "nothing was asked for");
     assert_eq!(client.read(SIZE - 1, 1).await.unwrap(), [0]);
+}
+
+/// In chunks, and behind one header, for clients that know no chunks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_longest_payloads_go_in_pieces() {
+    let size = u64::from(MAX_PAYLOAD) + 4096;
+    let server = listen(Arc::new(One("disk", Arc::new(Memory::new(size)))));
+    let content: Vec<u8> = (0..MAX_PAYLOAD).map(|i| (i / 4096 % 251) as u8).collect();
+    let client = server.client("disk").await.unwrap();
+    assert!(client.session().structured);
+    timeout(LIMIT, client.write(4096, &content)).await.unwrap().unwrap();
+    let read = timeout(LIMIT, client.read(4096, MAX_PAYLOAD)).await.unwrap().unwrap();
+    assert!(read == content, "something else was read");
+    // A write that makes no sense is passed over, and the next request is answered.
+    let beyond = client.write(size - 4096, &content).await;
+    assert!(matches!(beyond, Err(ClientError::Refused(Errno::NoSpace))), "{beyond:?}");
+    let mut simple = at(&server, Place::Requests).await;
+    simple.write_all(&raw::request(Command::Read, 1, 4096, MAX_PAYLOAD)).await.unwrap();
+    simple.write_all(&raw::request(Command::Read, 2, 0, 4)).await.unwrap();
+    simple.shutdown().await.unwrap();
+    let said = to_the_end(&mut simple).await;
+    let (first, second) = said.split_at(16 + content.len());
+    assert!(first[..16] == raw::simple_reply(0, 1) && first[16..] == content);
+    assert_eq!(second, [raw::simple_reply(0, 2), vec![0; 4]].concat());
+}
+
+/// Reads fail beyond the first half.
+struct Half(Memory);
+
+impl Layer for Half {
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn describe(&self) -> String {
+        "half a disk".to_owned()
+    }
+
+    fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
+        if offset + into.len() as u64 > SIZE / 2 {
+            return Read::Later(Box::pin(async { Err(Errno::Io) }));
+        }
+        self.0.read(offset, into)
+    }
+
+    fn write<'a>(&'a self, offset: u64, data: &[u8]) -> Answer<'a> {
+        self.0.write(offset, data)
+    }
+
+    fn zero(&self, offset: u64, length: u64, zeros: Zeros) -> Answer<'_> {
+        self.0.zero(offset, length, zeros)
+    }
+
+    fn flush(&self) -> Answer<'_> {
+        self.0.flush()
+    }
+}
+
+#[tokio::test]
+async fn a_long_read_that_fails_in_its_middle_shows_nothing_wrong() {
+    let server = listen(Arc::new(One("disk", Arc::new(Half(Memory::new(SIZE))))));
+    let client = server.client("disk").await.unwrap();
+    let length = u32::try_from(SIZE).unwrap();
+    let read = timeout(LIMIT, client.read(0, length)).await.unwrap();
+    assert!(matches!(read, Err(ClientError::Refused(Errno::Io))), "{read:?}");
+    assert_eq!(client.read(0, 4).await.unwrap(), [0; 4]);
+    // Behind a header that says that it has succeeded, the end is all that can be said.
+    let mut simple = at(&server, Place::Requests).await;
+    simple.write_all(&raw::request(Command::Read, 1, 0, length)).await.unwrap();
+    assert!(to_the_end(&mut simple).await.len() < 16 + length as usize);
+    still_serves(&server).await;
 }
 
 #[tokio::test]

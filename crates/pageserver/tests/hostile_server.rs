@@ -5,6 +5,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::raw::{self, DISK, behind, chunk, chunk_of_length, server_says, simple_reply};
 use common::{LIMIT, listen};
 use pageserver::client::{self, Client, ClientError};
@@ -243,6 +245,32 @@ async fn an_answer_that_comes_twice_ends_the_connection_and_all_who_wait_are_tol
     let told = timeout(LIMIT, second).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(told, ClientError::Protocol(ProtocolError::Broken(_))), "{told}");
     assert!(client.order(Command::Flush, 0, 0, 0).await.is_err(), "it is asked again");
+}
+
+/// Those who ask give up; what they asked for stays under way, and is bounded.
+#[tokio::test]
+async fn a_server_that_takes_nothing_is_asked_no_more_than_so_much() {
+    const MOST: usize = 16 << 20;
+    let (client, mut theirs) = connected().await;
+    let data = vec![1; 1 << 20];
+    let mut ask = async |cookie: usize| {
+        let asked = timeout(Duration::from_millis(1), client.write(0, &data)).await;
+        // It says that it has done what it has not even taken.
+        theirs.write_all(&simple_reply(0, cookie as u64)).await.unwrap();
+        match asked {
+            Err(_) | Ok(Ok(())) => true,
+            Ok(Err(ClientError::Owes(owes))) => {
+                assert!(owes <= MOST + (1 << 20), "{owes}");
+                false
+            }
+            Ok(Err(error)) => panic!("{error}"),
+        }
+    };
+    let mut asked = 0;
+    while asked < 64 && ask(asked).await {
+        asked += 1;
+    }
+    assert!((8..=17).contains(&asked), "{asked} MiB wait for a server that takes nothing");
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ fn world() -> World {
         repositories: Vec::new(),
         tls: None,
         cache: true,
+        shared: 1,
         read_delay_us: 0,
     };
     world.spec.disks.insert("a-data".to_owned(), disk);

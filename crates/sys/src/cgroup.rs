@@ -1,4 +1,5 @@
-//! The cgroup v2 of a process, and the CPU time that has been spent in it.
+//! The cgroup v2 of a process, the CPU time that has been spent in it, and the memory that it may
+//! have.
 //!
 //! `/proc/<pid>/cgroup` names the v2 group in its line `0::<path>`. Where that tree is mounted
 //! differs: at `/sys/fs/cgroup` on a pure v2 host, at `/sys/fs/cgroup/unified` on a hybrid one.
@@ -46,6 +47,14 @@ pub fn cpu_usage_us(dir: &Path) -> Result<u64, ProcError> {
         .map_err(|_| ProcError::malformed(&path, field, value.trim(), "a number of µs"))
 }
 
+/// The least limit of memory (`memory.max`) of the cgroup at `dir` and those above it, in bytes;
+/// `None`: there is none.
+#[must_use]
+pub fn memory_max(dir: &Path) -> Option<u64> {
+    let limit = |dir: &Path| read(&dir.join("memory.max")).ok()?.trim().parse().ok();
+    dir.ancestors().filter_map(limit).min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +69,18 @@ mod tests {
         let start = std::time::Instant::now();
         while start.elapsed().as_millis() < 50 {}
         assert!(cpu_usage_us(&dir).unwrap() > before);
+    }
+
+    #[test]
+    fn the_least_limit_of_all_levels_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let (slice, scope) = (dir.path().join("slice"), dir.path().join("slice/scope"));
+        std::fs::create_dir_all(&scope).unwrap();
+        assert_eq!(memory_max(&scope), None);
+        std::fs::write(scope.join("memory.max"), "max\n").unwrap();
+        std::fs::write(slice.join("memory.max"), "4096\n").unwrap();
+        std::fs::write(dir.path().join("memory.max"), "8192\n").unwrap();
+        assert_eq!(memory_max(&scope), Some(4096));
     }
 
     #[test]

@@ -31,5 +31,6 @@ pub mod shared_memory;
 pub mod slab;
 pub mod swap;
 pub mod threads;
+pub mod trusted_path;
 pub mod tsc;
 pub mod userfaultfd;

@@ -95,6 +95,7 @@ pub(super) struct DiskDraft {
     pub(super) repositories: Option<At<Vec<At<String>>>>,
     pub(super) tls: Option<At<String>>,
     pub(super) cache: Option<bool>,
+    pub(super) shared: Option<u32>,
     pub(super) read_delay_us: Option<u32>,
     /// Which of the keys that it needs are written, whether they are right or not.
     pub(super) written: BTreeSet<&'static str>,
@@ -287,6 +288,7 @@ impl DiskDraft {
             repositories: None,
             tls: None,
             cache: None,
+            shared: None,
             read_delay_us: None,
             written: BTreeSet::new(),
         }
@@ -299,6 +301,7 @@ impl DiskDraft {
         set(&mut self.repositories, table.texts("repositories"));
         set(&mut self.tls, table.text("tls"));
         set(&mut self.cache, table.flag("cache"));
+        set(&mut self.shared, table.count("shared", &DiskSpec::SHARED));
         set(&mut self.read_delay_us, table.count("read_delay_us", &DiskSpec::READ_DELAYS_US));
         self.written.extend(Self::NEEDED.iter().filter(|key| table.place_of(key).is_some()));
         table.finish();

@@ -467,12 +467,14 @@ fn a_disk_arrives_in_the_spec() {
         repositories = ["host-b:10810", "[::1]:10810", "/run/repository"]
         tls = "/etc/overbook/tls"
         read_delay_us = 5000
+        shared = 2
         "#,
     )
     .unwrap();
     let (name, disk) = spec.disks_of(&"web".into()).next().unwrap();
     assert_eq!((name.as_str(), disk.vm.as_str()), ("web-1-swap", "web-1"));
     assert_eq!((disk.size, disk.read_delay_us), (Bytes::mib(4096), 5_000));
+    assert_eq!(disk.shared, 2);
     assert_eq!(disk.repositories.len(), 3);
     assert_eq!(spec.disk_socket(name).to_str(), Some("/run/o/disks/web-1-swap.sock"));
     assert_eq!(spec.disks_of(&"db".into()).count(), 0);

@@ -2,11 +2,12 @@
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
 //! here is what each is for. Exit code 1 means: a fault in the configuration, something by which the
-//! daemon would not start or could do nothing ([`preflight`]), certificates that are of no use or
-//! another host's, or a command that is not there; with `--host`, something is missing without which
-//! no VM here can be managed. Then no line says `ok`. A part that is merely less good leaves the
-//! code at 0: also a repository that does not lend, a table of shared pages that is of no use, and a
-//! pool whose etcd does not answer, for disks, groups and VMs work without them.
+//! daemon would not start or could do nothing ([`preflight`]), a disk's file that cannot be used or
+//! has no room, certificates that are of no use or another host's, or a command that is not there;
+//! with `--host`, something is missing without which no VM here can be managed. Then no line says
+//! `ok`. A part that is merely less good leaves the code at 0: also a repository that does not lend,
+//! a table of shared pages that is of no use, and a pool whose etcd does not answer, for disks,
+//! groups and VMs work without them.
 
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::{
     config_files,
-    disks::{self, Tried},
+    disks::trial::{Tried, TriedFile, try_files, try_repositories},
     http::wire::VmStatus,
     offline::trial as tables,
     pool::trial::{self, Trial},
@@ -59,6 +60,7 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
         let kind = if *is_fatal { "fault" } else { "note" };
         report.extend_from_slice(format!("{kind}: {what}\n").as_bytes());
     }
+    report.extend(all.files.iter().flat_map(|tried| of_file(tried).into_bytes()));
     for Tried { repository, disks, problem, lends_bytes, .. } in &all.repositories {
         let fine = || format!("fine, it would lend {}", Bytes(*lends_bytes));
         let how = problem.clone().unwrap_or_else(fine);
@@ -77,10 +79,11 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let all = loaded.as_ref().map(|spec| All::of(context, spec)).unwrap_or_default();
     let faults = loaded.as_ref().err().map_or(&[][..], Faults::as_slice);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
-    let All { findings, repositories, tables, pool, too_tight } = all;
+    let All { findings, files, repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
         "findings": findings,
+        "files": files,
         "repositories": repositories,
         "tables": tables,
         "pool": pool,
@@ -93,6 +96,7 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
 #[derive(Default)]
 struct All {
     findings: Vec<Remark>,
+    files: Vec<TriedFile>,
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,
     pool: Option<Trial>,
@@ -107,7 +111,8 @@ impl All {
         let names = vms.is_some().then(|| names.collect());
         Self {
             findings: preflight::try_host(spec, names.as_ref()),
-            repositories: disks::try_repositories(spec),
+            files: try_files(spec),
+            repositories: try_repositories(spec),
             tables: tables::try_tables(spec),
             pool: spec.pool.as_ref().map(trial::try_pool),
             too_tight: too_tight(vms.as_deref().unwrap_or_default()),
@@ -117,6 +122,7 @@ impl All {
     fn is_fatal(&self) -> bool {
         let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
         self.findings.iter().any(|one| one.is_fatal)
+            || self.files.iter().any(|tried| tried.is_fatal)
             || self.repositories.iter().any(|tried| tried.is_fatal)
             || findings.any(|one| one.is_fatal)
     }
@@ -136,6 +142,13 @@ fn too_tight(vms: &[VmStatus]) -> Vec<String> {
         Some(format!("{name}: its max of {max} does not fit: its QEMU's cgroup {words}"))
     };
     vms.iter().filter_map(of).collect()
+}
+
+/// One that is as it should be has no line.
+fn of_file(tried: &TriedFile) -> String {
+    let Some(problem) = &tried.problem else { return String::new() };
+    let outcome = if tried.is_fatal { "it cannot be served" } else { "writes to it may fail" };
+    format!("disk {}: {problem}; {outcome}\n", tried.disk)
 }
 
 fn of_table(tried: &tables::Tried) -> String {

@@ -11,11 +11,12 @@ use pageserver::layers::memory::SLAB;
 use pageserver::repository::Repository;
 use pageserver::server::{Limits, Server};
 use pageserver::tls::Acceptor;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{error::CliError, output::Output};
-use crate::repository::mind_host;
+use crate::repository::{can_lend, mind_host};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -37,6 +38,10 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
+    // Clients' pages are sealed; which of them are used, and when, a dump would tell all the same.
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        eprintln!("overbook: a core dump of this process would have what it lends: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::Said(error.to_string()))?;
     runtime.block_on(serve(arguments))?;
@@ -58,6 +63,7 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
     }
     let tls = arguments.tls.as_deref().map(Acceptor::new).transpose();
     let tls = tls.map_err(|error| said(error.to_string()))?;
+    can_lend(Bytes((all * SLAB) as u64)).map_err(|error| said(error.to_string()))?;
     let repository = Repository::new(all, most).map_err(|error| {
         let size = Bytes((all * SLAB) as u64);
         said(format!("{size} cannot be pinned (see `ulimit -l`): {error}"))

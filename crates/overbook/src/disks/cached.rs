@@ -13,15 +13,22 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::ORDER_LASTS;
+use crate::repository::own_limit;
 
 /// Sizes of which the reading tells what they would be worth: from 16 MiB on, each twice the last.
 const SIZES: u32 = 16;
 const FIRST_SIZE: Bytes = Bytes::mib(16);
 
+/// Memory that the process needs in addition to the cache, out of its cgroup's limit: its clients'
+/// budget, and as much again.
+const BESIDE: Bytes = Bytes::mib(128);
+
 /// A group's cache.
 pub(super) struct Cached {
     space: Arc<Space>,
     order: watch::Sender<Bytes>,
+    /// More would have the kernel kill this process.
+    most: Option<Bytes>,
 }
 
 impl Cached {
@@ -30,7 +37,7 @@ impl Cached {
         let (order, orders) = watch::channel(Bytes::ZERO);
         let space = Arc::new(Space::new());
         tokio::spawn(follow(space.clone(), orders));
-        Self { space, order }
+        Self { space, order, most: own_limit().map(|limit| limit.minus(BESIDE)) }
     }
 
     /// What the group's disks share.
@@ -40,7 +47,7 @@ impl Cached {
 
     /// It may hold so much from now on.
     pub(super) fn order(&self, capacity: Bytes) {
-        self.order.send_replace(capacity);
+        self.order.send_replace(self.most.map_or(capacity, |most| capacity.min(most)));
     }
 
     /// How it does.

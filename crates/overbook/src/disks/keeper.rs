@@ -3,12 +3,13 @@
 //! Problem: QEMU tries a socket that nobody listens on again after one second, then two, four, up
 //! to sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive who serves
 //! them. This process binds them and does nothing else; whoever it starts inherits them. While
-//! there is nobody, QEMU is connected already, and waits no longer than the start takes.
+//! there is nobody, QEMU is connected already, and waits no longer than the start takes. It opens
+//! the disks' files as well, once: the process that serves them gets descriptors, and no path.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +18,12 @@ use std::time::{Duration, Instant};
 
 use model::spec::DiskSpec;
 use model::{GroupName, Spec};
-use pageserver::layers::file::File;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{FdFlags, fcntl_setfd};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use sys::process::{Child, Spawn};
 
-use super::{DisksError, STATUS, status_socket};
+use super::{DisksError, STATUS, files, status_socket};
 use crate::config_files;
 
 /// How soon an end that was asked for is noticed.
@@ -34,10 +34,14 @@ const END: Duration = Duration::from_secs(10);
 const SHORT: Duration = Duration::from_secs(1);
 const DELAYS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// A socket, and whose it is.
+/// A socket, and what it serves.
 struct Socket {
     name: String,
     listener: UnixListener,
+    /// The disk's file; `None`: it is the status'.
+    file: Option<fs::File>,
+    /// The user that it belongs to.
+    user: u32,
 }
 
 /// Keeps the disks of `group` served until it is asked to end.
@@ -48,11 +52,9 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
         return Err(DisksError::None { group: group.to_string(), others: others(&spec) });
     }
     let directory = spec.disk_directory();
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(&directory)
-        .map_err(unusable("directory", &directory))?;
+    make_directory(&directory).map_err(unusable("directory", &directory))?;
+    // From here on whatever is made is for its owner alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     // Whoever has this may remove sockets that somebody left behind.
     let lock = directory.join(format!("{group}.lock"));
     let held = fs::File::create(&lock).map_err(unusable("lock", &lock))?;
@@ -60,20 +62,31 @@ pub(super) fn run(config: &Path, group: &GroupName) -> Result<(), DisksError> {
         .map_err(|_| DisksError::Served(group.to_string()))?;
     let mut sockets = Vec::new();
     for (name, disk) in own {
-        // So that it has an owner.
-        drop(File::create(&disk.file, disk.size.0).map_err(unusable("file", &disk.file))?);
-        let owner = fs::metadata(&disk.file).map_err(unusable("file", &disk.file))?;
+        let opened = files::open(disk);
+        let file = opened.map_err(|error| DisksError::Disk { disk: name.clone(), error })?;
+        for news in &file.news {
+            eprintln!("overbook: disk {name}: {news}");
+        }
         let path = spec.disk_socket(name);
-        let listener = listen(&path, (owner.uid(), owner.gid()));
-        let listener = listener.map_err(unusable("socket", &path))?;
+        let listener = listen(&path, file.owner).map_err(unusable("socket", &path))?;
         eprintln!("overbook: disk {name} of {} at {}", disk.vm, path.display());
-        sockets.push(Socket { name: name.clone(), listener });
+        let (handle, user) = (Some(file.handle), file.owner.0);
+        sockets.push(Socket { name: name.clone(), listener, file: handle, user });
     }
     let path = status_socket(&spec, group);
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let listener = listen(&path, us).map_err(unusable("socket", &path))?;
-    sockets.push(Socket { name: STATUS.to_owned(), listener });
+    sockets.push(Socket { name: STATUS.to_owned(), listener, file: None, user: us.0 });
     keep(config, group, &sockets)
+}
+
+/// The directory of the sockets: everybody may go through it, and only its owner may change it.
+fn make_directory(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o711).create(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o711))
 }
 
 fn keep(config: &Path, group: &GroupName, sockets: &[Socket]) -> Result<(), DisksError> {
@@ -104,10 +117,15 @@ fn keep(config: &Path, group: &GroupName, sockets: &[Socket]) -> Result<(), Disk
 fn serve(config: &Path, group: &GroupName, sockets: &[Socket]) -> io::Result<Child> {
     let mut spawn = Spawn::new(std::env::current_exe()?).arg("--config").arg(config);
     spawn = spawn.args(["disks", group.as_str()]);
-    for Socket { name, listener } in sockets {
-        // Left open for the child, under the number that it has here.
+    for Socket { name, listener, file, user } in sockets {
+        // Left open for the child, under the numbers that they have here.
         fcntl_setfd(listener.as_fd(), FdFlags::empty())?;
-        spawn = spawn.arg("--inherited").arg(format!("{name}={}", listener.as_raw_fd()));
+        let mut inherited = format!("{name}={},{user}", listener.as_raw_fd());
+        if let Some(file) = file {
+            fcntl_setfd(file.as_fd(), FdFlags::empty())?;
+            inherited += &format!(",{}", file.as_raw_fd());
+        }
+        spawn = spawn.arg("--inherited").arg(inherited);
     }
     spawn.die_with_parent().spawn()
 }

@@ -12,7 +12,7 @@
 //! The kernel tells of a failed write once, and may drop what it could not write: from then on the
 //! file may hold old content, so nothing is read from it or written to it any more.
 
-use std::fs::{File as Handle, OpenOptions};
+use std::fs::File as Handle;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
@@ -59,34 +59,10 @@ struct Open {
 }
 
 impl File {
-    /// Opens a file or disk. A file becomes `size` bytes long, and all of it is allocated, so that
-    /// a full disk is found out now and not at a guest's write.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's: no such file, no room, no such rights.
-    pub fn create(path: &Path, size: u64) -> io::Result<Self> {
-        let handle =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        if handle.metadata()?.is_file() {
-            handle.set_len(size)?;
-            rustix::fs::fallocate(&handle, FallocateFlags::empty(), 0, size)?;
-        }
-        Ok(Self::of(path, handle, size))
-    }
-
-    /// Opens a file or disk as it is.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's: no such file, no such rights.
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let handle = OpenOptions::new().read(true).write(true).open(path)?;
-        let size = rustix::fs::seek(&handle, SeekFrom::End(0))?;
-        Ok(Self::of(path, handle, size))
-    }
-
-    fn of(path: &Path, handle: Handle, size: u64) -> Self {
+    /// Of a file or block device that is open for reading and writing, and has `size` bytes;
+    /// `path` is what it is called.
+    #[must_use]
+    pub fn new(path: &Path, handle: Handle, size: u64) -> Self {
         let open = Open { handle, dirty: AtomicU64::new(0), failed: AtomicBool::new(false) };
         Self {
             path: path.to_owned(),
@@ -293,8 +269,9 @@ mod tests {
     fn a_write_whose_connection_has_broken_does_not_land_after_a_later_one() {
         let runtime = Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         runtime.block_on(async {
-            let dir = tempfile::tempdir().unwrap();
-            let file = File::create(&dir.path().join("disk"), 1 << 20).unwrap();
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(1 << 20).unwrap();
+            let file = File::new(Path::new("disk"), file, 1 << 20);
             let (release, blocked) = mpsc::channel::<()>();
             let disk = spawn_blocking(move || blocked.recv());
             // It is on its way to the one thread, which is busy.

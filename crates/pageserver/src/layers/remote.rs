@@ -8,6 +8,9 @@
 //! write finds room elsewhere. Reads of what is not there, and all that a repository does not
 //! answer, are errors.
 //!
+//! A repository may say that it lends any amount: nothing is kept beyond what was asked of it, and
+//! tables grow with what is written.
+//!
 //! A place is used again as soon as its page is written elsewhere or trimmed, and a repository may
 //! answer with anything. So nothing is to be read through this layer but under `seal`, which knows
 //! what a page must be.
@@ -80,6 +83,7 @@ impl Place {
 /// Pages in other hosts' memory.
 pub struct Remote {
     size: u64,
+    /// Empty ones have no page anywhere, and take no memory.
     places: Vec<Mutex<Box<[Option<Place>]>>>,
     repositories: Vec<Arc<Repository>>,
     /// New pages go there.
@@ -100,10 +104,16 @@ struct Repository {
 struct Lease {
     number: u32,
     client: Client,
-    /// Pages that hold nothing; the first ones are at the end. None of them is in a refused slab.
+    /// It has so many pages.
+    pages: u32,
+    /// From this page on none was ever used.
+    fresh: u32,
+    /// Pages before that hold nothing. None of them is in a refused slab.
     free: Vec<u32>,
     /// Slabs that the repository has taken back, or is about to.
     refused: HashSet<usize>,
+    /// So many fresh pages are in these.
+    refused_fresh: u32,
 }
 
 /// Pages that lie side by side here and in a slab there.
@@ -127,10 +137,9 @@ impl Remote {
         let repositories: Vec<_> = addresses.into_iter().map(repository).collect();
         let tasks = repositories.iter().cloned().map(|r| tokio::spawn(r.keep_connected()));
         let pages = usize::try_from(size / PAGE as u64).unwrap_or(usize::MAX);
-        let shard = |_| Mutex::new(vec![None; SHARD].into_boxed_slice());
         Self {
             size,
-            places: (0..pages.div_ceil(SHARD)).map(shard).collect(),
+            places: (0..pages.div_ceil(SHARD)).map(|_| Mutex::default()).collect(),
             tasks: tasks.collect(),
             repositories,
             admits: AtomicBool::new(true),
@@ -164,10 +173,31 @@ impl Remote {
         shards.sum()
     }
 
-    fn place<T>(&self, page: u64, what: impl FnOnce(&mut Option<Place>) -> T) -> T {
+    fn shard(&self, page: u64) -> (MutexGuard<'_, Box<[Option<Place>]>>, usize) {
         let page = usize::try_from(page).unwrap_or(usize::MAX);
-        let mut shard = self.places[page / SHARD].lock().unwrap_or_else(PoisonError::into_inner);
-        what(&mut shard[page % SHARD])
+        let shard = self.places[page / SHARD].lock().unwrap_or_else(PoisonError::into_inner);
+        (shard, page % SHARD)
+    }
+
+    /// Where a page lies.
+    fn place(&self, page: u64) -> Option<Place> {
+        let (shard, page) = self.shard(page);
+        shard.get(page).copied().flatten()
+    }
+
+    /// From now on a page lies there.
+    fn set_place(&self, page: u64, place: Option<Place>) {
+        let (mut shard, page) = self.shard(page);
+        if shard.is_empty() {
+            *shard = vec![None; SHARD].into_boxed_slice();
+        }
+        shard[page] = place;
+    }
+
+    /// The place of a page, which lies nowhere any more, if it was there.
+    fn take_place(&self, page: u64, was: impl FnOnce(&Place) -> bool) -> Option<Place> {
+        let (mut shard, page) = self.shard(page);
+        shard.get_mut(page)?.take_if(|place| was(place))
     }
 
     /// Whom to ask for what lies there; `None`: it is lost.
@@ -178,12 +208,12 @@ impl Remote {
 
     /// A place that holds nothing, in the repository with the most room.
     fn find_room(&self) -> Option<Place> {
-        let room = |repository: &Repository| repository.lease().as_ref().map(|l| l.free.len());
+        let room = |repository: &Repository| repository.lease().as_ref().map(Lease::room);
         let repositories = self.repositories.iter().enumerate();
         let (index, repository) = repositories.max_by_key(|(_, repository)| room(repository))?;
         let mut lease = repository.lease();
         let lease = lease.as_mut()?;
-        let page = lease.free.pop()?;
+        let page = lease.take_room()?;
         Some(Place { repository: u16::try_from(index).ok()?, lease: lease.number, page })
     }
 
@@ -231,18 +261,18 @@ impl Remote {
 
     /// A place for a page that is written anew: the one that it has, if that can be written.
     fn place_for(&self, page: u64) -> Option<Place> {
-        let has = self.place(page, |place| *place);
+        let has = self.place(page);
         if has.is_some_and(|place| self.is_writable(place)) {
             return has;
         }
         let found = self.find_room();
-        self.place(page, |place| *place = found);
+        self.set_place(page, found);
         found
     }
 
     fn forget(&self, pages: impl Iterator<Item = u64>) {
         for page in pages {
-            if let Some(place) = self.place(page, Option::take) {
+            if let Some(place) = self.take_place(page, |_| true) {
                 self.free(place);
             }
         }
@@ -256,15 +286,13 @@ impl Remote {
         }
         let slab = run.first.slab();
         let mut lease = self.repositories[usize::from(repository)].lease();
-        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == number)
-            && lease.refused.insert(slab)
-        {
-            lease.free.retain(|page| *page as usize / SLAB_PAGES != slab);
+        if let Some(lease) = lease.as_mut().filter(|lease| lease.number == number) {
+            lease.refuse(slab);
         }
         drop(lease);
         for (page, there) in run.pages.clone().zip(first..) {
             let was = Place { page: there, ..run.first };
-            self.place(begin + page as u64, |place| *place = place.filter(|now| *now != was));
+            self.take_place(begin + page as u64, |now| *now == was);
         }
         Errno::Io
     }
@@ -304,6 +332,39 @@ impl Run {
 
     fn length(&self) -> u32 {
         u32::try_from(self.pages.len() * PAGE).unwrap_or(u32::MAX)
+    }
+}
+
+impl Lease {
+    /// So many pages hold nothing, and can be written.
+    fn room(&self) -> usize {
+        self.free.len() + (self.pages - self.fresh - self.refused_fresh) as usize
+    }
+
+    fn take_room(&mut self) -> Option<u32> {
+        if let Some(page) = self.free.pop() {
+            return Some(page);
+        }
+        while self.fresh < self.pages {
+            let page = self.fresh;
+            self.fresh += 1;
+            if !self.refused.contains(&(page as usize / SLAB_PAGES)) {
+                return Some(page);
+            }
+            self.refused_fresh -= 1;
+        }
+        None
+    }
+
+    /// Nothing is written to this slab any more.
+    fn refuse(&mut self, slab: usize) {
+        if !self.refused.insert(slab) {
+            return;
+        }
+        self.free.retain(|page| *page as usize / SLAB_PAGES != slab);
+        let bound =
+            |page: usize| u32::try_from(page).unwrap_or(u32::MAX).clamp(self.fresh, self.pages);
+        self.refused_fresh += bound((slab + 1) * SLAB_PAGES) - bound(slab * SLAB_PAGES);
     }
 }
 
@@ -354,10 +415,17 @@ impl Repository {
     }
 
     fn begin(&self, client: Client) {
-        let pages = client.session().export.size / PAGE as u64;
-        let number = self.leases.fetch_add(1, Ordering::Relaxed);
-        let free = (0..u32::try_from(pages).unwrap_or(u32::MAX)).rev().collect();
-        *self.lease() = Some(Lease { number, client, free, refused: HashSet::new() });
+        let wanted = self.slabs.saturating_mul(SLAB as u64);
+        let pages = client.session().export.size.min(wanted) / PAGE as u64;
+        *self.lease() = Some(Lease {
+            number: self.leases.fetch_add(1, Ordering::Relaxed),
+            client,
+            pages: u32::try_from(pages).unwrap_or(u32::MAX),
+            fresh: 0,
+            free: Vec::new(),
+            refused: HashSet::new(),
+            refused_fresh: 0,
+        });
     }
 }
 
@@ -382,8 +450,7 @@ impl Layer for Remote {
 
     fn read<'a>(&'a self, offset: u64, into: &mut [u8]) -> Read<'a> {
         let length = into.len();
-        let runs =
-            self.runs(pages_of(offset, length as u64), |page| self.place(page, |place| *place));
+        let runs = self.runs(pages_of(offset, length as u64), |page| self.place(page));
         match runs {
             Some(runs) => Read::Later(Box::pin(self.read(runs, (offset, length)))),
             None => Read::Now(Err(Errno::Io)),
@@ -422,7 +489,7 @@ impl Layer for Remote {
 
     fn extents(&self, offset: u64, length: u32) -> Vec<Extent> {
         reply::join(pages_of(offset, length.into()).map(|page| {
-            let place = self.place(page, |place| *place);
+            let place = self.place(page);
             let is_hole = place.is_none_or(|place| self.client(&place).is_none());
             Extent { length: wire::length(PAGE), is_hole }
         }))

@@ -91,6 +91,7 @@ struct Known {
 pub struct Seal {
     below: Arc<dyn Layer>,
     sealer: Sealer,
+    /// Empty ones know nothing of their pages, and take no memory.
     shards: Vec<Mutex<Box<[Known]>>>,
     forged: AtomicU64,
 }
@@ -100,8 +101,7 @@ impl Seal {
     #[must_use]
     pub fn over(below: Arc<dyn Layer>) -> Option<Self> {
         let pages = usize::try_from(below.size() / PAGE as u64).ok()?;
-        let shard = |_| Mutex::new(vec![Known::default(); SHARD].into_boxed_slice());
-        let shards = (0..pages.div_ceil(SHARD)).map(shard).collect();
+        let shards = (0..pages.div_ceil(SHARD)).map(|_| Mutex::default()).collect();
         Some(Self { below, sealer: Sealer::new()?, shards, forged: AtomicU64::new(0) })
     }
 
@@ -119,12 +119,15 @@ impl Seal {
 
     fn known(&self, place: u64) -> Option<Mark> {
         let (shard, place) = self.shard(place);
-        shard[place].mark
+        shard.get(place)?.mark
     }
 
     /// What lies at this page is not known any more: a write of this number begins.
     fn begin(&self, place: u64, write: u64) {
         let (mut shard, place) = self.shard(place);
+        if shard.is_empty() {
+            *shard = vec![Known::default(); SHARD].into_boxed_slice();
+        }
         // Another write to the same page may have begun later, and be here first.
         if write >= shard[place].begun {
             shard[place] = Known { begun: write, mark: None };
@@ -134,8 +137,8 @@ impl Seal {
     /// The write that this mark is of is done, and lies there unless another one began since.
     fn done(&self, place: u64, mark: Mark) {
         let (mut shard, place) = self.shard(place);
-        if shard[place].begun == mark.write {
-            shard[place].mark = Some(mark);
+        if let Some(known) = shard.get_mut(place).filter(|known| known.begun == mark.write) {
+            known.mark = Some(mark);
         }
     }
 
@@ -204,7 +207,11 @@ impl Layer for Seal {
         let first = offset / PAGE as u64;
         let write = self.sealer.number();
         for place in first..first + length / PAGE as u64 {
-            self.begin(place, write);
+            // Where nothing was ever written there is nothing to forget: a disk may be trimmed as a
+            // whole before it is used.
+            if !self.shard(place).0.is_empty() {
+                self.begin(place, write);
+            }
         }
         self.below.zero(offset, length, Zeros::Trim)
     }

@@ -25,9 +25,22 @@ pub trait Exports {
     fn find(&self, name: &str) -> Option<Export>;
     /// The same for a client that wants it: the name that it is known by from now on may be another
     /// one.
-    fn choose(&self, name: &str) -> Option<(String, Export)> {
-        Some((name.to_owned(), self.find(name)?))
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot have it.
+    fn choose(&self, name: &str) -> Result<(String, Export), Refusal> {
+        Ok((name.to_owned(), self.find(name).ok_or(Refusal::Unknown)?))
     }
+}
+
+/// Why a client cannot have an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// There is none of that name.
+    Unknown,
+    /// It is not for this client now, for this reason.
+    Policy(String),
 }
 
 /// Whether a client has to come by TLS.
@@ -210,7 +223,7 @@ impl Negotiation {
         out: &mut Vec<u8>,
     ) -> Result<Step, ProtocolError> {
         let name = std::str::from_utf8(asked.data).ok();
-        let Some((name, export)) = name.and_then(|name| exports.choose(name)) else {
+        let Some((name, export)) = name.and_then(|name| exports.choose(name).ok()) else {
             return Err(ProtocolError::Broken("the client asks for an export that is not there"));
         };
         out.extend_from_slice(&export.size.to_be_bytes());
@@ -236,11 +249,19 @@ impl Negotiation {
         let found = if goes {
             exports.choose(name)
         } else {
-            exports.find(name).map(|export| (name.to_owned(), export))
+            let found = exports.find(name).map(|export| (name.to_owned(), export));
+            found.ok_or(Refusal::Unknown)
         };
-        let Some((known_as, export)) = found else {
-            asked.reply(out, option_reply::UNKNOWN, b"there is no such export");
-            return Step::Next;
+        let (known_as, export) = match found {
+            Ok(found) => found,
+            Err(Refusal::Unknown) => {
+                asked.reply(out, option_reply::UNKNOWN, b"there is no such export");
+                return Step::Next;
+            }
+            Err(Refusal::Policy(why)) => {
+                asked.reply(out, option_reply::POLICY, why.as_bytes());
+                return Step::Next;
+            }
         };
         if known_as != name {
             let mut told = info::NAME.to_be_bytes().to_vec();

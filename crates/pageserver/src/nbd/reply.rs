@@ -43,8 +43,12 @@ pub fn simple(out: &mut Vec<u8>, cookie: u64, result: Result<(), Errno>) {
 }
 
 fn chunk(out: &mut Vec<u8>, kind: u16, cookie: u64, length: u32) {
+    flagged_chunk(out, chunk::DONE, kind, cookie, length);
+}
+
+fn flagged_chunk(out: &mut Vec<u8>, flags: u16, kind: u16, cookie: u64, length: u32) {
     out.extend_from_slice(&wire::STRUCTURED_REPLY.to_be_bytes());
-    out.extend_from_slice(&chunk::DONE.to_be_bytes());
+    out.extend_from_slice(&flags.to_be_bytes());
     out.extend_from_slice(&kind.to_be_bytes());
     out.extend_from_slice(&cookie.to_be_bytes());
     out.extend_from_slice(&length.to_be_bytes());
@@ -58,6 +62,17 @@ pub fn before_data(out: &mut Vec<u8>, structured: bool, cookie: u64, offset: u64
     } else {
         simple(out, cookie, Ok(()));
     }
+}
+
+/// Appends what stands before `length` bytes read at `offset`, where more chunks follow.
+pub fn before_piece(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32) {
+    flagged_chunk(out, 0, chunk::OFFSET_DATA, cookie, length + wire::length(OFFSET));
+    out.extend_from_slice(&offset.to_be_bytes());
+}
+
+/// Appends the end of a reply all of whose data were sent.
+pub fn last_chunk(out: &mut Vec<u8>, cookie: u64) {
+    chunk(out, chunk::NONE, cookie, 0);
 }
 
 /// Appends the reply to a read or a question for block status that failed.

@@ -69,7 +69,8 @@ pub(crate) fn listen_at(socket: PathBuf, catalogue: Arc<dyn Catalogue>) -> Liste
     serve_at(socket, Server::new(catalogue, None, Limits::default()))
 }
 
-fn serve_at(socket: PathBuf, server: Arc<Server>) -> Listening {
+/// The same, of this server.
+pub(crate) fn serve_at(socket: PathBuf, server: Arc<Server>) -> Listening {
     let listener = UnixListener::bind(&socket).unwrap();
     let task = tokio::spawn(server.listen_unix(listener));
     Listening { socket, task, _dir: None }

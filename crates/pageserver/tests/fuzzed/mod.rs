@@ -14,7 +14,7 @@ mod serving;
 
 use pageserver::nbd::dialogue::{self, Dialogue, Wanted};
 use pageserver::nbd::in_flight::{Brought, Finished, InFlight};
-use pageserver::nbd::negotiation::{self, Exports, Negotiation, Session, Tls};
+use pageserver::nbd::negotiation::{self, Exports, Negotiation, Refusal, Session, Tls};
 use pageserver::nbd::reply::{CHUNK, SIMPLE};
 use pageserver::nbd::request::{Command, Export, HEADER, Request};
 use pageserver::nbd::wire::{self, MAX_PAYLOAD, option};
@@ -89,9 +89,11 @@ impl Exports for Two {
         }
     }
 
-    fn choose(&self, name: &str) -> Option<(String, Export)> {
+    fn choose(&self, name: &str) -> Result<(String, Export), Refusal> {
         let known_as = if name == "new" { "a capability" } else { name };
-        Some((known_as.to_owned(), self.find(name)?))
+        let export = self.find(name).ok_or(Refusal::Unknown)?;
+        let is_free = known_as != "fixed";
+        is_free.then(|| (known_as.to_owned(), export)).ok_or(Refusal::Policy("busy".to_owned()))
     }
 }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use pageserver::budget::{Account, Budget};
 use pageserver::buffer::Incoming;
 use pageserver::layer::{Answer, Layer, Read, Zeros};
 use pageserver::nbd::Errno;
@@ -20,6 +21,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Choices;
 
 const SIZE: usize = 4096;
+/// Longer requests are divided.
+const PIECE: usize = 256;
+/// Reads that begin here fail.
+const FAILS: [u64; 2] = [13, 3333];
 const EXPORT: Export = Export { size: SIZE as u64, read_only: false, block: 1 };
 
 /// A small disk, some of whose answers take a while: those to what lies in its second half.
@@ -67,12 +72,12 @@ impl Layer for Slow {
         let data = self.0.lock().unwrap();
         into.copy_from_slice(&data[Self::range(offset, into.len() as u64)]);
         if offset < SIZE as u64 / 2 {
-            return Read::Now(if offset == 13 { Err(Errno::Io) } else { Ok(()) });
+            return Read::Now(if offset == FAILS[0] { Err(Errno::Io) } else { Ok(()) });
         }
         let into = into.to_vec();
         Read::Later(Box::pin(async move {
             rest(offset % 5).await;
-            if offset == 3333 { Err(Errno::Io) } else { Ok(into) }
+            if offset == FAILS[1] { Err(Errno::Io) } else { Ok(into) }
         }))
     }
 
@@ -167,7 +172,9 @@ fn play(session: &Session, bytes: &[u8], piece: usize) -> (Result<(), ServeError
     let mut out = Vec::new();
     let layer = Slow(Mutex::new(vec![0; SIZE]));
     let tape = Tape { input: bytes, out: &mut out, piece, turn: 0 };
-    let result = poll_to_the_end(serve(tape, Incoming::default(), session, &layer));
+    // There is nothing but what each connection may always hold.
+    let account = Account::new(Arc::new(Budget::new(0, PIECE)));
+    let result = poll_to_the_end(serve(tape, Incoming::default(), session, &layer, &account));
     (result, out)
 }
 
@@ -233,8 +240,11 @@ fn next(choices: &mut Choices<'_>, in_flight: &mut InFlight) -> Request {
     ];
     let command = choices.of(&COMMANDS);
     let flags = u16::from(choices.byte() & 0x1f);
-    let offset = u64::from(choices.short() % 5000);
+    let mut offset = u64::from(choices.short() % 5000);
     let length = u32::from(choices.short() % 1000);
+    // A read that fails after a part of it was sent ends the connection, unless it is in chunks.
+    let tears = |offset: u64| FAILS.iter().any(|at| at % PIECE as u64 == offset % PIECE as u64);
+    offset += u64::from(tears(offset) && !FAILS.contains(&offset) && length as usize > PIECE);
     let cookie = in_flight.ask(command, offset, length);
     Request { flags, command: Some(command), cookie, offset, length }
 }
@@ -249,7 +259,7 @@ fn is_answered(
     let command = request.check(EXPORT, status)?;
     let range = Slow::range(request.offset, request.length.into());
     match command {
-        Command::Read if matches!(request.offset, 13 | 3333) => return Err(Errno::Io),
+        Command::Read if FAILS.contains(&request.offset) => return Err(Errno::Io),
         Command::Read => return Ok(Some(copy[range].to_vec())),
         Command::Write => copy[range].copy_from_slice(payload),
         Command::Trim | Command::WriteZeroes => copy[range].fill(0),

@@ -45,6 +45,7 @@ pub(super) fn finish(
                 repositories: repositories(disk, faults),
                 tls: path("tls", disk.tls.as_ref(), faults),
                 cache: disk.cache.unwrap_or_default(),
+                shared: disk.shared.unwrap_or(*DiskSpec::SHARED.start()),
                 read_delay_us: disk.read_delay_us.unwrap_or_default(),
             },
         );
