@@ -4,7 +4,11 @@
 //! holds the figures that led to it, because "not enough memory" without the amount explains
 //! nothing.
 
+mod signs;
+
 use serde::{Deserialize, Serialize};
+
+pub use signs::{KillSign, Pressure, StatField};
 
 use crate::{Bytes, Millis, VmName};
 
@@ -572,78 +576,4 @@ fn learned(from: u32) -> String {
         return String::new();
     }
     format!(" (learned from {from} transient ones)")
-}
-
-/// What shows that a guest is short of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "snake_case", tag = "sign")]
-pub enum Pressure {
-    /// It swaps, in whichever direction: the sign of demand (Kim 2014 §4.2.2).
-    #[error("it swaps {per_second}/s")]
-    Swapping {
-        /// Bytes per second, in and out.
-        per_second: Bytes,
-    },
-    /// It reads pages back from swap: the sign of suffering.
-    #[error("it swaps in {per_second}/s")]
-    SwapIn {
-        /// Bytes per second.
-        per_second: Bytes,
-    },
-    /// It touches memory that was paged out.
-    #[error("it waits for {per_second}/s of what was paged out")]
-    Refaults {
-        /// Bytes per second that come back.
-        per_second: Bytes,
-    },
-    /// It has almost nothing left.
-    #[error("{available} available")]
-    LowAvailable {
-        /// By the guest's own estimate.
-        available: Bytes,
-    },
-}
-
-/// A sign that a guest's kernel has killed a program for want of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "snake_case", tag = "sign")]
-pub enum KillSign {
-    /// Its kernel counts it.
-    #[error("its kernel has killed {kills} programs for want of memory since it booted")]
-    Counted {
-        /// So far.
-        kills: u64,
-    },
-    /// Its driver has deflated the balloon by itself (`deflate-on-oom`).
-    #[error("its kernel took {taken} back out of its balloon rather than kill a program")]
-    TookBack {
-        /// How much.
-        taken: Bytes,
-    },
-    /// A kernel that does not tell its count.
-    #[error(
-        "it had almost nothing left and {freed} became free at once, as when its kernel kills a program"
-    )]
-    Jumped {
-        /// How much.
-        freed: Bytes,
-    },
-}
-
-/// A statistic that can be found implausible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(rename_all = "snake_case")]
-pub enum StatField {
-    /// `stat-total-memory`
-    #[error("total memory")]
-    Total,
-    /// `stat-free-memory`
-    #[error("free memory")]
-    Free,
-    /// `stat-available-memory`
-    #[error("available memory")]
-    Available,
-    /// `stat-swap-in` and `stat-swap-out`
-    #[error("swap traffic")]
-    Swap,
 }
