@@ -377,9 +377,9 @@ fn avoided(memory: &VmMemory, actual: Bytes, now: Time) -> Option<Reason> {
     })
 }
 
-/// Memory that the group pays for, for a VM's sake: its base, and what it occupies beyond its RAM, which is memory of
-/// other devices. How much RAM it has is QEMU's word. So nothing that the host cannot see counts as
-/// left idle by it.
+/// Memory that the group pays for, for a VM's sake: its base, and what it occupies beyond its RAM,
+/// which is memory of other devices. How much RAM it has is QEMU's word. So nothing that the host
+/// cannot see counts as left idle by it.
 fn paid(view: &VmView, base: Bytes, counted: Option<Reading<Bytes>>, most: Bytes) -> Bytes {
     let beyond = |used: Bytes| used.minus(view.ram).min(view.devices);
     counted.map_or(base.min(most), |used| base.plus(beyond(used.value)))
