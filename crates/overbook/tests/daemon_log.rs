@@ -51,7 +51,8 @@ fn a_reload_tells_what_has_changed_and_what_waits() {
         daemon.until(&format!("the log says: {text}"), |daemon| daemon.log().contains(text));
     };
     let host = |daemon: &Daemon| daemon.get::<serde_json::Value>("/v1/host");
-    let pool = "[pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:1\"]\n";
+    let pool =
+        "[pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:1\"]\ninsecure = true\n";
     let more = format!("[mode]\nballoon = \"enforce\"\n[group.web]\nvms = [\"web-*\"]\n{pool}");
     daemon.reconfigure(&more);
     said(

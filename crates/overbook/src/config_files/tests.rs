@@ -90,7 +90,8 @@ fn what_needs_a_restart_is_said_and_the_rest_applies() {
     let (_dir, path) = main_file(GROUP);
     let mut reloader = Reloader::start(&path).unwrap();
     let text = "mode.balloon = \"enforce\"\napi.socket = \"/run/other.sock\"\nhost.state = \"/srv\"\n\
-         [pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:2379\"]\n";
+         [pool]\nname = \"p\"\nhost = \"h\"\netcd = [\"http://127.0.0.1:2379\"]\n\
+         insecure = true\n";
     fs::write(&path, text).unwrap();
     let news = reloader.reload().unwrap();
     assert_eq!(
