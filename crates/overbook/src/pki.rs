@@ -1,10 +1,10 @@
 //! Certificates for a small pool: an authority of its own, what it signs, and what one says.
 //!
-//! Each certificate has one purpose ([`Purpose`]), and says so in a URI, `urn:overbook:PURPOSE:NAME`.
-//! The other end checks it: a repository and its clients by that URI, etcd by the common name,
-//! which it takes for the user's, and QEMU by the whole distinguished name, or the server's DNS
-//! name. So all but a host's and a controller's have a common name with a dot, which no host of
-//! such a pool has.
+//! Each certificate has one purpose ([`Purpose`]), and says so in a URI,
+//! `urn:overbook:PURPOSE:NAME`. The other end checks it: a repository and its clients by that URI,
+//! etcd by the common name, which it takes for the user's, and QEMU by the whole distinguished
+//! name, or the server's DNS name. So all but a host's and a controller's have a common name with a
+//! dot, which no host of such a pool has.
 //!
 //! Names of files are those that QEMU uses.
 

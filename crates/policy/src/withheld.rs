@@ -5,9 +5,9 @@
 //! host gains nothing: a neighbour that needs it is shrunk next.
 //!
 //! **Idea.** A guest occupies no more on the host than its balloon leaves it. Memory that is
-//! counted beyond that is withheld. Where most of what this daemon took is withheld, for longer than
-//! a reading is late, taking stops, all of it goes back, and the VM is left alone, for longer each
-//! time.
+//! counted beyond that is withheld. Where most of what this daemon took is withheld, for longer
+//! than a reading is late, taking stops, all of it goes back, and the VM is left alone, for longer
+//! each time.
 //!
 //! **Leaves out.** VMs that are paged: their balloon holds nothing.
 

@@ -1,13 +1,13 @@
 //! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
-//! here is what each is for. Exit code 1 means: a fault in the configuration, something by which the
-//! daemon would not start or could do nothing ([`preflight`]), a disk's file that cannot be used or
-//! has no room, certificates that are of no use or another host's, or a command that is not there;
-//! with `--host`, something is missing without which no VM here can be managed. Then no line says
-//! `ok`. A part that is merely less good leaves the code at 0: also a repository that does not lend,
-//! a table of shared pages that is of no use, and a pool whose etcd does not answer, for disks,
-//! groups and VMs work without them.
+//! here is what each is for. Exit code 1 means: a fault in the configuration, something by which
+//! the daemon would not start or could do nothing ([`preflight`]), a disk's file that cannot be
+//! used or has no room, certificates that are of no use or another host's, or a command that is not
+//! there; with `--host`, something is missing without which no VM here can be managed. Then no line
+//! says `ok`. A part that is merely less good leaves the code at 0: also a repository that does not
+//! lend, a table of shared pages that is of no use, and a pool whose etcd does not answer, for
+//! disks, groups and VMs work without them.
 
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;

@@ -134,8 +134,8 @@ fn original(recorded: Bytes, then: Option<Bytes>, now: Bytes) -> Bytes {
     then.map_or(recorded, |then| now.minus(then.minus(recorded)))
 }
 
-/// Memory that a guest can lose without harm, by its own word; `None`: nothing, for all that is known. A guest
-/// that has swapped has somewhere to put the rest.
+/// Memory that a guest can lose without harm, by its own word; `None`: nothing, for all that is
+/// known. A guest that has swapped has somewhere to put the rest.
 async fn spare(client: &mut Client, device: &str) -> Result<Option<Bytes>, QmpError> {
     let answer = match client.execute(questions::property(device, "guest-stats")).await {
         Err(error) if error.is_fatal() => return Err(error),

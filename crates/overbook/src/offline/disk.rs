@@ -1,7 +1,8 @@
 //! Disks: their bytes, the partitions on them, and the filesystems that are read.
 //!
-//! Partitions are those of a GPT (sectors of 512 or 4096 bytes) or of an MBR, there with all logical
-//! ones. Each is told, whether it is read or not: what is left out is never left out in silence.
+//! Partitions are those of a GPT (sectors of 512 or 4096 bytes) or of an MBR, there with all
+//! logical ones. Each is told, whether it is read or not: what is left out is never left out in
+//! silence.
 
 use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt};
 

@@ -1,9 +1,9 @@
 //! An ext4 superblock as `ext4-view` takes it, and what has to be known for that.
 //!
-//! `ext4-view` refuses features that change nothing for a reader of files, finds inodes of 128 bytes
-//! damaged where there are checksums, and does not know where `meta_bg` has the group descriptors.
-//! So it is shown a superblock without these, and descriptors where it looks for them. What it
-//! cannot read is refused here, with the name that `mke2fs` has for it. Layout: Linux's
+//! `ext4-view` refuses features that change nothing for a reader of files, finds inodes of 128
+//! bytes damaged where there are checksums, and does not know where `meta_bg` has the group
+//! descriptors. So it is shown a superblock without these, and descriptors where it looks for them.
+//! What it cannot read is refused here, with the name that `mke2fs` has for it. Layout: Linux's
 //! `Documentation/filesystems/ext4/super.rst`.
 
 use std::{error::Error, io};

@@ -1,8 +1,8 @@
 //! Starts a QEMU that waits for a guest, by the operator's command.
 //!
 //! That QEMU is no part of the daemon: it outlives it, its memory is not the daemon's, and it needs
-//! what the daemon's sandbox forbids. So where systemd runs the host, systemd starts it as a unit of
-//! its own. Elsewhere it is a child in a session and, where that can be made, in a cgroup beside
+//! what the daemon's sandbox forbids. So where systemd runs the host, systemd starts it as a unit
+//! of its own. Elsewhere it is a child in a session and, where that can be made, in a cgroup beside
 //! the daemon's.
 
 use std::fs::{self, DirBuilder};
@@ -127,7 +127,8 @@ impl Launch {
     }
 }
 
-/// A new cgroup with the same parent as our own; `None`: there can be none, and nothing depends on it.
+/// A new cgroup with the same parent as our own; `None`: there can be none, and nothing depends on
+/// it.
 fn cgroup(name: &str) -> Option<PathBuf> {
     let own = sys::cgroup::of_process(std::process::id()).ok().flatten()?;
     // Our own may be the whole tree's.

@@ -95,8 +95,9 @@ pub enum Task {
     Unshare,
 }
 
-/// A number of the kernel's making (`RandomState` takes its keys from there). With a seed that can be
-/// guessed, by the time of day for example, a guest could make pages whose hashes are all the same.
+/// A number of the kernel's making (`RandomState` takes its keys from there). With a seed that can
+/// be guessed, by the time of day for example, a guest could make pages whose hashes are all the
+/// same.
 pub(super) fn unguessable() -> u64 {
     RandomState::new().hash_one(())
 }

@@ -3,9 +3,10 @@
 //!
 //! **Problem.** A process with leases, or with guests' disks, is not to be started anew because a
 //! certificate is. And a key that was stolen is of use for as long as a connection lasts that it
-//! has opened. **Idea.** A thread looks at the files every second; what has changed is used from the
-//! next handshake on. Each connection is known by the fingerprint of the certificate at its other
-//! end; when that gets onto the list, the stream fails at its next turn, and is woken for that.
+//! has opened. **Idea.** A thread looks at the files every second; what has changed is used from
+//! the next handshake on. Each connection is known by the fingerprint of the certificate at its
+//! other end; when that gets onto the list, the stream fails at its next turn, and is woken for
+//! that.
 //!
 //! A file that cannot be read changes nothing: the earlier ones stay in use, and one line says why.
 
