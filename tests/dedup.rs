@@ -84,15 +84,19 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     assert!(taken <= kept, "{taken} of {kept}");
     assert!(readings.iter().all(|reading| reading.merged < reading.shared), "{readings:?}");
 
+    let processes: Vec<_> = lab.machines().iter().map(lab::Machine::process).collect();
     // … until it is given back: nothing is shared then, and nothing is left in the pool.
-    for copied in unshare(&pids).into_values() {
+    for copied in unshare(&processes).into_values() {
         let copied = copied.unwrap();
         assert!(copied > kept.share(1, 8) && copied <= kept, "{copied} of {kept}");
     }
     for pid in pids.iter().copied() {
         // What the guest had written is still mapped.
         for mapping in pool_maps::mappings(pid).unwrap().into_iter().take(1) {
-            assert_eq!(pool_maps::sharers(pid, mapping.file).unwrap(), []);
+            assert_eq!(
+                pool_maps::sharers(pid, mapping.file, &[pool_maps::EVERYWHERE]).unwrap(),
+                []
+            );
             assert_eq!(PoolFile::adopt(pid, &mapping, SLOTS).unwrap().bytes(), Ok(0));
         }
     }

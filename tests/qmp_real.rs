@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -31,7 +32,13 @@ fn start(name: &str, socket: &Path) -> Child {
 fn watch(dir: &Path) -> Drivers {
     let globs = vec![format!("{}/*.qmp", dir.display())];
     let records = Records::new(Journal::open(dir).unwrap());
-    Drivers::new(Settings { globs, period: Duration::from_millis(200), records }).unwrap()
+    Drivers::new(Settings {
+        globs,
+        groups: BTreeMap::new(),
+        period: Duration::from_millis(200),
+        records,
+    })
+    .unwrap()
 }
 
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {

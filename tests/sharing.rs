@@ -45,7 +45,7 @@ fn pools(stage: &Stage, vm: &str) -> BTreeSet<FileId> {
 }
 
 fn shares(stage: &Stage, vm: &str, pool: FileId) -> usize {
-    pool_maps::sharers(pid(stage, vm), pool).unwrap().len()
+    pool_maps::sharers(pid(stage, vm), pool, &[pool_maps::EVERYWHERE]).unwrap().len()
 }
 
 /// What of all guests' memory is theirs alone, by the kernel: private pages of what QEMU keeps from

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use lab::command::own_program;
 use model::Dedup as Reading;
 use overbook::worker::{Dedup, Mode, STEP, Settings, State, Tracked};
+use sys::process::Identity;
 
 /// A busy machine is no failure.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -29,7 +30,8 @@ impl Group {
 
     /// This process is a VM of the group's from now on.
     pub(crate) fn add(&mut self, pid: u32) {
-        self.vms.push(Tracked::new(pid, Settings::new(Mode::Probes { budget: 0.01 })));
+        let process = Identity::of(pid).unwrap();
+        self.vms.push(Tracked::new(process, Settings::new(Mode::Probes { budget: 0.01 })));
     }
 
     /// The newest VM is none of the group's any more.
@@ -91,6 +93,16 @@ impl StandIn {
     /// With blocks of so many MiB. Blocks that are filled with the same seed are the same, page by
     /// page.
     pub(crate) fn with_ram(mib: &[u32]) -> Self {
+        let mut new = Self::start();
+        for (block, mib) in mib.iter().enumerate() {
+            new.expect(&format!("plug {mib}"));
+            new.expect(&format!("fill {block} 1"));
+        }
+        new
+    }
+
+    /// Without RAM.
+    pub(crate) fn start() -> Self {
         let program = |name| own_program(name).unwrap();
         let mut child = Command::new(program("overbook-shim-stand-in"))
             .env("LD_PRELOAD", program("liboverbook_shim.so"))
@@ -100,12 +112,7 @@ impl StandIn {
             .unwrap();
         let commands = child.stdin.take().unwrap();
         let answers = BufReader::new(child.stdout.take().unwrap());
-        let mut new = Self { child, commands, answers };
-        for (block, mib) in mib.iter().enumerate() {
-            new.expect(&format!("plug {mib}"));
-            new.expect(&format!("fill {block} 1"));
-        }
-        new
+        Self { child, commands, answers }
     }
 
     pub(crate) fn pid(&self) -> u32 {

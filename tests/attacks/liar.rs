@@ -1,10 +1,13 @@
 //! A hostile QEMU: this process, which says about its memory whatever it likes.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use protocol::layout::{Counter, Layout, PageState, Shared};
-use protocol::{Answer, MAX_PACKET, Merged, Region, Request, State, Status, VERSION, address};
+use protocol::{
+    Answer, MAX_PACKET, Merged, Region, Request, State, Status, VERSION, address, listener_name,
+};
 use sys::seqpacket::{Connection, Listener};
 use sys::shared_memory::SharedMemory;
 
@@ -41,7 +44,17 @@ pub(crate) struct Liar {
     pub(crate) greetings: u32,
     /// Its RAM, and where in it the first page begins.
     ram: (Vec<u8>, usize),
+    _named: Named,
     _alone: MutexGuard<'static, ()>,
+}
+
+/// This thread is named as the shim's listener is, until this is dropped.
+struct Named;
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = rustix::thread::set_name(c"done");
+    }
 }
 
 impl Liar {
@@ -58,8 +71,11 @@ impl Liar {
     pub(crate) fn claiming(regions: Vec<Region>) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (memory, fd) = shared_memory(&regions);
+        let nonce = sys::random::word();
+        rustix::thread::set_name(&CString::new(listener_name(nonce)).unwrap()).unwrap();
         Self {
-            listener: Listener::bind(&address(std::process::id())).unwrap(),
+            listener: Listener::bind(&address(std::process::id(), nonce)).unwrap(),
+            _named: Named,
             connection: None,
             memory,
             fd,

@@ -5,6 +5,7 @@
 
 mod floods;
 mod group;
+mod identity;
 mod liar;
 mod page_server;
 mod ram_liar;

@@ -11,10 +11,14 @@
 //! **Invariants.** An attacker dies with the process that started it. It stays on this machine.
 
 mod fat_repository;
+mod mute;
+mod orphan;
+mod qemu;
 mod qmp_flood;
 mod ram_liar;
 mod silent_clients;
 mod slow_http;
+mod squat;
 mod stuck_nbd;
 
 use std::io::{self, BufRead, BufReader};
@@ -40,12 +44,21 @@ type Attack = (&'static str, fn(&[String]) -> Result<(), LabError>);
 /// All of them, sorted by name.
 const ATTACKS: &[Attack] = &[
     ("fat_repository", fat_repository::attack),
+    ("mute", mute::run),
+    (orphan::NAME, orphan::run),
+    ("qemu", qemu::run),
     ("qmp_flood", qmp_flood::run),
     (ram_liar::NAME, ram_liar::run),
     ("silent_clients", silent_clients::attack),
     ("slow_http", slow_http::run),
+    ("squat", squat::run),
     ("stuck_nbd", stuck_nbd::attack),
 ];
+
+/// Prints one line of what an attacker saw.
+fn saw(what: &str) {
+    println!("saw: {what}");
+}
 
 /// Runs the attack `name` until this process is ended.
 ///
@@ -79,9 +92,22 @@ impl Attacker {
     /// # Errors
     /// The program cannot be copied to a place where that user may run it, or cannot be started.
     pub fn start(name: &str, args: &[&str], uid: Option<u32>) -> io::Result<Self> {
+        Self::start_as("overbook-lab", name, args, uid)
+    }
+
+    /// The same, as a program that is called `program`.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_as(
+        program: &str,
+        name: &str,
+        args: &[&str],
+        uid: Option<u32>,
+    ) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
-        let program = dir.path().join("overbook-lab");
+        let program = dir.path().join(program);
         std::fs::copy(own_program("overbook-lab")?, &program)?;
         let (output, input) = io::pipe()?;
         let mut spawn = Spawn::new(&program).args([SUBCOMMAND, name]).args(args);

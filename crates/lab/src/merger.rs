@@ -9,6 +9,7 @@ use model::PagesPerMs;
 use model::dedup::Dedup as Reading;
 use overbook::worker::{Dedup, Hash, Mode, STEP, Settings, Task, Tracked};
 use pages::dedup::Known;
+use sys::process::Identity;
 
 use crate::lab::LabError;
 use crate::meb::watch::own_cpu;
@@ -89,8 +90,9 @@ impl Merger {
         let mode = tracking.map_or(Mode::Untracked, |budget| Mode::Probes { budget });
         let told = Arc::new(Told::default());
         told.rate.store(pages_per_ms.unwrap_or(FLAT_OUT), Ordering::Relaxed);
+        let processes: Vec<Identity> = pids.iter().filter_map(|pid| Identity::of(*pid)).collect();
         let mut vms: Vec<Tracked> =
-            pids.iter().map(|pid| Tracked::new(*pid, Settings::new(mode))).collect();
+            processes.iter().map(|it| Tracked::new(*it, Settings::new(mode))).collect();
         let (ours, pids) = (Arc::clone(&told), pids.to_vec());
         let work = move || {
             let readings = |dedup: &Dedup| {

@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
 use std::os::fd::OwnedFd;
 
-use sys::process::{Child, Spawn};
+use sys::process::{Child, Identity, Spawn};
 
 use crate::inside::{SHIM, built};
 use crate::lab::LabError;
@@ -29,8 +29,12 @@ impl Program {
         Ok(Self { child, commands, answers: BufReader::new(answers) })
     }
 
+    pub(crate) fn identity(&self) -> Identity {
+        self.child.identity()
+    }
+
     pub(crate) fn pid(&self) -> u32 {
-        self.child.identity().pid
+        self.identity().pid
     }
 
     /// Has it do something; answers what it says of that.

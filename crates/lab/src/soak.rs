@@ -145,7 +145,7 @@ impl<'a> Soak<'a> {
             let pool = PoolFile::adopt(pid, &mapping, SLOTS).map_err(std::io::Error::other)?;
             left.pool_bytes += pool.bytes().map_err(std::io::Error::from)?;
             for &pid in &pids {
-                left.shared_pages += pool_maps::sharers(pid, file)?.len();
+                left.shared_pages += pool_maps::sharers(pid, file, &[pool_maps::EVERYWHERE])?.len();
             }
         }
         left.grown = count_mappings(self.lab)?.saturating_sub(self.mappings);

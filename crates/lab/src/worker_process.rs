@@ -83,6 +83,7 @@ impl WorkerProcess {
         let order = |machine: &Machine| Order {
             incarnation: 1,
             pid: machine.process().pid,
+            started: machine.process().start_ticks,
             swapped: Bytes::ZERO,
             memory: machine.spec().memory_max,
             own,

@@ -33,12 +33,14 @@ use crate::Spec;
 pub const DEFAULT_STATE: &str = "/var/lib/overbook";
 
 /// What can still be learnt from files with faults.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Salvaged {
     /// `state` in `[host]`, where it is written readably.
     pub state: Option<PathBuf>,
     /// `socket` in `[api]`, where it is written readably.
     pub socket: Option<PathBuf>,
+    /// `qmp` in `[host]`, as far as it is written readably, or its default.
+    pub qmp: Vec<String>,
 }
 
 /// Where the daemon keeps its state and answers, by files that may have faults: what was done must
@@ -54,7 +56,12 @@ pub fn salvage(files: &[(String, String)]) -> Salvaged {
     let path = |text: Option<table::At<String>>| {
         text.map(|at| PathBuf::from(at.value)).filter(|path| path.is_absolute())
     };
-    Salvaged { state: path(draft.state), socket: path(draft.socket) }
+    let globs = draft.qmp.into_iter().flat_map(|list| list.value).map(|glob| glob.value);
+    let mut qmp: Vec<String> = globs.filter(|glob| glob.starts_with('/')).collect();
+    if qmp.is_empty() {
+        qmp.extend(check::DEFAULT_QMP.map(str::to_owned));
+    }
+    Salvaged { state: path(draft.state), socket: path(draft.socket), qmp }
 }
 
 /// Makes a [`Spec`] of the main file and its drop-ins, given in order as `(name, text)`.

@@ -75,9 +75,13 @@ impl NamePattern {
     }
 
     /// Whether `name` fits. A name is never read as a pattern, whatever characters it holds.
-    /// Allocates nothing: the policy asks this for every VM and group in every tick.
+    /// What is named by a path is a socket whose VM has no name that can be believed: it fits
+    /// nothing. Allocates nothing: the policy asks this for every VM and group in every tick.
     #[must_use]
     pub fn matches(&self, name: &VmName) -> bool {
+        if name.as_str().starts_with('/') {
+            return false;
+        }
         let (mut pattern, mut rest) = (self.0.chars(), name.as_str().chars());
         // Where to go on when a star has to swallow one more character: it is enough to go back to
         // the latest star, because an earlier one swallowing more cannot help a later one.

@@ -154,8 +154,11 @@ pub enum Policy {
 pub struct GroupSpec {
     /// How the surplus is shared out.
     pub policy: Policy,
-    /// Which VMs belong to it.
+    /// Which VMs belong to it, among those of which root has said that they do.
     pub vms: Vec<NamePattern>,
+    /// The users that its QEMUs run as, by name or number; none: that is not said.
+    #[serde(default, rename = "uid", skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<String>,
     /// Memory that the tenant pays for; `None`: the sum of its VMs' base.
     pub budget: Option<Bytes>,
     /// Limits of its VMs, where a VM has none of its own.

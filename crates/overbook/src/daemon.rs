@@ -117,7 +117,8 @@ impl Daemon {
         let hand = Hand::new(sys::ksm::Ksm::of_host(), records.clone());
         let mut ksm = HostKsm::new(hand, sys::mergeable::processes);
         let period = Duration::from_millis(tuning::PERIOD.0);
-        let drivers = Drivers::new(Settings { globs: spec.host.qmp.clone(), period, records })?;
+        let (globs, groups) = (spec.host.qmp.clone(), spec.groups.clone());
+        let drivers = Drivers::new(Settings { globs, groups, period, records })?;
         let pause = PauseFile::in_state(state);
         // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
         let mut workers = Workers::default();
@@ -331,7 +332,7 @@ impl Daemon {
         log::info(&format!("the configuration was read again: {news}"));
         self.reloader.waiting().iter().for_each(|waiting| log::warn(waiting));
         let spec = self.reloader.spec();
-        if let Err(error) = self.drivers.set_globs(spec.host.qmp.clone()) {
+        if let Err(error) = self.drivers.configure(&spec) {
             log::warn(&error.to_string());
         }
         if before != Mode::Enforce && spec.modes.balloon == Mode::Enforce {

@@ -2,10 +2,10 @@
 //! touched it, and nothing else.
 //!
 //! With a daemon running, it does this itself (its connections are the only ones that QEMU serves).
-//! Without one, [`offline`] works from the journal alone: no history, no loop, no guest's
-//! cooperation, and a broken configuration does not stop it. A daemon that has the state and cannot
-//! be asked is ended before that ([`eviction`]). It is idempotent; what could not be put back stays
-//! on record and is tried again by the next one.
+//! Without one, [`offline`] works from the journal and the QMP sockets alone: no history, no loop,
+//! no guest's cooperation, and a broken configuration does not stop it. A daemon that has the state
+//! and cannot be asked is ended before that ([`eviction`]). It is idempotent; what could not be put
+//! back stays on record and is tried again by the next one.
 
 pub mod eviction;
 
@@ -18,13 +18,14 @@ use std::{
 use futures_util::future::join_all;
 use model::{Bytes, KsmOrder, config::DEFAULT_STATE};
 use sys::ksm::Ksm;
+use sys::process::Identity;
 
 use crate::{
     config_files,
-    drivers::{Records, Released, ksm::Hand, restore_at},
+    drivers::{self, Records, Released, ksm::Hand, restore_at},
     journal::{Journal, JournalError},
     lock::{Holder, LockError, StateLock},
-    worker::{self, StillShares, with_shim},
+    worker::{self, StillShares},
 };
 
 /// What a release came to, in words.
@@ -50,33 +51,39 @@ pub enum ReleaseError {
     System(#[from] io::Error),
 }
 
-/// The state directory that `config` names, faulty or not.
+/// Where an Overbook keeps its state, and where its VMs' sockets are, by a configuration that may
+/// be faulty.
 #[must_use]
-pub fn state_of(config: &Path) -> PathBuf {
-    config_files::salvage(config).state.unwrap_or_else(|| DEFAULT_STATE.into())
+pub fn own_places(config: &Path) -> (PathBuf, Vec<String>) {
+    let salvaged = config_files::salvage(config);
+    (salvaged.state.unwrap_or_else(|| DEFAULT_STATE.into()), salvaged.qmp)
 }
 
-/// Releases without a daemon, from the journal in this state directory.
+/// Releases without a daemon: from the journal in this state directory, and the VMs whose QMP
+/// sockets these globs name. VMs of another Overbook on this host are not asked.
 ///
 /// # Errors
 /// When a daemon holds the state, or the journal cannot be read.
-pub fn offline(state: &Path) -> Result<Summary, ReleaseError> {
+pub fn offline(state: &Path, qmp: &[String]) -> Result<Summary, ReleaseError> {
     if !state.exists() {
         return Ok(Summary { text: "nothing to release".to_owned(), is_complete: true });
     }
     let _lock = StateLock::acquire(state, Holder::Release)?;
     let records = Records::new(Journal::open(state)?);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcomes = runtime.block_on(async {
+    let (outcomes, own) = runtime.block_on(async {
         let all = records.all().await;
-        join_all(all.iter().map(|record| restore_at(&records, record))).await
+        let outcomes = join_all(all.iter().map(|record| restore_at(&records, record))).await;
+        (outcomes, drivers::own_processes(&all, qmp).await)
     });
-    let process = |pid: u32| (pid, format!("process {pid}"));
-    let mut unshared = unshare(&with_shim().into_iter().map(process).collect());
-    // What a worker has that runs without our daemon is another daemon's.
-    unshared.retain(|(_, outcome)| *outcome != Err(StillShares::InUse));
+    let mut unshared = unshare(&own.processes);
+    unshared.extend(own.unknown.into_iter().map(|(what, why)| (what, Err(because(&why)))));
     let ksm = Hand::new(Ksm::of_host(), records).obey(KsmOrder::PutBack);
     Ok(summary(outcomes, unshared, ksm.map_err(|error| error.to_string())))
+}
+
+fn because(why: &impl ToString) -> StillShares {
+    StillShares::Because(why.to_string())
 }
 
 /// A VM, and how much of what it shared has been copied, or why it was not.
@@ -84,11 +91,14 @@ pub type Unshared = (String, Result<Bytes, StillShares>);
 
 /// Gives these QEMU processes copies of what they share. Waits as long as it gets on.
 #[must_use]
-pub fn unshare(names: &BTreeMap<u32, String>) -> Vec<Unshared> {
-    let pids: Vec<u32> = names.keys().copied().collect();
-    let outcomes = worker::unshare(&pids).into_iter();
-    worker::read_back(&pids);
-    outcomes.filter_map(|(pid, outcome)| Some((names.get(&pid)?.clone(), outcome))).collect()
+pub fn unshare(names: &BTreeMap<Identity, String>) -> Vec<Unshared> {
+    let processes: Vec<Identity> = names.keys().copied().collect();
+    let outcomes = worker::unshare(&processes);
+    worker::read_back(&processes);
+    let named = |(process, name): (&Identity, &String)| {
+        Some((name.clone(), outcomes.get(&process.pid)?.clone()))
+    };
+    names.iter().filter_map(named).collect()
 }
 
 /// What was done to KSM, or why not all of it was.

@@ -23,7 +23,10 @@
 //!
 //! ```no_run
 //! use overbook::worker::{Mode, STEP, Settings, Tracked};
-//! let mut tracked = Tracked::connect(4711, Settings::new(Mode::Probes { budget: 0.01 }))?;
+//! use sys::process::Identity;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let qemu = Identity::of(4711).ok_or("it has ended")?;
+//! let mut tracked = Tracked::connect(qemu, Settings::new(Mode::Probes { budget: 0.01 }))?;
 //! loop {
 //!     tracked.step();
 //!     if let Some(now) = tracked.reading() {
@@ -31,8 +34,7 @@
 //!     }
 //!     std::thread::sleep(STEP);
 //! }
-//! # #[allow(unreachable_code)]
-//! # Ok::<(), overbook::worker::LinkError>(())
+//! # }
 //! ```
 //!
 //! Source: MEB §3 (Wang et al. 2016). Leaves out: acting on what it finds, which is the policy's.
@@ -55,11 +57,11 @@ mod probes;
 mod process;
 mod read_back;
 mod sentinels;
+mod shim_of;
 mod strategy;
 mod tables;
 mod tracked;
 mod unshare;
-mod with_shim;
 mod words;
 
 #[cfg(test)]
@@ -74,6 +76,6 @@ pub use mode::{HotSet, Intermittent, Lru, Mode, Settings, Structure};
 pub use process::run;
 pub use read_back::read_back;
 pub use sentinels::INTERVAL;
+pub use shim_of::shim_of;
 pub use tracked::{STEP, State, Tracked};
 pub use unshare::{StillShares, unshare};
-pub use with_shim::with_shim;

@@ -117,7 +117,13 @@ fn watch(dir: &Path) -> Drivers {
 
 fn with_journal(dir: &Path, journal: Journal) -> Drivers {
     let globs = vec![format!("{}/*.qmp", dir.display())];
-    Drivers::new(Settings { globs, period: PERIOD, records: Records::new(journal) }).unwrap()
+    Drivers::new(Settings {
+        globs,
+        groups: BTreeMap::new(),
+        period: PERIOD,
+        records: Records::new(journal),
+    })
+    .unwrap()
 }
 
 /// What stands in the journal in `dir`.

@@ -61,10 +61,30 @@ pub const MAX_REGIONS: usize = 512;
 /// Each region's first page number is a multiple of this, so that no granule stands in two.
 pub const REGION_ALIGN_PAGES: u32 = 512;
 
+/// What the name of the thread begins with that listens for the worker.
+const LISTENER: &str = "ob-ctl-";
+
 /// The abstract unix address (without its leading zero byte) that the shim of process `pid` listens
-/// on.
-pub fn address(pid: u32) -> String {
-    format!("overbook-shim.{pid}")
+/// on. Abstract addresses belong to whoever binds them first: `nonce` is drawn at random, so that
+/// nobody can have bound this one before.
+#[must_use]
+pub fn address(pid: u32, nonce: u32) -> String {
+    format!("overbook-shim.{pid}.{nonce:08x}")
+}
+
+/// The name of the thread that listens at [`address`]: at most 15 bytes, as the kernel has it. The
+/// worker reads it in `/proc`. No other process can name a thread of QEMU's.
+#[must_use]
+pub fn listener_name(nonce: u32) -> String {
+    format!("{LISTENER}{nonce:08x}")
+}
+
+/// The address that a thread of process `pid` listens on, by its name; `None`: it is not the shim's
+/// listener.
+#[must_use]
+pub fn address_of_listener(pid: u32, thread: &str) -> Option<String> {
+    let nonce = u32::from_str_radix(thread.strip_prefix(LISTENER)?, 16).ok()?;
+    (listener_name(nonce) == thread).then(|| address(pid, nonce))
 }
 
 /// So many granules of this size may be out of the guest's reach at a time: a thread of QEMU's may

@@ -8,6 +8,7 @@
 //! The listener is opened when the first guest RAM appears: QEMU forks before that to become a
 //! daemon.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,8 +17,11 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use protocol::layout::{Counter, GiveBack};
-use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Request, Status, VERSION, address};
+use protocol::{
+    Answer, HELLO, MAX_PACKET, Refusal, Request, Status, VERSION, address, listener_name,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sys::random;
 use sys::seqpacket::{Connection, Listener};
 
 use crate::descriptors::Guarded;
@@ -31,6 +35,10 @@ use crate::{bench, cold, fault_thread, freed, remapping, threads, watchdog};
 const CALIBRATION: Duration = Duration::from_secs(3);
 /// Touches per measurement.
 const TOUCHES: u32 = 4;
+/// Connections that are met in one turn.
+const MOST_ACCEPTED: u32 = 8;
+/// How long after the kernel has refused an address.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 /// CPU time that this thread took for merging, unsharing and freed memory.
 static OTHER_NS: AtomicU64 = AtomicU64::new(0);
 
@@ -40,7 +48,7 @@ pub(crate) fn start() {
     STARTED.call_once(|| {
         threads::guard_forks();
         // Without the thread nobody can ask for anything: QEMU runs as if the shim were not there.
-        let _ = threads::start("overbook-ctl", run);
+        let _ = threads::start("ob-ctl", run);
     });
 }
 
@@ -51,8 +59,7 @@ struct Worker {
 }
 
 fn run() {
-    let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
-    let Ok(listener) = Listener::bind(&address(pid)) else { return };
+    let listener = listen();
     let Some(_guarded) = Guarded::new(listener.as_fd().as_raw_fd()) else { return };
     let mut worker: Option<Worker> = None;
     let mut calibrated = now();
@@ -63,13 +70,31 @@ fn run() {
         {
             leave(&mut worker);
         }
-        if let Ok(Some(connection)) = listener.accept() {
+        // Several at a time: a crowd at the door, which anybody may gather, is turned away faster
+        // than it comes.
+        for _ in 0..MOST_ACCEPTED {
+            let Ok(Some(connection)) = listener.accept() else { break };
             meet(&mut worker, connection);
         }
         if now().since(calibrated) > CALIBRATION {
             calibrated = now();
             calibrate();
         }
+    }
+}
+
+/// Listens at an address that nobody can have known before, and says where by this thread's name.
+fn listen() -> Listener {
+    let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+    loop {
+        let nonce = random::word();
+        if let Ok(listener) = Listener::bind(&address(pid, nonce)) {
+            let name = CString::new(listener_name(nonce)).unwrap_or_default();
+            if rustix::thread::set_name(&name).is_ok() {
+                return listener;
+            }
+        }
+        std::thread::sleep(LISTEN_AGAIN);
     }
 }
 

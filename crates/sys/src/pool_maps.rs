@@ -12,6 +12,8 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use crate::memory_map::{PAGE_BYTES, Pagemap, Range};
 use crate::pool_file::NAME_PREFIX;
 
@@ -57,13 +59,63 @@ pub struct Sharer {
 /// # Errors
 /// When it is gone, or may not be looked into.
 pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
-    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     let mut mappings = Vec::new();
+    each_mapping(pid, |mapping| {
+        mappings.push(mapping);
+        true
+    })?;
+    Ok(mappings)
+}
+
+/// Shows the pools' mappings in a process one by one, for it may have any number, until `goes_on`
+/// says no.
+///
+/// # Errors
+/// As for [`mappings`].
+pub fn each_mapping(pid: u32, mut goes_on: impl FnMut(Mapping) -> bool) -> io::Result<()> {
+    let maps = BufReader::new(File::open(format!("/proc/{pid}/maps"))?);
     for line in maps.split(b'\n') {
         // Paths are whatever bytes their makers liked; those of pools are text.
-        mappings.extend(std::str::from_utf8(&line?).ok().and_then(parse));
+        if let Some(mapping) = std::str::from_utf8(&line?).ok().and_then(parse)
+            && !goes_on(mapping)
+        {
+            break;
+        }
     }
-    Ok(mappings)
+    Ok(())
+}
+
+/// Pools of one process that are looked at: its group's, and those of groups that it has left.
+pub const MOST_POOLS: usize = 4;
+
+/// The names of the pools that a process maps, at most [`MOST_POOLS`] of them. A file of such a name
+/// that belongs to another user than this process's is no pool: anybody can make one.
+///
+/// # Errors
+/// As for [`mappings`].
+pub fn pools_of(pid: u32) -> io::Result<Vec<String>> {
+    let mut seen: Vec<(FileId, String, bool)> = Vec::new();
+    each_mapping(pid, |mapping| {
+        if seen.iter().all(|(file, ..)| *file != mapping.file) {
+            let is_ours = may_be_ours(pid, &mapping);
+            seen.push((mapping.file, mapping.name, is_ours));
+        }
+        let pools = seen.iter().filter(|(.., is_ours)| *is_ours).count();
+        pools < MOST_POOLS && seen.len() < MOST_FILES
+    })?;
+    Ok(seen.into_iter().filter(|(.., is_ours)| *is_ours).map(|(_, name, _)| name).collect())
+}
+
+/// Files that are called like pools, of one process, which are told apart; a hostile one may map
+/// any number.
+const MOST_FILES: usize = 256;
+
+/// Whether this user has made the file; one that cannot be looked at may be.
+fn may_be_ours(pid: u32, mapping: &Mapping) -> bool {
+    let Range { start, len } = mapping.range;
+    let path = PathBuf::from(format!("/proc/{pid}/map_files/{start:x}-{:x}", start + len));
+    let ours = rustix::process::geteuid().as_raw();
+    rustix::fs::stat(&path).map_or(true, |stat| stat.st_uid == ours && stat.st_mode & 0o077 == 0)
 }
 
 /// How many mappings a process has, of whatever. Takes the kernel some 0.4 µs for each.
@@ -87,10 +139,15 @@ pub fn count(pid: u32) -> io::Result<u32> {
 /// looked into are left out.
 #[must_use]
 pub fn holders(pool: FileId) -> Vec<u32> {
-    let is_pool = |mapping: &Mapping| mapping.file == pool;
-    let holds = |pid: &u32| {
-        mappings(*pid).is_ok_and(|found| found.iter().any(is_pool)) || has_open(*pid, pool)
+    let maps = |pid: u32| {
+        let mut is_mapped = false;
+        let looked = each_mapping(pid, |mapping| {
+            is_mapped = mapping.file == pool;
+            !is_mapped
+        });
+        looked.is_ok() && is_mapped
     };
+    let holds = |pid: &u32| maps(*pid) || has_open(*pid, pool);
     let names = names_in(Path::new("/proc"));
     names.iter().filter_map(|name| name.parse().ok()).filter(holds).collect()
 }
@@ -138,26 +195,55 @@ fn names_in(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-/// The pages of a process that share slots of this pool.
+/// All addresses.
+pub const EVERYWHERE: Range = Range { start: 0, len: u64::MAX };
+
+/// The pages of a process within these ranges that share slots of this pool: no more than the ranges
+/// have pages, however much of it the process maps elsewhere.
 ///
 /// # Errors
 /// As for [`mappings`].
-pub fn sharers(pid: u32, pool: FileId) -> io::Result<Vec<Sharer>> {
+pub fn sharers(pid: u32, pool: FileId, within: &[Range]) -> io::Result<Vec<Sharer>> {
     let pagemap = Pagemap::of(pid)?;
-    let mut sharers = Vec::new();
-    for mapping in mappings(pid)?.into_iter().filter(|mapping| mapping.file == pool) {
-        let copies = pagemap.private(mapping.range)?;
+    let (mut sharers, mut failed) = (Vec::new(), None);
+    each_mapping(pid, |mapping| {
+        let found = match mapping.file == pool {
+            true => within
+                .iter()
+                .filter_map(|range| mapping.part_in(*range))
+                .try_for_each(|part| part.sharers(&pagemap, &mut sharers)),
+            false => Ok(()),
+        };
+        failed = found.err();
+        failed.is_none()
+    })?;
+    failed.map_or(Ok(sharers), |errno| Err(errno.into()))
+}
+
+impl Mapping {
+    /// What of it lies in `range`.
+    fn part_in(&self, range: Range) -> Option<Self> {
+        let start = self.range.start.max(range.start);
+        let end = |range: Range| range.start.saturating_add(range.len);
+        let len = end(self.range).min(end(range)).checked_sub(start).filter(|len| *len > 0)?;
+        let ahead = u32::try_from((start - self.range.start) / PAGE_BYTES).ok()?;
+        let first_slot = self.first_slot.checked_add(ahead)?;
+        Some(Self { range: Range { start, len }, first_slot, ..self.clone() })
+    }
+
+    fn sharers(&self, pagemap: &Pagemap, sharers: &mut Vec<Sharer>) -> Result<(), Errno> {
+        let copies = pagemap.private(self.range)?;
         let mut copies = copies.iter().map(|copy| copy.range).peekable();
         let addresses =
-            (0..mapping.range.len / PAGE_BYTES).map(|page| mapping.range.start + page * PAGE_BYTES);
-        for (address, slot) in addresses.zip(mapping.first_slot..) {
+            (0..self.range.len / PAGE_BYTES).map(|page| self.range.start + page * PAGE_BYTES);
+        for (address, slot) in addresses.zip(self.first_slot..) {
             while copies.next_if(|copy| copy.start + copy.len <= address).is_some() {}
             if copies.peek().is_none_or(|copy| address < copy.start) {
                 sharers.push(Sharer { address, slot });
             }
         }
+        Ok(())
     }
-    Ok(sharers)
 }
 
 /// `7f00-7f10 rw-p 00003000 00:01 1234   /memfd:overbook-pool-… (deleted)`.
@@ -181,6 +267,8 @@ fn parse(line: &str) -> Option<Mapping> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::memory_map::{Over, PAGE_LEN, Reserved};
     use crate::pool_file::{PoolFile, PoolView};
@@ -199,6 +287,48 @@ mod tests {
         assert_eq!(mapping.first_slot, 7);
         assert_eq!((line("/memfd:other"), line("/tmp/memfd:overbook-pool-a")), (None, None));
         assert_eq!((parse(""), parse("7f00-7f01 rw-p 0 0:0 0")), (None, None));
+    }
+
+    /// 128 GiB of one slot's pool: what costs nothing to map costs nothing to look at either.
+    #[test]
+    fn a_pool_that_is_mapped_over_more_than_the_guests_memory_is_not_listed() {
+        let pool = PoolFile::create("overbook-pool-wide", 1 << 25).unwrap();
+        let wide = Reserved::new(128 << 30).unwrap();
+        let view = PoolView::open(pool.reader().unwrap(), 1 << 25).unwrap();
+        // SAFETY: memory of ours.
+        unsafe { view.map_over(0, Over { range: wide.range(), reserve: false }) }.unwrap();
+        let guest = Range { start: wide.range().start + (1 << 30), len: 4 * PAGE_BYTES };
+        let found = sharers(std::process::id(), pool.id().unwrap(), &[guest]).unwrap();
+        let slots: Vec<u32> = found.iter().map(|sharer| sharer.slot).collect();
+        assert_eq!(slots, [1 << 18, (1 << 18) + 1, (1 << 18) + 2, (1 << 18) + 3]);
+    }
+
+    /// Names are anybody's to give; who made a file is not.
+    #[test]
+    fn a_file_that_is_called_like_a_pool_and_open_to_others_is_none() {
+        let pool = PoolFile::create("overbook-pool-named", 1).unwrap();
+        let fake = rustix::fs::memfd_create("overbook-pool-fake", rustix::fs::MemfdFlags::CLOEXEC);
+        let fake = fake.unwrap();
+        rustix::fs::ftruncate(&fake, PAGE_BYTES).unwrap();
+        let (read, kept) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE);
+        let len = PAGE_LEN;
+        let map = |file: BorrowedFd<'_>| {
+            // SAFETY: the kernel chooses the place, so nothing that exists is mapped over.
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, read, kept, file, 0) }.unwrap()
+        };
+        let reader = pool.reader().unwrap();
+        let mapped = [map(reader.as_fd()), map(fake.as_fd())];
+        let found = pools_of(std::process::id()).unwrap();
+        let has = |name: &str| found.iter().any(|found| found == name);
+        assert!(has("overbook-pool-named"), "{found:?}");
+        // Without the right to look at the file behind a mapping it may be ours.
+        let range = std::fs::read_dir("/proc/self/map_files").unwrap().next();
+        let can_look = range.is_some_and(|entry| std::fs::metadata(entry.unwrap().path()).is_ok());
+        assert!(!can_look || !has("overbook-pool-fake"), "{found:?}");
+        for place in mapped {
+            // SAFETY: mapped above, and nobody knows of it.
+            unsafe { rustix::mm::munmap(place, len) }.unwrap();
+        }
     }
 
     #[test]
@@ -226,8 +356,11 @@ mod tests {
         let expected =
             [(1, 10), (4, 13), (6, 3)].map(|(page, slot)| Sharer { address: at(page), slot });
         let pid = std::process::id();
-        assert_eq!(sharers(pid, pool.id().unwrap()).unwrap(), expected);
-        assert_eq!(sharers(pid, other.id().unwrap()).unwrap(), []);
+        let all = [memory.range()];
+        assert_eq!(sharers(pid, pool.id().unwrap(), &all).unwrap(), expected);
+        assert_eq!(sharers(pid, other.id().unwrap(), &all).unwrap(), []);
+        let some = [Range { start: at(4), len: 2 * PAGE_BYTES }];
+        assert_eq!(sharers(pid, pool.id().unwrap(), &some).unwrap(), expected[1..2]);
         let holds = |pool: &PoolFile| holders(pool.id().unwrap()).contains(&pid);
         assert!(holds(&pool) && holds(&other), "mapped, or open");
         let id = other.id().unwrap();

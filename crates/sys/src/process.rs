@@ -269,7 +269,7 @@ pub struct Usage {
 }
 
 /// One process for ever: its pid, and when it started, in clock ticks since boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     /// The process id.
     pub pid: u32,
@@ -298,7 +298,7 @@ impl Identity {
 
     /// Sends `signal` to this very process. `false`: it is gone, and nobody got the signal.
     pub fn signal(&self, signal: Signal) -> io::Result<bool> {
-        match self.open()? {
+        match self.hold()? {
             Some(pidfd) => send(&pidfd, signal).map(|()| true),
             None => Ok(false),
         }
@@ -306,7 +306,7 @@ impl Identity {
 
     /// Waits up to `limit` for the process to end; whether it has.
     pub fn wait_for(&self, limit: Duration) -> io::Result<bool> {
-        match self.open()? {
+        match self.hold()? {
             Some(pidfd) => wait_for_exit(&pidfd, limit),
             None => Ok(true),
         }
@@ -315,7 +315,7 @@ impl Identity {
     /// Asks the process to end (SIGTERM), insists after `grace` (SIGKILL). `false`: it was gone
     /// already.
     pub fn end(&self, grace: Duration) -> io::Result<bool> {
-        let Some(pidfd) = self.open()? else {
+        let Some(pidfd) = self.hold()? else {
             return Ok(false);
         };
         send(&pidfd, Signal::TERM)?;
@@ -326,6 +326,14 @@ impl Identity {
         Ok(true)
     }
 
+    /// When it began, by the wall clock as it is set now; `None`: that cannot be told.
+    #[must_use]
+    pub fn began(&self) -> Option<std::time::SystemTime> {
+        let since_boot_ms = self.start_ticks.saturating_mul(1000) / clock_ticks_per_second();
+        let ago_ms = crate::clock::boot_now().0.checked_sub(since_boot_ms)?;
+        std::time::SystemTime::now().checked_sub(Duration::from_millis(ago_ms))
+    }
+
     /// What this very process has taken so far; `None`: it is gone.
     pub fn usage(&self) -> Option<Usage> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
@@ -333,9 +341,22 @@ impl Identity {
         parse_stat(&stat).filter(|(_, _, start)| *start == self.start_ticks).map(|_| usage)
     }
 
+    /// What was read of this very process by its pid. Whether it lives is asked after the reading:
+    /// as long as it does its pid is its own, so the reading was of it and of no other process.
+    ///
+    /// # Errors
+    /// `ESRCH`: it has ended, and what was read may be another process's.
+    pub fn still<T>(&self, read: T) -> io::Result<T> {
+        let gone = || io::Error::from(rustix::io::Errno::SRCH);
+        self.is_alive().then_some(read).ok_or_else(gone)
+    }
+
     /// A pidfd of this very process: opened first, checked after, so that the pid cannot change
-    /// hands in between.
-    fn open(&self) -> io::Result<Option<OwnedFd>> {
+    /// hands in between. `None`: it is gone.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn hold(&self) -> io::Result<Option<OwnedFd>> {
         match open_pidfd(self.pid) {
             Ok(pidfd) if self.is_alive() => Ok(Some(pidfd)),
             Ok(_) => Ok(None),
@@ -541,6 +562,16 @@ mod tests {
         assert!(!other.signal(Signal::KILL).unwrap());
         assert!(child.identity().is_alive());
         child.end(Duration::from_secs(5)).unwrap();
+    }
+
+    #[test]
+    fn what_was_read_of_a_recycled_pid_is_nothing() {
+        let own = Identity::own().unwrap();
+        assert_eq!(own.still(7).unwrap(), 7);
+        assert!(own.hold().unwrap().is_some());
+        let other = Identity { start_ticks: own.start_ticks + 1, ..own };
+        assert!(is_gone(&other.still(7).unwrap_err()));
+        assert!(other.hold().unwrap().is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use model::Bytes;
@@ -124,6 +125,14 @@ pub fn program_of(pid: u32) -> Result<String, ProcError> {
     }
     let path = PathBuf::from(format!("/proc/{pid}/comm"));
     Ok(read(&path)?.trim_end().to_owned())
+}
+
+/// The user to whom the file of a process's program belongs, who can write another program into it;
+/// `None`: it may not be seen.
+#[must_use]
+pub fn owner_of_program(pid: u32) -> Option<u32> {
+    // The link leads to the very file that runs, whatever lies at its path now.
+    Some(std::fs::metadata(format!("/proc/{pid}/exe")).ok()?.uid())
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //!
 //! Abstract addresses leave no file behind when a process dies, and need no directory that QEMU's
 //! user may write. They also have no permissions, so each side asks the kernel who the other is
-//! ([`Peer`]), and they belong to a network namespace: a QEMU in another one cannot be reached.
+//! ([`Connection::process`], [`Peer`]), and they belong to a network namespace: a QEMU in another one cannot be reached.
 //!
 //! Nothing here waits except where a deadline is passed: sockets are non-blocking, for one peer
 //! must never hold up the others. What a peer sends is bounded by the caller's buffer; a longer
@@ -11,7 +11,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -21,6 +21,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+
+use crate::peer;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// Connections that may wait to be accepted.
@@ -132,26 +134,24 @@ impl Connection {
         Ok(Self { fd })
     }
 
-    /// Who is on the other side.
+    /// Who is on the other side, as it was when it connected or listened. The process may have
+    /// ended since, and its pid be another's.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn peer(&self) -> Result<Peer, SeqpacketError> {
-        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or_default();
-        // Not rustix: a peer in another pid namespace has pid 0, which its `Pid` cannot hold.
-        // SAFETY: the kernel writes at most `length` bytes into `peer`, which is plain data.
-        let result = unsafe {
-            let target = std::ptr::from_mut(&mut peer).cast();
-            let fd = self.fd.as_raw_fd();
-            libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, target, &raw mut length)
-        };
-        if result != 0 {
-            let error = std::io::Error::last_os_error();
-            let errno = Errno::from_io_error(&error).unwrap_or(Errno::INVAL);
-            return Err(failed("SO_PEERCRED")(errno));
-        }
+        let peer = peer::credentials(&self.fd).map_err(|error| {
+            failed("SO_PEERCRED")(Errno::from_io_error(&error).unwrap_or(Errno::INVAL))
+        })?;
         Ok(Peer { pid: peer.pid.cast_unsigned(), uid: peer.uid })
+    }
+
+    /// The process on the other side, which has not ended.
+    ///
+    /// # Errors
+    /// When it has, or cannot be seen.
+    pub fn process(&self) -> Result<peer::Peer, peer::PeerError> {
+        peer::Peer::of(&self.fd)
     }
 
     /// Sends a packet, and a descriptor with it.

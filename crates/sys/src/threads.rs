@@ -36,6 +36,21 @@ impl Thread {
     }
 }
 
+/// The names of a process's threads, the oldest first, at most `most` of them: a hostile process
+/// may have any number.
+///
+/// # Errors
+/// When it is gone, or its threads may not be seen.
+pub fn names(pid: u32, most: usize) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))?.take(most) {
+        // One that has just ended has no name any more.
+        let name = std::fs::read(task?.path().join("comm")).unwrap_or_default();
+        names.push(String::from_utf8_lossy(&name).trim_end().to_owned());
+    }
+    Ok(names)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +75,8 @@ mod tests {
         assert!(found.waited_ns().unwrap() >= before);
         drop(done);
         thread.join().unwrap().unwrap_err();
+        assert!(names(pid, usize::MAX).unwrap().len() >= 2 && names(pid, 1).unwrap().len() == 1);
+        assert!(names(u32::MAX, 1).is_err());
         assert!(Thread::named(pid, "no such thread").is_none());
         assert!(Thread::named(u32::MAX, "ob-threads-test").is_none());
     }

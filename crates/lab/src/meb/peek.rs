@@ -5,8 +5,10 @@
 
 use std::time::{Duration, Instant};
 
+use overbook::worker::shim_of;
 use protocol::layout::{Layout, PageState, Shared};
 use protocol::{Answer, MAX_PACKET, Region, Request, State, Status, Tracking, VERSION};
+use sys::process::Identity;
 use sys::seqpacket::Connection;
 use sys::shared_memory::SharedMemory;
 
@@ -37,7 +39,7 @@ impl Peek {
     /// # Errors
     /// When its shim does not do what it is asked.
     pub fn start(pid: u32, seed: u64) -> Result<Self, LabError> {
-        let connection = Connection::connect(&protocol::address(pid), PATIENCE).map_err(failed)?;
+        let connection = Connection::connect(&address_of_shim(pid)?, PATIENCE).map_err(failed)?;
         let (answer, fd) = ask(&connection, &Request::Hello { version: VERSION })?;
         let (Answer::Welcome { regions, .. }, Some(fd)) = (answer, fd) else {
             return Err(failed("it does not welcome"));
@@ -132,6 +134,11 @@ fn done(connection: &Connection, request: &Request) -> Result<(), LabError> {
         Answer::Done { .. } => Ok(()),
         other => Err(failed(format!("{other:?}"))),
     }
+}
+
+fn address_of_shim(pid: u32) -> Result<String, LabError> {
+    let found = Identity::of(pid).and_then(|process| shim_of(process).ok().flatten());
+    found.ok_or_else(|| failed("it has no shim"))
 }
 
 fn ask(

@@ -16,6 +16,7 @@ use overbook::worker::{STEP, Settings, State, Tracked};
 use pages::curve::MissRatioCurve;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
+use sys::process::Identity;
 
 use crate::lab::{Lab, LabError};
 
@@ -106,8 +107,10 @@ impl Watch {
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         let is_pinned = !cpus.is_empty();
+        let gone = || std::io::Error::other(format!("process {pid} has ended"));
+        let process = Identity::of(pid).ok_or_else(gone)?;
         let mut driver = Driver {
-            tracked: Tracked::new(pid, settings),
+            tracked: Tracked::new(process, settings),
             stop: Arc::clone(&stop),
             swapped: Arc::clone(&swapped),
             held: Arc::clone(&held),

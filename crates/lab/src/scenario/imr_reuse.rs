@@ -107,7 +107,7 @@ struct Loop {
 impl Loop {
     fn start() -> Result<Self, LabError> {
         let mut program = Program::start()?;
-        let worker = Tracked::new(program.pid(), Settings::new(Mode::Untracked));
+        let worker = Tracked::new(program.identity(), Settings::new(Mode::Untracked));
         program.tell(&format!("plug {MIB}"))?;
         program.tell(&format!("use 0 0 {PAGES} {WHOLE}"))?;
         Ok(Self { program, worker })

@@ -3,8 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use overbook::worker::shim_of;
 use protocol::layout::{Counter, Layout, LayoutError, Shared};
 use protocol::{Answer, HELLO, MAX_PACKET, Refusal, Region, Request, VERSION, WireError};
+use rustix::io::Errno;
+use sys::process::Identity;
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
 
@@ -91,7 +94,9 @@ pub(crate) struct Sent {
 impl Link {
     /// Connects to the shim of this process.
     pub(crate) fn connect(pid: u32) -> Result<Self, LinkError> {
-        let connection = Connection::connect(&protocol::address(pid), ANSWER_LIMIT)?;
+        let address = Identity::of(pid).and_then(|process| shim_of(process).ok().flatten());
+        let refused = SeqpacketError::Call { call: "connect", errno: Errno::CONNREFUSED };
+        let connection = Connection::connect(&address.ok_or(refused)?, ANSWER_LIMIT)?;
         let (regions, longest) = (Vec::new(), Duration::ZERO);
         Ok(Self { connection, memory: None, regions, longest, last_id: HELLO })
     }

@@ -19,7 +19,9 @@ use crate::{
     spec::{ApiSpec, HostSpec, LimitsSpec, Modes, ShareSpec, VmSpec},
 };
 
-const DEFAULT_QMP: &str = "/run/overbook/qmp/*.sock";
+/// Sockets of VMs, and below them directories of groups.
+pub(super) const DEFAULT_QMP: [&str; 2] =
+    ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"];
 const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
 
 /// Longest path that fits into a unix socket's address (`sun_path`, unix(7)), without the final
@@ -48,6 +50,7 @@ pub(super) fn finish(draft: Draft, faults: &mut Vec<Fault>) -> Spec {
         }
         budget_covers_promises(name, group, &draft, faults);
     }
+    no_user_of_two_groups(&draft, faults);
     for (name, vm) in &draft.vms {
         vm_is_in_a_group(name, vm, &draft, faults);
     }
@@ -73,7 +76,7 @@ fn host(draft: &Draft, faults: &mut Vec<Fault>) -> HostSpec {
         qmp.push(glob.value.clone());
     }
     if qmp.is_empty() {
-        qmp.push(DEFAULT_QMP.to_owned());
+        qmp.extend(DEFAULT_QMP.map(str::to_owned));
     }
     let state = path("state", draft.state.as_ref(), faults);
     HostSpec {
@@ -269,6 +272,27 @@ fn group_of<'d>(vm: &str, draft: &'d Draft) -> Option<(&'d String, &'d GroupDraf
     })
 }
 
+/// A user that two groups name tells them not apart.
+fn no_user_of_two_groups(draft: &Draft, faults: &mut Vec<Fault>) {
+    let mut known: BTreeMap<&str, (&str, &Place)> = BTreeMap::new();
+    for (name, group) in &draft.groups {
+        for user in group.users.iter().flat_map(|list| &list.value) {
+            match known.get(user.value.as_str()) {
+                Some((other, place)) if other != name => {
+                    let (shown, line) = (printable(&user.value), place.line);
+                    faults.push(user.place.fault(format!(
+                        "user {shown} is of group `{}` already (line {line}): a user that two \
+                         groups share tells their VMs not apart; give each group a directory of \
+                         its own for its QMP sockets instead",
+                        printable(other)
+                    )));
+                }
+                _ => drop(known.insert(&user.value, (name, &user.place))),
+            }
+        }
+    }
+}
+
 fn vm_is_in_a_group(name: &str, vm: &VmDraft, draft: &Draft, faults: &mut Vec<Fault>) {
     let shown = printable(name);
     if name.contains(['*', '?']) {
@@ -321,6 +345,7 @@ fn budget_covers_promises(name: &str, group: &GroupDraft, draft: &Draft, faults:
 impl From<GroupDraft> for GroupSpec {
     fn from(draft: GroupDraft) -> Self {
         let patterns = draft.vms.into_iter().flat_map(|list| list.value);
+        let users = draft.users.into_iter().flat_map(|list| list.value);
         let tables = draft.tables.into_iter().flat_map(|list| list.value);
         let policy = draft.policy.unwrap_or_default();
         // It knows what memory is worth only to VMs that the host pages out.
@@ -329,6 +354,7 @@ impl From<GroupDraft> for GroupSpec {
         Self {
             policy,
             vms: patterns.map(|at| NamePattern::new(at.value)).collect(),
+            users: users.map(|at| at.value).collect(),
             budget: draft.budget.map(|at| at.value),
             limits: draft.limits.into(),
             tracking: draft.tracking.unwrap_or_default(),

@@ -67,6 +67,7 @@ pub(super) struct GroupDraft {
     pub(super) place: Place,
     pub(super) policy: Option<Policy>,
     pub(super) vms: Option<At<Vec<At<String>>>>,
+    pub(super) users: Option<At<Vec<At<String>>>>,
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
     pub(super) dedup: Option<DedupSpec>,
@@ -222,6 +223,7 @@ impl GroupDraft {
             place: table.place(),
             policy: None,
             vms: None,
+            users: None,
             budget: None,
             tracking: None,
             dedup: None,
@@ -242,6 +244,7 @@ impl GroupDraft {
         ];
         set(&mut self.policy, table.choice("policy", &policies));
         set(&mut self.vms, table.texts("vms"));
+        set(&mut self.users, table.users("uid"));
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
         set(&mut self.dedup, table.dedup("dedup"));

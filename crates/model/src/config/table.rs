@@ -197,6 +197,41 @@ impl<'a> Table<'a> {
         Some(self.at(value, whole))
     }
 
+    /// Users, each by name or number: one, or a list of at least one; empty when it was faulty.
+    pub(super) fn users(&self, key: &'static str) -> Option<At<Vec<At<String>>>> {
+        let value = self.get(key)?;
+        let items = match value.get_ref() {
+            DeValue::Array(items) => items.iter().collect(),
+            _ => vec![value],
+        };
+        let read: Vec<_> = items.iter().filter_map(|item| self.user(key, item)).collect();
+        if items.is_empty() {
+            self.source.fault(&value.span(), format!("`{key}` must not be empty"));
+        }
+        let whole = if read.len() == items.len() { read } else { Vec::new() };
+        Some(self.at(value, whole))
+    }
+
+    fn user(&self, key: &str, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
+        match value.get_ref() {
+            DeValue::String(_) => self.text_of(key, value),
+            DeValue::Integer(number) if number.radix() == 10 => {
+                let uid = number.as_str().parse::<u32>().ok();
+                if uid.is_none() {
+                    let shown = printable(number.as_str());
+                    let wanted = "a user's name or number, such as \"libvirt-qemu\" or 64055";
+                    self.source
+                        .fault(&value.span(), format!("`{key}` is {shown}; valid: {wanted}"));
+                }
+                Some(self.at(value, uid?.to_string()))
+            }
+            _ => {
+                self.wrong_type(key, value, "a user's name or number, or a list of these");
+                None
+            }
+        }
+    }
+
     /// One of a few words.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Option<T> {
         let value = self.get(key)?;

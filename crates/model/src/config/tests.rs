@@ -29,7 +29,7 @@ fn faults_of(text: &str) -> String {
 #[test]
 fn nothing_written_means_the_defaults() {
     let spec = parse_one("").unwrap();
-    assert_eq!(spec.host.qmp, ["/run/overbook/qmp/*.sock"]);
+    assert_eq!(spec.host.qmp, ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"]);
     assert_eq!(spec.host.state.to_str(), Some("/var/lib/overbook"));
     assert_eq!(spec.api.socket.to_str(), Some("/run/overbook/overbook.sock"));
     assert_eq!((spec.host.reserve, spec.host.ksm, spec.api.tcp), (None, KsmSpec::Off, None));
@@ -120,7 +120,7 @@ overbook.toml:5: `ksm` is \"always\"; valid: off, drive
 overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, pool, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, cold, dedup, free_pages, lend, max, min, policy, static, tracking, vms; did you mean `base`?
+overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, cold, dedup, free_pages, lend, max, min, policy, static, tracking, uid, vms; did you mean `base`?
 overbook.toml:12: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:20) and \"web-*\"
 overbook.toml:13: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:16: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?
@@ -449,9 +449,33 @@ fn files_with_faults_still_say_where_state_and_socket_are() {
     let files = [("a", main), ("b", drop_in)].map(|(n, t)| (n.to_owned(), t.to_owned()));
     assert!(parse(&files).is_err());
     let found = salvage(&files);
-    assert_eq!(found, Salvaged { state: Some("/s/2".into()), socket: Some("/s/a".into()) });
+    let default = ["/run/overbook/qmp/*.sock", "/run/overbook/qmp/*/*.sock"];
+    let default: Vec<String> = default.map(str::to_owned).into();
+    let socket = Some("/s/a".into());
+    assert_eq!(found, Salvaged { state: Some("/s/2".into()), socket, qmp: default.clone() });
     let useless = "[host]\nstate = 5\n[api]\nsocket = \"relative\"\n";
-    assert_eq!(salvage(&[("a".to_owned(), useless.to_owned())]), Salvaged::default());
+    let nothing = Salvaged { state: None, socket: None, qmp: default };
+    assert_eq!(salvage(&[("a".to_owned(), useless.to_owned())]), nothing);
+    let qmp = "[host]\nqmp = [\"/q/*.sock\", \"relative\"]\n[group\n";
+    assert_eq!(salvage(&[("a".to_owned(), qmp.to_owned())]).qmp, ["/q/*.sock"]);
+}
+
+#[test]
+fn a_groups_users_are_names_or_numbers_and_no_other_groups() {
+    let users = |uid: &str| {
+        let spec = parse_one(&format!("group.web = {{ vms = [\"web-*\"], uid = {uid} }}"));
+        spec.map(|spec| spec.groups[&"web".into()].users.clone())
+    };
+    assert_eq!(users("\"libvirt-qemu\"").unwrap(), ["libvirt-qemu"]);
+    assert_eq!(users("64055").unwrap(), ["64055"]);
+    assert_eq!(users("[\"alice\", 1000]").unwrap(), ["alice", "1000"]);
+    for bad in ["-1", "true", "[]", "[1.5]", "\"\"", "99999999999"] {
+        assert!(users(bad).unwrap_err().to_string().contains("`uid`"), "{bad}");
+    }
+    let two = "group.web = { vms = [\"web-*\"], uid = 7 }\n\
+               group.db = { vms = [\"db-*\"], uid = [\"alice\", 7] }\n";
+    let error = parse_one(two).unwrap_err().to_string();
+    assert!(error.contains("user 7 is of group `db` already (line 2)"), "{error}");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //!
 //! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
 //! here is what each is for. Exit code 1 means: a fault in the configuration, something by which
-//! the daemon would not start or could do nothing ([`preflight`]), a disk's file that cannot be
-//! used or has no room, certificates that are of no use or another host's, or a command that is not
-//! there; with `--host`, something is missing without which no VM here can be managed. Then no line
-//! says `ok`. A part that is merely less good leaves the code at 0: also a repository that does not
-//! lend, a table of shared pages that is of no use, and a pool whose etcd does not answer, for
-//! disks, groups and VMs work without them.
+//! the daemon would not start or could do nothing ([`preflight`]), a directory of QMP sockets that
+//! everybody may write to, a disk's file that cannot be used or has no room, certificates that are
+//! of no use or another host's, or a command that is not there; with `--host`, something is missing
+//! without which no VM here can be managed. Then no line says `ok`. A part that is merely less good
+//! leaves the code at 0: also a repository that does not lend, a table of shared pages that is of
+//! no use, and a pool whose etcd does not answer, for disks, groups and VMs work without them.
 
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     config_files,
     disks::trial::{Tried, TriedFile, try_files, try_repositories},
+    drivers::discovery,
     http::wire::VmStatus,
     offline::trial as tables,
     pool::trial::{self, Trial},
@@ -67,6 +68,7 @@ fn configuration(context: &Context) -> Result<Output, CliError> {
         let line = format!("repository {repository} of {}: {how}\n", disks.join(", "));
         report.extend_from_slice(line.as_bytes());
     }
+    report.extend(all.directories.iter().flat_map(|fault| format!("qmp: {fault}\n").into_bytes()));
     report.extend(all.tables.iter().flat_map(|tried| of_table(tried).into_bytes()));
     report.extend(all.pool.iter().flat_map(|trial| of_pool(trial).into_bytes()));
     report.extend(all.too_tight.iter().flat_map(|line| format!("{line}\n").into_bytes()));
@@ -79,10 +81,11 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     let all = loaded.as_ref().map(|spec| All::of(context, spec)).unwrap_or_default();
     let faults = loaded.as_ref().err().map_or(&[][..], Faults::as_slice);
     let code = u8::from(!faults.is_empty() || all.is_fatal());
-    let All { findings, files, repositories, tables, pool, too_tight } = all;
+    let All { findings, directories, files, repositories, tables, pool, too_tight } = all;
     let report = serde_json::json!({
         "faults": faults,
         "findings": findings,
+        "directories": directories,
         "files": files,
         "repositories": repositories,
         "tables": tables,
@@ -97,6 +100,8 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
 struct All {
     findings: Vec<Remark>,
     files: Vec<TriedFile>,
+    /// What is wrong with the directories of QMP sockets.
+    directories: Vec<String>,
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,
     pool: Option<Trial>,
@@ -111,6 +116,7 @@ impl All {
         let names = vms.is_some().then(|| names.collect());
         Self {
             findings: preflight::try_host(spec, names.as_ref()),
+            directories: discovery::faults_of_directories(&spec.host.qmp),
             files: try_files(spec),
             repositories: try_repositories(spec),
             tables: tables::try_tables(spec),
@@ -120,6 +126,9 @@ impl All {
     }
 
     fn is_fatal(&self) -> bool {
+        if !self.directories.is_empty() {
+            return true;
+        }
         let mut findings = self.pool.iter().flat_map(|trial| &trial.findings);
         self.findings.iter().any(|one| one.is_fatal)
             || self.files.iter().any(|tried| tried.is_fatal)

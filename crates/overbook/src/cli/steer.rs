@@ -48,7 +48,7 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
         let message = format!("{unit} is being restarted: the guests keep what they have");
         return shown(&Done { message }, json);
     }
-    let state = release::state_of(&context.config);
+    let (state, qmp) = release::own_places(&context.config);
     let said = |error: &dyn ToString| CliError::Said(error.to_string());
     let mut since = Instant::now();
     let mut evicted = None;
@@ -65,7 +65,7 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
             Err(CliError::Client(ClientError::Silent { .. })) => true,
             Err(_) => false,
         };
-        let holder = match release::offline(&state) {
+        let holder = match release::offline(&state, &qmp) {
             Ok(summary) => {
                 let code = u8::from(!summary.is_complete);
                 return Ok(shown(&after(evicted, summary.text), json)?.with_code(code));

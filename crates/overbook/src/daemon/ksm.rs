@@ -16,8 +16,10 @@ use model::{
 };
 use policy::ksm::Patience;
 use sys::clock::boot_now;
+use sys::process::Identity;
 
 use super::{log, workers::NO_SHIM};
+use crate::drivers::identity::process_of;
 use crate::drivers::ksm::{Hand, Known, KsmDriver, Looking, Lookout};
 
 /// How long a release waits for everything to be unmerged. Who asked waits a little longer.
@@ -61,14 +63,15 @@ impl HostKsm {
     pub(super) fn tick(
         &mut self,
         spec: &Spec,
-        with_shim: &BTreeMap<u32, String>,
+        with_shim: &BTreeMap<Identity, String>,
         view: &mut HostView,
     ) {
-        let is_observed = |pid: Option<u32>| pid.is_some_and(|pid| !with_shim.contains_key(&pid));
+        let is_observed =
+            |vm| process_of(vm).is_some_and(|process| !with_shim.contains_key(&process));
         let observed: BTreeSet<VmName> = view
             .vms
             .iter()
-            .filter(|(_, vm)| is_observed(vm.pid))
+            .filter(|(_, vm)| is_observed(vm))
             .map(|(name, _)| name.clone())
             .collect();
         let of_vms = policy::ksm::group_of(spec, view, &observed);

@@ -23,7 +23,9 @@ use model::{
 use policy::tuning;
 use sys::clock::boot_now;
 use sys::features::{self, Feature, Finding};
+use sys::process::Identity;
 
+use crate::drivers::identity::process_of;
 use crate::worker::{FreedOrder, Order, VmReport};
 use keeper::Keeper;
 use shared::Shared;
@@ -47,7 +49,7 @@ pub(super) struct Workers {
     shims: Shims,
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
-    with_shim: BTreeMap<u32, String>,
+    with_shim: BTreeMap<Identity, String>,
     /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on
     /// from there.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
@@ -63,9 +65,10 @@ pub(super) struct Workers {
 impl Workers {
     /// Tells every worker which VMs to work on, and the view what they have found out.
     pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
-        self.shims.look(view.vms.values().filter_map(|vm| vm.pid));
-        let pids = view.vms.iter().filter_map(|(name, vm)| Some((vm.pid?, name.to_string())));
-        self.with_shim = pids.filter(|(pid, _)| self.shims.has(*pid)).collect();
+        self.shims.look(view.vms.values().filter_map(process_of));
+        let all =
+            view.vms.iter().filter_map(|(name, vm)| Some((process_of(vm)?, name.to_string())));
+        self.with_shim = all.filter(|(process, _)| self.shims.has(*process)).collect();
         self.why_not_paged.get_or_insert_with(|| match features::probe(Feature::MovesSwapped) {
             Finding::Works(_) => None,
             Finding::Missing(why) => Some(format!("what is being swapped cannot be moved: {why}")),
@@ -140,10 +143,11 @@ impl Workers {
         };
         let leaves = own.is_none_or(|(own, _)| own != group);
         match self.reach(vm) {
-            Ok(pid) => {
+            Ok(process) => {
                 let order = Order {
                     incarnation: vm.incarnation,
-                    pid,
+                    pid: process.pid,
+                    started: process.start_ticks,
                     swapped: swapped(vm),
                     memory: vm.balloon.map_or(vm.ram, |balloon| balloon.value.min(vm.ram)),
                     own: vm.own,
@@ -201,9 +205,9 @@ impl Workers {
     }
 
     /// QEMU's process, if its shim may be talked to; or why not.
-    fn reach(&self, vm: &VmView) -> Result<u32, &'static str> {
-        let pid = vm.pid.ok_or("QEMU's process is not known")?;
-        if !self.shims.has(pid) {
+    fn reach(&self, vm: &VmView) -> Result<Identity, &'static str> {
+        let process = process_of(vm).ok_or("QEMU's process is not known")?;
+        if !self.shims.has(process) {
             return Err(NO_SHIM);
         }
         if self.is_paused {
@@ -213,7 +217,7 @@ impl Workers {
         if vm.migration == Migration::Active {
             return Err("a migration is running");
         }
-        Ok(pid)
+        Ok(process)
     }
 
     /// Puts into the view what the workers know.
@@ -248,7 +252,7 @@ impl Workers {
     }
 
     /// The VMs whose QEMUs have the shim, by process.
-    pub(super) const fn with_shim(&self) -> &BTreeMap<u32, String> {
+    pub(super) const fn with_shim(&self) -> &BTreeMap<Identity, String> {
         &self.with_shim
     }
 

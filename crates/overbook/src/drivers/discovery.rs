@@ -7,21 +7,25 @@
 //! The seam for libvirt is [`find`]: whatever else names VMs adds its places here, and its own way
 //! of talking to QEMU beside [`super::vm`].
 
-use std::collections::BTreeMap;
-use std::os::unix::fs::FileTypeExt;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use glob::Pattern;
+use sys::no_links;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+use super::identity;
 use super::shared::Shared;
 use super::slot::Slot;
+use super::tenant::place::makers_in;
 use super::vm;
 
+/// Directories that are looked at; where QEMUs may make some there may be any number.
+const MOST_DIRECTORIES: usize = 1024;
 /// How often the globs are read.
 const EVERY: Duration = Duration::from_secs(2);
 
@@ -49,6 +53,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<Stri
     shared.records.strike_the_dead().await;
     loop {
         let found = find(&globs.borrow_and_update());
+        shared.forget_names(identity::has_ended);
         if tasks.follow(&shared, &found) {
             shared.records.strike_the_dead().await;
         }
@@ -59,12 +64,47 @@ pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<Stri
     }
 }
 
-/// The sockets that exist now.
-fn find(globs: &[String]) -> Vec<PathBuf> {
-    let files = globs.iter().filter_map(|pattern| glob::glob(pattern).ok()).flatten().flatten();
-    let is_socket =
-        |path: &PathBuf| std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    files.filter(is_socket).collect()
+/// The sockets that exist now, by paths without symbolic links. Links in the part of a glob before
+/// its first wildcard are the operator's and are followed; behind it, others may have made them.
+pub(super) fn find(globs: &[String]) -> Vec<PathBuf> {
+    let found = globs.iter().filter_map(|glob| glob::glob(&without_links(glob)).ok());
+    found.flatten().flatten().filter(|path| no_links::is_socket(path)).collect()
+}
+
+/// The directories in which these globs look for sockets, as far as there are any.
+fn directories(globs: &[String]) -> BTreeSet<PathBuf> {
+    let of_each = globs.iter().filter_map(|glob| {
+        let glob = without_links(glob);
+        glob::glob(&glob[..glob.rfind('/')?]).ok()
+    });
+    let is_directory = |path: &PathBuf| path.symlink_metadata().is_ok_and(|found| found.is_dir());
+    of_each.flatten().flatten().filter(is_directory).take(MOST_DIRECTORIES).collect()
+}
+
+/// What is wrong with the directories in which these globs look for sockets: what lies there proves
+/// nothing, as anybody may put it there.
+pub(crate) fn faults_of_directories(globs: &[String]) -> Vec<String> {
+    let makers = directories(globs).into_iter().map(|directory| makers_in(&directory));
+    let faults: BTreeSet<String> =
+        makers.filter_map(|makers| makers.fault().map(str::to_owned)).collect();
+    faults.into_iter().collect()
+}
+
+/// The same glob with the real path of the directory where it begins.
+fn without_links(glob: &str) -> String {
+    let wild = glob.find(['*', '?', '[']).unwrap_or(glob.len());
+    let (Some(slash), true) = (glob[..wild].rfind('/'), glob.starts_with('/')) else {
+        return glob.to_owned();
+    };
+    let (begin, rest) = glob.split_at(slash);
+    match std::fs::canonicalize(Path::new("/").join(begin)) {
+        Ok(real) => {
+            let real = real.to_string_lossy();
+            format!("{}{rest}", Pattern::escape(real.trim_end_matches('/')))
+        }
+        // It is not there, so nothing is in it.
+        Err(_) => glob.to_owned(),
+    }
 }
 
 /// The running tasks; dropping it ends them.
@@ -116,6 +156,34 @@ mod tests {
         std::fs::write(dir.path().join("b.qmp"), "").unwrap();
         let glob = format!("{}/*.qmp", dir.path().display());
         assert_eq!(find(&[glob]), [socket]);
+    }
+
+    /// The directory is one that the socket's owner may write to.
+    #[test]
+    fn a_link_behind_a_wildcard_is_not_followed_and_one_before_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = std::fs::canonicalize(dir.path()).unwrap();
+        let at = |name: &str| dir.join(name);
+        std::fs::create_dir(at("qmp")).unwrap();
+        let _listener = std::os::unix::net::UnixListener::bind(at("qmp/a.sock")).unwrap();
+        std::os::unix::fs::symlink("a.sock", at("qmp/b.sock")).unwrap();
+        std::os::unix::fs::symlink("qmp", at("operators")).unwrap();
+        let found = |glob: &str| find(&[format!("{}/{glob}", dir.display())]);
+        assert_eq!(found("operators/*.sock"), [at("qmp/a.sock")]);
+        assert_eq!(found("operators/a.sock"), [at("qmp/a.sock")]);
+        assert_eq!(found("*/a.sock"), [at("qmp/a.sock")]);
+    }
+
+    #[test]
+    fn a_directory_that_everybody_may_write_to_is_told() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let globs = [format!("{}/*.sock", dir.path().display()), "/nowhere/*/*.sock".to_owned()];
+        assert_eq!(faults_of_directories(&globs), Vec::<String>::new());
+        let open = std::fs::Permissions::from_mode(0o1777);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let [fault] = faults_of_directories(&globs).try_into().unwrap();
+        assert!(fault.starts_with("everybody may write to /"), "{fault}");
     }
 
     #[test]

@@ -21,10 +21,11 @@ pub mod discovery;
 pub mod guest_stats;
 pub mod hands;
 pub mod host;
-mod identity;
+pub(crate) mod identity;
 pub mod ksm;
 mod memory;
 pub mod migration;
+pub mod own;
 pub mod qmp;
 mod questions;
 mod ram;
@@ -32,6 +33,7 @@ mod records;
 mod session;
 mod shared;
 mod slot;
+pub(crate) mod tenant;
 pub mod undo;
 mod vm;
 
@@ -41,7 +43,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
-use model::{Action, Bytes, HostView, Link, Means, Time, VmName};
+use model::{Action, Bytes, GroupName, GroupSpec, HostView, Link, Means, Spec, Time, VmName};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -50,7 +52,9 @@ use discovery::GlobError;
 use host::HostMeter;
 use shared::Shared;
 use slot::{Order, Restore, Slot, Wish};
+use tenant::Rules;
 
+pub use own::own_processes;
 pub use records::Records;
 pub use undo::{RestoreError, restore_at};
 
@@ -61,6 +65,8 @@ const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Settings {
     /// Globs of QMP sockets.
     pub globs: Vec<String>,
+    /// The groups, whose VMs are to be known by more than their word.
+    pub groups: BTreeMap<GroupName, GroupSpec>,
     /// How often each VM is asked.
     pub period: Duration,
     /// What is to be undone: what an earlier daemon has left, and what will be added.
@@ -86,19 +92,22 @@ impl Drivers {
     pub fn new(settings: Settings) -> Result<Self, GlobError> {
         discovery::check(&settings.globs)?;
         let shared = Arc::new(Shared::new(settings.period, settings.records));
+        shared.set_rules(Rules::of(&settings.groups));
         let (globs, receiver) = watch::channel(settings.globs);
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
         let (host, rams) = (HostMeter::default(), BTreeMap::new());
         Ok(Self { shared, host, rams, globs, discovery: task.abort_handle() })
     }
 
-    /// Looks in other places from now on. VMs found before stay until their QEMU ends.
+    /// Looks in other places from now on, and for VMs of other groups. VMs found before stay until
+    /// their QEMU ends.
     ///
     /// # Errors
     /// When a glob is none; then the old ones stay in force.
-    pub fn set_globs(&self, globs: Vec<String>) -> Result<(), GlobError> {
-        discovery::check(&globs)?;
-        self.globs.send_replace(globs);
+    pub fn configure(&self, spec: &Spec) -> Result<(), GlobError> {
+        discovery::check(&spec.host.qmp)?;
+        self.globs.send_replace(spec.host.qmp.clone());
+        self.shared.set_rules(Rules::of(&spec.groups));
         Ok(())
     }
 

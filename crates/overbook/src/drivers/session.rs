@@ -2,6 +2,7 @@
 //! told.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use model::view::Mechanism;
@@ -9,6 +10,7 @@ use model::{Bytes, Migration, Reading, VmName};
 use serde_json::Value;
 use sys::clock::{boot_now, wall_now_ms};
 use sys::memory_of::Counters;
+use sys::peer::PeerError;
 use tokio::sync::mpsc;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
@@ -18,11 +20,13 @@ use super::memory::Meter;
 use super::qmp::{Client, Command, QmpError};
 use super::questions;
 use super::ram::{self, Ram};
-use super::shared::{Shared, name_of_socket};
+use super::shared::{Shared, TwoNames, name_of_socket, name_of_stranger};
 use super::slot::{self, Order, Restore, Slot, Wish};
+use super::tenant::{Evidence, Rules, Stranger};
 use super::undo::{self, RestoreError};
-use super::vm::OF_THE_BALLOON;
+use super::vm::{OF_THE_BALLOON, OF_THE_WORKER};
 use crate::journal::UndoRecord;
+use crate::log;
 
 /// Disks are asked for once in so many periods.
 const BLOCK_EVERY: u64 = 5;
@@ -33,6 +37,15 @@ pub(super) enum SessionError {
     /// QEMU cannot be talked to.
     #[error(transparent)]
     Qmp(#[from] QmpError),
+    /// The socket has outlived QEMU.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// It has told two names.
+    #[error(transparent)]
+    TwoNames(#[from] TwoNames),
+    /// The configuration has changed, and with it the group that it is of.
+    #[error("its group has changed, it is met anew")]
+    Rejudged,
     /// The VM is managed through another socket already.
     #[error("two sockets name this VM: `{name}` is managed through {}", .other.display())]
     TwoSockets { name: VmName, other: PathBuf },
@@ -44,6 +57,12 @@ pub(super) struct Session<'a> {
     slot: &'a Slot,
     client: Client,
     peer: Peer,
+    /// What it calls itself.
+    told: VmName,
+    /// By what it was judged.
+    rules: Arc<Rules>,
+    /// Why that is not its name.
+    stranger: Option<Stranger>,
     /// What was changed on this life of the VM, as it is on record.
     undo: UndoRecord,
     /// The balloon's path in QEMU's tree.
@@ -61,9 +80,25 @@ impl<'a> Session<'a> {
     /// Connects, and finds out what does not change while QEMU lives.
     pub(super) async fn open(shared: &'a Shared, slot: &'a Slot) -> Result<Self, SessionError> {
         let mut client = Client::connect(&slot.path).await?;
-        let peer = identity::of(&client, &slot.path);
-        let name = questions::name(&mut client).await?.map(VmName::from);
-        let name = name.unwrap_or_else(|| name_of_socket(&slot.path));
+        let peer = identity::of(&client, &slot.path)?;
+        let told = questions::name(&mut client).await?.map(VmName::from);
+        let told = told.unwrap_or_else(|| name_of_socket(&slot.path));
+        if let Some(record) = shared.records.of_life(peer.incarnation).await
+            && record.vm != name_of_stranger(&record.socket)
+        {
+            shared.note_name(peer.incarnation, &record.vm)?;
+        }
+        shared.note_name(peer.incarnation, &told)?;
+        let rules = shared.rules();
+        let evidence = Evidence::of(&slot.path, peer.process(), peer.uid);
+        let stranger = rules.admit(&told, &evidence).err();
+        let name = match &stranger {
+            None => told.clone(),
+            Some(_) => name_of_stranger(&slot.path),
+        };
+        if let Some(why) = &stranger {
+            log::warn(&format!("{}: {why}", slot.path.display()));
+        }
         let claimed = shared.claim(&name, &slot.path);
         claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
         let ram = ram::ram(&mut client).await?;
@@ -75,6 +110,9 @@ impl<'a> Session<'a> {
             slot,
             client,
             peer,
+            told,
+            rules,
+            stranger,
             undo,
             device,
             ram,
@@ -84,6 +122,9 @@ impl<'a> Session<'a> {
             periods,
         };
         session.begin();
+        if session.stranger.is_some() {
+            session.let_go().await?;
+        }
         session.find_memory().await?;
         session.show_ram();
         session.find_reporting().await?;
@@ -101,6 +142,11 @@ impl<'a> Session<'a> {
         }
         state.view.pid = self.peer.qemu.as_ref().ok().copied();
         state.view.limits.clear();
+        if let Some(why) = &self.stranger {
+            for mechanism in OF_THE_WORKER {
+                state.view.limits.insert(mechanism, why.to_string());
+            }
+        }
         if self.device.is_none() {
             let why = "QEMU was started without a virtio-balloon device";
             state.view.balloon = None;
@@ -157,9 +203,16 @@ impl<'a> Session<'a> {
     }
 
     /// Works until the connection fails, and says how.
-    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> QmpError {
+    pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> SessionError {
         let mut period = steady(self.shared.period);
         loop {
+            // Whoever has the other end now, QEMU has not.
+            if !self.peer.is_alive() {
+                return QmpError::Closed.into();
+            }
+            if let Err(error) = self.is_still_itself() {
+                return error;
+            }
             let outcome = tokio::select! {
                 _ = period.tick() => self.look().await,
                 () = self.slot.wished.notified() => self.grant_wish().await,
@@ -171,10 +224,40 @@ impl<'a> Session<'a> {
             };
             match outcome {
                 Ok(()) => {}
-                Err(error) if error.is_fatal() => return error,
+                Err(error) if error.is_fatal() => return error.into(),
                 Err(error) => self.slot.down(error.to_string(), false),
             }
         }
+    }
+
+    /// A VM that was of a group before, by another configuration, gets its balloon back.
+    async fn let_go(&mut self) -> Result<(), QmpError> {
+        if self.undo.balloon.is_none() {
+            return Ok(());
+        }
+        let outcome = undo::restore(&mut self.client, &self.slot.path, &self.undo).await;
+        match undo::strike_out(&self.shared.records, self.undo.clone(), outcome).await {
+            Ok(_) => (self.undo.balloon, self.undo.stats_interval_s) = (None, None),
+            Err(RestoreError::Qmp(error)) if error.is_fatal() => return Err(error),
+            // It stays on record, and `overbook release` tries again.
+            Err(error) => self.slot.failed(error.to_string()),
+        }
+        Ok(())
+    }
+
+    /// Whether it has told no other name by another socket, and is of the same group by the
+    /// configuration that is in force now.
+    fn is_still_itself(&mut self) -> Result<(), SessionError> {
+        self.shared.has_one_name(self.peer.incarnation)?;
+        let rules = self.shared.rules();
+        if !Arc::ptr_eq(&rules, &self.rules) {
+            let evidence = Evidence::of(&self.slot.path, self.peer.process(), self.peer.uid);
+            if rules.admit(&self.told, &evidence).err() != self.stranger {
+                return Err(SessionError::Rejudged);
+            }
+            self.rules = rules;
+        }
+        Ok(())
     }
 
     /// What is asked in every period.

@@ -10,6 +10,7 @@ use model::{VmName, VmView, words};
 
 use super::records::Records;
 use super::slot::Slot;
+use super::tenant::Rules;
 
 /// Shared by the loop, the discovery and every VM's task.
 #[derive(Debug)]
@@ -21,12 +22,55 @@ pub(super) struct Shared {
     /// Released: watch, and change nothing.
     hands_off: AtomicBool,
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
+    rules: Mutex<Arc<Rules>>,
+    lives: Mutex<BTreeMap<u64, Told>>,
+}
+
+/// What the QEMU of one life has called itself.
+#[derive(Debug)]
+struct Told {
+    first: VmName,
+    /// Another name that it has told later.
+    second: Option<VmName>,
 }
 
 impl Shared {
     pub(super) fn new(period: Duration, records: Records) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
-        Self { period, records, hands_off, slots }
+        let (rules, lives) = (Mutex::default(), Mutex::default());
+        Self { period, records, hands_off, slots, rules, lives }
+    }
+
+    /// By what VMs are known to be of their groups.
+    pub(super) fn rules(&self) -> Arc<Rules> {
+        Arc::clone(&lock(&self.rules))
+    }
+
+    pub(super) fn set_rules(&self, rules: Rules) {
+        *lock(&self.rules) = Arc::new(rules);
+    }
+
+    /// Notes what the QEMU of this life calls itself.
+    ///
+    /// # Errors
+    /// It has called itself otherwise before: which of its names is true nobody knows.
+    pub(super) fn note_name(&self, life: u64, told: &VmName) -> Result<(), TwoNames> {
+        let mut lives = lock(&self.lives);
+        let known = lives.entry(life).or_insert(Told { first: told.clone(), second: None });
+        if known.first != *told {
+            known.second.get_or_insert_with(|| told.clone());
+        }
+        known.fault()
+    }
+
+    /// Nothing, as long as the QEMU of this life has told one name only, by any socket.
+    pub(super) fn has_one_name(&self, life: u64) -> Result<(), TwoNames> {
+        lock(&self.lives).get(&life).map_or(Ok(()), Told::fault)
+    }
+
+    /// Forgets the names of lives that are over.
+    pub(super) fn forget_names(&self, is_over: impl Fn(u64) -> bool) {
+        lock(&self.lives).retain(|life, _| !is_over(*life));
     }
 
     /// The slots. Never held over an await, nor while a slot's own lock is held.
@@ -82,15 +126,37 @@ impl Shared {
         }
         for (path, view) in nameless {
             let stem = name_of_socket(&path);
-            let name = if views.contains_key(&stem) {
-                VmName::from(words::plain(&path.to_string_lossy()))
-            } else {
-                stem
-            };
+            let name = if views.contains_key(&stem) { name_of_stranger(&path) } else { stem };
             views.insert(name, view);
         }
         views
     }
+}
+
+/// A QEMU that has told two names in one life is not managed any more.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "QEMU has called itself `{first}` and then `{second}`: it is managed under neither name until it is started anew"
+)]
+pub(super) struct TwoNames {
+    first: VmName,
+    second: VmName,
+}
+
+impl Told {
+    fn fault(&self) -> Result<(), TwoNames> {
+        let two = |second: &VmName| TwoNames { first: self.first.clone(), second: second.clone() };
+        self.second.as_ref().map_or(Ok(()), |second| Err(two(second)))
+    }
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The name of a VM whose own name is not believed: its socket's path, which fits no group.
+pub(super) fn name_of_stranger(socket: &Path) -> VmName {
+    VmName::from(words::plain(&socket.to_string_lossy()))
 }
 
 /// The name that a socket suggests: its file name up to the last dot.
@@ -123,6 +189,21 @@ mod tests {
         shared.find(&name).unwrap().down("gone".into(), true);
         shared.claim(&name, Path::new("/a.qmp")).unwrap();
         assert_eq!(shared.find(&name).unwrap().path, Path::new("/a.qmp"));
+    }
+
+    #[test]
+    fn a_life_has_one_name_by_whichever_socket_it_is_told() {
+        let shared = shared(&[]);
+        let (web, evil) = (VmName::from("web-1"), VmName::from("db-1"));
+        assert_eq!(shared.note_name(7, &web), Ok(()));
+        assert_eq!(shared.note_name(7, &web), Ok(()));
+        assert_eq!(shared.note_name(8, &evil), Ok(()), "another life");
+        let error = shared.note_name(7, &evil).unwrap_err();
+        assert!(error.to_string().contains("`web-1` and then `db-1`"), "{error}");
+        assert_eq!(shared.note_name(7, &web), Err(error), "there is no way back");
+        assert!(shared.has_one_name(7).is_err() && shared.has_one_name(8).is_ok());
+        shared.forget_names(|life| life == 7);
+        assert_eq!(shared.note_name(7, &evil), Ok(()));
     }
 
     #[test]

@@ -125,6 +125,11 @@ impl Slot {
         state.ended = ended.then(|| state.ended.unwrap_or(now));
     }
 
+    /// Forgets which process is behind the socket: nothing more is done to it.
+    pub(super) fn disown(&self) {
+        self.state().view.pid = None;
+    }
+
     /// Notes that QEMU answers.
     pub(super) fn up(&self) {
         let mut state = self.state();

@@ -69,6 +69,7 @@ pub async fn restore_at(
 ) -> (VmName, Result<String, RestoreError>) {
     let outcome = match Client::connect(&undo.socket).await {
         Ok(mut client) => restore(&mut client, &undo.socket, undo).await,
+        Err(QmpError::Ended(_)) => Ok(GONE.to_owned()),
         Err(error) if error.is_dead_socket() => Ok(GONE.to_owned()),
         Err(error) => Err(error.into()),
     };
@@ -94,7 +95,8 @@ pub(super) async fn restore(
     socket: &Path,
     undo: &UndoRecord,
 ) -> Result<String, RestoreError> {
-    if identity::of(client, socket).incarnation != undo.incarnation {
+    let life = identity::of(client, socket).map(|peer| peer.incarnation);
+    if life.ok() != Some(undo.incarnation) {
         return Ok("its QEMU was restarted since, nothing is left to undo".to_owned());
     }
     let mut done = Vec::new();

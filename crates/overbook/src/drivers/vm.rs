@@ -37,12 +37,15 @@ pub(super) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, mut orders: mpsc::
     loop {
         let started = Instant::now();
         let error = match Session::open(&shared, &slot).await {
-            Ok(mut session) => SessionError::Qmp(session.run(&mut orders).await),
+            Ok(mut session) => session.run(&mut orders).await,
             Err(error) => error,
         };
         // A connection that breaks again and again is no better than none.
         if started.elapsed() > LONGEST_PAUSE {
             pause = FIRST_PAUSE;
+        }
+        if matches!(error, SessionError::TwoNames(_)) {
+            slot.disown();
         }
         let is_end = is_end(&slot, &error);
         slot.down(error.to_string(), is_end);
@@ -81,6 +84,10 @@ async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
     // Whoever asked may have stopped waiting.
     drop(order.reply.send(outcome));
 }
+
+/// The mechanisms that only a VM of a group has.
+pub(super) const OF_THE_WORKER: [Mechanism; 4] =
+    [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 
 /// The mechanisms that need the balloon device.
 pub(super) const OF_THE_BALLOON: [Mechanism; 3] =

@@ -32,6 +32,7 @@ use protocol::MAX_REVOKE;
 use sys::clock::boot_now;
 use sys::meminfo::MemInfo;
 use sys::memory_of::Counters;
+use sys::process::Identity;
 
 use super::granules::Granules;
 use super::holdings::Holdings;
@@ -66,7 +67,7 @@ const TICK_MS: u64 = 100;
 /// What of a VM is out.
 #[derive(Debug)]
 pub(super) struct Cold {
-    pid: u32,
+    process: Identity,
     /// What it is to have in memory at most; `None`: all is to come back.
     target: Option<Bytes>,
     /// What QEMU has beside; `None`: not known yet.
@@ -105,10 +106,10 @@ enum Place {
 }
 
 impl Cold {
-    /// Of a VM with so many granules, of QEMU process `pid`.
-    pub(super) fn of(pid: u32, granules: u32) -> Self {
+    /// Of a VM with so many granules, of this QEMU process.
+    pub(super) fn of(process: Identity, granules: u32) -> Self {
         Self {
-            pid,
+            process,
             target: None,
             own: None,
             holdings: Holdings::default(),
@@ -206,7 +207,7 @@ impl Cold {
 
     /// Whether anything is out: also what a worker before this one has paged out.
     pub(super) fn has_out(&self) -> bool {
-        let is_swapped = || Counters::of(self.pid).is_ok_and(|now| !now.swapped.is_zero());
+        let is_swapped = || Counters::of(self.process.pid).is_ok_and(|now| !now.swapped.is_zero());
         self.out_count > 0 || is_swapped()
     }
 
@@ -230,7 +231,7 @@ impl Cold {
             return Ok(0);
         }
         // Without QEMU's own part it is not known what the guest has: nothing is taken then.
-        let holdings = self.own.and_then(|own| Holdings::of(self.pid, own));
+        let holdings = self.own.and_then(|own| Holdings::of(self.process, own));
         self.holdings = holdings.unwrap_or_default();
         let bytes = granules.granule_bytes();
         self.look(bytes, strategy, now);

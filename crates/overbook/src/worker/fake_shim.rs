@@ -21,6 +21,7 @@ pub(super) type Lie = Box<dyn Fn(u32, &Request) -> Option<Vec<u8>>>;
 
 /// The shim of this process.
 pub(super) struct FakeShim {
+    nonce: u32,
     listener: Listener,
     connection: Option<Connection>,
     memory: SharedMemory,
@@ -54,8 +55,12 @@ impl FakeShim {
         let (memory, fd) =
             SharedMemory::create("fake-shim", layout.words(), layout.bytes()).unwrap();
         Shared::initialise(layout, 1, memory.words(), memory.bytes()).unwrap();
+        let nonce = sys::random::word();
+        let name = std::ffi::CString::new(protocol::listener_name(nonce)).unwrap();
+        rustix::thread::set_name(&name).unwrap();
         let fake = Self {
-            listener: Listener::bind(&protocol::address(std::process::id())).unwrap(),
+            nonce,
+            listener: Listener::bind(&protocol::address(std::process::id(), nonce)).unwrap(),
             connection: None,
             memory,
             fd,
@@ -73,6 +78,11 @@ impl FakeShim {
         };
         fake.shared().set(Counter::RoundTripNs, 20_000);
         fake
+    }
+
+    /// Where it listens: this thread is named after it.
+    pub(super) fn address(&self) -> String {
+        protocol::address(std::process::id(), self.nonce)
     }
 
     pub(super) fn shared(&self) -> Shared<'_> {
@@ -269,5 +279,12 @@ impl FakeShim {
         let pages = u32::try_from(self.layout.bytes()).unwrap();
         let staged = (0..pages).filter(|page| self.shared().state(*page).is_staged());
         staged.count()
+    }
+}
+
+impl Drop for FakeShim {
+    fn drop(&mut self) {
+        // The next one is another thread's.
+        let _ = rustix::thread::set_name(c"done");
     }
 }

@@ -29,6 +29,7 @@ use sys::frames::Frames;
 use sys::meminfo::MemInfo;
 use sys::memory_map::Range;
 use sys::memory_of;
+use sys::process::Identity;
 
 use super::clock::{boot_ago, now_us};
 use super::granules::PAGE;
@@ -64,7 +65,7 @@ pub struct FreedOrder {
 /// What one guest has freed.
 #[derive(Debug)]
 pub(super) struct Freed {
-    pid: u32,
+    process: Identity,
     order: FreedOrder,
     /// What the shim was last told.
     told: bool,
@@ -106,10 +107,10 @@ struct Counts {
 }
 
 impl Freed {
-    pub(super) fn of(pid: u32) -> Self {
+    pub(super) fn of(process: Identity) -> Self {
         let now = Instant::now();
         Self {
-            pid,
+            process,
             order: FreedOrder::default(),
             told: false,
             frames: None,
@@ -217,7 +218,7 @@ impl Freed {
         }
         // Of a process that has ended nothing can be taken.
         let is_any = self.pages > 0;
-        let count = || memory_of::lazily_free(self.pid).unwrap_or_default();
+        let count = || memory_of::lazily_free(self.process.pid).unwrap_or_default();
         let bytes = if is_any { count() } else { Bytes::ZERO };
         let pause = began.elapsed() * COUNTING_SHARE;
         self.lazy = Lazy { bytes, at: began, due: Instant::now() + pause };
@@ -294,7 +295,7 @@ impl Freed {
     fn frames(&mut self) -> io::Result<(&mut Frames, &mut Refaults)> {
         let frames = match self.frames.take() {
             Some(frames) => frames,
-            None => Frames::of(self.pid)?,
+            None => self.process.still(Frames::of(self.process.pid)?)?,
         };
         Ok((self.frames.insert(frames), &mut self.refaults))
     }

@@ -9,6 +9,7 @@
 
 use model::Bytes;
 use sys::memory_of::Counters;
+use sys::process::Identity;
 
 /// What a VM holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,9 +21,10 @@ pub(super) struct Holdings {
 }
 
 impl Holdings {
-    /// Of QEMU process `pid`, when `own` of it is QEMU's; `None`: the process is gone.
-    pub(super) fn of(pid: u32, own: Bytes) -> Option<Self> {
-        let Counters { anonymous, hugetlb, swapped, .. } = Counters::of(pid).ok()?;
+    /// Of this QEMU process, when `own` of it is QEMU's; `None`: the process is gone.
+    pub(super) fn of(process: Identity, own: Bytes) -> Option<Self> {
+        let Counters { anonymous, hugetlb, swapped, .. } =
+            process.still(Counters::of(process.pid).ok()?).ok()?;
         Some(Self { resident: anonymous.plus(hugetlb).minus(own), swapped })
     }
 
@@ -37,14 +39,14 @@ mod tests {
 
     #[test]
     fn what_is_held_grows_with_what_is_touched_and_is_less_by_qemus_own() {
-        let pid = std::process::id();
-        let all = |own| Holdings::of(pid, own).unwrap().all();
+        let own_process = Identity::own().unwrap();
+        let all = |own| Holdings::of(own_process, own).unwrap().all();
         let before = all(Bytes::ZERO);
         let block = vec![1_u8; 64 << 20];
         let after = all(Bytes::ZERO);
         assert!(after.minus(before) > Bytes::mib(32), "{before} {after}");
         std::hint::black_box(&block);
         assert_eq!(all(Bytes(u64::MAX)), Bytes::ZERO);
-        assert_eq!(Holdings::of(u32::MAX, Bytes::ZERO), None);
+        assert_eq!(Holdings::of(Identity { pid: u32::MAX, ..own_process }, Bytes::ZERO), None);
     }
 }

@@ -28,10 +28,13 @@ use protocol::{
     Answer, HELLO, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Status,
     Taken, Tracking, Trap, VERSION, WireError,
 };
+use sys::peer::{Peer, PeerError};
+use sys::process::Identity;
 use sys::seqpacket::{Connection, SeqpacketError};
 use sys::shared_memory::{SharedMemory, SharedMemoryError};
 
 use super::granules::TooLarge;
+use super::shim_of::shim_of;
 use super::words;
 
 /// How long a shim may take to answer: longer than any pause of a busy machine.
@@ -53,13 +56,29 @@ pub enum LinkError {
         /// QEMU's process.
         pid: u32,
     },
-    /// Somebody else listens at the address.
+    /// QEMU has ended, or may not be looked into.
+    #[error("QEMU (process {pid}): {why}")]
+    Gone {
+        /// Its process.
+        pid: u32,
+        /// What the kernel says.
+        why: std::io::Error,
+    },
+    /// Another process listens at the address.
     #[error("the address of the shim of process {pid} belongs to process {found}")]
     Impostor {
         /// QEMU's process.
         pid: u32,
-        /// Who it is.
+        /// The other one.
         found: u32,
+    },
+    /// It is not known which process listens at the address.
+    #[error("the address of the shim of process {pid}: {error}")]
+    Unidentified {
+        /// QEMU's process.
+        pid: u32,
+        /// Why.
+        error: PeerError,
     },
     /// The socket failed.
     #[error(transparent)]
@@ -174,6 +193,8 @@ struct Memory {
 #[derive(Debug)]
 pub(super) struct Link {
     connection: Connection,
+    /// The process that listened, which was QEMU's.
+    peer: Peer,
     /// By number, since when.
     in_flight: BTreeMap<u32, (Asked, Instant)>,
     last_id: u32,
@@ -192,18 +213,20 @@ pub(super) struct Counters {
 }
 
 impl Link {
-    /// Connects to the shim of process `pid`, and greets it.
-    pub(super) fn connect(pid: u32) -> Result<Self, LinkError> {
-        let address = protocol::address(pid);
+    /// Connects to the shim of this process, and greets it.
+    pub(super) fn connect(process: Identity) -> Result<Self, LinkError> {
+        let pid = process.pid;
+        let address = shim_of(process).map_err(|why| LinkError::Gone { pid, why })?;
+        let address = address.ok_or(LinkError::NoShim { pid })?;
         let connection = Connection::connect(&address, CONNECT_PATIENCE).map_err(|error| {
             if is_nobody(&error) { LinkError::NoShim { pid } } else { error.into() }
         })?;
-        let found = connection.peer()?.pid;
-        if found != pid {
-            return Err(LinkError::Impostor { pid, found });
+        let peer = connection.process().map_err(|error| LinkError::Unidentified { pid, error })?;
+        if peer.process != process {
+            return Err(LinkError::Impostor { pid, found: peer.process.pid });
         }
         let (in_flight, buffer) = (BTreeMap::new(), vec![0; MAX_PACKET]);
-        let mut link = Self { connection, in_flight, last_id: HELLO, memory: None, buffer };
+        let mut link = Self { connection, peer, in_flight, last_id: HELLO, memory: None, buffer };
         link.ask(&Request::Hello { version: VERSION }, Asked::Hello)?;
         Ok(link)
     }
@@ -250,7 +273,15 @@ impl Link {
     }
 
     /// Gives it the pool that slots are of: its file, to read, and how many there are.
+    ///
+    /// # Errors
+    /// [`LinkError::Gone`]: its process has ended, and what is left of the connection may be in
+    /// other hands.
     pub(super) fn use_pool(&mut self, file: BorrowedFd<'_>, slots: u32) -> Result<(), LinkError> {
+        if !self.peer.is_alive() {
+            let (pid, why) = (self.peer.process.pid, rustix::io::Errno::SRCH.into());
+            return Err(LinkError::Gone { pid, why });
+        }
         self.ask_with(&Request::Pool { slots }, Asked::Pool, Some(file))
     }
 

@@ -21,6 +21,7 @@ use pages::curve::MissRatioCurve;
 use protocol::layout::{GiveBack, PageState};
 use protocol::{MAX_REVOKE, Merged, Refusal, State as ShimState};
 use sys::meminfo::MemInfo;
+use sys::process::Identity;
 use sys::threads::Thread;
 
 use super::clock::{boot, moment, now_us, own_cpu_ns, time};
@@ -76,7 +77,7 @@ impl Linked {
     /// Tracks what the shim has told of.
     pub(super) fn new(
         link: Link,
-        pid: u32,
+        process: Identity,
         settings: &Settings,
         before: Option<Before>,
     ) -> Result<Self, LinkError> {
@@ -99,13 +100,13 @@ impl Linked {
             given_back: counters.given_back,
             cost: CostMeter::new(counters, now, before),
             freeing_ns: 0,
-            fault_thread: FaultThread::of(pid),
+            fault_thread: FaultThread::of(process.pid),
             lost: 0,
             merged: VecDeque::new(),
             recalled: BTreeMap::new(),
             to_recall: Vec::new(),
-            freed: Freed::of(pid),
-            cold: Cold::of(pid, granules.count()),
+            freed: Freed::of(process),
+            cold: Cold::of(process, granules.count()),
             is_leaving: false,
             granules,
             link,

@@ -10,6 +10,7 @@ use model::{
     Bytes, Cold, Dedup, FreePages, PagesPerMs, Reading, Time, Tracking, TrackingBudget, VmName,
 };
 use serde::{Deserialize, Serialize};
+use sys::process::Identity;
 
 use super::freed::FreedOrder;
 
@@ -33,6 +34,8 @@ pub struct Order {
     pub incarnation: u64,
     /// QEMU's process.
     pub pid: u32,
+    /// When that began, in clock ticks since boot: the pid alone may be another's by now.
+    pub started: u64,
     /// What of the guest lies in its swap.
     pub swapped: Bytes,
     /// What the guest may use.
@@ -55,6 +58,14 @@ pub struct Order {
     /// What it is to have in memory at most, the rest being paged out; absent: everything.
     #[serde(default)]
     pub resident: Option<Bytes>,
+}
+
+impl Order {
+    /// QEMU's process.
+    #[must_use]
+    pub fn process(&self) -> Identity {
+        Identity { pid: self.pid, start_ticks: self.started }
+    }
 }
 
 /// From the worker, once in a second: what it knows. All moments are on the boot clock, which both

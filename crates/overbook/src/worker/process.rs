@@ -151,7 +151,8 @@ impl Members {
 
     fn obey(&mut self, orders: &Orders) {
         let is_same = |old: &Order, new: &Order| {
-            (old.incarnation, old.pid, old.budget) == (new.incarnation, new.pid, new.budget)
+            (old.incarnation, old.process(), old.budget)
+                == (new.incarnation, new.process(), new.budget)
         };
         let leaves: Vec<VmName> = self
             .vms
@@ -174,7 +175,7 @@ impl Members {
             let settings = Settings { seed: unguessable(), ..Settings::new(mode) };
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
-                tracked: Tracked::new(order.pid, settings).after(order.spent),
+                tracked: Tracked::new(order.process(), settings).after(order.spent),
             });
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
@@ -271,8 +272,20 @@ mod tests {
         let (swapped, memory) = (model::Bytes::ZERO, model::Bytes::mib(64));
         let budget = model::TrackingBudget::default();
         let freed = FreedOrder::default();
-        let (own, spent, leaves, resident) = (None, None, false, None);
-        Order { incarnation: 1, pid, swapped, memory, own, spent, budget, leaves, freed, resident }
+        let (started, own, spent, leaves, resident) = (1, None, None, false, None);
+        Order {
+            incarnation: 1,
+            pid,
+            started,
+            swapped,
+            memory,
+            own,
+            spent,
+            budget,
+            leaves,
+            freed,
+            resident,
+        }
     }
 
     fn orders(names: &[&str]) -> Orders {
@@ -303,7 +316,7 @@ mod tests {
         let names: Vec<&str> = report.vms.keys().map(VmName::as_str).collect();
         assert_eq!(names, ["b", "c"]);
         let why = |name: &str| report.vms[&name.into()].why_not.clone().unwrap();
-        assert!(why("b").contains("without Overbook's shim"), "{}", why("b"));
+        assert!(why("b").contains("No such"), "{}", why("b"));
         assert!(why("c").contains("not answered yet"), "{}", why("c"));
     }
 }

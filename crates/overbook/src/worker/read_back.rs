@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use protocol::State;
 use sys::memory_of::Counters;
+use sys::process::Identity;
 
 use super::link::{Link, LinkError, News};
 
@@ -13,18 +14,20 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// Has the shims in these QEMU processes read what is paged out of their guests. Who has nothing
 /// out is not asked; what cannot be read stays in the host's swap, and comes back at a touch.
-pub fn read_back(pids: &[u32]) {
-    for &pid in pids {
-        let is_out = Counters::of(pid).is_ok_and(|counters| !counters.swapped.is_zero());
-        if is_out {
+pub fn read_back(processes: &[Identity]) {
+    let is_out = |process: &&Identity| {
+        Counters::of(process.pid).is_ok_and(|counters| !counters.swapped.is_zero())
+    };
+    std::thread::scope(|scope| {
+        for &process in processes.iter().filter(is_out) {
             // A shim that does not answer, or has another worker, is no obstacle to the others.
-            let _ = of_shim(pid);
+            scope.spawn(move || of_shim(process));
         }
-    }
+    });
 }
 
-fn of_shim(pid: u32) -> Result<(), LinkError> {
-    let mut link = Link::connect(pid)?;
+fn of_shim(process: Identity) -> Result<(), LinkError> {
+    let mut link = Link::connect(process)?;
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {
         match link.poll()? {
@@ -45,7 +48,7 @@ mod tests {
     fn a_shim_is_asked_to_read_and_is_waited_for() {
         let mut shim = FakeShim::new(512);
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| of_shim(std::process::id()));
+            let asked = scope.spawn(|| of_shim(Identity::own().unwrap()));
             while !asked.is_finished() {
                 shim.serve();
             }
@@ -56,7 +59,8 @@ mod tests {
 
     #[test]
     fn a_process_without_a_shim_is_passed_over() {
-        assert!(of_shim(u32::MAX).is_err());
-        read_back(&[u32::MAX]);
+        let gone = Identity { pid: u32::MAX, start_ticks: 0 };
+        assert!(of_shim(gone).is_err());
+        read_back(&[gone]);
     }
 }

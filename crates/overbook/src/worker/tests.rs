@@ -7,6 +7,7 @@ use model::{Bytes, Millis, Reading};
 use protocol::layout::{GiveBack, PageState};
 use protocol::{Answer, HELLO, Refusal, Region, Request, State as ShimState, Trap, VERSION};
 use sys::clock::boot_now;
+use sys::process::Identity;
 
 use super::fake_shim::{FakeShim, Lie};
 use super::*;
@@ -16,7 +17,7 @@ const PROBES: Settings = Settings::new(Mode::Probes { budget: 0.05 });
 const PAGES: u32 = 16_384;
 
 fn connect() -> Tracked {
-    Tracked::connect(std::process::id(), PROBES).unwrap()
+    Tracked::connect(Identity::own().unwrap(), PROBES).unwrap()
 }
 
 /// Steps both until `is_so`.
@@ -284,14 +285,33 @@ fn a_ring_full_of_nonsense_does_no_harm() {
     until(&mut shim, &mut tracked, |_| {}, is_on);
 }
 
+/// A shim that is named by a process is that process's own, or nobody's.
 #[test]
-fn an_address_that_belongs_to_somebody_else_is_not_talked_to() {
-    let listener = sys::seqpacket::Listener::bind(&protocol::address(u32::MAX - 1)).unwrap();
-    let error = Tracked::connect(u32::MAX - 1, PROBES).unwrap_err();
+fn an_address_that_belongs_to_another_process_is_not_talked_to() {
+    let nonce = sys::random::word();
+    // Its thread says where it would listen, and this process listens there.
+    let script =
+        format!("printf {} > /proc/$$/comm; echo; read end", protocol::listener_name(nonce));
+    let mut sh = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Read::read_exact(sh.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    let victim = Identity::of(sh.id()).unwrap();
+    let address = protocol::address(sh.id(), nonce);
+    let listener = sys::seqpacket::Listener::bind(&address).unwrap();
+    let error = Tracked::connect(victim, PROBES).unwrap_err();
     assert!(matches!(error, LinkError::Impostor { found, .. } if found == std::process::id()));
     drop(listener);
-    let error = Tracked::connect(u32::MAX - 1, PROBES).unwrap_err();
+    let error = Tracked::connect(victim, PROBES).unwrap_err();
     assert!(error.to_string().contains("without Overbook's shim"), "{error}");
+    let later = Identity { start_ticks: victim.start_ticks + 1, ..victim };
+    let error = Tracked::connect(later, PROBES).unwrap_err();
+    assert!(matches!(error, LinkError::Gone { .. }), "{error}");
+    drop(sh.stdin.take());
+    sh.wait().unwrap();
 }
 
 #[test]

@@ -18,6 +18,7 @@ use pages::curve::MissRatioCurve;
 use pages::working_set;
 use protocol::{Refusal, State as ShimState};
 use sys::clock::boot_now;
+use sys::process::Identity;
 
 use super::clock::{now_us, own_cpu_ns};
 use super::cost::Before;
@@ -60,7 +61,7 @@ pub enum State {
 /// A VM that is tracked, or is about to be.
 #[derive(Debug)]
 pub struct Tracked {
-    pid: u32,
+    process: Identity,
     settings: Settings,
     swapped: Bytes,
     /// What the guest may use, where that is not all its RAM.
@@ -91,11 +92,11 @@ enum Phase {
 }
 
 impl Tracked {
-    /// Will track the VM of QEMU process `pid` when its shim can be reached.
+    /// Will track the VM of this QEMU process when its shim can be reached.
     #[must_use]
-    pub fn new(pid: u32, settings: Settings) -> Self {
+    pub fn new(process: Identity, settings: Settings) -> Self {
         Self {
-            pid,
+            process,
             settings,
             swapped: Bytes::ZERO,
             memory: None,
@@ -113,13 +114,13 @@ impl Tracked {
         }
     }
 
-    /// Connects to the shim of QEMU process `pid`.
+    /// Connects to the shim of this QEMU process.
     ///
     /// # Errors
     /// When there is none; later failures are tried again instead.
-    pub fn connect(pid: u32, settings: Settings) -> Result<Self, LinkError> {
-        let link = Box::new(Link::connect(pid)?);
-        Ok(Self { phase: Phase::Greeting(link), ..Self::new(pid, settings) })
+    pub fn connect(process: Identity, settings: Settings) -> Result<Self, LinkError> {
+        let link = Box::new(Link::connect(process)?);
+        Ok(Self { phase: Phase::Greeting(link), ..Self::new(process, settings) })
     }
 
     /// Takes what has come and sends what is due. Never waits.
@@ -177,8 +178,13 @@ impl Tracked {
     }
 
     /// QEMU's process.
+    pub(super) fn process(&self) -> Identity {
+        self.process
+    }
+
+    /// Its number.
     pub(super) fn pid(&self) -> u32 {
-        self.pid
+        self.process.pid
     }
 
     /// Takes what has come, and does something with the shim, if there is one: it gets the number
@@ -310,7 +316,7 @@ impl Tracked {
         match &mut self.phase {
             Phase::Apart { next } if Instant::now() < *next => Ok(()),
             Phase::Apart { .. } => {
-                self.phase = Phase::Greeting(Box::new(Link::connect(self.pid)?));
+                self.phase = Phase::Greeting(Box::new(Link::connect(self.process)?));
                 Ok(())
             }
             Phase::Greeting(link) => match link.poll()? {
@@ -328,7 +334,7 @@ impl Tracked {
                     // Where nothing new is known, what is known grows older.
                     self.reading = linked.reading().or(self.reading.take());
                     let shared = linked.shared();
-                    let holdings = self.own.and_then(|own| Holdings::of(self.pid, own));
+                    let holdings = self.own.and_then(|own| Holdings::of(self.process, own));
                     self.held = holdings.map(|it| it.all().plus(shared));
                 }
                 Ok(())
@@ -347,7 +353,7 @@ impl Tracked {
             return Err(LinkError::Unexpected("it was not greeted"));
         };
         self.phase =
-            Phase::Linked(Box::new(Linked::new(*link, self.pid, &self.settings, self.before)?));
+            Phase::Linked(Box::new(Linked::new(*link, self.process, &self.settings, self.before)?));
         self.set_freed(self.freed);
         self.pass_on_resident();
         self.session = SESSIONS.fetch_add(1, Ordering::Relaxed);

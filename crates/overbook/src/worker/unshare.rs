@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use model::Bytes;
 use sys::pool_maps;
+use sys::process::Identity;
 
 use super::dedup::{Dedup, Task};
 use super::mode::{Mode, Settings};
@@ -32,19 +33,40 @@ pub enum StillShares {
 /// Answers for each that has mapped a pool how much it was, or why not. Waits as long as it gets
 /// on.
 #[must_use]
-pub fn unshare(pids: &[u32]) -> BTreeMap<u32, Result<Bytes, StillShares>> {
-    let mut pools: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-    for &pid in pids {
-        for mapping in pool_maps::mappings(pid).unwrap_or_default() {
-            pools.entry(mapping.name).or_default().insert(pid);
+pub fn unshare(processes: &[Identity]) -> BTreeMap<u32, Result<Bytes, StillShares>> {
+    let mut pools: BTreeMap<String, BTreeSet<Identity>> = BTreeMap::new();
+    let mut outcomes = BTreeMap::new();
+    for &process in processes {
+        match pool_maps::pools_of(process.pid).and_then(|found| process.still(found)) {
+            Ok(found) => found.into_iter().for_each(|name| {
+                pools.entry(name).or_default().insert(process);
+            }),
+            Err(_) if !process.is_alive() => {}
+            // Whether it shares pages is not known, which is not the same as that it shares none.
+            Err(error) => drop(outcomes.insert(process.pid, Err(unreadable(process, &error)))),
         }
     }
-    pools.into_iter().flat_map(|(pool, pids)| of_pool(pool, &pids)).collect()
+    // All at the same time: no VM waits for one of another group that does not get on.
+    std::thread::scope(|scope| {
+        let of_each = |(pool, members)| scope.spawn(move || of_pool(pool, &members));
+        let all: Vec<_> = pools.into_iter().map(of_each).collect();
+        outcomes.extend(all.into_iter().filter_map(|pool| pool.join().ok()).flatten());
+    });
+    outcomes
 }
 
-fn of_pool(pool: String, pids: &BTreeSet<u32>) -> BTreeMap<u32, Result<Bytes, StillShares>> {
-    let untracked = |pid: &u32| Tracked::new(*pid, Settings::new(Mode::Untracked));
-    let mut vms: Vec<Tracked> = pids.iter().map(untracked).collect();
+fn unreadable(process: Identity, error: &std::io::Error) -> StillShares {
+    StillShares::Because(format!("what process {} maps cannot be read: {error}", process.pid))
+}
+
+fn of_pool(
+    pool: String,
+    processes: &BTreeSet<Identity>,
+) -> BTreeMap<u32, Result<Bytes, StillShares>> {
+    let untracked = |process: &Identity| Tracked::new(*process, Settings::new(Mode::Untracked));
+    let mut vms: Vec<Tracked> = processes.iter().map(untracked).collect();
+    let pids: BTreeSet<u32> = processes.iter().map(|process| process.pid).collect();
+    let has_ended = |pid: u32| !processes.iter().any(|it| it.pid == pid && it.is_alive());
     let mut dedup = Dedup::of_pool(pool);
     dedup.set_task(Task::Unshare);
     let mut most: BTreeMap<u32, Bytes> = BTreeMap::new();
@@ -111,10 +133,6 @@ impl Progress {
         let has_seen_all = looked - self.changed.1 > pages * ROUNDS;
         is_late(self.changed.0) && (has_seen_all || is_late(self.looked.0))
     }
-}
-
-fn has_ended(pid: u32) -> bool {
-    pool_maps::mappings(pid).is_err()
 }
 
 fn why(state: &State) -> String {

@@ -17,7 +17,7 @@ use protocol::layout::{Counter, Layout, PageState, Shared};
 use protocol::ring::{Consumer, Drained};
 use protocol::{
     Answer, Content, MAX_PACKET, Merge, Merged, Pages, Refusal, Region, Request, State, Taken,
-    Tracking, Trap, VERSION, address,
+    Tracking, Trap, VERSION,
 };
 use sys::pool_file::{Page, PoolFile};
 use sys::remote_memory::RemoteMemory;
@@ -393,10 +393,17 @@ fn unconnected() -> (Connection, sys::seqpacket::Listener) {
     (Connection::connect(&name, Duration::from_secs(1)).unwrap(), listener)
 }
 
+/// Where its shim listens; `None`: it does not.
+pub(crate) fn address_of(stand_in: &StandIn) -> Option<String> {
+    let names = sys::threads::names(stand_in.pid(), 1_000).unwrap();
+    names.iter().find_map(|name| protocol::address_of_listener(stand_in.pid(), name))
+}
+
 pub(crate) fn connect(stand_in: &StandIn) -> Connection {
     let began = Instant::now();
     loop {
-        match Connection::connect(&address(stand_in.pid()), Duration::from_secs(1)) {
+        let address = address_of(stand_in).unwrap_or_default();
+        match Connection::connect(&address, Duration::from_secs(1)) {
             Ok(connection) => return connection,
             Err(error) => assert!(began.elapsed() < Duration::from_secs(5), "{error}"),
         }

@@ -1,3 +1,5 @@
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -18,7 +18,7 @@ fn world() -> (Spec, HostView) {
     let mut view = tick.view.clone();
     view.vms.remove(&"web-2".into());
     for (vm, pid) in view.vms.values_mut().zip([7, 8]) {
-        vm.pid = Some(pid);
+        (vm.pid, vm.incarnation) = (Some(pid), pid.into());
         vm.limits.insert(Mechanism::Dedup, NO_SHIM.to_owned());
     }
     ((*tick.spec).clone(), view)
@@ -98,6 +98,10 @@ fn the_reason_is_the_refusal_then_the_pause_then_the_trouble() {
     assert!(why_not(&Ok(&web), &Known::default(), false).unwrap().contains("for 10 s"));
 }
 
+fn qemu(pid: u32) -> (Identity, String) {
+    (Identity { pid, start_ticks: 0 }, "web-1".to_owned())
+}
+
 #[tokio::test]
 async fn it_serves_the_group_of_a_host_of_one_group_and_lets_go_with_a_second_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +113,7 @@ async fn it_serves_the_group_of_a_host_of_one_group_and_lets_go_with_a_second_on
     ksm.tick(&spec, &BTreeMap::new(), &mut view);
     assert_eq!(ksm.group, None, "nobody has looked yet who else there is");
     until(&mut ksm, &spec, &mut view, |ksm, _| ksm.group == Some("web".into())).await;
-    ksm.tick(&spec, &BTreeMap::from([(7, "web-1".into()), (8, "web-1".into())]), &mut view);
+    ksm.tick(&spec, &[qemu(7), qemu(8)].into(), &mut view);
     assert_eq!(ksm.group, None, "with the shim its worker merges it");
     let db = GroupSpec { vms: vec![NamePattern::new("db-*")], ..GroupSpec::default() };
     spec.groups.insert("db".into(), db);

@@ -3,40 +3,44 @@
 
 use std::collections::BTreeSet;
 
-use crate::worker::with_shim;
+use sys::process::Identity;
+
+use crate::worker::shim_of;
 
 /// Ticks between two looks.
 const LOOK_EVERY: u8 = 3;
 
-/// QEMUs with the shim, by pid.
+/// QEMUs with the shim.
 #[derive(Debug, Default)]
 pub(super) struct Shims {
-    known: BTreeSet<u32>,
+    known: BTreeSet<Identity>,
     ticks: u8,
 }
 
 impl Shims {
     /// Looks for the shims of these processes, if it is time to.
-    pub(super) fn look(&mut self, pids: impl Iterator<Item = u32>) {
-        let pids: BTreeSet<u32> = pids.collect();
-        // A pid that is gone may come back as another process.
-        self.known.retain(|pid| pids.contains(pid));
+    pub(super) fn look(&mut self, processes: impl Iterator<Item = Identity>) {
+        let all: BTreeSet<Identity> = processes.collect();
+        self.known.retain(|process| all.contains(process));
         let is_time = self.ticks == 0;
         self.ticks = (self.ticks + 1) % LOOK_EVERY;
-        if is_time && pids.len() > self.known.len() {
-            self.known.extend(with_shim().into_iter().filter(|pid| pids.contains(pid)));
+        if is_time {
+            let unknown: Vec<_> = all.difference(&self.known).copied().collect();
+            // One that cannot be looked into has nothing that could be worked with either.
+            let has_shim = |process: &Identity| matches!(shim_of(*process), Ok(Some(_)));
+            self.known.extend(unknown.into_iter().filter(has_shim));
         }
     }
 
     /// Takes it that this process has one.
     #[cfg(test)]
-    pub(super) fn assume(&mut self, pid: u32) {
-        self.known.insert(pid);
+    pub(super) fn assume(&mut self, process: Identity) {
+        self.known.insert(process);
     }
 
     /// Whether this process has it.
-    pub(super) fn has(&self, pid: u32) -> bool {
-        self.known.contains(&pid)
+    pub(super) fn has(&self, process: Identity) -> bool {
+        self.known.contains(&process)
     }
 }
 
@@ -45,9 +49,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_forgotten_with_its_end() {
-        let mut shims = Shims { known: BTreeSet::from([1, 2]), ticks: 1 };
-        shims.look([2].into_iter());
-        assert!(!shims.has(1) && shims.has(2));
+    fn a_process_is_forgotten_with_its_end_and_its_pid_says_nothing_of_the_next() {
+        let process = |pid, start_ticks| Identity { pid, start_ticks };
+        let mut shims = Shims { known: [process(1, 7), process(2, 8)].into(), ticks: 1 };
+        shims.look([process(2, 8), process(1, 9)].into_iter());
+        assert!(!shims.has(process(1, 7)) && !shims.has(process(1, 9)));
+        assert!(shims.has(process(2, 8)));
     }
 }

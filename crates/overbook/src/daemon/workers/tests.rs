@@ -5,6 +5,9 @@ use model::{ColdSpec, Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tr
 use super::*;
 use crate::fixture;
 
+/// The process of life 7.
+const QEMU: Identity = Identity { pid: 7, start_ticks: 0 };
+
 fn world(change: impl FnOnce(&mut VmView)) -> (Workers, Spec, VmView) {
     let tick = fixture::published();
     let mut vm = tick.view.vms[&VmName::from("web-1")].clone();
@@ -58,7 +61,7 @@ fn a_vm_that_is_neither_tracked_nor_merged_says_why() {
     assert_eq!(why(&workers, &spec, "web-1", &vm), "QEMU was started without Overbook's shim");
     let unknown = VmView { pid: None, ..vm.clone() };
     assert_eq!(why(&workers, &spec, "web-1", &unknown), "QEMU's process is not known");
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     let migrating = VmView { migration: Migration::Active, ..vm.clone() };
     assert_eq!(why(&workers, &spec, "web-1", &migrating), "a migration is running");
     workers.is_paused = true;
@@ -73,7 +76,7 @@ fn a_vm_that_is_neither_tracked_nor_merged_says_why() {
 #[test]
 fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
     let (mut workers, spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     let (group, order) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), order.pid, order.incarnation), ("web", 7, 7));
     assert_eq!(order.budget, TrackingBudget::default());
@@ -84,7 +87,7 @@ fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
 #[test]
 fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
     let (mut workers, mut spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     web(&mut spec).cold = ColdSpec::WhenNeeded;
     let name: VmName = "web-1".into();
     let resident = |workers: &Workers, spec: &Spec| {
@@ -112,7 +115,7 @@ fn a_paged_vm_is_to_have_in_memory_what_was_decided_for_this_life_of_it() {
 #[test]
 fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
     let (mut workers, mut spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     web(&mut spec).tracking = TrackingBudget::Off;
     let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
     assert_eq!(order.unwrap().1.budget, TrackingBudget::Off);
@@ -123,7 +126,7 @@ fn a_vm_that_is_only_merged_costs_nothing_for_tracking() {
 #[test]
 fn a_vm_that_only_frees_is_told_what_becomes_of_that() {
     let (mut workers, mut spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
     web(&mut spec).free_pages = FreePagesSpec::Lazy;
     let freed = |workers: &Workers| order(workers, &spec, &vm).unwrap().1.freed;
@@ -150,7 +153,7 @@ fn what_a_vm_has_freed_is_shown_and_does_not_count_as_used() {
 #[test]
 fn a_worker_is_kept_until_what_it_has_merged_is_unshared() {
     let (mut workers, mut spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
     assert_eq!(order(&workers, &spec, &vm), None);
     workers.shared.note(&"web-1".into(), 7, &"web".into(), Some(&sharing()));
@@ -162,7 +165,7 @@ fn a_worker_is_kept_until_what_it_has_merged_is_unshared() {
 #[test]
 fn the_worker_of_a_group_that_is_no_more_unshares_before_another_takes_over() {
     let (mut workers, spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
     let (group, order) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), order.budget), ("shop", TrackingBudget::Off));
@@ -171,7 +174,7 @@ fn the_worker_of_a_group_that_is_no_more_unshares_before_another_takes_over() {
 #[test]
 fn the_worker_of_a_vms_former_group_unshares_before_the_new_groups_has_it() {
     let (mut workers, mut spec, vm) = world(|_| {});
-    workers.shims.assume(7);
+    workers.shims.assume(QEMU);
     spec.groups.insert("shop".into(), GroupSpec::default());
     workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
     let (group, former) = order(&workers, &spec, &vm).unwrap();

@@ -1,11 +1,14 @@
 //! One connection to one QEMU.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use model::Bytes;
 use serde_json::Value;
+use sys::no_links;
+use sys::peer::{Peer, PeerError};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -36,17 +39,31 @@ pub struct Client {
     last_answered: u64,
 }
 
+/// Connects to the very socket that lies at `path`: by no symbolic link, which whoever may write to
+/// a directory could point at another VM's socket.
+///
+/// # Errors
+/// The kernel's; `ELOOP`: there is a link on the way.
+pub async fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = no_links::open(path)?;
+    // The descriptor is of the socket itself, whatever becomes of its name meanwhile.
+    UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await
+}
+
 impl Client {
     /// Connects, waits for the greeting, and enters command mode.
     ///
     /// # Errors
     /// When nobody listens, or who listens does not speak QMP within [`DEADLINE`].
     pub async fn connect(path: &Path) -> Result<Self, QmpError> {
-        let stream = match timeout(DEADLINE, UnixStream::connect(path)).await {
+        let stream = match timeout(DEADLINE, connect(path)).await {
             Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => return Err(QmpError::Queue),
             Ok(stream) => stream?,
             Err(_) => return Err(QmpError::NoGreeting(DEADLINE)),
         };
+        if let Err(error @ PeerError::Ended { .. }) = Peer::of(&stream) {
+            return Err(QmpError::Ended(error));
+        }
         let mut client = Self {
             stream,
             lines: Lines::default(),
@@ -74,12 +91,12 @@ impl Client {
         }
     }
 
-    /// The process that listens on the socket; `None` when it lives in a PID namespace that we
-    /// cannot see.
-    #[must_use]
-    pub fn peer_pid(&self) -> Option<u32> {
-        let pid = self.stream.peer_cred().ok()?.pid()?;
-        u32::try_from(pid).ok().filter(|&pid| pid > 0)
+    /// The process that listens on the socket.
+    ///
+    /// # Errors
+    /// When it has ended, or lives in a PID namespace that this process cannot see.
+    pub fn peer(&self) -> Result<Peer, PeerError> {
+        Peer::of(&self.stream)
     }
 
     /// Gives one command and waits for its answer.

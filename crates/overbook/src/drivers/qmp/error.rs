@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sys::peer::PeerError;
+
 use super::allowance::RATE;
 
 /// Why the connection, or one command, failed.
@@ -10,6 +12,9 @@ pub enum QmpError {
     /// Nobody listens, no permission, or the connection broke.
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    /// The socket has outlived its process: nothing is said to whoever has it now.
+    #[error("{0}")]
+    Ended(PeerError),
     /// QEMU ended, or somebody cut the connection.
     #[error("QEMU closed the connection")]
     Closed,

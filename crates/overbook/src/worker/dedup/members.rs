@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use pages::dedup::{Index, Place};
 use sys::clock::boot_now;
 use sys::pool_maps;
+use sys::process::Identity;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
@@ -41,17 +42,17 @@ impl Dedup {
     }
 
     fn meet_one(&mut self, tracked: &mut Tracked) {
-        let pid = tracked.pid();
+        let (pid, process) = (tracked.pid(), tracked.process());
         if !self.vms.contains_key(&pid) {
             let new = tracked.with_shim(|linked, _| {
                 let regions = linked.link().regions();
                 let has_numbers = self.free_numbers(page_count(regions)).is_some();
-                Ok(if has_numbers { Vm::open(pid, regions) } else { None })
+                Ok(if has_numbers { Vm::open(process, regions) } else { None })
             });
             let Some(Some(new)) = new else { return };
             // Its shim has answered: what it shares now, it shares by its own state, and nothing is
             // under way.
-            let Some(new) = self.with_shares(pid, new) else { return };
+            let Some(new) = self.with_shares(process, new) else { return };
             self.number(pid, new);
         }
         let (Some(vm), Some(store)) = (self.vms.get_mut(&pid), &self.store) else { return };
@@ -80,10 +81,12 @@ impl Dedup {
     }
 
     /// With what the VM shares of the pool already.
-    fn with_shares(&mut self, pid: u32, mut vm: Vm) -> Option<Vm> {
+    fn with_shares(&mut self, process: Identity, mut vm: Vm) -> Option<Vm> {
         let store = self.store.as_mut()?;
-        vm.adopt(&pool_maps::sharers(pid, store.id).ok()?, &mut store.slots);
-        let left = store.met(pid);
+        let sharers = pool_maps::sharers(process.pid, store.id, &vm.ranges()).ok()?;
+        let sharers = process.still(sharers).ok()?;
+        vm.adopt(&sharers, &mut store.slots);
+        let left = store.met(process.pid);
         self.leave_all(left);
         Some(vm)
     }

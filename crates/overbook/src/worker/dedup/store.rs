@@ -23,6 +23,9 @@ use sys::process;
 pub const SLOTS: u32 = 1 << 24;
 const _: () = assert!(SLOTS <= Book::MOST_SLOTS);
 
+/// Files of the pool's name that are told apart: more than one are a QEMU's own, to hide it.
+const MOST_CALLED_SO: usize = 64;
+
 /// A pool.
 #[derive(Debug)]
 pub(super) struct Store {
@@ -145,11 +148,15 @@ impl Store {
 fn most_mapped(name: &str, pids: &[u32]) -> Vec<(u32, Mapping)> {
     let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
     for &pid in pids {
-        let mappings = pool_maps::mappings(pid).unwrap_or_default();
-        for mapping in mappings.into_iter().filter(|mapping| mapping.name == name) {
-            let len = mapping.range.len;
-            found.entry(mapping.file).or_insert((0, pid, mapping)).0 += len;
-        }
+        // What was seen of one that is gone meanwhile cannot be had.
+        let _ = pool_maps::each_mapping(pid, |mapping| {
+            let is_known = found.len() < MOST_CALLED_SO || found.contains_key(&mapping.file);
+            if mapping.name == name && is_known {
+                let len = mapping.range.len;
+                found.entry(mapping.file).or_insert((0, pid, mapping)).0 += len;
+            }
+            true
+        });
     }
     let mut found: Vec<_> = found.into_values().collect();
     found.sort_by_key(|(len, ..)| std::cmp::Reverse(*len));

@@ -226,7 +226,7 @@ mod tests {
     fn vm(memory: &[u8]) -> Vm {
         let address = memory.as_ptr().addr() as u64;
         let region = Region { first_page: 0, pages: u32::try_from(PAGES).unwrap(), address };
-        Vm::open(std::process::id(), &[region]).unwrap()
+        Vm::open(sys::process::Identity::own().unwrap(), &[region]).unwrap()
     }
 
     /// The pages that are read when all that have come are sampled, and the sweep ends.

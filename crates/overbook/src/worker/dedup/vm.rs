@@ -13,7 +13,7 @@ use protocol::{Content, MAX_MERGE, Merge, Region};
 use sys::clock::boot_now;
 use sys::memory_map::{Pagemap, Range as Addresses};
 use sys::pool_maps::Sharer;
-use sys::process;
+use sys::process::{self, Identity};
 use sys::remote_memory::RemoteMemory;
 
 use super::super::granules::PAGE;
@@ -91,8 +91,13 @@ struct Counts {
 
 impl Vm {
     /// Of a process that is there and may be looked into.
-    pub(super) fn open(pid: u32, regions: &[Region]) -> Option<Self> {
+    pub(super) fn open(process: Identity, regions: &[Region]) -> Option<Self> {
         let regions = regions.to_vec();
+        let pid = process.pid;
+        let (memory, pagemap) = (RemoteMemory::of(pid).ok()?, Pagemap::of(pid).ok()?);
+        let mappings = Mappings::of(pid);
+        // Last: what was opened by its number is its own if it lives now.
+        let process = process.hold().ok()??;
         Some(Self {
             first: 0,
             book: Book::new(page_count(&regions)),
@@ -100,9 +105,9 @@ impl Vm {
             met: boot_now(),
             session: None,
             has_pool: false,
-            process: process::open_pidfd(pid).ok()?,
-            memory: RemoteMemory::of(pid).ok()?,
-            pagemap: Pagemap::of(pid).ok()?,
+            process,
+            memory,
+            pagemap,
             regions,
             cursor: 0,
             sweep: Sweep::default(),
@@ -110,7 +115,7 @@ impl Vm {
             queued: Vec::new(),
             sent: BTreeMap::new(),
             rests: None,
-            mappings: Mappings::of(pid),
+            mappings,
             counts: Counts::default(),
         })
     }
@@ -122,6 +127,15 @@ impl Vm {
 
     pub(super) fn has_ended(&self) -> bool {
         process::has_ended(&self.process)
+    }
+
+    /// Where its memory lies.
+    pub(super) fn ranges(&self) -> Vec<Addresses> {
+        let range = |region: &Region| {
+            let len = u64::from(region.pages) * PAGE;
+            Addresses { start: region.address, len }
+        };
+        self.regions.iter().map(range).collect()
     }
 
     /// These pages share these slots: an earlier worker has merged them. Answers how many of them

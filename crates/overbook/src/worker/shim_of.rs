@@ -1,0 +1,53 @@
+//! Where the shim of a process listens, if it has one.
+//!
+//! **Problem.** Abstract addresses belong to whoever binds them first, and `/proc/net/unix` is a
+//! text into which anybody can write names of any bytes.
+//!
+//! **Idea.** The shim draws its address at random and names its thread after it
+//! (`protocol::listener_name`). Only a process itself can name its threads, so no other process
+//! can hide its shim or point to another address.
+
+use std::io;
+
+use sys::process::Identity;
+use sys::threads;
+
+/// Threads that are looked at: the shim's begins with QEMU's first RAM, before its vCPUs.
+const MOST_THREADS: usize = 1024;
+
+/// The address on which the shim in this process listens; `None`: it has none, or its QEMU has not
+/// begun to run.
+///
+/// # Errors
+/// When the process has ended, or may not be looked into.
+pub fn shim_of(process: Identity) -> io::Result<Option<String>> {
+    let names = threads::names(process.pid, MOST_THREADS)?;
+    let found = names.iter().find_map(|name| protocol::address_of_listener(process.pid, name));
+    process.still(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::fake_shim::FakeShim;
+
+    #[test]
+    fn a_shim_is_found_by_its_thread_and_not_by_addresses_that_others_have_bound() {
+        let own = Identity::own().unwrap();
+        let fake = FakeShim::new(512);
+        assert_eq!(shim_of(own).unwrap(), Some(fake.address()));
+        // The first process has none, whatever is bound in its name.
+        let first = Identity::of(1).unwrap();
+        let _squatters: Vec<_> = (0..1_000)
+            .map(|nonce| sys::seqpacket::Listener::bind(&protocol::address(1, nonce)).unwrap())
+            .collect();
+        assert_eq!(shim_of(first).unwrap(), None);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_an_error() {
+        let own = Identity::own().unwrap();
+        assert!(shim_of(Identity { pid: u32::MAX, ..own }).is_err());
+        assert!(shim_of(Identity { start_ticks: own.start_ticks + 1, ..own }).is_err());
+    }
+}

@@ -1,0 +1,181 @@
+//! The process at the other end of a unix socket.
+//!
+//! **Problem.** `SO_PEERCRED` gives a number: of the process that connected, or that called
+//! `listen()`. The socket outlives that process wherever another one has it, too, and the number
+//! then comes to another process, which never had anything to do with it.
+//!
+//! **Idea.** The kernel has a name for that very process (`SO_PEERPIDFD`, since Linux 6.5): one
+//! that has ended is refused, and a number is believed only while its process is held.
+//!
+//! **Limits.** An older kernel knows the number alone. There the number's process is taken; the
+//! caller may compare its start with the age of the socket ([`Peer::is_exact`]).
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use crate::process::{self, Identity};
+
+/// By `asm-generic/socket.h`.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// A process that listens or has connected, held by its pidfd.
+#[derive(Debug)]
+pub struct Peer {
+    /// Pid and start time.
+    pub process: Identity,
+    /// Its effective user at that time.
+    pub uid: u32,
+    /// Whether the kernel has named the process itself, and not only its number.
+    pub is_exact: bool,
+    pidfd: OwnedFd,
+}
+
+/// Why it is not known who a peer is.
+#[derive(Debug, thiserror::Error)]
+pub enum PeerError {
+    /// The socket has outlived its process.
+    #[error(
+        "process {pid}, to which this socket belongs, has ended: another process keeps it open"
+    )]
+    Ended {
+        /// The number that it had.
+        pid: u32,
+        /// Its user.
+        uid: u32,
+    },
+    /// It lives in a PID namespace that this process does not see.
+    #[error("the process at the other end is not visible from here (another PID namespace?)")]
+    Unseen {
+        /// Its user.
+        uid: u32,
+    },
+    /// The kernel's.
+    #[error("the process at the other end cannot be told: {0}")]
+    System(#[from] io::Error),
+}
+
+impl PeerError {
+    /// The user of the process, where the kernel says it.
+    #[must_use]
+    pub fn uid(&self) -> Option<u32> {
+        match self {
+            Self::Ended { uid, .. } | Self::Unseen { uid } => Some(*uid),
+            Self::System(_) => None,
+        }
+    }
+}
+
+impl Peer {
+    /// The process at the other end of `socket`.
+    ///
+    /// # Errors
+    /// When it has ended, or cannot be seen from here.
+    pub fn of(socket: impl AsFd) -> Result<Self, PeerError> {
+        let credentials = credentials(&socket)?;
+        let (pid, uid) = (credentials.pid.cast_unsigned(), credentials.uid);
+        if pid == 0 {
+            return Err(PeerError::Unseen { uid });
+        }
+        let ended = || PeerError::Ended { pid, uid };
+        let (pidfd, is_exact) = match pidfd_of(&socket) {
+            Ok(pidfd) => (pidfd, true),
+            Err(Errno::NOPROTOOPT) => (process::open_pidfd(pid).map_err(|_| ended())?, false),
+            Err(Errno::SRCH | Errno::INVAL | Errno::NODATA) => return Err(ended()),
+            Err(error) => return Err(io::Error::from(error).into()),
+        };
+        let process = Identity::of(pid).ok_or_else(ended)?;
+        // The number is the process's as long as that lives: looked at after the start time.
+        if process::has_ended(&pidfd) {
+            return Err(ended());
+        }
+        Ok(Self { process, uid, is_exact, pidfd })
+    }
+
+    /// Whether it has not ended. As long as that is so its pid is its own.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        !process::has_ended(&self.pidfd)
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of user {}", self.process.pid, self.uid)
+    }
+}
+
+pub(crate) fn credentials(socket: &impl AsFd) -> io::Result<libc::ucred> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // Not rustix: a peer in another PID namespace has pid 0, which its `Pid` cannot hold.
+    option(socket, libc::SO_PEERCRED, &mut peer)?;
+    Ok(peer)
+}
+
+fn pidfd_of(socket: &impl AsFd) -> Result<OwnedFd, Errno> {
+    let mut fd: libc::c_int = -1;
+    option(socket, SO_PEERPIDFD, &mut fd)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL))?;
+    if fd < 0 {
+        return Err(Errno::SRCH);
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Reads a socket option that is plain data.
+fn option<T: Copy>(socket: &impl AsFd, name: libc::c_int, value: &mut T) -> io::Result<()> {
+    let mut length = libc::socklen_t::try_from(size_of::<T>()).unwrap_or_default();
+    // SAFETY: the kernel writes at most `length` bytes into `value`, which is plain data.
+    let result = unsafe {
+        let target = std::ptr::from_mut(value).cast();
+        let fd = socket.as_fd().as_raw_fd();
+        libc::getsockopt(fd, libc::SOL_SOCKET, name, target, &raw mut length)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_lives_is_named_with_its_start() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&one).unwrap();
+        assert_eq!(peer.process, Identity::own().unwrap());
+        assert!(peer.is_alive());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+    }
+
+    /// The socket is bound and kept by this process; a child, which ends, has called `listen()`.
+    #[test]
+    fn a_socket_that_has_outlived_its_process_is_nobodys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let script = "import socket; socket.socket(fileno=0).listen(9)";
+        let child = Command::new("python3")
+            .args(["-c", script])
+            .stdin(Stdio::from(OwnedFd::from(listener.try_clone().unwrap())))
+            .status();
+        let Ok(status) = child else {
+            eprintln!("skipped: no python3 to call listen()");
+            return;
+        };
+        assert!(status.success());
+        let error = Peer::of(UnixStream::connect(&path).unwrap()).unwrap_err();
+        assert!(matches!(error, PeerError::Ended { .. }), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_socket_has_no_peer() {
+        let (pipe, _writer) = io::pipe().unwrap();
+        assert!(matches!(Peer::of(&pipe), Err(PeerError::System(_))));
+    }
+}

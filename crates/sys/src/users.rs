@@ -1,0 +1,32 @@
+//! Users by their names, as `/etc/passwd` has them.
+
+/// The number of a user that is given by name or number; `None`: this host knows no such name. Names
+/// of directory services are not looked up: their users are given by number.
+#[must_use]
+pub fn uid_of(user: &str) -> Option<u32> {
+    if let Ok(uid) = user.parse() {
+        return Some(uid);
+    }
+    // Whatever bytes the comments of other users have.
+    let passwd = std::fs::read("/etc/passwd").unwrap_or_default();
+    uid_in(&String::from_utf8_lossy(&passwd), user)
+}
+
+/// `name:x:64055:108:comment:/var/lib/libvirt:/usr/sbin/nologin`.
+fn uid_in(passwd: &str, user: &str) -> Option<u32> {
+    let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    fields.filter(|fields| fields[0] == user).find_map(|fields| fields.get(2)?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_known_by_name_or_number() {
+        let passwd = "root:x:0:0::/root:/bin/sh\nbroken\nlibvirt-qemu:x:64055:108:,,:/:/x\n";
+        assert_eq!(uid_in(passwd, "libvirt-qemu"), Some(64055));
+        assert_eq!((uid_in(passwd, "libvirt"), uid_in(passwd, "broken")), (None, None));
+        assert_eq!((uid_of("0"), uid_of("root"), uid_of("no such")), (Some(0), Some(0), None));
+    }
+}
