@@ -23,7 +23,7 @@ enum Flood {
 }
 
 const ALL: [(Flood, &str); 4] = [
-    (Flood::LargeEvents, "a line of more than 65536 bytes"),
+    (Flood::LargeEvents, "bytes: cut off, no QMP message is so long"),
     (Flood::LongestEvents, "more than 64 KiB of events a second"),
     (Flood::SmallEvents, "more than 64 KiB of events a second"),
     (Flood::FatAnswers, "no answer to query-status in 2 s"),
