@@ -88,8 +88,8 @@ pub fn each_mapping(pid: u32, mut goes_on: impl FnMut(Mapping) -> bool) -> io::R
 /// Pools of one process that are looked at: its group's, and those of groups that it has left.
 pub const MOST_POOLS: usize = 4;
 
-/// The names of the pools that a process maps, at most [`MOST_POOLS`] of them. A file of such a name
-/// that belongs to another user than this process's is no pool: anybody can make one.
+/// The names of the pools that a process maps, at most [`MOST_POOLS`] of them. A file of such a
+/// name that belongs to another user than this process's is no pool: anybody can make one.
 ///
 /// # Errors
 /// As for [`mappings`].
@@ -198,8 +198,8 @@ fn names_in(dir: &Path) -> Vec<String> {
 /// All addresses.
 pub const EVERYWHERE: Range = Range { start: 0, len: u64::MAX };
 
-/// The pages of a process within these ranges that share slots of this pool: no more than the ranges
-/// have pages, however much of it the process maps elsewhere.
+/// The pages of a process within these ranges that share slots of this pool: no more than the
+/// ranges have pages, however much of it the process maps elsewhere.
 ///
 /// # Errors
 /// As for [`mappings`].

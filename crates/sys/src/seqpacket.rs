@@ -3,7 +3,8 @@
 //!
 //! Abstract addresses leave no file behind when a process dies, and need no directory that QEMU's
 //! user may write. They also have no permissions, so each side asks the kernel who the other is
-//! ([`Connection::process`], [`Peer`]), and they belong to a network namespace: a QEMU in another one cannot be reached.
+//! ([`Connection::process`], [`Peer`]), and they belong to a network namespace: a QEMU in another
+//! one cannot be reached.
 //!
 //! Nothing here waits except where a deadline is passed: sockets are non-blocking, for one peer
 //! must never hold up the others. What a peer sends is bounded by the caller's buffer; a longer

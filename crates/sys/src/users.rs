@@ -1,7 +1,7 @@
 //! Users by their names, as `/etc/passwd` has them.
 
-/// The number of a user that is given by name or number; `None`: this host knows no such name. Names
-/// of directory services are not looked up: their users are given by number.
+/// The number of a user that is given by name or number; `None`: this host knows no such name.
+/// Names of directory services are not looked up: their users are given by number.
 #[must_use]
 pub fn uid_of(user: &str) -> Option<u32> {
     if let Ok(uid) = user.parse() {

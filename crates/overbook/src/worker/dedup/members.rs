@@ -11,7 +11,7 @@ use sys::process::Identity;
 
 use super::super::tracked::Tracked;
 use super::Dedup;
-use super::regions::page_count;
+use super::regions::{page_count, ranges};
 use super::store::{SLOTS, Store};
 use super::vm::Vm;
 
@@ -83,7 +83,7 @@ impl Dedup {
     /// With what the VM shares of the pool already.
     fn with_shares(&mut self, process: Identity, mut vm: Vm) -> Option<Vm> {
         let store = self.store.as_mut()?;
-        let sharers = pool_maps::sharers(process.pid, store.id, &vm.ranges()).ok()?;
+        let sharers = pool_maps::sharers(process.pid, store.id, &ranges(&vm.regions)).ok()?;
         let sharers = process.still(sharers).ok()?;
         vm.adopt(&sharers, &mut store.slots);
         let left = store.met(process.pid);

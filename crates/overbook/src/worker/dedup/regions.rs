@@ -1,12 +1,22 @@
 //! Page numbers and addresses of a VM's regions, as its shim tells them.
 
 use protocol::Region;
+use sys::memory_map::Range;
 
 use super::super::granules::PAGE;
 
 /// Numbers of pages are below this.
 pub(super) fn page_count(regions: &[Region]) -> u32 {
     regions.last().map_or(0, |last| last.first_page.saturating_add(last.pages))
+}
+
+/// Where all of it lies.
+pub(super) fn ranges(regions: &[Region]) -> Vec<Range> {
+    let range = |region: &Region| {
+        let len = u64::from(region.pages) * PAGE;
+        Range { start: region.address, len }
+    };
+    regions.iter().map(range).collect()
 }
 
 /// Where a page is.

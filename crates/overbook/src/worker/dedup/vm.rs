@@ -63,7 +63,7 @@ pub(super) struct Vm {
     process: OwnedFd,
     memory: RemoteMemory,
     pagemap: Pagemap,
-    regions: Vec<Region>,
+    pub(super) regions: Vec<Region>,
     /// The next page to be looked at.
     cursor: u32,
     pub(super) sweep: Sweep,
@@ -127,15 +127,6 @@ impl Vm {
 
     pub(super) fn has_ended(&self) -> bool {
         process::has_ended(&self.process)
-    }
-
-    /// Where its memory lies.
-    pub(super) fn ranges(&self) -> Vec<Addresses> {
-        let range = |region: &Region| {
-            let len = u64::from(region.pages) * PAGE;
-            Addresses { start: region.address, len }
-        };
-        self.regions.iter().map(range).collect()
     }
 
     /// These pages share these slots: an earlier worker has merged them. Answers how many of them
