@@ -16,7 +16,7 @@ use sys::memory_of::Counters;
 
 /// All that QEMU's `-sandbox` can deny.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// What each of the mechanisms is to have moved of the guests' memory, to have been at work.
+/// Memory of the guests that each mechanism must have moved, to have been at work.
 const ENOUGH: Bytes = Bytes::mib(12);
 const VMS: [&str; 2] = ["dumped", "undumped"];
 /// How long it may take until no mapping is just being made.

@@ -289,7 +289,7 @@ impl Journey<'_> {
     }
 }
 
-/// As whoever starts VMs on the target does.
+/// Starts QEMU as a manager on the target does.
 fn launch(
     lab: &mut Lab,
     with: &Provisions,
@@ -403,7 +403,7 @@ async fn attacks(qemu: &mut Qemu, address: &str, files: Option<&Path>) -> String
         client.execute(Command::with("object-add", object)).await.unwrap();
         creds = id;
     }
-    // It trusts whoever answers.
+    // The target's name, so that its certificate passes the check.
     let parameters = json!({"tls-creds": creds, "tls-hostname": "migration.b"});
     client.execute(Command::with("migrate-set-parameters", parameters)).await.unwrap();
     let uri = json!({"uri": address});

@@ -1,6 +1,6 @@
 //! Two hosts in a pool, with etcd, daemons and a controller of their own: a real guest that is
-//! overloaded for long goes from one to the other, whoever dies meanwhile. All of it is as the
-//! guide has it: etcd, controller and guest speak TLS with certificates of `overbook pki`.
+//! overloaded for long goes from one to the other, whichever process dies meanwhile. All of it is
+//! as the guide has it: etcd, controller and guest speak TLS with certificates of `overbook pki`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

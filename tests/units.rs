@@ -28,7 +28,7 @@ use sys::pool_maps;
 use systemd::{Systemd, packaging};
 use tokio::runtime::Runtime;
 
-/// What `systemd-analyze security` may find each unit exposed to, of 10.
+/// The most exposure that `systemd-analyze security` may find in each unit, of 10.
 const MOST: f64 = 2.0;
 /// The same with all that an operator can add to the daemon's unit.
 const MOST_WITH_ALL: f64 = 2.6;
@@ -41,7 +41,7 @@ const KSM: &str = "/sys/kernel/mm/ksm";
 const LIMIT: Duration = Duration::from_secs(60);
 const A_DAY: Duration = Duration::from_secs(86_400);
 
-/// What is installed in this directory with this ending, in order.
+/// The files in `packaging()` with this ending, in order.
 fn files(ending: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(packaging()).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<_> =

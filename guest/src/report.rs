@@ -4,7 +4,7 @@
 //! worker is stuck. In a line, `ops_per_s` and the percentiles cover the time since the line
 //! before; in the final one, the whole run. A field that means nothing for the workload (or no
 //! operation ended in that second) is absent. `swap_kb` is what of the whole guest lies in swap
-//! only, which nobody can see from outside; it is absent where there is no swap. `oom_kills` counts
+//! only, which the host cannot see; it is absent where there is no swap. `oom_kills` counts
 //! the programs that the guest's kernel has killed for want of memory since it booted.
 //!
 //! At the end the worker gets two seconds to come to its next check; then the final line is written

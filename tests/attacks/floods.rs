@@ -1,4 +1,4 @@
-//! Processes of nobody in particular that want the daemon for themselves: a QEMU that floods it, a
+//! Processes of another user that want the daemon for themselves: a QEMU that floods it, a
 //! client that fills its API.
 
 use std::fs;
@@ -79,7 +79,7 @@ impl Daemon {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
     }
 
-    /// What the operator gets over TCP.
+    /// The answer to the operator over TCP.
     fn ask_with_token(&self) -> String {
         let mut stream = TcpStream::connect(&self.tcp).unwrap();
         let request = format!(

@@ -46,7 +46,7 @@ fn until_it_saw(attacker: &Attacker, what: &str) -> Vec<String> {
     }
 }
 
-/// What `status` says of the VM whose socket this is.
+/// The entry in `status` for the VM whose socket this is.
 fn stranger(stage: &Stage, socket: &Path) -> Value {
     stage.vm(socket.to_str().unwrap())
 }
@@ -89,7 +89,7 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     saw.extend(attacker.all_seen());
     assert!(!saw.iter().any(|line| line.contains("pool") || line.contains("worker")), "{saw:#?}");
 
-    // Two names: nobody is harmed by either, and it is managed under none.
+    // Two names: neither harms another VM, and it is managed under none.
     drop(attacker);
     std::fs::remove_file(&socket).unwrap();
     let attacker = attack("qemu", &[socket.to_str().unwrap(), "shop-evil", "shop-1"]);
@@ -112,8 +112,8 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     stage.daemon.kill(&mut stage.lab).unwrap();
 }
 
-/// The number of a process that is about to begin can be chosen only by root, and only if nobody
-/// else begins one in between.
+/// Only root can choose the number of a process that is about to begin, and only if no other
+/// process begins in between.
 fn begin_with_pid(pid: u32) -> Option<StandIn> {
     std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
     let stand_in = StandIn::start();
@@ -187,7 +187,7 @@ fn addresses_that_were_bound_before_hinder_nobody_and_a_name_that_is_no_text_hid
     end(group, both);
 }
 
-/// What another Overbook, this process, has merged, and has left behind.
+/// Another Overbook, this process, has merged pages and left them behind.
 #[test]
 fn a_release_asks_no_qemu_of_another_overbook_and_none_that_only_looks_like_one() {
     let Some(_turn) = take_turn() else { return };

@@ -85,7 +85,7 @@ impl Programs {
 /// One that runs; all that it has started ends with it.
 pub(crate) struct Systemd<'a> {
     programs: &'a Programs,
-    /// What is below it is there for its units, too.
+    /// Its directory: its units see the files in it, too.
     dir: PathBuf,
     config: PathBuf,
     cgroup: PathBuf,
@@ -202,7 +202,7 @@ impl<'a> Systemd<'a> {
         format!("env {path} {} {} --user", all.join(" "), systemctl.get_program().display())
     }
 
-    /// What it and its units have said.
+    /// The log of it and of its units.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log/systemd")).unwrap_or_default()
     }

@@ -95,9 +95,9 @@ pub struct Records {
 }
 
 impl Records {
-    /// What is kept there. What cannot be read is left out: it is of another version, or a host's
-    /// mistake, and concerns nobody but that host. So is what has a name that no host or VM has:
-    /// names are shown and logged.
+    /// The records kept there. An unreadable one is left out: it is of another version, or a host's
+    /// mistake, and concerns that host alone. So is one with a name that no host or VM has: names
+    /// are shown and logged.
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let mut records = Self::default();

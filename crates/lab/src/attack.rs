@@ -73,7 +73,7 @@ pub fn run(name: &str, args: &[String]) -> Result<(), LabError> {
     attack(args)
 }
 
-/// What an attack is to be told.
+/// The error that names the arguments of an attack.
 fn usage(words: &str) -> LabError {
     io::Error::other(format!("usage: overbook-lab attack {words}")).into()
 }

@@ -131,7 +131,7 @@ pub struct MachineSpec {
     pub reporting_order: Option<u32>,
     /// What else its kernel is told.
     pub kernel_options: String,
-    /// What else its QEMU is told: options, each followed by its value.
+    /// Further options of its QEMU, each followed by its value.
     pub qemu_options: Vec<String>,
     /// Whether its QEMU has Overbook's shim preloaded: a managed VM.
     pub shim: bool,

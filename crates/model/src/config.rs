@@ -39,7 +39,7 @@ pub struct Salvaged {
     pub state: Option<PathBuf>,
     /// `socket` in `[api]`, where it is written readably.
     pub socket: Option<PathBuf>,
-    /// `qmp` in `[host]`, as far as it is written readably, or its default.
+    /// `qmp` in `[host]`, where it is written readably, or its default.
     pub qmp: Vec<String>,
 }
 

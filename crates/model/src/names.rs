@@ -75,7 +75,7 @@ impl NamePattern {
     }
 
     /// Whether `name` fits. A name is never read as a pattern, whatever characters it holds.
-    /// What is named by a path is a socket whose VM has no name that can be believed: it fits
+    /// A path as a name stands for a socket whose VM has no name that can be believed: it fits
     /// nothing. Allocates nothing: the policy asks this for every VM and group in every tick.
     #[must_use]
     pub fn matches(&self, name: &VmName) -> bool {

@@ -62,13 +62,13 @@ pub enum Reason {
     Returned {
         /// By the guest's own estimate.
         available: Bytes,
-        /// What it keeps available.
+        /// Its margin of available memory.
         margin: Bytes,
     },
     /// A guest's kernel has killed a program.
     #[error("{sign}: its base and what was taken from it come back at once")]
     KilledGiveBack {
-        /// What shows it.
+        /// The sign of it.
         sign: KillSign,
     },
     /// From now on the host pages out what the VM does not touch.
@@ -422,7 +422,7 @@ pub enum Reason {
         /// By the guest's own estimate.
         #[serde(default)]
         available: Bytes,
-        /// What it keeps available.
+        /// Its margin of available memory.
         #[serde(default)]
         margin: Bytes,
     },
@@ -439,7 +439,7 @@ pub enum Reason {
     /// A guest's kernel has killed a program.
     #[error("{sign}: nothing is taken from it for {wait}")]
     Killed {
-        /// What shows it.
+        /// The sign of it.
         sign: KillSign,
         /// Until memory may be taken from it again.
         wait: Millis,

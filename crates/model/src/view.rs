@@ -90,8 +90,8 @@ pub struct VmView {
     pub pid: Option<u32>,
     /// Whether QEMU talks to us.
     pub link: Link,
-    /// Guest RAM as it is now, as far as the balloon reaches: base memory and DIMMs. No more of it
-    /// than the kernel sees of QEMU.
+    /// Guest RAM that the balloon reaches, as it is now: base memory and DIMMs. At most the memory
+    /// that the kernel sees mapped by QEMU.
     pub ram: Bytes,
     /// DIMMs among it that were plugged while the guest ran: limits that are written are of a VM
     /// without them.

@@ -1,8 +1,8 @@
 //! Words of others, made fit to be shown, logged and passed on.
 //!
 //! Names, reasons and error texts come from guests, QEMUs, shims, disk servers and other hosts. A
-//! terminal obeys control characters, and a log that one of them fills says nothing. So whoever
-//! decodes such a text takes it through [`plain`] there and then: what is behind the decoder is
+//! terminal obeys control characters, and a log that one of them fills says nothing. So each
+//! decoder of such a text takes it through [`plain`] there and then: all text behind the decoder is
 //! clean.
 
 use serde::{Deserialize, Deserializer};

@@ -195,7 +195,7 @@ impl Reloader {
         self.error.clone()
     }
 
-    /// What of the files takes effect at a restart: for `Published::waits_for_restart`.
+    /// Changes in the files that take effect at a restart: for `Published::waits_for_restart`.
     #[must_use]
     pub fn waiting(&self) -> Option<String> {
         self.waiting.clone()

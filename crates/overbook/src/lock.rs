@@ -119,7 +119,7 @@ fn unusable(directory: &Path, source: io::Error) -> LockError {
     LockError::Directory { directory: directory.to_owned(), source, advice }
 }
 
-/// Whether nobody else can write to it.
+/// Whether no other user can write to it.
 fn is_ours(directory: &Path, meta: fs::Metadata) -> Result<(), LockError> {
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
     if owner != geteuid().as_raw() || mode & OTHERS_WRITE != 0 {

@@ -155,7 +155,7 @@ impl fmt::Display for Purpose {
 /// Certificates that are wanted of an authority.
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
-    /// Whose they are to be.
+    /// The name of their owner.
     pub name: &'a str,
     /// Where its servers are reached; none: it has no servers.
     pub addresses: &'a [String],

@@ -1,4 +1,4 @@
-//! What a good configuration cannot know: whether this host lets it work.
+//! Checks beyond the configuration itself: whether this host lets it work.
 //!
 //! `overbook check && systemctl restart overbook` stops a daemon that works. So the check tries all
 //! that the start of a daemon would fail by, with the start's own functions; and it says what would
@@ -54,7 +54,7 @@ pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remar
     found
 }
 
-/// What no host of this size can keep.
+/// Promises that a host of this size cannot keep.
 fn promises_more_than(spec: &Spec, total: Bytes) -> Vec<Remark> {
     let mut found = Vec::new();
     if let Some(reserve) = spec.host.reserve.filter(|reserve| *reserve >= total) {
@@ -92,7 +92,7 @@ fn no_directory(glob: &str) -> Option<Remark> {
     })
 }
 
-/// A pattern that somebody may take for more than it is.
+/// A pattern that an operator may take for more than it is.
 fn no_wildcard(group: &GroupName, pattern: &NamePattern) -> Option<Remark> {
     let text = pattern.as_str();
     text.contains(['[', ']', '{', '}', '|', '\\']).then(|| {

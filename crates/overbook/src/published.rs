@@ -32,7 +32,7 @@ pub struct Published {
     pub paused: bool,
     /// Why the newest configuration on disk is not the one in force.
     pub config_error: Option<String>,
-    /// What of the newest configuration takes effect at a restart; the rest of it is in force.
+    /// The part of the newest configuration that waits for a restart; the rest of it is in force.
     pub waits_for_restart: Option<String>,
     /// Why readings and decisions are not being kept (a full disk, for example).
     pub history_error: Option<String>,

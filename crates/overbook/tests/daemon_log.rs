@@ -1,4 +1,4 @@
-//! What the daemon's log says, of the real daemon.
+//! The log of the real daemon.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

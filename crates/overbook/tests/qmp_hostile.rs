@@ -23,7 +23,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 const PERIOD: Duration = Duration::from_millis(50);
 const RAM: u64 = 256 << 20;
-/// What the balloon is told when it is to hold nothing, however much RAM there is.
+/// The argument that has the balloon hold nothing, however much RAM there is.
 const WHOLE: &str = "\"value\":9223372036854775807";
 
 /// An invented QEMU: answers like a healthy one, except where a test says otherwise.
@@ -45,7 +45,7 @@ impl Fake {
         self
     }
 
-    /// Plugs memory devices: each of this type and so many MiB. The balloon holds nothing.
+    /// Plugs memory devices, each of this type and this size in MiB. The balloon holds nothing.
     fn plug(&self, devices: &[(&str, u64)]) {
         let sum: u64 = devices.iter().map(|(_, mib)| mib << 20).sum();
         let dimms = devices.iter().filter(|(kind, _)| *kind == "dimm").map(|(_, mib)| mib << 20);

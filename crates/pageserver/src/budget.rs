@@ -21,7 +21,7 @@ pub const BUDGET: usize = 64 << 20;
 /// The longest piece of a payload, in bytes; a multiple of every export's block. Nearly all of a
 /// guest's requests are shorter.
 pub const PIECE: usize = 256 << 10;
-/// The budget is taken in steps of so many bytes.
+/// Step in which the budget is taken, in bytes.
 const STEP: usize = 256 << 10;
 /// A client that takes no reply for so long is stuck: a guest's QEMU takes them within
 /// milliseconds.
@@ -136,7 +136,7 @@ impl Held {
         self.charged > 0
     }
 
-    /// Holds so many bytes more; `false`: the budget has none left, and nothing has changed.
+    /// Holds this number of bytes more; `false`: the budget has none left, and nothing has changed.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
         let all = self.bytes + bytes;
         let lacks = all.saturating_sub(self.free + self.charged).next_multiple_of(STEP);
@@ -147,7 +147,7 @@ impl Held {
         true
     }
 
-    /// Holds so many bytes less.
+    /// Holds this number of bytes less.
     pub(crate) fn give(&mut self, bytes: usize) {
         self.bytes = self.bytes.saturating_sub(bytes);
         let needs = self.bytes.saturating_sub(self.free).next_multiple_of(STEP);

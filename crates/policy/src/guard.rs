@@ -10,7 +10,7 @@
 //!
 //! **A guest with swap** keeps its margin and its comfort (pressure, calm, back-off) too, but when
 //! its group is over its budget or the host is short, its grants come back all the same: to leave
-//! them would take memory from somebody who has paid for it, above all from a group that has lent
+//! them would take memory from a VM or group that pays for it, above all from a group that has lent
 //! it. It then swaps as it would without its grants. A guest that has next to nothing available and
 //! does not swap has nowhere to put what it uses, whatever the configuration says of it: nothing is
 //! taken from it.

@@ -36,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) target: Bytes,
     /// What the guest occupies on the host.
     pub(crate) used: Bytes,
-    /// The same without pages that it shares, as far as it was counted: zero where it was not.
+    /// The same without pages that it shares; zero where that was not counted.
     pub(crate) counted: Bytes,
     /// The limits of memory that QEMU's cgroups have.
     pub(crate) memory_limits: Vec<MemoryLimit>,
@@ -78,7 +78,7 @@ pub(crate) struct Keeps {
     pub(crate) needs: Bytes,
     /// The most that it has to give: what it has free, or has had free for long.
     pub(crate) free: Bytes,
-    /// How much of that is nobody's but its own.
+    /// The part of `free` that stays with the guest.
     pub(crate) of_free: Bytes,
     /// For how long it has been watched, if that is not long enough to take anything.
     pub(crate) unwatched: Option<Millis>,

@@ -362,8 +362,8 @@ impl VmMemory {
         }
     }
 
-    /// Notes whether somebody else moves a balloon of which nothing was asked. What an earlier
-    /// daemon has asked of it may still be under way when it is first seen.
+    /// Notes a balloon that moves although nothing was asked of it: another client or its guest
+    /// moves it. A request of an earlier daemon may still be under way when it is first seen.
     fn follow_others(&mut self, held: Bytes, ram: Bytes, now: Time) {
         let is_new = now.since(self.seen_at) < tuning::CALM;
         if is_new || self.stuck.is_some() {
@@ -475,7 +475,7 @@ impl VmMemory {
     }
 
     /// A balloon that grew smaller unasked was deflated by the guest's kernel, if it may do that:
-    /// nobody else has moved it, and a program was about to be killed.
+    /// no other client has moved it, and a program was about to be killed.
     pub(crate) fn note_own_deflation(&mut self, now: Time) {
         if let Some(moved) = self.moved_by_others.take_if(|moved| moved.actual > moved.target) {
             let taken = moved.actual.minus(moved.target);

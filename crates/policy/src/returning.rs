@@ -2,8 +2,8 @@
 //!
 //! A guest with swap that is short above its base waits for its group's surplus. A guest without
 //! swap cannot wait. When it has clearly less available than its margin, what was taken from it
-//! comes back: as far as it needs that, no further than to what it had, and only while the host is
-//! not short. Its group may then occupy more than its budget. That is for the operator to see.
+//! comes back: no more than it needs, no more than it had, and only while the host is not short.
+//! Its group may then occupy more than its budget. That is for the operator to see.
 //!
 //! A guest whose kernel has killed a program gets its base at once, and what was taken from it.
 //! Nothing is taken from it for minutes ([`crate::guard`]): what the killed program left

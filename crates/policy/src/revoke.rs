@@ -2,7 +2,7 @@
 //!
 //! The cheapest memory goes first: untouched grants cost nothing, then memory that its guest has
 //! free, then that of calm guests. Of guests under pressure only those give that swap, and they
-//! come last, when nobody holds anything else: without their grants they swap more. A guest under
+//! come last, when no VM holds anything else: without their grants they swap more. A guest under
 //! pressure that does not swap would lose a program; [`guard`] refuses, and the group stays over
 //! its budget. Nothing below base is touched here: base is guaranteed. What a VM that is paged has
 //! in memory beyond its target is on its way out already.

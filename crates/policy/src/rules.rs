@@ -39,7 +39,7 @@ pub enum Rule {
     HostReserve,
     /// Nothing is granted beyond the limits of QEMU's cgroups.
     CgroupLimit,
-    /// What a balloon takes and the host does not get goes back.
+    /// Memory that a balloon takes and the host does not get goes back.
     GivesBack,
 }
 

@@ -252,7 +252,7 @@ pub fn uncounted(ram: Bytes) -> Bytes {
     ram.share(1, 64)
 }
 
-/// What is left below a limit of QEMU's cgroup: QEMU's own memory grows with the requests of its
+/// The margin below a limit of QEMU's cgroup: QEMU's own memory grows with the requests of its
 /// disks and clients. 2 % of the limit, at least 16 MiB.
 #[must_use]
 pub fn cgroup_margin(limit: Bytes) -> Bytes {

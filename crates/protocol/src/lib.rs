@@ -61,12 +61,12 @@ pub const MAX_REGIONS: usize = 512;
 /// Each region's first page number is a multiple of this, so that no granule stands in two.
 pub const REGION_ALIGN_PAGES: u32 = 512;
 
-/// What the name of the thread begins with that listens for the worker.
+/// The prefix of the name of the thread that listens for the worker.
 const LISTENER: &str = "ob-ctl-";
 
 /// The abstract unix address (without its leading zero byte) that the shim of process `pid` listens
-/// on. Abstract addresses belong to whoever binds them first: `nonce` is drawn at random, so that
-/// nobody can have bound this one before.
+/// on. An abstract address belongs to the process that binds it first: `nonce` is drawn at random,
+/// so that no process can have bound this one before.
 #[must_use]
 pub fn address(pid: u32, nonce: u32) -> String {
     format!("overbook-shim.{pid}.{nonce:08x}")

@@ -83,7 +83,7 @@ fn run() {
     }
 }
 
-/// Listens at an address that nobody can have known before, and says where by this thread's name.
+/// Listens at an address that no process can have known, and publishes it in this thread's name.
 fn listen() -> Listener {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     loop {

@@ -88,9 +88,9 @@ pub enum Load {
     },
     /// Once in a period a program takes memory at a pace, holds it for a moment, and ends.
     Bursts {
-        /// What there is between bursts.
+        /// Memory in use between bursts.
         low: Bytes,
-        /// What a burst comes to.
+        /// Memory in use at the peak of a burst.
         high: Bytes,
         /// How much it takes in a second.
         per_second: Bytes,

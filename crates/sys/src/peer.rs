@@ -121,7 +121,7 @@ fn pidfd_of(socket: &impl AsFd) -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(Errno::SRCH);
     }
-    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor for us, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -221,7 +221,7 @@ pub fn sharers(pid: u32, pool: FileId, within: &[Range]) -> io::Result<Vec<Share
 }
 
 impl Mapping {
-    /// What of it lies in `range`.
+    /// The part of it that lies in `range`.
     fn part_in(&self, range: Range) -> Option<Self> {
         let start = self.range.start.max(range.start);
         let end = |range: Range| range.start.saturating_add(range.len);
@@ -326,7 +326,7 @@ mod tests {
         let can_look = range.is_some_and(|entry| std::fs::metadata(entry.unwrap().path()).is_ok());
         assert!(!can_look || !has("overbook-pool-fake"), "{found:?}");
         for place in mapped {
-            // SAFETY: mapped above, and nobody knows of it.
+            // SAFETY: mapped above, and nothing refers to it.
             unsafe { rustix::mm::munmap(place, len) }.unwrap();
         }
     }

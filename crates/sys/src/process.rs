@@ -341,8 +341,8 @@ impl Identity {
         parse_stat(&stat).filter(|(_, _, start)| *start == self.start_ticks).map(|_| usage)
     }
 
-    /// What was read of this very process by its pid. Whether it lives is asked after the reading:
-    /// as long as it does its pid is its own, so the reading was of it and of no other process.
+    /// Returns `read`, a reading of this very process by its pid. The check that it lives follows
+    /// the reading: a live process keeps its pid, so the reading was of no other process.
     ///
     /// # Errors
     /// `ESRCH`: it has ended, and what was read may be another process's.

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Numbers that no process can guess.
 
 /// A word of the kernel's random numbers.
 #[must_use]

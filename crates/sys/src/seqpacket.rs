@@ -135,8 +135,8 @@ impl Connection {
         Ok(Self { fd })
     }
 
-    /// Who is on the other side, as it was when it connected or listened. The process may have
-    /// ended since, and its pid be another's.
+    /// The process on the other side, as it was when it connected or listened. It may have ended
+    /// since, and its pid be another's.
     ///
     /// # Errors
     /// When the kernel refuses.

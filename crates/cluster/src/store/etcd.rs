@@ -24,7 +24,7 @@ use super::{Change, LIMIT, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 const FIRST_PAGE: i64 = 16;
 /// Keys that are asked for at most.
 const LARGEST_PAGE: i64 = 1024;
-/// What the client says of a page that is too large (with the code OUT_OF_RANGE).
+/// The client's message about a page that is too large (with the code OUT_OF_RANGE).
 const TOO_LARGE: &str = "message length too large";
 
 /// After so long nobody waits for a change any more: who has heard nothing looks.
@@ -121,7 +121,7 @@ impl Etcd {
         found.await
     }
 
-    /// What one writer may have read of it, of each writer, at one moment.
+    /// Reads each writer's share of the values below `prefix`, all at one moment.
     async fn read_by_pages(&self, prefix: &str) -> Result<Snapshot, StoreError> {
         let mut from = self.full(prefix).into_bytes();
         let end = end_of(&from);

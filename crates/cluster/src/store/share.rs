@@ -12,7 +12,7 @@ pub(super) const MOST_OF_A_WRITER: usize = 4 << 20;
 /// Keys of one writer: three, and two for each VM that comes or goes.
 pub(super) const MOST_KEYS_OF_A_WRITER: usize = 4096;
 
-/// What becomes of a value.
+/// The decision on a value.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// It is kept.
@@ -32,7 +32,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// What becomes of this value.
+    /// Decides on this value.
     pub(super) fn judge(&mut self, key: &str, value: usize) -> Verdict {
         let writer = writer_of(key);
         if self.writer != writer {

@@ -1,7 +1,7 @@
-//! A process behind a QMP socket that answers nobody, and maps files that are called like pools of
-//! shared pages and are none.
+//! A process behind a QMP socket that answers no client, and maps files that are called like pools
+//! of shared pages and are none.
 //!
-//! `SOCKET COUNT`: listens there, and maps so many.
+//! `SOCKET COUNT`: listens there, and maps this number of files.
 
 use std::io;
 use std::os::unix::net::UnixListener;

@@ -31,7 +31,7 @@ pub(super) fn run(args: &[String]) -> Result<(), LabError> {
     saw(&format!("the process that listened was {pid}"));
     for stream in listener.incoming() {
         let mut stream = stream?;
-        // Whoever comes has asked the kernel already who is here.
+        // The client that comes has asked the kernel already which process is here.
         let _ = writeln!(stream, "{}", json!({"QMP": {"version": {}, "capabilities": []}}));
         saw("somebody has come");
     }

@@ -23,7 +23,7 @@ use crate::lab::LabError;
 
 /// Its RAM: the least that counts as a guest's.
 const PAGES: u32 = 8192;
-/// A connection by which it has told a name ends after so many readings, if it has another name.
+/// Readings of the balloon after which a connection ends, if there is another name to tell.
 const READINGS: u32 = 3;
 const POLL: Duration = Duration::from_millis(1);
 
@@ -80,7 +80,7 @@ fn answer(message: &Value, name: &str) -> Value {
     }
 }
 
-/// What looks like a shim from outside.
+/// A stand-in for a shim, which looks like one from outside.
 struct Shim {
     listener: Listener,
     memory: SharedMemory,
@@ -110,7 +110,7 @@ impl Shim {
         Ok(Self { listener, memory, fd, layout, regions, _ram: ram })
     }
 
-    /// Answers whoever comes, for ever.
+    /// Answers every client, for ever.
     fn serve(&self) -> ! {
         let mut connection = None;
         loop {
@@ -167,7 +167,7 @@ impl Shim {
     }
 }
 
-/// Tells as soon as it can read a page of somebody else's in the pool.
+/// Tells as soon as it can read a page of another process in the pool.
 fn watch(pool: OwnedFd) {
     saw("it was given the pool");
     std::thread::spawn(move || {

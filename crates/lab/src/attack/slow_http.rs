@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::lab::LabError;
 
-/// Connections that are held at once, as far as they are left to it.
+/// Connections that are held at once, unless the daemon ends them.
 const HELD: usize = 200;
 
 pub(super) fn run(args: &[String]) -> Result<(), LabError> {

@@ -1,7 +1,7 @@
 //! Abstract addresses that another user binds before QEMUs do: as many as a user may have sockets,
 //! those that a shim would have by its process, and one that is no text.
 //!
-//! `COUNT`: binds so many, for the processes that come next.
+//! `COUNT`: binds addresses for as many processes that come next.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};

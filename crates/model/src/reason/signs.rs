@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Bytes;
 
-/// What shows that a guest is short of memory.
+/// A sign that a guest is short of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case", tag = "sign")]
 pub enum Pressure {

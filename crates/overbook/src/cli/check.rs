@@ -100,7 +100,7 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
 struct All {
     findings: Vec<Remark>,
     files: Vec<TriedFile>,
-    /// What is wrong with the directories of QMP sockets.
+    /// Faults of the directories of QMP sockets.
     directories: Vec<String>,
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,

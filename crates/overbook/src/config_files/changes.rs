@@ -1,4 +1,4 @@
-//! What a new configuration changes, by the names of its tables, for the log.
+//! The changes of a new configuration, by the names of its tables, for the log.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

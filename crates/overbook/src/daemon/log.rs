@@ -26,7 +26,7 @@ pub(super) struct Log {
     moves: u64,
 }
 
-/// What a VM would get, as it was said last. Nothing is carried out, so it is recommended again in
+/// A VM's recommendation as logged last. Nothing is carried out, so it is recommended again in
 /// every tick, by figures that differ a little.
 #[derive(Debug)]
 struct Recommended {

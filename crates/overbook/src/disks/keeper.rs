@@ -1,10 +1,10 @@
 //! The keeper: holds the disks' sockets, and starts again what serves them.
 //!
 //! Problem: QEMU tries a socket that nobody listens on again after one second, then two, four, up
-//! to sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive who serves
-//! them. This process binds them and does nothing else; whoever it starts inherits them. While
-//! there is nobody, QEMU is connected already, and waits no longer than the start takes. It opens
-//! the disks' files as well, once: the process that serves them gets descriptors, and no path.
+//! to sixteen: a guest would wait long after its disk is back. Idea: the sockets outlive the
+//! process that serves them. The keeper binds them and does nothing else; its child inherits them.
+//! While no child runs, QEMU is connected already, and waits no longer than the start takes. The
+//! keeper opens the disks' files as well, once: the child gets descriptors, and no path.
 
 use std::fs::{self, DirBuilder};
 use std::io;

@@ -57,19 +57,19 @@ pub fn try_files(spec: &Spec) -> Vec<TriedFile> {
     tried.collect()
 }
 
-/// What came of trying a repository.
+/// The outcome of trying a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tried {
     /// Where it is to be.
     pub repository: String,
     /// The disks that name it.
     pub disks: Vec<String>,
-    /// What is wrong with it; `None`: it lends.
+    /// The fault; `None`: the repository lends.
     pub problem: Option<String>,
-    /// What it would lend to one disk now.
+    /// Bytes that it would lend to one disk now.
     pub lends_bytes: u64,
-    /// These certificates of ours are of no use, or this host could try nobody: the disks cannot
-    /// be served.
+    /// These certificates of ours are of no use, or this host could try no repository: the disks
+    /// cannot be served.
     pub is_fatal: bool,
 }
 
@@ -117,7 +117,7 @@ pub fn try_repositories(spec: &Spec) -> Vec<Tried> {
     });
     let tried = stream::iter(tries).buffered(TRIES).collect();
     let tried = runtime.block_on(tried);
-    // A name that nobody resolves is not waited for.
+    // A name lookup that hangs is not waited for.
     runtime.shutdown_background();
     tried
 }

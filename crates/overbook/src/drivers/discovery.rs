@@ -71,7 +71,7 @@ pub(super) fn find(globs: &[String]) -> Vec<PathBuf> {
     found.flatten().flatten().filter(|path| no_links::is_socket(path)).collect()
 }
 
-/// The directories in which these globs look for sockets, as far as there are any.
+/// The existing directories in which these globs look for sockets.
 fn directories(globs: &[String]) -> BTreeSet<PathBuf> {
     let of_each = globs.iter().filter_map(|glob| {
         let glob = without_links(glob);
@@ -81,8 +81,8 @@ fn directories(globs: &[String]) -> BTreeSet<PathBuf> {
     of_each.flatten().flatten().filter(is_directory).take(MOST_DIRECTORIES).collect()
 }
 
-/// What is wrong with the directories in which these globs look for sockets: what lies there proves
-/// nothing, as anybody may put it there.
+/// Faults of the directories in which these globs look for sockets: a socket there proves nothing,
+/// as any user may put it there.
 pub(crate) fn faults_of_directories(globs: &[String]) -> Vec<String> {
     let makers = directories(globs).into_iter().map(|directory| makers_in(&directory));
     let faults: BTreeSet<String> =

@@ -3,7 +3,7 @@
 //! The kernel names the process that listens on a unix socket ([`sys::peer`]). That is QEMU, unless
 //! somebody opened the socket on QEMU's behalf (libvirt does) or stands in between (a proxy): so
 //! its program is looked at before its memory is taken for the guest's. A socket that has outlived
-//! its process is nobody's. A life is told from the next by pid and start time, or, where the
+//! its process belongs to no VM. A life is told from the next by pid and start time, or, where the
 //! process is not known, by the socket file itself.
 
 use std::os::unix::fs::MetadataExt;
@@ -32,12 +32,12 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Its process, QEMU's or not, as far as it is known.
+    /// Its process, QEMU's or not, if it is known.
     pub(super) fn process(&self) -> Option<Identity> {
         self.process.as_ref().map(|peer| peer.process)
     }
 
-    /// Whether its process has not ended, as far as it is known.
+    /// Whether its process lives; `true` where the process is not known.
     pub(super) fn is_alive(&self) -> bool {
         self.process.as_ref().is_none_or(peer::Peer::is_alive)
     }

@@ -20,12 +20,12 @@ use crate::journal::UndoRecord;
 /// another client has one and others wait.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What was found.
+/// The processes found, and the sockets that could not be looked at.
 #[derive(Debug, Default)]
 pub struct Own {
     /// Processes, each by the name of its VM, or of its socket.
     pub processes: BTreeMap<Identity, String>,
-    /// What could not be looked at, and why.
+    /// Sockets that could not be looked at, and why.
     pub unknown: Vec<(String, String)>,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct Session<'a> {
     slot: &'a Slot,
     client: Client,
     peer: Peer,
-    /// What it calls itself.
+    /// The name that QEMU tells.
     told: VmName,
     /// By what it was judged.
     rules: Arc<Rules>,
@@ -315,7 +315,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Shows what QEMU says of its memory, as far as the kernel sees as much.
+    /// Shows the RAM that QEMU reports, at most what the kernel sees mapped by it.
     fn show_ram(&self) {
         let said = self.ram;
         let counters = self.peer.qemu.as_ref().ok().and_then(|pid| Counters::of(*pid).ok());

@@ -26,7 +26,7 @@ pub(super) struct Shared {
     lives: Mutex<BTreeMap<u64, Told>>,
 }
 
-/// What the QEMU of one life has called itself.
+/// The names that the QEMU of one life has told.
 #[derive(Debug)]
 struct Told {
     first: VmName,
@@ -53,7 +53,7 @@ impl Shared {
     /// Notes what the QEMU of this life calls itself.
     ///
     /// # Errors
-    /// It has called itself otherwise before: which of its names is true nobody knows.
+    /// It has told another name before: neither is known to be true.
     pub(super) fn note_name(&self, life: u64, told: &VmName) -> Result<(), TwoNames> {
         let mut lives = lock(&self.lives);
         let known = lives.entry(life).or_insert(Told { first: told.clone(), second: None });

@@ -29,7 +29,7 @@ use sys::users::uid_of;
 use managers::Managed;
 use place::{Makers, Place};
 
-/// What the configuration says of groups.
+/// The configuration's rules about the VMs of each group.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Vec<Group>);
 
@@ -37,11 +37,11 @@ pub(super) struct Rules(Vec<Group>);
 struct Group {
     name: GroupName,
     vms: Vec<NamePattern>,
-    /// `None`: that is not said. A name that this host does not know is nobody's.
+    /// `None`: the group names no user. A name that this host does not know counts as no user.
     users: Option<Vec<u32>>,
 }
 
-/// What is known of a VM besides what its QEMU says.
+/// The evidence about a VM's identity, besides its QEMU's answers.
 #[derive(Debug)]
 pub(super) struct Evidence {
     pub(super) place: Place,

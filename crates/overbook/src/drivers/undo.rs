@@ -8,8 +8,8 @@
 //! to the VM.
 //!
 //! The balloon's size is relative to the RAM that the VM had: what the balloon held, it is to hold
-//! again, and memory that was plugged since is the guest's. A grant comes back as far as its guest
-//! has it free: a guest without swap is never shrunk below what it uses ([`spare`]).
+//! again, and memory that was plugged since is the guest's. A grant comes back up to the memory
+//! that its guest has free: a guest without swap is never shrunk below what it uses ([`spare`]).
 //!
 //! Putting back works through a running daemon (the socket serves one client at a time) and without
 //! one ([`restore_at`], for `ExecStopPost`). It is idempotent, and never done to another life of

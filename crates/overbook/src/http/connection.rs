@@ -54,7 +54,7 @@ pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Toke
     accept(listener, router.layer(middleware::from_fn_with_state(token, authorize))).await;
 }
 
-/// Who does not know the token may not try the next one on the same connection.
+/// A client without the token may not try another one on the same connection.
 async fn authorize(State(token): State<Token>, request: Request, next: Next) -> Response {
     if token.is_in(request.headers()) {
         next.run(request).await

@@ -1,12 +1,12 @@
-//! Who may be connected to a listener at once.
+//! The peers that may be connected to a listener at once.
 //!
 //! **Problem.** A place that is held by a client that asks nothing is a place that the operator
 //! cannot have.
 //!
 //! **Idea.** A connection first *waits*: it has not asked anything yet that it may ask. It is
 //! *admitted* by its first request, on TCP with the token. The two are counted apart. When too many
-//! wait, one of them ends: the oldest of the peer that has most of them. So whoever sends many
-//! halves of requests ends their own; a whole request takes a millisecond and is never the oldest.
+//! wait, one of them ends: the oldest of the peer that has most of them. So a peer that sends
+//! many halves of requests ends its own; a whole one takes a millisecond and is never the oldest.
 //! Of the admitted one peer has half of the places at most, and the next request is refused.
 //!
 //! A peer is a user on the unix socket, an address on TCP, and of IPv6 a network of 64 bits, which
@@ -26,7 +26,7 @@ pub(super) const MAX_ADMITTED: usize = 64;
 /// Those of one peer.
 pub(super) const MAX_OF_A_PEER: usize = MAX_ADMITTED / 2;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     /// A process on this host, by its user and number.
@@ -40,7 +40,7 @@ pub(super) enum Peer {
     Remote(SocketAddr),
 }
 
-/// What the places of a peer are counted by.
+/// The key by which the places of a peer are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     User(Option<u32>),
@@ -108,7 +108,7 @@ pub(super) struct Place {
 pub(super) struct Crowded;
 
 impl Places {
-    /// A place to wait, and a channel that closes when somebody else needs it.
+    /// A place to wait, and a channel that closes when another connection needs it.
     pub(super) fn enter(&self, peer: Peer) -> (Place, oneshot::Receiver<()>) {
         let (keeps, lost) = oneshot::channel();
         let mut taken = self.lock();
@@ -144,7 +144,7 @@ impl Taken {
 }
 
 impl Place {
-    /// Who has it.
+    /// The peer that has it.
     pub(super) const fn peer(&self) -> Peer {
         self.peer
     }

@@ -3,7 +3,7 @@
 //! `ext4-view` refuses features that change nothing for a reader of files, finds inodes of 128
 //! bytes damaged where there are checksums, and does not know where `meta_bg` has the group
 //! descriptors. So it is shown a superblock without these, and descriptors where it looks for them.
-//! What it cannot read is refused here, with the name that `mke2fs` has for it. Layout: Linux's
+//! A feature that it cannot read is refused here, by its name in `mke2fs`. Layout: Linux's
 //! `Documentation/filesystems/ext4/super.rst`.
 
 use std::{error::Error, io};

@@ -43,7 +43,7 @@ pub enum TraceError {
     NotRead {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The kind of file that it is.
         what: String,
         /// How it can be read all the same.
         way: &'static str,

@@ -106,7 +106,7 @@ enum Place {
 }
 
 impl Cold {
-    /// Of a VM with so many granules, of this QEMU process.
+    /// Of a VM with this number of granules, of this QEMU process.
     pub(super) fn of(process: Identity, granules: u32) -> Self {
         Self {
             process,

@@ -61,7 +61,7 @@ pub enum LinkError {
     Gone {
         /// Its process.
         pid: u32,
-        /// What the kernel says.
+        /// The kernel's error.
         why: std::io::Error,
     },
     /// Another process listens at the address.

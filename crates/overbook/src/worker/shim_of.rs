@@ -1,7 +1,7 @@
 //! Where the shim of a process listens, if it has one.
 //!
-//! **Problem.** Abstract addresses belong to whoever binds them first, and `/proc/net/unix` is a
-//! text into which anybody can write names of any bytes.
+//! **Problem.** An abstract address belongs to the process that binds it first. `/proc/net/unix` is
+//! a text into which any process can write names of any bytes.
 //!
 //! **Idea.** The shim draws its address at random and names its thread after it
 //! (`protocol::listener_name`). Only a process itself can name its threads, so no other process

@@ -285,7 +285,7 @@ fn a_ring_full_of_nonsense_does_no_harm() {
     until(&mut shim, &mut tracked, |_| {}, is_on);
 }
 
-/// A shim that is named by a process is that process's own, or nobody's.
+/// A shim that is named by a process is that process's own, or is refused.
 #[test]
 fn an_address_that_belongs_to_another_process_is_not_talked_to() {
     let nonce = sys::random::word();

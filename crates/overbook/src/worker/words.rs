@@ -1,4 +1,4 @@
-//! What a shim says in words, made fit to be shown: it runs inside QEMU, which a guest may have
+//! The words of a shim, made fit to be shown: it runs inside QEMU, which a guest may have
 //! taken over.
 
 use model::words::plain;

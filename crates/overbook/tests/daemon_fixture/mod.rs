@@ -47,7 +47,7 @@ impl Daemon {
         self.signal("HUP");
     }
 
-    /// What the API answers.
+    /// The API's answer.
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> T {
         self.client().get(path).unwrap()
     }

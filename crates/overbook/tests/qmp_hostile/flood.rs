@@ -6,10 +6,10 @@ use super::*;
 /// The most memory that the daemon may ever have: some 20 MiB without any VM, and what eight
 /// flooding QEMUs can have it keep.
 const MOST_MIB: u64 = 64;
-/// Of each kind so many attack at once.
+/// Attackers of each kind at once.
 const OF_EACH: usize = 2;
 
-/// What a hostile QEMU does once it has been connected to and has said hello.
+/// The attack of a hostile QEMU, once it has been connected to and has said hello.
 #[derive(Clone, Copy, Debug)]
 enum Flood {
     /// Events of 1 MiB, one after the other.

@@ -104,7 +104,7 @@ struct Repository {
 struct Lease {
     number: u32,
     client: Client,
-    /// It has so many pages.
+    /// The number of its pages.
     pages: u32,
     /// From this page on none was ever used.
     fresh: u32,

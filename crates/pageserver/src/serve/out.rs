@@ -12,9 +12,9 @@ use crate::budget::{Budget, Held};
 /// Beyond a piece, so much is free of charge, in bytes: what stands before the data, and the
 /// replies to 64 requests for a page.
 const BESIDE: usize = 64 << 10;
-/// The buffer grows by so many bytes.
+/// Step by which the buffer grows, in bytes.
 const STEP: usize = 256 << 10;
-/// More replies are not made while so many bytes wait to be sent.
+/// Bytes that wait to be sent, from which on no more replies are made.
 const MOST: usize = 1 << 20;
 
 /// Replies that wait to be sent.

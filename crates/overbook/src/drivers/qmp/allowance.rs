@@ -14,7 +14,7 @@ pub(super) const RATE: u32 = 64 << 10;
 /// A line costs at least so much: the time that it takes is not its length alone.
 const LEAST: u32 = 512;
 
-/// What is left to one connection.
+/// The remaining allowance of one connection.
 #[derive(Debug)]
 pub(super) struct Allowance {
     left: f64,

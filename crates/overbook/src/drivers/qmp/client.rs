@@ -29,9 +29,9 @@ pub struct Client {
     lines: Lines,
     /// The longest line that may come now.
     limit: usize,
-    /// What may come unasked.
+    /// Allowance for unasked messages.
     unasked: Allowance,
-    /// The balloon's size by the latest event, until somebody asks for it.
+    /// The balloon's size by the latest event, until a caller asks for it.
     balloon: Option<Bytes>,
     /// The id of the last command sent.
     last_sent: u64,
@@ -39,8 +39,8 @@ pub struct Client {
     last_answered: u64,
 }
 
-/// Connects to the very socket that lies at `path`: by no symbolic link, which whoever may write to
-/// a directory could point at another VM's socket.
+/// Connects to the very socket that lies at `path`, by no symbolic link: a user who may write to a
+/// directory could point one at another VM's socket.
 ///
 /// # Errors
 /// The kernel's; `ELOOP`: there is a link on the way.

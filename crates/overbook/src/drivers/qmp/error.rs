@@ -12,7 +12,7 @@ pub enum QmpError {
     /// Nobody listens, no permission, or the connection broke.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// The socket has outlived its process: nothing is said to whoever has it now.
+    /// The socket has outlived its process: nothing is said to the process that has it now.
     #[error("{0}")]
     Ended(PeerError),
     /// QEMU ended, or somebody cut the connection.

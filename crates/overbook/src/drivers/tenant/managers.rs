@@ -1,4 +1,4 @@
-//! What the host's own managers of VMs say about a process, in files that only root can write.
+//! The records of the host's own VM managers about a process, in files that only root can write.
 //!
 //! * libvirt keeps `/run/libvirt/qemu/NAME.xml` for each VM that runs, with its pid.
 //! * Proxmox keeps `/run/qemu-server/VMID.pid`, and the name in `/etc/pve/qemu-server/VMID.conf`.
@@ -21,7 +21,7 @@ const LIBVIRT: &str = "/run/libvirt/qemu";
 const PROXMOX: &str = "/run/qemu-server";
 const PROXMOX_CONF: &str = "/etc/pve/qemu-server";
 
-/// What is looked for stands at the beginning.
+/// Bytes that are read of a file: the fields looked for stand at its beginning.
 const MOST_BYTES: u64 = 16 << 10;
 /// Start times are known to 10 ms, and the wall clock may have been set a little since.
 const CLOCKS: Duration = Duration::from_secs(1);

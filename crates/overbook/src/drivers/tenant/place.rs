@@ -1,4 +1,4 @@
-//! Who can make sockets where one lies, by the owners and modes of the directories.
+//! The users that can make sockets where one lies, by the owners and modes of the directories.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -7,10 +7,10 @@ use model::VmName;
 
 use crate::drivers::shared::name_of_socket;
 
-/// Whoever is not the owner and may write.
+/// Write permission of the group and of others.
 const GROUP_OR_OTHERS: u32 = 0o022;
 const OTHERS: u32 = 0o002;
-/// Who may write may not replace what is another user's.
+/// Sticky bit: a user who may write to the directory may not replace another user's files.
 const STICKY: u32 = 0o1000;
 
 /// Where a socket lies.
@@ -18,19 +18,19 @@ const STICKY: u32 = 0o1000;
 pub(crate) struct Place {
     /// The name of its directory.
     pub(crate) directory: String,
-    /// What the socket is called.
+    /// The VM's name by the socket's file name.
     pub(crate) stem: VmName,
     pub(crate) makers: Makers,
 }
 
-/// Who can make sockets in a directory.
+/// The users that can make sockets in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Makers {
     /// Root, and the user that Overbook runs as.
     Root,
     /// A user or a group to whom root has given the directory.
     Some,
-    /// Anybody, or whoever can put another directory in its place: why, in words.
+    /// Any user, or one who can put another directory in its place: why, in words.
     Anybody(String),
 }
 
@@ -40,7 +40,7 @@ impl Makers {
         self.fault().is_none()
     }
 
-    /// What is wrong with the directory.
+    /// The fault of the directory.
     pub(crate) fn fault(&self) -> Option<&str> {
         match self {
             Self::Anybody(fault) => Some(fault),
@@ -62,7 +62,7 @@ impl Place {
     }
 }
 
-/// Who can make files in `directory`, whose path has no symbolic links.
+/// The users that can make files in `directory`, whose path has no symbolic links.
 pub(crate) fn makers_in(directory: &Path) -> Makers {
     let mut way: Vec<&Path> = directory.ancestors().collect();
     way.reverse();
@@ -96,7 +96,7 @@ pub(crate) fn makers_in(directory: &Path) -> Makers {
     Makers::Anybody("it has no directory".to_owned())
 }
 
-/// Root, and whoever Overbook runs as, can do anything to it in any case.
+/// Root, and the user that Overbook runs as, can do anything to it in any case.
 pub(crate) fn is_trusted(uid: u32) -> bool {
     [0, rustix::process::geteuid().as_raw()].contains(&uid)
 }

@@ -22,7 +22,7 @@ pub struct HostStatus {
     pub paused: bool,
     /// Why the newest configuration on disk is not in force.
     pub config_error: Option<String>,
-    /// What of the newest configuration takes effect at a restart; the rest of it is in force.
+    /// The part of the newest configuration that waits for a restart; the rest of it is in force.
     #[serde(default)]
     pub waits_for_restart: Option<String>,
     /// Why history is not being kept.

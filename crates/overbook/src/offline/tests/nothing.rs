@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A module of the kernel, to whoever looks for executable segments: ELF without any.
+/// A module of the kernel, to a search for executable segments: ELF without any.
 fn module() -> Vec<u8> {
     let mut bytes = small_executable();
     bytes[32..40].fill(0);
