@@ -104,7 +104,7 @@ fn beginnings(pid: u32) -> HashSet<Beginning> {
 fn found_in(pid: u32, beginnings: &HashSet<Beginning>) -> [Vec<String>; 2] {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let mut found = [Vec::new(), Vec::new()];
-    // What comes from a file may be what a guest has from the same.
+    // A guest may have the same content from the same file.
     let is_own = |mapping: &&Mapping| mapping.has("wr") && !mapping.name.starts_with('/');
     for mapping in mappings(pid).iter().filter(is_own) {
         let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).unwrap()];
@@ -213,7 +213,7 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
     });
     until_rightly_dumped(&stage);
 
-    // Whoever dies, and what is undone, in the same sandbox.
+    // A worker dies, and all is undone, in the same sandbox.
     stage.kill_worker("shop");
     // On a busy machine a shim may rest just then, and its VM share for a while longer.
     stage.until("all is undone", |stage| stage.overbook(&["release"]).status.success());

@@ -147,7 +147,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
         assert!(mounts.contains(&format!(" {KSM} rw")), "KSM could not be driven:\n{mounts}");
     }
 
-    // What needs one capability more says so, and works with it.
+    // A mechanism that needs one capability more says so, and works with it.
     stage.configure(&[
         ("free_pages = \"off\"", "free_pages = \"lazy\""),
         ("[host]", "[host]\nreserve = \"900GiB\""),
@@ -163,7 +163,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     until_all(&stage, "what both have freed is taken", "free_pages", "taken_bytes_total");
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
 
-    // What it has done is undone as it stops, within the same unit.
+    // All that it has done is undone as it stops, within the same unit.
     systemd.must(&["stop", unit]);
     assert!(stage.undo().is_empty(), "{:?}", stage.undo());
     // On a busy machine a shim may rest just then, and its VM share for a while longer.

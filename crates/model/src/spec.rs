@@ -222,7 +222,7 @@ pub struct DiskSpec {
     /// Whether pages that were read from it may lie in its group's cache: a data disk.
     #[serde(default)]
     pub cache: bool,
-    /// So many processes may have it at a time: one, but where a VM migrates within its host.
+    /// Processes that may have it at a time: one, except where a VM migrates within its host.
     #[serde(default = "DiskSpec::one")]
     pub shared: u32,
     /// For experiments: each read of the file takes so many microseconds longer, one after the

@@ -170,8 +170,9 @@ pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksEr
     runtime.block_on(serve(&spec, &group, sockets))
 }
 
-/// Guests swap when memory is short: who serves that must not wait for memory, nor lie in swap
-/// himself. Without the rights it does as well as it can. What it holds is in no core dump.
+/// Guests swap when memory is short: the process that serves their swap must not wait for memory,
+/// nor lie in swap itself. Without the rights it does as well as it can. Its pages are in no core
+/// dump.
 fn need_no_memory() {
     if let Err(error) = become_io_flusher()
         && kernel_uses_nbd()

@@ -496,7 +496,7 @@ fn what_the_daemon_would_not_start_with_is_no_ok() {
         assert!(said.contains(fault), "{text}: {said}");
         assert_eq!((code, said.contains("ok:")), (Some(1), false), "{said}");
     }
-    // What was said of the token comes from the start itself.
+    // The fault of the token comes from the start itself.
     let dir = tempfile::tempdir().unwrap();
     let (config, at) = (dir.path().join("overbook.toml"), dir.path().display());
     let host = format!("host.state = \"{at}/state\"\napi.socket = \"{at}/s\"\n");

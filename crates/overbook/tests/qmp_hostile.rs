@@ -221,7 +221,7 @@ async fn memory_that_was_plugged_after_the_decision_is_the_guests_and_a_release_
     tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
     let mut drivers = watch(dir.path());
     let view = until(&mut drivers, "web", is_up).await;
-    // What was decided takes 56 MiB of 256.
+    // The decision takes 56 MiB of 256.
     fake.plug(&[("dimm", 512)]);
     drivers.act(&set("web", &view, 200));
     let grown = format!("\"value\":{}", (200 + 512) << 20);

@@ -50,7 +50,7 @@ impl Budget {
         Self { total, piece, used: AtomicUsize::new(0), refused: Mutex::default() }
     }
 
-    /// So many bytes are held.
+    /// The number of bytes held.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)

@@ -93,7 +93,7 @@ struct State {
     owed: usize,
     /// What is to be sent next.
     out: Vec<u8>,
-    /// So many bytes are being sent.
+    /// The number of bytes being sent.
     sending: usize,
     /// Since when the server owes an answer and has given none.
     owes_since: Option<Instant>,

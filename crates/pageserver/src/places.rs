@@ -28,7 +28,7 @@ pub(crate) const OF_PROCESS: usize = 4;
 pub struct Owner {
     /// Only processes of this user, and of root, are served.
     pub user: u32,
-    /// So many processes at a time.
+    /// Processes that are served at a time.
     pub processes: usize,
 }
 

@@ -88,7 +88,7 @@ struct Connection<'a, S> {
     patience: Patience,
 }
 
-/// Serves requests until the client ends the connection. What it holds meanwhile is on `account`.
+/// Serves requests until the client ends the connection. Memory held for it is on `account`.
 ///
 /// # Errors
 ///
@@ -413,7 +413,7 @@ impl<'a, S> Connection<'a, S> {
         let Some(number) = piece.of else {
             match (request.command, result) {
                 (Some(Command::Read), Ok(())) => {}
-                // What failed is told in the form that the request's success would have.
+                // A failure is told in the form that the request's success would have.
                 (_, Err(errno)) => self.failed(request, errno),
                 (_, result) => reply::simple(&mut self.out.buffer, request.cookie, result),
             }

@@ -1,10 +1,11 @@
 //! Limits of QEMU's cgroups: what a VM is granted fits below all of them.
 //!
-//! Beyond a limit the kernel gives nothing: it kills QEMU, or stops it. What counts there is what
-//! all processes of the cgroup occupy, QEMU's own memory among it, and what the guests of its VMs
-//! may still touch without being given anything. So a grant has to fit between that and the limit,
-//! at each level; a give-back of base, too, for QEMU would die of it. Where a limit is exceeded all
-//! the same (it was lowered, or QEMU's own memory has grown), grants come back.
+//! Beyond a limit the kernel gives nothing: it kills QEMU, or stops it. All memory
+//! of the cgroup's processes counts there, QEMU's own among it. Room is also needed for the memory
+//! that the guests of its VMs may still touch without being given anything. So a grant has to fit
+//! between that and the limit, at each level; a give-back of base, too, for QEMU would die of it.
+//! Where a limit is exceeded all the same (it was lowered, or QEMU's own memory has grown), grants
+//! come back.
 //!
 //! Nothing below base is taken for a limit: how the two fit is the operator's business.
 

@@ -395,7 +395,7 @@ fn keeps(
     now: Time,
 ) -> Keeps {
     let least = guest.total.percent(tuning::MARGIN_PERCENT).max(tuning::MARGIN_MIN);
-    // What the host pages out is not missing: the guest has all its RAM to allocate from.
+    // Memory that the host pages out is not missing: the guest has all its RAM to allocate from.
     if is_paged || !rules.has(Rule::Margin) {
         return Keeps { margin: least, free: guest.free, of_free: least, ..Keeps::default() };
     }

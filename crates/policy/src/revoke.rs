@@ -4,8 +4,8 @@
 //! free, then that of calm guests. Of guests under pressure only those give that swap, and they
 //! come last, when no VM holds anything else: without their grants they swap more. A guest under
 //! pressure that does not swap would lose a program; [`guard`] refuses, and the group stays over
-//! its budget. Nothing below base is touched here: base is guaranteed. What a VM that is paged has
-//! in memory beyond its target is on its way out already.
+//! its budget. Nothing below base is touched here: base is guaranteed. The memory of a
+//! paged VM beyond its target is on its way out already.
 
 use model::{Bytes, Reason, Time, reason::Pressure};
 

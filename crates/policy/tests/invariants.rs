@@ -185,7 +185,7 @@ fn holds(view: &HostView, spec: &Spec, plan: &Plan, seen: &Onlooker, now: Time) 
             let counted = vm.used.map_or(Bytes::ZERO, |used| used.value);
             prop_assert!(target <= counted.plus(tuning::uncounted(vm.ram)), "{deed:?}");
         } else {
-            // What was taken from it is no gift: it comes back whatever its group has left.
+            // Memory that was taken from it is no gift: it comes back whatever its group has left.
             let comes_back =
                 matches!(change.reason, Reason::Returned { .. } | Reason::KilledGiveBack { .. });
             if comes_back {

@@ -81,7 +81,7 @@ fn a_counted_kill_brings_back_all_that_was_taken_and_the_pauses_double() {
             if let Some(change) = change {
                 assert_eq!(change.reason, Reason::KilledGiveBack { sign });
             }
-            // What the kill left free is not taken, however much it is.
+            // Memory that the kill left free is not taken, however much it is.
             let plan = follow(&mut world, 20);
             let wait = refusals(&plan).iter().find_map(|reason| match reason {
                 Reason::Killed { sign: told, wait } if *told == sign => Some(*wait),

@@ -92,7 +92,7 @@ pub enum Harm {
     /// QEMU occupies more than its cgroup may: the kernel kills it.
     #[error("QEMU of {vm} was killed: it occupied {beyond} more than its cgroup may")]
     QemuKilled {
-        /// Whose.
+        /// QEMU's VM.
         vm: VmName,
         /// How much more.
         beyond: Bytes,

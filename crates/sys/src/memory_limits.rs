@@ -1,12 +1,12 @@
 //! The limits of a process's memory that its cgroups have, at all levels.
 //!
-//! **Problem.** libvirt, systemd, Nomad and Kubernetes put a VM into a cgroup with a limit. What
-//! QEMU and its guest occupy beyond it the kernel does not give: it kills QEMU, or stops it
+//! **Problem.** libvirt, systemd, Nomad and Kubernetes put a VM into a cgroup with a limit. The
+//! kernel gives QEMU and its guest no memory beyond it: it kills QEMU, or stops it
 //! (`memory.high`). Every level above counts, too, with all that others occupy there.
 //!
 //! **Idea.** `/proc/<pid>/cgroup` names the group, the directories above it are the levels. Cgroup
-//! v2 has `memory.max` and `memory.high`, v1 has `memory.limit_in_bytes`. What counts against a
-//! limit is what is charged there, without the cache of files, which the kernel drops first.
+//! v2 has `memory.max` and `memory.high`, v1 has `memory.limit_in_bytes`. All memory that
+//! is charged there counts, without the page cache, which the kernel drops first.
 //!
 //! **Cost.** One small file for each level, and two more for each that has a limit: some 10 µs
 //! each.

@@ -2,8 +2,8 @@
 //!
 //! Each host writes what it likes below its own prefix. If all of that were read, one host could
 //! have the others, and the controller, read and keep gigabytes, or end their reads at the limit of
-//! a message. So each value, and all of one writer together, have a limit. What is beyond is as if
-//! it were not there, which concerns that writer alone.
+//! a message. So each value, and all of one writer together, have a limit. Data beyond it
+//! are as if they were not there, which concerns that writer alone.
 
 /// Bytes of a value: a report of 5,000 VMs has less than 1 MiB.
 pub(super) const MOST_OF_A_VALUE: usize = 1 << 20;

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use super::has_gone;
 use crate::lab::LabError;
 
-/// So many connections are wanted from each address: all of them once shut a server of 256 places.
+/// Connections that are wanted from each address: all of them once shut a server of 256 places.
 const WANTED: usize = 64;
 /// Between two tries.
 const REST: Duration = Duration::from_millis(200);

@@ -15,7 +15,7 @@ use super::has_gone;
 use crate::lab::LabError;
 use crate::nbd_load::talk;
 
-/// So many connections are wanted: as many as once took 810 MB.
+/// Connections that are wanted: as many as once took 810 MB.
 const WANTED: usize = 24;
 /// Reads that are asked for on one connection.
 const READS: u64 = 64;

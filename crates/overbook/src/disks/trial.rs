@@ -14,7 +14,7 @@ use super::files::{self, FileError};
 
 /// How long a repository that is tried may take.
 const TRY_LIMIT: Duration = Duration::from_secs(3);
-/// So many are tried at a time.
+/// Repositories that are tried at a time.
 const TRIES: usize = 32;
 
 /// The outcome of a look at a disk's file.

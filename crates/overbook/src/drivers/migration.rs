@@ -3,8 +3,8 @@
 //! Who does what, and when, is [`policy::handover`]'s business. Here is only how QEMU says it. One
 //! QEMU may see several migrations in its life, and goes on telling of the last one. So each is
 //! marked: before the source is told to migrate, it is given an object whose name holds the number
-//! of the intent. That object is its TLS credentials, or, without TLS, one that nothing uses. What
-//! is told of a migration with another mark, or none, is history.
+//! of the intent. That object is its TLS credentials, or, without TLS, one that nothing uses. News
+//! of a migration with another mark, or none, is history.
 
 mod secured;
 

@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
     pub(super) async fn run(&mut self, orders: &mut mpsc::Receiver<Order>) -> SessionError {
         let mut period = steady(self.shared.period);
         loop {
-            // Whoever has the other end now, QEMU has not.
+            // QEMU does not have the other end any more, whichever process has it.
             if !self.peer.is_alive() {
                 return QmpError::Closed.into();
             }

@@ -168,7 +168,7 @@ mod tests {
         let managed = Some(Managed { manager: "libvirt", name: "web-1".into() });
         let by_libvirt = Evidence { managed, ..at("qmp", "x", Makers::Some, 1) };
         assert_eq!(admit("web-1", &by_libvirt), Ok(()));
-        // What is of no group needs no proof.
+        // A VM of no group needs no proof.
         assert_eq!(admit("test", &at("qmp", "x", Makers::Some, 1)), Ok(()));
     }
 

@@ -130,7 +130,7 @@ async fn accept(mut listener: impl Incoming, router: Router) {
                 _ = lost => {}
             }
         });
-        // What it has sent already is read before the next one may need its place.
+        // Its bytes so far are read before the next connection may need its place.
         yield_now().await;
     }
 }

@@ -60,6 +60,6 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
             return Err(io::Error::other(what));
         }
     };
-    // What is compressed may be followed by its length.
+    // A length may follow the compressed data.
     unpack(how, Streams::First, file.take(len))
 }

@@ -112,7 +112,7 @@ struct Lease {
     free: Vec<u32>,
     /// Slabs that the repository has taken back, or is about to.
     refused: HashSet<usize>,
-    /// So many fresh pages are in these.
+    /// The number of fresh pages in these.
     refused_fresh: u32,
 }
 
@@ -336,7 +336,7 @@ impl Run {
 }
 
 impl Lease {
-    /// So many pages hold nothing, and can be written.
+    /// The number of pages that hold nothing, and can be written.
     fn room(&self) -> usize {
         self.free.len() + (self.pages - self.fresh - self.refused_fresh) as usize
     }

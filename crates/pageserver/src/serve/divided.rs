@@ -24,7 +24,7 @@ pub(super) struct Piece {
 pub(super) struct Dividing {
     pub(super) number: u64,
     pub(super) request: Request,
-    /// So many bytes were handed to the layer, or passed over.
+    /// The number of bytes handed to the layer, or passed over.
     pub(super) done: u32,
     /// All of a read's data stand behind one header.
     pub(super) is_in_one: bool,

@@ -148,7 +148,7 @@ impl Store {
 fn most_mapped(name: &str, pids: &[u32]) -> Vec<(u32, Mapping)> {
     let mut found: BTreeMap<FileId, (u64, u32, Mapping)> = BTreeMap::new();
     for &pid in pids {
-        // What was seen of one that is gone meanwhile cannot be had.
+        // A process may have ended meanwhile: its mappings cannot be read.
         let _ = pool_maps::each_mapping(pid, |mapping| {
             let is_known = found.len() < MOST_CALLED_SO || found.contains_key(&mapping.file);
             if mapping.name == name && is_known {
