@@ -10,12 +10,12 @@ use lab::memory_group::MemoryGroup;
 use model::{Bytes, Mode, VmName};
 use overbook_tests::{BASE, MAX, Stage, hungry, idle, skip};
 
-/// Granted at least: the limit leaves so much above base, beside the margin.
+/// Granted at least: the limit leaves this much above base, in addition to the margin.
 const FITS: Bytes = Bytes::mib(32);
 /// The margin below a limit of this size.
 const MARGIN: Bytes = Bytes::mib(16);
 
-/// QEMU's memory beside its guest's, once it is known.
+/// QEMU's memory in addition to its guest's, once it is known.
 fn own(stage: &Stage) -> Option<Bytes> {
     stage.daemon.case().unwrap().view.vms.get(&VmName::from("hungry"))?.own
 }

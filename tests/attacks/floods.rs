@@ -107,7 +107,7 @@ fn floods_of_strangers_neither_grow_the_daemon_nor_shut_its_api() {
     let socket = daemon.path("qmp/flood.sock");
     let flood = Attacker::start("qmp_flood", &[&socket], Some(NOBODY)).unwrap();
     let fills = Attacker::start("slow_http", &[&daemon.tcp], Some(NOBODY)).unwrap();
-    // Each size of events twice, and the API tried beside each.
+    // Each size of events twice, and the API tried during each.
     for _ in 0..8 {
         let saw = flood.saw(LIMIT).unwrap();
         assert!(saw.contains("cut off after"), "{saw}");

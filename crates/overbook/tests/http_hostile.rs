@@ -1,4 +1,4 @@
-//! Clients that want the API for themselves, and the operator beside them who still gets an answer.
+//! Clients that want the API for themselves, and an operator who gets an answer all the same.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

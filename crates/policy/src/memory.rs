@@ -56,7 +56,7 @@ impl Memory {
         self.grace_until = Some(now.after(tuning::GRACE));
     }
 
-    /// Why nothing is taken from anybody yet.
+    /// Why nothing is taken from any VM yet.
     pub(crate) fn grace(&mut self, now: Time) -> Option<Reason> {
         let left = self.grace_until?.since(now);
         if left == Millis(0) {

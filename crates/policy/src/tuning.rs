@@ -118,7 +118,7 @@ pub const BACK_OFF_MAX: Millis = Millis::secs(3600);
 pub const STUCK_AFTER: Millis = Millis::secs(5);
 
 /// A balloon that withholds less than this from the host is not suspected: readings are a second
-/// apart, and what QEMU has beside its guest goes up and down.
+/// apart, and QEMU's memory in addition to its guest's goes up and down.
 pub const WITHHELD_MIN: Bytes = Bytes::mib(32);
 
 /// A balloon that withholds memory for this long gives nothing back: by then QEMU's own memory,

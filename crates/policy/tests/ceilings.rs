@@ -5,7 +5,7 @@ mod world;
 use model::{Bytes, Policy, Reading, Reason, view::MemoryLimit};
 use world::World;
 
-/// QEMU's memory beside its guest's in these tests, in MiB.
+/// QEMU's memory in addition to its guest's in these tests, in MiB.
 const OWN: u64 = 40;
 
 /// These VMs are in the cgroup, which may have `limit` MiB.

@@ -70,8 +70,8 @@ fn run() {
         {
             leave(&mut worker);
         }
-        // Several at a time: a crowd at the door, which anybody may gather, is turned away faster
-        // than it comes.
+        // Several at a time: a flood of connections, which any process may open, is turned away
+        // faster than it comes.
         for _ in 0..MOST_ACCEPTED {
             let Ok(Some(connection)) = listener.accept() else { break };
             meet(&mut worker, connection);

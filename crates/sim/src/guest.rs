@@ -51,7 +51,7 @@ const REMEMBERED: usize = 60;
 /// Swap-in from which a second counts as suffered.
 const SUFFERING: Bytes = Bytes::mib(1);
 
-/// QEMU's memory beside its guest's.
+/// QEMU's memory in addition to its guest's.
 const OWN: Bytes = Bytes::mib(40);
 
 /// How long a killed program stays away, in seconds.

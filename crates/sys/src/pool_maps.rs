@@ -89,7 +89,7 @@ pub fn each_mapping(pid: u32, mut goes_on: impl FnMut(Mapping) -> bool) -> io::R
 pub const MOST_POOLS: usize = 4;
 
 /// The names of the pools that a process maps, at most [`MOST_POOLS`] of them. A file of such a
-/// name that belongs to another user than this process's is no pool: anybody can make one.
+/// name that belongs to another user than this process's is no pool: any user can make one.
 ///
 /// # Errors
 /// As for [`mappings`].
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(slots, [1 << 18, (1 << 18) + 1, (1 << 18) + 2, (1 << 18) + 3]);
     }
 
-    /// Names are anybody's to give; who made a file is not.
+    /// Any user can choose a file's name, but not its owner.
     #[test]
     fn a_file_that_is_called_like_a_pool_and_open_to_others_is_none() {
         let pool = PoolFile::create("overbook-pool-named", 1).unwrap();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::lab::LabError;
 
-/// Bytes beside what QEMU's own events have.
+/// Bytes of padding in each event.
 const SIZES: [usize; 4] = [20, 4 << 10, 60 << 10, 1 << 20];
 const RAM: u64 = 256 << 20;
 

@@ -58,7 +58,7 @@ pub fn revoke(directory: &Path, certificates: &[PathBuf]) -> Result<(), PkiError
     });
     let params = CertificateRevocationListParams {
         this_update: (now - super::BEFORE).into(),
-        // A list that has ended would shut everybody out.
+        // An expired list would shut every peer out.
         next_update: (now + AUTHORITY_VALID).into(),
         crl_number: SerialNumber::from(number),
         issuing_distribution_point: None,

@@ -5,7 +5,7 @@
 //! second line that has a number where the first has none. The last comment before the first line
 //! may be the header, too.
 //!
-//! A place on a disk says nothing without the disk. So where a header names a device beside the
+//! A place on a disk says nothing without the disk. So where a header names a device and a
 //! place, both together are the id.
 
 /// Names under which traces keep ids of objects.

@@ -1,4 +1,4 @@
-//! QEMUs that send more than anybody asked for, and a daemon that is the real one.
+//! QEMUs that send more than they were asked for, and the real daemon.
 
 use super::daemon_fixture::Daemon;
 use super::*;

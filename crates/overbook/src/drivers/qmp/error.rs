@@ -48,7 +48,7 @@ pub enum QmpError {
         /// The limit.
         limit: usize,
     },
-    /// Events come faster than anybody could want them.
+    /// Events come faster than the allowance of a connection.
     #[error(
         "it sends more than {} KiB of events a second: cut off, the other VMs need that time",
         RATE >> 10
