@@ -13,6 +13,8 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::io::Errno;
 
@@ -46,8 +48,11 @@ pub enum PeerError {
         /// Its user.
         uid: u32,
     },
-    /// It lives in a PID namespace that this process does not see.
-    #[error("the process at the other end is not visible from here (another PID namespace?)")]
+    /// It lives in a PID namespace that this process does not see, or `/proc` hides it.
+    #[error(
+        "the process at the other end is not visible from here (another PID namespace, or /proc is \
+         mounted with hidepid?)"
+    )]
     Unseen {
         /// Its user.
         uid: u32,
@@ -82,15 +87,21 @@ impl Peer {
         let ended = || PeerError::Ended { pid, uid };
         let (pidfd, is_exact) = match pidfd_of(&socket) {
             Ok(pidfd) => (pidfd, true),
-            Err(Errno::NOPROTOOPT) => (process::open_pidfd(pid).map_err(|_| ended())?, false),
+            Err(Errno::NOPROTOOPT) => match process::open_pidfd(pid) {
+                Ok(pidfd) => (pidfd, false),
+                Err(error) if process::is_gone(&error) => return Err(ended()),
+                Err(error) => return Err(error.into()),
+            },
             Err(Errno::SRCH | Errno::INVAL | Errno::NODATA) => return Err(ended()),
             Err(error) => return Err(io::Error::from(error).into()),
         };
-        let process = Identity::of(pid).ok_or_else(ended)?;
+        let process = Identity::of(pid);
         // The number is the process's as long as that lives: looked at after the start time.
         if process::has_ended(&pidfd) {
             return Err(ended());
         }
+        // One that lives and has no entry in /proc is hidden (`hidepid`).
+        let process = process.ok_or(PeerError::Unseen { uid })?;
         Ok(Self { process, uid, is_exact, pidfd })
     }
 
@@ -99,6 +110,28 @@ impl Peer {
     pub fn is_alive(&self) -> bool {
         !process::has_ended(&self.pidfd)
     }
+}
+
+/// Whether this process has a socket that listens at `path`, by the kernel's table of sockets.
+#[must_use]
+pub fn holds_listener(pid: u32, path: &Path) -> bool {
+    /// By `linux/net.h`, as the table writes it.
+    const ACCEPTS_CONNECTIONS: &[u8] = b"00010000";
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    // Num RefCount Protocol Flags Type St Inode Path; a path may have blanks.
+    let inode_of = |line: &[u8]| {
+        let mut fields = line.splitn(8, |byte| *byte == b' ').collect::<Vec<_>>().into_iter();
+        let flags = fields.nth(3)?;
+        let rest = [fields.nth(2)?, fields.next()?].join(&b' ');
+        let rest = rest.trim_ascii_start();
+        let (inode, name) = rest.split_at(rest.iter().position(|byte| *byte == b' ')?);
+        let is_it = flags == ACCEPTS_CONNECTIONS && &name[1..] == path.as_os_str().as_bytes();
+        is_it.then(|| format!("socket:[{}]", String::from_utf8_lossy(inode)))
+    };
+    let sockets: Vec<String> = table.split(|byte| *byte == b'\n').filter_map(inode_of).collect();
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let targets = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    targets.into_iter().any(|target| sockets.iter().any(|socket| target == Path::new(socket)))
 }
 
 impl fmt::Display for Peer {
@@ -151,6 +184,16 @@ mod tests {
         assert_eq!(peer.process, Identity::own().unwrap());
         assert!(peer.is_alive());
         assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+    }
+
+    #[test]
+    fn a_process_holds_the_sockets_at_which_it_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("with blank"), dir.path().join("other"));
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert!(holds_listener(std::process::id(), &path));
+        assert!(!holds_listener(std::process::id(), &other));
+        assert!(!holds_listener(1, &path), "it is another process's");
     }
 
     /// The socket is bound and kept by this process; a child, which ends, has called `listen()`.

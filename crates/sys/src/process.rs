@@ -476,7 +476,7 @@ fn send(pidfd: &OwnedFd, signal: Signal) -> io::Result<()> {
     }
 }
 
-fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 

@@ -121,7 +121,7 @@ impl Workers {
         name: &VmName,
         vm: &VmView,
     ) -> (Option<(GroupName, Order)>, Limits) {
-        let sharer = self.shared.group_of(name, vm.incarnation);
+        let sharer = self.shared.group_of(vm.incarnation);
         let own = spec.group_of(name);
         let (group, budget, limits) = match (own, sharer) {
             // The pages of two groups never meet, also while a VM goes from one to the other.
@@ -233,7 +233,7 @@ impl Workers {
                 match fresh(report, now) {
                     Ok(report) => {
                         let dedup = report.value.dedup.as_ref().map(|reading| &reading.value);
-                        self.shared.note(&name, vm.incarnation, group, dedup);
+                        self.shared.note(vm.incarnation, group, dedup);
                         if let Some(tracking) = &report.value.tracking {
                             // The cost is of when the report was made.
                             let cost = tracking.value.cost.vcpu_share;

@@ -71,13 +71,17 @@ pub(super) fn of(client: &Client, socket: &Path) -> Result<Peer, PeerError> {
     Ok(Peer { incarnation, qemu, uid, process: process.ok() })
 }
 
-/// Whether a process that is known by its number alone began after its socket was made: then it has
-/// got the number of the one that listened.
+/// Whether a process that is known by its number alone began after its socket was made, and does
+/// not hold it: then it has got the number of the one that listened. The wall clock may have been
+/// set since, so times alone prove nothing.
 fn is_later_than(peer: &peer::Peer, socket: &Path) -> bool {
+    if peer.is_exact || peer::holds_listener(peer.process.pid, socket) {
+        return false;
+    }
     let made = std::fs::metadata(socket).and_then(|file| file.modified());
-    let (Ok(made), Some(began)) = (made, peer.process.began()) else { return !peer.is_exact };
-    // Clock ticks are of 10 ms, and the wall clock may have been set a little since.
-    !peer.is_exact && began > made + std::time::Duration::from_secs(1)
+    let (Ok(made), Some(began)) = (made, peer.process.began()) else { return true };
+    // Clock ticks are of 10 ms.
+    began > made + std::time::Duration::from_secs(1)
 }
 
 /// The process that `incarnation` names, if it lives.

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use model::view::Mechanism;
 use model::{Bytes, Migration, Reading, VmName};
@@ -28,6 +28,8 @@ use super::vm::{OF_THE_BALLOON, OF_THE_WORKER};
 use crate::journal::UndoRecord;
 use crate::log;
 
+/// How often it is looked whether a VM of no group can be confirmed by now.
+const JUDGED_AGAIN: Duration = Duration::from_secs(10);
 /// Disks are asked for once in so many periods.
 const BLOCK_EVERY: u64 = 5;
 
@@ -63,6 +65,7 @@ pub(super) struct Session<'a> {
     rules: Arc<Rules>,
     /// Why that is not its name.
     stranger: Option<Stranger>,
+    judged_at: Instant,
     /// What was changed on this life of the VM, as it is on record.
     undo: UndoRecord,
     /// The balloon's path in QEMU's tree.
@@ -113,6 +116,7 @@ impl<'a> Session<'a> {
             told,
             rules,
             stranger,
+            judged_at: Instant::now(),
             undo,
             device,
             ram,
@@ -246,11 +250,14 @@ impl<'a> Session<'a> {
     }
 
     /// Whether it has told no other name by another socket, and is of the same group by the
-    /// configuration that is in force now.
+    /// configuration that is in force now. Proof may come late: Proxmox moves a VM's file to the
+    /// target of a migration at its end. So a stranger is judged again now and then.
     fn is_still_itself(&mut self) -> Result<(), SessionError> {
         self.shared.has_one_name(self.peer.incarnation)?;
         let rules = self.shared.rules();
-        if !Arc::ptr_eq(&rules, &self.rules) {
+        let is_due = self.stranger.is_some() && self.judged_at.elapsed() >= JUDGED_AGAIN;
+        if is_due || !Arc::ptr_eq(&rules, &self.rules) {
+            self.judged_at = Instant::now();
             let evidence = Evidence::of(&self.slot.path, self.peer.process(), self.peer.uid);
             if rules.admit(&self.told, &evidence).err() != self.stranger {
                 return Err(SessionError::Rejudged);

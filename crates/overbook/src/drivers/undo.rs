@@ -48,6 +48,9 @@ pub enum RestoreError {
     /// Nobody answers.
     #[error("QEMU does not answer")]
     Unreachable,
+    /// The QEMU that was changed lives, and does not answer at its socket.
+    #[error("the QEMU that was changed still runs, but another process answers at its socket")]
+    Another,
     /// Put back, and the journal cannot be written.
     #[error("{done}; but it stays on record: {why}")]
     OnRecord {
@@ -69,7 +72,7 @@ pub async fn restore_at(
 ) -> (VmName, Result<String, RestoreError>) {
     let outcome = match Client::connect(&undo.socket).await {
         Ok(mut client) => restore(&mut client, &undo.socket, undo).await,
-        Err(QmpError::Ended(_)) => Ok(GONE.to_owned()),
+        Err(QmpError::Ended(_)) if identity::has_ended(undo.incarnation) => Ok(GONE.to_owned()),
         Err(error) if error.is_dead_socket() => Ok(GONE.to_owned()),
         Err(error) => Err(error.into()),
     };
@@ -96,8 +99,13 @@ pub(super) async fn restore(
     undo: &UndoRecord,
 ) -> Result<String, RestoreError> {
     let life = identity::of(client, socket).map(|peer| peer.incarnation);
-    if life.ok() != Some(undo.incarnation) {
-        return Ok("its QEMU was restarted since, nothing is left to undo".to_owned());
+    if life.as_ref().ok() != Some(&undo.incarnation) {
+        // The record stays as long as the QEMU that it is of may live.
+        return match life {
+            _ if !identity::has_ended(undo.incarnation) => Err(RestoreError::Another),
+            Err(error) => Err(QmpError::Ended(error).into()),
+            Ok(_) => Ok("its QEMU was restarted since, nothing is left to undo".to_owned()),
+        };
     }
     let mut done = Vec::new();
     let device = questions::find_balloon(client).await?;
@@ -160,6 +168,7 @@ fn spare_in(answer: &Value, wall_ms: u64) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -172,6 +181,34 @@ mod tests {
         assert_eq!(of(1024, 1024, 512), Bytes::mib(512));
         assert_eq!(of(384, 512, 1024), Bytes::mib(896), "its balloon held 128 MiB");
         assert_eq!(original(Bytes::mib(384), None, Bytes::mib(512)), Bytes::mib(384));
+    }
+
+    /// The record is of this process, which is no QEMU: another life answers at the socket.
+    #[tokio::test]
+    async fn a_record_of_a_qemu_that_lives_is_kept_whoever_answers_at_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (read, mut write) = stream.into_split();
+                write.write_all(b"{\"QMP\": {}}\n").await.unwrap();
+                let mut line = String::new();
+                tokio::io::BufReader::new(read).read_line(&mut line).await.unwrap();
+                let id = &serde_json::from_str::<Value>(&line).unwrap()["id"];
+                let answer = json!({"return": {}, "id": id}).to_string() + "\n";
+                write.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        let own = identity::of_process(sys::process::Identity::own().unwrap());
+        let restored = async |life| {
+            let undo = UndoRecord::untouched("web-1".into(), socket.clone(), life);
+            let mut client = Client::connect(&socket).await.unwrap();
+            restore(&mut client, &socket, &undo).await
+        };
+        assert!(matches!(restored(own).await, Err(RestoreError::Another)));
+        let ended = restored(own + (1 << 22)).await.unwrap();
+        assert!(ended.contains("was restarted since"), "{ended}");
     }
 
     #[test]

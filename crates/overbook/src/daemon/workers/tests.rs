@@ -156,9 +156,9 @@ fn a_worker_is_kept_until_what_it_has_merged_is_unshared() {
     workers.shims.assume(QEMU);
     (web(&mut spec).tracking, web(&mut spec).dedup) = (TrackingBudget::Off, DedupSpec::Off);
     assert_eq!(order(&workers, &spec, &vm), None);
-    workers.shared.note(&"web-1".into(), 7, &"web".into(), Some(&sharing()));
+    workers.shared.note(7, &"web".into(), Some(&sharing()));
     assert_eq!(order(&workers, &spec, &vm).unwrap().1.budget, TrackingBudget::Off);
-    workers.shared.note(&"web-1".into(), 7, &"web".into(), Some(&Dedup::default()));
+    workers.shared.note(7, &"web".into(), Some(&Dedup::default()));
     assert_eq!(order(&workers, &spec, &vm), None);
 }
 
@@ -166,7 +166,7 @@ fn a_worker_is_kept_until_what_it_has_merged_is_unshared() {
 fn the_worker_of_a_group_that_is_no_more_unshares_before_another_takes_over() {
     let (mut workers, spec, vm) = world(|_| {});
     workers.shims.assume(QEMU);
-    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
+    workers.shared.note(7, &"shop".into(), Some(&sharing()));
     let (group, order) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), order.budget), ("shop", TrackingBudget::Off));
 }
@@ -176,10 +176,10 @@ fn the_worker_of_a_vms_former_group_unshares_before_the_new_groups_has_it() {
     let (mut workers, mut spec, vm) = world(|_| {});
     workers.shims.assume(QEMU);
     spec.groups.insert("shop".into(), GroupSpec::default());
-    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&sharing()));
+    workers.shared.note(7, &"shop".into(), Some(&sharing()));
     let (group, former) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), former.leaves), ("shop", true));
-    workers.shared.note(&"web-1".into(), 7, &"shop".into(), Some(&Dedup::default()));
+    workers.shared.note(7, &"shop".into(), Some(&Dedup::default()));
     let (group, own) = order(&workers, &spec, &vm).unwrap();
     assert_eq!((group.as_str(), own.leaves), ("web", false));
 }

@@ -51,8 +51,11 @@ fn proxmox(dir: &Path, conf: &Path, process: Identity) -> Option<Managed> {
     let conf = read(&conf.join(file.with_extension("conf").file_name()?))?;
     // Snapshots follow, each below its own heading.
     let current = conf.lines().take_while(|line| !line.starts_with('['));
-    let name = current.filter_map(|line| line.strip_prefix("name:")).next()?;
-    Some(Managed { manager: "Proxmox", name: VmName::from(name.trim()) })
+    let name = current.filter_map(|line| line.strip_prefix("name:")).next();
+    // QEMU is called so where the VM was given no name.
+    let unnamed = || format!("vm{}", file.file_stem().unwrap_or_default().to_string_lossy());
+    let name = name.map_or_else(unnamed, |name| name.trim().to_owned());
+    Some(Managed { manager: "Proxmox", name: VmName::from(name) })
 }
 
 /// The file of a directory of root's that is of this process.
@@ -138,6 +141,10 @@ mod tests {
         let (run, conf) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::write(run.path().join("101.pid"), format!("{}\n", own().pid)).unwrap();
         assert_eq!(proxmox(run.path(), conf.path(), own()), None);
+        let name = || proxmox(run.path(), conf.path(), own()).map(|managed| managed.name);
+        std::fs::write(conf.path().join("101.conf"), "memory: 512\n[before]\nname: db-1\n")
+            .unwrap();
+        assert_eq!(name(), Some("vm101".into()));
         let text = "memory: 512\nname: web-1\nsockets: 1\n[before]\nname: db-1\n";
         std::fs::write(conf.path().join("101.conf"), text).unwrap();
         let expected = Managed { manager: "Proxmox", name: "web-1".into() };
