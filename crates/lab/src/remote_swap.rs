@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use model::{Bytes, CacheReading, DiskReading};
-use sys::process::{Child, Signal, Spawn, children_of};
+use sys::process::{Child, Identity, Signal, Spawn, children_of};
 
 use crate::hosts::{Host, Hosts};
 use crate::inside::built;
@@ -172,6 +172,12 @@ impl RemoteSwap {
     fn spawn(&self, spawn: Spawn, log: &str) -> Result<Child, LabError> {
         let log = fs::File::options().create(true).append(true).open(self.dir.join(log))?;
         Ok(spawn.output_to(log)?.die_with_parent().spawn()?)
+    }
+
+    /// The process that keeps the disk's socket; `None`: it was not started.
+    #[must_use]
+    pub fn keeper(&self) -> Option<Identity> {
+        self.disks.as_ref().map(Child::identity)
     }
 
     /// Kills what serves the disk; who keeps it starts it again.

@@ -60,6 +60,7 @@ mod smd_saved;
 mod smd_soak;
 mod starve;
 mod truth;
+mod walls;
 mod worker_kill;
 
 use std::os::unix::fs::DirBuilderExt;
@@ -131,6 +132,7 @@ pub const SCENARIOS: &[Scenario] = &[
     daemon_kill::SCENARIO,
     daemon_cost::SCENARIO,
     truth::SCENARIO,
+    walls::SCENARIO,
     meb_accuracy::SCENARIO,
     meb_random_array::SCENARIO,
     meb_overhead::SCENARIO,

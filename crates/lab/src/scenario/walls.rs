@@ -1,0 +1,194 @@
+//! `walls`: all attacks at once, and a tenant next to them that notices nothing.
+//!
+//! Two guests of the tenant `shop` work under the real daemon. They share pages; `witness` has a
+//! swap disk that Overbook serves, a part of which lies in a repository, and verifies its memory
+//! all the time. Attackers of other users work for ten minutes in all against the daemon, the disks
+//! and a repository, all at once, with quiet minutes before, between and after. The speed of
+//! `witness` under attack is compared with its speed in the quiet minutes on both sides.
+//!
+//! The attackers have another CPU than the guests. How much CPU time a tenant may use is the
+//! operator's to bound (cgroups), and no matter of memory.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use model::{Bytes, DedupSpec, Mode, PagesPerMs};
+use sys::process::{Identity, children_of};
+
+use self::field::Field;
+use super::{Context, Scenario};
+use crate::attack::Attacker;
+use crate::daemon::{Daemon, Settings};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::recording::{Recording, median};
+use crate::remote_swap::{Disk, RemoteSwap};
+
+mod field;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "walls",
+    summary: "ten minutes of all attacks at once, next to a tenant that notices nothing",
+    run,
+};
+
+/// Minutes under attack.
+const USUAL_MINUTES: u32 = 10;
+const ATTACK: Duration = Duration::from_secs(150);
+const QUIET: Duration = Duration::from_secs(40);
+/// The beginning of a phase is not counted: attackers start, or their last connections end.
+const SETTLE_S: f64 = 8.0;
+const WITNESS: &str = "witness";
+const MEMORY: Bytes = Bytes::mib(128);
+const WORKLOAD: &str = "verify --mb 88";
+const DISK: Disk =
+    Disk { size: Bytes::mib(256), read_delay_us: 0, lent: Bytes::mib(64), cache: false };
+const RATE: PagesPerMs = PagesPerMs(20);
+const FILL_LIMIT: Duration = Duration::from_secs(180);
+/// The daemon's own process, without its workers, whatever attackers send.
+const DAEMON_MOST_MIB: f64 = 64.0;
+/// A process of disks: its budget of 64 MiB, and its memory without any client.
+const DISKS_MOST_MIB: f64 = 128.0;
+/// A repository that lends 64 MiB: these, the budget, and its memory without any client.
+const REPOSITORY_MOST_MIB: f64 = 192.0;
+
+/// The most resident memory of each process, by its role.
+type Most = BTreeMap<&'static str, Bytes>;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    context.make_dir()?;
+    // Attackers of other users have a directory of their own in it.
+    fs::set_permissions(&context.dir, Permissions::from_mode(0o711))?;
+    let spare = field::add_spare_disk(&context.dir.join("swap"), WITNESS)?;
+    let swap = RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)?;
+    let guest = |name: &str, workload: &str| MachineSpec {
+        seed: context.seed,
+        shim: true,
+        cpus: vec![0],
+        ..MachineSpec::new(name, "shop", MEMORY, MEMORY, workload)
+    };
+    let specs = [swap.given_to(guest(WITNESS, WORKLOAD)), guest("mate", "verify --mb 40 --rate 4")];
+    let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
+    swap.make_known(&lab)?;
+    let mut field = Field::start(&context.dir.join("field"), &lab, spare)?;
+    let settings = Settings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
+    let daemon = Daemon::start(&mut lab, settings)?;
+    lab.wait_for("both guests to work", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
+    })?;
+
+    let (mut recording, mut most) = (Recording::begin(), Most::new());
+    let (mut attacks, mut seen) = (Vec::new(), BTreeMap::new());
+    let mut quiet_since = recording.phase("quiet");
+    recording.record(&lab, QUIET, || daemon.latest())?;
+    let minutes = context.minutes.unwrap_or(USUAL_MINUTES);
+    let rounds = (Duration::from_secs(60) * minutes).as_secs().div_ceil(ATTACK.as_secs());
+    for round in 1..=u32::try_from(rounds).unwrap_or(1) {
+        context.say(&format!("Attack {round} of {rounds} ..."));
+        let begun = recording.phase("attack");
+        let attackers = field.attack(round)?;
+        recording.record(&lab, ATTACK, || {
+            note_memory(&mut most, &daemon, &swap, &field);
+            daemon.latest()
+        })?;
+        let ended = recording.phase("quiet");
+        note_seen(&mut seen, &attackers);
+        drop(attackers);
+        field.relieve()?;
+        recording.record(&lab, QUIET, || daemon.latest())?;
+        attacks.push(Attack { quiet_since, begun, ended, quiet_until: recording.now_s() });
+        quiet_since = ended;
+    }
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    field.end()?;
+    swap.end()?;
+    let speeds: Vec<f64> = attacks.iter().map(|attack| attack.speed(&recording)).collect();
+    Ok(figures(context, &speeds, &most, &seen, bad_bytes))
+}
+
+/// Moments of an attack and of the quiet around it, in seconds of the recording.
+struct Attack {
+    quiet_since: f64,
+    begun: f64,
+    ended: f64,
+    quiet_until: f64,
+}
+
+impl Attack {
+    /// The speed of [`WITNESS`] under the attack, as a share of its speed before and after.
+    fn speed(&self, recording: &Recording) -> f64 {
+        let rate = |from: f64, until| recording.rate(WITNESS, from + SETTLE_S, until);
+        let before = rate(self.quiet_since, self.begun);
+        let after = rate(self.ended, self.quiet_until);
+        rate(self.begun, self.ended) / f64::midpoint(before, after)
+    }
+}
+
+fn note_memory(most: &mut Most, daemon: &Daemon, swap: &RemoteSwap, field: &Field) {
+    let mut note = |what, process: Option<Identity>| {
+        let resident = process.and_then(|process| process.usage()).map(|usage| usage.resident);
+        let entry = most.entry(what).or_insert(Bytes::ZERO);
+        *entry = (*entry).max(resident.unwrap_or_default());
+    };
+    // The process that keeps the sockets of a group's disks has one child, which serves them.
+    let serving = |keeper: Option<Identity>| children_of(keeper?.pid).ok()?.into_iter().next();
+    note("daemon", Some(daemon.process()));
+    note("disks", serving(swap.keeper()));
+    note("misled disks", serving(field.misled.as_ref().map(|child| child.identity())));
+    note("repository", Some(field.repository.identity()));
+}
+
+/// Notes the last thing that each attacker saw.
+fn note_seen(
+    seen: &mut BTreeMap<&'static str, String>,
+    attackers: &BTreeMap<&'static str, Attacker>,
+) {
+    for (name, attacker) in attackers {
+        if let Some(last) = attacker.all_seen().pop() {
+            seen.insert(name, last);
+        }
+    }
+}
+
+fn figures(
+    context: &Context,
+    speeds: &[f64],
+    most: &Most,
+    seen: &BTreeMap<&'static str, String>,
+    bad_bytes: u64,
+) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, u32::try_from(speeds.len()).unwrap_or(0));
+    let each: Vec<String> = speeds.iter().map(|speed| format!("{speed:.3}")).collect();
+    let note = format!(
+        "of `{WITNESS}` under attack to that in the quiet around it, the median of {}",
+        each.join(", ")
+    );
+    let speed = Figure::new(median(speeds.iter().copied()), "ratio", note);
+    figures.add("speed", speed.target(Target::AtLeast(0.95)));
+    #[expect(clippy::cast_precision_loss, reason = "a figure is a float, and zero is exact")]
+    let bad = Figure::new(bad_bytes as f64, "B", "wrong bytes found by `verify` in both guests");
+    figures.add("bad_bytes", bad.target(Target::Equals(0.0)));
+    let bounds = [
+        ("daemon_mib", "daemon", DAEMON_MOST_MIB),
+        ("disks_mib", "disks", DISKS_MOST_MIB),
+        ("misled_disks_mib", "misled disks", DISKS_MOST_MIB),
+        ("repository_mib", "repository", REPOSITORY_MOST_MIB),
+    ];
+    for (name, process, bound) in bounds {
+        let mib = most.get(process).map_or(f64::NAN, |bytes| bytes.as_mib());
+        let note = "most resident under attack";
+        figures.add(name, Figure::new(mib, "MiB", note).target(Target::AtMost(bound)));
+    }
+    let saw = seen.iter().map(|(name, last)| format!("{name}: {last}"));
+    let note =
+        format!("attackers that saw something; last: {}", saw.collect::<Vec<_>>().join("; "));
+    #[expect(clippy::cast_precision_loss, reason = "a handful")]
+    let count = Figure::new(seen.len() as f64, "count", note);
+    figures.add("attackers", count.target(Target::AtLeast(9.0)));
+    figures
+}
