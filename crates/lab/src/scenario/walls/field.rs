@@ -66,7 +66,8 @@ impl Field {
         fs::create_dir_all(&drop_ins)?;
         let (own, theirs) = (lab.dir().join("qmp/*.sock"), dir.join("qmp/*.sock"));
         let text = format!(
-            "[host]\nqmp = [{own:?}, {theirs:?}]\n[api]\ntcp = \"{api_at}\"\ntoken_file = {token:?}\n"
+            "[host]\nqmp = [{own:?}, {theirs:?}]\n\
+             [api]\ntcp = \"{api_at}\"\ntoken_file = {token:?}\n"
         );
         fs::write(drop_ins.join("walls.toml"), text)?;
         let dir = dir.to_owned();
@@ -108,7 +109,7 @@ impl Field {
         Ok(attackers)
     }
 
-    /// Starts the process of a disk that is to lie in the repository at `socket`, once that is there.
+    /// Starts the process of a disk that uses the repository at `socket`, once that is there.
     fn mislead(&mut self, socket: &Path) -> Result<(), LabError> {
         let end = Instant::now() + BEGIN;
         while !socket.exists() && Instant::now() < end {
@@ -119,8 +120,8 @@ impl Field {
         let config = self.dir.join("misled.toml");
         let text = format!(
             "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/misled.api\"\n\
-             [group.misled]\nvms = [\"misled\"]\n[disk.fat]\nvm = \"misled\"\nfile = \"{at}/file\"\n\
-             size = \"64MiB\"\nrepositories = [{socket:?}]\n"
+             [group.misled]\nvms = [\"misled\"]\n[disk.fat]\nvm = \"misled\"\n\
+             file = \"{at}/file\"\nsize = \"64MiB\"\nrepositories = [{socket:?}]\n"
         );
         fs::write(&config, text)?;
         let log = File::options().create(true).append(true).open(self.dir.join("misled.log"))?;
