@@ -7,11 +7,15 @@
 //! Where a limit is exceeded all the same (it was lowered, or QEMU's own memory has grown), grants
 //! come back.
 //!
+//! A VM that has not been counted yet may have touched all that it has, and the cgroup's own count
+//! then holds it: only its grant is kept room for, nothing is taken for it, and base that is given
+//! back is not cut because of it.
+//!
 //! Nothing below base is taken for a limit: how the two fit is the operator's business.
 
 use std::collections::BTreeMap;
 
-use model::{Bytes, Reason, view::MemoryLimit};
+use model::{Bytes, Reading, Reason, view::MemoryLimit};
 
 use crate::{Rule, Rules, member::Member, tuning};
 
@@ -23,11 +27,31 @@ pub(crate) struct Ceilings {
 
 #[derive(Debug)]
 struct Level {
-    limit: MemoryLimit,
+    /// By the youngest reading of all VMs there.
+    limit: Reading<MemoryLimit>,
+    /// Memory that the VMs there may still touch without being given any.
+    untouched: Bytes,
+    /// Memory that is being taken from them already.
+    on_its_way: Bytes,
+    /// Whether one of them has not been counted.
+    is_guessed: bool,
     /// Memory that may still be granted.
     left: Bytes,
     /// Memory that could be touched beyond the limit.
     over: Bytes,
+}
+
+impl Level {
+    const fn new(limit: Reading<MemoryLimit>) -> Self {
+        let [untouched, on_its_way, left, over] = [Bytes::ZERO; 4];
+        Self { limit, untouched, on_its_way, is_guessed: false, left, over }
+    }
+
+    /// So much may be granted to `member`.
+    fn room(&self, member: &Member) -> Bytes {
+        let below_base = member.limits.base.minus(member.limit());
+        if self.is_guessed { self.left.max(below_base) } else { self.left }
+    }
 }
 
 impl Ceilings {
@@ -37,24 +61,26 @@ impl Ceilings {
         if !rules.has(Rule::CgroupLimit) {
             return Self { levels };
         }
-        let mut spoken_for: BTreeMap<(String, String), Bytes> = BTreeMap::new();
         for member in members {
             for limit in &member.memory_limits {
-                let untouched = member.limit().minus(member.counted);
-                let sum = spoken_for.entry(key(limit)).or_insert(limit.used);
-                *sum = sum.plus(untouched);
-                levels.entry(key(limit)).or_insert_with(|| Level {
-                    limit: limit.clone(),
-                    left: Bytes::ZERO,
-                    over: Bytes::ZERO,
-                });
+                let reading = Reading::new(limit.clone(), member.limits_at);
+                let new = || Level::new(reading.clone());
+                let level: &mut Level = levels.entry(key(limit)).or_insert_with(new);
+                if level.limit.at < reading.at {
+                    level.limit = reading;
+                }
+                level.untouched = level.untouched.plus(member.untouched());
+                level.on_its_way = level.on_its_way.plus(member.actual.minus(member.target));
+                level.is_guessed |= member.counted.is_none();
             }
         }
-        for (key, level) in &mut levels {
-            let spoken_for = spoken_for.get(key).copied().unwrap_or_default();
-            let limit = level.limit.limit;
+        for level in levels.values_mut() {
+            let MemoryLimit { limit, used, .. } = level.limit.value;
+            let spoken_for = used.plus(level.untouched);
             level.left = limit.minus(spoken_for.plus(tuning::cgroup_margin(limit)));
-            level.over = spoken_for.minus(limit);
+            if !level.is_guessed {
+                level.over = spoken_for.minus(limit.plus(level.on_its_way));
+            }
         }
         Self { levels }
     }
@@ -63,7 +89,7 @@ impl Ceilings {
     pub(crate) fn exceeded(&self, member: &Member) -> Option<(Bytes, &MemoryLimit)> {
         let levels = member.memory_limits.iter().filter_map(|limit| self.levels.get(&key(limit)));
         let over = levels.filter(|level| !level.over.is_zero());
-        over.max_by_key(|level| level.over).map(|level| (level.over, &level.limit))
+        over.max_by_key(|level| level.over).map(|level| (level.over, &level.limit.value))
     }
 
     /// So much is taken from `member`.
@@ -80,10 +106,12 @@ impl Ceilings {
     pub(crate) fn claim(&mut self, member: &Member, wanted: Bytes) -> Result<Bytes, Reason> {
         let levels = || member.memory_limits.iter().map(key);
         let of_all = levels().filter_map(|key| self.levels.get(&key));
-        let Some(least) = of_all.min_by_key(|level| level.left) else { return Ok(wanted) };
-        let granted = wanted.min(least.left);
+        let Some(least) = of_all.min_by_key(|level| level.room(member)) else {
+            return Ok(wanted);
+        };
+        let granted = wanted.min(least.room(member));
         if granted < tuning::STEP_MIN.min(wanted) {
-            let MemoryLimit { cgroup, limit, used, .. } = least.limit.clone();
+            let MemoryLimit { cgroup, limit, used, .. } = least.limit.value.clone();
             return Err(Reason::CgroupLimit { cgroup, limit, used });
         }
         for key in levels() {

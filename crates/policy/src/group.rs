@@ -106,8 +106,9 @@ impl<'a> Group<'a> {
         for member in self.members.iter_mut().filter(|member| member.blocked.is_none()) {
             let Some((withheld, before)) = member.memory.withheld.turns_out(now) else { continue };
             let target = before.map_or(member.target, |held| member.ram.minus(held));
+            let counted = member.counted.unwrap_or_default();
             // The host keeps that much for it already: none is handed out.
-            let target = target.min(member.counted.plus(tuning::uncounted(member.ram)));
+            let target = target.min(counted.plus(tuning::uncounted(member.ram)));
             if target > member.target {
                 member.give(target, Reason::Withheld { withheld });
             }
@@ -176,6 +177,11 @@ impl<'a> Group<'a> {
     /// Grants come back while all that may be touched does not fit below a limit of a cgroup.
     fn take_above_ceilings(&mut self, ceilings: &mut Ceilings, rules: Rules, now: Time) {
         for member in self.members.iter_mut().filter(|m| !m.grant().is_zero()) {
+            // Memory that is being taken for another reason counts here, too.
+            if let Some(change) = &member.change {
+                ceilings.note_taken(member, member.target.minus(change.target));
+                continue;
+            }
             let Some((over, limit)) = ceilings.exceeded(member) else { continue };
             let (cgroup, limit) = (limit.cgroup.clone(), limit.limit);
             match guard::lowest_target(member, over, Purpose::Deficit, rules, now) {

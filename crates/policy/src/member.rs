@@ -36,10 +36,14 @@ pub(crate) struct Member {
     pub(crate) target: Bytes,
     /// What the guest occupies on the host.
     pub(crate) used: Bytes,
-    /// The same without pages that it shares; zero where that was not counted.
-    pub(crate) counted: Bytes,
-    /// The limits of memory that QEMU's cgroups have.
+    /// The same without pages that it shares; `None`: it was not counted of late.
+    pub(crate) counted: Option<Bytes>,
+    /// Memory that is not in `used` although it still has it: the host can take that without I/O.
+    pub(crate) lazy: Bytes,
+    /// The limits of memory that QEMU's cgroups have, where they were read of late …
     pub(crate) memory_limits: Vec<MemoryLimit>,
+    /// … and when that was.
+    pub(crate) limits_at: Time,
     /// RAM that its balloon reaches.
     pub(crate) ram: Bytes,
     /// Memory that its group pays for, for its sake, where no budget is written.
@@ -179,6 +183,8 @@ impl Member {
         let can_give = |_: &Reading<FreePages>| !view.limits.contains_key(&Mechanism::FreePages);
         let mut free_pages = free.filter(can_give).map(|free| free.value).unwrap_or_default();
         free_pages.lazy = free_pages.lazy.min(free_pages.freed);
+        let memory_limits = view.memory_limits.as_ref();
+        let memory_limits = memory_limits.filter(|r| r.age(now) <= tuning::USED_STALE_AFTER);
         let keeps = guest.as_ref().map_or(Keeps::default(), |guest| {
             keeps(guest, &memory, is_paged, has_swap, rules, now)
         });
@@ -192,11 +198,13 @@ impl Member {
             actual,
             target,
             used: counted.map_or(actual.max(target), |reading| reading.value.plus(charged)),
-            counted: counted.map_or(Bytes::ZERO, |reading| {
+            counted: counted.map(|reading| {
                 // A page of the pool that is written becomes one of its own.
                 reading.value.minus(view.dedup.map_or(Bytes::ZERO, |dedup| dedup.value.part()))
             }),
-            memory_limits: view.memory_limits.clone().map_or_else(Vec::new, |limits| limits.value),
+            lazy: counted.map_or(Bytes::ZERO, |used| lazy(view, used)),
+            limits_at: memory_limits.map_or(Time(0), |limits| limits.at),
+            memory_limits: memory_limits.map_or_else(Vec::new, |limits| limits.value.clone()),
             is_guessed: counted.is_none() && is_new,
             ram: view.ram,
             paid: paid(view, limits.base.min(host_total), counted, actual.max(target)),
@@ -232,6 +240,13 @@ impl Member {
     /// What it holds above its base.
     pub(crate) fn grant(&self) -> Bytes {
         self.target.minus(self.limits.base)
+    }
+
+    /// Memory that it may still touch without being given any, and that the cgroups of its QEMU do
+    /// not count yet; of a VM that was not counted, its grant at most.
+    pub(crate) fn untouched(&self) -> Bytes {
+        let counted = self.counted.map(|counted| counted.plus(self.lazy));
+        counted.map_or_else(|| self.grant(), |counted| self.limit().minus(counted))
     }
 
     /// What it has in memory beyond its target: the host is paging that out.
@@ -411,6 +426,12 @@ fn keeps(
     let free = lasting.unwrap_or_default().min(guest.free);
     let needs = needs.percent(tuning::NEEDS_PERCENT);
     Keeps { margin, needs, free, of_free: least, unwatched: lasting.err() }
+}
+
+/// The memory that was taken off `used` because the host can take it without I/O.
+fn lazy(view: &VmView, used: Reading<Bytes>) -> Bytes {
+    let free = view.free_pages.filter(|free| free.age(used.at) <= tuning::FREED_STALE_AFTER);
+    free.map_or(Bytes::ZERO, |free| free.value.lazy)
 }
 
 /// Memory that the balloon holds and that the guest's statistics still count: Linux takes it off

@@ -2,7 +2,7 @@
 
 mod world;
 
-use model::{Bytes, Policy, Reading, Reason, view::MemoryLimit};
+use model::{Bytes, FreePages, Policy, Reading, Reason, Time, view::MemoryLimit};
 use world::World;
 
 /// QEMU's memory in addition to its guest's in these tests, in MiB.
@@ -94,4 +94,94 @@ fn base_that_does_not_fit_is_not_given_back_and_a_limit_that_is_lowered_takes_gr
     }
     assert!(world.stands_at("a") + OWN <= 300, "{}", world.stands_at("a"));
     assert!(world.stands_at("a") >= 128, "nothing below base");
+}
+
+/// VMs that have been at 200 MiB for a minute, below a limit that leaves the group room.
+fn granted(vms: &[&'static str], limit: u64) -> World {
+    let mut world = World::new(Policy::Demand, Some(4096));
+    for vm in vms {
+        world = world.vm(vm, 200, 150);
+    }
+    for _ in 0..70 {
+        confine(&mut world, vms, limit);
+        world.second();
+    }
+    world
+}
+
+fn is_taken(plan: &model::Plan, vm: &str) -> bool {
+    let change = plan.vms[&vm.into()].change.as_ref();
+    change.is_some_and(|change| matches!(change.reason, Reason::CgroupExceeded { .. }))
+}
+
+#[test]
+fn a_vm_that_is_not_counted_costs_nobody_a_grant_or_its_base() {
+    let mut world = granted(&["a"], 300);
+    world.see("a").used = None;
+    for _ in 0..20 {
+        let plan = world.second();
+        assert!(!is_taken(&plan, "a"), "{plan:?}");
+    }
+    assert_eq!(world.stands_at("a"), 200);
+    // The cgroup holds all that the guest has, and its base would fit.
+    let mut world = World::new(Policy::Demand, Some(4096)).vm("a", 100, 0);
+    confine(&mut world, &["a"], 156);
+    world.see("a").used = None;
+    for _ in 0..3 {
+        let now = world.now;
+        world.see("a").memory_limits.iter_mut().for_each(|limits| limits.at = now);
+        world.swap("a");
+    }
+    assert_eq!(world.stands_at("a"), 128);
+}
+
+#[test]
+fn of_vms_below_one_limit_only_as_much_is_taken_as_is_too_much() {
+    let both = ["a", "b"];
+    let mut world = granted(&both, 600);
+    let stands = |world: &World| both.map(|vm| world.stands_at(vm));
+    assert_eq!(stands(&world), [200, 200]);
+    confine(&mut world, &both, 470);
+    let plan = world.second();
+    assert_eq!(both.map(|vm| is_taken(&plan, vm)), [true, false]);
+    // Its balloon takes its time.
+    let balloon = Some(Reading::new(Bytes::mib(200), world.now));
+    world.see("a").balloon = balloon;
+    world.see("a").used = balloon;
+    for _ in 0..5 {
+        confine(&mut world, &both, 470);
+        let plan = world.second();
+        assert!(!is_taken(&plan, "b"), "{plan:?}");
+    }
+}
+
+#[test]
+fn the_youngest_reading_of_a_limit_counts_and_an_old_one_does_not() {
+    let both = ["a", "b"];
+    let mut world = granted(&both, 600);
+    for age in [5, 11] {
+        // The first of them says of old that there is too little.
+        confine(&mut world, &both, 600);
+        let at = world.now;
+        let old = world.see("a").memory_limits.as_mut().expect("it was set");
+        old.at = Time(at.0 - age * 1000);
+        old.value[0].used = Bytes::mib(700);
+        let plan = world.second();
+        assert!(both.iter().all(|vm| !is_taken(&plan, vm)), "{plan:?}");
+    }
+    world.see("b").memory_limits = None;
+    let plan = world.second();
+    assert!(both.iter().all(|vm| !is_taken(&plan, vm)), "{plan:?}");
+}
+
+#[test]
+fn memory_that_was_freed_lazily_is_in_the_cgroup_already() {
+    let mut world = granted(&["a"], 300);
+    confine(&mut world, &["a"], 270);
+    let now = world.now;
+    let freed = FreePages { lazy: Bytes::mib(100), freed: Bytes::mib(100), ..FreePages::default() };
+    world.see("a").free_pages = Some(Reading::new(freed, now));
+    world.see("a").used.iter_mut().for_each(|used| used.value = Bytes::mib(100));
+    let plan = world.second();
+    assert!(!is_taken(&plan, "a"), "{plan:?}");
 }
