@@ -29,8 +29,9 @@ use crate::tuning;
 /// A guest's memory by one reading of its statistics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
-    /// Needed by programs and kernel: not available, and not in the balloon.
-    pub(crate) in_use: Bytes,
+    /// Needed by programs and kernel: not available, and not in the balloon. `None`: nobody knows
+    /// where the balloon stood then.
+    pub(crate) in_use: Option<Bytes>,
     pub(crate) available: Bytes,
     /// Used by nothing.
     pub(crate) free: Bytes,
@@ -40,6 +41,12 @@ pub(crate) struct Sample {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Allocation {
     last: Option<Reading<Sample>>,
+    /// The last that was known to be in use.
+    in_use: Option<Reading<Bytes>>,
+    /// Memory that the balloon held when it last moved, and when that was.
+    held: (Bytes, Time),
+    /// When it last said that it was short.
+    scarce_at: Option<Time>,
     /// When readings began that came without a long gap.
     watched_since: Time,
     /// The fastest rise per second that counts most now, and when it was seen.
@@ -56,24 +63,50 @@ impl Allocation {
         let Reading { value, at } = sample;
         match self.last {
             Some(last) if last.at >= at => return,
-            Some(last) if at.since(last.at) <= tuning::WATCH_GAP => {
-                // Dates are whole seconds: two readings are no closer than the pause between them.
-                let elapsed = at.since(last.at).max(tuning::PERIOD);
-                let pace = value.in_use.minus(last.value.in_use).share(1000, elapsed.0);
-                if pace >= self.pace(has_swap, at) {
-                    self.fastest = (pace, at);
-                }
-            }
+            Some(last) if at.since(last.at) <= tuning::WATCH_GAP => {}
             _ => {
                 self.watched_since = at;
                 self.lows.clear();
             }
         }
-        if value.in_use >= self.most_in_use(value.in_use, has_swap, at) {
-            self.most = (value.in_use, at);
+        if let Some(in_use) = value.in_use {
+            self.note_in_use(Reading::new(in_use, at), has_swap);
         }
         self.note_free(value.free, at);
         self.last = Some(sample);
+    }
+
+    fn note_in_use(&mut self, Reading { value, at }: Reading<Bytes>, has_swap: bool) {
+        let before = self.in_use.replace(Reading::new(value, at));
+        if let Some(before) = before.filter(|before| at.since(before.at) <= tuning::WATCH_GAP) {
+            // Dates are whole seconds: two readings are no closer than the pause between them.
+            let elapsed = at.since(before.at).max(tuning::PERIOD);
+            let pace = value.minus(before.value).share(1000, elapsed.0);
+            if pace >= self.pace(has_swap, at) {
+                self.fastest = (pace, at);
+            }
+        }
+        if value >= self.most_in_use(value, has_swap, at) {
+            self.most = (value, at);
+        }
+    }
+
+    /// Notes that the balloon holds so much; answers when that was last seen to change.
+    pub(crate) fn note_held(&mut self, held: Bytes, now: Time) -> Time {
+        if held.0.abs_diff(self.held.0.0) >= Bytes::mib(1).0 {
+            self.held = (held, now);
+        }
+        self.held.1
+    }
+
+    /// Notes that the guest was short at this time, by its own word.
+    pub(crate) const fn note_scarce(&mut self, at: Time) {
+        self.scarce_at = Some(at);
+    }
+
+    /// Whether it was short by its statistics of late.
+    pub(crate) fn is_scarce(&self, now: Time) -> bool {
+        self.scarce_at.is_some_and(|at| now.since(at) <= tuning::STALE_AFTER)
     }
 
     fn note_free(&mut self, free: Bytes, at: Time) {
@@ -105,7 +138,7 @@ impl Allocation {
 
     /// Memory that it had in use beyond what it has now, the less of it the longer ago.
     pub(crate) fn used_before(&self, has_swap: bool, now: Time) -> Bytes {
-        let in_use = self.last.map_or(Bytes::ZERO, |last| last.value.in_use);
+        let in_use = self.in_use.map_or(Bytes::ZERO, |in_use| in_use.value);
         self.most_in_use(in_use, has_swap, now).minus(in_use)
     }
 
@@ -124,7 +157,8 @@ impl Allocation {
     pub(crate) fn jump(&self, sample: Reading<Sample>, total: Bytes) -> Option<Bytes> {
         let last = self.last.filter(|last| last.at < sample.at)?.value;
         let was_short = last.available < total.percent(tuning::MARGIN_PERCENT);
-        let freed = last.in_use.minus(sample.value.in_use);
+        let before = self.in_use.filter(|b| sample.at.since(b.at) <= tuning::WATCH_GAP)?;
+        let freed = before.value.minus(sample.value.in_use?);
         (was_short && freed >= total.percent(tuning::JUMP_PERCENT).max(tuning::UNIT))
             .then_some(freed)
     }
@@ -144,6 +178,7 @@ mod tests {
 
     fn sample(second: u64, in_use: u64, available: u64) -> Reading<Sample> {
         let [in_use, available] = [in_use, available].map(Bytes::mib);
+        let in_use = Some(in_use);
         Reading::new(Sample { in_use, available, free: available }, Time(second * 1000))
     }
 

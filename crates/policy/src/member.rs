@@ -436,9 +436,9 @@ fn lazy(view: &VmView, used: Reading<Bytes>) -> Bytes {
 
 /// Memory that the balloon holds and that the guest's statistics still count: Linux takes it off
 /// the total only where the balloon does not deflate by itself.
-fn held(view: &VmView) -> Bytes {
+fn held(view: &VmView) -> Option<Bytes> {
     let balloon = view.balloon.filter(|_| view.deflates_on_oom == Some(true));
-    balloon.map_or(Bytes::ZERO, |balloon| view.ram.minus(balloon.value))
+    balloon.map(|balloon| view.ram.minus(balloon.value))
 }
 
 fn blocked(view: &VmView, is_paged: bool, rules: Rules, now: Time) -> Option<Reason> {

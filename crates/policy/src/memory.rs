@@ -474,10 +474,23 @@ impl VmMemory {
         self.note_trouble(now);
     }
 
-    /// A balloon that grew smaller unasked was deflated by the guest's kernel, if it may do that:
-    /// no other client has moved it, and a program was about to be killed.
+    /// Whether counters that ran backwards settle: the guest has booted.
+    pub(crate) fn settles(&self, now: Time) -> bool {
+        self.settling_until.is_some_and(|until| now < until)
+    }
+
+    /// A balloon that has just grown smaller unasked was deflated by the guest's kernel, if it may
+    /// do that and the guest was short: a program was about to be killed. Otherwise the guest has
+    /// booted, or somebody else has moved it.
     pub(crate) fn note_own_deflation(&mut self, now: Time) {
-        if let Some(moved) = self.moved_by_others.take_if(|moved| moved.actual > moved.target) {
+        if self.settles(now) || !self.allocation.is_scarce(now) {
+            return;
+        }
+        let is_own = |moved: &mut MovedByOthers| {
+            let ago = now.after(tuning::LEFT_ALONE).since(moved.until);
+            moved.actual > moved.target && ago <= tuning::STALE_AFTER
+        };
+        if let Some(moved) = self.moved_by_others.take_if(is_own) {
             let taken = moved.actual.minus(moved.target);
             self.note_kill(KillSign::TookBack { taken }, now);
         }

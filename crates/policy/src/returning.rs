@@ -16,14 +16,17 @@ use crate::{Rule, Rules, headroom::Headroom, member::Member, tuning};
 /// Gives back to all `members` of a group that need it.
 pub(crate) fn give_back(members: &mut [Member], host: &mut Headroom, rules: Rules, now: Time) {
     for member in members.iter_mut().filter(|member| !member.is_paged) {
-        let is_free_to_change =
-            member.change.is_none() && member.blocked.is_none() && member.avoided.is_none();
+        let is_free_to_change = member.change.is_none() && member.blocked.is_none();
+        // A guest that kills gets its base even where its balloon is planned around otherwise.
+        let is_killed = member.memory.recovers_from(now).is_some();
+        let is_free_to_change = is_free_to_change && (member.avoided.is_none() || is_killed);
         let Some((size, reason)) = wanted(member, rules, now).filter(|_| is_free_to_change) else {
             continue;
         };
         // Its base is guaranteed and needs no room.
         let owed = member.target.max(member.limits.base.min(size));
         let beyond = size.min(member.limits.max).minus(owed);
+        let beyond = if member.avoided.is_some() { Bytes::ZERO } else { beyond };
         let granted = match host.short.clone() {
             Some(reason) => Err(reason),
             None if beyond.is_zero() => Ok(Bytes::ZERO),

@@ -15,7 +15,7 @@ use model::{
 use crate::{
     Rule, Rules,
     allocation::Sample,
-    memory::{Counters, VmMemory},
+    memory::{Asked, Counters, VmMemory},
     tuning,
 };
 
@@ -38,8 +38,8 @@ pub(crate) struct Guest {
 pub(crate) struct Known {
     /// All memory that it has, of other devices too.
     pub(crate) most: Bytes,
-    /// Memory that its balloon holds and its statistics still count as its own.
-    pub(crate) held: Bytes,
+    /// Memory that its balloon holds now, where its statistics still count that as its own.
+    pub(crate) held: Option<Bytes>,
     pub(crate) has_swap: bool,
 }
 
@@ -65,14 +65,25 @@ pub(crate) fn believe(
         possible(StatField::Free, free, total)?;
         possible(StatField::Available, available, total)?;
     }
-    let sample = Sample { in_use: total.minus(available.plus(known.held)), available, free };
-    let sample = Reading::new(sample, reading.at);
-    note_kills(&reading, memory.allocation.jump(sample, total), known, memory, now);
+    let in_use = match known.held {
+        // The balloon is read now, and these statistics may be of a time when it held less or more.
+        Some(held) if has_moved_since(reading.at, held, memory, now) => None,
+        held => Some(total.minus(available.plus(held.unwrap_or_default()))),
+    };
+    let sample = Reading::new(Sample { in_use, available, free }, reading.at);
+    if available < total.percent(tuning::MARGIN_PERCENT) {
+        memory.allocation.note_scarce(reading.at);
+    }
+    let before = memory.counters;
+    let went_back = note_counters(&reading, memory, now);
+    if !went_back {
+        let jumped = memory.allocation.jump(sample, total).filter(|_| !memory.settles(now));
+        note_kills(&reading, before, jumped, known, memory, now);
+    }
     memory.allocation.note(sample, known.has_swap);
-    note_counters(&reading, memory, now);
     if rules.has(Rule::PlausibleStats) {
         possible(StatField::Swap, memory.swap, tuning::SWAP_PER_SECOND_MAX)?;
-        if memory.settling_until.is_some_and(|until| now < until) {
+        if memory.settles(now) {
             return Err(Reason::CountersWentBack);
         }
     }
@@ -86,6 +97,15 @@ pub(crate) fn believe(
     Ok(Guest { at: reading.at, total, free, available, demand, pressure })
 }
 
+/// Whether the balloon, which holds so much now, may have held less or more at `at`.
+fn has_moved_since(at: Time, held: Bytes, memory: &mut VmMemory, now: Time) -> bool {
+    let is_under_way = |asked: &Asked| match asked.arrived_at {
+        Some(arrived) => at <= arrived,
+        None => now.since(asked.moved_at) <= tuning::STALE_AFTER,
+    };
+    at <= memory.allocation.note_held(held, now) || memory.asked.as_ref().is_some_and(is_under_way)
+}
+
 fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> {
     if value > limit { Err(Reason::ImplausibleStats { field, value, limit }) } else { Ok(()) }
 }
@@ -94,12 +114,15 @@ fn possible(field: StatField, value: Bytes, limit: Bytes) -> Result<(), Reason> 
 /// with swap that does not count frees much at once for other reasons.
 fn note_kills(
     reading: &Reading<GuestStats>,
+    before: Option<Reading<Counters>>,
     jumped: Option<Bytes>,
     known: Known,
     memory: &mut VmMemory,
     now: Time,
 ) {
-    let before = memory.counters.and_then(|counters| counters.value.kills);
+    // Statistics of one date count once.
+    let before = before.filter(|before| before.at < reading.at);
+    let before = before.and_then(|counters| counters.value.kills);
     match (before, reading.value.oom_kills) {
         (Some(before), Some(kills)) if kills > before => {
             memory.note_kill(KillSign::Counted { kills }, now);
@@ -114,8 +137,8 @@ fn note_kills(
 }
 
 /// Turns counters into rates. Every guest that runs has minor faults, so they show a reboot even of
-/// one that never swapped.
-fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) {
+/// one that never swapped. Answers whether they ran backwards.
+fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time) -> bool {
     let swap_in = reading.value.swap_in.unwrap_or_default();
     let counters = Counters {
         swap_in,
@@ -126,7 +149,7 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
     let latest = Reading::new(counters, reading.at);
     let Some(Reading { value: before, at }) = memory.counters else {
         memory.counters = Some(latest);
-        return;
+        return false;
     };
     let elapsed = latest.at.since(at);
     let went_back = counters.swap_in < before.swap_in
@@ -144,4 +167,5 @@ fn note_counters(reading: &Reading<GuestStats>, memory: &mut VmMemory, now: Time
         memory.swap = swapped_in.plus(swapped_out).share(1000, elapsed.0);
         memory.counters = Some(latest);
     }
+    went_back
 }

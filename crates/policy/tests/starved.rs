@@ -169,7 +169,7 @@ fn a_kernel_that_deflates_its_balloon_itself_was_about_to_kill_a_program() {
     follow(&mut world, 100);
     let stands = world.stands_at("a");
     world.see("a").balloon = Some(Reading::new(MIB(stands + 6), world.now));
-    let plan = follow(&mut world, 100);
+    let plan = follow(&mut world, stands - 4);
     assert_eq!(target_mib(&plan, "a"), Some(300), "all that was taken: {plan:?}");
     let plan = follow(&mut world, 100);
     let took = KillSign::TookBack { taken: MIB(6) };
@@ -201,4 +201,85 @@ fn nothing_is_taken_while_nobody_knows_how_a_guest_without_swap_does() {
     world.see("a").stats = stats.map(|stats| Reading::new(stats.value, world.now));
     world.seconds(50);
     assert_eq!(world.stands_at("a"), 300, "a minute of which a part was not seen");
+}
+
+fn is_killed(plan: &model::Plan) -> bool {
+    refusals(plan).iter().any(|reason| matches!(reason, Reason::Killed { .. }))
+}
+
+#[test]
+fn a_balloon_that_is_deflated_by_others_or_by_a_reboot_is_no_kill() {
+    for reboots in [false, true] {
+        let mut world = swapless();
+        world.see("a").deflates_on_oom = Some(true);
+        until_taken(&mut world);
+        follow(&mut world, 100);
+        let stands = world.stands_at("a");
+        world.see("a").balloon = Some(Reading::new(MIB(stands + 6), world.now));
+        let mut in_use = 100;
+        if reboots {
+            // It is short, and new.
+            in_use = stands - 4;
+            world.tell("a").minor_faults = Some(5);
+        }
+        for _ in 0..10 {
+            let plan = follow(&mut world, in_use);
+            assert!(!is_killed(&plan), "{plan:?}");
+            in_use = 100;
+        }
+    }
+}
+
+#[test]
+fn statistics_that_are_older_than_a_move_of_the_balloon_show_no_allocation() {
+    let mut world = swapless();
+    world.see("a").deflates_on_oom = Some(true);
+    world.silent = Some("a");
+    let mut stood = std::collections::VecDeque::from([300, 300]);
+    let mut most = 0;
+    for second in 0..1_800 {
+        stood.push_back(world.stands_at("a"));
+        // After long rest it takes 30 MiB, slowly.
+        let in_use = 100 + (second.max(1_500) - 1_500).min(30);
+        let free = Some(MIB(stood.pop_front().expect("three of them") - in_use));
+        let at = model::Time(world.now.0 - 1_000);
+        let stats = world.see("a").stats.as_mut().expect("statistics");
+        stats.at = at;
+        let stats = &mut stats.value;
+        (stats.total, stats.free, stats.available) = (Some(MIB(384)), free, free);
+        let plan = world.second();
+        assert!(!is_killed(&plan), "{plan:?}");
+        most = if second < 1_500 { 0 } else { most.max(world.stands_at("a")) };
+    }
+    assert!((160..240).contains(&most), "its balloon was taken for hunger: {most} MiB");
+}
+
+#[test]
+fn a_kill_counts_once_however_often_its_statistics_are_looked_at() {
+    let mut world = swapless();
+    world.tell("a").oom_kills = Some(2);
+    world.second();
+    world.silent = Some("a");
+    world.tell("a").oom_kills = Some(3);
+    (0..3).for_each(|_| drop(world.second()));
+    world.silent = None;
+    world.second();
+    let plan = world.second();
+    let wait = refusals(&plan).iter().find_map(|reason| match reason {
+        Reason::Killed { wait, .. } => Some(*wait),
+        _ => None,
+    });
+    assert_eq!(wait, Some(Millis::secs(299)), "{plan:?}");
+}
+
+#[test]
+fn after_a_kill_base_comes_back_even_where_somebody_else_has_moved_the_balloon() {
+    let mut world = World::new(Policy::Demand, None).vm("a", 128, 60);
+    world.tell("a").oom_kills = Some(0);
+    world.seconds(70);
+    world.see("a").balloon.iter_mut().for_each(|balloon| balloon.value = MIB(90));
+    let plan = world.seconds(2);
+    assert_eq!(target_mib(&plan, "a"), None, "it is left alone");
+    world.tell("a").oom_kills = Some(1);
+    assert_eq!(target_mib(&world.second(), "a"), Some(128));
 }
