@@ -212,8 +212,10 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
         let taken = &stage.json(&["group", "shop"])["free_pages"]["taken_bytes_total"];
         Bytes(taken.as_u64().unwrap_or(0)) > ENOUGH
     });
-    stage.until("both are paged out in part", |stage| {
-        VMS.iter().all(|vm| Counters::of(pid(stage, vm)).unwrap().swapped > ENOUGH)
+    // Most of what has to go was freed, so that little is left to be paged out.
+    stage.until("they are paged out in part", |stage| {
+        let swapped = |vm| Counters::of(pid(stage, vm)).unwrap().swapped;
+        VMS.into_iter().map(swapped).sum::<Bytes>() > Bytes::mib(4)
     });
     until_rightly_dumped(&stage);
 
