@@ -12,6 +12,7 @@ use lab::zram::Zram;
 use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, skip};
+use sys::memory_of::Counters;
 
 /// All that QEMU's `-sandbox` can deny.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
@@ -197,15 +198,26 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
     assert!(!kept.is_empty(), "the worker reads pages elsewhere: this looks at the wrong memory");
     assert!(dumped.is_empty(), "a core dump of the worker would hold pages of guests: {dumped:?}");
 
-    // Freed memory, and what they have not touched: the host is short of both at once.
-    stage.configure(&[
-        ("free_pages = \"off\"", "free_pages = \"lazy\""),
-        ("cold = \"off\"", "cold = \"when-needed\""),
-        ("base = \"262144KiB\"", "base = \"98304KiB\""),
-        ("min = \"131072KiB\"", "min = \"65536KiB\""),
-    ]);
+    // Freed memory goes first, while nothing else may: paging would take it along.
+    stage.configure(&[("free_pages = \"off\"", "free_pages = \"lazy\"")]);
     until_all(&stage, "what both free stays theirs", "free_pages", "handed_over_bytes_total");
     stage.configure(&[("[host]", "[host]\nreserve = \"900GiB\"")]);
+    // Merging works on the same memory, and what it has replaced by then counts as dropped.
+    stage.until("the host has what both have freed", |stage| {
+        let of = |vm, field| bytes(stage, vm, "free_pages", field);
+        let total = |vm| of(vm, "taken_bytes_total").plus(of(vm, "dropped_bytes_total"));
+        VMS.iter().all(|vm| total(vm) > ENOUGH)
+    });
+
+    // Less than what they have of their own, for shared memory is not paged out.
+    stage.configure(&[
+        ("cold = \"off\"", "cold = \"when-needed\""),
+        ("base = \"262144KiB\"", "base = \"65536KiB\""),
+        ("min = \"131072KiB\"", "min = \"49152KiB\""),
+    ]);
+    stage.until("both are paged out in part", |stage| {
+        VMS.iter().all(|vm| Counters::of(pid(stage, vm)).unwrap().swapped > ENOUGH)
+    });
     until_rightly_dumped(&stage);
 
     // A worker dies, and all is undone, in the same sandbox.
