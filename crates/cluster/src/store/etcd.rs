@@ -81,10 +81,16 @@ impl Etcd {
         F: Future<Output = Result<T, Error>> + Send,
     {
         let end = Instant::now() + LIMIT;
+        let mut last = None;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match in_time(left, what(self.client.clone())).await {
-                Err(StoreError::Unreachable(_)) if Instant::now() + PAUSE < end => {
+                Err(error @ StoreError::Unreachable(_)) => {
+                    // An attempt that had no time left says nothing of the cause.
+                    if Instant::now() + PAUSE >= end {
+                        return Err(last.filter(|_| Instant::now() >= end).unwrap_or(error));
+                    }
+                    last = Some(error);
                     sleep(PAUSE).await;
                 }
                 done => return done,
