@@ -47,6 +47,7 @@ use pageserver::tls::{Connector, TlsError};
 use rustix::mm::{MlockAllFlags, mlockall};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize};
+use sys::heap;
 use sys::process::{become_io_flusher, inherited};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -165,6 +166,8 @@ pub fn run(config: &Path, group: &str, sockets: &[String]) -> Result<(), DisksEr
         return keeper::run(config, &group);
     }
     need_no_memory();
+    // Payloads come and go: what the allocator kept of them would be locked, and not on the budget.
+    heap::give_back_large();
     let spec = config_files::load(config)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(&spec, &group, sockets))

@@ -12,6 +12,7 @@ use pageserver::repository::Repository;
 use pageserver::server::{Limits, Server};
 use pageserver::tls::Acceptor;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use sys::heap;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -42,6 +43,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("overbook: a core dump of this process would have what it lends: {error}");
     }
+    heap::give_back_large();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CliError::Said(error.to_string()))?;
     runtime.block_on(serve(arguments))?;
