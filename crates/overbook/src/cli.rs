@@ -5,6 +5,7 @@
 //! sequences to the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage,
 //! 3 no daemon answers.
 
+mod api;
 mod capacity;
 mod check;
 mod cluster;
@@ -62,6 +63,9 @@ pub struct Cli {
 enum Command {
     /// Run the host daemon in the foreground
     Daemon,
+    /// Answer the API; started by the daemon, which it talks JSON lines with
+    #[command(hide = true)]
+    Api(api::Arguments),
     /// Track the memory of a group's VMs; started by the daemon, which it talks JSON lines with
     #[command(hide = true)]
     Worker(worker::Arguments),
@@ -161,6 +165,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     let context = Context { config: cli.config, socket: cli.socket };
     match cli.command {
         Command::Daemon => daemon::run(&context),
+        Command::Api(arguments) => api::run(&arguments),
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Disks(arguments) => disks::run(&context, &arguments),
         Command::Repository(arguments) => repository::run(&arguments),

@@ -2,9 +2,9 @@
 //! it.
 //!
 //! ```text
-//!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► HTTP, history, log
+//!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► API, history, log
 //!   SIGHUP          the configuration is read again; with faults the last good one stays
-//!   a request       pause, resume, release
+//!   a question      pause, resume, release, what is in the history
 //!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
 //! ```
 //!
@@ -16,16 +16,19 @@
 //!
 //! [`journal`]: crate::journal
 
+mod api;
+mod child;
 mod disks;
 mod error;
 mod ksm;
 mod log;
 mod notify;
+mod on_disk;
 mod workers;
 mod world;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -43,14 +46,14 @@ use crate::{
     config_files::Reloader,
     drivers::{BootClock, Drivers, Records, Settings, ksm::Hand},
     history::{self, History},
-    http::{self, Inside, Listeners, TickTimes},
+    http::{Answer, Ask, Doors, Outcome, Question},
     journal::Journal,
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
     pool,
     pool::member::{Member, MemberState},
-    published::{Latest, Published, Reply, Request},
+    published::{Latest, Published, TickTimes},
     release,
     worker::StillShares,
 };
@@ -60,8 +63,8 @@ use ksm::HostKsm;
 use workers::Workers;
 use world::World;
 
-/// Requests that may wait for the loop; more wait outside.
-const REQUESTS: usize = 16;
+/// Questions that may wait for the loop; more wait outside.
+const ASKS: usize = 16;
 /// How long the end waits for helper threads.
 const FAREWELL: Duration = Duration::from_secs(2);
 
@@ -72,8 +75,8 @@ const FAREWELL: Duration = Duration::from_secs(2);
 pub fn run(config: &Path) -> Result<(), DaemonError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
-        let (daemon, served) = Daemon::start(config)?;
-        daemon.run(served).await
+        let (daemon, doors) = Daemon::start(config)?;
+        daemon.run(doors).await
     });
     // A helper thread may hang in the kernel, on a disk or on the memory map of a QEMU that is
     // stuck.
@@ -91,20 +94,15 @@ struct Daemon {
     learned: LearnedFile,
     pause: PauseFile,
     history: History,
-    ticks: Arc<TickTimes>,
+    history_file: PathBuf,
+    ticks: TickTimes,
     log: log::Log,
     pool: Option<watch::Receiver<MemberState>>,
     _lock: StateLock,
 }
 
-/// What the API is served with.
-struct Served {
-    listeners: Listeners,
-    history: http::HistoryReader,
-}
-
 impl Daemon {
-    fn start(config: &Path) -> Result<(Self, Served), DaemonError> {
+    fn start(config: &Path) -> Result<(Self, Doors), DaemonError> {
         let reloader = Reloader::start(config)?;
         let spec = reloader.spec();
         let state = &spec.host.state;
@@ -132,12 +130,10 @@ impl Daemon {
         let memory = Memory::fresh(pause.is_set(), learned.learned());
         let history_file = state.join(history::FILE_NAME);
         let history = History::start(&history_file)?;
-        let listeners = Listeners::bind(&spec.api)?;
-        if let Some(address) = listeners.tcp_address() {
+        let doors = Doors::open(&spec.api)?;
+        if let Some(address) = doors.tcp_address() {
             log::info(&format!("the API also answers on {address}"));
         }
-        let served = Served { listeners, history: http::history_in(history_file) };
-        let (ticks, log) = (Arc::default(), log::Log::default());
         let daemon = Self {
             reloader,
             drivers,
@@ -148,24 +144,21 @@ impl Daemon {
             learned,
             pause,
             history,
-            ticks,
-            log,
+            history_file,
+            ticks: TickTimes::default(),
+            log: log::Log::default(),
             pool: None,
             _lock: lock,
         };
-        Ok((daemon, served))
+        Ok((daemon, doors))
     }
 
-    async fn run(mut self, served: Served) -> Result<(), DaemonError> {
+    async fn run(mut self, doors: Doors) -> Result<(), DaemonError> {
         let (publish, latest) = watch::channel(Arc::new(self.tick()));
         let member = self.join_pool(&latest).await;
-        let (requests, mut asked) = mpsc::channel(REQUESTS);
+        let (asks, mut asked) = mpsc::channel(ASKS);
         let (end, ended) = oneshot::channel::<()>();
-        let inside =
-            Inside { latest, requests, history: served.history, ticks: Arc::clone(&self.ticks) };
-        let served = tokio::spawn(http::serve(served.listeners, inside, async {
-            let _ = ended.await;
-        }));
+        let api = tokio::spawn(api::keep(doors, latest, asks, ended));
 
         let mut hangup = signal(SignalKind::hangup())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -180,7 +173,7 @@ impl Daemon {
                     self.publish(&publish);
                     notify::alive();
                 }
-                Some(request) = asked.recv() => self.answer(request, &publish),
+                Some(ask) = asked.recv() => self.answer(ask, &publish),
                 _ = hangup.recv() => self.reload(),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
@@ -195,8 +188,8 @@ impl Daemon {
         self.ksm.set_paused(true);
         let kept = self.learned.end(&self.memory.learned);
         tokio::join!(self.workers.ended(), self.ksm.rested(), kept);
-        // The socket's file goes with the listeners.
-        let _ = served.await;
+        // The socket's file goes with its listener.
+        let _ = api.await;
         Ok(())
     }
 
@@ -241,6 +234,7 @@ impl Daemon {
         pool.iter().for_each(|pool| self.log.tell_moves(&pool.moves));
         self.ticks.record(started.elapsed());
         Published {
+            ticks: self.ticks,
             at: plan.at,
             wall_ms: wall_ms(),
             spec,
@@ -255,20 +249,30 @@ impl Daemon {
         }
     }
 
-    /// Who has an answer and looks again finds it done.
-    fn answer(&mut self, request: Request, publish: &watch::Sender<Arc<Published>>) {
-        let (reply, paused) = match request {
-            Request::Release(reply) => {
+    /// What an answer says can be seen in the tick that is published before it.
+    fn answer(&mut self, ask: Ask, publish: &watch::Sender<Arc<Published>>) {
+        let Ask { question, reply } = ask;
+        let outcome = match question {
+            Question::Release => {
                 self.release(reply);
                 return self.publish(publish);
             }
-            Request::Pause(reply) => (reply, true),
-            Request::Resume(reply) => (reply, false),
+            Question::Pause => self.set_paused(true),
+            Question::Resume => self.set_paused(false),
+            of_history => {
+                let file = self.history_file.clone();
+                tokio::task::spawn_blocking(move || {
+                    if let Some(outcome) = on_disk::answer(&file, &of_history) {
+                        // The client may have gone.
+                        let _ = reply.send(outcome);
+                    }
+                });
+                return;
+            }
         };
-        let outcome = self.set_paused(paused);
         self.publish(publish);
-        // Whoever asked may have gone: then nobody misses the answer.
-        let _ = reply.send(outcome);
+        // The client may have gone.
+        let _ = reply.send(outcome.map(Answer::Done));
     }
 
     fn set_paused(&mut self, paused: bool) -> Result<String, String> {
@@ -296,7 +300,7 @@ impl Daemon {
     }
 
     /// Beside the loop: a QEMU that is stuck takes its time.
-    fn release(&mut self, reply: Reply) {
+    fn release(&mut self, reply: oneshot::Sender<Outcome>) {
         self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
         let paused = self.set_paused(true);
         let (released, ended) = (self.drivers.release(), self.workers.ended());
@@ -315,8 +319,8 @@ impl Daemon {
                 Ok(_) => Err(summary.text),
                 Err(error) => Err(format!("{}; {error}", summary.text)),
             };
-            // Whoever asked may have gone.
-            let _ = reply.send(outcome);
+            // The client may have gone.
+            let _ = reply.send(outcome.map(Answer::Done));
         });
     }
 

@@ -1,5 +1,6 @@
 //! The host daemon, its drivers and its command line.
 
+mod api;
 pub mod cli;
 pub mod client;
 pub mod config_files;

@@ -11,7 +11,7 @@ use model::{Bytes, GroupName, NamePattern, Spec, VmName};
 use serde::Serialize;
 use sys::meminfo::MemInfo;
 
-use crate::http::Listeners;
+use crate::http::Doors;
 use crate::lock::StateLock;
 
 /// Something that was found out.
@@ -35,7 +35,7 @@ fn note(what: String) -> Remark {
 #[must_use]
 pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remark> {
     let mut found = Vec::new();
-    found.extend(Listeners::check(&spec.api).into_iter().map(|error| fatal(error.to_string())));
+    found.extend(Doors::check(&spec.api).into_iter().map(|error| fatal(error.to_string())));
     found.extend(StateLock::check(&spec.host.state).err().map(|error| fatal(error.to_string())));
     if let Ok(memory) = MemInfo::read() {
         found.extend(promises_more_than(spec, memory.total));

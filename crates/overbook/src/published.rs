@@ -1,20 +1,20 @@
-//! What the daemon shows the world after each tick, and what the world may ask of it.
+//! What the daemon shows the world after each tick.
 //!
-//! The loop owns the policy's memory and the drivers; everybody else (HTTP, history, metrics) reads
-//! the latest [`Published`] from a watch channel and sends [`Request`]s. So nobody shares a lock
-//! with the loop, and a slow reader costs only itself.
+//! The loop owns the policy's memory and the drivers; everything else (the API, the history, the
+//! pool) reads the latest [`Published`] from a watch channel. So nothing shares a lock with the
+//! loop, and a slow reader costs only itself.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use model::{HostView, Plan, Spec, Time};
 use policy::Memory;
-use serde::Serialize;
-use tokio::sync::{mpsc, oneshot, watch};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use crate::pool::member::MemberState;
 
 /// One tick, whole.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Published {
     /// When the tick ran, on the boot clock.
     pub at: Time,
@@ -38,24 +38,26 @@ pub struct Published {
     pub history_error: Option<String>,
     /// How the host does in its pool, if it is in one.
     pub pool: Option<MemberState>,
+    /// How long this tick and those before it took.
+    pub ticks: TickTimes,
+}
+
+/// How long the ticks took, added up since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TickTimes {
+    /// Ticks.
+    pub count: u64,
+    /// Microseconds.
+    pub micros: u64,
+}
+
+impl TickTimes {
+    /// Counts one tick.
+    pub fn record(&mut self, took: Duration) {
+        self.micros += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.count += 1;
+    }
 }
 
 /// The latest tick, for any number of readers.
 pub type Latest = watch::Receiver<Arc<Published>>;
-
-/// Something the operator wants of the running daemon.
-#[derive(Debug)]
-pub enum Request {
-    /// Change nothing any more.
-    Pause(Reply),
-    /// Go on.
-    Resume(Reply),
-    /// Give every VM back what it had before Overbook touched it, and pause.
-    Release(Reply),
-}
-
-/// Where the outcome goes: words for the operator either way.
-pub type Reply = oneshot::Sender<Result<String, String>>;
-
-/// The way to the loop.
-pub type Requests = mpsc::Sender<Request>;

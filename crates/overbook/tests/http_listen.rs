@@ -9,12 +9,10 @@ use std::{
 };
 
 use model::spec::ApiSpec;
-use overbook::http::Listeners;
+use overbook::http::Doors;
 
-/// Binds within a runtime, as the daemon does.
-fn bind(api: &ApiSpec) -> Result<Listeners, String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { Listeners::bind(api) }).map_err(|error| error.to_string())
+fn bind(api: &ApiSpec) -> Result<Doors, String> {
+    Doors::open(api).map_err(|error| error.to_string())
 }
 
 fn unix(socket: &Path) -> ApiSpec {

@@ -3,9 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod http_fixture;
-#[path = "http_fixture/server.rs"]
-mod server;
+mod daemon_fixture;
 
 use std::{
     fs, io,
@@ -13,29 +11,25 @@ use std::{
         fs::{MetadataExt, PermissionsExt},
         net::UnixListener,
     },
-    path::Path,
-    time::{Duration, Instant},
+    path::{Path, PathBuf},
 };
 
-use overbook::client::Client;
-use server::Server;
+use daemon_fixture::Daemon;
 
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+fn start() -> (Daemon, PathBuf) {
+    let daemon = Daemon::start(tempfile::tempdir().unwrap(), "");
+    let socket = daemon_fixture::socket(daemon.dir());
+    (daemon, socket)
 }
 
-fn answers(server: &Server) -> bool {
-    Client::new(&server.socket).unwrap().get_text("/healthz").is_ok()
+fn answers(daemon: &Daemon) -> bool {
+    daemon.client().get_text("/healthz").is_ok()
 }
 
-/// Listens in the server's place, as another daemon does.
+/// Listens in the daemon's place, as another one does.
 fn listen_instead(socket: &Path) -> UnixListener {
     loop {
-        // The server may be faster.
+        // The daemon may be faster.
         let _ = fs::remove_file(socket);
         match UnixListener::bind(socket) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -46,42 +40,43 @@ fn listen_instead(socket: &Path) -> UnixListener {
 
 #[test]
 fn a_socket_that_was_deleted_is_made_again_with_its_mode_and_its_directory() {
-    let server = Server::start();
-    assert!(answers(&server));
-    fs::remove_file(&server.socket).unwrap();
-    until("the socket is back", || answers(&server));
-    assert_eq!(fs::metadata(&server.socket).unwrap().permissions().mode() & 0o777, 0o660);
-    fs::remove_dir_all(server.socket.parent().unwrap()).unwrap();
-    until("its directory is back", || answers(&server));
-    let socket = server.socket.clone();
-    server.stop();
-    assert!(!socket.exists(), "it goes with the server");
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("run/overbook.sock");
+    let mut daemon = Daemon::with_socket(dir, &at);
+    assert!(answers(&daemon));
+    fs::remove_file(&at).unwrap();
+    daemon.until("the socket is back", answers);
+    assert_eq!(fs::metadata(&at).unwrap().permissions().mode() & 0o777, 0o660);
+    fs::remove_dir_all(at.parent().unwrap()).unwrap();
+    daemon.until("its directory is back", answers);
+    daemon.end();
+    assert!(!at.exists(), "it goes with the daemon");
 }
 
 #[test]
 fn what_another_daemon_answers_at_is_left_to_it_for_as_long_as_it_lives() {
-    let server = Server::start();
-    let other = listen_instead(&server.socket);
-    let inode = || fs::metadata(&server.socket).unwrap().ino();
+    let (mut daemon, socket) = start();
+    let other = listen_instead(&socket);
+    let inode = || fs::metadata(&socket).unwrap().ino();
     let before = inode();
     other.set_nonblocking(true).unwrap();
     for _ in 0..2 {
-        until("the server looks who is there", || other.accept().is_ok());
+        daemon.until("the daemon looks whether it is used", |_| other.accept().is_ok());
     }
     assert_eq!(inode(), before);
     drop(other);
-    until("the dead one's file is replaced", || answers(&server));
+    daemon.until("the dead one's file is replaced", answers);
 }
 
 #[test]
 fn a_file_in_the_sockets_place_is_left_alone_until_it_goes() {
-    let server = Server::start();
-    let aside = server.socket.with_extension("aside");
+    let (mut daemon, socket) = start();
+    let aside = socket.with_extension("aside");
     fs::write(&aside, "precious").unwrap();
-    // At no moment is the place free for the server.
-    fs::rename(&aside, &server.socket).unwrap();
-    assert!(!answers(&server));
-    assert_eq!(fs::read_to_string(&server.socket).unwrap(), "precious");
-    fs::remove_file(&server.socket).unwrap();
-    until("the socket is back", || answers(&server));
+    // At no moment is the place free for the daemon.
+    fs::rename(&aside, &socket).unwrap();
+    assert!(!answers(&daemon));
+    assert_eq!(fs::read_to_string(&socket).unwrap(), "precious");
+    fs::remove_file(&socket).unwrap();
+    daemon.until("the socket is back", answers);
 }

@@ -6,6 +6,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod confine;
 pub mod cpu_time;
 pub mod faults;
 pub mod features;

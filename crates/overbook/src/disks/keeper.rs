@@ -8,7 +8,6 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -19,7 +18,6 @@ use std::time::{Duration, Instant};
 use model::spec::DiskSpec;
 use model::{GroupName, Spec};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{FdFlags, fcntl_setfd};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use sys::process::{Child, Spawn};
 
@@ -118,12 +116,9 @@ fn serve(config: &Path, group: &GroupName, sockets: &[Socket]) -> io::Result<Chi
     let mut spawn = Spawn::new(std::env::current_exe()?).arg("--config").arg(config);
     spawn = spawn.args(["disks", group.as_str()]);
     for Socket { name, listener, file, user } in sockets {
-        // Left open for the child, under the numbers that they have here.
-        fcntl_setfd(listener.as_fd(), FdFlags::empty())?;
-        let mut inherited = format!("{name}={},{user}", listener.as_raw_fd());
+        let mut inherited = format!("{name}={},{user}", spawn.pass(listener)?);
         if let Some(file) = file {
-            fcntl_setfd(file.as_fd(), FdFlags::empty())?;
-            inherited += &format!(",{}", file.as_raw_fd());
+            inherited += &format!(",{}", spawn.pass(file)?);
         }
         spawn = spawn.arg("--inherited").arg(inherited);
     }

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     pool::member::MemberState,
     pool::moves::{Moves, Progress},
-    published::Published,
+    published::{Published, TickTimes},
     test_process::{on_small_disk, start},
 };
 
@@ -66,6 +66,7 @@ fn tick(s: u64, swapped_mib: u64) -> Published {
         waits_for_restart: None,
         history_error: None,
         pool: None,
+        ticks: TickTimes::default(),
     }
 }
 

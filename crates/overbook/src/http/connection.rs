@@ -24,12 +24,11 @@ use hyper_util::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     task::{JoinSet, yield_now},
 };
 
 use super::{
-    listen::UnixDoor,
     places::{Peer, Place, Places},
     problem::Problem,
     prompt::Prompt,
@@ -44,8 +43,8 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves the unix socket: whoever may open the file may do everything.
-pub(super) async fn serve_unix(door: UnixDoor, router: Router) {
-    accept(door, router.layer(middleware::from_fn(admit))).await;
+pub(super) async fn serve_unix(listener: UnixListener, router: Router) {
+    accept(listener, router.layer(middleware::from_fn(admit))).await;
 }
 
 /// Serves TCP: nothing at all without the token.
@@ -86,11 +85,11 @@ trait Incoming {
     fn next(&mut self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
-impl Incoming for UnixDoor {
+impl Incoming for UnixListener {
     type Stream = UnixStream;
 
     async fn next(&mut self) -> io::Result<(UnixStream, Peer)> {
-        let stream = self.accept().await?;
+        let (stream, _) = self.accept().await?;
         let peer = stream.peer_cred().ok();
         let (uid, pid) = (peer.as_ref().map(|peer| peer.uid()), peer.and_then(|peer| peer.pid()));
         Ok((stream, Peer::Local { uid, pid }))

@@ -6,27 +6,26 @@
 //! connect.
 //!
 //! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the
-//! kernel tells nobody. So it is looked at once a second ([`UnixDoor`]), and made again under the
-//! same rules as at the start: what another daemon answers at is left to it.
+//! kernel tells nobody. So it is looked at once a second ([`Doors::look`]), and made again under
+//! the same rules as at the start: what another daemon answers at is left to it.
 
 use std::{
     fs, io,
-    net::SocketAddr,
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    net::{SocketAddr, TcpListener},
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use axum::Router;
 use model::spec::ApiSpec;
 use rustix::{
     io::Errno,
-    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
 };
-use tokio::{
-    net::{TcpListener, UnixListener, UnixSocket, UnixStream},
-    time::{Interval, MissedTickBehavior, interval},
-};
+use tokio::net;
 
 use super::{
     connection,
@@ -38,9 +37,7 @@ use crate::log;
 const MAX_PATH: usize = 107;
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
-const BACKLOG: u32 = 64;
-/// How often it is looked whether the file is still there.
-const LOOK_PERIOD: Duration = Duration::from_secs(1);
+const BACKLOG: i32 = 64;
 
 /// Why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -85,21 +82,22 @@ pub enum ListenError {
     },
 }
 
-/// The open sockets.
-pub struct Listeners {
-    unix: UnixDoor,
-    tcp: Option<(TcpListener, Token)>,
-}
-
-/// The unix socket: what listens, and the file that leads to it.
-pub(super) struct UnixDoor {
+/// The API's sockets, and the file that leads to the unix one.
+pub struct Doors {
     path: PathBuf,
-    listener: UnixListener,
     /// Removed at the end if it is still the same one.
     file: SocketFile,
-    looks: Interval,
+    listeners: Listeners,
     /// Why the file could not be made again, as it was last said.
     trouble: Option<String>,
+}
+
+/// The open sockets.
+pub struct Listeners {
+    /// For whoever may open its file.
+    pub unix: UnixListener,
+    /// For whoever has the token.
+    pub tcp: Option<(TcpListener, Token)>,
 }
 
 /// The unix socket's file, removed at the end if it is still the same one.
@@ -109,18 +107,20 @@ struct SocketFile {
     identity: (u64, u64),
 }
 
-impl Listeners {
-    /// Opens what `spec` asks for. Needs a tokio runtime.
+impl Doors {
+    /// Opens what `spec` asks for.
     ///
     /// # Errors
     /// When a socket cannot be opened, or could be but would not be safe.
-    pub fn bind(spec: &ApiSpec) -> Result<Self, ListenError> {
+    pub fn open(spec: &ApiSpec) -> Result<Self, ListenError> {
         let tcp = spec.tcp.map(|address| bind_tcp(address, spec.token_file.as_deref()));
         let tcp = tcp.transpose()?;
-        Ok(Self { unix: UnixDoor::open(&spec.socket)?, tcp })
+        let (unix, file) = bind_unix(&spec.socket)?;
+        let path = spec.socket.clone();
+        Ok(Self { path, file, listeners: Listeners { unix, tcp }, trouble: None })
     }
 
-    /// All for which [`Self::bind`] would fail, without opening anything for long; what the daemon
+    /// All for which [`Self::open`] would fail, without opening anything for long; what the daemon
     /// that runs has open is no fault.
     #[must_use]
     pub fn check(spec: &ApiSpec) -> Vec<ListenError> {
@@ -131,7 +131,7 @@ impl Listeners {
             faults.extend(token.err());
             // Whether the address is one of this host's: the port may be the running daemon's.
             let any_port = SocketAddr::new(address.ip(), 0);
-            let bound = std::net::TcpListener::bind(any_port);
+            let bound = TcpListener::bind(any_port);
             faults.extend(bound.err().map(|error| ListenError::Tcp { address, error }));
         }
         if let Ok(meta) = fs::symlink_metadata(&spec.socket)
@@ -145,50 +145,25 @@ impl Listeners {
     /// Where TCP listens; the port is the real one where the configuration says 0.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
+        self.listeners.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    pub(super) async fn serve(self, router: Router) {
-        let unix = connection::serve_unix(self.unix, router.clone());
-        match self.tcp {
-            None => unix.await,
-            Some((listener, token)) => {
-                let tcp = connection::serve_tcp(listener, router, token);
-                tokio::join!(unix, tcp);
-            }
-        }
-    }
-}
-
-impl UnixDoor {
-    fn open(path: &Path) -> Result<Self, ListenError> {
-        let (listener, file) = bind_unix(path)?;
-        let mut looks = interval(LOOK_PERIOD);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ok(Self { path: path.into(), listener, file, looks, trouble: None })
+    /// What is to be served.
+    #[must_use]
+    pub const fn listeners(&self) -> &Listeners {
+        &self.listeners
     }
 
-    /// Waits for the next connection, and meanwhile keeps the file in its place.
-    ///
-    /// # Errors
-    /// When the kernel has no room for it.
-    pub(super) async fn accept(&mut self) -> io::Result<UnixStream> {
-        loop {
-            tokio::select! {
-                accepted = self.listener.accept() => return accepted.map(|(stream, _)| stream),
-                _ = self.looks.tick() => self.look(),
-            }
-        }
-    }
-
-    /// Makes the file again if it leads elsewhere or nowhere.
-    fn look(&mut self) {
+    /// Makes the unix socket's file again if it leads elsewhere or nowhere. Answers whether there
+    /// is another listener now; while what stands there is another daemon's or no socket, there is
+    /// none, and the next look tries again.
+    pub fn look(&mut self) -> bool {
         if self.file.is_in_place() {
-            return;
+            return false;
         }
         let trouble = match bind_unix(&self.path) {
             Ok((listener, file)) => {
-                (self.listener, self.file) = (listener, file);
+                (self.listeners.unix, self.file) = (listener, file);
                 log::warn(&format!(
                     "the API's socket {} was gone or another one; it was made again",
                     self.path.display()
@@ -200,7 +175,31 @@ impl UnixDoor {
         if let Some(news) = trouble.as_ref().filter(|_| trouble != self.trouble) {
             log::warn(news);
         }
+        let is_new = trouble.is_none();
         self.trouble = trouble;
+        is_new
+    }
+}
+
+impl Listeners {
+    /// Serves on these sockets.
+    ///
+    /// # Errors
+    /// They are no sockets that this runtime can wait for.
+    pub(super) async fn serve(self, router: Router) -> io::Result<()> {
+        self.unix.set_nonblocking(true)?;
+        let unix = net::UnixListener::from_std(self.unix)?;
+        let unix = connection::serve_unix(unix, router.clone());
+        match self.tcp {
+            None => unix.await,
+            Some((listener, token)) => {
+                listener.set_nonblocking(true)?;
+                let listener = net::TcpListener::from_std(listener)?;
+                let tcp = connection::serve_tcp(listener, router, token);
+                tokio::join!(unix, tcp);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -210,9 +209,8 @@ fn bind_tcp(
 ) -> Result<(TcpListener, Token), ListenError> {
     let token = Token::read(token_file.ok_or(ListenError::NoToken(address))?)?;
     let error = |error| ListenError::Tcp { address, error };
-    let listener = std::net::TcpListener::bind(address).map_err(error)?;
-    listener.set_nonblocking(true).map_err(error)?;
-    Ok((TcpListener::from_std(listener).map_err(error)?, token))
+    let listener = TcpListener::bind(address).map_err(error)?;
+    Ok((listener, token))
 }
 
 fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
@@ -225,12 +223,16 @@ fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {
         fs::create_dir_all(dir).map_err(unix)?;
     }
     remove_stale(path)?;
-    let socket = UnixSocket::new_stream().map_err(unix)?;
-    socket.bind(path).map_err(unix)?;
+    let errno = |error: Errno| unix(error.into());
+    let flags = SocketFlags::CLOEXEC;
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(errno)?;
+    let address = SocketAddrUnix::new(path).map_err(errno)?;
+    rustix::net::bind(&socket, &address).map_err(errno)?;
     fs::set_permissions(path, fs::Permissions::from_mode(MODE)).map_err(unix)?;
     let identity = identity(path).map_err(unix)?;
-    let listener = socket.listen(BACKLOG).map_err(unix)?;
-    Ok((listener, SocketFile { path: path.into(), identity }))
+    rustix::net::listen(&socket, BACKLOG).map_err(errno)?;
+    Ok((UnixListener::from(socket), SocketFile { path: path.into(), identity }))
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -259,8 +261,8 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
 /// Connects without waiting, and hangs up again.
 fn connect(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    net::connect(&socket, &SocketAddrUnix::new(path)?)
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 impl SocketFile {

@@ -4,14 +4,7 @@
 //! with it and no stranger can grow them. What is unknown has no sample: a gap in the graph is the
 //! truth, a zero would be a lie.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc};
 
 use model::{Bytes, Link, Mode, Reason};
 use prometheus_client::{
@@ -23,26 +16,10 @@ use prometheus_client::{
 
 use super::follow::Shown;
 
-/// How long the ticks took, added up since the daemon started. The loop records, scrapes read.
-#[derive(Debug, Default)]
-pub struct TickTimes {
-    count: AtomicU64,
-    micros: AtomicU64,
-}
-
-impl TickTimes {
-    /// Counts one tick.
-    pub fn record(&self, took: Duration) {
-        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        self.micros.fetch_add(micros, Ordering::Relaxed);
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
 /// All metrics as text.
-pub(super) fn encode(shown: &Arc<Shown>, ticks: &Arc<TickTimes>) -> String {
+pub(super) fn encode(shown: &Arc<Shown>) -> String {
     let mut registry = Registry::with_prefix("overbook");
-    let snapshot = Snapshot { shown: Arc::clone(shown), ticks: Arc::clone(ticks) };
+    let snapshot = Snapshot { shown: Arc::clone(shown) };
     registry.register_collector(Box::new(snapshot));
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -53,7 +30,6 @@ pub(super) fn encode(shown: &Arc<Shown>, ticks: &Arc<TickTimes>) -> String {
 #[derive(Debug)]
 struct Snapshot {
     shown: Arc<Shown>,
-    ticks: Arc<TickTimes>,
 }
 
 /// Picks a group's amount.
@@ -132,9 +108,9 @@ impl Snapshot {
         let tick = &self.shown.published;
         let version: Labels<'_> = vec![("version", env!("CARGO_PKG_VERSION"))];
         page.gauges("build_info", "Which Overbook this is.", None, vec![(version, 1.0)])?;
-        let count = seconds(self.ticks.count.load(Ordering::Relaxed), 1.0);
+        let count = seconds(tick.ticks.count, 1.0);
         page.counters("ticks", "Ticks run.", None, vec![(Vec::new(), count)])?;
-        let spent = seconds(self.ticks.micros.load(Ordering::Relaxed), 1e6);
+        let spent = seconds(tick.ticks.micros, 1e6);
         let help = "Time spent in ticks.";
         page.counters("tick_duration", help, Some(Unit::Seconds), vec![(Vec::new(), spent)])?;
         let age = seconds(self.shown.tick_age().0, 1e3);
@@ -495,6 +471,8 @@ fn seconds(count: u64, per_second: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         fixture,
@@ -505,10 +483,9 @@ mod tests {
         published::Published,
     };
 
-    fn page(tick: Published) -> String {
-        let ticks = Arc::new(TickTimes::default());
-        ticks.record(Duration::from_millis(2));
-        encode(&Arc::new(Shown::first(Arc::new(tick))), &ticks)
+    fn page(mut tick: Published) -> String {
+        tick.ticks.record(Duration::from_millis(2));
+        encode(&Arc::new(Shown::first(Arc::new(tick))))
     }
 
     #[test]

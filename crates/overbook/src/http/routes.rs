@@ -1,6 +1,6 @@
 //! The paths. Each handler picks its part of the latest moment and nothing else.
 
-use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{ops::RangeInclusive, sync::Arc};
 
 use axum::{
     Extension, Json, Router,
@@ -12,12 +12,12 @@ use axum::{
 use model::{GroupName, Millis, VmName};
 use policy::Case;
 use serde::Deserialize;
-use tokio::sync::oneshot;
 use utoipa::{IntoParams, OpenApi};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    Api, ReadHistory, Shown,
+    Api, Shown,
+    asks::{self, Question, Span},
     events::{self, Event},
     metrics,
     places::Place,
@@ -27,12 +27,10 @@ use super::{
         MissRatioCurve, PlanStatus, VmStatus,
     },
 };
-use crate::{explain, log, published::Reply, published::Request as Wish};
+use crate::{explain, log};
 
 /// A daemon whose last tick is older than this is not well.
 const TICK_LIMIT: Millis = Millis::secs(5);
-/// How long the loop may take to carry out a request.
-const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 /// Rows of history in one answer, at most.
 const MAX_ROWS: usize = 10_000;
 
@@ -239,8 +237,7 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
         // The daemon has not changed this VM since it started; an earlier one may have. An
         // unreadable history shows in `/v1/host`: the rest of the explanation is worth having
         // without it.
-        let vm = name.clone();
-        let row = on_disk(&api, move |history| history.last_change(&vm)).await.unwrap_or_default();
+        let row = asks::last_change(&api.asks, name.clone()).await.unwrap_or_default();
         last = row.and_then(HistoryRow::into_change);
     }
     let text = explain::explain(&shown.published, &name, last.as_ref());
@@ -251,7 +248,7 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
-struct Span {
+struct Wanted {
     /// Rows since this moment, in milliseconds since the Unix epoch; all without it.
     since_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
@@ -260,7 +257,7 @@ struct Span {
 
 /// What a VM had and what was done to it, oldest first.
 #[utoipa::path(
-    get, path = "/v1/history/{vm}", params(("vm" = String, Path), Span),
+    get, path = "/v1/history/{vm}", params(("vm" = String, Path), Wanted),
     responses(
         (status = 200, body = Vec<HistoryRow>), (status = 400, body = Failure),
         (status = 404, body = Failure)
@@ -269,18 +266,13 @@ struct Span {
 async fn history(
     State(api): State<Api>,
     path: Name,
-    span: Result<Query<Span>, QueryRejection>,
+    span: Result<Query<Wanted>, QueryRejection>,
 ) -> Answer<Vec<HistoryRow>> {
-    let (since, limit) = bounds(span)?;
+    let span = bounds(span)?;
     // The VM need not be there any more: its history is.
     let name = VmName::from(name_in(path)?);
-    let of = name.clone();
-    let rows = on_disk(&api, move |history| {
-        let rows = history.rows(&of, since, limit)?;
-        let is_known = !rows.is_empty() || !history.rows(&of, 0, 1)?.is_empty();
-        Ok(is_known.then_some(rows))
-    });
-    let (rows, shown) = (rows.await?, api.shown());
+    let rows = asks::history(&api.asks, name.clone(), span).await?;
+    let shown = api.shown();
     let vms = &shown.published.view.vms;
     match rows {
         Some(rows) => Ok(Json(rows)),
@@ -291,7 +283,7 @@ async fn history(
 
 /// What a group has lent to others and borrowed from them, and why, oldest first.
 #[utoipa::path(
-    get, path = "/v1/loans/{group}", params(("group" = String, Path), Span),
+    get, path = "/v1/loans/{group}", params(("group" = String, Path), Wanted),
     responses(
         (status = 200, body = Vec<LoanRow>), (status = 400, body = Failure),
         (status = 404, body = Failure)
@@ -300,17 +292,12 @@ async fn history(
 async fn loans(
     State(api): State<Api>,
     path: Name,
-    span: Result<Query<Span>, QueryRejection>,
+    span: Result<Query<Wanted>, QueryRejection>,
 ) -> Answer<Vec<LoanRow>> {
-    let (since, limit) = bounds(span)?;
+    let span = bounds(span)?;
     let group = GroupName::from(name_in(path)?.as_str());
-    let of = group.clone();
-    let rows = on_disk(&api, move |history| {
-        let rows = history.loans(&of, since, limit)?;
-        let is_known = !rows.is_empty() || !history.loans(&of, 0, 1)?.is_empty();
-        Ok(is_known.then_some(rows))
-    });
-    let (rows, shown) = (rows.await?, api.shown());
+    let rows = asks::loans(&api.asks, group.clone(), span).await?;
+    let shown = api.shown();
     let groups = &shown.published.spec.groups;
     match rows {
         Some(rows) => Ok(Json(rows)),
@@ -323,61 +310,43 @@ async fn loans(
 }
 
 /// Since when, and how many rows.
-fn bounds(span: Result<Query<Span>, QueryRejection>) -> Result<(u64, usize), Problem> {
+fn bounds(span: Result<Query<Wanted>, QueryRejection>) -> Result<Span, Problem> {
     let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
     let limit = span.limit.unwrap_or(1_000);
     if limit > MAX_ROWS {
         let text = format!("limit is {limit}; at most {MAX_ROWS} rows are answered at once");
         return Err(Problem::BadParameter(text));
     }
-    Ok((span.since_wall_ms.unwrap_or(0), limit))
-}
-
-/// Reads on a thread of its own, so that a slow disk holds up nobody else.
-async fn on_disk<T: Send + 'static>(
-    api: &Api,
-    read: impl FnOnce(&dyn ReadHistory) -> Result<T, String> + Send + 'static,
-) -> Result<T, Problem> {
-    let history = Arc::clone(&api.history);
-    let read = tokio::task::spawn_blocking(move || read(history.as_ref())).await;
-    read.map_err(|error| Problem::Failed(error.to_string()))?.map_err(Problem::Failed)
+    Ok(Span { since_wall_ms: span.since_wall_ms.unwrap_or(0), limit })
 }
 
 /// Change nothing any more.
 #[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
 async fn pause(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    wish(&api, &asker, "pause", Wish::Pause).await
+    change(&api, &asker, "pause", Question::Pause).await
 }
 
 /// Go on after a pause.
 #[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
 async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    wish(&api, &asker, "resume", Wish::Resume).await
+    change(&api, &asker, "resume", Question::Resume).await
 }
 
 /// Give every VM back what it had before Overbook touched it, and pause.
 #[utoipa::path(post, path = "/v1/release", responses((status = 200, body = Done)))]
 async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
-    wish(&api, &asker, "release", Wish::Release).await
+    change(&api, &asker, "release", Question::Release).await
 }
 
-/// Has the loop do something, and logs who wants it.
-async fn wish(
+/// Has the daemon do something, and logs the process that wants it.
+async fn change(
     api: &Api,
     Extension(asker): &Asker,
     what: &str,
-    make: impl FnOnce(Reply) -> Wish,
+    question: Question,
 ) -> Answer<Done> {
     log::info(&format!("{what}: asked for by {}", asker.peer()));
-    let (reply, outcome) = oneshot::channel();
-    let asked = async {
-        api.requests.send(make(reply)).await.ok()?;
-        outcome.await.ok()
-    };
-    let outcome = tokio::time::timeout(REQUEST_LIMIT, asked).await;
-    let answered = outcome.map_err(|_| Problem::Busy(REQUEST_LIMIT.as_secs()))?;
-    let ended = || Problem::Failed("the daemon is ending".to_owned());
-    let message = answered.ok_or_else(ended)?.map_err(Problem::Failed)?;
+    let message = asks::change(&api.asks, question).await?;
     Ok(Json(Done { message }))
 }
 
@@ -399,7 +368,7 @@ async fn event_stream(State(api): State<Api>) -> Response {
 )]
 async fn prometheus(State(api): State<Api>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    let text = metrics::encode(&api.shown(), &api.ticks);
+    let text = metrics::encode(&api.shown());
     ([(CONTENT_TYPE, kind)], text).into_response()
 }
 

@@ -98,6 +98,16 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
+    /// A token that was read before ([`Self::text`]).
+    pub(crate) const fn known(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The secret itself.
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+
     /// Whether the request brings this token.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let sent = headers.get(AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();

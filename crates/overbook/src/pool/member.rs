@@ -17,7 +17,7 @@ use model::cluster::{HostReport, Intent};
 use model::spec::{PoolSpec, ReceiveSpec, Spec};
 use model::{HostName, Severity, Time, VmName, VmView};
 use policy::handover::{self, SourceQemu, SourceStep, TargetQemu, TargetStep};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, sleep, timeout};
@@ -43,7 +43,7 @@ const FOUND: Duration = Duration::from_secs(30);
 const SEAT_FILE: &str = "pool-seat.json";
 
 /// How a host does in its pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberState {
     /// What the host is called there.
     pub host: String,

@@ -11,13 +11,13 @@ use cluster::records::Records;
 use model::cluster::Intent;
 use model::{HostName, VmName};
 use policy::handover::{SourceStep, TargetStep};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// So many news are kept for those who look once a second.
 const KEPT: usize = 64;
 
 /// What has become of a VM that was to change hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "move")]
 pub enum Progress {
     /// It is sent.
@@ -92,7 +92,7 @@ impl Progress {
 }
 
 /// What has become of a VM, told once.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct News {
     /// Counts from 1 since the daemon started.
     pub number: u64,
@@ -103,7 +103,7 @@ pub struct News {
 }
 
 /// How the moves of a host go, since its daemon started.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moves {
     /// VMs that come or go, and have not arrived, left, or stayed.
     pub under_way: BTreeSet<VmName>,

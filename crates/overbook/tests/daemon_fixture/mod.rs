@@ -18,6 +18,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct Daemon {
     child: Child,
     dir: TempDir,
+    socket: PathBuf,
 }
 
 #[allow(dead_code, reason = "not every test file uses every part")]
@@ -25,7 +26,17 @@ impl Daemon {
     /// Starts one that looks for QMP sockets in `dir`, with `more` in its configuration, and waits
     /// until it answers.
     pub(crate) fn start(dir: TempDir, more: &str) -> Self {
-        configure(dir.path(), more);
+        let socket = socket(dir.path());
+        Self::listening(dir, &socket, more)
+    }
+
+    /// The same, with its socket there.
+    pub(crate) fn with_socket(dir: TempDir, socket: &Path) -> Self {
+        Self::listening(dir, socket, "")
+    }
+
+    fn listening(dir: TempDir, socket: &Path, more: &str) -> Self {
+        configure(dir.path(), socket, more);
         let log = fs::File::create(dir.path().join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_overbook"))
             .args(["daemon", "--config"])
@@ -34,7 +45,7 @@ impl Daemon {
             .stderr(log)
             .spawn()
             .unwrap();
-        let mut daemon = Self { child, dir };
+        let mut daemon = Self { child, dir, socket: socket.to_owned() };
         daemon.until("the daemon answers", |daemon| {
             daemon.try_get::<serde_json::Value>("/v1/host").is_some()
         });
@@ -43,7 +54,7 @@ impl Daemon {
 
     /// Writes another configuration and has it read.
     pub(crate) fn reconfigure(&self, more: &str) {
-        configure(self.dir.path(), more);
+        configure(self.dir.path(), &self.socket, more);
         self.signal("HUP");
     }
 
@@ -59,7 +70,7 @@ impl Daemon {
 
     /// A way to ask it.
     pub(crate) fn client(&self) -> Client {
-        Client::new(&socket(self.dir.path())).unwrap()
+        Client::new(&self.socket).unwrap()
     }
 
     /// All that it has said.
@@ -90,6 +101,18 @@ impl Daemon {
         self.dir.path()
     }
 
+    /// Asks it to end, and waits for that.
+    pub(crate) fn end(&mut self) {
+        self.signal("TERM");
+        let status = self.child.wait().unwrap();
+        assert!(status.success(), "{status}: {}", self.log());
+    }
+
+    /// Its pid.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
@@ -109,10 +132,11 @@ pub(crate) fn socket(dir: &Path) -> PathBuf {
     dir.join("overbook.sock")
 }
 
-fn configure(dir: &Path, more: &str) {
+fn configure(dir: &Path, socket: &Path, more: &str) {
     let host = format!(
-        "[host]\nqmp = [\"{0}/*.qmp\"]\nstate = \"{0}/state\"\n[api]\nsocket = \"{0}/overbook.sock\"\n",
-        dir.display()
+        "[host]\nqmp = [\"{0}/*.qmp\"]\nstate = \"{0}/state\"\n[api]\nsocket = \"{1}\"\n",
+        dir.display(),
+        socket.display()
     );
     fs::write(dir.join("overbook.toml"), host + more).unwrap();
 }

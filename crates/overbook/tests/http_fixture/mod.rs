@@ -14,7 +14,7 @@ use model::{
     tracking::{CurvePoint, TrackingCost},
     view::Mechanism,
 };
-use overbook::published::Published;
+use overbook::published::{Published, TickTimes};
 use policy::Memory;
 
 /// The moment of the tick, on the boot clock.
@@ -35,6 +35,7 @@ pub(crate) fn published() -> Published {
         waits_for_restart: None,
         history_error: None,
         pool: None,
+        ticks: TickTimes::default(),
     }
 }
 

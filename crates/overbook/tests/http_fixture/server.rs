@@ -12,10 +12,10 @@ use std::{
 use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
 use overbook::{
     http::{
-        self, Inside, Listeners, ReadHistory,
+        self, Answer, Ask, Doors, Inside, Listeners, Outcome, Question, Span,
         wire::{HistoryRow, LoanRow, LoanStatus},
     },
-    published::{Published, Request},
+    published::Published,
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -69,24 +69,28 @@ impl Server {
         let tcp = with_tcp.then(|| "127.0.0.1:0".parse().unwrap());
         let api = ApiSpec { socket: socket.clone(), tcp, token_file: Some(token) };
         let (ticks, latest) = watch::channel(Arc::new(http_fixture::published()));
-        let (requests, mut wished) = mpsc::channel(4);
+        let (asks, mut asked) = mpsc::channel::<Ask>(4);
         let (end, ended) = oneshot::channel();
         let (ready, address) = std::sync::mpsc::channel();
-        let inside = Inside { latest, requests, history: Arc::new(MadeUp), ticks: Arc::default() };
+        let inside = Inside { latest, asks };
         let thread = thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 tokio::spawn(async move {
-                    while let Some(request) = wished.recv().await {
-                        answer(request, &outcome);
+                    while let Some(Ask { question, reply }) = asked.recv().await {
+                        // The client may have gone.
+                        let _ = reply.send(answer(question, &outcome));
                     }
                 });
-                let listeners = Listeners::bind(&api).unwrap();
-                ready.send(listeners.tcp_address()).unwrap();
-                // A task of its own, as in the daemon.
+                let doors = Doors::open(&api).unwrap();
+                ready.send(doors.tcp_address()).unwrap();
+                let Listeners { unix, tcp } = doors.listeners();
+                let tcp =
+                    tcp.as_ref().map(|(tcp, token)| (tcp.try_clone().unwrap(), token.clone()));
+                let listeners = Listeners { unix: unix.try_clone().unwrap(), tcp };
                 let served = http::serve(listeners, inside, async { drop(ended.await) });
-                tokio::spawn(served).await.unwrap();
+                tokio::spawn(served).await.unwrap().unwrap();
             });
         });
         let tcp = address.recv().unwrap();
@@ -107,52 +111,49 @@ impl Drop for Server {
     }
 }
 
-fn answer(request: Request, outcome: &Result<(), String>) {
-    let (verb, reply) = match request {
-        Request::Pause(reply) => ("pause", reply),
-        Request::Resume(reply) => ("resume", reply),
-        Request::Release(reply) => ("release", reply),
-    };
-    // The client may have gone.
-    let _ = reply.send(outcome.clone().map(|()| format!("{verb} done")));
+fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
+    let done = |verb: &str| outcome.clone().map(|()| Answer::Done(format!("{verb} done")));
+    match question {
+        Question::Pause => done("pause"),
+        Question::Resume => done("resume"),
+        Question::Release => done("release"),
+        Question::History { vm, span } => rows(&vm, span).map(Answer::History),
+        Question::LastChange { .. } => Ok(Answer::LastChange(Some(last_change().into()))),
+        Question::Loans { group, span } => Ok(Answer::Loans(loans(&group, span))),
+    }
 }
 
 /// A reading, and a change three minutes before the fixture's tick; `broken` cannot be read.
-struct MadeUp;
-
-impl ReadHistory for MadeUp {
-    fn rows(&self, vm: &VmName, since_wall_ms: u64, _: usize) -> Result<Vec<HistoryRow>, String> {
-        if vm.as_str() == "broken" {
-            return Err("the disk is on fire".to_owned());
-        }
-        if vm.as_str() == "web-2" || vm.as_str() == "web-9" {
-            return Ok(Vec::new());
-        }
-        let reading = HistoryRow {
-            wall_ms: since_wall_ms,
-            step_seconds: Some(1),
-            balloon_bytes: Some(192 << 20),
-            ..HistoryRow::default()
-        };
-        Ok([reading].into_iter().chain(self.last_change(vm)?).collect())
+fn rows(vm: &VmName, span: Span) -> Result<Option<Vec<HistoryRow>>, String> {
+    if vm.as_str() == "broken" {
+        return Err("the disk is on fire".to_owned());
     }
-
-    fn last_change(&self, _: &VmName) -> Result<Option<HistoryRow>, String> {
-        Ok(Some(HistoryRow {
-            wall_ms: http_fixture::published().wall_ms - 180_000,
-            mode: Some("enforce".to_owned()),
-            change: Some("target raised to 192 MiB: it is short of memory".to_owned()),
-            ..HistoryRow::default()
-        }))
+    if vm.as_str() == "web-2" || vm.as_str() == "web-9" {
+        return Ok(None);
     }
+    let reading = HistoryRow {
+        wall_ms: span.since_wall_ms,
+        step_seconds: Some(1),
+        balloon_bytes: Some(192 << 20),
+        ..HistoryRow::default()
+    };
+    Ok(Some(vec![reading, last_change()]))
+}
 
-    fn loans(&self, group: &GroupName, since: u64, _: usize) -> Result<Vec<LoanRow>, String> {
-        if group.as_str() != "web" {
-            return Ok(Vec::new());
-        }
-        let loan =
-            Loan { borrower: "shop".into(), amount: Bytes::ZERO, reason: Reason::LoanUnneeded };
-        let loan = LoanStatus::of(group, &loan);
-        Ok(vec![LoanRow { wall_ms: since, mode: "enforce".to_owned(), loan }])
+fn last_change() -> HistoryRow {
+    HistoryRow {
+        wall_ms: http_fixture::published().wall_ms - 180_000,
+        mode: Some("enforce".to_owned()),
+        change: Some("target raised to 192 MiB: it is short of memory".to_owned()),
+        ..HistoryRow::default()
     }
+}
+
+fn loans(group: &GroupName, span: Span) -> Option<Vec<LoanRow>> {
+    if group.as_str() != "web" {
+        return None;
+    }
+    let loan = Loan { borrower: "shop".into(), amount: Bytes::ZERO, reason: Reason::LoanUnneeded };
+    let loan = LoanStatus::of(group, &loan);
+    Some(vec![LoanRow { wall_ms: span.since_wall_ms, mode: "enforce".to_owned(), loan }])
 }

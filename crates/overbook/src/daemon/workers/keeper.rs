@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::cgroup::Seat;
-use crate::daemon::log;
+use crate::daemon::{child, log};
 use crate::worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -193,7 +192,7 @@ impl Task {
         let ended = self.attend(&mut worker).await;
         // After an orderly end nobody is there to get it.
         let _ = worker.child.signal(Signal::KILL);
-        if worker.ended(MOST_SILENCE).await.is_none() {
+        if child::ended(&mut worker.child, MOST_SILENCE).await.is_none() {
             log::warn(&format!("the killed worker of group {} does not end", self.group));
         }
         ended
@@ -335,27 +334,13 @@ impl Running {
     /// Has it give everything back and end.
     async fn end(&mut self) -> Result<(), String> {
         self.orders = None;
-        let ended = self.ended(GRACE).await;
+        let ended = child::ended(&mut self.child, GRACE).await;
         ended.map(drop).ok_or_else(|| "did not end when it was told to".to_owned())
     }
 
     /// How it ended.
     async fn last_words(&mut self) -> String {
-        let ended = self.ended(LAST_WORDS).await;
+        let ended = child::ended(&mut self.child, LAST_WORDS).await;
         ended.map_or("closed its output".to_owned(), |status| format!("ended ({status})"))
-    }
-
-    /// Its exit status, if it ends within `limit`. Never blocks: the daemon has one thread.
-    async fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Ok(Some(status)) = self.child.try_wait() {
-                return Some(status);
-            }
-            if Instant::now() >= deadline {
-                return None;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
     }
 }

@@ -1,0 +1,136 @@
+//! The process that answers the API: the daemon's face, and none of its rights.
+//!
+//! ```text
+//!   daemon ──token, ticks, answers (JSON lines on standard input)──►  api  ◄──HTTP──►  clients
+//!          ◄─questions (JSON lines on standard output)──────────────
+//! ```
+//!
+//! **Problem.** The daemon may read every process of the host and talk to every QEMU. What parses
+//! the requests of strangers should have none of that.
+//!
+//! **Idea.** The daemon opens the API's sockets and leaves them open for this process, which then
+//! gives up everything but what is open ([`sys::confine`]): it opens no file, connects to nothing,
+//! starts nothing. It sees what the API shows, and asks what the API lets clients ask. So a fault
+//! in HTTP gives an attacker what the API gives its clients.
+//!
+//! It may end at any moment: clients wait in the backlog of the sockets until the next one is there
+//! ([`daemon`](crate::daemon) starts it), and no guest notices.
+//!
+//! **Leaves out.** Who asks is told by this process, and the daemon cannot check it.
+
+mod wire;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use sys::process::inherited;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::http::{self, Ask, Inside, Listeners, Outcome, Token};
+use crate::log;
+use crate::published::Published;
+
+pub(crate) use wire::{Down, Lines, MOST_ASK, MOST_OPEN, Numbered, line, nonsense};
+
+/// What the daemon says.
+type FromDaemon = Lines<BufReader<pipe::Receiver>>;
+
+/// The numbers of the sockets that are left open for this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sockets {
+    /// The unix socket.
+    pub(crate) unix: i32,
+    /// The TCP socket.
+    pub(crate) tcp: Option<i32>,
+}
+
+/// Answers the API on the sockets of these numbers until the daemon ends.
+///
+/// # Errors
+/// The sockets are not open, or the daemon says what makes no sense.
+pub(crate) fn run(sockets: Sockets) -> io::Result<()> {
+    let unix = UnixListener::from(inherited(sockets.unix)?);
+    let tcp = sockets.tcp.map(inherited).transpose()?.map(TcpListener::from);
+    let (down, up) = (io::stdin().as_fd().try_clone_to_owned()?, io::stdout());
+    let up = up.as_fd().try_clone_to_owned()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    runtime.block_on(async {
+        let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
+        // The daemon is trusted with its lines' length.
+        let down = Lines::new(down, usize::MAX - 1);
+        let up = pipe::Sender::from_owned_fd(up)?;
+        // The runtime has one thread, and that is confined now.
+        if let Err(error) = sys::confine::to_what_is_open() {
+            log::warn(&format!("what answers the API has more rights than it needs: {error}"));
+        }
+        serve(unix, tcp, down, up).await
+    })
+}
+
+async fn serve(
+    unix: UnixListener,
+    tcp: Option<TcpListener>,
+    mut down: FromDaemon,
+    up: pipe::Sender,
+) -> io::Result<()> {
+    let Some(Down::Token(token)) = down.next().await? else {
+        return Err(nonsense("the daemon begins without the token"));
+    };
+    let Some(Down::Tick(first)) = down.next().await? else {
+        return Err(nonsense("the daemon begins without a tick"));
+    };
+    let tcp = tcp.zip(token.map(Token::known));
+    let (show, latest) = watch::channel(first);
+    let (asks, asked) = mpsc::channel(1);
+    let inside = Inside { latest, asks };
+    let served = http::serve(Listeners { unix, tcp }, inside, std::future::pending());
+    tokio::select! {
+        served = served => served,
+        ended = talk(down, up, &show, asked) => ended,
+    }
+}
+
+/// Shows what the daemon says, and asks what clients want to know, until the daemon ends.
+async fn talk(
+    mut down: FromDaemon,
+    mut up: pipe::Sender,
+    show: &watch::Sender<Arc<Published>>,
+    mut asked: mpsc::Receiver<Ask>,
+) -> io::Result<()> {
+    let mut open: BTreeMap<u64, oneshot::Sender<Outcome>> = BTreeMap::new();
+    let mut id = 0;
+    loop {
+        tokio::select! {
+            said = down.next() => match said? {
+                Some(Down::Tick(tick)) => drop(show.send_replace(tick)),
+                Some(Down::Answer(answer)) => {
+                    if let Some(reply) = open.remove(&answer.id) {
+                        // The client may have gone.
+                        let _ = reply.send(answer.what);
+                    }
+                }
+                Some(Down::Token(_)) => return Err(nonsense("the daemon says the token twice")),
+                None => return Ok(()),
+            },
+            // More of them wait for their turn.
+            Some(Ask { question, reply }) = asked.recv(), if open.len() < MOST_OPEN => {
+                id += 1;
+                let text = line(&Numbered { id, what: question })?;
+                if text.len() > MOST_ASK {
+                    let _ = reply.send(Err(format!("a question of more than {MOST_ASK} bytes")));
+                    continue;
+                }
+                open.insert(id, reply);
+                up.write_all(&text).await?;
+            }
+        }
+    }
+}

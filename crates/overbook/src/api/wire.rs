@@ -1,0 +1,139 @@
+//! The lines between the daemon and the process that answers the API.
+
+use std::io;
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
+
+use crate::http::Outcome;
+use crate::published::Published;
+
+/// The longest question, in bytes: names of a few hundred, and numbers.
+pub(crate) const MOST_ASK: usize = 64 << 10;
+/// Questions that the daemon has at a time.
+pub(crate) const MOST_OPEN: usize = 32;
+
+/// A line from the daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Down {
+    /// The first line: what opens the TCP listener, if there is one.
+    Token(Option<String>),
+    /// The latest tick. Those before it may be left out.
+    Tick(Arc<Published>),
+    /// The answer to the question of this number.
+    Answer(Box<Numbered<Outcome>>),
+}
+
+/// A question or its answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Numbered<T> {
+    /// Tells it from the others that are open.
+    pub(crate) id: u64,
+    /// The question, or the answer.
+    pub(crate) what: T,
+}
+
+/// `value` as a line.
+///
+/// # Errors
+/// It has maps whose keys are no text.
+pub(crate) fn line(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Reads values, one a line.
+pub(crate) struct Lines<R> {
+    reader: R,
+    line: Vec<u8>,
+    most: usize,
+}
+
+impl<R: AsyncBufRead + Unpin> Lines<R> {
+    /// Of at most so many bytes each.
+    pub(crate) const fn new(reader: R, most: usize) -> Self {
+        Self { reader, line: Vec::new(), most }
+    }
+
+    /// The next one; `None` at the end. One that is not waited for to its end loses nothing.
+    ///
+    /// # Errors
+    /// The reader's; a line that is too long, cut off, or makes no sense.
+    pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let left = (self.most + 1).saturating_sub(self.line.len());
+        let mut within = (&mut self.reader).take(left as u64);
+        within.read_until(b'\n', &mut self.line).await?;
+        let line = std::mem::take(&mut self.line);
+        match line.last() {
+            None => Ok(None),
+            Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+            Some(_) if line.len() > self.most => {
+                Err(nonsense(format!("a line of more than {} bytes", self.most)))
+            }
+            Some(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// The other side does not keep to these lines.
+pub(crate) fn nonsense(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::fixture;
+    use crate::http::Question;
+
+    #[tokio::test]
+    async fn a_tick_comes_over_as_it_was_sent() {
+        let sent = Arc::new(fixture::published());
+        let bytes = line(&Down::Tick(Arc::clone(&sent))).unwrap();
+        let Some(Down::Tick(came)) =
+            Lines::new(bytes.as_slice(), bytes.len()).next().await.unwrap()
+        else {
+            panic!("it is something else");
+        };
+        assert_eq!(format!("{came:?}"), format!("{sent:?}"));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_comes_in_pieces_is_one_and_a_reader_that_gives_up_loses_none() {
+        let bytes = line(&Numbered { id: 1, what: Question::Pause }).unwrap();
+        let (mut ours, theirs) = tokio::io::duplex(16);
+        let mut lines = Lines::new(tokio::io::BufReader::new(theirs), MOST_ASK);
+        let mut rest: VecDeque<u8> = bytes.into();
+        while let Some(byte) = rest.pop_front() {
+            tokio::io::AsyncWriteExt::write_all(&mut ours, &[byte]).await.unwrap();
+            if !rest.is_empty() {
+                let early = tokio::select! {
+                    biased;
+                    read = lines.next::<Numbered<Question>>() => Some(read),
+                    () = tokio::task::yield_now() => None,
+                };
+                assert!(early.is_none(), "{early:?}");
+            }
+        }
+        let read = lines.next::<Numbered<Question>>().await.unwrap().unwrap();
+        assert_eq!(read, Numbered { id: 1, what: Question::Pause });
+    }
+
+    #[tokio::test]
+    async fn lines_that_are_too_long_or_cut_off_or_make_no_sense_are_refused() {
+        for (text, why) in [
+            ("x".repeat(11), "a line of more than 10 bytes"),
+            ("12345".to_owned(), "unexpected end of file"),
+            ("[1]\n".to_owned(), "invalid type: sequence, expected u64 at line 1 column 0"),
+        ] {
+            let read = Lines::new(text.as_bytes(), 10).next::<u64>().await;
+            assert_eq!(read.unwrap_err().to_string(), why);
+        }
+        assert_eq!(Lines::new(&b""[..], 10).next::<u64>().await.unwrap(), None);
+    }
+}

@@ -1,0 +1,20 @@
+//! `overbook api UNIX [TCP]`: hand over to what answers the API.
+
+use clap::Args;
+
+use super::{error::CliError, output::Output};
+use crate::api::{self, Sockets};
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The number of the unix socket, which is open
+    unix: i32,
+    /// The number of the TCP socket
+    tcp: Option<i32>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
+    let sockets = Sockets { unix: arguments.unix, tcp: arguments.tcp };
+    api::run(sockets).map_err(|error| CliError::Said(error.to_string()))?;
+    Ok(Output::nothing())
+}

@@ -1,0 +1,212 @@
+//! The process that answers the API ([`api`](crate::api)), kept running as long as the daemon.
+//!
+//! The sockets and their file stay with the daemon, so a process that ends takes no client's place
+//! in the backlog with it. The next one is started after a pause that doubles. What the process
+//! asks is bounded ([`MOST_ASK`], [`MOST_OPEN`]): one that asks more is not ours any more, and is
+//! ended.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sys::process::{Child, Signal, Spawn};
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
+
+use super::{child, log};
+use crate::api::{Down, Lines, MOST_ASK, MOST_OPEN, Numbered, line, nonsense};
+use crate::http::{Ask, Asks, Doors, Outcome, Question};
+use crate::published::Latest;
+
+/// How often it is looked whether the socket's file is in its place.
+const LOOK: Duration = Duration::from_secs(1);
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
+/// One that has run for so long was in good order.
+const GOOD_RUN: Duration = Duration::from_secs(3);
+/// One that does not take a line for so long is stuck.
+const STUCK: Duration = Duration::from_secs(15);
+/// How long one may take to end when the daemon's end of the pipe has closed, or it was killed.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Keeps the API answered until `ended`.
+pub(super) async fn keep(
+    mut doors: Doors,
+    latest: Latest,
+    asks: Asks,
+    ended: oneshot::Receiver<()>,
+) {
+    let serving = async {
+        let mut pause = PAUSES.0;
+        loop {
+            let started = Instant::now();
+            match serve(&mut doors, latest.clone(), &asks).await {
+                // The socket is another one.
+                Ok(()) => continue,
+                Err(error) => {
+                    log::warn(&format!("the process that answers the API has ended: {error}"));
+                }
+            }
+            pause = if started.elapsed() < GOOD_RUN { pause } else { PAUSES.0 };
+            sleep(pause).await;
+            pause = (2 * pause).min(PAUSES.1);
+        }
+    };
+    tokio::select! {
+        () = serving => {}
+        _ = ended => {}
+    }
+}
+
+/// A process that answers; it ends with this value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has nothing to put in order.
+        let _ = self.0.signal(Signal::KILL);
+        // Zombies are reaped by the next look, or with the daemon.
+        let _ = self.0.try_wait();
+    }
+}
+
+/// Has one process answer until it ends, or the socket is another one.
+async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()> {
+    let (stdin, down) = io::pipe()?;
+    let (up, stdout) = io::pipe()?;
+    let listeners = doors.listeners();
+    // Always this very program, also after an upgrade has replaced its file.
+    let mut spawn = Spawn::new("/proc/self/exe").arg("api");
+    spawn = spawn.stdin(stdin).stdout(stdout).die_with_parent();
+    let unix = spawn.pass(&listeners.unix)?;
+    spawn = spawn.arg(unix.to_string());
+    let mut token = None;
+    if let Some((tcp, secret)) = &listeners.tcp {
+        let tcp = spawn.pass(tcp)?;
+        spawn = spawn.arg(tcp.to_string());
+        token = Some(secret.text().to_owned());
+    }
+    let mut running = Running(spawn.spawn()?);
+    let down = pipe::Sender::from_owned_fd(down.into())?;
+    let up = BufReader::new(pipe::Receiver::from_owned_fd(up.into())?);
+    let (answers, answered) = mpsc::channel(MOST_OPEN);
+    let outcome = tokio::select! {
+        told = tell(down, token, latest, answered) => told,
+        heard = hear(Lines::new(up, MOST_ASK), asks, answers) => heard,
+        () = another_socket(doors) => Ok(()),
+    };
+    let _ = running.0.signal(Signal::KILL);
+    let status = child::ended(&mut running.0, GRACE).await;
+    outcome.map_err(|error| match status {
+        Some(status) => io::Error::other(format!("{error} ({status})")),
+        None => error,
+    })
+}
+
+/// Ends when the socket's file was made again: another listener is to be served then.
+async fn another_socket(doors: &mut Doors) {
+    let mut looks = interval(LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        looks.tick().await;
+        if doors.look() {
+            return;
+        }
+    }
+}
+
+/// Tells the process each tick, but those that it has no time for, and the answers.
+async fn tell(
+    mut down: pipe::Sender,
+    token: Option<String>,
+    mut latest: Latest,
+    mut answered: mpsc::Receiver<Numbered<Outcome>>,
+) -> io::Result<()> {
+    let mut said = Down::Token(token);
+    latest.mark_changed();
+    loop {
+        // Of a host with a thousand VMs it takes a while.
+        let text = spawn_blocking(move || line(&said)).await.map_err(io::Error::other)??;
+        let written = timeout(STUCK, down.write_all(&text)).await;
+        written.map_err(|_| nonsense(format!("it takes nothing for {STUCK:?}")))??;
+        said = tokio::select! {
+            changed = latest.changed() => {
+                changed.map_err(io::Error::other)?;
+                Down::Tick(Arc::clone(&latest.borrow_and_update()))
+            }
+            Some(answer) = answered.recv() => Down::Answer(Box::new(answer)),
+        };
+    }
+}
+
+/// Has the loop answer what the process asks.
+async fn hear(
+    mut up: Lines<BufReader<pipe::Receiver>>,
+    asks: &Asks,
+    answers: mpsc::Sender<Numbered<Outcome>>,
+) -> io::Result<()> {
+    let mut open = JoinSet::new();
+    while let Some(Numbered { id, what }) = up.next::<Numbered<Question>>().await? {
+        while open.try_join_next().is_some() {}
+        if open.len() >= MOST_OPEN {
+            return Err(nonsense(format!("it asks more than {MOST_OPEN} questions at a time")));
+        }
+        let (asks, answers) = (asks.clone(), answers.clone());
+        open.spawn(async move {
+            let (reply, outcome) = oneshot::channel();
+            let ended = || Err("the daemon is ending".to_owned());
+            let what = match asks.send(Ask { question: what, reply }).await {
+                Ok(()) => outcome.await.unwrap_or_else(|_| ended()),
+                Err(_) => ended(),
+            };
+            // The process may have ended.
+            let _ = answers.send(Numbered { id, what }).await;
+        });
+    }
+    Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of a process that has written this.
+    async fn end_of(text: &[u8]) -> String {
+        let (asks, mut asked) = mpsc::channel(1);
+        let (answers, _kept) = mpsc::channel(MOST_OPEN);
+        let (up, theirs) = io::pipe().unwrap();
+        let up = BufReader::new(pipe::Receiver::from_owned_fd(up.into()).unwrap());
+        let mut theirs = pipe::Sender::from_owned_fd(theirs.into()).unwrap();
+        let unanswered = async {
+            let mut kept = Vec::new();
+            while let Some(ask) = asked.recv().await {
+                kept.push(ask);
+            }
+        };
+        let written = async {
+            theirs.write_all(text).await.unwrap();
+            drop(theirs);
+            std::future::pending().await
+        };
+        tokio::select! {
+            ended = hear(Lines::new(up, MOST_ASK), &asks, answers) => ended.unwrap_err().to_string(),
+            () = unanswered => unreachable!("there is always somebody that may ask"),
+            () = written => unreachable!("it waits"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_asks_too_much_or_makes_no_sense_is_none_of_ours() {
+        let ask = |id| line(&Numbered { id, what: Question::Pause }).unwrap();
+        let many: Vec<u8> = (0..=MOST_OPEN as u64).flat_map(ask).collect();
+        assert_eq!(end_of(&many).await, "it asks more than 32 questions at a time");
+        let few = &many[..many.len() - ask(MOST_OPEN as u64).len()];
+        assert_eq!(end_of(few).await, "unexpected end of file", "so many are answered");
+        let long = vec![b'x'; MOST_ASK + 1];
+        assert_eq!(end_of(&long).await, "a line of more than 65536 bytes");
+        let why = end_of(b"{\"id\":1,\"what\":\"Halt\"}\n").await;
+        assert!(why.starts_with("unknown variant `Halt`"), "{why}");
+    }
+}

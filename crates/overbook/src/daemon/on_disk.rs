@@ -1,0 +1,39 @@
+//! Answers to what clients ask of the history, each on a thread that may wait for the disk.
+
+use std::path::Path;
+
+use crate::history;
+use crate::http::{Answer, Outcome, Question, Span};
+
+/// All that was ever kept, but one row of it.
+const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
+
+/// The answer out of the history in `file`; `None`: the question is not about the history.
+pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
+    let outcome = match question {
+        Question::Pause | Question::Resume | Question::Release => return None,
+        Question::History { vm, span } => {
+            let read = |span: Span| history::read(file, vm, span.since_wall_ms, span.limit);
+            known(read, *span).map(Answer::History)
+        }
+        Question::LastChange { vm } => {
+            let row = history::last_change(file, vm);
+            row.map(|row| Answer::LastChange(row.map(|row| Box::new(row.into()))))
+        }
+        Question::Loans { group, span } => {
+            let read = |span: Span| history::loans(file, group, span.since_wall_ms, span.limit);
+            known(read, *span).map(Answer::Loans)
+        }
+    };
+    Some(outcome.map_err(|error| error.to_string()))
+}
+
+/// The rows of a part; `None`: there are none in all of it.
+fn known<T, U: From<T>, E>(
+    read: impl Fn(Span) -> Result<Vec<T>, E>,
+    span: Span,
+) -> Result<Option<Vec<U>>, E> {
+    let rows = read(span)?;
+    let is_known = !rows.is_empty() || !read(ANY)?.is_empty();
+    Ok(is_known.then(|| rows.into_iter().map(U::from).collect()))
+}
