@@ -14,7 +14,7 @@ use lab::{Lab, command};
 use overbook::pki::{self, Order};
 use overbook_tests::{hungry, program, provisions, skip, take_turn, text};
 use serde_json::Value;
-use sys::process::{Child, Signal, Spawn};
+use sys::process::{Child, Signal, Spawn, children_of};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const VALID: Duration = Duration::from_secs(3600);
@@ -60,6 +60,25 @@ impl Host {
 
     fn kill(&mut self) {
         kill(&mut self.daemon);
+    }
+
+    /// Kills the process that asks the store for this host: one without any right of the daemon's.
+    fn kills_its_store(&self) {
+        let daemon = self.daemon.as_ref().unwrap().identity().pid;
+        let read =
+            |pid, what: &str| fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
+        let mut killed = None;
+        until("a process asks the store", &[self], || {
+            let children = children_of(daemon).unwrap();
+            killed = children.into_iter().find(|child| {
+                let status = read(child.pid, "status");
+                let is_confined = status.contains("CapEff:\t0000000000000000\n")
+                    && status.contains("Seccomp:\t2\n");
+                read(child.pid, "cmdline").contains("\0store\0") && is_confined
+            });
+            killed.is_some()
+        });
+        killed.unwrap().signal(Signal::KILL).unwrap();
     }
 
     fn asks(&self, arguments: &[&str]) -> Option<Value> {
@@ -172,6 +191,8 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     members.kill(0).unwrap();
     a.start();
     b.start();
+    a.kills_its_store();
+    b.kills_its_store();
     let log = dir.path().join("controller.log");
     controller = Some(start(&controls, &["controller"], &log));
     until("it is on the other host", &[&a, &b], || {

@@ -25,7 +25,7 @@ pub const SEAT_TTL: Duration = Duration::from_secs(10);
 pub const LIMIT: Duration = Duration::from_secs(3);
 
 /// Why something cannot be read or written.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum StoreError {
     /// It does not answer; nobody knows whether a write was carried out.
     #[error("the store does not answer: {0}")]
@@ -53,7 +53,7 @@ pub struct Seat {
 }
 
 /// A change.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// From now on this is the value.
     Put {
@@ -70,7 +70,7 @@ pub enum Change {
 }
 
 /// What a write depends on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Still {
     /// This key still has …
     pub key: String,
@@ -79,7 +79,7 @@ pub struct Still {
 }
 
 /// All that was kept at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Grows with each change.
     pub revision: i64,

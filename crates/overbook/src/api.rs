@@ -18,8 +18,6 @@
 //!
 //! **Leaves out.** Who asks is told by this process, and the daemon cannot check it.
 
-mod wire;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
@@ -28,16 +26,32 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use serde::{Deserialize, Serialize};
 use sys::process::inherited;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::http::{self, Ask, Inside, Listeners, Outcome, Token};
+use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::log;
 use crate::published::Published;
 
-pub(crate) use wire::{Down, Lines, MOST_ASK, MOST_OPEN, Numbered, line, nonsense};
+/// The longest question, in bytes: names of a few hundred, and numbers.
+pub(crate) const MOST_ASK: usize = 64 << 10;
+/// Questions that the daemon has at a time.
+pub(crate) const MOST_OPEN: usize = 32;
+
+/// A line from the daemon.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Down {
+    /// The first line: what opens the TCP listener, if there is one.
+    Token(Option<String>),
+    /// The latest tick. Those before it may be left out.
+    Tick(Arc<Published>),
+    /// The answer to the question of this number.
+    Answer(Box<Numbered<Outcome>>),
+}
 
 /// What the daemon says.
 type FromDaemon = Lines<BufReader<pipe::Receiver>>;
@@ -132,5 +146,23 @@ async fn talk(
                 up.write_all(&text).await?;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    #[tokio::test]
+    async fn a_tick_comes_over_as_it_was_sent() {
+        let sent = Arc::new(fixture::published());
+        let bytes = line(&Down::Tick(Arc::clone(&sent))).unwrap();
+        let Some(Down::Tick(came)) =
+            Lines::new(bytes.as_slice(), bytes.len()).next().await.unwrap()
+        else {
+            panic!("it is something else");
+        };
+        assert_eq!(format!("{came:?}"), format!("{sent:?}"));
     }
 }

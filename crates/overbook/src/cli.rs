@@ -27,6 +27,7 @@ mod repository;
 mod static_tables;
 mod status;
 mod steer;
+mod store;
 mod table;
 mod vm;
 mod when;
@@ -66,6 +67,9 @@ enum Command {
     /// Answer the API; started by the daemon, which it talks JSON lines with
     #[command(hide = true)]
     Api(api::Arguments),
+    /// Ask the pool's store; started by the daemon, which it talks JSON lines with
+    #[command(hide = true)]
+    Store,
     /// Track the memory of a group's VMs; started by the daemon, which it talks JSON lines with
     #[command(hide = true)]
     Worker(worker::Arguments),
@@ -166,6 +170,7 @@ fn run(cli: Cli) -> Result<Output, CliError> {
     match cli.command {
         Command::Daemon => daemon::run(&context),
         Command::Api(arguments) => api::run(&arguments),
+        Command::Store => store::run(),
         Command::Worker(arguments) => worker::run(&arguments),
         Command::Disks(arguments) => disks::run(&context, &arguments),
         Command::Repository(arguments) => repository::run(&arguments),

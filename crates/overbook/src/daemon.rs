@@ -17,7 +17,6 @@
 //! [`journal`]: crate::journal
 
 mod api;
-mod child;
 mod disks;
 mod error;
 mod ksm;
@@ -51,7 +50,7 @@ use crate::{
     learned_file::LearnedFile,
     lock::{Holder, StateLock},
     pause_file::PauseFile,
-    pool,
+    pool::apart::Apart,
     pool::member::{Member, MemberState},
     published::{Latest, Published, TickTimes},
     release,
@@ -155,7 +154,7 @@ impl Daemon {
 
     async fn run(mut self, doors: Doors) -> Result<(), DaemonError> {
         let (publish, latest) = watch::channel(Arc::new(self.tick()));
-        let member = self.join_pool(&latest).await;
+        let member = self.join_pool(&latest);
         let (asks, mut asked) = mpsc::channel(ASKS);
         let (end, ended) = oneshot::channel::<()>();
         let api = tokio::spawn(api::keep(doors, latest, asks, ended));
@@ -194,20 +193,10 @@ impl Daemon {
     }
 
     /// Takes the host's place in its pool, if it is in one.
-    async fn join_pool(&mut self, latest: &Latest) -> Option<tokio::task::JoinHandle<()>> {
+    fn join_pool(&mut self, latest: &Latest) -> Option<tokio::task::JoinHandle<()>> {
         let spec = self.reloader.spec();
         let pool = spec.pool.clone()?;
-        let store = match pool::store(&pool).await {
-            Ok(store) => store,
-            Err(why) => {
-                log::warn(&format!("this host is in no pool: {why}"));
-                let trouble = Some(why.to_string());
-                let host = pool.host.to_string();
-                let state = MemberState { host, trouble, ..MemberState::default() };
-                self.pool = Some(watch::channel(state).1);
-                return None;
-            }
-        };
+        let store = Arc::new(Apart::start(pool.clone()));
         let hands = self.drivers.hands();
         let (member, state) = Member::new(&spec, pool, store, latest.clone(), hands);
         self.pool = Some(state);

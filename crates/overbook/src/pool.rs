@@ -11,6 +11,7 @@
 //! Nobody waits for the pool: a host whose store does not answer goes on as if it were alone, says
 //! so, and begins nothing new with others.
 
+pub(crate) mod apart;
 pub mod controller;
 mod launch;
 mod manager;

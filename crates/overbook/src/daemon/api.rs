@@ -9,16 +9,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sys::process::{Child, Signal, Spawn};
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
-use super::{child, log};
-use crate::api::{Down, Lines, MOST_ASK, MOST_OPEN, Numbered, line, nonsense};
+use super::log;
+use crate::api::{Down, MOST_ASK, MOST_OPEN};
+use crate::helper::Helper;
 use crate::http::{Ask, Asks, Doors, Outcome, Question};
+use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::published::Latest;
 
 /// How often it is looked whether the socket's file is in its place.
@@ -28,8 +29,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const GOOD_RUN: Duration = Duration::from_secs(3);
 /// One that does not take a line for so long is stuck.
 const STUCK: Duration = Duration::from_secs(15);
-/// How long one may take to end when the daemon's end of the pipe has closed, or it was killed.
-const GRACE: Duration = Duration::from_secs(1);
 
 /// Keeps the API answered until `ended`.
 pub(super) async fn keep(
@@ -60,26 +59,10 @@ pub(super) async fn keep(
     }
 }
 
-/// A process that answers; it ends with this value.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It has nothing to put in order.
-        let _ = self.0.signal(Signal::KILL);
-        // Zombies are reaped by the next look, or with the daemon.
-        let _ = self.0.try_wait();
-    }
-}
-
 /// Has one process answer until it ends, or the socket is another one.
 async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()> {
-    let (stdin, down) = io::pipe()?;
-    let (up, stdout) = io::pipe()?;
     let listeners = doors.listeners();
-    // Always this very program, also after an upgrade has replaced its file.
-    let mut spawn = Spawn::new("/proc/self/exe").arg("api");
-    spawn = spawn.stdin(stdin).stdout(stdout).die_with_parent();
+    let mut spawn = Helper::program().arg("api");
     let unix = spawn.pass(&listeners.unix)?;
     spawn = spawn.arg(unix.to_string());
     let mut token = None;
@@ -88,21 +71,15 @@ async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()>
         spawn = spawn.arg(tcp.to_string());
         token = Some(secret.text().to_owned());
     }
-    let mut running = Running(spawn.spawn()?);
-    let down = pipe::Sender::from_owned_fd(down.into())?;
-    let up = BufReader::new(pipe::Receiver::from_owned_fd(up.into())?);
+    let (helper, down, up) = Helper::start(spawn)?;
     let (answers, answered) = mpsc::channel(MOST_OPEN);
     let outcome = tokio::select! {
         told = tell(down, token, latest, answered) => told,
         heard = hear(Lines::new(up, MOST_ASK), asks, answers) => heard,
         () = another_socket(doors) => Ok(()),
     };
-    let _ = running.0.signal(Signal::KILL);
-    let status = child::ended(&mut running.0, GRACE).await;
-    outcome.map_err(|error| match status {
-        Some(status) => io::Error::other(format!("{error} ({status})")),
-        None => error,
-    })
+    let status = helper.end().await;
+    outcome.map_err(|error| io::Error::other(format!("{error}{status}")))
 }
 
 /// Ends when the socket's file was made again: another listener is to be served then.

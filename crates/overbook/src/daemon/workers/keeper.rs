@@ -21,7 +21,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use super::cgroup::Seat;
-use crate::daemon::{child, log};
+use crate::daemon::log;
+use crate::helper;
 use crate::worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -192,7 +193,7 @@ impl Task {
         let ended = self.attend(&mut worker).await;
         // After an orderly end nobody is there to get it.
         let _ = worker.child.signal(Signal::KILL);
-        if child::ended(&mut worker.child, MOST_SILENCE).await.is_none() {
+        if helper::ended(&mut worker.child, MOST_SILENCE).await.is_none() {
             log::warn(&format!("the killed worker of group {} does not end", self.group));
         }
         ended
@@ -334,13 +335,13 @@ impl Running {
     /// Has it give everything back and end.
     async fn end(&mut self) -> Result<(), String> {
         self.orders = None;
-        let ended = child::ended(&mut self.child, GRACE).await;
+        let ended = helper::ended(&mut self.child, GRACE).await;
         ended.map(drop).ok_or_else(|| "did not end when it was told to".to_owned())
     }
 
     /// How it ended.
     async fn last_words(&mut self) -> String {
-        let ended = child::ended(&mut self.child, LAST_WORDS).await;
+        let ended = helper::ended(&mut self.child, LAST_WORDS).await;
         ended.map_or("closed its output".to_owned(), |status| format!("ended ({status})"))
     }
 }

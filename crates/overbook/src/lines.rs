@@ -1,30 +1,10 @@
-//! The lines between the daemon and the process that answers the API.
+//! Lines of JSON between the daemon and processes of its own.
 
 use std::io;
-use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
-
-use crate::http::Outcome;
-use crate::published::Published;
-
-/// The longest question, in bytes: names of a few hundred, and numbers.
-pub(crate) const MOST_ASK: usize = 64 << 10;
-/// Questions that the daemon has at a time.
-pub(crate) const MOST_OPEN: usize = 32;
-
-/// A line from the daemon.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Down {
-    /// The first line: what opens the TCP listener, if there is one.
-    Token(Option<String>),
-    /// The latest tick. Those before it may be left out.
-    Tick(Arc<Published>),
-    /// The answer to the question of this number.
-    Answer(Box<Numbered<Outcome>>),
-}
 
 /// A question or its answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,40 +68,26 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::fixture;
-    use crate::http::Question;
-
-    #[tokio::test]
-    async fn a_tick_comes_over_as_it_was_sent() {
-        let sent = Arc::new(fixture::published());
-        let bytes = line(&Down::Tick(Arc::clone(&sent))).unwrap();
-        let Some(Down::Tick(came)) =
-            Lines::new(bytes.as_slice(), bytes.len()).next().await.unwrap()
-        else {
-            panic!("it is something else");
-        };
-        assert_eq!(format!("{came:?}"), format!("{sent:?}"));
-    }
 
     #[tokio::test]
     async fn a_line_that_comes_in_pieces_is_one_and_a_reader_that_gives_up_loses_none() {
-        let bytes = line(&Numbered { id: 1, what: Question::Pause }).unwrap();
+        let bytes = line(&Numbered { id: 1, what: true }).unwrap();
         let (mut ours, theirs) = tokio::io::duplex(16);
-        let mut lines = Lines::new(tokio::io::BufReader::new(theirs), MOST_ASK);
+        let mut lines = Lines::new(tokio::io::BufReader::new(theirs), 1024);
         let mut rest: VecDeque<u8> = bytes.into();
         while let Some(byte) = rest.pop_front() {
             tokio::io::AsyncWriteExt::write_all(&mut ours, &[byte]).await.unwrap();
             if !rest.is_empty() {
                 let early = tokio::select! {
                     biased;
-                    read = lines.next::<Numbered<Question>>() => Some(read),
+                    read = lines.next::<Numbered<bool>>() => Some(read),
                     () = tokio::task::yield_now() => None,
                 };
                 assert!(early.is_none(), "{early:?}");
             }
         }
-        let read = lines.next::<Numbered<Question>>().await.unwrap().unwrap();
-        assert_eq!(read, Numbered { id: 1, what: Question::Pause });
+        let read = lines.next::<Numbered<bool>>().await.unwrap().unwrap();
+        assert_eq!(read, Numbered { id: 1, what: true });
     }
 
     #[tokio::test]

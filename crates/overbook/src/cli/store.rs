@@ -1,0 +1,9 @@
+//! `overbook store`: hand over to what asks a pool's store.
+
+use super::{error::CliError, output::Output};
+use crate::pool;
+
+pub(super) fn run() -> Result<Output, CliError> {
+    pool::apart::run().map_err(|error| CliError::Said(error.to_string()))?;
+    Ok(Output::nothing())
+}

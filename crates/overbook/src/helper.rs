@@ -1,0 +1,71 @@
+//! Processes of this program that the daemon starts: it tells them lines, and they tell it lines.
+//!
+//! One ends with the value that stands for it, and with the daemon, however that ends.
+
+use std::io;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use sys::process::{Child, Signal, Spawn};
+use tokio::io::BufReader;
+use tokio::net::unix::pipe;
+use tokio::time::{Instant, sleep};
+
+/// How often it is looked whether a child has ended.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long a killed one may take to end.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A process that runs.
+pub(crate) struct Helper(Child);
+
+impl Helper {
+    /// This very program, also after an upgrade has replaced its file.
+    pub(crate) fn program() -> Spawn {
+        Spawn::new("/proc/self/exe")
+    }
+
+    /// Starts it. What it is told goes into the first pipe, what it tells comes out of the second.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn start(
+        spawn: Spawn,
+    ) -> io::Result<(Self, pipe::Sender, BufReader<pipe::Receiver>)> {
+        let (stdin, down) = io::pipe()?;
+        let (up, stdout) = io::pipe()?;
+        let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
+        let down = pipe::Sender::from_owned_fd(down.into())?;
+        let up = BufReader::new(pipe::Receiver::from_owned_fd(up.into())?);
+        Ok((Self(child), down, up))
+    }
+
+    /// Ends it, and says how it has ended, in brackets; or nothing, if it has not.
+    pub(crate) async fn end(mut self) -> String {
+        let _ = self.0.signal(Signal::KILL);
+        let status = ended(&mut self.0, GRACE).await;
+        status.map_or_else(String::new, |status| format!(" ({status})"))
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It has nothing to put in order, and is reaped at the latest when the daemon ends.
+        let _ = self.0.signal(Signal::KILL);
+        let _ = self.0.try_wait();
+    }
+}
+
+/// The exit status of a child, if it ends within `limit`. Never blocks: the daemon has one thread.
+pub(crate) async fn ended(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        sleep(LOOK).await;
+    }
+}

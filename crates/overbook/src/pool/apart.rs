@@ -1,0 +1,301 @@
+//! A pool's store, asked by a process of its own without rights.
+//!
+//! ```text
+//!   daemon ──the pool, questions (JSON lines on standard input)──►  store  ◄──gRPC, TLS──►  etcd
+//!          ◄─answers (JSON lines on standard output)──────────────
+//! ```
+//!
+//! **Problem.** The daemon may read every process of the host and talk to every QEMU. What parses
+//! the answers of another host should have none of that.
+//!
+//! **Idea.** [`Apart`] is a [`Store`] like any other; the process behind it opens the real one,
+//! gives up its rights ([`sys::confine`]), and answers. It may end at any moment: the questions that
+//! it had are answered with [`StoreError::Unreachable`], as by a store that does not answer, and
+//! the next one is started after a pause that doubles. Seats are leases in the store, and outlive it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::store::{Change, Seat, Snapshot, Still, Store, StoreError};
+use futures_util::future::BoxFuture;
+use model::spec::PoolSpec;
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use serde::{Deserialize, Serialize};
+use sys::confine;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::helper::Helper;
+use crate::lines::{Lines, Numbered, line, nonsense};
+use crate::log;
+
+/// The longest answer, in bytes: what the store itself reads at most, as numbers.
+const MOST_ANSWER: usize = 256 << 20;
+/// A question that is open for so long: the process is stuck. Waiting for a change takes longest.
+const STUCK: Duration = Duration::from_secs(20);
+/// Questions that wait to be told.
+const WAITING: usize = 16;
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// One that has run for so long was in good order.
+const GOOD_RUN: Duration = Duration::from_secs(3);
+
+/// What the store is asked: its methods.
+#[derive(Debug, Serialize, Deserialize)]
+enum Question {
+    Read { prefix: String },
+    Changed { prefix: String, since: i64 },
+    Sit { key: String, who: String },
+    Stay { seat: Seat },
+    Rise { seat: Seat },
+    Write { seat: Seat, still: Vec<Still>, changes: Vec<Change> },
+}
+
+/// What it answers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Read(Snapshot),
+    Sat(Option<Seat>),
+    Done,
+}
+
+/// The first line: whether there is a way to the store, or why not.
+type Begun = Result<(), String>;
+type Outcome = Result<Answer, StoreError>;
+type Ask = (Question, oneshot::Sender<Outcome>);
+
+/// A store behind a process of its own.
+pub(crate) struct Apart(mpsc::Sender<Ask>);
+
+impl Apart {
+    /// Of this pool. The process ends with this value.
+    pub(crate) fn start(pool: PoolSpec) -> Self {
+        let (asks, asked) = mpsc::channel(WAITING);
+        tokio::spawn(keep(pool, asked));
+        Self(asks)
+    }
+
+    async fn ask(&self, question: Question) -> Outcome {
+        let gone = || StoreError::Unreachable("the daemon ends".to_owned());
+        let (reply, outcome) = oneshot::channel();
+        let asked = async {
+            self.0.send((question, reply)).await.map_err(|_| gone())?;
+            outcome.await.map_err(|_| gone())?
+        };
+        let late = |_| StoreError::Unreachable(format!("nothing within {STUCK:?}"));
+        timeout(STUCK, asked).await.map_err(late)?
+    }
+
+    async fn done(&self, question: Question) -> Result<(), StoreError> {
+        match self.ask(question).await? {
+            Answer::Done => Ok(()),
+            other => Err(odd(&other)),
+        }
+    }
+}
+
+fn odd(answer: &Answer) -> StoreError {
+    StoreError::Refused(format!("another question was answered: {answer:?}"))
+}
+
+impl Store for Apart {
+    fn read<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Snapshot, StoreError>> {
+        Box::pin(async move {
+            match self.ask(Question::Read { prefix: prefix.to_owned() }).await? {
+                Answer::Read(snapshot) => Ok(snapshot),
+                other => Err(odd(&other)),
+            }
+        })
+    }
+
+    fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.done(Question::Changed { prefix: prefix.to_owned(), since }))
+    }
+
+    fn sit<'a>(
+        &'a self,
+        key: &'a str,
+        who: &'a str,
+    ) -> BoxFuture<'a, Result<Option<Seat>, StoreError>> {
+        Box::pin(async move {
+            let (key, who) = (key.to_owned(), who.to_owned());
+            match self.ask(Question::Sit { key, who }).await? {
+                Answer::Sat(seat) => Ok(seat),
+                other => Err(odd(&other)),
+            }
+        })
+    }
+
+    fn stay<'a>(&'a self, seat: &'a Seat) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.done(Question::Stay { seat: seat.clone() }))
+    }
+
+    fn rise(&self, seat: Seat) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.done(Question::Rise { seat }))
+    }
+
+    fn write<'a>(
+        &'a self,
+        seat: &'a Seat,
+        still: Vec<Still>,
+        changes: Vec<Change>,
+    ) -> BoxFuture<'a, Result<(), StoreError>> {
+        Box::pin(self.done(Question::Write { seat: seat.clone(), still, changes }))
+    }
+}
+
+/// Keeps a process that answers until nothing can ask any more.
+async fn keep(pool: PoolSpec, mut asked: mpsc::Receiver<Ask>) {
+    let (mut pause, mut told) = (PAUSES.0, String::new());
+    loop {
+        let started = Instant::now();
+        let Err(error) = serve(&pool, &mut asked).await else { return };
+        let news = format!("the process that asks the pool's store has ended: {error}");
+        if news != told {
+            log::warn(&news);
+            told = news;
+        }
+        pause = if started.elapsed() < GOOD_RUN { pause } else { PAUSES.0 };
+        sleep(pause).await;
+        pause = (2 * pause).min(PAUSES.1);
+    }
+}
+
+/// Has one process answer. It ends well when nothing can ask any more.
+async fn serve(pool: &PoolSpec, asked: &mut mpsc::Receiver<Ask>) -> io::Result<()> {
+    let (helper, mut down, up) = Helper::start(Helper::program().arg("store"))?;
+    let mut open = BTreeMap::new();
+    let outcome = pass(pool, asked, &mut open, &mut down, Lines::new(up, MOST_ANSWER)).await;
+    let status = helper.end().await;
+    let outcome = outcome.map_err(|error| io::Error::other(format!("{error}{status}")));
+    if let Err(error) = &outcome {
+        let waiting = std::iter::from_fn(|| asked.try_recv().ok()).map(|(_, reply)| reply);
+        for reply in open.into_values().map(|(reply, _)| reply).chain(waiting) {
+            // The answer may not be of interest any more.
+            let _ = reply.send(Err(StoreError::Unreachable(error.to_string())));
+        }
+    }
+    outcome
+}
+
+/// Questions that the process has, and since when.
+type Open = BTreeMap<u64, (oneshot::Sender<Outcome>, Instant)>;
+
+async fn pass(
+    pool: &PoolSpec,
+    asked: &mut mpsc::Receiver<Ask>,
+    open: &mut Open,
+    down: &mut pipe::Sender,
+    mut up: Lines<BufReader<pipe::Receiver>>,
+) -> io::Result<()> {
+    down.write_all(&line(pool)?).await?;
+    let begun = timeout(STUCK, up.next::<Begun>()).await.map_err(|_| is_stuck())??;
+    begun.ok_or(io::ErrorKind::UnexpectedEof)?.map_err(io::Error::other)?;
+    let mut id = 0;
+    loop {
+        // They are numbered as they come: the first one is the oldest.
+        let oldest = open.first_key_value().map(|(_, (_, since))| *since + STUCK);
+        let stuck = async {
+            match oldest {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ask = asked.recv() => {
+                let Some((what, reply)) = ask else { return Ok(()) };
+                id += 1;
+                open.insert(id, (reply, Instant::now()));
+                let text = line(&Numbered { id, what })?;
+                timeout(STUCK, down.write_all(&text)).await.map_err(|_| is_stuck())??;
+            }
+            answer = up.next::<Numbered<Outcome>>() => {
+                let Some(Numbered { id, what }) = answer? else {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                };
+                if let Some((reply, _)) = open.remove(&id) {
+                    // The answer may not be of interest any more.
+                    let _ = reply.send(what);
+                }
+            }
+            () = stuck => return Err(is_stuck()),
+        }
+    }
+}
+
+fn is_stuck() -> io::Error {
+    nonsense(format!("nothing within {STUCK:?}"))
+}
+
+/// Answers what the daemon asks of its pool's store, until the daemon ends.
+///
+/// # Errors
+/// The daemon tells no pool, or a pool whose store cannot be had.
+pub(crate) fn run() -> io::Result<()> {
+    let down = io::stdin().as_fd().try_clone_to_owned()?;
+    let up = io::stdout().as_fd().try_clone_to_owned()?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
+        // The daemon is trusted with its lines' length.
+        let mut down = Lines::new(down, usize::MAX - 1);
+        let mut up = pipe::Sender::from_owned_fd(up)?;
+        let Some(pool) = down.next::<PoolSpec>().await? else { return Ok(()) };
+        let store = super::store(&pool).await;
+        let begun: Begun = store.as_ref().map(drop).map_err(ToString::to_string);
+        up.write_all(&line(&begun)?).await?;
+        // The daemon has been told why.
+        let Ok(store) = store else { return Ok(()) };
+        // Its certificates are read, and threads that look names up are started later.
+        if let Err(error) = confine::to_the_network() {
+            log::warn(&format!(
+                "what asks the pool's store has more rights than it needs: {error}"
+            ));
+        }
+        answer_all(&store, down, up).await
+    });
+    // A name that is being looked up need not be waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn answer_all(
+    store: &Arc<dyn Store>,
+    mut down: Lines<BufReader<pipe::Receiver>>,
+    mut up: pipe::Sender,
+) -> io::Result<()> {
+    let (done, mut answered) = mpsc::channel(WAITING);
+    loop {
+        tokio::select! {
+            asked = down.next::<Numbered<Question>>() => {
+                let Some(Numbered { id, what }) = asked? else { return Ok(()) };
+                let (store, done) = (Arc::clone(store), done.clone());
+                tokio::spawn(async move {
+                    let what = answer(&*store, what).await;
+                    // The other side has gone, with this process.
+                    let _ = done.send(Numbered { id, what }).await;
+                });
+            }
+            Some(answer) = answered.recv() => up.write_all(&line(&answer)?).await?,
+        }
+    }
+}
+
+async fn answer(store: &dyn Store, question: Question) -> Outcome {
+    let done = |()| Answer::Done;
+    match question {
+        Question::Read { prefix } => store.read(&prefix).await.map(Answer::Read),
+        Question::Changed { prefix, since } => store.changed(&prefix, since).await.map(done),
+        Question::Sit { key, who } => store.sit(&key, &who).await.map(Answer::Sat),
+        Question::Stay { seat } => store.stay(&seat).await.map(done),
+        Question::Rise { seat } => store.rise(seat).await.map(done),
+        Question::Write { seat, still, changes } => {
+            store.write(&seat, still, changes).await.map(done)
+        }
+    }
+}
