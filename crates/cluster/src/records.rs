@@ -88,6 +88,8 @@ pub struct Records {
     pub reports: BTreeMap<HostName, HostReport>,
     /// By VM.
     pub intents: BTreeMap<VmName, Intent>,
+    /// VMs whose intents are there and cannot be read: those of a controller of another version.
+    pub unreadable: BTreeSet<VmName>,
     /// By host and VM.
     pub sources: BTreeMap<(HostName, VmName), Written<SourceStep>>,
     /// By host and VM.
@@ -109,10 +111,15 @@ impl Records {
                 }
                 // A VM's name may hold a slash.
                 ["controller", "intents", ..] => {
-                    add(&mut records.intents, key[INTENTS.len()..].into(), value);
+                    let vm: VmName = key[INTENTS.len()..].into();
+                    if !add(&mut records.intents, vm.clone(), value) {
+                        records.unreadable.insert(vm);
+                    }
                 }
                 ["hosts", host, "seat"] => drop(records.seated.insert((*host).into())),
-                ["hosts", host, "report"] => add(&mut records.reports, (*host).into(), value),
+                ["hosts", host, "report"] => {
+                    add(&mut records.reports, (*host).into(), value);
+                }
                 ["hosts", host, "source", vm] => {
                     add(&mut records.sources, ((*host).into(), (*vm).into()), value);
                 }
@@ -126,7 +133,14 @@ impl Records {
             report.vms.retain(|vm, _| is_plain(vm.as_str()));
         }
         let is_known = |host: &HostName| is_plain(host.as_str());
-        records.intents.retain(|_, intent| is_known(&intent.from) && is_known(&intent.to));
+        let unreadable = &mut records.unreadable;
+        records.intents.retain(|vm, intent| {
+            let is_plain = is_known(&intent.from) && is_known(&intent.to);
+            if !is_plain {
+                unreadable.insert(vm.clone());
+            }
+            is_plain
+        });
         records
     }
 
@@ -164,10 +178,11 @@ impl Records {
     }
 }
 
-fn add<K: Ord, V: DeserializeOwned>(to: &mut BTreeMap<K, V>, key: K, value: &[u8]) {
-    if let Ok(value) = serde_json::from_slice(value) {
-        to.insert(key, value);
-    }
+/// Answers whether it can be read.
+fn add<K: Ord, V: DeserializeOwned>(to: &mut BTreeMap<K, V>, key: K, value: &[u8]) -> bool {
+    let Ok(value) = serde_json::from_slice(value) else { return false };
+    to.insert(key, value);
+    true
 }
 
 #[cfg(test)]
@@ -197,10 +212,13 @@ mod tests {
         snapshot.values.insert(host_seat(&host), b"a".to_vec());
         snapshot.values.insert(report(&host), b"nonsense".to_vec());
         snapshot.values.insert("hosts/a/other".to_owned(), b"1".to_vec());
+        let of_another_version = br#"{"generation": 9, "source": "b"}"#.to_vec();
+        snapshot.values.insert(super::intent(&"y".into()), of_another_version);
         let records = Records::of(&snapshot);
         assert_eq!(records.target_of(&vm, &intent), Some(&written));
         assert_eq!(records.target_of(&vm, &Intent { generation: 4, ..intent }), None);
         assert!(records.seated.contains(&host) && records.reports.is_empty());
+        assert_eq!(records.unreadable, BTreeSet::from(["y".into()]));
     }
 
     #[test]

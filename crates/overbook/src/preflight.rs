@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use model::{Bytes, GroupName, NamePattern, Spec, VmName};
 use serde::Serialize;
@@ -36,6 +37,7 @@ fn note(what: String) -> Remark {
 pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remark> {
     let mut found = Vec::new();
     found.extend(Doors::check(&spec.api).into_iter().map(|error| fatal(error.to_string())));
+    found.extend(no_network(spec));
     found.extend(StateLock::check(&spec.host.state).err().map(|error| fatal(error.to_string())));
     if let Ok(memory) = MemInfo::read() {
         found.extend(promises_more_than(spec, memory.total));
@@ -52,6 +54,48 @@ pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remar
         found.extend(vms.and_then(|vms| no_vm(name, &group.vms, vms)));
     }
     found
+}
+
+/// Services that need the network by the configuration, and have none by their units.
+fn no_network(spec: &Spec) -> Vec<Remark> {
+    let daemon = "overbook.service".to_owned();
+    let mut needs = Vec::new();
+    needs.extend(spec.api.tcp.map(|_| (daemon.clone(), "`tcp` in [api]".to_owned())));
+    needs.extend(spec.pool.as_ref().map(|_| (daemon, "[pool]".to_owned())));
+    for (name, disk) in spec.disks.iter().filter(|(_, disk)| !disk.repositories.is_empty()) {
+        let group = spec.group_of(&disk.vm).map(|(group, _)| group);
+        needs.extend(group.map(|group| {
+            (format!("overbook-disks@{group}.service"), format!("`repositories` of [disk.{name}]"))
+        }));
+    }
+    let has_none = |unit: &str| families_of(unit).is_some_and(|found| is_cut_off(&found));
+    needs.retain(|(unit, _)| has_none(unit));
+    let remark = |(unit, what): (String, String)| {
+        note(format!(
+            "{what} needs the network, and {unit} has none: install network.conf, which says how"
+        ))
+    };
+    needs.into_iter().map(remark).collect()
+}
+
+/// The families of addresses that a unit may use, as systemd says; `None`: it cannot be asked, or
+/// knows no such unit.
+fn families_of(unit: &str) -> Option<String> {
+    let asked = ["show", unit, "--property=LoadState,RestrictAddressFamilies"];
+    let said = Command::new("systemctl").args(asked).stderr(Stdio::null()).output().ok()?;
+    let said = String::from_utf8(said.stdout).ok()?;
+    let value = |key: &str| said.lines().find_map(|line| line.strip_prefix(key));
+    value("LoadState=").filter(|state| *state == "loaded")?;
+    value("RestrictAddressFamilies=").map(str::to_owned)
+}
+
+/// `AF_UNIX`: these families only; with a `~`, all but these; nothing: all.
+fn is_cut_off(families: &str) -> bool {
+    let names = |text: &str| text.split_whitespace().any(|family| family == "AF_INET");
+    match families.strip_prefix('~') {
+        Some(forbidden) => names(forbidden),
+        None => !families.is_empty() && !names(families),
+    }
 }
 
 /// Promises that a host of this size cannot keep.
@@ -110,4 +154,23 @@ fn no_vm(group: &GroupName, patterns: &[NamePattern], vms: &BTreeSet<VmName>) ->
         1 => format!("[group.{group}]: 1 VM that is here now belongs to it"),
         count => format!("[group.{group}]: {count} VMs that are here now belong to it"),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_is_cut_off_unless_its_families_have_the_internets() {
+        for (families, is) in [
+            ("AF_UNIX", true),
+            ("AF_UNIX AF_INET AF_INET6", false),
+            ("AF_UNIX AF_INET6", true),
+            ("~AF_INET AF_INET6", true),
+            ("~AF_PACKET", false),
+            ("", false),
+        ] {
+            assert_eq!(is_cut_off(families), is, "{families}");
+        }
+    }
 }

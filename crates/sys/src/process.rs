@@ -355,6 +355,25 @@ mod tests {
     }
 
     #[test]
+    fn a_child_that_dies_with_its_parent_runs_where_the_thread_that_started_it_may() {
+        use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+        let all = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)).unwrap();
+        let child = std::thread::spawn(move || {
+            let mut only = CpuSet::new();
+            only.set(last);
+            sched_setaffinity(None, &only).unwrap();
+            sleeper().die_with_parent().spawn().unwrap()
+        });
+        let mut child = child.join().unwrap();
+        let status = format!("/proc/{}/status", child.identity().pid);
+        let status = std::fs::read_to_string(status).unwrap();
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        assert_eq!(allowed.map(str::trim), Some(last.to_string().as_str()));
+        child.end(Duration::from_secs(10)).unwrap();
+    }
+
+    #[test]
     fn a_child_ends_on_request_and_is_dead_afterwards() {
         let mut child = sleeper().spawn().unwrap();
         assert!(child.identity().is_alive());

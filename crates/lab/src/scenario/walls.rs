@@ -6,8 +6,9 @@
 //! and a repository, all at once, with quiet minutes before, between and after. The speed of
 //! `witness` under attack is compared with its speed in the quiet minutes on both sides.
 //!
-//! The attackers have another CPU than the guests. How much CPU time a tenant may use is the
-//! operator's to bound (cgroups), and no matter of memory.
+//! The guests have a CPU of their own, as on a host that keeps some for itself; the attackers and all
+//! of Overbook's processes, the disks of `witness` among them, have another one. How much CPU time a
+//! tenant may use is the operator's to bound (cgroups), and no matter of memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -25,6 +26,7 @@ use crate::figures::{Figure, Figures, Target};
 use crate::fleet;
 use crate::lab::{Lab, LabError};
 use crate::machine::MachineSpec;
+use crate::pinning;
 use crate::recording::{Recording, median};
 use crate::remote_swap::{Disk, RemoteSwap};
 
@@ -64,7 +66,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     // Attackers of other users have a directory of their own in it.
     fs::set_permissions(&context.dir, Permissions::from_mode(0o711))?;
     let spare = field::add_spare_disk(&context.dir.join("swap"), WITNESS)?;
-    let swap = RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)?;
+    let swap = pinning::on_cpu(field::CPU, || {
+        RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)
+    })?;
     let guest = |name: &str, workload: &str| MachineSpec {
         seed: context.seed,
         shim: true,
@@ -74,9 +78,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs = [swap.given_to(guest(WITNESS, WORKLOAD)), guest("mate", "verify --mb 40 --rate 4")];
     let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
     swap.make_known(&lab)?;
-    let mut field = Field::start(&context.dir.join("field"), &lab, spare)?;
+    let mut field =
+        pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab, spare))?;
     let settings = Settings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
-    let daemon = Daemon::start(&mut lab, settings)?;
+    let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
     lab.wait_for("both guests to work", FILL_LIMIT, |lab| {
         Ok(lab.machines().iter().all(|machine| machine.reported("ops") > 0.0))
     })?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use glob::Pattern;
 use sys::no_links;
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use super::identity;
@@ -24,6 +24,8 @@ use super::slot::Slot;
 use super::tenant::place::makers_in;
 use super::vm;
 
+/// Sockets that are looked for of each glob; where QEMUs may make some there may be any number.
+const MOST_SOCKETS: usize = 4096;
 /// Directories that are looked at; where QEMUs may make some there may be any number.
 const MOST_DIRECTORIES: usize = 1024;
 /// How often the globs are read.
@@ -52,7 +54,9 @@ pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<Stri
     let mut tasks = Tasks::default();
     shared.records.strike_the_dead().await;
     loop {
-        let found = find(&globs.borrow_and_update());
+        let now = globs.borrow_and_update().clone();
+        // It reads directories: on a thread that may wait for them.
+        let Ok(found) = spawn_blocking(move || find(&now)).await else { return };
         shared.forget_names(identity::has_ended);
         if tasks.follow(&shared, &found) {
             shared.records.strike_the_dead().await;
@@ -68,7 +72,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<Stri
 /// its first wildcard are the operator's and are followed; behind it, others may have made them.
 pub(super) fn find(globs: &[String]) -> Vec<PathBuf> {
     let found = globs.iter().filter_map(|glob| glob::glob(&without_links(glob)).ok());
-    found.flatten().flatten().filter(|path| no_links::is_socket(path)).collect()
+    let sockets = |paths: glob::Paths| {
+        paths.flatten().filter(|path| no_links::is_socket(path)).take(MOST_SOCKETS)
+    };
+    found.flat_map(sockets).collect()
 }
 
 /// The existing directories in which these globs look for sockets.

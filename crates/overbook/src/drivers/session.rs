@@ -12,6 +12,7 @@ use sys::clock::{boot_now, wall_now_ms};
 use sys::memory_of::Counters;
 use sys::peer::PeerError;
 use tokio::sync::mpsc;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::guest_stats::{self, Dating, StatsError};
@@ -22,6 +23,7 @@ use super::questions;
 use super::ram::{self, Ram};
 use super::shared::{Shared, TwoNames, name_of_socket, name_of_stranger};
 use super::slot::{self, Order, Restore, Slot, Wish};
+use super::tenant::managers::Managed;
 use super::tenant::{Evidence, Rules, Stranger};
 use super::undo::{self, RestoreError};
 use super::vm::{OF_THE_BALLOON, OF_THE_WORKER};
@@ -48,6 +50,9 @@ pub(super) enum SessionError {
     /// The configuration has changed, and with it the group that it is of.
     #[error("its group has changed, it is met anew")]
     Rejudged,
+    /// Reading files about it has failed altogether.
+    #[error("the files that tell whose it is cannot be read: {0}")]
+    Files(#[from] JoinError),
     /// The VM is managed through another socket already.
     #[error("two sockets name this VM: `{name}` is managed through {}", .other.display())]
     TwoSockets { name: VmName, other: PathBuf },
@@ -63,6 +68,8 @@ pub(super) struct Session<'a> {
     told: VmName,
     /// By what it was judged.
     rules: Arc<Rules>,
+    /// What a manager of VMs has said of it.
+    managed: Option<Managed>,
     /// Why that is not its name.
     stranger: Option<Stranger>,
     judged_at: Instant,
@@ -79,6 +86,16 @@ pub(super) struct Session<'a> {
     periods: u64,
 }
 
+/// The evidence about a VM's identity, read on a thread that may wait for the files.
+async fn evidence(
+    slot: &Slot,
+    peer: &Peer,
+    managed: Option<Managed>,
+) -> Result<Evidence, JoinError> {
+    let (path, process, uid) = (slot.path.clone(), peer.process(), peer.uid);
+    spawn_blocking(move || Evidence::of(&path, process, uid, managed)).await
+}
+
 impl<'a> Session<'a> {
     /// Connects, and finds out what does not change while QEMU lives.
     pub(super) async fn open(shared: &'a Shared, slot: &'a Slot) -> Result<Self, SessionError> {
@@ -93,7 +110,7 @@ impl<'a> Session<'a> {
         }
         shared.note_name(peer.incarnation, &told)?;
         let rules = shared.rules();
-        let evidence = Evidence::of(&slot.path, peer.process(), peer.uid);
+        let evidence = evidence(slot, &peer, None).await?;
         let stranger = rules.admit(&told, &evidence).err();
         let name = match &stranger {
             None => told.clone(),
@@ -115,6 +132,7 @@ impl<'a> Session<'a> {
             peer,
             told,
             rules,
+            managed: evidence.managed,
             stranger,
             judged_at: Instant::now(),
             undo,
@@ -214,7 +232,7 @@ impl<'a> Session<'a> {
             if !self.peer.is_alive() {
                 return QmpError::Closed.into();
             }
-            if let Err(error) = self.is_still_itself() {
+            if let Err(error) = self.is_still_itself().await {
                 return error;
             }
             let outcome = tokio::select! {
@@ -252,13 +270,14 @@ impl<'a> Session<'a> {
     /// Whether it has told no other name by another socket, and is of the same group by the
     /// configuration that is in force now. Proof may come late: Proxmox moves a VM's file to the
     /// target of a migration at its end. So a stranger is judged again now and then.
-    fn is_still_itself(&mut self) -> Result<(), SessionError> {
+    async fn is_still_itself(&mut self) -> Result<(), SessionError> {
         self.shared.has_one_name(self.peer.incarnation)?;
         let rules = self.shared.rules();
         let is_due = self.stranger.is_some() && self.judged_at.elapsed() >= JUDGED_AGAIN;
         if is_due || !Arc::ptr_eq(&rules, &self.rules) {
             self.judged_at = Instant::now();
-            let evidence = Evidence::of(&self.slot.path, self.peer.process(), self.peer.uid);
+            let evidence = evidence(self.slot, &self.peer, self.managed.take()).await?;
+            self.managed.clone_from(&evidence.managed);
             if rules.admit(&self.told, &evidence).err() != self.stranger {
                 return Err(SessionError::Rejudged);
             }

@@ -7,7 +7,8 @@
 //! does:
 //!
 //! * the QMP socket lies in a directory that has the group's name ([`place`]);
-//! * the process runs as a user that the group names (`uid`);
+//! * the process runs as a user that the group names (`uid`), and no manager runs other VMs as that
+//!   user;
 //! * only root can make sockets in the socket's directory, and the socket is called like the VM;
 //! * the host's manager of VMs says that this process is this VM ([`managers`]).
 //!
@@ -48,6 +49,8 @@ pub(super) struct Evidence {
     /// The user that its process runs as.
     pub(super) uid: Option<u32>,
     pub(super) managed: Option<Managed>,
+    /// A manager runs other VMs as the same user, who confirms nothing then.
+    pub(super) is_shared_user: bool,
 }
 
 /// Why a VM is of no group, although its name is.
@@ -91,7 +94,7 @@ impl Rules {
     /// # Errors
     /// It is one of a group's, and that it is of the group is not confirmed.
     pub(super) fn admit(&self, told: &VmName, evidence: &Evidence) -> Result<(), Stranger> {
-        let Evidence { place, uid, managed } = evidence;
+        let Evidence { place, uid, managed, is_shared_user } = evidence;
         let Some(group) = self.0.iter().find(|group| group.vms.iter().any(|p| p.matches(told)))
         else {
             return Ok(());
@@ -112,19 +115,32 @@ impl Rules {
             return Err(Stranger::OtherUser { group: name(), uid: *uid });
         }
         let is_named_by_root = place.makers == Makers::Root && place.stem == *told;
-        if directory.is_some() || is_users.is_some() || is_named_by_root || managed.is_some() {
+        let is_by_user = is_users.is_some() && !is_shared_user;
+        if directory.is_some() || is_by_user || is_named_by_root || managed.is_some() {
             return Ok(());
         }
+        let shared = || format!("other VMs run as {}, too", user(*uid));
         let fault = place.makers.fault().map(str::to_owned);
+        let fault = fault.or_else(|| (is_users.is_some() && *is_shared_user).then(shared));
         Err(Stranger::Unconfirmed { group: name(), uid: *uid, fault })
     }
 }
 
 impl Evidence {
-    /// Of the VM behind this socket.
-    pub(super) fn of(socket: &Path, process: Option<Identity>, uid: Option<u32>) -> Self {
-        let managed = process.and_then(managers::name_of);
-        Self { place: Place::of(socket), uid, managed }
+    /// Of the VM behind this socket. `managed`: what a manager has said of this very process before,
+    /// which stays so. Later its file may be unreadable (a cluster file system without a quorum), or
+    /// tell the name that the VM has from its next start on.
+    ///
+    /// Reads files: on a thread that may wait for them.
+    pub(super) fn of(
+        socket: &Path,
+        process: Option<Identity>,
+        uid: Option<u32>,
+        managed: Option<Managed>,
+    ) -> Self {
+        let managed = managed.or_else(|| process.and_then(managers::name_of));
+        let is_shared_user = managed.is_none() && process.is_some_and(managers::share_user_of);
+        Self { place: Place::of(socket), uid, managed, is_shared_user }
     }
 }
 
@@ -143,7 +159,7 @@ mod tests {
 
     fn at(directory: &str, stem: &str, makers: Makers, uid: u32) -> Evidence {
         let place = Place { directory: directory.to_owned(), stem: stem.into(), makers };
-        Evidence { place, uid: Some(uid), managed: None }
+        Evidence { place, uid: Some(uid), managed: None, is_shared_user: false }
     }
 
     fn admit(told: &str, evidence: &Evidence) -> Result<(), String> {
@@ -184,6 +200,9 @@ mod tests {
         assert_eq!(why, "QEMU calls itself `web-evil`, but libvirt has started it as `db-1`");
         let why = admit("web-2", &at("qmp", "web-1", Makers::Root, 1)).unwrap_err();
         assert!(why.contains("nothing that root made"), "{why}");
+        let forked = Evidence { is_shared_user: true, ..at("qmp", "x", Makers::Some, 8) };
+        let why = admit("db-1", &forked).unwrap_err();
+        assert!(why.contains("says so (other VMs run as user 8, too): put"), "{why}");
     }
 
     #[test]

@@ -88,6 +88,8 @@ pub struct Doors {
     /// Removed at the end if it is still the same one.
     file: SocketFile,
     listeners: Listeners,
+    /// Where TCP is to listen, and could not yet.
+    missing: Option<(SocketAddr, Token)>,
     /// Why the file could not be made again, as it was last said.
     trouble: Option<String>,
 }
@@ -108,16 +110,31 @@ struct SocketFile {
 }
 
 impl Doors {
-    /// Opens what `spec` asks for.
+    /// Opens what `spec` asks for. An address on TCP that cannot be had now is said, and tried
+    /// again ([`Self::look`]): it may be that of a network which is not up yet.
     ///
     /// # Errors
-    /// When a socket cannot be opened, or could be but would not be safe.
+    /// When the unix socket cannot be opened, or one could be but would not be safe.
     pub fn open(spec: &ApiSpec) -> Result<Self, ListenError> {
-        let tcp = spec.tcp.map(|address| bind_tcp(address, spec.token_file.as_deref()));
-        let tcp = tcp.transpose()?;
+        let missing = spec.tcp.map(|address| token_for(address, spec.token_file.as_deref()));
+        let missing = missing.transpose()?;
         let (unix, file) = bind_unix(&spec.socket)?;
-        let path = spec.socket.clone();
-        Ok(Self { path, file, listeners: Listeners { unix, tcp }, trouble: None })
+        let (path, listeners) = (spec.socket.clone(), Listeners { unix, tcp: None });
+        let mut doors = Self { path, file, listeners, missing, trouble: None };
+        if let Err(error) = doors.open_tcp() {
+            log::warn(&format!("{error}; until then the API answers on its unix socket only"));
+        }
+        Ok(doors)
+    }
+
+    /// Answers whether TCP listens now, and has not before.
+    fn open_tcp(&mut self) -> Result<bool, ListenError> {
+        let Some((address, token)) = &self.missing else { return Ok(false) };
+        let error = |error| ListenError::Tcp { address: *address, error };
+        let listener = TcpListener::bind(address).map_err(error)?;
+        self.listeners.tcp = Some((listener, token.clone()));
+        self.missing = None;
+        Ok(true)
     }
 
     /// All for which [`Self::open`] would fail, without opening anything for long; what the daemon
@@ -154,10 +171,18 @@ impl Doors {
         &self.listeners
     }
 
-    /// Makes the unix socket's file again if it leads elsewhere or nowhere. Answers whether there
-    /// is another listener now; while what stands there is another daemon's or no socket, there is
-    /// none, and the next look tries again.
+    /// Makes the unix socket's file again if it leads elsewhere or nowhere, and tries TCP again.
+    /// Answers whether there is another listener now; while what stands there is another daemon's
+    /// or no socket, there is none, and the next look tries again.
     pub fn look(&mut self) -> bool {
+        let has_tcp = self.open_tcp().unwrap_or(false);
+        if has_tcp && let Some(address) = self.tcp_address() {
+            log::info(&format!("the API answers on {address} now"));
+        }
+        self.look_at_file() || has_tcp
+    }
+
+    fn look_at_file(&mut self) -> bool {
         if self.file.is_in_place() {
             return false;
         }
@@ -203,14 +228,11 @@ impl Listeners {
     }
 }
 
-fn bind_tcp(
+fn token_for(
     address: SocketAddr,
     token_file: Option<&Path>,
-) -> Result<(TcpListener, Token), ListenError> {
-    let token = Token::read(token_file.ok_or(ListenError::NoToken(address))?)?;
-    let error = |error| ListenError::Tcp { address, error };
-    let listener = TcpListener::bind(address).map_err(error)?;
-    Ok((listener, token))
+) -> Result<(SocketAddr, Token), ListenError> {
+    Ok((address, Token::read(token_file.ok_or(ListenError::NoToken(address))?)?))
 }
 
 fn bind_unix(path: &Path) -> Result<(UnixListener, SocketFile), ListenError> {

@@ -2,7 +2,7 @@
 
 use axum::{
     Json,
-    http::StatusCode,
+    http::{StatusCode, header::WWW_AUTHENTICATE},
     response::{IntoResponse, Response},
 };
 
@@ -99,7 +99,11 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        (self.status(), Json(Failure { error: self.to_string() })).into_response()
+        let answer = (self.status(), Json(Failure { error: self.to_string() }));
+        match self {
+            Self::Unauthorized => ([(WWW_AUTHENTICATE, "Bearer")], answer).into_response(),
+            _ => answer.into_response(),
+        }
     }
 }
 

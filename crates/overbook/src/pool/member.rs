@@ -6,7 +6,7 @@
 //! again. Its seat it keeps in a file, so that a daemon that starts anew does not wait until the
 //! old lease has ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +160,8 @@ impl Member {
         self.report(&seat).await?;
         let intents = self.store.read(records::INTENTS).await?;
         let own = self.store.read(&records::of_host(&self.spec.host)).await?;
-        let (all, written) = (Records::of(&intents).intents, Records::of(&own));
+        let (Records { intents: all, unreadable, .. }, written) =
+            (Records::of(&intents), Records::of(&own));
         let concerns = |intent: &Intent| [&intent.from, &intent.to].contains(&&self.spec.host);
         let mine: BTreeMap<VmName, Intent> =
             all.iter().filter(|(_, i)| concerns(i)).map(|(n, i)| (n.clone(), i.clone())).collect();
@@ -178,7 +179,7 @@ impl Member {
             }
         }
         self.launched.retain(|(vm, n), _| mine.get(vm).is_some_and(|i| i.generation == *n));
-        is_busy |= self.clear(&seat, &written, &mine).await?;
+        is_busy |= self.clear(&seat, &written, &mine, &unreadable).await?;
         if let Some(error) = trouble {
             return Err(error);
         }
@@ -459,15 +460,18 @@ impl Member {
         }
     }
 
-    /// Ends what was begun by intents that are not there any more, and strikes out what is over.
+    /// Ends what was begun by intents that are not there any more, and strikes out what is over. A
+    /// VM whose intent is there and cannot be read is left as it is.
     async fn clear(
         &mut self,
         seat: &Seat,
         written: &Records,
         mine: &BTreeMap<VmName, Intent>,
+        unreadable: &BTreeSet<VmName>,
     ) -> Result<bool, StoreError> {
         let is_current = |vm: &VmName, generation: u64| {
-            mine.get(vm).is_some_and(|intent| intent.generation == generation)
+            let is_mine = mine.get(vm).is_some_and(|intent| intent.generation == generation);
+            is_mine || unreadable.contains(vm)
         };
         let mut changes = Vec::new();
         for ((_, vm), step) in &written.sources {

@@ -11,7 +11,7 @@ use std::sync::mpsc;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::Child;
 
@@ -119,7 +119,7 @@ impl Spawn {
         self
     }
 
-    /// The child runs only on these CPUs; an empty list means anywhere.
+    /// The child runs only on these CPUs; an empty list means those of the thread that starts it.
     pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
         self.cpus = cpus.to_vec();
         self
@@ -130,7 +130,11 @@ impl Spawn {
     /// # Errors
     /// When the program cannot be started, or a CPU does not exist.
     pub fn spawn(mut self) -> io::Result<Child> {
-        let cpus = cpu_set(&self.cpus)?;
+        let cpus = match cpu_set(&self.cpus)? {
+            // It is forked by another thread: as with any child, the CPUs are those of this one.
+            None if self.die_with_parent => Some(sched_getaffinity(None)?),
+            cpus => cpus,
+        };
         let (die, session, parent) = (self.die_with_parent, self.new_session, getpid());
         if !session {
             self.command.process_group(0);

@@ -16,7 +16,7 @@ use crate::nbd_servers::certificates;
 use crate::{interrupt, pinning};
 
 /// The attackers' CPU; the guests have the other one.
-const CPU: usize = 1;
+pub(super) const CPU: usize = 1;
 /// Addresses of this host that clients of the repository come from.
 const FROM: [&str; 4] = ["127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5"];
 /// The name of QEMU's program: Overbook looks at no other.
@@ -105,7 +105,7 @@ impl Field {
                 ("stuck_nbd", Attacker::start("stuck_nbd", &[&spare, SPARE], None)?),
             ]))
         })?;
-        self.mislead(&fat)?;
+        pinning::on_cpu(CPU, || self.mislead(&fat))?;
         Ok(attackers)
     }
 

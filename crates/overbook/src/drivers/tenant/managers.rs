@@ -4,7 +4,8 @@
 //! * Proxmox keeps `/run/qemu-server/VMID.pid`, and the name in `/etc/pve/qemu-server/VMID.conf`.
 //!
 //! A file may outlive its process where the manager was killed. So one that was written before the
-//! process began is not of it.
+//! process began is not of it, unless the process is in the cgroup that the manager makes for that
+//! VM: clocks are set, and a file that was written a second ago may look older than its process.
 
 use std::fs::File;
 use std::io::Read;
@@ -40,14 +41,12 @@ pub(crate) fn name_of(process: Identity) -> Option<Managed> {
 }
 
 fn libvirt(dir: &Path, process: Identity) -> Option<Managed> {
-    let is_of = |text: &str| pid_in_status(text) == Some(process.pid);
-    let file = find(dir, "xml", process, is_of)?;
+    let file = find(dir, "xml", process, pid_in_status, is_libvirts)?;
     Some(Managed { manager: "libvirt", name: VmName::from(file.file_stem()?.to_str()?) })
 }
 
 fn proxmox(dir: &Path, conf: &Path, process: Identity) -> Option<Managed> {
-    let is_of = |text: &str| text.trim().parse() == Ok(process.pid);
-    let file = find(dir, "pid", process, is_of)?;
+    let file = find(dir, "pid", process, |text| text.trim().parse().ok(), is_proxmoxs)?;
     let conf = read(&conf.join(file.with_extension("conf").file_name()?))?;
     // Snapshots follow, each below its own heading.
     let current = conf.lines().take_while(|line| !line.starts_with('['));
@@ -58,24 +57,76 @@ fn proxmox(dir: &Path, conf: &Path, process: Identity) -> Option<Managed> {
     Some(Managed { manager: "Proxmox", name: VmName::from(name) })
 }
 
-/// The file of a directory of root's that is of this process.
+/// Whether a manager has started another process that runs as the same user: then that a process
+/// runs as this user says nothing about it.
+pub(crate) fn share_user_of(process: Identity) -> bool {
+    share_user_in(&[(LIBVIRT, "xml"), (PROXMOX, "pid")], process)
+}
+
+fn share_user_in(of_managers: &[(impl AsRef<Path>, &str)], process: Identity) -> bool {
+    let user = |pid: u32| std::fs::metadata(format!("/proc/{pid}")).ok().map(|of| of.uid());
+    let own = user(process.pid);
+    of_managers.iter().flat_map(|(dir, extension)| files(dir.as_ref(), extension)).any(|path| {
+        let pid = read(&path).and_then(|text| match text.trim().parse() {
+            Ok(pid) => Some(pid),
+            Err(_) => pid_in_status(&text),
+        });
+        pid.is_some_and(|pid| pid != process.pid && own.is_some() && user(pid) == own)
+    })
+}
+
+/// The files of a directory of root's that root has written.
+fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    let dir = std::fs::canonicalize(dir).ok().filter(|dir| makers_in(dir) == Makers::Root);
+    let entries = dir.and_then(|dir| std::fs::read_dir(dir).ok()).into_iter().flatten();
+    let is_roots = |path: &PathBuf| {
+        path.extension().is_some_and(|found| found == extension)
+            && std::fs::symlink_metadata(path)
+                .is_ok_and(|meta| meta.is_file() && is_trusted(meta.uid()))
+    };
+    entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_roots).collect()
+}
+
+/// The file that is of this process. `pid_in`: the process that a file is of; `is_in`: whether one
+/// of a cgroup's names is that which the manager gives the VM of a file's stem.
 fn find(
     dir: &Path,
     extension: &str,
     process: Identity,
-    is_of: impl Fn(&str) -> bool,
+    pid_in: impl Fn(&str) -> Option<u32>,
+    is_in: impl Fn(&str, &str) -> bool,
 ) -> Option<PathBuf> {
-    let dir = std::fs::canonicalize(dir).ok().filter(|dir| makers_in(dir) == Makers::Root)?;
     let began = process.began()?;
-    let files = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut files = files.filter(|path| path.extension().is_some_and(|found| found == extension));
-    files.find(|path| {
-        let meta = std::fs::symlink_metadata(path).ok().filter(std::fs::Metadata::is_file);
-        let is_roots = meta.as_ref().is_some_and(|meta| is_trusted(meta.uid()));
-        let written = meta.and_then(|meta| meta.modified().ok());
-        let is_later = written.is_some_and(|written| written + CLOCKS >= began);
-        is_roots && is_later && read(path).is_some_and(|text| is_of(&text))
+    let cgroups = cgroups_of(process);
+    files(dir, extension).into_iter().find(|path| {
+        let written = std::fs::metadata(path).ok().and_then(|meta| meta.modified().ok());
+        let is_later = || written.is_some_and(|written| written + CLOCKS >= began);
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        read(path).is_some_and(|text| pid_in(&text) == Some(process.pid))
+            && (is_later() || cgroups.iter().any(|name| is_in(name, &stem)))
     })
+}
+
+/// The names of the cgroups that a process is in, from the outermost inwards.
+fn cgroups_of(process: Identity) -> Vec<String> {
+    let text = read(Path::new(&format!("/proc/{}/cgroup", process.pid))).unwrap_or_default();
+    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.flat_map(|path| path.split('/')).map(str::to_owned).collect()
+}
+
+/// `machine-qemu\x2d3\x2dweb\x2d1.scope`, which systemd calls the VM `web-1` with the number 3.
+fn is_libvirts(cgroup: &str, vm: &str) -> bool {
+    let name = cgroup.replace(r"\x2d", "-");
+    let Some(rest) = name.strip_prefix("machine-qemu-").and_then(|n| n.strip_suffix(".scope"))
+    else {
+        return false;
+    };
+    rest.split_once('-').is_some_and(|(id, name)| id.parse::<u32>().is_ok() && name == vm)
+}
+
+/// `101.scope`.
+fn is_proxmoxs(cgroup: &str, vmid: &str) -> bool {
+    cgroup.strip_suffix(".scope") == Some(vmid)
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -125,6 +176,40 @@ mod tests {
         let long_ago = own().began().unwrap() - Duration::from_secs(60);
         File::options().write(true).open(&path).unwrap().set_modified(long_ago).unwrap();
         assert_eq!(libvirt(dir.path(), own()), None);
+    }
+
+    #[test]
+    fn a_cgroup_names_the_vm_that_its_manager_made_it_for() {
+        assert!(is_libvirts(r"machine-qemu\x2d3\x2dweb\x2d1.scope", "web-1"));
+        assert!(!is_libvirts(r"machine-qemu\x2d3\x2dweb\x2d1.scope", "1"));
+        assert!(!is_libvirts(r"machine-lxc\x2d3\x2dweb\x2d1.scope", "web-1"));
+        assert!(is_proxmoxs("101.scope", "101") && !is_proxmoxs("qemu.slice", "101"));
+    }
+
+    #[test]
+    fn a_file_that_looks_older_is_the_processes_all_the_same_if_its_cgroup_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("web-1.xml");
+        std::fs::write(&path, xml(own().pid)).unwrap();
+        let before = own().began().unwrap() - Duration::from_secs(60);
+        File::options().write(true).open(&path).unwrap().set_modified(before).unwrap();
+        let found =
+            |is_in: fn(&str, &str) -> bool| find(dir.path(), "xml", own(), pid_in_status, is_in);
+        assert_eq!(found(|_, _| false), None);
+        assert_eq!(found(|_, vm| vm == "web-1"), Some(path));
+    }
+
+    #[test]
+    fn a_user_whose_processes_a_manager_starts_says_nothing() {
+        use sys::process::Spawn;
+        let dir = tempfile::tempdir().unwrap();
+        let shares = || share_user_in(&[(dir.path(), "xml")], own());
+        std::fs::write(dir.path().join("own.xml"), xml(own().pid)).unwrap();
+        assert!(!shares(), "it is the only one");
+        let mut other = Spawn::new("sleep").arg("60").die_with_parent().spawn().unwrap();
+        std::fs::write(dir.path().join("other.xml"), xml(other.identity().pid)).unwrap();
+        assert!(shares());
+        other.end(Duration::from_secs(10)).unwrap();
     }
 
     #[test]
