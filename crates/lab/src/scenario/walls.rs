@@ -3,12 +3,13 @@
 //! Two guests of the tenant `shop` work under the real daemon. They share pages; `witness` has a
 //! swap disk that Overbook serves, a part of which lies in a repository, and verifies its memory
 //! all the time. Attackers of other users work for ten minutes in all against the daemon, the disks
-//! and a repository, all at once, with quiet minutes before, between and after. The speed of
-//! `witness` under attack is compared with its speed in the quiet minutes on both sides.
+//! of their own tenant and a repository, all at once, with quiet minutes before, between and after.
+//! The speed of `witness` under attack is compared with its speed in the quiet minutes on both
+//! sides.
 //!
-//! The guests have a CPU of their own, as on a host that keeps some for itself; the attackers and all
-//! of Overbook's processes, the disks of `witness` among them, have another one. How much CPU time a
-//! tenant may use is the operator's to bound (cgroups), and no matter of memory.
+//! The guests have a CPU of their own, as on a host that keeps some for itself; the attackers and
+//! all of Overbook's processes, the disks of `witness` among them, have another one. How much CPU
+//! time a tenant may use is the operator's to bound (cgroups), and no matter of memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -65,7 +66,6 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     context.make_dir()?;
     // Attackers of other users have a directory of their own in it.
     fs::set_permissions(&context.dir, Permissions::from_mode(0o711))?;
-    let spare = field::add_spare_disk(&context.dir.join("swap"), WITNESS)?;
     let swap = pinning::on_cpu(field::CPU, || {
         RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)
     })?;
@@ -78,8 +78,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let specs = [swap.given_to(guest(WITNESS, WORKLOAD)), guest("mate", "verify --mb 40 --rate 4")];
     let mut lab = Lab::start(&context.dir.join("lab"), &context.provisions, &specs)?;
     swap.make_known(&lab)?;
-    let mut field =
-        pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab, spare))?;
+    let mut field = pinning::on_cpu(field::CPU, || Field::start(&context.dir.join("field"), &lab))?;
     let settings = Settings { dedup: DedupSpec::Fixed(RATE), ..Mode::Enforce.into() };
     let daemon = pinning::on_cpu(field::CPU, || Daemon::start(&mut lab, settings))?;
     lab.wait_for("both guests to work", FILL_LIMIT, |lab| {

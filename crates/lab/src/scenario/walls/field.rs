@@ -31,13 +31,11 @@ const BEGIN: Duration = Duration::from_secs(20);
 /// Servers and directories that stand as long as the scenario runs.
 pub(super) struct Field {
     dir: PathBuf,
-    /// The socket of another disk that the process of the guests' disk serves.
-    spare: PathBuf,
     /// Lends memory by TLS.
     pub(super) repository: Child,
     repository_at: SocketAddr,
     api_at: SocketAddr,
-    /// Serves a disk whose repository lies.
+    /// Serves the attackers' disks: one whose repository lies, and one that is held up.
     pub(super) misled: Option<Child>,
 }
 
@@ -47,9 +45,11 @@ impl Field {
     ///
     /// # Errors
     /// When a program is missing, or the kernel's.
-    pub(super) fn start(dir: &Path, lab: &Lab, spare: PathBuf) -> Result<Self, LabError> {
+    pub(super) fn start(dir: &Path, lab: &Lab) -> Result<Self, LabError> {
         fs::create_dir_all(dir.join("qmp"))?;
         chown(dir.join("qmp"), Some(NOBODY), Some(NOBODY))?;
+        File::create(dir.join(SPARE))?;
+        chown(dir.join(SPARE), Some(NOBODY), Some(NOBODY))?;
         let (repository_at, api_at) = (free_port()?, free_port()?);
         certificates(dir, Ipv4Addr::LOCALHOST)?;
         let repository = Spawn::new(built("overbook")?)
@@ -71,7 +71,7 @@ impl Field {
         );
         fs::write(drop_ins.join("walls.toml"), text)?;
         let dir = dir.to_owned();
-        Ok(Self { dir, spare, repository, repository_at, api_at, misled: None })
+        Ok(Self { dir, repository, repository_at, api_at, misled: None })
     }
 
     /// Starts all attackers, each under its name.
@@ -84,7 +84,7 @@ impl Field {
     ) -> Result<BTreeMap<&'static str, Attacker>, LabError> {
         let (repository, api) = (self.repository_at.to_string(), self.api_at.to_string());
         let silent: Vec<&str> = std::iter::once(repository.as_str()).chain(FROM).collect();
-        let spare = self.spare.display().to_string();
+        let spare = self.dir.join(format!("disks/{SPARE}.sock")).display().to_string();
         let fat = self.dir.join(format!("fat-{round}.sock"));
         let lies = fat.display().to_string();
         let [flood, qemu, orphan, liar] = ["flood", "witness", "orphan", "ram_liar"]
@@ -101,15 +101,16 @@ impl Field {
                 ("silent_clients", Attacker::start("silent_clients", &silent, nobody)?),
                 ("slow_http", Attacker::start("slow_http", &[&api], nobody)?),
                 ("squat", Attacker::start("squat", &[SQUATTED], nobody)?),
-                // As root, for whom the disk's socket is open.
-                ("stuck_nbd", Attacker::start("stuck_nbd", &[&spare, SPARE], None)?),
+                // It waits for the socket of its own disk.
+                ("stuck_nbd", Attacker::start("stuck_nbd", &[&spare, SPARE], nobody)?),
             ]))
         })?;
         pinning::on_cpu(CPU, || self.mislead(&fat))?;
         Ok(attackers)
     }
 
-    /// Starts the process of a disk that uses the repository at `socket`, once that is there.
+    /// Starts the process of the attackers' disks, one of which uses the repository at `socket`, once
+    /// that is there.
     fn mislead(&mut self, socket: &Path) -> Result<(), LabError> {
         let end = Instant::now() + BEGIN;
         while !socket.exists() && Instant::now() < end {
@@ -121,7 +122,8 @@ impl Field {
         let text = format!(
             "[host]\nstate = \"{at}/state\"\n[api]\nsocket = \"{at}/misled.api\"\n\
              [group.misled]\nvms = [\"misled\"]\n[disk.fat]\nvm = \"misled\"\n\
-             file = \"{at}/file\"\nsize = \"64MiB\"\nrepositories = [{socket:?}]\n"
+             file = \"{at}/file\"\nsize = \"64MiB\"\nrepositories = [{socket:?}]\n\
+             [disk.{SPARE}]\nvm = \"misled\"\nfile = \"{at}/{SPARE}\"\nsize = \"64MiB\"\n"
         );
         fs::write(&config, text)?;
         let log = File::options().create(true).append(true).open(self.dir.join("misled.log"))?;
@@ -151,20 +153,6 @@ impl Field {
         self.repository.end(END)?;
         Ok(fs::remove_dir_all(&self.dir)?)
     }
-}
-
-/// Has the process of disks that will be configured in `dir` serve another one of `vm`'s, which no
-/// guest uses. Answers its socket.
-///
-/// # Errors
-/// The kernel's.
-pub(super) fn add_spare_disk(dir: &Path, vm: &str) -> std::io::Result<PathBuf> {
-    let drop_ins = dir.join("overbook.d");
-    fs::create_dir_all(&drop_ins)?;
-    let file = dir.join("spare-file");
-    let text = format!("[disk.{SPARE}]\nvm = \"{vm}\"\nfile = {file:?}\nsize = \"64MiB\"\n");
-    fs::write(drop_ins.join("spare.toml"), text)?;
-    Ok(dir.join("disks").join(format!("{SPARE}.sock")))
 }
 
 /// A port of the loopback interface that nothing listens on now.
