@@ -25,6 +25,7 @@ use overbook::pki::{self, Order};
 use overbook::{config_files, pool};
 use overbook_tests::{MAX, Stage, skip, unpacked};
 use sys::pool_maps;
+use sys::process::{Identity, children_of};
 use systemd::{Systemd, packaging};
 use tokio::runtime::Runtime;
 
@@ -136,6 +137,15 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     let names = names.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     assert_eq!(capable as usize, names.split_whitespace().count(), "{names}");
     assert_eq!((&*status(daemon, "Seccomp"), &*status(daemon, "NoNewPrivs")), ("2", "1"));
+    // It has given up what the unit has left to it: its own filter is one more.
+    let is_api = |child: &Identity| {
+        let words = fs::read_to_string(format!("/proc/{}/cmdline", child.pid)).unwrap_or_default();
+        words.split('\0').any(|word| word == "api")
+    };
+    let children = children_of(daemon).unwrap();
+    let api = children.into_iter().find(is_api).expect("a process answers the API").pid;
+    let filters = |pid| status(pid, "Seccomp_filters").parse::<u32>().unwrap();
+    assert_eq!((capabilities(api), filters(api)), (0, filters(daemon) + 1));
 
     until_all(&stage, "both share pages", "dedup", "saved_bytes");
     let worker = stage.worker("shop").unwrap().pid;

@@ -1,6 +1,9 @@
 //! What runs on which of the host's CPUs.
 
+use rustix::process::setpriority_process;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+
+use sys::process::{Identity, children_of};
 
 use crate::lab::LabError;
 
@@ -31,6 +34,21 @@ pub fn this_thread(cpus: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().for_each(|cpu| set.set(*cpu));
     Ok(sched_setaffinity(None, &set)?)
+}
+
+/// Gives a process, and those that it has started, the weight on their CPU that a service has with
+/// `CPUWeight=1000`.
+///
+/// # Errors
+/// When it has ended.
+pub fn weigh_as_a_service(process: Identity) -> std::io::Result<()> {
+    /// Ten times the weight of a program that says nothing.
+    const NICE: i32 = -10;
+    for of in std::iter::once(process).chain(children_of(process.pid)?) {
+        let pid = i32::try_from(of.pid).ok().and_then(Pid::from_raw);
+        setpriority_process(pid, NICE)?;
+    }
+    Ok(())
 }
 
 /// Another thread that runs on one CPU, until this is dropped.

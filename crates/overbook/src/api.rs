@@ -32,7 +32,8 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::http::{self, Ask, Inside, Listeners, Outcome, Token};
+use crate::helper::outlive_signals;
+use crate::http::{self, Ask, Asks, Inside, Listeners, Outcome, Token};
 use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::log;
 use crate::published::Published;
@@ -41,6 +42,8 @@ use crate::published::Published;
 pub(crate) const MOST_ASK: usize = 64 << 10;
 /// Questions that the daemon has at a time.
 pub(crate) const MOST_OPEN: usize = 32;
+/// Of these, questions about what is on its disk.
+const MOST_READINGS: usize = 16;
 
 /// A line from the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -53,7 +56,7 @@ pub(crate) enum Down {
     Answer(Box<Numbered<Outcome>>),
 }
 
-/// What the daemon says.
+/// The daemon's lines.
 type FromDaemon = Lines<BufReader<pipe::Receiver>>;
 
 /// The numbers of the sockets that are left open for this process.
@@ -76,6 +79,7 @@ pub(crate) fn run(sockets: Sockets) -> io::Result<()> {
     let up = up.as_fd().try_clone_to_owned()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    outlive_signals()?;
     runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
         // The daemon is trusted with its lines' length.
@@ -103,12 +107,13 @@ async fn serve(
     };
     let tcp = tcp.zip(token.map(Token::known));
     let (show, latest) = watch::channel(first);
-    let (asks, asked) = mpsc::channel(1);
-    let inside = Inside { latest, asks };
+    let (orders, ordered) = mpsc::channel(1);
+    let (readings, read) = mpsc::channel(1);
+    let inside = Inside { latest, asks: Asks { orders, readings } };
     let served = http::serve(Listeners { unix, tcp }, inside, std::future::pending());
     tokio::select! {
         served = served => served,
-        ended = talk(down, up, &show, asked) => ended,
+        ended = talk(down, up, &show, (ordered, read)) => ended,
     }
 }
 
@@ -117,35 +122,45 @@ async fn talk(
     mut down: FromDaemon,
     mut up: pipe::Sender,
     show: &watch::Sender<Arc<Published>>,
-    mut asked: mpsc::Receiver<Ask>,
+    (mut ordered, mut read): (mpsc::Receiver<Ask>, mpsc::Receiver<Ask>),
 ) -> io::Result<()> {
-    let mut open: BTreeMap<u64, oneshot::Sender<Outcome>> = BTreeMap::new();
+    // With each, whether it is a reading.
+    let mut open: BTreeMap<u64, (oneshot::Sender<Outcome>, bool)> = BTreeMap::new();
     let mut id = 0;
     loop {
-        tokio::select! {
+        let readings = open.values().filter(|(_, is_reading)| *is_reading).count();
+        let may_order = open.len() < MOST_OPEN;
+        let may_read = may_order && readings < MOST_READINGS;
+        // More of them wait for their turn.
+        let asked = tokio::select! {
             said = down.next() => match said? {
-                Some(Down::Tick(tick)) => drop(show.send_replace(tick)),
+                Some(Down::Tick(tick)) => {
+                    drop(show.send_replace(tick));
+                    continue;
+                }
                 Some(Down::Answer(answer)) => {
-                    if let Some(reply) = open.remove(&answer.id) {
+                    if let Some((reply, _)) = open.remove(&answer.id) {
                         // The client may have gone.
                         let _ = reply.send(answer.what);
                     }
+                    continue;
                 }
                 Some(Down::Token(_)) => return Err(nonsense("the daemon says the token twice")),
                 None => return Ok(()),
             },
-            // More of them wait for their turn.
-            Some(Ask { question, reply }) = asked.recv(), if open.len() < MOST_OPEN => {
-                id += 1;
-                let text = line(&Numbered { id, what: question })?;
-                if text.len() > MOST_ASK {
-                    let _ = reply.send(Err(format!("a question of more than {MOST_ASK} bytes")));
-                    continue;
-                }
-                open.insert(id, reply);
-                up.write_all(&text).await?;
-            }
+            Some(ask) = ordered.recv(), if may_order => ask,
+            Some(ask) = read.recv(), if may_read => ask,
+        };
+        let Ask { question, reply } = asked;
+        id += 1;
+        let is_reading = question.is_of_history();
+        let text = line(&Numbered { id, what: question })?;
+        if text.len() > MOST_ASK {
+            let _ = reply.send(Err(format!("a question of more than {MOST_ASK} bytes")));
+            continue;
         }
+        open.insert(id, (reply, is_reading));
+        up.write_all(&text).await?;
     }
 }
 

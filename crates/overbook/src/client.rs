@@ -130,10 +130,13 @@ impl Client {
 
     fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
         let answer = async { time::timeout(limit, self.exchange(method, path)).await };
-        let silent = |_| ClientError::Silent { socket: self.socket.clone(), limit };
-        let (status, body) = self.runtime.block_on(answer).map_err(silent)??;
+        let silent = |()| ClientError::Silent { socket: self.socket.clone(), limit };
+        let (status, body) = self.runtime.block_on(answer).map_err(|_| silent(()))??;
         if status.is_success() {
             return Ok(body);
+        }
+        if status == StatusCode::GATEWAY_TIMEOUT {
+            return Err(silent(()));
         }
         let failure: Failure = self.parse(&body)?;
         Err(ClientError::Refused(failure.error))

@@ -246,6 +246,11 @@ impl Daemon {
                 self.release(reply);
                 return self.publish(publish);
             }
+            Question::Sign => {
+                // The client may have gone.
+                let _ = reply.send(Ok(Answer::Done(String::new())));
+                return;
+            }
             Question::Pause => self.set_paused(true),
             Question::Resume => self.set_paused(false),
             of_history => {

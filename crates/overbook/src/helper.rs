@@ -4,8 +4,11 @@
 
 use std::io;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use signal_hook::consts::{SIGINT, SIGTERM};
 use sys::process::{Child, Signal, Spawn};
 use tokio::io::BufReader;
 use tokio::net::unix::pipe;
@@ -34,10 +37,10 @@ impl Helper {
     ) -> io::Result<(Self, pipe::Sender, BufReader<pipe::Receiver>)> {
         let (stdin, down) = io::pipe()?;
         let (up, stdout) = io::pipe()?;
-        let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
+        let helper = Self(spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?);
         let down = pipe::Sender::from_owned_fd(down.into())?;
         let up = BufReader::new(pipe::Receiver::from_owned_fd(up.into())?);
-        Ok((Self(child), down, up))
+        Ok((helper, down, up))
     }
 
     /// Ends it, and says how it has ended, in brackets; or nothing, if it has not.
@@ -46,6 +49,19 @@ impl Helper {
         let status = ended(&mut self.0, GRACE).await;
         status.map_or_else(String::new, |status| format!(" ({status})"))
     }
+}
+
+/// Of a helper itself: from now on a service manager's signal to all processes of the service does
+/// not end it before the daemon does.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn outlive_signals() -> io::Result<()> {
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
+    }
+    Ok(())
 }
 
 impl Drop for Helper {

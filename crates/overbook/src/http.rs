@@ -31,7 +31,7 @@ use std::{future::Future, io, sync::Arc};
 
 use tokio::sync::{broadcast, watch};
 
-pub use asks::{Answer, Ask, Asks, Outcome, Question, Span};
+pub use asks::{Answer, Ask, Asks, MAX_ROWS, Outcome, Question, Span};
 pub use events::{BUFFER, Event, EventKind};
 pub use follow::Shown;
 pub use listen::{Doors, ListenError, Listeners};

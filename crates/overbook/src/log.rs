@@ -1,5 +1,7 @@
 //! What the daemon writes to standard error, in journald's form.
 
+use std::io::{self, Write};
+
 /// An ordinary line.
 pub(crate) fn info(text: &str) {
     say(6, text);
@@ -13,6 +15,7 @@ pub(crate) fn warn(text: &str) {
 /// journald takes each line for itself, so each has its level.
 fn say(level: u8, text: &str) {
     for line in text.lines() {
-        eprintln!("<{level}>overbook: {line}");
+        // Nothing that becomes of standard error ends a daemon.
+        let _ = writeln!(io::stderr(), "<{level}>overbook: {line}");
     }
 }

@@ -3,42 +3,40 @@
 //! Problem: code that reads what strangers send may hold a fault that lets them run code of their
 //! own; with the rights of the whole program that would be the host's end. Idea: such code runs in
 //! a process of its own, which opens what it needs, and then can only use what it has open: it has
-//! no capabilities, never gets any again, and may make the system calls of [`ALLOWED`] alone. None
-//! of these opens a file, connects to anything, starts or signals a process, or makes memory
-//! executable.
+//! no capabilities, never gets any again, and may make the system calls of [`ALLOWED`] alone, some
+//! of them with certain arguments. None of these opens a file, connects to anything, starts or
+//! signals a process, or makes memory executable.
 //!
-//! A call that is not allowed fails with `EPERM` and harms nobody: a C library that tries a newer
+//! A call that is not allowed fails with `EPERM` and harms nothing: a C library that tries a newer
 //! call first falls back to an older one.
+//!
+//! **Why arguments count.** The user stays root, whose processes have their other rights by that
+//! alone. `fcntl` could have the kernel signal any of them (`F_SETOWN`, `F_SETSIG`), `prlimit64`
+//! could limit them to death, `sendto` could connect (`MSG_FASTOPEN`), `shutdown` could end what
+//! other processes share with this one, and `clone` could make a namespace with all capabilities.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use seccompiler::{
-    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    BackendError, SeccompAction, SeccompCmpArgLen as Length, SeccompCmpOp as Is, SeccompCondition,
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// What a process that is confined may still ask of the kernel.
+/// The calls that a confined process may make with any arguments.
 const ALLOWED: &[libc::c_long] = &[
     // What is open: to use it, and to close it.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
     libc::SYS_write,
     libc::SYS_writev,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
     libc::SYS_accept4,
-    libc::SYS_shutdown,
     libc::SYS_close,
-    // As is `ioctl`, to have it not wait.
-    libc::SYS_fcntl,
     libc::SYS_getsockname,
     libc::SYS_getpeername,
     libc::SYS_getsockopt,
-    libc::SYS_setsockopt,
     // To wait for it.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_epoll_wait,
@@ -52,7 +50,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_clock_gettime,
     libc::SYS_gettimeofday,
     libc::SYS_restart_syscall,
-    // Memory; `mmap` and `mprotect` are allowed where it is not executable.
+    // Memory.
     libc::SYS_brk,
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -67,12 +65,15 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// What a process that talks to other hosts may do as well: sockets are allowed apart, and files
-/// where they are only read.
+/// The calls that a process which talks to other hosts may make as well, with any arguments.
 const OF_THE_NETWORK: &[libc::c_long] = &[
     libc::SYS_connect,
     libc::SYS_bind,
+    libc::SYS_setsockopt,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
     libc::SYS_sendmmsg,
+    libc::SYS_recvmsg,
     libc::SYS_recvmmsg,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
@@ -90,11 +91,8 @@ const OF_THE_NETWORK: &[libc::c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_readlink,
     libc::SYS_readlinkat,
-    libc::SYS_clone,
-    libc::SYS_clone3,
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
-    libc::SYS_prctl,
     libc::SYS_getpid,
     libc::SYS_gettid,
     libc::SYS_geteuid,
@@ -102,33 +100,56 @@ const OF_THE_NETWORK: &[libc::c_long] = &[
     libc::SYS_getegid,
     libc::SYS_getgid,
     libc::SYS_uname,
-    libc::SYS_prlimit64,
     libc::SYS_sched_getaffinity,
 ];
+
+/// Flags of `clone` that make namespaces.
+const NAMESPACES: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
 
 /// From now on this thread can use what is open, and nothing else.
 ///
 /// # Errors
-/// The kernel has no seccomp, or whoever started this process does not let it: it has given up what
-/// it could.
+/// The kernel has no seccomp, or this process may not give up its rights: it has given up those
+/// that it could.
 pub fn to_what_is_open() -> io::Result<()> {
-    give_up(rules().map_err(io::Error::other)?)
+    give_up(rules())
 }
 
-/// From now on this thread, and all that it starts, can use what is open, talk to other hosts, and
-/// read the files that anybody may read or that are its user's; nothing else. It has no sockets of
-/// this host's programs.
+/// From now on this thread, and those that it starts, can use what is open, talk to other hosts,
+/// and read the files that anybody may read or that are its user's; nothing else. It opens no
+/// socket of a file's.
 ///
 /// # Errors
 /// As [`to_what_is_open`].
 pub fn to_the_network() -> io::Result<()> {
-    give_up(rules().and_then(of_the_network).map_err(io::Error::other)?)
+    // A C library starts a thread by an older call only where the kernel does not know this one.
+    let one = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    install(one, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.unsigned_abs()))?;
+    give_up(rules().and_then(of_the_network))
 }
 
-fn give_up(rules: Rules) -> io::Result<()> {
+/// Gives up what can be given up, also where one part cannot.
+fn give_up(rules: Result<Rules, BackendError>) -> io::Result<()> {
     let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
-    seccompiler::apply_filter(&filter(rules).map_err(io::Error::other)?).map_err(io::Error::other)
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let capabilities = set_capabilities(None, sets);
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    install(rules.map_err(io::Error::other)?, refused, SeccompAction::Allow)?;
+    Ok(capabilities?)
+}
+
+/// Has the kernel do `these` at the calls of `rules`, and `others` at all others.
+fn install(rules: Rules, others: SeccompAction, these: SeccompAction) -> io::Result<()> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH);
+    let filter = arch.and_then(|arch| SeccompFilter::new(rules, others, these, arch));
+    let program = filter.and_then(seccompiler::BpfProgram::try_from).map_err(io::Error::other)?;
+    seccompiler::apply_filter(&program).map_err(io::Error::other)
 }
 
 /// The calls that are allowed; with rules, where one of these holds.
@@ -136,51 +157,83 @@ type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 fn rules() -> Result<Rules, BackendError> {
     let mut rules: Rules = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
-    let is_data = masked(2, libc::PROT_EXEC, 0)?;
-    rules.insert(libc::SYS_mmap, vec![SeccompRule::new(vec![is_data.clone()])?]);
-    rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![is_data])?]);
-    rules.insert(libc::SYS_ioctl, vec![is(1, libc::FIONBIO)?]);
+    let is_data = || masked(2, libc::PROT_EXEC, 0);
+    rules.insert(libc::SYS_mmap, vec![all([is_data()])?]);
+    rules.insert(libc::SYS_mprotect, vec![all([is_data()])?]);
+    rules.insert(libc::SYS_ioctl, vec![all([is(1, libc::FIONBIO)])?]);
+    // Data to where it is connected to.
+    rules.insert(libc::SYS_sendto, vec![all([is_null(4)])?]);
+    // The end of what it sends; standard output and error belong to others, too.
+    let is_own = SeccompCondition::new(0, Length::Dword, Is::Gt, 2);
+    rules.insert(
+        libc::SYS_shutdown,
+        vec![all([is_own, is(1, libc::SHUT_WR.unsigned_abs().into())])?],
+    );
+    let commands = [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
+    let mut of_fcntl = Vec::new();
+    for command in commands {
+        of_fcntl.push(all([is(1, command.unsigned_abs().into())])?);
+    }
+    let sets = is(1, libc::F_SETFL.unsigned_abs().into());
+    of_fcntl.push(all([sets, masked(2, libc::O_ASYNC, 0)])?);
+    rules.insert(libc::SYS_fcntl, of_fcntl);
     Ok(rules)
 }
 
 fn of_the_network(mut rules: Rules) -> Result<Rules, BackendError> {
     rules.extend(OF_THE_NETWORK.iter().map(|call| (*call, Vec::new())));
-    // AF_NETLINK: which kinds of address this host has.
-    let families = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
-    let families = families.map(|family| is(0, family.unsigned_abs().into()));
-    rules.insert(libc::SYS_socket, families.into_iter().collect::<Result<_, _>>()?);
+    // NETLINK_ROUTE: which kinds of address this host has.
+    let family = |family: libc::c_int| is(0, family.unsigned_abs().into());
+    let of_routes = is(2, libc::NETLINK_ROUTE.unsigned_abs().into());
+    let sockets = vec![
+        all([family(libc::AF_INET)])?,
+        all([family(libc::AF_INET6)])?,
+        all([family(libc::AF_NETLINK), of_routes])?,
+    ];
+    rules.insert(libc::SYS_socket, sockets);
     // No bit by which a file is written or made.
     let written = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE;
-    let is_read = masked(2, written & !libc::O_DIRECTORY, libc::O_RDONLY)?;
-    rules.insert(libc::SYS_openat, vec![SeccompRule::new(vec![is_read])?]);
-    // Parts of the C library that look names up are loaded when they are needed: what is executable
-    // is not written.
+    let is_read = masked(2, written & !libc::O_DIRECTORY, libc::O_RDONLY);
+    rules.insert(libc::SYS_openat, vec![all([is_read])?]);
+    // Parts of the C library that look names up are loaded when they are needed: memory that is
+    // executable is not written.
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         let both = libc::PROT_WRITE | libc::PROT_EXEC;
         let either = [0, libc::PROT_WRITE, libc::PROT_EXEC];
-        let either = either.map(|prot| SeccompRule::new(vec![masked(2, both, prot)?]));
+        let either = either.map(|prot| all([masked(2, both, prot)]));
         rules.insert(call, either.into_iter().collect::<Result<_, _>>()?);
     }
+    // A thread, and no process.
+    let is_thread = masked(0, libc::CLONE_THREAD | NAMESPACES, libc::CLONE_THREAD);
+    rules.insert(libc::SYS_clone, vec![all([is_thread])?]);
+    // The filter before this one refuses it.
+    rules.insert(libc::SYS_clone3, Vec::new());
+    rules.insert(libc::SYS_prctl, vec![all([is(0, libc::PR_SET_NAME.unsigned_abs().into())])?]);
+    // Its own limits, to be read.
+    rules.insert(libc::SYS_prlimit64, vec![all([is(0, 0), is_null(2)])?]);
     Ok(rules)
 }
 
+fn all<const N: usize>(
+    conditions: [Result<SeccompCondition, BackendError>; N],
+) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(conditions.into_iter().collect::<Result<_, _>>()?)
+}
+
 /// That the argument of this number is so.
-fn is(argument: u8, value: u64) -> Result<SeccompRule, BackendError> {
-    let (length, equal) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-    SeccompRule::new(vec![SeccompCondition::new(argument, length, equal, value)?])
+fn is(argument: u8, value: u64) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, Length::Dword, Is::Eq, value)
+}
+
+/// That the pointer is none.
+fn is_null(argument: u8) -> Result<SeccompCondition, BackendError> {
+    SeccompCondition::new(argument, Length::Qword, Is::Eq, 0)
 }
 
 /// That these bits of the argument of this number are so.
 fn masked(argument: u8, bits: i32, are: i32) -> Result<SeccompCondition, BackendError> {
-    let equal = SeccompCmpOp::MaskedEq(bits.unsigned_abs().into());
-    let are = are.unsigned_abs().into();
-    SeccompCondition::new(argument, SeccompCmpArgLen::Dword, equal, are)
-}
-
-fn filter(rules: Rules) -> Result<BpfProgram, BackendError> {
-    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
-    SeccompFilter::new(rules, refused, SeccompAction::Allow, arch)?.try_into()
+    let equal = Is::MaskedEq(u64::from(bits.cast_unsigned()));
+    SeccompCondition::new(argument, Length::Dword, equal, u64::from(are.cast_unsigned()))
 }
 
 #[cfg(test)]
@@ -241,6 +294,7 @@ mod tests {
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         fs::write(&file, "x").unwrap();
         let server = std::net::TcpListener::bind("localhost:0").unwrap();
+        // A connection waits in its backlog.
         let at = server.local_addr().unwrap();
         let own = rustix::process::getpid();
         let confined = thread::spawn(move || {
@@ -260,9 +314,45 @@ mod tests {
             ];
             refused.map(|outcome| outcome.map_err(|error| error.kind()))
         });
-        let _accepted = server.accept().unwrap();
         assert_eq!(confined.join().unwrap(), [Err(ErrorKind::PermissionDenied); 6]);
         assert_eq!(fs::read(dir.path().join("f")).unwrap(), b"x");
+    }
+
+    /// What would have the kernel kill this process, or limit it to death.
+    fn by_way_of_the_kernel(own: i32) -> [libc::c_long; 5] {
+        /// By `linux/fcntl.h`.
+        const F_SETSIG: libc::c_long = 10;
+        let limit = [1_u64, 1];
+        let raw = |call, [a, b, c, d]: [libc::c_long; 4]| {
+            // SAFETY: the kernel refuses it; where it did not the test would end, and is meant to.
+            unsafe { libc::syscall(call, a, b, c, d) }
+        };
+        let limit = std::ptr::from_ref(&limit) as libc::c_long;
+        [
+            raw(libc::SYS_fcntl, [0, libc::F_SETOWN.into(), own.into(), 0]),
+            raw(libc::SYS_fcntl, [0, F_SETSIG, libc::SIGKILL.into(), 0]),
+            raw(libc::SYS_fcntl, [0, libc::F_SETFL.into(), libc::O_ASYNC.into(), 0]),
+            raw(libc::SYS_prlimit64, [own.into(), libc::RLIMIT_CPU.into(), limit, 0]),
+            raw(libc::SYS_shutdown, [2, libc::SHUT_WR.into(), 0, 0]),
+        ]
+    }
+
+    #[test]
+    fn no_call_that_is_allowed_has_the_kernel_do_harm() {
+        let own = rustix::process::getpid().as_raw_nonzero().get();
+        for confine in [to_what_is_open as fn() -> io::Result<()>, to_the_network] {
+            let confined = thread::spawn(move || {
+                confine().unwrap();
+                let outcomes = by_way_of_the_kernel(own);
+                // SAFETY: it makes a process, or is refused.
+                let forked = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+                let space = libc::CLONE_NEWUSER | libc::CLONE_THREAD;
+                // SAFETY: it is refused.
+                let spaced = unsafe { libc::syscall(libc::SYS_clone, space, 0, 0, 0, 0) };
+                (outcomes, forked, spaced)
+            });
+            assert_eq!(confined.join().unwrap(), ([-1; 5], -1, -1));
+        }
     }
 
     unsafe fn executable() -> io::Result<()> {

@@ -8,8 +8,9 @@
 //! sides.
 //!
 //! The guests have a CPU of their own, as on a host that keeps some for itself; the attackers and
-//! all of Overbook's processes, the disks of `witness` among them, have another one. How much CPU
-//! time a tenant may use is the operator's to bound (cgroups), and no matter of memory.
+//! all of Overbook's processes, the disks of `witness` among them, have another one. These disks
+//! have the weight that their unit gives them. How much CPU time a tenant may use is the operator's
+//! to bound (cgroups), and no matter of memory.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -69,6 +70,9 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     let swap = pinning::on_cpu(field::CPU, || {
         RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)
     })?;
+    if let Some(keeper) = swap.keeper() {
+        pinning::weigh_as_a_service(keeper)?;
+    }
     let guest = |name: &str, workload: &str| MachineSpec {
         seed: context.seed,
         shim: true,

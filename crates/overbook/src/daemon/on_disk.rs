@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::history;
-use crate::http::{Answer, Outcome, Question, Span};
+use crate::http::{Answer, MAX_ROWS, Outcome, Question, Span};
 
 /// All that was ever kept, but one row of it.
 const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
@@ -11,7 +11,7 @@ const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
 /// The answer out of the history in `file`; `None`: the question is not about the history.
 pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
     let outcome = match question {
-        Question::Pause | Question::Resume | Question::Release => return None,
+        Question::Sign | Question::Pause | Question::Resume | Question::Release => return None,
         Question::History { vm, span } => {
             let read = |span: Span| history::read(file, vm, span.since_wall_ms, span.limit);
             known(read, *span).map(Answer::History)
@@ -33,7 +33,7 @@ fn known<T, U: From<T>, E>(
     read: impl Fn(Span) -> Result<Vec<T>, E>,
     span: Span,
 ) -> Result<Option<Vec<U>>, E> {
-    let rows = read(span)?;
+    let rows = read(Span { limit: span.limit.min(MAX_ROWS), ..span })?;
     let is_known = !rows.is_empty() || !read(ANY)?.is_empty();
     Ok(is_known.then(|| rows.into_iter().map(U::from).collect()))
 }

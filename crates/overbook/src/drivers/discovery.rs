@@ -24,7 +24,7 @@ use super::slot::Slot;
 use super::tenant::place::makers_in;
 use super::vm;
 
-/// Sockets that are looked for of each glob; where QEMUs may make some there may be any number.
+/// Sockets of one directory that are looked at; where QEMUs may make some there may be any number.
 const MOST_SOCKETS: usize = 4096;
 /// Directories that are looked at; where QEMUs may make some there may be any number.
 const MOST_DIRECTORIES: usize = 1024;
@@ -72,10 +72,14 @@ pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<Stri
 /// its first wildcard are the operator's and are followed; behind it, others may have made them.
 pub(super) fn find(globs: &[String]) -> Vec<PathBuf> {
     let found = globs.iter().filter_map(|glob| glob::glob(&without_links(glob)).ok());
-    let sockets = |paths: glob::Paths| {
-        paths.flatten().filter(|path| no_links::is_socket(path)).take(MOST_SOCKETS)
+    let mut counts: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    let mut has_room = |path: &PathBuf| {
+        let count = counts.entry(path.parent().unwrap_or(Path::new("/")).to_owned()).or_default();
+        *count += 1;
+        *count <= MOST_SOCKETS
     };
-    found.flat_map(sockets).collect()
+    let sockets = found.flatten().flatten().filter(|path| no_links::is_socket(path));
+    sockets.filter(|path| has_room(path)).collect()
 }
 
 /// The existing directories in which these globs look for sockets.

@@ -1,4 +1,4 @@
-//! What clients want of the daemon beyond the latest tick: questions, each with its answer.
+//! Questions to the daemon, for all that clients want beyond the latest tick, each with its answer.
 //!
 //! Questions and answers are plain data, because the daemon answers them from another process.
 
@@ -15,29 +15,35 @@ use super::{
 
 /// How long the daemon may take to answer.
 const LIMIT: Duration = Duration::from_secs(30);
+/// How long it may take to say that it is there.
+const SIGN_LIMIT: Duration = Duration::from_secs(3);
+/// Rows of history in one answer, at most.
+pub const MAX_ROWS: usize = 10_000;
 
-/// What the daemon is asked.
+/// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
+    /// Say that you are there.
+    Sign,
     /// Change nothing any more.
     Pause,
     /// Go on.
     Resume,
     /// Give every VM back what it had before Overbook touched it, and pause.
     Release,
-    /// What a VM had and what was done to it.
+    /// Tell the readings of a VM, and its changes.
     History {
         /// The VM.
         vm: VmName,
         /// Which part.
         span: Span,
     },
-    /// The last change of a VM.
+    /// Tell the last change of a VM.
     LastChange {
         /// The VM.
         vm: VmName,
     },
-    /// What a group lent and borrowed, and why.
+    /// Tell the decisions about a group's loans.
     Loans {
         /// The group.
         group: GroupName,
@@ -55,7 +61,7 @@ pub struct Span {
     pub limit: usize,
 }
 
-/// What the daemon says, by question.
+/// An answer, by question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// It is done: words for the operator.
@@ -74,14 +80,33 @@ pub type Outcome = Result<Answer, String>;
 /// A question on its way to the daemon.
 #[derive(Debug)]
 pub struct Ask {
-    /// What is asked.
+    /// The question.
     pub question: Question,
     /// Where the answer goes; a client that has gone misses nothing.
     pub reply: oneshot::Sender<Outcome>,
 }
 
-/// The way to the daemon.
-pub type Asks = mpsc::Sender<Ask>;
+impl Question {
+    /// Whether the answer comes from the disk, which may take its time or hang.
+    #[must_use]
+    pub const fn is_of_history(&self) -> bool {
+        matches!(self, Self::History { .. } | Self::LastChange { .. } | Self::Loans { .. })
+    }
+}
+
+/// The ways to the daemon. A disk that hangs keeps no order waiting.
+#[derive(Clone, Debug)]
+pub struct Asks {
+    /// For what the daemon is to do.
+    pub orders: mpsc::Sender<Ask>,
+    /// For what is on its disk.
+    pub readings: mpsc::Sender<Ask>,
+}
+
+/// Asks whether the daemon is there.
+pub(super) async fn sign(asks: &Asks) -> Result<(), Problem> {
+    ask_within(asks, Question::Sign, SIGN_LIMIT).await.map(drop)
+}
 
 /// Asks for something that is done, and answers the words about it.
 pub(super) async fn change(asks: &Asks, question: Question) -> Result<String, Problem> {
@@ -124,13 +149,18 @@ pub(super) async fn loans(
 }
 
 async fn ask(asks: &Asks, question: Question) -> Result<Answer, Problem> {
+    ask_within(asks, question, LIMIT).await
+}
+
+async fn ask_within(asks: &Asks, question: Question, limit: Duration) -> Result<Answer, Problem> {
     let (reply, outcome) = oneshot::channel();
+    let way = if question.is_of_history() { &asks.readings } else { &asks.orders };
     let asked = async {
-        asks.send(Ask { question, reply }).await.ok()?;
+        way.send(Ask { question, reply }).await.ok()?;
         outcome.await.ok()
     };
-    let outcome = tokio::time::timeout(LIMIT, asked).await;
-    let answered = outcome.map_err(|_| Problem::Busy(LIMIT.as_secs()))?;
+    let outcome = tokio::time::timeout(limit, asked).await;
+    let answered = outcome.map_err(|_| Problem::Busy(limit.as_secs()))?;
     let ended = || Problem::Failed("the daemon is ending".to_owned());
     answered.ok_or_else(ended)?.map_err(Problem::Failed)
 }

@@ -91,7 +91,8 @@ impl Problem {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::BadParameter(_) => StatusCode::BAD_REQUEST,
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::Busy(_) | Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Busy(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::Crowded(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }

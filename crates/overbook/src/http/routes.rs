@@ -17,7 +17,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     Api, Shown,
-    asks::{self, Question, Span},
+    asks::{self, MAX_ROWS, Question, Span},
     events::{self, Event},
     metrics,
     places::Place,
@@ -31,8 +31,6 @@ use crate::{explain, log};
 
 /// A daemon whose last tick is older than this is not well.
 const TICK_LIMIT: Millis = Millis::secs(5);
-/// Rows of history in one answer, at most.
-const MAX_ROWS: usize = 10_000;
 
 /// The head of the OpenAPI description; paths and objects come from the handlers.
 #[derive(OpenApi)]
@@ -375,9 +373,14 @@ async fn prometheus(State(api): State<Api>) -> Response {
 /// Whether the loop runs.
 #[utoipa::path(
     get, path = "/healthz",
-    responses((status = 200, body = Done), (status = 503, body = Failure))
+    responses(
+        (status = 200, body = Done), (status = 503, body = Failure), (status = 504, body = Failure)
+    )
 )]
 async fn healthz(State(api): State<Api>) -> Response {
+    if let Err(problem) = asks::sign(&api.asks).await {
+        return problem.into_response();
+    }
     let age = api.shown().tick_age();
     if age > TICK_LIMIT {
         let error = format!("the last tick was {age} ago, more than {TICK_LIMIT}");

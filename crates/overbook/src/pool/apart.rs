@@ -9,9 +9,10 @@
 //! the answers of another host should have none of that.
 //!
 //! **Idea.** [`Apart`] is a [`Store`] like any other; the process behind it opens the real one,
-//! gives up its rights ([`sys::confine`]), and answers. It may end at any moment: the questions that
-//! it had are answered with [`StoreError::Unreachable`], as by a store that does not answer, and
-//! the next one is started after a pause that doubles. Seats are leases in the store, and outlive it.
+//! gives up its rights ([`sys::confine`]), and answers. It may end at any moment: the questions
+//! that it had are answered with [`StoreError::Unreachable`], as by a store that does not answer,
+//! and the next one is started after a pause that doubles. Seats are leases in the store, and
+//! outlive it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,12 +31,12 @@ use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::helper::Helper;
+use crate::helper::{Helper, outlive_signals};
 use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::log;
 
-/// The longest answer, in bytes: what the store itself reads at most, as numbers.
-const MOST_ANSWER: usize = 256 << 20;
+/// The longest answer, in bytes: all that one host may have written, as numbers.
+const MOST_ANSWER: usize = 32 << 20;
 /// A question that is open for so long: the process is stuck. Waiting for a change takes longest.
 const STUCK: Duration = Duration::from_secs(20);
 /// Questions that wait to be told.
@@ -239,6 +240,7 @@ pub(crate) fn run() -> io::Result<()> {
     let down = io::stdin().as_fd().try_clone_to_owned()?;
     let up = io::stdout().as_fd().try_clone_to_owned()?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    outlive_signals()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);

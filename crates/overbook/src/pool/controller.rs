@@ -74,7 +74,9 @@ impl Controller {
         }
         let mut changes = self.ended(&records, now, say);
         let plan = decide(&records.view(now, &self.since), &mut self.memory, now);
-        for (vm, chosen) in &plan.moves {
+        // What cannot be read is under way all the same.
+        let is_known = |vm: &VmName| !records.unreadable.contains(vm);
+        for (vm, chosen) in plan.moves.iter().filter(|(vm, _)| is_known(vm)) {
             let (from, to) = (chosen.from.clone(), chosen.to.clone());
             say(&format!("{vm} is to go from {from} to {to}, for {}", chosen.for_whom));
             // Each write makes the revision larger: no two intents of a VM have the same.

@@ -178,7 +178,9 @@ impl Member {
                 Err(error) => trouble = Some(error),
             }
         }
-        self.launched.retain(|(vm, n), _| mine.get(vm).is_some_and(|i| i.generation == *n));
+        self.launched.retain(|(vm, n), _| {
+            mine.get(vm).is_some_and(|i| i.generation == *n) || unreadable.contains(vm)
+        });
         is_busy |= self.clear(&seat, &written, &mine, &unreadable).await?;
         if let Some(error) = trouble {
             return Err(error);

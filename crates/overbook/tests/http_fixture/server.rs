@@ -12,7 +12,7 @@ use std::{
 use model::{Bytes, GroupName, Loan, Reason, VmName, spec::ApiSpec};
 use overbook::{
     http::{
-        self, Answer, Ask, Doors, Inside, Listeners, Outcome, Question, Span,
+        self, Answer, Ask, Asks, Doors, Inside, Listeners, Outcome, Question, Span,
         wire::{HistoryRow, LoanRow, LoanStatus},
     },
     published::Published,
@@ -69,7 +69,8 @@ impl Server {
         let tcp = with_tcp.then(|| "127.0.0.1:0".parse().unwrap());
         let api = ApiSpec { socket: socket.clone(), tcp, token_file: Some(token) };
         let (ticks, latest) = watch::channel(Arc::new(http_fixture::published()));
-        let (asks, mut asked) = mpsc::channel::<Ask>(4);
+        let (orders, mut asked) = mpsc::channel::<Ask>(4);
+        let asks = Asks { readings: orders.clone(), orders };
         let (end, ended) = oneshot::channel();
         let (ready, address) = std::sync::mpsc::channel();
         let inside = Inside { latest, asks };
@@ -114,6 +115,7 @@ impl Drop for Server {
 fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
     let done = |verb: &str| outcome.clone().map(|()| Answer::Done(format!("{verb} done")));
     match question {
+        Question::Sign => Ok(Answer::Done(String::new())),
         Question::Pause => done("pause"),
         Question::Resume => done("resume"),
         Question::Release => done("release"),

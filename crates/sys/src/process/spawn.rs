@@ -165,7 +165,10 @@ fn prepare_child(
     if session {
         setsid()?;
     }
-    if let Some(cpus) = cpus {
+    // A service may be forbidden to choose its CPUs: then it has no other ones to choose from.
+    if let Some(cpus) = cpus
+        && sched_getaffinity(None)? != *cpus
+    {
         sched_setaffinity(None, cpus)?;
     }
     if let Some(parent) = parent {

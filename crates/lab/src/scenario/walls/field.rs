@@ -109,8 +109,8 @@ impl Field {
         Ok(attackers)
     }
 
-    /// Starts the process of the attackers' disks, one of which uses the repository at `socket`, once
-    /// that is there.
+    /// Starts the process of the attackers' disks, one of which uses the repository at `socket`,
+    /// once that is there.
     fn mislead(&mut self, socket: &Path) -> Result<(), LabError> {
         let end = Instant::now() + BEGIN;
         while !socket.exists() && Instant::now() < end {

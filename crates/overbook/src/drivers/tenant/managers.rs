@@ -87,8 +87,8 @@ fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_roots).collect()
 }
 
-/// The file that is of this process. `pid_in`: the process that a file is of; `is_in`: whether one
-/// of a cgroup's names is that which the manager gives the VM of a file's stem.
+/// The file that is of this process. `pid_in`: the process that a file is of; `is_in`: whether a
+/// cgroup is the one that the manager makes for the VM of a file's stem.
 fn find(
     dir: &Path,
     extension: &str,
@@ -107,26 +107,31 @@ fn find(
     })
 }
 
-/// The names of the cgroups that a process is in, from the outermost inwards.
+/// The paths of the cgroups that a process is in, without the slash in front.
 fn cgroups_of(process: Identity) -> Vec<String> {
     let text = read(Path::new(&format!("/proc/{}/cgroup", process.pid))).unwrap_or_default();
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    paths.flat_map(|path| path.split('/')).map(str::to_owned).collect()
+    paths.map(|path| path.trim_start_matches('/').to_owned()).collect()
 }
 
-/// `machine-qemu\x2d3\x2dweb\x2d1.scope`, which systemd calls the VM `web-1` with the number 3.
+/// `machine.slice/machine-qemu\x2d3\x2dweb\x2d1.scope`, in which systemd has put the VM `web-1`
+/// with the number 3. Only root makes cgroups there.
 fn is_libvirts(cgroup: &str, vm: &str) -> bool {
-    let name = cgroup.replace(r"\x2d", "-");
-    let Some(rest) = name.strip_prefix("machine-qemu-").and_then(|n| n.strip_suffix(".scope"))
-    else {
-        return false;
-    };
-    rest.split_once('-').is_some_and(|(id, name)| id.parse::<u32>().is_ok() && name == vm)
+    let name = in_slice(cgroup, "machine.slice").replace(r"\x2d", "-");
+    let rest = name.strip_prefix("machine-qemu-").and_then(|rest| rest.split_once('-'));
+    rest.is_some_and(|(id, name)| id.parse::<u32>().is_ok() && name == vm)
 }
 
-/// `101.scope`.
+/// `qemu.slice/101.scope`.
 fn is_proxmoxs(cgroup: &str, vmid: &str) -> bool {
-    cgroup.strip_suffix(".scope") == Some(vmid)
+    in_slice(cgroup, "qemu.slice") == vmid
+}
+
+/// The scope right in this slice, without its ending; empty: it is in none.
+fn in_slice<'a>(cgroup: &'a str, slice: &str) -> &'a str {
+    let inside = cgroup.strip_prefix(slice).and_then(|rest| rest.strip_prefix('/'));
+    let scope = inside.and_then(|inside| inside.split('/').next());
+    scope.and_then(|scope| scope.strip_suffix(".scope")).unwrap_or_default()
 }
 
 fn read(path: &Path) -> Option<String> {
@@ -180,10 +185,14 @@ mod tests {
 
     #[test]
     fn a_cgroup_names_the_vm_that_its_manager_made_it_for() {
-        assert!(is_libvirts(r"machine-qemu\x2d3\x2dweb\x2d1.scope", "web-1"));
-        assert!(!is_libvirts(r"machine-qemu\x2d3\x2dweb\x2d1.scope", "1"));
-        assert!(!is_libvirts(r"machine-lxc\x2d3\x2dweb\x2d1.scope", "web-1"));
-        assert!(is_proxmoxs("101.scope", "101") && !is_proxmoxs("qemu.slice", "101"));
+        let of = |name: &str| format!(r"machine.slice/machine-{name}.scope/libvirt/emulator");
+        assert!(is_libvirts(&of(r"qemu\x2d3\x2dweb\x2d1"), "web-1"));
+        assert!(!is_libvirts(&of(r"qemu\x2d3\x2dweb\x2d1"), "1"));
+        assert!(!is_libvirts(&of(r"lxc\x2d3\x2dweb\x2d1"), "web-1"));
+        assert!(is_proxmoxs("qemu.slice/101.scope", "101"));
+        // A user may call a scope of its own so.
+        let users = "user.slice/user-7.slice/user@7.service/app.slice/101.scope";
+        assert!(!is_proxmoxs(users, "101") && !is_proxmoxs("qemu.slice", "qemu"));
     }
 
     #[test]
