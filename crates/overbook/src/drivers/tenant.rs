@@ -127,9 +127,9 @@ impl Rules {
 }
 
 impl Evidence {
-    /// Of the VM behind this socket. `managed`: what a manager has said of this very process before,
-    /// which stays so. Later its file may be unreadable (a cluster file system without a quorum), or
-    /// tell the name that the VM has from its next start on.
+    /// Of the VM behind this socket. `managed`: what a manager has said of this very process
+    /// before, which stays so. Later its file may be unreadable (a cluster file system without a
+    /// quorum), or tell the name that the VM has from its next start on.
     ///
     /// Reads files: on a thread that may wait for them.
     pub(super) fn of(
