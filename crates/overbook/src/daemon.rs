@@ -238,7 +238,7 @@ impl Daemon {
         }
     }
 
-    /// What an answer says can be seen in the tick that is published before it.
+    /// The tick that shows the effects is published before the answer.
     fn answer(&mut self, ask: Ask, publish: &watch::Sender<Arc<Published>>) {
         let Ask { question, reply } = ask;
         let outcome = match question {

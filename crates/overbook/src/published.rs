@@ -1,4 +1,4 @@
-//! What the daemon shows the world after each tick.
+//! All that the daemon shows the world after each tick.
 //!
 //! The loop owns the policy's memory and the drivers; everything else (the API, the history, the
 //! pool) reads the latest [`Published`] from a watch channel. So nothing shares a lock with the

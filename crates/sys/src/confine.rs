@@ -26,7 +26,7 @@ use seccompiler::{
 
 /// The calls that a confined process may make with any arguments.
 const ALLOWED: &[libc::c_long] = &[
-    // What is open: to use it, and to close it.
+    // To use what is open, and to close it.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_recvfrom,
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(fs::read(dir.path().join("f")).unwrap(), b"x");
     }
 
-    /// What would have the kernel kill this process, or limit it to death.
+    /// Calls that would have the kernel kill this process, or limit it to death.
     fn by_way_of_the_kernel(own: i32) -> [libc::c_long; 5] {
         /// By `linux/fcntl.h`.
         const F_SETSIG: libc::c_long = 10;

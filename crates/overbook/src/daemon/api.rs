@@ -164,7 +164,7 @@ async fn hear(
 mod tests {
     use super::*;
 
-    /// What becomes of a process that has written this.
+    /// The end of a process that has written this.
     async fn end_of(text: &[u8]) -> String {
         let (asks, mut asked) = mpsc::channel(1);
         let (answers, _kept) = mpsc::channel(MOST_OPEN);

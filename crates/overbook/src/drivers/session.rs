@@ -68,7 +68,7 @@ pub(super) struct Session<'a> {
     told: VmName,
     /// By what it was judged.
     rules: Arc<Rules>,
-    /// What a manager of VMs has said of it.
+    /// The word of a manager of VMs about it.
     managed: Option<Managed>,
     /// Why that is not its name.
     stranger: Option<Stranger>,

@@ -96,9 +96,9 @@ pub struct Doors {
 
 /// The open sockets.
 pub struct Listeners {
-    /// For whoever may open its file.
+    /// For users that may open its file.
     pub unix: UnixListener,
-    /// For whoever has the token.
+    /// For clients that have the token.
     pub tcp: Option<(TcpListener, Token)>,
 }
 
@@ -165,7 +165,7 @@ impl Doors {
         self.listeners.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    /// What is to be served.
+    /// The sockets that are to be served.
     #[must_use]
     pub const fn listeners(&self) -> &Listeners {
         &self.listeners

@@ -45,7 +45,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// One that has run for so long was in good order.
 const GOOD_RUN: Duration = Duration::from_secs(3);
 
-/// What the store is asked: its methods.
+/// A question to the store: one of its methods.
 #[derive(Debug, Serialize, Deserialize)]
 enum Question {
     Read { prefix: String },
@@ -56,7 +56,7 @@ enum Question {
     Write { seat: Seat, still: Vec<Still>, changes: Vec<Change> },
 }
 
-/// What it answers.
+/// Its answer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Read(Snapshot),

@@ -74,7 +74,7 @@ impl Controller {
         }
         let mut changes = self.ended(&records, now, say);
         let plan = decide(&records.view(now, &self.since), &mut self.memory, now);
-        // What cannot be read is under way all the same.
+        // An intent that cannot be read is under way all the same.
         let is_known = |vm: &VmName| !records.unreadable.contains(vm);
         for (vm, chosen) in plan.moves.iter().filter(|(vm, _)| is_known(vm)) {
             let (from, to) = (chosen.from.clone(), chosen.to.clone());

@@ -152,7 +152,7 @@ impl Spawn {
     }
 }
 
-/// What the child does before it becomes the program.
+/// Done by the child before it becomes the program.
 fn prepare_child(
     parent: Option<Pid>,
     session: bool,
