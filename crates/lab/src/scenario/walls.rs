@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use model::{Bytes, DedupSpec, Mode, PagesPerMs};
@@ -66,7 +67,7 @@ type Most = BTreeMap<&'static str, Bytes>;
 fn run(context: &Context) -> Result<Figures, LabError> {
     context.make_dir()?;
     // Attackers of other users have a directory of their own in it.
-    fs::set_permissions(&context.dir, Permissions::from_mode(0o711))?;
+    let _open = Open::to_all(&context.dir)?;
     let swap = pinning::on_cpu(field::CPU, || {
         RemoteSwap::start(&context.dir.join("swap"), WITNESS, DISK)
     })?;
@@ -117,6 +118,23 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     swap.end()?;
     let speeds: Vec<f64> = attacks.iter().map(|attack| attack.speed(&recording)).collect();
     Ok(figures(context, &speeds, &most, &seen, bad_bytes))
+}
+
+/// A directory that every user may go through, as long as this lives.
+struct Open<'a>(&'a Path);
+
+impl<'a> Open<'a> {
+    fn to_all(dir: &'a Path) -> std::io::Result<Self> {
+        fs::set_permissions(dir, Permissions::from_mode(0o711))?;
+        Ok(Self(dir))
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        // The next scenario says so if it is left open.
+        let _ = fs::set_permissions(self.0, Permissions::from_mode(0o700));
+    }
 }
 
 /// Moments of an attack and of the quiet around it, in seconds of the recording.
