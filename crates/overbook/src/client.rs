@@ -129,13 +129,15 @@ impl Client {
     }
 
     fn ask(&self, method: Method, path: &str, limit: Duration) -> Result<Bytes, ClientError> {
+        let is_read = method == Method::GET;
         let answer = async { time::timeout(limit, self.exchange(method, path)).await };
         let silent = |()| ClientError::Silent { socket: self.socket.clone(), limit };
         let (status, body) = self.runtime.block_on(answer).map_err(|_| silent(()))??;
         if status.is_success() {
             return Ok(body);
         }
-        if status == StatusCode::GATEWAY_TIMEOUT {
+        // A request that changes something may take longer: then the daemon is at work on it.
+        if status == StatusCode::GATEWAY_TIMEOUT && is_read {
             return Err(silent(()));
         }
         let failure: Failure = self.parse(&body)?;

@@ -28,7 +28,7 @@ impl Helper {
         Spawn::new("/proc/self/exe")
     }
 
-    /// Starts it. What it is told goes into the first pipe, what it tells comes out of the second.
+    /// Starts it. The first pipe takes the lines to it, the second one gives the lines from it.
     ///
     /// # Errors
     /// The kernel's.

@@ -1,9 +1,9 @@
 //! The process that answers the API ([`api`](crate::api)), kept running as long as the daemon.
 //!
 //! The sockets and their file stay with the daemon, so a process that ends takes no client's place
-//! in the backlog with it. The next one is started after a pause that doubles. What the process
-//! asks is bounded ([`MOST_ASK`], [`MOST_OPEN`]): one that asks more is not ours any more, and is
-//! ended.
+//! in the backlog with it. The next one is started after a pause that doubles. The questions
+//! of the process are bounded ([`MOST_ASK`], [`MOST_OPEN`]): one that asks more is not ours any
+//! more, and is ended.
 
 use std::io;
 use std::sync::Arc;
@@ -195,7 +195,7 @@ mod tests {
         let many: Vec<u8> = (0..=MOST_OPEN as u64).flat_map(ask).collect();
         assert_eq!(end_of(&many).await, "it asks more than 32 questions at a time");
         let few = &many[..many.len() - ask(MOST_OPEN as u64).len()];
-        assert_eq!(end_of(few).await, "unexpected end of file", "so many are answered");
+        assert_eq!(end_of(few).await, "unexpected end of file", "32 are answered");
         let long = vec![b'x'; MOST_ASK + 1];
         assert_eq!(end_of(&long).await, "a line of more than 65536 bytes");
         let why = end_of(b"{\"id\":1,\"what\":\"Halt\"}\n").await;

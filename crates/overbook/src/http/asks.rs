@@ -57,7 +57,7 @@ pub enum Question {
 pub struct Span {
     /// Rows since this moment, in milliseconds since the Unix epoch.
     pub since_wall_ms: u64,
-    /// The newest rows, at most so many.
+    /// The most rows that are wanted, the newest ones.
     pub limit: usize,
 }
 

@@ -6,7 +6,7 @@
 //! connect.
 //!
 //! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the
-//! kernel tells nobody. So it is looked at once a second ([`Doors::look`]), and made again under
+//! kernel does not tell. So it is looked at once a second ([`Doors::look`]), and made again under
 //! the same rules as at the start: what another daemon answers at is left to it.
 
 use std::{
