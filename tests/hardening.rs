@@ -81,19 +81,17 @@ fn read(memory: &File, at: u64, bytes: &mut [u8]) -> usize {
     memory.read_at(bytes, at).unwrap_or(0)
 }
 
-/// How the pages of a guest begin.
+/// How the pages of a guest begin, of those that are there: a page that is revoked cannot be read
+/// from outside. Merging and tracking cut guest RAM into mappings of any size.
 fn beginnings(pid: u32) -> HashSet<Beginning> {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let mut found = HashSet::new();
-    let guest =
-        |mapping: &Mapping| mapping.is_kept_from_children() && mapping.resident > Bytes::mib(8);
-    for mapping in mappings(pid).into_iter().filter(guest) {
-        let mut bytes = vec![0; 1 << 20];
-        for at in (mapping.start..mapping.end).step_by(bytes.len()) {
-            let len = usize::try_from(mapping.end - at).unwrap().min(bytes.len());
-            let len = read(&memory, at, &mut bytes[..len]);
-            let pages = bytes[..len].chunks(4096).filter_map(|page| page.first_chunk().copied());
-            found.extend(pages.filter(is_telling));
+    for mapping in mappings(pid).iter().filter(|mapping| mapping.is_kept_from_children()) {
+        for at in (mapping.start..mapping.end).step_by(4096) {
+            let mut beginning = [0; 64];
+            if read(&memory, at, &mut beginning) == 64 && is_telling(&beginning) {
+                found.insert(beginning);
+            }
         }
     }
     found
