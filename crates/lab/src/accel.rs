@@ -5,7 +5,8 @@
 //!
 //! **Idea.** Boot a probe guest with KVM. When its init has not spoken within [`PROBE_LIMIT`],
 //! which is many times what KVM needs, the lab emulates instead (TCG). The answer holds until the
-//! machine or QEMU changes, so it is kept in the cache with the boot id.
+//! machine or QEMU changes, so it is kept in the cache with the boot id. A machine that is itself
+//! emulated ([`crate::virtual_host`]) gets more time.
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,10 @@ use crate::qemu::Qemu;
 
 /// How long the probe guest may take until its init speaks.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
+/// The same on a machine that is itself emulated, where KVM needs 15 seconds when others are busy.
+const EMULATED_PROBE_LIMIT: Duration = Duration::from_secs(120);
+/// How QEMU's emulator names its processors.
+const EMULATED: &str = "QEMU TCG CPU";
 /// What a guest's init prints when it is up.
 pub const UP_MARK: &str = "overbook: up";
 
@@ -113,7 +118,8 @@ fn kvm_boots(cache: &Cache, qemu: &Qemu, image: &Image) -> Result<bool, LabError
         .stderr(std::process::Stdio::null())
         .die_with_parent()
         .spawn()?;
-    let deadline = Instant::now() + PROBE_LIMIT;
+    let limit = if is_emulated() { EMULATED_PROBE_LIMIT } else { PROBE_LIMIT };
+    let deadline = Instant::now() + limit;
     let outcome = loop {
         let said = std::fs::read(&console).unwrap_or_default();
         if String::from_utf8_lossy(&said).contains(UP_MARK) {
@@ -128,4 +134,8 @@ fn kvm_boots(cache: &Cache, qemu: &Qemu, image: &Image) -> Result<bool, LabError
     };
     child.end(Duration::from_secs(1))?;
     outcome
+}
+
+fn is_emulated() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains(EMULATED))
 }

@@ -3,8 +3,10 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use model::Bytes;
 use serde::Serialize;
 use serde_json::json;
 
@@ -13,7 +15,13 @@ use crate::interrupt::{self, EXIT_INTERRUPTED};
 use crate::keeper::{self, Ended};
 use crate::lab::{LabError, Provisions};
 use crate::scenario::{self, Context, SCENARIOS, Scenario};
+use crate::virtual_host::{HostError, USUAL_MEMORY, VirtualHost};
 use crate::{attack, fleet, nbd_servers, state, status, stress};
+
+/// As `timeout` has it.
+const EXIT_TIMED_OUT: u8 = 124;
+/// No code of a script, but of `overbook lab host` itself.
+const EXIT_NO_HOST: u8 = 125;
 
 /// Real QEMU guests on this machine: to try Overbook, and to measure what it is worth.
 #[derive(Debug, Parser)]
@@ -64,6 +72,8 @@ enum Command {
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
     },
+    /// Run a script in a virtual host: an emulated machine whose kernel has KVM
+    Host(HostArgs),
     /// Hold a lab for `up`
     #[command(name = keeper::SUBCOMMAND, hide = true)]
     Hold,
@@ -89,6 +99,53 @@ enum Command {
     },
 }
 
+/// Run a script in a virtual host: an emulated machine whose kernel has KVM.
+///
+/// In it the lab and Overbook run as they do here, with a kernel of your choice: its KVM with
+/// nested page tables, cgroups (v2), multi-generational LRU, DAMON, zram and KSM are real. It is
+/// some 30 times slower than this machine. The script is run by `sh` as root, in a directory with
+/// the files of `--file`; `overbook`, `overbook-lab` and busybox are in its PATH. What it writes
+/// comes out here as it is written.
+///
+/// The exit code is the script's; 124: it took too long; 125: there is no such host, or it died.
+#[derive(Debug, Args)]
+struct HostArgs {
+    /// Series of Debian's kernels, such as 6.1 or 6.12, or `newest`
+    #[arg(value_name = "KERNEL")]
+    kernel: String,
+    /// What it runs
+    #[arg(value_name = "SCRIPT")]
+    script: PathBuf,
+    /// How long it may take, in seconds
+    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Its memory
+    #[arg(long, value_name = "SIZE", default_value_t = USUAL_MEMORY)]
+    memory: Bytes,
+    /// Its CPUs
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    cpus: u32,
+    /// A file to copy into the script's directory, a program with its libraries; repeatable
+    #[arg(long = "file", value_name = "PATH")]
+    files: Vec<PathBuf>,
+}
+
+impl HostArgs {
+    fn run(&self) -> Result<ExitCode, LabError> {
+        let failed = |source| HostError::Io { path: self.script.clone(), source };
+        let script = std::fs::read(&self.script).map_err(failed)?;
+        let host = VirtualHost {
+            kernel: self.kernel.clone(),
+            memory: self.memory,
+            cpus: self.cpus,
+            files: self.files.clone(),
+        };
+        let limit = Duration::from_secs(self.timeout);
+        let outcome = host.run(&script, limit, &mut std::io::stdout())?;
+        Ok(ExitCode::from(outcome.code))
+    }
+}
+
 fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
     let known: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
     scenario::find(name).ok_or_else(|| format!("no such scenario; there is: {}", known.join(", ")))
@@ -97,18 +154,25 @@ fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
 /// Does what the command line says. Exit code 0: done and passed; 1: failed; 130: interrupted.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    let is_host = matches!(cli.command, Command::Host(_));
     let result = match cli.command {
         Command::Run { .. } | Command::Hold => as_parent_of_all(|| dispatch(&cli)),
         _ => interrupt::watch_signals().map_err(LabError::from).and_then(|()| dispatch(&cli)),
     };
     match result {
         Ok(code) => code,
-        Err(LabError::Interrupted(_)) => ExitCode::from(EXIT_INTERRUPTED),
+        Err(LabError::Interrupted(_) | LabError::Host(HostError::Interrupted(_))) => {
+            ExitCode::from(EXIT_INTERRUPTED)
+        }
         // An interruption ends helpers too, which then fail in their own words.
         Err(_) if interrupt::interrupted() => ExitCode::from(EXIT_INTERRUPTED),
         Err(error) => {
             eprintln!("overbook lab: {error}");
-            ExitCode::FAILURE
+            match error {
+                LabError::Host(HostError::TimedOut { .. }) => ExitCode::from(EXIT_TIMED_OUT),
+                _ if is_host => ExitCode::from(EXIT_NO_HOST),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -151,11 +215,12 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             show(json, &figures, |figures| figures.to_table())?;
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
+        Command::Host(host) => return host.run(),
         Command::Hold => keeper::hold(&dir)?,
         Command::ServeMemory(server) => server.run()?,
         Command::Attack { name, args } => attack::run(name, args)?,
         Command::Torment { pid, seed, millis } => {
-            stress::torment::live(*pid, *seed, std::time::Duration::from_millis(*millis))?;
+            stress::torment::live(*pid, *seed, Duration::from_millis(*millis))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,11 +4,14 @@
 //! four bytes; an entry named `TRAILER!!!` ends it (Linux, `driver-api/early-userspace/buffer-
 //! format`).
 
+use std::collections::BTreeSet;
+
 /// An initramfs in the making.
 #[derive(Debug, Default)]
 pub struct Archive {
     bytes: Vec<u8>,
     entries: u32,
+    parents: BTreeSet<String>,
 }
 
 const DIRECTORY: u32 = 0o040_755;
@@ -16,6 +19,17 @@ const EXECUTABLE: u32 = 0o100_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 impl Archive {
+    /// Adds a file, and before it those of its parents that are not there yet.
+    pub fn file_with_parents(&mut self, name: &str, content: &[u8]) {
+        let parents = name.match_indices('/').map(|(end, _)| &name[..end]);
+        for parent in parents.filter(|parent| !parent.is_empty()) {
+            if self.parents.insert(parent.to_owned()) {
+                self.directory(parent);
+            }
+        }
+        self.file(name, content);
+    }
+
     /// Adds a directory; its parents must have been added before.
     pub fn directory(&mut self, name: &str) {
         self.entry(name, DIRECTORY, (0, 0), &[]);
@@ -86,5 +100,18 @@ mod tests {
         assert_eq!(&bytes[54..62], b"00000005", "file size");
         // 110 bytes of header and 3 of name, padded to 116; then 5 of content, padded to 8.
         assert_eq!(&bytes[110..130], b"ab\0\0\0\x0012345\0\0\x00070701");
+    }
+
+    #[test]
+    fn parents_come_once_and_before_their_files() {
+        let mut archive = Archive::default();
+        archive.file_with_parents("one/two/a", b"");
+        archive.file_with_parents("one/b", b"");
+        let text = String::from_utf8(archive.finish()).unwrap();
+        let names = text.split("070701").skip(1).map(|entry| entry[104..].trim_matches('\0'));
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            ["one", "one/two", "one/two/a", "one/b", "TRAILER!!!"]
+        );
     }
 }

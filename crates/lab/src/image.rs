@@ -21,10 +21,12 @@ use crate::cpio::Archive;
 use crate::packages::{Apt, PackageError};
 
 const INIT: &str = include_str!("init.sh");
-const GUEST_PROGRAM: &str = "overbook-guest";
+pub(crate) const GUEST_PROGRAM: &str = "overbook-guest";
+/// The cache's entry with the kernel and busybox.
+pub(crate) const GUEST_KERNEL: &str = "guest-kernel";
 
 /// In the order in which they depend on each other.
-const MODULES: [&str; 8] = [
+pub(crate) const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_ring",
     "drivers/virtio/virtio",
     "drivers/virtio/virtio_pci_modern_dev",
@@ -86,7 +88,7 @@ impl Image {
     /// The kernel from the cache (or the distribution), the initramfs built from what is here now.
     pub fn provide(cache: &Cache) -> Result<Self, ImageError> {
         let guest = find_guest_program()?;
-        let entry = "guest-kernel";
+        let entry = GUEST_KERNEL;
         if cache.find(entry).is_none() {
             eprintln!("lab: unpacking a guest kernel into {}", cache.root().display());
         }
@@ -124,7 +126,7 @@ fn build_initramfs(root: &Path, guest: &Path) -> Result<Vec<u8>, ImageError> {
 }
 
 /// Kernel modules are plain or compressed, as the distribution likes.
-fn read_module(path: &Path, busybox: &Path) -> Result<Vec<u8>, ImageError> {
+pub(crate) fn read_module(path: &Path, busybox: &Path) -> Result<Vec<u8>, ImageError> {
     let plain = path.with_extension("ko");
     if plain.exists() {
         return read(&plain);
@@ -138,7 +140,7 @@ fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
 }
 
 /// The first entry of `dir` whose name starts with `prefix`.
-fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf, ImageError> {
+pub(crate) fn first_in(dir: &Path, prefix: &str, root: &Path) -> Result<PathBuf, ImageError> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let mut paths = entries
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))

@@ -13,8 +13,8 @@ use crate::machine::{Files, MachineSpec};
 
 pub(crate) const SHIM: &str = "liboverbook_shim.so";
 /// The same with the paper's hot set, which only experiments have (`make experiments`).
-const SHIM_WITH_HOT_SET: &str = "liboverbook_shim_hot_set.so";
-const TRACER: &str = "liboverbook_tracer.so";
+pub(crate) const SHIM_WITH_HOT_SET: &str = "liboverbook_shim_hot_set.so";
+pub(crate) const TRACER: &str = "liboverbook_tracer.so";
 /// Where the package puts what nobody runs by hand.
 const INSTALLED: &str = "/usr/lib/overbook";
 /// QEMU gives guests RAM in multiples of this.

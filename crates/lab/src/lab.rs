@@ -113,6 +113,9 @@ pub enum LabError {
     /// No page with plots.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),
+    /// A virtual host.
+    #[error(transparent)]
+    Host(#[from] crate::virtual_host::HostError),
     /// The keeper process reported a failure.
     #[error("{0}")]
     Keeper(String),

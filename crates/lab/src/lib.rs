@@ -24,6 +24,7 @@
 //! etcd                          the store of a pool of hosts, members of which can be killed
 //! nbd_load  nbd_servers         page servers, ours and others, under the same load
 //! attack                        neighbours that try to break the walls between tenants
+//! virtual_host                  a kernel with KVM of its own, and the lab in it
 //! fleet  scenario  recording    which guests, which experiments, what happened second by second
 //! figures  report  chart        numbers beside their targets, tables and plots
 //! ```
@@ -91,6 +92,7 @@ pub mod swap_file;
 pub mod takeover;
 pub mod threads;
 pub mod truth;
+pub mod virtual_host;
 pub mod worker_process;
 pub mod zram;
 pub mod zswap;

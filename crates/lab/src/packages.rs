@@ -71,11 +71,22 @@ pub struct Apt {
 impl Apt {
     /// Sets up the directories and fetches the package lists.
     pub fn open(cache: &Cache) -> Result<Self, PackageError> {
+        Self::open_with(cache, &[])
+    }
+
+    /// The same with further suites of the release's own mirror, for example `trixie`.
+    pub fn open_with(cache: &Cache, suites: &[&str]) -> Result<Self, PackageError> {
         if !Path::new("/usr/bin/apt-get").exists() {
             return Err(PackageError::NoApt);
         }
         let codename = release_codename();
-        let sources = sources::with_backports(Path::new("/etc/apt"), &codename);
+        let mut sources = sources::with_backports(Path::new("/etc/apt"), &codename);
+        let main = sources.iter().find(|source| source.suite == codename).cloned();
+        for suite in suites {
+            let is_known = sources.iter().any(|known| known.suite == *suite);
+            let further = main.clone().map(|main| Source { suite: (*suite).to_owned(), ..main });
+            sources.extend(further.filter(|_| !is_known));
+        }
         if codename.is_empty() || sources.is_empty() {
             return Err(PackageError::NoSource { codename });
         }
@@ -99,18 +110,26 @@ impl Apt {
 
     /// The name of the first dependency of `package` that starts with `prefix`.
     pub fn dependency(&self, package: &str, prefix: &str) -> Result<String, PackageError> {
-        let unknown = || PackageError::Unknown { name: package.to_owned() };
+        let found = self.dependencies(package)?.into_iter().find(|name| name.starts_with(prefix));
+        found.ok_or_else(|| PackageError::Unknown { name: package.to_owned() })
+    }
+
+    /// The names of all that `package` cannot be without.
+    pub fn dependencies(&self, package: &str) -> Result<Vec<String>, PackageError> {
         let output = self.run("apt-cache", &["depends", package]).map_err(|error| match error {
-            CommandError::Failed { .. } => unknown(),
+            CommandError::Failed { .. } => PackageError::Unknown { name: package.to_owned() },
             other => other.into(),
         })?;
         let output = String::from_utf8_lossy(&output).into_owned();
         let names = output.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        names
-            .into_iter()
-            .find(|name| name.starts_with(prefix))
-            .map(str::to_owned)
-            .ok_or_else(unknown)
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// The names of all packages that can be had and that this regular expression finds.
+    pub fn search(&self, pattern: &str) -> Result<Vec<String>, PackageError> {
+        let output = self.run("apt-cache", &["search", "--names-only", pattern])?;
+        let output = String::from_utf8_lossy(&output).into_owned();
+        Ok(output.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect())
     }
 
     /// Downloads `package` from the backports with all that it needs and this system lacks, and

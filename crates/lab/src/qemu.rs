@@ -104,6 +104,11 @@ impl Qemu {
         Self::probe_unpacked(root)
     }
 
+    /// The root under which it was unpacked; `None` for the system's.
+    pub fn unpacked(&self) -> Option<&Path> {
+        self.unpacked.as_deref()
+    }
+
     /// A child that will run this QEMU, told where its parts are.
     pub fn command(&self) -> Spawn {
         let spawn = Spawn::new(&self.program);

@@ -1,0 +1,366 @@
+//! A virtual host: a stock Debian kernel with KVM, in which the lab and Overbook run as on metal.
+//!
+//! **Problem.** What Overbook does to guests depends on the kernel below them: on KVM's page
+//! tables, on how the kernel reclaims, on what its cgroups, DAMON and zram can do. A machine has one
+//! kernel at a time, and often no KVM that boots anything.
+//!
+//! **Idea.** QEMU's emulator has AMD's virtualisation with nested page tables. A kernel booted in
+//! it has all of KVM, and everything else that a kernel has, at some thirtieth of the speed. The
+//! host is an initramfs with one script ([`root`]). Its output comes through a port of its own as
+//! it is written; the kernel's console is kept apart, for the case that the host dies.
+//!
+//! **Invariants.** The host is private: no network, no file of the caller that it could write. It
+//! dies with the caller, and leaves nothing behind: its files have no names.
+//!
+//! **Leaves out.** Time. A processor there is slow, and its translation buffer is emptied at each
+//! exit from a guest; no figure in seconds means anything for metal.
+
+mod kernel;
+mod output;
+mod root;
+
+use std::fs::File;
+use std::io::{PipeReader, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use sys::process::{Child, Signal, Spawn};
+
+use crate::accel::Choice;
+use crate::cache::{Cache, CacheError};
+use crate::command::{self, CommandError, last_lines};
+use crate::image::{GUEST_KERNEL, ImageError};
+use crate::interrupt::{self, Interrupted};
+use crate::lab::{LabError, Provisions};
+use crate::machine::KERNEL_BASICS;
+use crate::packages::PackageError;
+use kernel::Kernel;
+use output::Splitter;
+use root::Content;
+
+pub use kernel::NEWEST;
+
+/// Enough for the lab's guests and for itself.
+pub const USUAL_MEMORY: Bytes = Bytes::mib(3072);
+/// Less does not hold the root file system.
+pub const LEAST_MEMORY: Bytes = Bytes::mib(1024);
+/// More processors than QEMU's emulator runs well.
+pub const MOST_CPUS: u32 = 64;
+/// The disk for swap files; sparse.
+const DISK: Bytes = Bytes::mib(8192);
+/// Lines of the console that are shown when it dies.
+const CONSOLE_LINES: usize = 25;
+const POLL: Duration = Duration::from_millis(50);
+
+/// Why a script came to no end in a virtual host.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// The name of a kernel.
+    #[error("kernel {series:?}: must be a series such as 6.1 or 6.12, or {NEWEST:?}")]
+    Series {
+        /// Asked for.
+        series: String,
+    },
+    /// The mirror has others.
+    #[error("kernel {series}: this machine's mirror has none of that series; it has {known}")]
+    NoSuchKernel {
+        /// Asked for.
+        series: String,
+        /// The series that there are.
+        known: String,
+    },
+    /// Too little to boot with.
+    #[error("memory {0} of a virtual host: must be at least {LEAST_MEMORY}")]
+    Memory(Bytes),
+    /// None, or too many.
+    #[error("{0} CPUs of a virtual host: must be 1 to {MOST_CPUS}")]
+    Cpus(u32),
+    /// A package lacks what is needed of it.
+    #[error("{name} has no {what}")]
+    Incomplete {
+        /// The package, or where it was unpacked.
+        name: String,
+        /// What is missing.
+        what: String,
+    },
+    /// One of Overbook's programs.
+    #[error("{0}")]
+    NotBuilt(String),
+    /// A library of a program is not installed here.
+    #[error("{program} needs {library}, which is not installed here")]
+    NoLibrary {
+        /// The program.
+        program: PathBuf,
+        /// Its name.
+        library: String,
+    },
+    /// Its kernel panicked, or its QEMU failed.
+    #[error("the virtual host died; its last words:\n{console}")]
+    Died {
+        /// The end of its console and of QEMU's own output.
+        console: String,
+    },
+    /// The script takes too long.
+    #[error("the script has not ended after {} s; the virtual host's last words:\n{console}",
+        limit.as_secs())]
+    TimedOut {
+        /// How long it was given.
+        limit: Duration,
+        /// The end of its console.
+        console: String,
+    },
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A system call.
+    #[error("a virtual host: {0}")]
+    System(#[from] std::io::Error),
+    /// Its kernel could not be downloaded.
+    #[error("getting the virtual host's kernel failed: {0}")]
+    Package(#[from] PackageError),
+    /// A module of its kernel.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// A helper program.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// Ctrl-C.
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+}
+
+/// A host to be.
+#[derive(Debug, Clone)]
+pub struct VirtualHost {
+    /// The series of its kernel, for example `6.12`, or [`NEWEST`].
+    pub kernel: String,
+    /// Its memory.
+    pub memory: Bytes,
+    /// Its CPUs.
+    pub cpus: u32,
+    /// Files that lie in the script's working directory; programs bring their libraries.
+    pub files: Vec<PathBuf>,
+}
+
+/// How a script ended.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Its exit code.
+    pub code: u8,
+    /// From the start of the host to the end of the script.
+    pub time: Duration,
+    /// What the host's kernel said.
+    pub console: String,
+}
+
+impl VirtualHost {
+    /// One with this kernel.
+    #[must_use]
+    pub fn new(kernel: &str) -> Self {
+        Self { kernel: kernel.to_owned(), memory: USUAL_MEMORY, cpus: 2, files: Vec::new() }
+    }
+
+    /// Boots it, runs `script` in it by `sh`, and writes to `output` what that writes, as it comes.
+    ///
+    /// # Errors
+    /// When there is no such host, it dies, or the script takes longer than `limit`.
+    pub fn run(
+        &self,
+        script: &[u8],
+        limit: Duration,
+        output: &mut impl Write,
+    ) -> Result<Outcome, LabError> {
+        self.check()?;
+        let cache = Cache::open()?;
+        let provisions = Provisions::provide(Choice::Tcg)?;
+        let busybox = cache.root().join(GUEST_KERNEL).join("bin/busybox");
+        let kernel = Kernel::provide(&cache, &self.kernel, &busybox)?;
+        let mark = format!("<overbook virtual host {:016x} ended: ", random_number());
+        let content = Content {
+            cache: &cache,
+            provisions: &provisions,
+            kernel: &kernel,
+            files: &self.files,
+            script,
+            mark: &mark,
+        };
+        let initramfs = in_memory(&content.to_archive()?)?;
+        let mut running = Running::start(self, &cache, &provisions, &kernel.file, initramfs)?;
+        let outcome = running.follow(Splitter::new(&mark), limit, output);
+        running.end()?;
+        Ok(outcome?)
+    }
+
+    fn check(&self) -> Result<(), HostError> {
+        if self.memory < LEAST_MEMORY {
+            return Err(HostError::Memory(self.memory));
+        }
+        if self.cpus == 0 || self.cpus > MOST_CPUS {
+            return Err(HostError::Cpus(self.cpus));
+        }
+        Ok(())
+    }
+}
+
+/// Its QEMU.
+struct Running {
+    child: Child,
+    started: Instant,
+    output: PipeReader,
+    console: File,
+    log: File,
+}
+
+impl Running {
+    fn start(
+        host: &VirtualHost,
+        cache: &Cache,
+        provisions: &Provisions,
+        kernel: &Path,
+        initramfs: File,
+    ) -> Result<Self, HostError> {
+        let (output, stdout) = std::io::pipe()?;
+        let (console, log) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        let disk = make_disk(cache)?;
+        let khz = sys::tsc::khz();
+        let line = format!("{KERNEL_BASICS} tsc=reliable tsc_early_khz={khz} psi=1");
+        let mut qemu = provisions
+            .qemu
+            .command()
+            .args(["-no-user-config", "-nodefaults", "-display", "none", "-no-reboot"])
+            .args(["-machine", "q35,hpet=off,vmport=off", "-cpu", "max"])
+            .args(["-accel", "tcg,thread=multi", "-nic", "none"])
+            .args(["-m", &format!("{}k", host.memory.0 / 1024), "-smp", &host.cpus.to_string()])
+            .args(["-append", &line])
+            .arg("-kernel")
+            .arg(kernel);
+        let passed = |qemu: &mut Spawn, file: &File| -> Result<String, HostError> {
+            Ok(format!("/proc/self/fd/{}", qemu.pass(file)?))
+        };
+        let initrd = passed(&mut qemu, &initramfs)?;
+        let console_path = passed(&mut qemu, &console)?;
+        let disk_path = passed(&mut qemu, &disk)?;
+        let drive = "if=none,id=disk,format=raw,cache=unsafe,file.locking=off";
+        let child = qemu
+            .args(["-initrd", &initrd])
+            .args(["-chardev", &format!("file,id=console,path={console_path}")])
+            .args(["-serial", "chardev:console"])
+            // Not `stdio`: that port is closed as soon as standard input ends.
+            .args(["-chardev", "file,id=output,path=/proc/self/fd/1"])
+            .args(["-device", "virtio-serial-pci"])
+            .args(["-device", "virtserialport,nr=1,chardev=output"])
+            .args(["-drive", &format!("{drive},file.filename={disk_path}")])
+            .args(["-device", "virtio-blk-pci,drive=disk"])
+            .stdout(OwnedFd::from(stdout))
+            .stderr(log.try_clone()?)
+            .die_with_parent()
+            .spawn()?;
+        Ok(Self { child, started: Instant::now(), output, console, log })
+    }
+
+    /// Passes its output on until the script ends.
+    fn follow(
+        &mut self,
+        mut splitter: Splitter,
+        limit: Duration,
+        output: &mut impl Write,
+    ) -> Result<Outcome, HostError> {
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            if interrupt::interrupted() {
+                return Err(Interrupted.into());
+            }
+            if self.started.elapsed() > limit {
+                output.write_all(&splitter.rest())?;
+                output.flush()?;
+                return Err(HostError::TimedOut { limit, console: self.last_words()? });
+            }
+            if !is_readable(&self.output)? {
+                continue;
+            }
+            let count = self.output.read(&mut buffer)?;
+            if count == 0 {
+                output.write_all(&splitter.rest())?;
+                output.flush()?;
+                return Err(HostError::Died { console: self.last_words()? });
+            }
+            let part = splitter.push(&buffer[..count]);
+            output.write_all(&part.output)?;
+            output.flush()?;
+            if let Some(code) = part.code {
+                let console = text_of(&mut self.console)?;
+                return Ok(Outcome { code, time: self.started.elapsed(), console });
+            }
+        }
+    }
+
+    fn last_words(&mut self) -> std::io::Result<String> {
+        let console = last_lines(&text_of(&mut self.console)?, CONSOLE_LINES);
+        Ok(format!("{console}\n{}", last_lines(&text_of(&mut self.log)?, CONSOLE_LINES)))
+    }
+
+    /// It has nothing to lose.
+    fn end(mut self) -> std::io::Result<()> {
+        self.child.signal(Signal::KILL)?;
+        self.child.end(Duration::ZERO).map(drop)
+    }
+}
+
+/// Whether something can be read from `pipe`, or it has ended; waits a moment for that.
+fn is_readable(pipe: &PipeReader) -> std::io::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)];
+    let moment = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL.subsec_nanos()) };
+    match poll(&mut fds, Some(&moment)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// QEMU writes to it meanwhile, through a descriptor of its own.
+fn text_of(file: &mut File) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).replace('\r', ""))
+}
+
+/// A file without a name, and no copy of it on a disk.
+fn in_memory(content: &[u8]) -> std::io::Result<File> {
+    let mut file = File::from(memfd_create("overbook-initramfs", MemfdFlags::CLOEXEC)?);
+    file.write_all(content)?;
+    Ok(file)
+}
+
+/// An empty file system in a sparse file without a name.
+fn make_disk(cache: &Cache) -> Result<File, HostError> {
+    let scratch = cache.scratch()?;
+    let path = scratch.path().join("disk");
+    let failed = |source| HostError::Io { path: path.clone(), source };
+    let file = File::options().read(true).write(true).create_new(true).open(&path);
+    let file = file.map_err(failed)?;
+    file.set_len(DISK.0).map_err(failed)?;
+    let mke2fs = Spawn::new("mke2fs")
+        .env("PATH", "/usr/sbin:/sbin")
+        .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0"])
+        .arg(&path);
+    command::run("mke2fs", mke2fs)?;
+    Ok(file)
+}
+
+fn random_number() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
