@@ -128,6 +128,9 @@ struct HostArgs {
     /// A file to copy into the script's directory, a program with its libraries; repeatable
     #[arg(long = "file", value_name = "PATH")]
     files: Vec<PathBuf>,
+    /// Keep what its kernel says in this file
+    #[arg(long, value_name = "PATH")]
+    console: Option<PathBuf>,
 }
 
 impl HostArgs {
@@ -139,6 +142,7 @@ impl HostArgs {
             memory: self.memory,
             cpus: self.cpus,
             files: self.files.clone(),
+            console: self.console.clone(),
         };
         let limit = Duration::from_secs(self.timeout);
         let outcome = host.run(&script, limit, &mut std::io::stdout())?;

@@ -53,7 +53,9 @@ pub const MOST_CPUS: u32 = 64;
 /// The disk for swap files; sparse.
 const DISK: Bytes = Bytes::mib(8192);
 /// Lines of the console that are shown when it dies.
-const CONSOLE_LINES: usize = 25;
+const CONSOLE_LINES: usize = 60;
+/// How long QEMU may take to end when its output has.
+const END_GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(50);
 
 /// Why a script came to no end in a virtual host.
@@ -99,8 +101,10 @@ pub enum HostError {
         library: String,
     },
     /// Its kernel panicked, or its QEMU failed.
-    #[error("the virtual host died; its last words:\n{console}")]
+    #[error("the virtual host died ({status}); its last words:\n{console}")]
     Died {
+        /// How its QEMU ended.
+        status: String,
         /// The end of its console and of QEMU's own output.
         console: String,
     },
@@ -152,6 +156,8 @@ pub struct VirtualHost {
     pub cpus: u32,
     /// Files that lie in the script's working directory; programs bring their libraries.
     pub files: Vec<PathBuf>,
+    /// Where its kernel's console is to be kept; `None`: nowhere.
+    pub console: Option<PathBuf>,
 }
 
 /// How a script ended.
@@ -169,7 +175,13 @@ impl VirtualHost {
     /// One with this kernel.
     #[must_use]
     pub fn new(kernel: &str) -> Self {
-        Self { kernel: kernel.to_owned(), memory: USUAL_MEMORY, cpus: 2, files: Vec::new() }
+        Self {
+            kernel: kernel.to_owned(),
+            memory: USUAL_MEMORY,
+            cpus: 2,
+            files: Vec::new(),
+            console: None,
+        }
     }
 
     /// Boots it, runs `script` in it by `sh`, and writes to `output` what that writes, as it comes.
@@ -232,7 +244,7 @@ impl Running {
         initramfs: File,
     ) -> Result<Self, HostError> {
         let (output, stdout) = std::io::pipe()?;
-        let (console, log) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        let (console, log) = (make_console(host)?, tempfile::tempfile()?);
         let disk = make_disk(cache)?;
         let khz = sys::tsc::khz();
         let line = format!("{KERNEL_BASICS} tsc=reliable tsc_early_khz={khz} psi=1");
@@ -294,7 +306,8 @@ impl Running {
             if count == 0 {
                 output.write_all(&splitter.rest())?;
                 output.flush()?;
-                return Err(HostError::Died { console: self.last_words()? });
+                let status = self.child.end(END_GRACE)?.to_string();
+                return Err(HostError::Died { status, console: self.last_words()? });
             }
             let part = splitter.push(&buffer[..count]);
             output.write_all(&part.output)?;
@@ -314,7 +327,7 @@ impl Running {
     /// It has nothing to lose.
     fn end(mut self) -> std::io::Result<()> {
         self.child.signal(Signal::KILL)?;
-        self.child.end(Duration::ZERO).map(drop)
+        self.child.end(END_GRACE).map(drop)
     }
 }
 
@@ -342,6 +355,12 @@ fn in_memory(content: &[u8]) -> std::io::Result<File> {
     let mut file = File::from(memfd_create("overbook-initramfs", MemfdFlags::CLOEXEC)?);
     file.write_all(content)?;
     Ok(file)
+}
+
+fn make_console(host: &VirtualHost) -> Result<File, HostError> {
+    let Some(path) = &host.console else { return Ok(tempfile::tempfile()?) };
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path);
+    file.map_err(|source| HostError::Io { path: path.clone(), source })
 }
 
 /// An empty file system in a sparse file without a name.
