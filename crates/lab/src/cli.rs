@@ -68,9 +68,12 @@ enum Command {
         /// Seed of everything random
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
-        /// How long, for each `-soak`, readings, shim-stress, starve, walls; at rest dedup-vs-ksm
+        /// How long, for each `-soak`, kvm-host, readings, shim-stress, starve, walls; at rest dedup-vs-ksm
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
+        /// A kernel for kvm-host, such as 6.12 [default: 6.1, 6.12 and newest]; repeatable
+        #[arg(long = "kernel", value_name = "KERNEL")]
+        kernels: Vec<String>,
     },
     /// Run a script in a virtual host: an emulated machine whose kernel has KVM
     Host(HostArgs),
@@ -212,10 +215,11 @@ fn dispatch(cli: &Cli) -> Result<ExitCode, LabError> {
             let entries: Vec<_> = SCENARIOS.iter().map(entry).collect();
             show(json, &entries, |_| SCENARIOS.iter().map(line).collect())?;
         }
-        Command::Run { scenario, seed, minutes } => {
+        Command::Run { scenario, seed, minutes, kernels } => {
             let provisions = Provisions::provide(cli.common.accel)?;
+            let (minutes, kernels) = (*minutes, kernels.clone());
             let figures =
-                (scenario.run)(&Context { dir, provisions, seed: *seed, minutes: *minutes })?;
+                (scenario.run)(&Context { dir, provisions, seed: *seed, minutes, kernels })?;
             show(json, &figures, |figures| figures.to_table())?;
             return Ok(if figures.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }

@@ -84,6 +84,21 @@ impl MemoryGroup {
         Ok(fs::write(file, self.unlimited())?)
     }
 
+    /// Has the kernel reclaim so much of what it has, or as much of that as there is.
+    ///
+    /// # Errors
+    /// When the kernel cannot reclaim by request.
+    pub fn reclaim(&self, bytes: Bytes) -> Result<(), LabError> {
+        if self.version == Version::V1 {
+            return self.reclaim_to(self.usage()?.minus(bytes));
+        }
+        match fs::write(self.dir.join("memory.reclaim"), bytes.0.to_string()) {
+            // Less was found.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            done => Ok(done?),
+        }
+    }
+
     /// Lifts the limit.
     ///
     /// # Errors

@@ -34,6 +34,7 @@ mod kim_policies;
 mod kim_scan_rates;
 mod kim_table1;
 mod kim_table2;
+mod kvm_host;
 mod let_go;
 mod meb_accuracy;
 mod meb_balance;
@@ -50,6 +51,7 @@ mod page_server_vs;
 mod pool_idle;
 mod quickstart;
 mod readings;
+mod reclaimed;
 mod shim_idle;
 mod shim_stress;
 mod smd_fig1;
@@ -80,6 +82,8 @@ pub struct Context {
     pub seed: u64,
     /// For how long, where a scenario can be longer or shorter.
     pub minutes: Option<u32>,
+    /// On which kernels, where a scenario boots some of its own; empty: on all that it knows.
+    pub kernels: Vec<String>,
 }
 
 impl Context {
@@ -196,6 +200,8 @@ pub const SCENARIOS: &[Scenario] = &[
     starve::SCENARIO,
     page_server_kill::SCENARIO,
     page_server_vs::SCENARIO,
+    reclaimed::SCENARIO,
+    kvm_host::SCENARIO,
     readings::SCENARIO,
     shim_idle::SCENARIO,
     shim_stress::SCENARIO,

@@ -92,6 +92,9 @@ pub enum HostError {
     /// One of Overbook's programs.
     #[error("{0}")]
     NotBuilt(String),
+    /// One of the system's programs.
+    #[error("this machine has no {0}, which a virtual host needs")]
+    NoProgram(String),
     /// A library of a program is not installed here.
     #[error("{program} needs {library}, which is not installed here")]
     NoLibrary {

@@ -36,6 +36,9 @@ const PROGRAMS: [&str; 6] = [
 ];
 /// Those that not everybody builds.
 const FURTHER: [&str; 2] = [TRACER, SHIM_WITH_HOT_SET];
+/// The system's, where busybox knows less: it makes no swap with a priority.
+const SYSTEM_PROGRAMS: [&str; 1] = ["swapon"];
+const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Beside the others, where they find each other.
 const PROGRAMS_DIR: &str = "usr/local/bin";
 /// What the loader looks through there without being told.
@@ -82,6 +85,12 @@ impl Content<'_> {
         }
         for program in FURTHER.iter().filter_map(|name| inside::built(name).ok()) {
             tree.add_program(PROGRAMS_DIR, &program, None)?;
+        }
+        for name in SYSTEM_PROGRAMS {
+            let mut places = SYSTEM_DIRS.iter().map(|dir| Path::new(dir).join(name));
+            let program = places.find(|path| path.is_file());
+            let program = program.ok_or_else(|| HostError::NoProgram(name.to_owned()))?;
+            tree.add_program("usr/bin", &program, None)?;
         }
         for file in self.files {
             tree.add_program("files", file, None)?;

@@ -1,0 +1,71 @@
+//! `reclaimed`: the kernel pages out half of a guest's memory by request, and not a byte is lost.
+//!
+//! The smallest experiment with the host's own paging: one guest verifies its memory in a memory
+//! cgroup, above a swap device in compressed memory. Once it is a stock QEMU, once a managed one.
+//! It needs root.
+
+use std::time::Duration;
+
+use model::Bytes;
+use sys::memory_of::Counters;
+
+use super::{Context, Scenario};
+use crate::accel::Accel;
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::memory_group::MemoryGroup;
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "reclaimed",
+    summary: "the kernel pages out half of a guest's memory by request, and no byte is lost",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(160);
+const SWAP: Bytes = Bytes::mib(256);
+/// The guest verifies that much, slowly enough that most of it is cold.
+const VERIFIED_MB: u32 = 64;
+const WORKLOAD: &str = "verify --mb 64 --rate 16";
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+/// Half of what the guest verifies; what the kernel finds elsewhere counts as well.
+const ENOUGH_MIB: f64 = 32.0;
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
+    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    let _swap = Zram::new(SWAP)?;
+    for (prefix, shim) in [("", false), ("managed_", true)] {
+        let (out, bad_bytes) = page_out(context, shim)?;
+        let note = "of QEMU in swap after one request for half";
+        let figure = Figure::new(out.as_mib(), "MiB", note).target(Target::AtLeast(ENOUGH_MIB));
+        figures.add(&format!("{prefix}paged_out_mib"), figure);
+        let figure = Figure::new(bad_bytes as f64, "B", "wrong bytes in the guest's memory");
+        figures.add(&format!("{prefix}bad_bytes"), figure.target(Target::Equals(0.0)));
+    }
+    Ok(figures)
+}
+
+/// What was paged out, and how many bytes of the guest were wrong after that.
+fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
+    let group = MemoryGroup::new(SCENARIO.name)?;
+    let spec = MachineSpec {
+        seed: context.seed,
+        shim,
+        cgroup: Some(group.dir().to_owned()),
+        ..MachineSpec::new("guest", "reclaimed", MEMORY, MEMORY, WORKLOAD)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= f64::from(VERIFIED_MB)))
+    })?;
+    group.reclaim(Bytes(group.usage()?.0 / 2))?;
+    let pid = lab.machine("guest")?.process().pid;
+    let out = Counters::of(pid).map_err(std::io::Error::other)?.swapped;
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    Ok((out, bad_bytes))
+}
