@@ -68,7 +68,8 @@ enum Command {
         /// Seed of everything random
         #[arg(long, value_name = "N", default_value_t = 1)]
         seed: u64,
-        /// How long, for each `-soak`, kvm-host, readings, shim-stress, starve, walls; at rest dedup-vs-ksm
+        /// How long, for each `-soak`, kvm-host, readings, shim-stress, starve, walls; at rest
+        /// dedup-vs-ksm
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1440))]
         minutes: Option<u32>,
         /// A kernel for kvm-host, such as 6.12 [default: 6.1, 6.12 and newest]; repeatable

@@ -1,8 +1,8 @@
 //! A virtual host: a stock Debian kernel with KVM, in which the lab and Overbook run as on metal.
 //!
 //! **Problem.** What Overbook does to guests depends on the kernel below them: on KVM's page
-//! tables, on how the kernel reclaims, on what its cgroups, DAMON and zram can do. A machine has one
-//! kernel at a time, and often no KVM that boots anything.
+//! tables, on how the kernel reclaims, on what its cgroups, DAMON and zram can do. A machine has
+//! one kernel at a time, and often no KVM that boots anything.
 //!
 //! **Idea.** QEMU's emulator has AMD's virtualisation with nested page tables. A kernel booted in
 //! it has all of KVM, and everything else that a kernel has, at some thirtieth of the speed. The
@@ -12,8 +12,9 @@
 //! **Invariants.** The host is private: no network, no file of the caller that it could write. It
 //! dies with the caller, and leaves nothing behind: its files have no names.
 //!
-//! **Leaves out.** Time. A processor there is slow, and its translation buffer is emptied at each
-//! exit from a guest; no figure in seconds means anything for metal.
+//! **Leaves out.** Time: a processor there is slow, and its translation buffer is emptied at each
+//! exit from a guest, so no figure in seconds means anything for metal. Many guests at once: with
+//! four and more the emulator fails at times, and a guest resets or waits for minutes.
 
 mod kernel;
 mod output;
@@ -267,7 +268,7 @@ impl Running {
         let initrd = passed(&mut qemu, &initramfs)?;
         let console_path = passed(&mut qemu, &console)?;
         let disk_path = passed(&mut qemu, &disk)?;
-        let drive = "if=none,id=disk,format=raw,cache=unsafe,file.locking=off";
+        let drive = "if=none,id=disk,format=raw,cache.no-flush=on,file.locking=off";
         let child = qemu
             .args(["-initrd", &initrd])
             .args(["-chardev", &format!("file,id=console,path={console_path}")])

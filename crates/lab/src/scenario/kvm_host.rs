@@ -137,12 +137,9 @@ struct Inner {
 impl Inner {
     fn parse(said: &str) -> Self {
         let mut inner = Self::default();
-        let objects = said.lines().filter(|line| line.starts_with('{'));
-        let Some(result) =
-            objects.filter_map(|line| serde_json::from_str::<Value>(line).ok()).last()
-        else {
-            return inner;
-        };
+        let objects = said.lines().rev().filter(|line| line.starts_with('{'));
+        let mut results = objects.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let Some(result) = results.next() else { return inner };
         for (name, figure) in result["figures"].as_object().into_iter().flatten() {
             let value = figure["value"].as_f64();
             if name.ends_with("bad_bytes") {
