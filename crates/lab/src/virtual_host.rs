@@ -13,8 +13,8 @@
 //! dies with the caller, and leaves nothing behind: its files have no names.
 //!
 //! **Leaves out.** Time: a processor there is slow, and its translation buffer is emptied at each
-//! exit from a guest, so no figure in seconds means anything for metal. Many guests at once: with
-//! four and more the emulator fails at times, and a guest resets or waits for minutes.
+//! exit from a guest, so no figure in seconds means anything for metal. Several guests at once:
+//! the emulator then fails at times, and a guest resets or waits for minutes.
 
 mod kernel;
 mod output;
