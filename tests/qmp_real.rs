@@ -34,6 +34,7 @@ fn watch(dir: &Path) -> Drivers {
     let records = Records::new(Journal::open(dir).unwrap());
     Drivers::new(Settings {
         globs,
+        processes: false,
         groups: BTreeMap::new(),
         period: Duration::from_millis(200),
         records,

@@ -61,7 +61,8 @@ fn process_of(worker: &Value) -> Option<Identity> {
 fn a_guest_with_the_shim_shows_its_working_set_within_the_budget_and_the_others_say_why_not() {
     let Some(stage) = Stage::start(Mode::Observe, &[managed(), idle("plain")]) else { return };
     until_known(&stage);
-    assert!(why_not(&stage, "plain").contains("without Overbook's shim"));
+    // This host has no swap that the other one could be tracked by.
+    assert!(why_not(&stage, "plain").contains("swap"), "{}", why_not(&stage, "plain"));
     let curve = stage.json(&["vm", "managed", "--mrc"]);
     assert!(curve["points"].as_array().unwrap().len() > 10, "{curve}");
     assert!(stage.says(&["vm", "managed", "--mrc"]).contains("working set: "));

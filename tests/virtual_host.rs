@@ -67,6 +67,24 @@ fn its_kernel_is_real_and_its_guests_run_under_kvm() {
 }
 
 #[test]
+fn a_guest_under_kvm_is_paged_from_outside_and_keeps_its_huge_pages() {
+    let (Some(_turn), Some(_)) = (take_turn(), provisions()) else { return };
+    let script = "exec overbook-lab run attached-kvm --json";
+    let Some((_, output)) = run(&VirtualHost::new(KERNEL), script, LIMIT) else { return };
+    let line = output.lines().find(|line| line.starts_with('{'));
+    let result: Value = serde_json::from_str(line.unwrap_or_else(|| panic!("{output}"))).unwrap();
+    let figure = |name: &str| result["figures"][name]["value"].as_f64().unwrap();
+    assert!((figure("kvm") - 1.0).abs() < 1e-9, "the probe finds KVM good: {output}");
+    for prefix in ["", "huge_"] {
+        let of = |name: &str| figure(&format!("{prefix}{name}"));
+        assert!(of("bad_bytes").abs() < 1e-9, "{output}");
+        assert!(of("paged_out_mib") >= 24.0, "{output}");
+        assert!(of("left_out_mib") <= 4.0, "{output}");
+    }
+    assert!(figure("huge_kept") >= 0.9, "{output}");
+}
+
+#[test]
 fn what_a_script_writes_and_its_exit_code_come_back_and_nothing_else() {
     let (Some(_turn), Some(_)) = (take_turn(), provisions()) else { return };
     let file = tempfile::NamedTempFile::new().unwrap();

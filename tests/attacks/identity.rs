@@ -151,6 +151,7 @@ fn a_socket_that_has_outlived_its_process_is_not_that_of_the_next_one_with_its_n
         );
         let mut drivers = overbook::drivers::Drivers::new(overbook::drivers::Settings {
             globs: vec![socket.display().to_string()],
+            processes: false,
             groups: std::collections::BTreeMap::new(),
             period: Duration::from_millis(100),
             records,
@@ -204,7 +205,7 @@ fn a_release_asks_no_qemu_of_another_overbook_and_none_that_only_looks_like_one(
     until_it_saw(&attacker, "it maps 100 files");
     let config = own.path().join("overbook.toml");
     let host = format!(
-        "[host]\nstate = {state:?}\nqmp = [\"{}/*.sock\"]\n[api]\nsocket = \"{}/api.sock\"\n",
+        "[host]\nattach = \"off\"\nstate = {state:?}\nqmp = [\"{}/*.sock\"]\n[api]\nsocket = \"{}/api.sock\"\n",
         evil.display(),
         own.path().display()
     );

@@ -221,7 +221,7 @@ fn configuration(lab: &Lab, settings: Settings, overbooked: Option<&Overbooked>)
         named => format!("\"{named}\""),
     };
     let mut text = format!(
-        "[host]\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
+        "[host]\nattach = \"off\"\nqmp = [\"{dir}/qmp/*.sock\"]\nstate = \"{dir}/run/state\"\n\n\
          [mode]\nballoon = \"{mode}\"\n\n\
          [api]\nsocket = \"{dir}/run/overbook.sock\"\n"
     );

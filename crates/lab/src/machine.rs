@@ -137,6 +137,8 @@ pub struct MachineSpec {
     pub shim: bool,
     /// Whether that shim has the paper's hot set, which the one that ships has not.
     pub hot_set: bool,
+    /// Whether the host has its memory in small pages.
+    pub small_pages: bool,
     /// Whether KSM may merge its memory.
     pub ksm: bool,
     /// The cgroup that its QEMU runs in: a directory that exists; `None`: the lab's own.
@@ -170,6 +172,7 @@ impl MachineSpec {
             qemu_options: Vec::new(),
             shim: false,
             hot_set: false,
+            small_pages: false,
             ksm: true,
             cgroup: None,
             traced: false,
@@ -330,6 +333,7 @@ pub fn command(
         .args(args)
         .args(&spec.qemu_options)
         .on_cpus(&spec.cpus)
+        .small_pages(spec.small_pages)
         .die_with_parent()
 }
 

@@ -4,9 +4,13 @@
 //! runs its own [`Lab`](crate::Lab), leaves nothing behind on any path, and polls
 //! [`interrupted`](crate::interrupt::interrupted) in every loop (the lab's own waits do).
 
+mod attached_accuracy;
+mod attached_kvm;
+mod attached_large;
 mod boot;
 mod cluster_kill;
 mod cold_choice;
+mod cold_circles;
 mod cold_density;
 mod cold_return;
 mod cold_soak;
@@ -137,6 +141,9 @@ pub const SCENARIOS: &[Scenario] = &[
     daemon_cost::SCENARIO,
     truth::SCENARIO,
     walls::SCENARIO,
+    attached_accuracy::SCENARIO,
+    attached_kvm::SCENARIO,
+    attached_large::SCENARIO,
     meb_accuracy::SCENARIO,
     meb_random_array::SCENARIO,
     meb_overhead::SCENARIO,
@@ -178,6 +185,7 @@ pub const SCENARIOS: &[Scenario] = &[
     kim_lending::SPEEDS,
     kim_lending::MEMORY,
     cold_choice::SCENARIO,
+    cold_circles::SCENARIO,
     cold_density::SCENARIO,
     cold_return::SCENARIO,
     cold_soak::SCENARIO,

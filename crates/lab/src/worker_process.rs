@@ -88,6 +88,7 @@ impl WorkerProcess {
             memory: machine.spec().memory_max,
             own,
             spent: None,
+            attach: (!machine.spec().shim).then_some(machine.spec().memory_max),
             budget,
             leaves: false,
             freed,

@@ -36,6 +36,6 @@ pub use overload::{Learned, Overload, OverloadSpec, Profile, Severity, Together}
 pub use plan::{Action, Decision, Ledger, Loan, Means, Plan, Quota, Scan, Take};
 pub use reason::Reason;
 pub use spec::{GroupSpec, Mode, Policy, Spec, VmLimits};
-pub use tracking::{Tracking, TrackingBudget, WorkerReading};
+pub use tracking::{AttachSpec, Tracking, TrackingBudget, WorkerReading};
 pub use units::{Bytes, Millis, Time};
 pub use view::{BlockStats, GuestStats, HostReading, HostView, Link, Migration, Reading, VmView};

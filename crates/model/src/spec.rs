@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bytes, ColdSpec, DedupSpec, FreePagesSpec, GroupName, HostName, KsmSpec, Millis, NamePattern,
-    OverloadSpec, TrackingBudget, VmName,
+    AttachSpec, Bytes, ColdSpec, DedupSpec, FreePagesSpec, GroupName, HostName, KsmSpec, Millis,
+    NamePattern, OverloadSpec, TrackingBudget, VmName,
 };
 
 /// The whole configuration of one host.
@@ -49,6 +49,10 @@ pub struct HostSpec {
     /// Whether the kernel's KSM is driven for VMs without the shim.
     #[serde(default)]
     pub ksm: KsmSpec,
+    /// Whether VMs are found by their processes, too, and those of no group are tracked from
+    /// outside.
+    #[serde(default)]
+    pub attach: AttachSpec,
 }
 
 /// A pool of hosts that take each other's VMs in.
@@ -166,6 +170,9 @@ pub struct GroupSpec {
     /// What tracking may take from each of its VMs.
     #[serde(default)]
     pub tracking: TrackingBudget,
+    /// Whether those without the shim are tracked from outside.
+    #[serde(default)]
+    pub attach: AttachSpec,
     /// How identical pages of its VMs are looked for.
     #[serde(default)]
     pub dedup: DedupSpec,

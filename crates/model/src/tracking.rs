@@ -16,6 +16,17 @@ use crate::{Bytes, GroupName};
 /// Most points that a curve is passed on with.
 pub const MOST_CURVE_POINTS: usize = 64;
 
+/// Whether VMs without the shim are tracked from outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AttachSpec {
+    /// Each one that can be.
+    #[default]
+    On,
+    /// None.
+    Off,
+}
+
 /// One VM's memory as tracking sees it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tracking {
@@ -30,6 +41,9 @@ pub struct Tracking {
     /// The piece of memory that is referenced at once; 0: a page.
     #[serde(default)]
     pub granule: Bytes,
+    /// It is seen from outside, through so much of its memory; `None`: by its shim, all of it.
+    #[serde(default)]
+    pub seen_through: Option<Bytes>,
     /// What tracking has taken from the VM.
     pub cost: TrackingCost,
 }

@@ -115,7 +115,8 @@ impl Daemon {
         let mut ksm = HostKsm::new(hand, sys::mergeable::processes);
         let period = Duration::from_millis(tuning::PERIOD.0);
         let (globs, groups) = (spec.host.qmp.clone(), spec.groups.clone());
-        let drivers = Drivers::new(Settings { globs, groups, period, records })?;
+        let processes = spec.host.attach == model::AttachSpec::On;
+        let drivers = Drivers::new(Settings { globs, processes, groups, period, records })?;
         let pause = PauseFile::in_state(state);
         // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
         let mut workers = Workers::default();
@@ -298,7 +299,7 @@ impl Daemon {
         self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
         let paused = self.set_paused(true);
         let (released, ended) = (self.drivers.release(), self.workers.ended());
-        let (names, ksm) = (self.workers.with_shim().clone(), self.ksm.release());
+        let (names, ksm) = (self.workers.all(), self.ksm.release());
         tokio::spawn(async move {
             let (released, (), ksm) = tokio::join!(released, ended, ksm);
             let unshare = tokio::task::spawn_blocking(move || release::unshare(&names));

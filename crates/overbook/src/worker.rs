@@ -53,6 +53,7 @@ mod linked;
 mod lru;
 mod messages;
 mod mode;
+mod outside;
 mod probes;
 mod process;
 mod read_back;

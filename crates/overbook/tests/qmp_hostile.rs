@@ -119,6 +119,7 @@ fn with_journal(dir: &Path, journal: Journal) -> Drivers {
     let globs = vec![format!("{}/*.qmp", dir.display())];
     Drivers::new(Settings {
         globs,
+        processes: false,
         groups: BTreeMap::new(),
         period: PERIOD,
         records: Records::new(journal),

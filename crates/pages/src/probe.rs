@@ -224,6 +224,21 @@ impl Tracker {
         idle
     }
 
+    /// Every tracked granule, and for how many ticks it has not been touched; `None`: it may be in
+    /// use.
+    pub fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
+        let mut ages = Vec::new();
+        for index in 0..self.granules.tracked() {
+            let age = match self.granules.state(index) {
+                State::Excluded => continue,
+                State::Revoked => Some(self.granules.age(index, now) + self.granules.before(index)),
+                State::Accessible | State::Pending | State::Absent => None,
+            };
+            ages.push((self.granules.id(index), age));
+        }
+        ages
+    }
+
     /// The granule was revoked.
     pub fn revoked(&mut self, granule: u32, at: Time) {
         let Some(index) = self.granules.find(granule) else { return };

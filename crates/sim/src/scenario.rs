@@ -50,6 +50,7 @@ impl Scenario {
             qmp: vec![],
             state: "state".into(),
             ksm: KsmSpec::Off,
+            attach: model::AttachSpec::On,
         };
         let api = ApiSpec { socket: "socket".into(), tcp: None, token_file: None };
         let modes = Modes { balloon: Mode::Enforce };

@@ -9,6 +9,10 @@ use std::path::{Path, PathBuf};
 
 use crate::procfs::{ProcError, read};
 
+/// Levels of cgroups below a VM's that are looked through, and entries of each. libvirt makes two
+/// levels, and one for each vCPU.
+const MOST_DEPTH: u32 = 4;
+const MOST_INSIDE: u32 = 4_096;
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 
 /// The directory of the v2 cgroup of process `pid`; `None` on a host without a v2 tree.
@@ -27,6 +31,38 @@ pub fn of_process(pid: u32) -> Result<Option<PathBuf>, ProcError> {
     }
     let mount = MOUNTS.iter().map(Path::new).find(|dir| dir.join("cgroup.procs").exists());
     Ok(mount.map(|mount| mount.join(group.trim_start_matches('/'))))
+}
+
+/// The file by which the kernel is asked to reclaim memory of process `pid` (`memory.reclaim`,
+/// Linux 5.19): that of the nearest cgroup above it that has one, if no other process is in that
+/// cgroup.
+///
+/// # Errors
+/// When the process is gone.
+pub fn reclaim_file(pid: u32) -> Result<Option<PathBuf>, ProcError> {
+    let Some(dir) = of_process(pid)? else { return Ok(None) };
+    let has_file = |dir: &&Path| dir.join("memory.reclaim").exists();
+    // The root of the tree has all processes of the host.
+    let within = |dir: &&Path| !MOUNTS.iter().any(|mount| Path::new(mount) == *dir);
+    let nearest = dir.ancestors().take_while(within).find(has_file);
+    let is_alone = nearest.filter(|dir| has_no_other(dir, pid, MOST_DEPTH));
+    Ok(is_alone.map(|dir| dir.join("memory.reclaim")))
+}
+
+/// Whether no process but `pid` is in a cgroup and below, by what can be seen. A threaded cgroup
+/// names none; the one above it does.
+fn has_no_other(dir: &Path, pid: u32, depth: u32) -> bool {
+    let here = read(&dir.join("cgroup.procs")).unwrap_or_default();
+    if here.lines().any(|other| other.parse() != Ok(pid)) {
+        return false;
+    }
+    let inside = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut dirs = inside.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
+    let mut looked = 0;
+    dirs.all(|dir| {
+        looked += 1;
+        looked <= MOST_INSIDE && depth > 0 && has_no_other(&dir.path(), pid, depth - 1)
+    })
 }
 
 /// CPU time spent in the cgroup at `dir` and below, in microseconds (`usage_usec` of `cpu.stat`).

@@ -49,10 +49,12 @@ pub enum Feature {
     Swap,
     /// Moving pages that are being swapped.
     MovesSwapped,
+    /// Paging out another process's memory, to compressed memory.
+    PagesOutside,
 }
 
 /// All of them, what matters most first.
-pub const ALL: [Feature; 14] = [
+pub const ALL: [Feature; 15] = [
     Feature::Userfaultfd,
     Feature::UffdioMove,
     Feature::PagemapScan,
@@ -67,6 +69,7 @@ pub const ALL: [Feature; 14] = [
     Feature::HugePages,
     Feature::Swap,
     Feature::MovesSwapped,
+    Feature::PagesOutside,
 ];
 
 /// What came of trying: in both cases, in words, how.
@@ -118,6 +121,7 @@ pub fn probe(feature: Feature) -> Finding {
         Feature::HugePages => huge_pages(Path::new("/")),
         Feature::Swap => swap(Path::new("/")),
         Feature::MovesSwapped => paging::moves_swapped(),
+        Feature::PagesOutside => paging::from_outside(),
     };
     result.into()
 }

@@ -286,6 +286,20 @@ fn parse_usage(stat: &str) -> Option<Usage> {
     })
 }
 
+/// Pages that a process, all of its threads, had to wait for until they were read, since its start:
+/// from swap, or from a file.
+///
+/// # Errors
+/// The process has ended.
+pub fn waited_for_pages(pid: u32) -> io::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    parse_major_faults(&stat).ok_or_else(|| io::Error::other("its stat makes no sense"))
+}
+
+fn parse_major_faults(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(9)?.parse().ok()
+}
+
 /// A process, to be told of its end.
 ///
 /// # Errors

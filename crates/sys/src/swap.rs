@@ -23,6 +23,8 @@ pub struct Device {
     pub used: Bytes,
     /// What memory it takes, compressed, where it is one of memory (zram).
     pub memory: Option<Bytes>,
+    /// The kernel fills devices of a higher priority first.
+    pub priority: i32,
 }
 
 /// All of the host's swap.
@@ -49,6 +51,18 @@ impl Swap {
         Ok(Self { devices, zswap })
     }
 
+    /// The devices that the kernel fills first.
+    pub fn first(&self) -> impl Iterator<Item = &Device> + Clone {
+        let highest = self.devices.iter().map(|device| device.priority).max();
+        self.devices.iter().filter(move |device| Some(device.priority) == highest)
+    }
+
+    /// What is free of the devices that the kernel fills first.
+    #[must_use]
+    pub fn free_first(&self) -> Bytes {
+        self.first().map(|device| device.size.minus(device.used)).sum()
+    }
+
     /// What memory all that is swapped out takes.
     #[must_use]
     pub fn memory(&self) -> Bytes {
@@ -73,7 +87,8 @@ fn parse(text: &str) -> Vec<Device> {
         let mut kib = || words.next()?.parse::<u64>().ok().map(Bytes::kib);
         // Behind the kind: file or partition.
         let (_, size, used) = (kib(), kib()?, kib()?);
-        Some(Device { path, size, used, memory: None })
+        let priority = words.next()?.parse().ok()?;
+        Some(Device { path, size, used, memory: None, priority })
     };
     text.lines().skip(1).filter_map(device).collect()
 }
@@ -106,8 +121,13 @@ mod tests {
     #[test]
     fn what_is_swapped_out_takes_what_its_devices_do() {
         let memory = Some(Bytes::mib(30));
-        let zram =
-            Device { path: "/dev/zram0".into(), size: Bytes::mib(1), used: Bytes::ZERO, memory };
+        let zram = Device {
+            path: "/dev/zram0".into(),
+            size: Bytes::mib(1),
+            used: Bytes::ZERO,
+            memory,
+            priority: 0,
+        };
         let disk = Device { path: "/swap".into(), memory: None, ..zram.clone() };
         let swap = Swap { devices: vec![zram, disk], zswap: Bytes::mib(10) };
         let host = |free| MemInfo {

@@ -12,6 +12,15 @@ pub fn uid_of(user: &str) -> Option<u32> {
     uid_in(&String::from_utf8_lossy(&passwd), user)
 }
 
+/// The user that a process runs as; `None`: it has ended.
+#[must_use]
+pub fn user_of_process(pid: u32) -> Option<u32> {
+    // The owner of `/proc/PID` is root where the process keeps its memory from dumps.
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    uids.split_whitespace().nth(1)?.parse().ok()
+}
+
 /// `name:x:64055:108:comment:/var/lib/libvirt:/usr/sbin/nologin`.
 fn uid_in(passwd: &str, user: &str) -> Option<u32> {
     let fields = passwd.lines().map(|line| line.split(':').collect::<Vec<_>>());
@@ -27,6 +36,8 @@ mod tests {
         let passwd = "root:x:0:0::/root:/bin/sh\nbroken\nlibvirt-qemu:x:64055:108:,,:/:/x\n";
         assert_eq!(uid_in(passwd, "libvirt-qemu"), Some(64055));
         assert_eq!((uid_in(passwd, "libvirt"), uid_in(passwd, "broken")), (None, None));
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(user_of_process(std::process::id()), Some(own));
         assert_eq!((uid_of("0"), uid_of("root"), uid_of("no such")), (Some(0), Some(0), None));
     }
 }

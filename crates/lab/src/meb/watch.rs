@@ -102,15 +102,37 @@ impl Watch {
         cpus: &[usize],
         every: Duration,
     ) -> Result<Self, LabError> {
+        Self::begin(identity(pid)?, |process| Tracked::new(process, settings), cpus, every)
+    }
+
+    /// The same from outside, of a guest that has so much RAM.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn attached(
+        pid: u32,
+        ram: Bytes,
+        settings: Settings,
+        cpus: &[usize],
+        every: Duration,
+    ) -> Result<Self, LabError> {
+        let track = |process| Tracked::attached(process, ram, settings);
+        Self::begin(identity(pid)?, track, cpus, every)
+    }
+
+    fn begin(
+        process: Identity,
+        track: impl FnOnce(Identity) -> Tracked,
+        cpus: &[usize],
+        every: Duration,
+    ) -> Result<Self, LabError> {
         let (stop, swapped) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (held, shown) = (Arc::default(), Arc::new(Mutex::new(Shown::default())));
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         let is_pinned = !cpus.is_empty();
-        let gone = || std::io::Error::other(format!("process {pid} has ended"));
-        let process = Identity::of(pid).ok_or_else(gone)?;
         let mut driver = Driver {
-            tracked: Tracked::new(process, settings),
+            tracked: track(process),
             stop: Arc::clone(&stop),
             swapped: Arc::clone(&swapped),
             held: Arc::clone(&held),
@@ -204,6 +226,11 @@ pub fn wait_until_tracked(lab: &Lab, watches: &[Watch]) -> Result<(), LabError> 
         }
     }
     waited
+}
+
+fn identity(pid: u32) -> Result<Identity, LabError> {
+    let gone = || std::io::Error::other(format!("process {pid} has ended"));
+    Ok(Identity::of(pid).ok_or_else(gone)?)
 }
 
 struct Driver {

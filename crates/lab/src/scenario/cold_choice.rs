@@ -1,7 +1,8 @@
 //! `cold-choice`: who chooses better which memory a guest does without? The same guest, doing the
-//! same, is held to the same memory in three ways; its misses are counted, and what it gets done.
+//! same, is held to the same memory in four ways; its misses are counted, and what it gets done.
 //!
 //! * **ours**: a group's worker pages out what tracking knows to be untouched for longest;
+//! * **attached**: the same from outside, of a guest without the shim;
 //! * **kernel**: the kernel's own reclaim does, asked for the rest of QEMU's memory cgroup again
 //!   and again, as proactive reclaim does (Weiner 2022, TMO);
 //! * **balloon**: the guest itself does, for its balloon has the rest; it swaps to its own disk.
@@ -77,12 +78,24 @@ const BALLOON: &str = "/machine/peripheral/balloon0";
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Ours,
+    Attached,
     Kernel,
     Balloon,
 }
 
-const WAYS: [(&str, Way); 3] =
-    [("ours", Way::Ours), ("kernel", Way::Kernel), ("balloon", Way::Balloon)];
+const WAYS: [(&str, Way); 4] = [
+    ("ours", Way::Ours),
+    ("attached", Way::Attached),
+    ("kernel", Way::Kernel),
+    ("balloon", Way::Balloon),
+];
+
+impl Way {
+    /// Whether a worker holds the guest to its size.
+    const fn has_worker(self) -> bool {
+        matches!(self, Self::Ours | Self::Attached)
+    }
+}
 
 /// Counters of one guest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,10 +164,10 @@ impl Held {
         };
         let guest = match way {
             Way::Balloon => guest.with_swap(GUEST_SWAP, None),
-            Way::Ours | Way::Kernel => guest,
+            Way::Ours | Way::Attached | Way::Kernel => guest,
         };
         let lab = Lab::start(&context.dir, &context.provisions, &[guest])?;
-        let worker = (way == Way::Ours).then(|| WorkerProcess::start("choice")).transpose()?;
+        let worker = way.has_worker().then(|| WorkerProcess::start("choice")).transpose()?;
         Ok(Self { way, worker, lab, group })
     }
 
@@ -237,7 +250,7 @@ impl Held {
                 let machine = self.machine();
                 machine.set_balloon(adjusted(machine.balloon()?).min(RAM))
             }
-            (None, Way::Ours) => Ok(()),
+            (None, Way::Ours | Way::Attached) => Ok(()),
         }
     }
 
@@ -302,26 +315,28 @@ impl Course {
 
 fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
-    let over = |of: fn(&Course) -> f64, other: usize| {
-        let ratios = rows.iter().map(|(_, courses)| of(&courses[0]) / of(&courses[other]));
+    let over = |of: fn(&Course) -> f64, one: usize, other: usize| {
+        let ratios = rows.iter().map(|(_, courses)| of(&courses[one]) / of(&courses[other]));
         ratios.sum::<f64>() / rows.len() as f64
     };
-    for (other, most, note) in [
-        (1, 0.8, "our misses to those of the kernel's own reclaim, mean of four workloads"),
-        (2, 0.5, "our misses to the balloon's, mean of four workloads"),
+    let [ours, attached, kernel, balloon] = [0, 1, 2, 3];
+    for (name, one, other, most) in [
+        ("vs_kernel", ours, kernel, 0.8),
+        ("vs_balloon", ours, balloon, 0.5),
+        ("attached_vs_kernel", attached, kernel, 1.0),
+        ("attached_vs_balloon", attached, balloon, 0.67),
     ] {
-        let figure = Figure::new(over(Course::misses_per_million, other), "ratio", note);
-        figures.add(&format!("vs_{}", WAYS[other].0), figure.target(Target::AtMost(most)));
+        let note = "misses to that one's, mean of four workloads";
+        let figure = Figure::new(over(Course::misses_per_million, one, other), "ratio", note);
+        figures.add(name, figure.target(Target::AtMost(most)));
+        let note = "speed to that one's, mean of four workloads";
+        let figure = Figure::new(over(|course| course.speed, one, other), "ratio", note);
+        figures.add(&format!("speed_{name}"), figure);
     }
-    let costs = rows.iter().map(|(_, courses)| courses[0].cost);
+    let costs = rows.iter().flat_map(|(_, courses)| [courses[0].cost, courses[1].cost]);
     let note = "of a vCPU's time, the dearest workload";
     let figure = Figure::new(costs.fold(0.0, f64::max), "ratio", note);
     figures.add("tracking_cost_max", figure.target(Target::AtMost(BUDGET)));
-    for other in [1, 2] {
-        let note = "our speed to that, mean of four workloads";
-        let figure = Figure::new(over(|course| course.speed, other), "ratio", note);
-        figures.add(&format!("speed_vs_{}", WAYS[other].0), figure);
-    }
     for (name, courses) in rows {
         for ((way, _), course) in WAYS.iter().zip(courses) {
             let misses = Figure::new(course.misses_per_million(), "misses/Mop", course.words());
@@ -331,8 +346,11 @@ fn figures(context: &Context, rows: &[(&str, Vec<Course>)]) -> Figures {
             let note = format!("{:.0} with all its memory", course.speed_before);
             figures.add(&format!("speed_{name}_{way}"), Figure::new(course.speed, "ops/s", note));
         }
-        let cost = Figure::new(courses[0].cost, "ratio", "what tracking took of a vCPU's time");
-        figures.add(&format!("tracking_cost_{name}"), cost);
+        for ((way, _), course) in WAYS.iter().zip(courses).filter(|((_, way), _)| way.has_worker())
+        {
+            let cost = Figure::new(course.cost, "ratio", "what tracking took of a vCPU's time");
+            figures.add(&format!("tracking_cost_{name}_{way}"), cost);
+        }
     }
     figures
 }

@@ -46,15 +46,51 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
+/// How guests are tracked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// By the shim's traps, in granules of 128 KiB.
+    Traps,
+    /// From outside, in single pages: nothing is loaded into QEMU but the tracer.
+    Outside,
+}
+
+impl Source {
+    const fn granule_pages(self) -> u32 {
+        match self {
+            Self::Traps => 32,
+            Self::Outside => 1,
+        }
+    }
+
+    /// The guest of a workload at this place.
+    pub(super) fn guest(self, workload: &Workload, place: usize, seed: u64) -> MachineSpec {
+        let spec = workload.guest(place, seed);
+        match self {
+            Self::Traps => spec,
+            Self::Outside => MachineSpec { shim: false, small_pages: true, ..spec },
+        }
+    }
+
+    /// Begins to track a machine.
+    pub(super) fn watch(self, machine: &Machine, every: Duration) -> Result<Watch, LabError> {
+        let pid = machine.process().pid;
+        match self {
+            Self::Traps => Watch::start(pid, modes::shipped(), &[], every),
+            Self::Outside => Watch::attached(pid, MEMORY, modes::shipped(), &[], every),
+        }
+    }
+}
+
 /// Filling memory takes long when every access is recorded.
 const FILL_LIMIT: Duration = Duration::from_secs(180);
 /// Some time constants of the ageing.
 const WARM_UP: Duration = Duration::from_secs(30);
 /// Which are looked at while half of their memory is out.
-const OUT: [&str; 4] = ["kv", "phases", "graph", "sort"];
+pub(super) const OUT: [&str; 4] = ["kv", "phases", "graph", "sort"];
 /// How long half of it may take to go.
 const OUT_LIMIT: Duration = Duration::from_secs(60);
-const ZRAM: Bytes = Bytes::mib(1024);
+pub(super) const ZRAM: Bytes = Bytes::mib(1024);
 const MEASURE: Duration = Duration::from_secs(60);
 /// How often estimate and truth are looked at; the estimate is renewed twice as often.
 const EVERY: Duration = Duration::from_millis(200);
@@ -91,20 +127,22 @@ struct Interval {
 }
 
 /// All comparisons of one workload.
-struct Row {
-    name: &'static str,
+pub(super) struct Row {
+    pub(super) name: &'static str,
     moments: Vec<Moment>,
     intervals: Vec<Interval>,
-    vcpu_share: f64,
+    pub(super) vcpu_share: f64,
+    /// The tracker's own CPU time, of one CPU.
+    pub(super) cpu_share: f64,
     /// What was paged out of what it held, in the mean; 0: nothing was to be.
     out_share: f64,
 }
 
 fn run(context: &Context) -> Result<Figures, LabError> {
-    let rows = compare_all(context, &ALL, false)?;
+    let rows = compare_all(context, &ALL, Source::Traps, false)?;
     let out: Vec<Workload> = ALL.into_iter().filter(|it| OUT.contains(&it.name)).collect();
     let zram = Zram::new(ZRAM)?;
-    let rows_out = compare_all(context, &out, true)?;
+    let rows_out = compare_all(context, &out, Source::Traps, true)?;
     drop(zram);
     let mut figures = figures(context, &rows);
     add_out(&mut figures, &rows_out);
@@ -115,9 +153,10 @@ fn run(context: &Context) -> Result<Figures, LabError> {
 }
 
 /// Some at a time; `is_out`: while half of their memory is.
-fn compare_all(
+pub(super) fn compare_all(
     context: &Context,
     workloads: &[Workload],
+    source: Source,
     is_out: bool,
 ) -> Result<Vec<Row>, LabError> {
     let mut rows = Vec::new();
@@ -125,7 +164,7 @@ fn compare_all(
         let names: Vec<&str> = workloads.iter().map(|workload| workload.name).collect();
         let how = if is_out { ", half of it paged out" } else { "" };
         context.say(&format!("{}, tracked and recorded{how} ...", names.join(" beside ")));
-        let compared = compare(context, workloads, is_out)?;
+        let compared = compare(context, workloads, source, is_out)?;
         for row in &compared {
             context.say(&format!(
                 "  {}: accuracy {:.3}, curve off by {:.3}, {}",
@@ -140,14 +179,19 @@ fn compare_all(
     Ok(rows)
 }
 
-fn compare(context: &Context, workloads: &[Workload], is_out: bool) -> Result<Vec<Row>, LabError> {
+fn compare(
+    context: &Context,
+    workloads: &[Workload],
+    source: Source,
+    is_out: bool,
+) -> Result<Vec<Row>, LabError> {
     let traced = |(place, workload): (usize, &Workload)| MachineSpec {
         traced: true,
-        ..workload.guest(place, context.seed)
+        ..source.guest(workload, place, context.seed)
     };
     let specs: Vec<MachineSpec> = workloads.iter().enumerate().map(traced).collect();
     let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
-    let track = |m: &Machine| Watch::start(m.process().pid, modes::shipped(), &[], EVERY);
+    let track = |machine: &Machine| source.watch(machine, EVERY);
     let watches = lab.machines().iter().map(track).collect::<Result<Vec<Watch>, _>>()?;
     watch::wait_until_tracked(&lab, &watches)?;
     progress::wait_until_working(&lab, FILL_LIMIT)?;
@@ -169,12 +213,13 @@ fn compare(context: &Context, workloads: &[Workload], is_out: bool) -> Result<Ve
         if !machine.alive() {
             return Err(machine.death());
         }
-        let moments = moments(machine, &record, from_us)?;
+        let moments = moments(machine, &record, from_us, source)?;
         let shares = record.seen.iter().map(|seen| seen.tracking.cost.vcpu_share);
         let vcpu_share = shares.fold(0.0, f64::max);
         let intervals = moments.chunks_exact(INTERVAL).map(Interval::of).collect();
         let (name, out_share) = (workloads[place].name, out_shares[place]);
-        rows.push(Row { name, moments, intervals, vcpu_share, out_share });
+        let cpu_share = record.cpu_share();
+        rows.push(Row { name, moments, intervals, vcpu_share, cpu_share, out_share });
     }
     lab.stop()?;
     Ok(rows)
@@ -208,9 +253,14 @@ fn out_share(machine: &Machine) -> Result<f64, LabError> {
     Ok(out / (out + overhead(machine)?.guest.as_mib()))
 }
 
-fn moments(machine: &Machine, record: &Record, from_us: u64) -> Result<Vec<Moment>, LabError> {
+fn moments(
+    machine: &Machine,
+    record: &Record,
+    from_us: u64,
+    source: Source,
+) -> Result<Vec<Moment>, LabError> {
     let definition = Definition {
-        granule_pages: 32,
+        granule_pages: source.granule_pages(),
         time_constant: pages::probe::AGEING,
         tolerable: pages::probe::TOLERABLE_MISS_RATIO,
     };
@@ -254,7 +304,7 @@ impl Interval {
 }
 
 impl Row {
-    fn accuracy(&self) -> f64 {
+    pub(super) fn accuracy(&self) -> f64 {
         mean(self.intervals.iter().map(|interval| interval.size.accuracy()))
     }
 
@@ -262,7 +312,7 @@ impl Row {
         mean(self.moments.iter().step_by(SECOND).map(|moment| moment.size.accuracy()))
     }
 
-    fn words(&self) -> String {
+    pub(super) fn words(&self) -> String {
         let mib = |of: fn(&Pair<f64>) -> f64| {
             mean(self.intervals.iter().map(|interval| of(&interval.size))) / Bytes::mib(1).0 as f64
         };
@@ -289,18 +339,24 @@ impl Row {
         json!({ "name": self.name, "every_s": INTERVAL / SECOND, "curves": curves })
     }
 
-    fn curve_error(&self) -> f64 {
+    pub(super) fn curve_error(&self) -> f64 {
         mean(self.intervals.iter().map(|interval| interval.curve_error))
     }
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
     sum / count
 }
 
 fn figures(context: &Context, rows: &[Row]) -> Figures {
     let mut figures = context.figures(SCENARIO.name, 1);
+    add_all(&mut figures, rows);
+    figures
+}
+
+/// How true working sets and curves are.
+pub(super) fn add_all(figures: &mut Figures, rows: &[Row]) {
     let accuracies = || rows.iter().map(Row::accuracy);
     let least = accuracies().fold(f64::INFINITY, f64::min);
     figures.add(
@@ -348,11 +404,10 @@ fn figures(context: &Context, rows: &[Row]) -> Figures {
             Figure::new(row.curve_error(), "ratio", "of that workload's curve"),
         );
     }
-    figures
 }
 
 /// The same of guests half of whose memory is out.
-fn add_out(figures: &mut Figures, rows: &[Row]) {
+pub(super) fn add_out(figures: &mut Figures, rows: &[Row]) {
     let share = mean(rows.iter().map(|row| row.out_share));
     let note = format!(
         "the same while {:.0} % of what the guest holds is paged out, mean of {} workloads",
@@ -374,7 +429,7 @@ fn add_out(figures: &mut Figures, rows: &[Row]) {
 }
 
 /// All workloads one after the other: the paper's Figure 10.
-fn page(rows: &[Row]) -> Page {
+pub(super) fn page(rows: &[Row]) -> Page {
     let (mut exact, mut estimated, mut marks) = (Vec::new(), Vec::new(), Vec::new());
     let length_s = MEASURE.as_secs_f64();
     for (number, row) in rows.iter().enumerate() {

@@ -84,6 +84,7 @@ fn host(draft: &Draft, faults: &mut Vec<Fault>) -> HostSpec {
         qmp,
         state: state.unwrap_or_else(|| DEFAULT_STATE.into()),
         ksm: draft.ksm.unwrap_or_default(),
+        attach: draft.attach.unwrap_or_default(),
     }
 }
 
@@ -358,6 +359,7 @@ impl From<GroupDraft> for GroupSpec {
             budget: draft.budget.map(|at| at.value),
             limits: draft.limits.into(),
             tracking: draft.tracking.unwrap_or_default(),
+            attach: draft.attach.unwrap_or_default(),
             dedup: draft.dedup.unwrap_or_default(),
             tables: tables.map(|at| at.value.into()).collect(),
             free_pages: draft.free_pages.unwrap_or_default(),

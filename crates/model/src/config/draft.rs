@@ -7,9 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::table::{At, Place, Table};
 use crate::{
-    Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy, TrackingBudget,
+    AttachSpec, Bytes, ColdSpec, DedupSpec, FreePagesSpec, KsmSpec, Mode, OverloadSpec, Policy,
+    TrackingBudget,
     spec::{DiskSpec, PoolSpec, ShareSpec},
 };
+
+const ATTACH: [(&str, AttachSpec); 2] = [("on", AttachSpec::On), ("off", AttachSpec::Off)];
 
 /// All files together.
 #[derive(Default)]
@@ -18,6 +21,7 @@ pub(super) struct Draft {
     pub(super) qmp: Option<At<Vec<At<String>>>>,
     pub(super) state: Option<At<String>>,
     pub(super) ksm: Option<KsmSpec>,
+    pub(super) attach: Option<AttachSpec>,
     pub(super) balloon: Option<Mode>,
     pub(super) socket: Option<At<String>>,
     pub(super) tcp: Option<At<String>>,
@@ -70,6 +74,7 @@ pub(super) struct GroupDraft {
     pub(super) users: Option<At<Vec<At<String>>>>,
     pub(super) budget: Option<At<Bytes>>,
     pub(super) tracking: Option<TrackingBudget>,
+    pub(super) attach: Option<AttachSpec>,
     pub(super) dedup: Option<DedupSpec>,
     pub(super) tables: Option<At<Vec<At<String>>>>,
     pub(super) free_pages: Option<FreePagesSpec>,
@@ -126,6 +131,7 @@ impl Draft {
             set(&mut self.state, host.text("state"));
             let ksm = [("off", KsmSpec::Off), ("drive", KsmSpec::Drive)];
             set(&mut self.ksm, host.choice("ksm", &ksm));
+            set(&mut self.attach, host.choice("attach", &ATTACH));
             host.finish();
         }
         if let Some(mode) = file.table("mode") {
@@ -226,6 +232,7 @@ impl GroupDraft {
             users: None,
             budget: None,
             tracking: None,
+            attach: None,
             dedup: None,
             tables: None,
             free_pages: None,
@@ -247,6 +254,7 @@ impl GroupDraft {
         set(&mut self.users, table.users("uid"));
         set(&mut self.budget, table.size("budget"));
         set(&mut self.tracking, table.tracking("tracking"));
+        set(&mut self.attach, table.choice("attach", &ATTACH));
         set(&mut self.dedup, table.dedup("dedup"));
         set(&mut self.tables, table.texts("static"));
         let free_pages = [("off", FreePagesSpec::Off), ("lazy", FreePagesSpec::Lazy)];

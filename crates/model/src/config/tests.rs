@@ -41,7 +41,7 @@ fn nothing_written_means_the_defaults() {
 fn every_key_arrives_in_the_spec() {
     let spec = parse_one(
         r#"
-        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook", ksm = "drive" }
+        host = { reserve = "2GiB", qmp = ["/run/q/*"], state = "/srv/overbook", ksm = "drive", attach = "off" }
         mode.balloon = "enforce"
         [api]
         socket = "/run/o.sock"
@@ -54,6 +54,7 @@ fn every_key_arrives_in_the_spec() {
         base = "512MiB"
         tracking = "0.25%"
         dedup = "adaptive"
+        attach = "off"
         free_pages = "lazy"
         cold = "0.2%"
         lend = true
@@ -67,12 +68,14 @@ fn every_key_arrives_in_the_spec() {
     )
     .unwrap();
     assert_eq!((spec.host.reserve, spec.host.ksm), (Some(Bytes::mib(2048)), KsmSpec::Drive));
+    assert_eq!(spec.host.attach, crate::AttachSpec::Off);
     assert_eq!(spec.api.tcp.unwrap().port(), 7780);
     let (name, group) = spec.group_of(&"web-1".into()).unwrap();
     assert_eq!((name.as_str(), group.policy), ("web", Policy::Entitlement));
     assert_eq!(group.budget, Some(Bytes::mib(4096)));
     assert_eq!(group.tracking, TrackingBudget::BasisPoints(25));
     assert_eq!(group.dedup, DedupSpec::Adaptive);
+    assert_eq!(group.attach, crate::AttachSpec::Off);
     assert_eq!(group.free_pages, FreePagesSpec::Lazy);
     assert_eq!(group.cold, ColdSpec::Ahead(20));
     assert!(group.lend);
@@ -120,7 +123,7 @@ overbook.toml:5: `ksm` is \"always\"; valid: off, drive
 overbook.toml:6: unknown table [mod]; valid: api, disk, group, host, mode, overload, pool, vm; did you mean `mode`?
 overbook.toml:9: `tcp` is \"localhost\"; write an address and a port such as \"127.0.0.1:7780\"
 overbook.toml:9: `tcp` needs `token_file`: over TCP the API answers only to those who hold the token
-overbook.toml:11: unknown key `bas` in [group.web]; valid: base, budget, cold, dedup, free_pages, lend, max, min, policy, static, tracking, uid, vms; did you mean `base`?
+overbook.toml:11: unknown key `bas` in [group.web]; valid: attach, base, budget, cold, dedup, free_pages, lend, max, min, policy, static, tracking, uid, vms; did you mean `base`?
 overbook.toml:12: groups `shop` and `web` overlap: a VM can match both \"*-7\" (overbook.toml:20) and \"web-*\"
 overbook.toml:13: `min` of 1 GiB is more than `max` of 512 MiB; needed: min ≤ base ≤ max
 overbook.toml:16: `policy` is \"balanced\"; valid: fair, entitlement, demand, balance; did you mean `balance`?

@@ -285,7 +285,13 @@ fn meaning(feature: Feature) -> (&'static str, &'static str) {
             "swap",
             "when every VM claims at once what it was promised, the kernel can only kill; cold memory stays",
         ),
-        Feature::MovesSwapped => ("moving what is being swapped", "no memory of a VM is paged out"),
+        Feature::MovesSwapped => {
+            ("moving what is being swapped", "no memory of a VM with the shim is paged out")
+        }
+        Feature::PagesOutside => (
+            "paging out VMs as they run",
+            "VMs without the shim have no working set and keep what they do not touch",
+        ),
     }
 }
 

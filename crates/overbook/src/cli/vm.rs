@@ -165,8 +165,11 @@ fn working_set(tracking: Option<&TrackingStatus>) -> String {
 }
 
 fn cost(tracking: &TrackingStatus) -> String {
+    let seen = tracking.seen_through_bytes;
+    let from = seen.map(|seen| format!("from outside, through {} of its memory: ", Bytes(seen)));
     format!(
-        "{:.2} % of one vCPU and {:.0} traps/s in the last half minute; {:.0} references/s, known {} before the tick",
+        "{}{:.2} % of one vCPU and {:.0} traps/s in the last half minute; {:.0} references/s, known {} before the tick",
+        from.unwrap_or_default(),
         tracking.cost_ratio * 100.0,
         tracking.traps_per_second,
         tracking.references_per_second,

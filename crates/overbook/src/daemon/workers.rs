@@ -2,8 +2,9 @@
 //! and what they have found out goes into the view.
 //!
 //! A group has a worker while one of its VMs can be tracked or merged, or can hand over what it
-//! frees: it was started with the shim, its group has tracking, dedup or free pages on, and nobody
-//! has paused Overbook. Where dedup was switched off it also has one until its VMs share nothing
+//! frees: its group has tracking, dedup or free pages on, and Overbook is not paused. VMs without
+//! the shim are tracked and paged from outside. VMs of no group are tracked only, by a worker of
+//! their own. Where dedup was switched off it also has one until its VMs share nothing
 //! any more. Where that holds for no VM nothing is started. Each worker has a task that starts it,
 //! passes lines both ways and starts it again when it ends ([`keeper`]); the loop only leaves
 //! orders and copies reports, and waits for nobody.
@@ -14,11 +15,12 @@ mod shared;
 mod shims;
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use model::view::Mechanism;
 use model::{
-    Action, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Reading, Scan, Spec, Take,
-    Time, TrackingBudget, VmName, VmView,
+    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Means, Migration, Reading, Scan,
+    Spec, Take, Time, TrackingBudget, VmName, VmView,
 };
 use policy::tuning;
 use sys::clock::boot_now;
@@ -39,6 +41,10 @@ pub(super) const NO_SHIM: &str = "QEMU was started without Overbook's shim";
 const ALL: [Mechanism; 4] =
     [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 
+/// The worker that looks at VMs of no group is called so; no configured group can be.
+static OF_NO_GROUP: LazyLock<GroupName> = LazyLock::new(|| GroupName::from("(no group)"));
+const NO_GROUP: &str = "it belongs to no group";
+
 /// What is not done with a VM, each with the reason.
 type Limits = BTreeMap<Mechanism, String>;
 
@@ -50,6 +56,8 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<Identity, String>,
+    /// Those that are looked after from outside, alike.
+    attached: BTreeMap<Identity, String>,
     /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on
     /// from there.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
@@ -68,7 +76,7 @@ impl Workers {
         self.shims.look(view.vms.values().filter_map(process_of));
         let all =
             view.vms.iter().filter_map(|(name, vm)| Some((process_of(vm)?, name.to_string())));
-        self.with_shim = all.filter(|(process, _)| self.shims.has(*process)).collect();
+        (self.with_shim, self.attached) = all.partition(|(process, _)| self.shims.has(*process));
         self.why_not_paged.get_or_insert_with(|| match features::probe(Feature::MovesSwapped) {
             Finding::Works(_) => None,
             Finding::Missing(why) => Some(format!("what is being swapped cannot be moved: {why}")),
@@ -123,27 +131,39 @@ impl Workers {
     ) -> (Option<(GroupName, Order)>, Limits) {
         let sharer = self.shared.group_of(vm.incarnation);
         let own = spec.group_of(name);
-        let (group, budget, limits) = match (own, sharer) {
+        let (group, budget, mut limits) = match (own, sharer) {
             // The pages of two groups never meet, also while a VM goes from one to the other.
             (_, Some(former)) if own.is_none_or(|(group, _)| group != former) => {
                 let why = format!("what it shares with VMs of group {former} is unshared first");
                 (former, TrackingBudget::Off, all_of(&why))
             }
-            (None, _) => return (None, all_of("it belongs to no group")),
+            (None, _) if spec.host.attach == AttachSpec::Off => {
+                return (None, all_of(NO_GROUP));
+            }
+            // It is only looked at, each by itself.
+            (None, _) => {
+                let mut limits = all_of(NO_GROUP);
+                limits.remove(&Mechanism::Tracking);
+                (&*OF_NO_GROUP, TrackingBudget::default(), limits)
+            }
             (Some((group, of_group)), _) => {
-                let mut limits = switched_off(group, of_group);
-                if let Some(Some(why)) = &self.why_not_paged {
-                    limits.entry(Mechanism::Cold).or_insert_with(|| why.clone());
-                }
+                let limits = switched_off(group, of_group);
                 if limits.len() == ALL.len() && sharer != Some(group) {
                     return (None, limits);
                 }
                 (group, of_group.tracking, limits)
             }
         };
-        let leaves = own.is_none_or(|(own, _)| own != group);
-        match self.reach(vm) {
-            Ok(process) => {
+        let leaves = *group != *OF_NO_GROUP && own.is_none_or(|(own, _)| own != group);
+        match self.reach(vm, own) {
+            Ok((process, attach)) => {
+                if attach.is_some() {
+                    for mechanism in [Mechanism::Dedup, Mechanism::FreePages] {
+                        limits.entry(mechanism).or_insert_with(|| NO_SHIM.to_owned());
+                    }
+                } else if let Some(Some(why)) = &self.why_not_paged {
+                    limits.entry(Mechanism::Cold).or_insert_with(|| why.clone());
+                }
                 let order = Order {
                     incarnation: vm.incarnation,
                     pid: process.pid,
@@ -153,9 +173,10 @@ impl Workers {
                     own: vm.own,
                     spent: self.spent(name, vm.incarnation),
                     budget,
+                    attach,
                     leaves,
                     freed: self.freed_order(own, name),
-                    resident: self.resident(own, name, vm),
+                    resident: self.resident(own, name, vm, attach.is_some()),
                 };
                 (Some((group.clone(), order)), limits)
             }
@@ -174,9 +195,11 @@ impl Workers {
         own: Option<(&GroupName, &GroupSpec)>,
         name: &VmName,
         vm: &VmView,
+        is_attached: bool,
     ) -> Option<Bytes> {
         let (_, group) = own?;
-        let is_possible = self.why_not_paged == Some(None);
+        // Its shim moves pages, and not every kernel can move those that are being swapped.
+        let is_possible = is_attached || self.why_not_paged == Some(None);
         let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some() && is_possible;
         let decided = self.resident.get(name).filter(|(life, _)| *life == vm.incarnation);
         is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
@@ -204,11 +227,22 @@ impl Workers {
         Some(*spent)
     }
 
-    /// QEMU's process, if its shim may be talked to; or why not.
-    fn reach(&self, vm: &VmView) -> Result<Identity, &'static str> {
+    /// QEMU's process, if it may be worked on, and, where it has no shim, its RAM; or why not.
+    fn reach(
+        &self,
+        vm: &VmView,
+        own: Option<(&GroupName, &GroupSpec)>,
+    ) -> Result<(Identity, Option<Bytes>), &'static str> {
         let process = process_of(vm).ok_or("QEMU's process is not known")?;
-        if !self.shims.has(process) {
+        let attach = (!self.shims.has(process)).then_some(vm.ram);
+        let may_attach = own.is_none_or(|(_, group)| {
+            group.attach == AttachSpec::On && group.tracking.vcpu_share().is_some()
+        });
+        if attach.is_some() && !may_attach {
             return Err(NO_SHIM);
+        }
+        if attach == Some(Bytes::ZERO) {
+            return Err("its RAM is not known yet");
         }
         if self.is_paused {
             return Err("Overbook is paused");
@@ -217,7 +251,7 @@ impl Workers {
         if vm.migration == Migration::Active {
             return Err("a migration is running");
         }
-        Ok(process)
+        Ok((process, attach))
     }
 
     /// Puts into the view what the workers know.
@@ -254,6 +288,12 @@ impl Workers {
     /// The VMs whose QEMUs have the shim, by process.
     pub(super) const fn with_shim(&self) -> &BTreeMap<Identity, String> {
         &self.with_shim
+    }
+
+    /// All VMs that memory may be out of, by process.
+    pub(super) fn all(&self) -> BTreeMap<Identity, String> {
+        let both = self.with_shim.iter().chain(&self.attached);
+        both.map(|(process, name)| (*process, name.clone())).collect()
     }
 
     /// While paused no VM is worked on.

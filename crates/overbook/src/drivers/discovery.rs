@@ -4,8 +4,8 @@
 //! has ended and whose socket is gone loses both. A socket that outlived its QEMU keeps its task,
 //! which tries it now and then, and is not shown.
 //!
-//! The seam for libvirt is [`find`]: whatever else names VMs adds its places here, and its own way
-//! of talking to QEMU beside [`super::vm`].
+//! A QEMU that none of the sockets leads to is found by its process ([`process_vm`]), unless the
+//! operator has switched that off. Its slot goes when a socket of it is found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
-use super::identity;
 use super::shared::Shared;
 use super::slot::Slot;
 use super::tenant::place::makers_in;
 use super::vm;
+use super::{identity, is_first_contact, process_vm};
 
 /// Sockets of one directory that are looked at; where QEMUs may make some there may be any number.
 const MOST_SOCKETS: usize = 4096;
@@ -30,6 +30,10 @@ const MOST_SOCKETS: usize = 4096;
 const MOST_DIRECTORIES: usize = 1024;
 /// How often the globs are read.
 const EVERY: Duration = Duration::from_secs(2);
+/// Processes are looked at once in so many times: a host may have thousands.
+const PROCESSES_EVERY: u32 = 5;
+/// How often that waits for sockets that are not asked yet.
+const MOST_WAITS: u32 = 3;
 
 /// A glob that is none.
 #[derive(Debug, thiserror::Error)]
@@ -50,21 +54,82 @@ pub(crate) fn check(globs: &[String]) -> Result<(), GlobError> {
 }
 
 /// Keeps tasks and sockets in step until it is aborted; its tasks end with it.
-pub(super) async fn run(shared: Arc<Shared>, mut globs: watch::Receiver<Vec<String>>) {
-    let mut tasks = Tasks::default();
+pub(super) async fn run(shared: Arc<Shared>, mut places: watch::Receiver<Places>) {
+    let (mut tasks, mut looks, mut waits) = (Tasks::default(), 0_u32, 0_u32);
     shared.records.strike_the_dead().await;
     loop {
-        let now = globs.borrow_and_update().clone();
+        let now = places.borrow_and_update().clone();
+        let is_due = looks.is_multiple_of(PROCESSES_EVERY);
+        // A socket that is not asked yet may be of any process; some always may be new.
+        let by_socket = is_due.then(|| by_socket(&shared, waits < MOST_WAITS)).flatten();
+        waits = if is_due && by_socket.is_none() { waits + 1 } else { 0 };
+        // Where it is not known yet which have sockets, the next look will tell.
+        looks = looks.wrapping_add(u32::from(!is_due || by_socket.is_some()));
         // It reads directories: on a thread that may wait for them.
-        let Ok(found) = spawn_blocking(move || find(&now)).await else { return };
+        let Ok(found) = spawn_blocking(move || find_all(&now, &by_socket)).await else { return };
         shared.forget_names(identity::has_ended);
         if tasks.follow(&shared, &found) {
             shared.records.strike_the_dead().await;
         }
         // Woken early by new globs; never again once nobody can set any.
-        if let Ok(Err(_)) = timeout(EVERY, globs.changed()).await {
+        if let Ok(Err(_)) = timeout(EVERY, places.changed()).await {
             return;
         }
+    }
+}
+
+/// Where VMs are looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    /// Globs of QMP sockets.
+    pub(super) globs: Vec<String>,
+    /// Whether QEMUs are found by their processes, too.
+    pub(super) processes: bool,
+}
+
+/// The processes of the VMs whose sockets were found; `None`: of one of them it is not known yet.
+fn by_socket(shared: &Shared, may_wait: bool) -> Option<BTreeSet<u32>> {
+    let slots = shared.slots();
+    let sockets = slots.values().filter(|slot| !process_vm::is_place(&slot.path));
+    let mut known = BTreeSet::new();
+    for slot in sockets {
+        let state = slot.state();
+        if may_wait && is_first_contact(&state.view.link) {
+            return None;
+        }
+        known.extend(state.view.pid);
+    }
+    Some(known)
+}
+
+/// The keys of all VMs that exist now. No process is one's of which a socket may still tell.
+fn find_all(places: &Places, by_socket: &Option<BTreeSet<u32>>) -> Found {
+    let sockets = find(&places.globs);
+    let processes = by_socket
+        .as_ref()
+        .filter(|_| places.processes)
+        .map(|known| process_vm::find(known).into_iter().map(process_vm::place_of).collect());
+    let processes = if places.processes { processes } else { Some(Vec::new()) };
+    Found { sockets, processes }
+}
+
+struct Found {
+    sockets: Vec<PathBuf>,
+    /// `None`: those that are known stay, and none is new.
+    processes: Option<Vec<PathBuf>>,
+}
+
+impl Found {
+    fn has(&self, path: &Path) -> bool {
+        match (process_vm::is_place(path), &self.processes) {
+            (false, _) => self.sockets.iter().any(|found| found == path),
+            (true, Some(processes)) => processes.iter().any(|found| found == path),
+            (true, None) => true,
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        self.sockets.iter().chain(self.processes.iter().flatten())
     }
 }
 
@@ -124,11 +189,13 @@ struct Tasks(BTreeMap<PathBuf, AbortHandle>);
 
 impl Tasks {
     /// Answers whether a VM is gone.
-    fn follow(&mut self, shared: &Arc<Shared>, found: &[PathBuf]) -> bool {
+    fn follow(&mut self, shared: &Arc<Shared>, found: &Found) -> bool {
         let mut slots = shared.slots();
         let before = self.0.len();
         self.0.retain(|path, task| {
-            let over = !found.contains(path) && slots.get(path).is_none_or(|slot| slot.is_over());
+            // A process that is found no more is behind a socket, or has ended.
+            let is_ready = |slot: &Arc<Slot>| slot.is_over() || has_moved(slot);
+            let over = !found.has(path) && slots.get(path).is_none_or(is_ready);
             if over {
                 task.abort();
                 slots.remove(path);
@@ -136,15 +203,23 @@ impl Tasks {
             !over
         });
         let is_any_gone = self.0.len() < before;
-        for path in found.iter().filter(|path| !self.0.contains_key(*path)).collect::<Vec<_>>() {
+        for path in found.all().filter(|path| !self.0.contains_key(*path)).collect::<Vec<_>>() {
             let (slot, orders) = Slot::new(path.clone());
             let slot = Arc::new(slot);
             slots.insert(path.clone(), Arc::clone(&slot));
-            let task = tokio::spawn(vm::run(Arc::clone(shared), slot, orders));
+            let task = match process_vm::is_place(path) {
+                true => tokio::spawn(process_vm::run(Arc::clone(shared), slot, orders)),
+                false => tokio::spawn(vm::run(Arc::clone(shared), slot, orders)),
+            };
             self.0.insert(path.clone(), task.abort_handle());
         }
         is_any_gone
     }
+}
+
+/// Whether a VM that was known by its process alone lives on behind a socket.
+fn has_moved(slot: &Arc<Slot>) -> bool {
+    process_vm::is_place(&slot.path) && slot.state().ended.is_none()
 }
 
 impl Drop for Tasks {

@@ -116,7 +116,8 @@ pub(super) fn of_process(process: Identity) -> u64 {
     process.start_ticks << PID_BITS | u64::from(process.pid)
 }
 
-fn check_program(process: Identity) -> Result<u32, String> {
+/// QEMU's process, if this is one: any other program's memory is no guest's.
+pub(super) fn check_program(process: Identity) -> Result<u32, String> {
     let pid = process.pid;
     let program = program_of(pid).map_err(|error| error.to_string())?;
     if is_qemu(&program) {
@@ -130,13 +131,13 @@ fn check_program(process: Identity) -> Result<u32, String> {
     }
     let program: String = program.chars().filter(|c| !c.is_control()).take(40).collect();
     Err(format!(
-        "the socket belongs to process {pid}, `{program}`, which is not QEMU: \
+        "process {pid} is `{program}`, which is not QEMU: \
          its memory is not the guest's"
     ))
 }
 
 /// The names that distributions give QEMU's system emulator.
-fn is_qemu(program: &str) -> bool {
+pub(super) fn is_qemu(program: &str) -> bool {
     program.starts_with("qemu-system") || program == "qemu-kvm" || program == "kvm"
 }
 

@@ -26,6 +26,7 @@ pub mod ksm;
 mod memory;
 pub mod migration;
 pub mod own;
+mod process_vm;
 pub mod qmp;
 mod questions;
 mod ram;
@@ -43,12 +44,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use model::ports::{Act, Clock, Sense};
-use model::{Action, Bytes, GroupName, GroupSpec, HostView, Link, Means, Spec, Time, VmName};
+use model::{
+    Action, AttachSpec, Bytes, GroupName, GroupSpec, HostView, Link, Means, Spec, Time, VmName,
+};
 use tokio::sync::{oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use discovery::GlobError;
+use discovery::{GlobError, Places};
 use host::HostMeter;
 use shared::Shared;
 use slot::{Order, Restore, Slot, Wish};
@@ -65,6 +68,8 @@ const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Settings {
     /// Globs of QMP sockets.
     pub globs: Vec<String>,
+    /// Whether VMs without one are found by their processes, too.
+    pub processes: bool,
     /// The groups, whose VMs are to be known by more than their word.
     pub groups: BTreeMap<GroupName, GroupSpec>,
     /// How often each VM is asked.
@@ -80,7 +85,7 @@ pub struct Drivers {
     host: HostMeter,
     /// The RAM that each VM was last seen with: of which actions are decided.
     rams: BTreeMap<VmName, Bytes>,
-    globs: watch::Sender<Vec<String>>,
+    places: watch::Sender<Places>,
     discovery: AbortHandle,
 }
 
@@ -93,10 +98,11 @@ impl Drivers {
         discovery::check(&settings.globs)?;
         let shared = Arc::new(Shared::new(settings.period, settings.records));
         shared.set_rules(Rules::of(&settings.groups));
-        let (globs, receiver) = watch::channel(settings.globs);
+        let Settings { globs, processes, .. } = settings;
+        let (places, receiver) = watch::channel(Places { globs, processes });
         let task = tokio::spawn(discovery::run(Arc::clone(&shared), receiver));
         let (host, rams) = (HostMeter::default(), BTreeMap::new());
-        Ok(Self { shared, host, rams, globs, discovery: task.abort_handle() })
+        Ok(Self { shared, host, rams, places, discovery: task.abort_handle() })
     }
 
     /// Looks in other places from now on, and for VMs of other groups. VMs found before stay until
@@ -106,7 +112,8 @@ impl Drivers {
     /// When a glob is none; then the old ones stay in force.
     pub fn configure(&self, spec: &Spec) -> Result<(), GlobError> {
         discovery::check(&spec.host.qmp)?;
-        self.globs.send_replace(spec.host.qmp.clone());
+        let (globs, processes) = (spec.host.qmp.clone(), spec.host.attach == AttachSpec::On);
+        self.places.send_replace(Places { globs, processes });
         self.shared.set_rules(Rules::of(&spec.groups));
         Ok(())
     }

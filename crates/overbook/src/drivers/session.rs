@@ -26,7 +26,7 @@ use super::slot::{self, Order, Restore, Slot, Wish};
 use super::tenant::managers::Managed;
 use super::tenant::{Evidence, Rules, Stranger};
 use super::undo::{self, RestoreError};
-use super::vm::{OF_THE_BALLOON, OF_THE_WORKER};
+use super::vm::{OF_A_GROUP, OF_THE_BALLOON};
 use crate::journal::UndoRecord;
 use crate::log;
 
@@ -119,7 +119,8 @@ impl<'a> Session<'a> {
         if let Some(why) = &stranger {
             log::warn(&format!("{}: {why}", slot.path.display()));
         }
-        let claimed = shared.claim(&name, &slot.path);
+        let pid = peer.qemu.as_ref().ok().copied();
+        let claimed = shared.claim(&name, &slot.path, pid);
         claimed.map_err(|other| SessionError::TwoSockets { name: name.clone(), other })?;
         let ram = ram::ram(&mut client).await?;
         let device = questions::find_balloon(&mut client).await?;
@@ -165,7 +166,7 @@ impl<'a> Session<'a> {
         state.view.pid = self.peer.qemu.as_ref().ok().copied();
         state.view.limits.clear();
         if let Some(why) = &self.stranger {
-            for mechanism in OF_THE_WORKER {
+            for mechanism in OF_A_GROUP {
                 state.view.limits.insert(mechanism, why.to_string());
             }
         }
@@ -325,7 +326,9 @@ impl<'a> Session<'a> {
         self.slot.up();
         if self.periods.is_multiple_of(BLOCK_EVERY) {
             self.count_blocks().await?;
-            self.count_cpu();
+            if let Ok(pid) = self.peer.qemu {
+                self.slot.count_cpu(pid);
+            }
         }
         self.periods += 1;
         self.ensure_polling().await
@@ -383,15 +386,6 @@ impl<'a> Session<'a> {
         if let Ok(limits) = sys::memory_limits::of_process(pid) {
             self.slot.state().view.memory_limits = Some(Reading::new(limits, boot_now()));
         }
-    }
-
-    /// A host without cgroup v2 has no such counter; nothing depends on it.
-    fn count_cpu(&self) {
-        let Ok(pid) = self.peer.qemu else { return };
-        let Ok(Some(cgroup)) = sys::cgroup::of_process(pid) else { return };
-        let spent = sys::cgroup::cpu_usage_us(&cgroup).ok();
-        let reading = spent.map(|spent| Reading::new(spent, boot_now()));
-        self.slot.state().view.cgroup_cpu_us = reading;
     }
 
     async fn count_blocks(&mut self) -> Result<(), QmpError> {

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use model::{VmName, VmView, words};
+use tokio::sync::Semaphore;
 
+use super::process_vm;
 use super::records::Records;
 use super::slot::Slot;
 use super::tenant::Rules;
@@ -24,7 +26,12 @@ pub(super) struct Shared {
     slots: Mutex<BTreeMap<PathBuf, Arc<Slot>>>,
     rules: Mutex<Arc<Rules>>,
     lives: Mutex<BTreeMap<u64, Told>>,
+    /// Places for processes that are just being met.
+    pub(super) meetings: Arc<Semaphore>,
 }
+
+/// So many processes are met at a time; one that hangs keeps its place.
+const MEETINGS: usize = 64;
 
 /// The names that the QEMU of one life has told.
 #[derive(Debug)]
@@ -38,7 +45,8 @@ impl Shared {
     pub(super) fn new(period: Duration, records: Records) -> Self {
         let (hands_off, slots) = (AtomicBool::new(false), Mutex::default());
         let (rules, lives) = (Mutex::default(), Mutex::default());
-        Self { period, records, hands_off, slots, rules, lives }
+        let meetings = Arc::new(Semaphore::new(MEETINGS));
+        Self { period, records, hands_off, slots, rules, lives, meetings }
     }
 
     /// By what VMs are known to be of their groups.
@@ -91,19 +99,33 @@ impl Shared {
         self.slots().values().find(|slot| slot.state().name.as_ref() == Some(name)).cloned()
     }
 
-    /// Gives `name` to the slot of `path`, unless the VM of another socket has it and lives.
+    /// Gives `name` to the slot of `path`, unless the VM of another socket has it and lives. What a
+    /// socket tells goes before what a command line does: a VM that is known by its process alone
+    /// loses the name. That of the socket's own process `pid` is not shown any more.
     ///
     /// # Errors
     /// The other socket.
-    pub(super) fn claim(&self, name: &VmName, path: &Path) -> Result<(), PathBuf> {
+    pub(super) fn claim(
+        &self,
+        name: &VmName,
+        path: &Path,
+        pid: Option<u32>,
+    ) -> Result<(), PathBuf> {
+        let before = pid.map(process_vm::place_of);
+        let by_socket = !process_vm::is_place(path);
         let slots = self.slots();
         for slot in slots.values().filter(|slot| slot.path != path) {
             let mut state = slot.state();
             if state.name.as_ref() == Some(name) {
-                if state.ended.is_none() {
+                let gives_way = by_socket && process_vm::is_place(&slot.path);
+                if state.ended.is_none() && !gives_way {
                     return Err(slot.path.clone());
                 }
                 state.name = None;
+            }
+            if by_socket && before.as_ref() == Some(&slot.path) {
+                state.name = None;
+                state.view.pid = None;
             }
         }
         if let Some(slot) = slots.get(path) {
@@ -121,6 +143,8 @@ impl Shared {
             let state = slot.state();
             match &state.name {
                 Some(name) => drop(views.insert(name.clone(), state.view.clone())),
+                // It is none, or has a socket by now.
+                None if process_vm::is_place(&slot.path) => {}
                 None => nameless.push((slot.path.clone(), state.view.clone())),
             }
         }
@@ -184,11 +208,22 @@ mod tests {
     fn a_name_belongs_to_the_first_socket_until_its_qemu_ends() {
         let shared = shared(&["/a.qmp", "/b.qmp"]);
         let name = VmName::from("web");
-        shared.claim(&name, Path::new("/b.qmp")).unwrap();
-        assert_eq!(shared.claim(&name, Path::new("/a.qmp")), Err("/b.qmp".into()));
+        shared.claim(&name, Path::new("/b.qmp"), None).unwrap();
+        assert_eq!(shared.claim(&name, Path::new("/a.qmp"), None), Err("/b.qmp".into()));
         shared.find(&name).unwrap().down("gone".into(), true);
-        shared.claim(&name, Path::new("/a.qmp")).unwrap();
+        shared.claim(&name, Path::new("/a.qmp"), None).unwrap();
         assert_eq!(shared.find(&name).unwrap().path, Path::new("/a.qmp"));
+    }
+
+    #[test]
+    fn a_vm_that_was_known_by_its_process_is_the_one_whose_socket_is_found() {
+        let shared = shared(&["/proc/7", "/a.qmp"]);
+        let name = VmName::from("web");
+        shared.claim(&name, Path::new("/proc/7"), Some(7)).unwrap();
+        assert_eq!(shared.views().into_keys().collect::<Vec<_>>(), ["a".into(), name.clone()]);
+        shared.claim(&name, Path::new("/a.qmp"), Some(7)).unwrap();
+        assert_eq!(shared.find(&name).unwrap().path, Path::new("/a.qmp"));
+        assert_eq!(shared.views().into_keys().collect::<Vec<_>>(), [name], "it is one VM");
     }
 
     #[test]

@@ -151,6 +151,14 @@ impl Slot {
         };
     }
 
+    /// Counts the CPU time of QEMU's cgroup. A host without cgroup v2 has no such counter; nothing
+    /// depends on it.
+    pub(super) fn count_cpu(&self, pid: u32) {
+        let Ok(Some(cgroup)) = sys::cgroup::of_process(pid) else { return };
+        let spent = sys::cgroup::cpu_usage_us(&cgroup).ok();
+        self.state().view.cgroup_cpu_us = spent.map(|spent| Reading::new(spent, boot_now()));
+    }
+
     /// Whether the VM ended long enough ago to be forgotten.
     pub(super) fn is_over(&self) -> bool {
         let ended = self.state().ended;

@@ -25,7 +25,7 @@ use std::path::Path;
 
 use model::{GroupName, GroupSpec, NamePattern, VmName};
 use sys::process::Identity;
-use sys::users::uid_of;
+use sys::users::{uid_of, user_of_process};
 
 use managers::Managed;
 use place::{Makers, Place};
@@ -141,6 +141,16 @@ impl Evidence {
         let managed = managed.or_else(|| process.and_then(managers::name_of));
         let is_shared_user = managed.is_none() && process.is_some_and(managers::share_user_of);
         Self { place: Place::of(socket), uid, managed, is_shared_user }
+    }
+
+    /// Of a VM that is known by its process alone.
+    ///
+    /// Reads files: on a thread that may wait for them.
+    pub(super) fn of_process(process: Identity) -> Self {
+        let managed = managers::name_of(process);
+        let is_shared_user = managed.is_none() && managers::share_user_of(process);
+        let uid = user_of_process(process.pid);
+        Self { place: Place::nowhere(), uid, managed, is_shared_user }
     }
 }
 

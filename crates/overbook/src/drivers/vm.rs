@@ -86,8 +86,8 @@ async fn refuse(order: Restore, is_end: bool, shared: &Shared, slot: &Slot) {
 }
 
 /// The mechanisms that only a VM of a group has.
-pub(super) const OF_THE_WORKER: [Mechanism; 4] =
-    [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
+pub(super) const OF_A_GROUP: [Mechanism; 3] =
+    [Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 
 /// The mechanisms that need the balloon device.
 pub(super) const OF_THE_BALLOON: [Mechanism; 3] =

@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use model::tracking::{CurvePoint, MOST_CURVE_POINTS, TrackingCost};
+use model::tracking::TrackingCost;
 use model::{Bytes, Reading, Time, Tracking};
 use pages::curve::MissRatioCurve;
 use protocol::layout::{GiveBack, PageState};
@@ -24,7 +24,7 @@ use sys::meminfo::MemInfo;
 use sys::process::Identity;
 use sys::threads::Thread;
 
-use super::clock::{boot, moment, now_us, own_cpu_ns, time};
+use super::clock::{moment, now_us, own_cpu_ns, time};
 use super::cold::Cold;
 use super::cost::{Before, CostMeter, WINDOW};
 use super::freed::{Freed, FreedOrder};
@@ -462,29 +462,10 @@ impl Linked {
     }
 
     /// What is known, of what is inside the guest's memory.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "sizes are positive and a VM's"
-    )]
     pub(super) fn reading(&self) -> Option<Reading<Tracking>> {
-        let Estimate { working_set, curve, references_per_s, at } =
-            self.strategy.estimate(time(now_us()))?;
-        let bytes = |granules: f64| Bytes((granules * self.granule_bytes()) as u64);
-        let curve = curve.resampled(MOST_CURVE_POINTS);
-        let point = |point: &pages::curve::Point| CurvePoint {
-            memory: bytes(point.size),
-            miss_ratio: point.ratio,
-        };
-        let tracking = Tracking {
-            working_set: working_set.map(bytes),
-            swapped: Bytes::ZERO,
-            curve: curve.points().iter().map(point).collect(),
-            references_per_s,
-            granule: Bytes(self.granules.granule_bytes()),
-            cost: self.cost(),
-        };
-        Some(Reading::new(tracking, boot(at)))
+        let estimate: Estimate = self.strategy.estimate(time(now_us()))?;
+        let granule = Bytes(self.granules.granule_bytes());
+        Some(estimate.reading(self.granule_bytes(), granule, None, self.cost()))
     }
 }
 

@@ -49,6 +49,9 @@ pub struct Order {
     pub spent: Option<Reading<f64>>,
     /// What tracking may take; off: its pages are only merged.
     pub budget: TrackingBudget,
+    /// The RAM of a VM without the shim, which is tracked from outside; absent: by its shim.
+    #[serde(default)]
+    pub attach: Option<Bytes>,
     /// It leaves the group: what it shares is unshared.
     #[serde(default)]
     pub leaves: bool,

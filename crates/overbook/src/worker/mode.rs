@@ -2,6 +2,7 @@
 //! experiments compare it with.
 
 use model::Time;
+use pages::budget::DEFAULT_SHARE;
 use pages::phase::Judgement;
 
 use super::granules::Granules;
@@ -25,6 +26,16 @@ impl Settings {
     #[must_use]
     pub const fn new(mode: Mode) -> Self {
         Self { mode, granule_pages: None, seed: 1 }
+    }
+
+    /// Probes of this number of granules, of which at most `most` are tracked; the paper's ways
+    /// need the shim.
+    pub(super) fn probes(&self, granules: u32, most: u32, now: Time) -> ProbeStrategy {
+        let budget = match self.mode {
+            Mode::Probes { budget } => budget,
+            Mode::Lru(_) | Mode::Untracked => DEFAULT_SHARE,
+        };
+        ProbeStrategy::of(budget, granules, most, self.seed, now)
     }
 
     pub(super) fn strategy(&self, granules: &Granules, now: Time) -> Box<dyn Strategy> {

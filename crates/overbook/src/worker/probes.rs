@@ -37,6 +37,23 @@ impl ProbeStrategy {
         };
         Self { tracker, tracking, observed: now }
     }
+
+    /// The same of single pages, without a shim.
+    pub(super) fn of(budget: f64, pages: u32, most: u32, seed: u64, now: Time) -> Self {
+        let tracker = Tracker::new(pages, most, Governor::new(budget), seed, now);
+        let max_traps_per_s = tracker.fuse();
+        let tracking =
+            Tracking { granule_pages: 1, hot_set: None, sample: u32::MAX, max_traps_per_s };
+        Self { tracker, tracking, observed: now }
+    }
+}
+
+impl ProbeStrategy {
+    /// What is tracked, and for how many tenths of a second each has not been touched; `None`: it
+    /// may be in use.
+    pub(super) fn ages(&mut self, now: Time) -> Vec<(u32, Option<u32>)> {
+        self.tracker.ages(now)
+    }
 }
 
 impl Strategy for ProbeStrategy {

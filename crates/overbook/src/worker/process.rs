@@ -151,8 +151,8 @@ impl Members {
 
     fn obey(&mut self, orders: &Orders) {
         let is_same = |old: &Order, new: &Order| {
-            (old.incarnation, old.process(), old.budget)
-                == (new.incarnation, new.process(), new.budget)
+            (old.incarnation, old.process(), old.budget, old.attach.is_some())
+                == (new.incarnation, new.process(), new.budget, new.attach.is_some())
         };
         let leaves: Vec<VmName> = self
             .vms
@@ -175,7 +175,11 @@ impl Members {
             let settings = Settings { seed: unguessable(), ..Settings::new(mode) };
             let member = self.vms.entry(name.clone()).or_insert_with(|| Member {
                 order: order.clone(),
-                tracked: Tracked::new(order.process(), settings).after(order.spent),
+                tracked: match order.attach {
+                    None => Tracked::new(order.process(), settings),
+                    Some(ram) => Tracked::attached(order.process(), ram, settings),
+                }
+                .after(order.spent),
             });
             member.order = order.clone();
             member.tracked.set_swapped(order.swapped);
@@ -183,6 +187,9 @@ impl Members {
             member.tracked.set_own(order.own);
             member.tracked.set_freed(order.freed);
             member.tracked.set_resident(order.resident);
+            if let Some(ram) = order.attach {
+                member.tracked.set_ram(ram);
+            }
         }
         self.tables.want(&orders.tables);
         let merge = |rate| Task::Merge(Some(rate));
@@ -233,6 +240,9 @@ impl Members {
             let (tracked, pid) = (&member.tracked, member.order.pid);
             let why_not = match tracked.state() {
                 State::Tracking => None,
+                State::Connecting if member.order.attach.is_some() => {
+                    Some("it was not looked at yet".to_owned())
+                }
                 State::Connecting => Some("the shim has not answered yet".to_owned()),
                 State::Waiting { why } | State::Unsupported { why } => Some(why.clone()),
             };
@@ -273,6 +283,7 @@ mod tests {
         let budget = model::TrackingBudget::default();
         let freed = FreedOrder::default();
         let (started, own, spent, leaves, resident) = (1, None, None, false, None);
+        let attach = None;
         Order {
             incarnation: 1,
             pid,
@@ -282,6 +293,7 @@ mod tests {
             own,
             spent,
             budget,
+            attach,
             leaves,
             freed,
             resident,

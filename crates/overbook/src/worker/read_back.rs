@@ -7,13 +7,15 @@ use sys::memory_of::Counters;
 use sys::process::Identity;
 
 use super::link::{Link, LinkError, News};
+use super::outside::recall_all;
 
 /// How long it is waited for each VM: its shim reads as long as the host has memory for that.
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Has the shims in these QEMU processes read what is paged out of their guests. Who has nothing
-/// out is not asked; what cannot be read stays in the host's swap, and comes back at a touch.
+/// Has what is paged out of the guests of these QEMU processes read back: by their shims, or from
+/// outside where there is none. What cannot be read stays in the host's swap, and comes back at a
+/// touch.
 pub fn read_back(processes: &[Identity]) {
     let is_out = |process: &&Identity| {
         Counters::of(process.pid).is_ok_and(|counters| !counters.swapped.is_zero())
@@ -21,7 +23,11 @@ pub fn read_back(processes: &[Identity]) {
     std::thread::scope(|scope| {
         for &process in processes.iter().filter(is_out) {
             // A shim that does not answer, or has another worker, is no obstacle to the others.
-            scope.spawn(move || of_shim(process));
+            scope.spawn(move || {
+                if matches!(of_shim(process), Err(LinkError::NoShim { .. })) {
+                    let _ = recall_all(process, PATIENCE);
+                }
+            });
         }
     });
 }

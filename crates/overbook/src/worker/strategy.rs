@@ -7,10 +7,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use model::Time;
+use model::tracking::{CurvePoint, MOST_CURVE_POINTS, TrackingCost};
+use model::{Bytes, Reading, Time, Tracking};
 use pages::curve::MissRatioCurve;
-use protocol::Tracking;
 
+use super::clock::boot;
 use super::cost::Taken;
 
 /// What a strategy has found out. Sizes in granules.
@@ -26,10 +27,44 @@ pub(super) struct Estimate {
     pub(super) at: Time,
 }
 
+impl Estimate {
+    /// As a reading of a VM whose granules stand for so many bytes each. What is in the guest's
+    /// swap is not part of it.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "sizes are positive and a VM's; a granule has at most 2 MiB"
+    )]
+    pub(super) fn reading(
+        self,
+        bytes_each: f64,
+        granule: Bytes,
+        seen_through: Option<Bytes>,
+        cost: TrackingCost,
+    ) -> Reading<Tracking> {
+        let bytes = |granules: f64| Bytes((granules * bytes_each) as u64);
+        let curve = self.curve.resampled(MOST_CURVE_POINTS);
+        let point = |point: &pages::curve::Point| CurvePoint {
+            memory: bytes(point.size),
+            miss_ratio: point.ratio,
+        };
+        let tracking = Tracking {
+            working_set: self.working_set.map(bytes),
+            swapped: Bytes::ZERO,
+            curve: curve.points().iter().map(point).collect(),
+            references_per_s: self.references_per_s,
+            granule,
+            seen_through,
+            cost,
+        };
+        Reading::new(tracking, boot(self.at))
+    }
+}
+
 /// A way to track.
 pub(super) trait Strategy: fmt::Debug + Send {
     /// What is asked of the shim; may change over time. `None`: nothing, the VM is not tracked.
-    fn tracking(&self) -> Option<Tracking>;
+    fn tracking(&self) -> Option<protocol::Tracking>;
 
     /// Which granules to revoke now.
     fn revoke(&mut self, now: Time) -> Vec<u32>;
@@ -96,7 +131,7 @@ pub(super) trait Strategy: fmt::Debug + Send {
 pub(super) struct Untracked;
 
 impl Strategy for Untracked {
-    fn tracking(&self) -> Option<Tracking> {
+    fn tracking(&self) -> Option<protocol::Tracking> {
         None
     }
 

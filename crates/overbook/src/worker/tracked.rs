@@ -27,6 +27,7 @@ use super::holdings::Holdings;
 use super::link::{Link, LinkError, News};
 use super::linked::Linked;
 use super::mode::Settings;
+use super::outside::{Outside, OutsideError};
 
 /// How often a step is due.
 pub const STEP: Duration = Duration::from_millis(100);
@@ -36,6 +37,11 @@ const READING_EVERY: Duration = Duration::from_millis(200);
 const RELEASE_STEP: Duration = Duration::from_millis(2);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(64);
+/// When it is looked again whether a VM can be tracked from outside that could not be.
+const UNFIT_RETRY: Duration = Duration::from_secs(10);
+const LAST_UNFIT_RETRY: Duration = Duration::from_secs(600);
+/// How often a VM that is tracked from outside is summed up: its curve changes that slowly.
+const OUTSIDE_READING_EVERY: Duration = Duration::from_secs(1);
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
@@ -75,6 +81,8 @@ pub struct Tracked {
     reading: Option<Reading<Tracking>>,
     /// What tracking took before the connection there is.
     before: Option<Before>,
+    /// It is tracked from outside, and has so much RAM; `None`: by its shim.
+    attach: Option<Bytes>,
     /// What QEMU occupies beside its guest.
     own: Option<Bytes>,
     /// What the VM held when the reading was made; `None`: not known.
@@ -89,6 +97,7 @@ enum Phase {
     Apart { next: Instant },
     Greeting(Box<Link>),
     Linked(Box<Linked>),
+    Outside(Box<Outside>),
 }
 
 impl Tracked {
@@ -107,11 +116,19 @@ impl Tracked {
             retry: FIRST_RETRY,
             reading: None,
             before: None,
+            attach: None,
             own: None,
             held: None,
             reading_due: Instant::now(),
             session: 0,
         }
+    }
+
+    /// Will track the VM of this QEMU process, which has so much RAM, from outside: nothing is
+    /// loaded into it.
+    #[must_use]
+    pub fn attached(process: Identity, ram: Bytes, settings: Settings) -> Self {
+        Self { attach: Some(ram), ..Self::new(process, settings) }
     }
 
     /// Connects to the shim of this QEMU process.
@@ -126,11 +143,18 @@ impl Tracked {
     /// Takes what has come and sends what is due. Never waits.
     pub fn step(&mut self) {
         let began = own_cpu_ns();
-        if let Err(error) = self.try_step() {
+        if let Some(ram) = self.attach {
+            if let Err(error) = self.step_outside(ram) {
+                self.leave(&error);
+            }
+        } else if let Err(error) = self.try_step() {
             self.part(&error);
         }
-        if let Phase::Linked(linked) = &mut self.phase {
-            linked.spent(own_cpu_ns().saturating_sub(began));
+        let spent = own_cpu_ns().saturating_sub(began);
+        match &mut self.phase {
+            Phase::Linked(linked) => linked.spent(spent),
+            Phase::Outside(outside) => outside.spent(spent),
+            Phase::Apart { .. } | Phase::Greeting(_) => {}
         }
     }
 
@@ -149,14 +173,22 @@ impl Tracked {
         let inside = known.working_set.map(|set| set.min(held));
         let set = inside.map(|set| working_set::demand(set, Some(self.swapped), memory));
         let swapped = set.unwrap_or_default().minus(inside.unwrap_or_default());
-        let cost = self.linked().map_or(known.cost, Linked::cost);
+        let cost = match &self.phase {
+            Phase::Linked(linked) => linked.cost(),
+            Phase::Outside(outside) => outside.cost(),
+            Phase::Apart { .. } | Phase::Greeting(_) => known.cost,
+        };
         Some(Reading::new(Tracking { working_set: set, swapped, cost, ..known.clone() }, *at))
     }
 
     /// The whole curve, sizes in bytes.
     #[must_use]
     pub fn curve(&self) -> Option<MissRatioCurve> {
-        self.linked()?.curve()
+        match &self.phase {
+            Phase::Linked(linked) => linked.curve(),
+            Phase::Outside(outside) => outside.curve(),
+            Phase::Apart { .. } | Phase::Greeting(_) => None,
+        }
     }
 
     /// Traps that the shim overwrote before they were read, since the connection was made.
@@ -205,16 +237,30 @@ impl Tracked {
         }
     }
 
-    /// Guest RAM, as the shim tells it.
+    /// Guest RAM, as the shim or the kernel tells it.
     #[must_use]
     pub fn ram(&self) -> Option<Bytes> {
-        self.linked().map(Linked::ram)
+        match &self.phase {
+            Phase::Linked(linked) => Some(linked.ram()),
+            Phase::Outside(outside) => Some(outside.ram()),
+            Phase::Apart { .. } | Phase::Greeting(_) => None,
+        }
     }
 
     /// How much of the guest lies in its swap: it is added to a working set that fills what the
     /// guest has (`pages::working_set`).
     pub fn set_swapped(&mut self, swapped: Bytes) {
         self.swapped = swapped;
+    }
+
+    /// A VM that is tracked from outside has so much RAM now.
+    pub fn set_ram(&mut self, ram: Bytes) {
+        if let Some(known) = &mut self.attach {
+            *known = ram;
+        }
+        if let Phase::Outside(outside) = &mut self.phase {
+            outside.set_ram(ram);
+        }
     }
 
     /// What the guest may use: less than its RAM where a balloon holds the rest.
@@ -237,21 +283,31 @@ impl Tracked {
     }
 
     fn pass_on_resident(&mut self) {
-        if let Phase::Linked(linked) = &mut self.phase {
-            linked.set_resident(self.resident, self.own);
+        match &mut self.phase {
+            Phase::Linked(linked) => linked.set_resident(self.resident, self.own),
+            Phase::Outside(outside) => outside.set_resident(self.resident, self.own),
+            Phase::Apart { .. } | Phase::Greeting(_) => {}
         }
     }
 
     /// Where its memory is; `None`: nothing is to be paged out, or that is not known.
     #[must_use]
     pub fn cold(&self) -> Option<Reading<model::Cold>> {
-        self.linked()?.cold()
+        match &self.phase {
+            Phase::Linked(linked) => linked.cold(),
+            Phase::Outside(outside) => outside.pager().reading(),
+            Phase::Apart { .. } | Phase::Greeting(_) => None,
+        }
     }
 
     /// Why nothing of it is paged out, although it is to be.
     #[must_use]
     pub fn why_not_paged_out(&self) -> Option<&'static str> {
-        self.linked()?.why_not_paged_out()
+        match &self.phase {
+            Phase::Linked(linked) => linked.why_not_paged_out(),
+            Phase::Outside(outside) => outside.pager().why_not(),
+            Phase::Apart { .. } | Phase::Greeting(_) => None,
+        }
     }
 
     /// An earlier worker took this share of a vCPU's time in the half minute before that moment.
@@ -280,7 +336,11 @@ impl Tracked {
 
     /// Whether its next step is to come at once: something is just being taken, or paged.
     pub(super) fn is_busy(&self) -> bool {
-        self.linked().is_some_and(|linked| linked.is_taking() || linked.is_paging())
+        match &self.phase {
+            Phase::Linked(linked) => linked.is_taking() || linked.is_paging(),
+            Phase::Outside(outside) => outside.pager().is_busy(),
+            Phase::Apart { .. } | Phase::Greeting(_) => false,
+        }
     }
 
     /// Why nothing that is freed is taken just now, although it is to be.
@@ -292,15 +352,21 @@ impl Tracked {
     /// Has everything given back. The closing of the connection would do, too, but for what is
     /// paged out: that is read only now.
     pub fn begin_release(&mut self) {
-        if let Phase::Linked(linked) = &mut self.phase {
-            linked.release();
+        match &mut self.phase {
+            Phase::Linked(linked) => linked.release(),
+            Phase::Outside(outside) => outside.recall(),
+            Phase::Apart { .. } | Phase::Greeting(_) => {}
         }
     }
 
     /// Whether what was paged out is still on its way back, since [`Self::begin_release`].
     #[must_use]
     pub fn is_releasing(&self) -> bool {
-        self.linked().is_some_and(Linked::is_releasing)
+        match &self.phase {
+            Phase::Linked(linked) => linked.is_releasing(),
+            Phase::Outside(outside) => outside.pager().is_busy(),
+            Phase::Apart { .. } | Phase::Greeting(_) => false,
+        }
     }
 
     /// Has everything given back, and ends.
@@ -339,7 +405,48 @@ impl Tracked {
                 }
                 Ok(())
             }
+            // It has no shim to talk to.
+            Phase::Outside(_) => Ok(()),
         }
+    }
+
+    fn step_outside(&mut self, ram: Bytes) -> Result<(), OutsideError> {
+        match &mut self.phase {
+            Phase::Apart { next } if Instant::now() < *next => {}
+            Phase::Outside(outside) => {
+                outside.step()?;
+                self.retry = FIRST_RETRY;
+                if Instant::now() >= self.reading_due {
+                    self.reading_due = Instant::now() + OUTSIDE_READING_EVERY;
+                    self.reading = outside.reading().or(self.reading.take());
+                    let holdings = self.own.and_then(|own| Holdings::of(self.process, own));
+                    self.held = holdings.map(Holdings::all);
+                }
+            }
+            Phase::Apart { .. } | Phase::Greeting(_) | Phase::Linked(_) => {
+                let outside = Outside::of(self.process, ram, &self.settings, self.before)?;
+                self.phase = Phase::Outside(Box::new(outside));
+                self.pass_on_resident();
+                self.state = State::Tracking;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops looking at the VM. What is paged out comes back at its touch.
+    fn leave(&mut self, error: &OutsideError) {
+        let why = error.to_string();
+        let is_lasting = matches!(error, OutsideError::Unfit(_));
+        self.state = if is_lasting { State::Unsupported { why } } else { State::Waiting { why } };
+        self.reading = None;
+        if let Phase::Outside(outside) = &self.phase {
+            let share = outside.cost().vcpu_share;
+            self.before = Some(Before { share, until_us: now_us() });
+        }
+        // To find out takes milliseconds for each GiB of it.
+        let pause = if is_lasting { self.retry.max(UNFIT_RETRY) } else { self.retry };
+        self.phase = Phase::Apart { next: Instant::now() + pause };
+        self.retry = (self.retry * 2).min(if is_lasting { LAST_UNFIT_RETRY } else { LAST_RETRY });
     }
 
     fn welcome(&mut self, state: ShimState) -> Result<(), LinkError> {

@@ -65,6 +65,7 @@ fn spec() -> Spec {
             qmp: vec![],
             state: "/x".into(),
             ksm: KsmSpec::Drive,
+            attach: model::AttachSpec::On,
         },
         modes: Modes { balloon: Mode::Enforce },
         api: ApiSpec { socket: "/x/s".into(), tcp: None, token_file: None },
@@ -204,6 +205,7 @@ fn tracking() -> Tracking {
         curve: vec![point(10, 1.0), point(100, 0.25), point(130, 0.05)],
         references_per_s: 12_000.0,
         granule: Bytes::kib(128),
+        seen_through: None,
         cost: TrackingCost {
             traps_per_s: 210.0,
             traps: 42_000,

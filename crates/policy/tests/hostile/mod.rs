@@ -245,7 +245,8 @@ fn tracking() -> impl Strategy<Value = Tracking> {
                 curve.iter_mut().zip(ratios).for_each(|(point, ratio)| point.miss_ratio = ratio);
             }
             let cost = TrackingCost::default();
-            Tracking { working_set, swapped, curve, references_per_s, granule, cost }
+            let seen_through = None;
+            Tracking { working_set, swapped, curve, references_per_s, granule, seen_through, cost }
         },
     )
 }
@@ -355,7 +356,13 @@ pub(crate) fn spec(mode: impl Strategy<Value = Mode>) -> impl Strategy<Value = S
     let swaps = prop::collection::vec((swap, 1..100u32, 0..3u8), VMS);
     let reserve = prop::option::of(mib(0..1_000));
     (groups, swaps, reserve, mode).prop_map(|(groups, swaps, reserve, balloon)| Spec {
-        host: HostSpec { reserve, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
+        host: HostSpec {
+            reserve,
+            qmp: vec![],
+            state: "state".into(),
+            ksm: KsmSpec::Off,
+            attach: model::AttachSpec::On,
+        },
         modes: Modes { balloon },
         api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
         overload: OverloadSpec::default(),

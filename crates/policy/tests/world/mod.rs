@@ -48,7 +48,13 @@ impl World {
         let budget = budget_mib.map(Bytes::mib);
         let group = GroupSpec { policy, vms, budget, limits, ..GroupSpec::default() };
         let spec = Spec {
-            host: HostSpec { reserve: None, qmp: vec![], state: "state".into(), ksm: KsmSpec::Off },
+            host: HostSpec {
+                reserve: None,
+                qmp: vec![],
+                state: "state".into(),
+                ksm: KsmSpec::Off,
+                attach: model::AttachSpec::On,
+            },
             modes: Modes { balloon: Mode::Enforce },
             api: ApiSpec { socket: "socket".into(), tcp: None, token_file: None },
             overload: OverloadSpec::default(),

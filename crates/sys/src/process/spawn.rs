@@ -11,7 +11,9 @@ use std::sync::mpsc;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal, setsid};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{
+    CpuSet, disable_transparent_huge_pages, sched_getaffinity, sched_setaffinity,
+};
 
 use super::Child;
 
@@ -21,6 +23,7 @@ pub struct Spawn {
     command: Command,
     die_with_parent: bool,
     new_session: bool,
+    small_pages: bool,
     cpus: Vec<usize>,
     passed: Vec<OwnedFd>,
 }
@@ -35,6 +38,7 @@ impl Spawn {
             command,
             die_with_parent: false,
             new_session: false,
+            small_pages: false,
             cpus: Vec::new(),
             passed: Vec::new(),
         }
@@ -119,6 +123,12 @@ impl Spawn {
         self
     }
 
+    /// The child's memory is in small pages, whatever it asks for.
+    pub fn small_pages(mut self, are_small: bool) -> Self {
+        self.small_pages = are_small;
+        self
+    }
+
     /// The child runs only on these CPUs; an empty list means those of the thread that starts it.
     pub fn on_cpus(mut self, cpus: &[usize]) -> Self {
         self.cpus = cpus.to_vec();
@@ -139,9 +149,13 @@ impl Spawn {
         if !session {
             self.command.process_group(0);
         }
-        let passed = self.passed;
-        let before_exec =
-            move || prepare_child(die.then_some(parent), session, cpus.as_ref(), &passed);
+        let (passed, small_pages) = (self.passed, self.small_pages);
+        let before_exec = move || {
+            if small_pages {
+                disable_transparent_huge_pages(true)?;
+            }
+            prepare_child(die.then_some(parent), session, cpus.as_ref(), &passed)
+        };
         // SAFETY: the closure runs between fork and exec, where only async-signal-safe code may
         // run: it makes raw system calls on plain values, and neither allocates nor locks nor
         // unwinds.

@@ -14,6 +14,8 @@ const LOOK_EVERY: u8 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Shims {
     known: BTreeSet<Identity>,
+    /// Those that were looked at.
+    looked: BTreeSet<Identity>,
     ticks: u8,
 }
 
@@ -24,11 +26,14 @@ impl Shims {
         self.known.retain(|process| all.contains(process));
         let is_time = self.ticks == 0;
         self.ticks = (self.ticks + 1) % LOOK_EVERY;
-        if is_time {
+        self.looked.retain(|process| all.contains(process));
+        // One that has just come is looked at at once.
+        if is_time || self.looked.len() < all.len() {
             let unknown: Vec<_> = all.difference(&self.known).copied().collect();
             // One that cannot be looked into has nothing that could be worked with either.
             let has_shim = |process: &Identity| matches!(shim_of(*process), Ok(Some(_)));
             self.known.extend(unknown.into_iter().filter(has_shim));
+            self.looked = all;
         }
     }
 
@@ -51,7 +56,11 @@ mod tests {
     #[test]
     fn a_process_is_forgotten_with_its_end_and_its_pid_says_nothing_of_the_next() {
         let process = |pid, start_ticks| Identity { pid, start_ticks };
-        let mut shims = Shims { known: [process(1, 7), process(2, 8)].into(), ticks: 1 };
+        let mut shims = Shims {
+            known: [process(1, 7), process(2, 8)].into(),
+            looked: BTreeSet::new(),
+            ticks: 1,
+        };
         shims.look([process(2, 8), process(1, 9)].into_iter());
         assert!(!shims.has(process(1, 7)) && !shims.has(process(1, 9)));
         assert!(shims.has(process(2, 8)));

@@ -57,7 +57,10 @@ fn sharing() -> Dedup {
 #[test]
 fn a_vm_that_is_neither_tracked_nor_merged_says_why() {
     let (mut workers, mut spec, vm) = world(|_| {});
+    spec.host.attach = AttachSpec::Off;
     assert_eq!(why(&workers, &spec, "db-1", &vm), "it belongs to no group");
+    spec.host.attach = AttachSpec::On;
+    web(&mut spec).attach = AttachSpec::Off;
     assert_eq!(why(&workers, &spec, "web-1", &vm), "QEMU was started without Overbook's shim");
     let unknown = VmView { pid: None, ..vm.clone() };
     assert_eq!(why(&workers, &spec, "web-1", &unknown), "QEMU's process is not known");
@@ -74,6 +77,23 @@ fn a_vm_that_is_neither_tracked_nor_merged_says_why() {
 }
 
 #[test]
+fn a_vm_of_no_group_is_tracked_and_nothing_else() {
+    let (workers, spec, vm) = world(|_| {});
+    let (order, limits) = workers.order_of(&spec, &"db-1".into(), &vm);
+    let (group, order) = order.unwrap();
+    assert_eq!((group.as_str(), order.leaves), ("(no group)", false));
+    assert_eq!((order.resident, order.freed), (None, FreedOrder::default()));
+    let told: Vec<_> = limits.iter().collect();
+    let why = "it belongs to no group".to_owned();
+    let left_out = [Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
+    assert!(left_out.iter().all(|it| told.contains(&(it, &why))), "{told:?}");
+    assert!(!limits.contains_key(&Mechanism::Tracking), "{told:?}");
+    let unknown = VmView { ram: Bytes::ZERO, ..vm };
+    let (order, limits) = workers.order_of(&spec, &"db-1".into(), &unknown);
+    assert_eq!((order, limits[&Mechanism::Tracking].as_str()), (None, "its RAM is not known yet"));
+}
+
+#[test]
 fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
     let (mut workers, spec, vm) = world(|_| {});
     workers.shims.assume(QEMU);
@@ -82,6 +102,17 @@ fn a_vm_with_the_shim_is_tracked_within_its_groups_budget() {
     assert_eq!(order.budget, TrackingBudget::default());
     assert_eq!(order.swapped, Bytes::mib(20), "60 MiB out, 40 MiB back");
     assert_eq!(order.memory, Bytes::mib(192), "what the balloon leaves it");
+}
+
+#[test]
+fn a_vm_without_the_shim_is_tracked_from_outside_and_says_why_no_more_is_done() {
+    let (workers, mut spec, vm) = world(|_| {});
+    let (order, limits) = workers.order_of(&spec, &"web-1".into(), &vm);
+    assert_eq!(order.unwrap().1.attach, Some(vm.ram));
+    assert!(!limits.contains_key(&Mechanism::Tracking), "{limits:?}");
+    assert_eq!(limits[&Mechanism::Dedup], NO_SHIM);
+    web(&mut spec).tracking = TrackingBudget::Off;
+    assert_eq!(self::order(&workers, &spec, &vm), None, "merging needs the shim");
 }
 
 #[test]

@@ -50,6 +50,11 @@ impl Makers {
 }
 
 impl Place {
+    /// The place of a VM without a socket, which confirms nothing.
+    pub(crate) fn nowhere() -> Self {
+        Self { directory: String::new(), stem: VmName::from(""), makers: Makers::Some }
+    }
+
     /// The place of a socket whose path has no symbolic links.
     pub(crate) fn of(socket: &Path) -> Self {
         let directory = socket.parent().unwrap_or(Path::new("/"));

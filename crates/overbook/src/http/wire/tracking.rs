@@ -25,6 +25,8 @@ pub struct TrackingStatus {
     /// What tracking took in the last half minute, as measured: the time that traps held the
     /// guest's threads, and CPU time of worker and shim, as a share of one vCPU's time.
     pub cost_ratio: f64,
+    /// It is seen from outside, through so much of its memory; absent: by its shim, all of it.
+    pub seen_through_bytes: Option<u64>,
     /// Age at the tick of what is known of the guest; the cost is never older.
     pub age_ms: u64,
 }
@@ -40,6 +42,7 @@ impl TrackingStatus {
             traps_per_second: tracking.cost.traps_per_s,
             traps_total: tracking.cost.traps,
             cost_ratio: tracking.cost.vcpu_share,
+            seen_through_bytes: tracking.seen_through.map(|bytes| bytes.0),
             age_ms: reading.age(shown.published.at).0,
         }
     }

@@ -1,0 +1,109 @@
+//! `attached-accuracy`: working sets and miss-ratio curves of guests into whose QEMU nothing is
+//! loaded, against every access that they made, and what that costs them.
+//!
+//! The workloads, the truth and the comparison are those of `meb-accuracy`; the guests have no
+//! shim. They are tracked from outside, in single pages, by the worker's own code within its 1 %.
+//! The truth is of single pages, too. Four of them run once more with half of their memory paged
+//! out, and once more with the shim, at the same budget.
+//!
+//! Speed is measured without the tracer: windows with and without tracking alternate in each of two
+//! guests at full speed.
+//!
+//! Left out: guests in huge pages, which are seen through a part of their blocks, and KVM: both are
+//! looked at in the virtual host.
+
+use std::time::Duration;
+
+use super::meb_accuracy::{OUT, Row, Source, ZRAM, add_all, add_out, compare_all, mean, page};
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::lab::{Lab, LabError, Machine};
+use crate::meb::pairs::{Median, Pairs};
+use crate::meb::progress;
+use crate::meb::watch::{Watch, wait_until_tracked};
+use crate::meb::workloads::{ALL, Workload};
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "attached-accuracy",
+    summary: "working sets and curves of guests without the shim, against every access they made",
+    run,
+};
+
+/// The guests whose speed is measured.
+const QUICK: [&str; 2] = ["random", "kv"];
+const FILL_LIMIT: Duration = Duration::from_secs(60);
+/// Windows with tracking.
+const PAIRS: usize = 8;
+/// Lines of a guest, one a second, after each change, and in a window.
+const BEGINNING: usize = 2;
+const WINDOW: usize = 10;
+const EVERY: Duration = Duration::from_secs(1);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let zram = Zram::new(ZRAM)?;
+    let some = |names: &[&str]| -> Vec<Workload> {
+        ALL.into_iter().filter(|workload| names.contains(&workload.name)).collect()
+    };
+    let rows = compare_all(context, &ALL, Source::Outside, false)?;
+    let rows_out = compare_all(context, &some(&OUT), Source::Outside, true)?;
+    let trapped = compare_all(context, &some(&OUT), Source::Traps, false)?;
+    context.say("speed with and without tracking ...");
+    let overheads = overheads(context, &some(&QUICK))?;
+    drop(zram);
+
+    let mut figures = context.figures(SCENARIO.name, 1);
+    add_all(&mut figures, &rows);
+    add_out(&mut figures, &rows_out);
+    let overhead = Median::of(overheads);
+    figures.add(
+        "speed",
+        Figure::new(1.0 / (1.0 + overhead.value), "ratio", overhead.interval_percent())
+            .target(Target::AtLeast(0.99)),
+    );
+    let cost = rows.iter().map(|row| row.vcpu_share).fold(0.0, f64::max);
+    figures.add(
+        "cost",
+        Figure::new(cost, "vCPU", "prober and touches, in the dearest half minute of all guests")
+            .target(Target::AtMost(0.01)),
+    );
+    let cpu = mean(rows.iter().map(|row| row.cpu_share));
+    figures.add("prober_cpu", Figure::new(cpu, "CPU", "the prober's own part, mean of all guests"));
+    let beside = |of: fn(&Row) -> f64| mean(trapped.iter().map(of));
+    let note = "the same workloads by the shim's traps, at the same budget";
+    figures.add("traps_wss_accuracy", Figure::new(beside(Row::accuracy), "ratio", note));
+    figures.add("traps_mrc_mae", Figure::new(beside(Row::curve_error), "ratio", note));
+    page(&rows).write(&context.dir, &mut figures)?;
+    Ok(figures)
+}
+
+/// How much longer each operation takes while a guest is tracked.
+fn overheads(context: &Context, workloads: &[Workload]) -> Result<Vec<f64>, LabError> {
+    let guest = |(place, workload): (usize, &Workload)| {
+        Source::Outside.guest(workload, place, context.seed)
+    };
+    let specs: Vec<_> = workloads.iter().enumerate().map(guest).collect();
+    let mut lab = Lab::start(&context.dir, &context.provisions, &specs)?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut pairs = vec![Pairs::default(); specs.len()];
+    let rates = |lab: &Lab| progress::rates(lab, BEGINNING, WINDOW);
+    for _ in 0..PAIRS {
+        for (pair, rate) in pairs.iter_mut().zip(rates(&lab)?) {
+            pair.add_without(rate);
+        }
+        let watch = |machine: &Machine| Source::Outside.watch(machine, EVERY);
+        let watches = lab.machines().iter().map(watch).collect::<Result<Vec<Watch>, _>>()?;
+        wait_until_tracked(&lab, &watches)?;
+        for (pair, rate) in pairs.iter_mut().zip(rates(&lab)?) {
+            pair.add_with(rate);
+        }
+        for watch in watches {
+            watch.stop()?;
+        }
+    }
+    for (pair, rate) in pairs.iter_mut().zip(rates(&lab)?) {
+        pair.add_without(rate);
+    }
+    lab.stop()?;
+    Ok(pairs.iter().flat_map(Pairs::overheads).collect())
+}

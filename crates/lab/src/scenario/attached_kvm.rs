@@ -1,0 +1,132 @@
+//! `attached-kvm`: a guest under KVM into whose QEMU nothing is loaded, seen and paged from
+//! outside.
+//!
+//! Made for the virtual host: one guest at a time verifies its memory in a memory cgroup of its
+//! own, above a swap device in compressed memory. Once it is in small pages, once in huge ones. The
+//! worker's own code tracks it, has half of its memory paged out, and reads it back. It needs root.
+//!
+//! The guest sweeps through what it verifies, so its working set is that size, and what its kernel
+//! touches besides.
+
+use std::time::Duration;
+
+use model::Bytes;
+use sys::memory_of::{Counters, Overhead};
+use sys::outside::private_pieces;
+
+use super::{Context, Scenario};
+use crate::accel::Accel;
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::interrupt;
+use crate::lab::{Lab, LabError, Machine};
+use crate::machine::MachineSpec;
+use crate::meb::modes;
+use crate::meb::watch::{Watch, wait_until_tracked};
+use crate::memory_group::MemoryGroup;
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "attached-kvm",
+    summary: "a guest under KVM is tracked and paged from outside, and no byte is lost",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(160);
+const SWAP: Bytes = Bytes::mib(256);
+const VERIFIED: Bytes = Bytes::mib(64);
+const WORKLOAD: &str = "verify --mb 64 --rate 16";
+const FILL_LIMIT: Duration = Duration::from_secs(120);
+/// How long tracking has to find out, and paging to page.
+const LEARNS: Duration = Duration::from_secs(25);
+const PAGES: Duration = Duration::from_secs(15);
+const EVERY: Duration = Duration::from_secs(1);
+/// Half of what is paged out, at least.
+const ENOUGH_MIB: f64 = 24.0;
+
+struct Seen {
+    working_set: Bytes,
+    huge_kept: f64,
+    vcpu_share: f64,
+    out: Bytes,
+    left_out: Bytes,
+    bad_bytes: u64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let is_kvm = f64::from(u8::from(context.provisions.accel == Accel::Kvm));
+    figures.add("kvm", Figure::new(is_kvm, "bool", "the guest runs under KVM"));
+    let _swap = Zram::new(SWAP)?;
+    for (prefix, small_pages) in [("", true), ("huge_", false)] {
+        let seen = look(context, small_pages)?;
+        let mut add = |name: &str, value: f64, unit, note: &str, target| {
+            let figure = Figure::new(value, unit, note);
+            let figure = match target {
+                Some(target) => figure.target(target),
+                None => figure,
+            };
+            figures.add(&format!("{prefix}{name}"), figure);
+        };
+        let ratio = seen.working_set.as_mib() / VERIFIED.as_mib();
+        let note = "working set, of what the guest verifies";
+        // One block in twelve is all that is seen of one in huge pages.
+        add("working_set", ratio, "ratio", note, small_pages.then_some(Target::AtLeast(0.9)));
+        let note = "prober and touches";
+        add("cost", seen.vcpu_share, "vCPU", note, None);
+        if !small_pages {
+            let note = "of its huge pages, after it was tracked";
+            add("kept", seen.huge_kept, "ratio", note, Some(Target::AtLeast(0.9)));
+        }
+        let note = "of QEMU in swap when half of its memory was to be";
+        let enough = Some(Target::AtLeast(ENOUGH_MIB));
+        add("paged_out_mib", seen.out.as_mib(), "MiB", note, enough);
+        let note = "still in swap after everything was read back";
+        add("left_out_mib", seen.left_out.as_mib(), "MiB", note, Some(Target::AtMost(4.0)));
+        let note = "wrong bytes in the guest's memory";
+        add("bad_bytes", seen.bad_bytes as f64, "B", note, Some(Target::Equals(0.0)));
+    }
+    Ok(figures)
+}
+
+fn look(context: &Context, small_pages: bool) -> Result<Seen, LabError> {
+    let group = MemoryGroup::new(SCENARIO.name)?;
+    let spec = MachineSpec {
+        seed: context.seed,
+        small_pages,
+        cgroup: Some(group.dir().to_owned()),
+        ..MachineSpec::new("guest", "attached", MEMORY, MEMORY, WORKLOAD)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    lab.wait_for("the guest to fill its memory", FILL_LIMIT, |lab| {
+        Ok(lab.machines().iter().all(|guest| guest.reported("mb") >= VERIFIED.as_mib()))
+    })?;
+    let machine = lab.machine("guest")?;
+    let pid = machine.process().pid;
+    let huge_before = huge(machine)?;
+    let watch = Watch::attached(pid, MEMORY, modes::shipped(), &[], EVERY)?;
+    wait_until_tracked(&lab, std::slice::from_ref(&watch))?;
+    interrupt::sleep(LEARNS)?;
+    let latest = watch.latest();
+    let tracking = latest.as_ref().map(|seen| &seen.tracking);
+    let working_set = tracking.and_then(|it| it.working_set).unwrap_or_default();
+    let vcpu_share = tracking.map_or(f64::NAN, |it| it.cost.vcpu_share);
+    let huge_kept = huge(machine)?.as_mib() / huge_before.as_mib();
+    let Overhead { own, guest, .. } =
+        Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    watch.hold(guest.percent(50), own);
+    interrupt::sleep(PAGES)?;
+    let swapped = || Counters::of(pid).map(|now| now.swapped).map_err(std::io::Error::other);
+    let out = swapped()?;
+    watch.stop()?;
+    let left_out = swapped()?;
+    let bad_bytes = fleet::bad_bytes(&lab)?;
+    lab.stop()?;
+    Ok(Seen { working_set, huge_kept, vcpu_share, out, left_out, bad_bytes })
+}
+
+/// Its memory in huge pages.
+fn huge(machine: &Machine) -> Result<Bytes, LabError> {
+    let pieces = private_pieces(machine.process().pid).map_err(std::io::Error::other)?;
+    Ok(pieces.iter().map(|piece| piece.huge).sum())
+}

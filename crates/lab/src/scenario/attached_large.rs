@@ -1,0 +1,125 @@
+//! `attached-large`: a guest of 16 GiB into whose QEMU nothing is loaded: how soon its working set
+//! is known, and how fast most of its memory leaves and comes back.
+//!
+//! The guest fills 14 GiB, frees them, and touches 2 GiB from then on. It reports nothing of what
+//! it frees, so its host keeps all of it. The worker's own code tracks it, has all but 4 GiB paged
+//! out to compressed memory, and reads everything back at its release. The memory is in huge pages.
+//!
+//! It needs root, and 20 GiB of the host.
+
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use sys::memory_of::{Counters, Overhead};
+
+use super::{Context, Scenario};
+use crate::figures::{Figure, Figures, Target};
+use crate::interrupt;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::modes;
+use crate::meb::watch::{Watch, wait_until_tracked};
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "attached-large",
+    summary: "a guest of 16 GiB, from outside: its working set, and its memory out and back",
+    run,
+};
+
+const MEMORY: Bytes = Bytes::mib(16 << 10);
+const SWAP: Bytes = Bytes::mib(14 << 10);
+const HOT: Bytes = Bytes::mib(2 << 10);
+/// Less than what the guest has touched once.
+const FILLED: Bytes = Bytes::mib(13 << 10);
+/// How long it has 14 GiB, without the filling.
+const WORKLOAD: &str = "random-array --phases 14000:1+2048:86400";
+const KEPT: Bytes = Bytes::mib(4 << 10);
+const FILL_LIMIT: Duration = Duration::from_secs(240);
+const KNOWN_BY: Duration = Duration::from_secs(20);
+const LOOK: Duration = Duration::from_secs(60);
+const OUT_LIMIT: Duration = Duration::from_secs(240);
+const EVERY: Duration = Duration::from_secs(1);
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let mut figures = context.figures(SCENARIO.name, 1);
+    let _zram = Zram::new(SWAP)?;
+    let spec = MachineSpec {
+        seed: context.seed,
+        reporting_order: None,
+        ..MachineSpec::new("large", "attached", MEMORY, MEMORY, WORKLOAD)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &[spec])?;
+    context.say("14 GiB are filled, then 2 GiB touched ...");
+    let pid = lab.machine("large")?.process().pid;
+    let counters = || Counters::of(pid).map_err(std::io::Error::other);
+    lab.wait_for(
+        "the guest to have filled its memory, and to be back at 2 GiB",
+        FILL_LIMIT,
+        |lab| {
+            let mb = lab.machine("large")?.reported("mb");
+            Ok(counters()?.anonymous > FILLED && (mb - HOT.as_mib()).abs() < 1.0)
+        },
+    )?;
+
+    let began = Instant::now();
+    let watch = Watch::attached(pid, MEMORY, modes::shipped(), &[], EVERY)?;
+    wait_until_tracked(&lab, std::slice::from_ref(&watch))?;
+    let (mut at, mut after_20_s, mut readings) = (f64::NAN, f64::NAN, Vec::new());
+    while began.elapsed() < LOOK {
+        interrupt::sleep(EVERY)?;
+        let Some(seen) = watch.latest() else { continue };
+        let ratio = seen.tracking.working_set.unwrap_or_default().as_mib() / HOT.as_mib();
+        if at.is_nan() && (0.9..=1.1).contains(&ratio) {
+            at = began.elapsed().as_secs_f64();
+        }
+        if began.elapsed() >= KNOWN_BY {
+            after_20_s = if after_20_s.is_nan() { ratio } else { after_20_s };
+            readings.push(ratio);
+        }
+    }
+    let cost = watch.latest().map_or(f64::NAN, |seen| seen.tracking.cost.vcpu_share);
+    let cpu = watch.cpu().as_secs_f64() / began.elapsed().as_secs_f64();
+    let off = |ratio: f64| (ratio - 1.0).abs();
+    figures.add("known_s", Figure::new(at, "s", "until the working set is first within 10 %"));
+    figures.add(
+        "off_20s",
+        Figure::new(off(after_20_s), "ratio", "how far the working set is off after 20 s")
+            .target(Target::AtMost(0.1)),
+    );
+    let worst = readings.iter().copied().map(off).fold(0.0, f64::max);
+    figures.add("off_worst", Figure::new(worst, "ratio", "the same, at worst until 60 s"));
+    figures
+        .add("cost", Figure::new(cost, "vCPU", "prober and touches").target(Target::AtMost(0.01)));
+    figures.add("prober_cpu", Figure::new(cpu, "CPU", "the prober's own part"));
+
+    context.say("all but 4 GiB are paged out ...");
+    let overhead = Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
+    let began = Instant::now();
+    watch.hold(KEPT, overhead.own);
+    let enough = overhead.guest.minus(KEPT).minus(Bytes::mib(64));
+    lab.wait_for("all but 4 GiB to be paged out", OUT_LIMIT, |_| Ok(counters()?.swapped > enough))?;
+    let out = counters()?.swapped;
+    let out_gib_s = out.as_mib() / 1024.0 / began.elapsed().as_secs_f64();
+    figures.add("out_mib", Figure::new(out.as_mib(), "MiB", "paged out"));
+    figures.add("out_gib_s", Figure::new(out_gib_s, "GiB/s", "paged out, in the mean"));
+    interrupt::sleep(KNOWN_BY)?;
+
+    context.say("all is read back ...");
+    let out = counters()?.swapped;
+    let began = Instant::now();
+    watch.stop()?;
+    let took = began.elapsed().as_secs_f64();
+    figures.add(
+        "release_s",
+        Figure::new(took, "s", format!("until {out} are back")).target(Target::AtMost(5.0)),
+    );
+    let back = out.minus(counters()?.swapped).as_mib() / 1024.0;
+    figures.add(
+        "recall_gib_s",
+        Figure::new(back / took, "GiB/s", "read back").target(Target::AtLeast(1.0)),
+    );
+    figures.add("left_out_mib", Figure::new(counters()?.swapped.as_mib(), "MiB", "not read back"));
+    lab.stop()?;
+    Ok(figures)
+}

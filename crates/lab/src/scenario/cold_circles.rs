@@ -1,0 +1,189 @@
+//! `cold-circles`: four busy guests on a host that has 0.6 of the memory that they want. Does
+//! paging by Overbook cost them more than the kernel's own reclaim would?
+//!
+//! * **kernel**: all four run in one memory cgroup with a limit, as they would share a host;
+//! * **ours**: Overbook's daemon holds their group to the same memory. Nothing is loaded into their
+//!   QEMUs.
+//!
+//! Both swap to the same compressed memory. Each guest's work is compared, and the time that the
+//! host's CPUs spend in the kernel. Pages that go out and come back again and again (circles) show
+//! in that time, and in what is read back. It needs root.
+
+use std::path::Path;
+use std::time::Duration;
+
+use model::{Bytes, ColdSpec, Mode, Policy};
+use sys::memory_of::Overhead;
+
+use super::{Context, Scenario};
+use crate::daemon::{Daemon, Overbooked, Settings};
+use crate::figures::{Figure, Figures, Target};
+use crate::fleet;
+use crate::lab::{Lab, LabError};
+use crate::machine::MachineSpec;
+use crate::meb::progress::{self, Lines};
+use crate::memory_group::MemoryGroup;
+use crate::swap_file::Swapped;
+use crate::zram::Zram;
+
+pub(super) const SCENARIO: Scenario = Scenario {
+    name: "cold-circles",
+    summary: "four busy guests with 0.6 of what they want: our paging against the kernel's own",
+    run,
+};
+
+/// Each has the pace of a service; the last sweeps.
+const GUESTS: [(&str, &str); 4] = [
+    ("kv", "kv --mb 140 --rate 4000"),
+    ("web", "web --mb 140"),
+    ("phases", "phases --mb 140 --parts 4 --length 10"),
+    ("check", "verify --mb 120"),
+];
+const RAM: Bytes = Bytes::mib(256);
+/// The share of what they hold that is left to them, in percent.
+const KEPT: u64 = 60;
+const ZRAM: Bytes = Bytes::mib(2048);
+const FILL_LIMIT: Duration = Duration::from_secs(180);
+const ADJUSTED: Duration = Duration::from_secs(40);
+const MEASURED: Duration = Duration::from_secs(60);
+/// How often both are measured, in turn.
+const ROUNDS: u32 = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Kernel,
+    Ours,
+}
+
+/// One round: the guests' work, and the host's.
+struct Course {
+    speeds: Vec<f64>,
+    system_s: f64,
+    read_mib_s: f64,
+    memory: Bytes,
+    bad_bytes: u64,
+}
+
+fn run(context: &Context) -> Result<Figures, LabError> {
+    let _zram = Zram::new(ZRAM)?;
+    let (mut kernel, mut ours) = (Vec::new(), Vec::new());
+    for round in 1..=ROUNDS {
+        for (name, way) in [("kernel", Way::Kernel), ("ours", Way::Ours)] {
+            let course = course(context, way)?;
+            context.say(&format!("{round}, {name}: {}", course.words()));
+            if way == Way::Kernel { kernel.push(course) } else { ours.push(course) }
+        }
+    }
+    Ok(figures(context, &kernel, &ours))
+}
+
+fn course(context: &Context, way: Way) -> Result<Course, LabError> {
+    let group = MemoryGroup::new("circles")?;
+    let guest = |(name, command): (&str, &str)| MachineSpec {
+        seed: context.seed,
+        small_pages: true,
+        cgroup: Some(group.dir().to_owned()),
+        ..MachineSpec::new(name, "circles", RAM, RAM, command)
+    };
+    let mut lab = Lab::start(&context.dir, &context.provisions, &GUESTS.map(guest))?;
+    progress::wait_until_working(&lab, FILL_LIMIT)?;
+    let mut held = Bytes::ZERO;
+    for machine in lab.machines() {
+        let measured = Overhead::measure(machine.process().pid, &[RAM]);
+        held = held.plus(measured.map_err(std::io::Error::other)?.guest);
+    }
+    let kept = held.percent(KEPT);
+    let daemon = match way {
+        Way::Kernel => {
+            group.set_limit(group.usage()?.minus(held.minus(kept)))?;
+            None
+        }
+        Way::Ours => {
+            let settings = Settings {
+                cold: ColdSpec::WhenNeeded,
+                policy: Policy::Balance,
+                guaranteed: Some(Bytes(kept.0 / 8)),
+                ..Settings::from(Mode::Enforce)
+            };
+            let overbooked = Overbooked { budget: kept, tables: Vec::new() };
+            Some(Daemon::start_overbooked(&mut lab, settings, overbooked)?)
+        }
+    };
+    let mut lines = Lines::of(&lab);
+    lines.look_for(&lab, ADJUSTED)?;
+    lines.clear();
+    let (swapped, system) = (Swapped::read()?, system_s()?);
+    lines.look_for(&lab, MEASURED)?;
+    let speed = |place| match lines.guest(place) {
+        [first, .., last] => last.rate_since(first),
+        _ => f64::NAN,
+    };
+    let course = Course {
+        speeds: (0..GUESTS.len()).map(speed).collect(),
+        system_s: system_s()? - system,
+        read_mib_s: (Swapped::read()?.in_mib - swapped.in_mib) / MEASURED.as_secs_f64(),
+        memory: group.usage()?,
+        bad_bytes: fleet::bad_bytes(&lab)?,
+    };
+    if let Some(daemon) = daemon {
+        daemon.ensure_alive()?;
+    }
+    lab.stop()?;
+    Ok(course)
+}
+
+/// Time that the host's CPUs have spent in the kernel since boot, in seconds.
+fn system_s() -> Result<f64, LabError> {
+    let path = Path::new("/proc/stat");
+    let text = std::fs::read_to_string(path)?;
+    let ticks = text.split_whitespace().nth(3).and_then(|word| word.parse::<f64>().ok());
+    let ticks = ticks.ok_or_else(|| std::io::Error::other("/proc/stat makes no sense"))?;
+    // USER_HZ, which programs see on every architecture.
+    Ok(ticks / 100.0)
+}
+
+impl Course {
+    fn words(&self) -> String {
+        let speeds: Vec<String> = GUESTS
+            .iter()
+            .zip(&self.speeds)
+            .map(|((name, _), speed)| format!("{name} {speed:.0}"))
+            .collect();
+        format!(
+            "{} operations/s, {:.1} s of the kernel's, {:.1} MiB/s read back, {} in memory",
+            speeds.join(", "),
+            self.system_s,
+            self.read_mib_s,
+            self.memory
+        )
+    }
+}
+
+fn mean(courses: &[Course], of: impl Fn(&Course) -> f64) -> f64 {
+    courses.iter().map(of).sum::<f64>() / courses.len() as f64
+}
+
+fn figures(context: &Context, kernel: &[Course], ours: &[Course]) -> Figures {
+    let mut figures = context.figures(SCENARIO.name, ROUNDS);
+    let ratio = |of: &dyn Fn(&Course) -> f64| mean(ours, of) / mean(kernel, of);
+    for (place, (name, _)) in GUESTS.iter().enumerate() {
+        let value = ratio(&|course| course.speeds[place]);
+        let note = "work with our paging, to that with the kernel's own";
+        let figure = Figure::new(value, "ratio", note).target(Target::AtLeast(1.0));
+        figures.add(&format!("work_{name}"), figure);
+    }
+    let note = "time in the kernel, ours to that with its own reclaim";
+    let figure = Figure::new(ratio(&|course| course.system_s), "ratio", note);
+    figures.add("system_time", figure.target(Target::AtMost(1.2)));
+    let note = "memory of the guests' cgroup, ours to that with the kernel's own";
+    let figure = Figure::new(ratio(&|course| course.memory.as_mib()), "ratio", note);
+    figures.add("memory", figure.target(Target::AtMost(1.05)));
+    for (name, courses) in [("kernel", kernel), ("ours", ours)] {
+        let value = mean(courses, |course| course.read_mib_s);
+        figures.add(&format!("read_{name}"), Figure::new(value, "MiB/s", "read back"));
+        let value = mean(courses, |course| course.bad_bytes as f64);
+        let figure = Figure::new(value, "B", "wrong bytes").target(Target::Equals(0.0));
+        figures.add(&format!("bad_bytes_{name}"), figure);
+    }
+    figures
+}

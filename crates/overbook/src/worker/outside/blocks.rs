@@ -1,0 +1,164 @@
+//! The blocks of 2 MiB that a VM's memory is paged out by, and what is known of each.
+
+use std::cmp::Reverse;
+use std::time::Duration;
+
+use sys::outside::Place;
+use sys::userfaultfd::Range;
+
+/// A trial's memory.
+pub(super) const BLOCK: u64 = 2 << 20;
+/// Pages that one call pages out at most, in bytes.
+pub(super) const PIECE: u64 = 128 << 10;
+/// A block is tried again after this time; after twice as long when little of it stayed out, and so
+/// on …
+pub(super) const AGAIN: Duration = Duration::from_secs(60);
+/// … up to this many times twice: some nine hours.
+const MOST_DOUBLED: u8 = 9;
+/// Of a trial's pages at least one in so many has to stay out for it to have paid.
+const PAYS: usize = 4;
+
+/// A block of a VM's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Block {
+    /// When it may be tried (again), in seconds since the pager began.
+    pub(super) due_s: u32,
+    /// When it went out last, alike; 0: never.
+    pub(super) out_s: u32,
+    /// Pages of it that were out then.
+    pub(super) out: u16,
+    /// The kernel was asked for it, and has only noted that.
+    pub(super) is_asked: bool,
+    /// How often its time was doubled.
+    pub(super) doubled: u8,
+}
+
+impl Block {
+    /// Looked at, so many of its pages are out; whether it has paid that it went out.
+    pub(super) fn judge(&mut self, out: usize, now_s: u32) -> bool {
+        let pays = self.out > 0 && out >= usize::from(self.out).div_ceil(PAYS);
+        self.doubled = if pays { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
+        self.due_s = now_s + (seconds(AGAIN) << self.doubled);
+        pays
+    }
+}
+
+/// Whether it has paid that so many pages of a block left, of those that were in memory.
+pub(super) fn leaves_enough(left: usize, here: usize) -> bool {
+    left >= here.div_ceil(PAYS)
+}
+
+/// The pages of a block that stand for the VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    pages: u32,
+    in_use: u32,
+    /// The shortest time for which one that is not in use has not been touched.
+    ticks: u32,
+}
+
+impl Seen {
+    pub(super) fn take(&mut self, age: Option<u32>) {
+        match age {
+            Some(age) if self.pages == self.in_use => self.ticks = age,
+            Some(age) => self.ticks = self.ticks.min(age),
+            None => self.in_use += 1,
+        }
+        self.pages += 1;
+    }
+
+    /// Less is tried earlier: a small share in use, then a long time. A block of which no page is
+    /// known counts as one that is half in use.
+    pub(super) fn rank(self) -> (u32, Reverse<u32>) {
+        let share = (self.in_use * 100).checked_div(self.pages).unwrap_or(50);
+        (share, Reverse(self.ticks))
+    }
+}
+
+/// The number of the block that an address is in.
+pub(super) fn block_of(ranges: &[Range], address: u64) -> Option<usize> {
+    let mut before = 0;
+    for range in ranges {
+        if let Some(offset) = address.checked_sub(range.start).filter(|it| *it < range.len) {
+            return usize::try_from(before + offset / BLOCK).ok();
+        }
+        before += range.len.div_ceil(BLOCK);
+    }
+    None
+}
+
+/// The memory of the block of this number, of all of these ranges.
+pub(super) fn block_range(ranges: &[Range], mut block: u64) -> Range {
+    for range in ranges {
+        let blocks = range.len.div_ceil(BLOCK);
+        if block < blocks {
+            let at = block * BLOCK;
+            return Range { start: range.start + at, len: BLOCK.min(range.len - at) };
+        }
+        block -= blocks;
+    }
+    Range { start: 0, len: 0 }
+}
+
+/// The parts of a block, each of which is paged out by one call.
+pub(super) fn pieces(range: Range) -> impl Iterator<Item = Range> {
+    (0..range.len.div_ceil(PIECE)).map(move |piece| {
+        let at = piece * PIECE;
+        Range { start: range.start + at, len: PIECE.min(range.len - at) }
+    })
+}
+
+/// Whole seconds.
+pub(super) fn seconds(length: Duration) -> u32 {
+    u32::try_from(length.as_secs()).unwrap_or(u32::MAX / 2)
+}
+
+/// How many of these pages are out.
+pub(super) fn count_out(places: &[Place]) -> usize {
+    places.iter().filter(|place| **place == Place::Out).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::granules::PAGE;
+
+    #[test]
+    fn a_block_that_comes_back_is_left_alone_for_longer_each_time() {
+        let mut block = Block { out: 100, ..Block::default() };
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            assert!(!block.judge(10, 1_000));
+            pauses.push(block.due_s - 1_000);
+        }
+        assert_eq!(pauses[..3], [120, 240, 480]);
+        assert_eq!(pauses[11], 60 << MOST_DOUBLED);
+        assert!(block.judge(90, 1_000) && block.due_s == 1_060);
+        // Nothing of it could leave: it is pinned, or the kernel has only noted that it was asked.
+        let mut pinned = Block::default();
+        assert!(!pinned.judge(0, 1_000) && pinned.due_s == 1_120);
+        assert!(leaves_enough(1, 4) && !leaves_enough(1, 5) && !leaves_enough(0, 1));
+    }
+
+    #[test]
+    fn blocks_cover_all_ranges_and_pieces_cover_a_block() {
+        let ranges = [
+            Range { start: 0x4000_0000, len: 2 * BLOCK + PAGE },
+            Range { start: 0x8000_0000, len: BLOCK },
+        ];
+        let blocks: Vec<Range> = (0..4).map(|block| block_range(&ranges, block)).collect();
+        assert_eq!(blocks[2], Range { start: 0x4000_0000 + 2 * BLOCK, len: PAGE });
+        assert_eq!(blocks[3], Range { start: 0x8000_0000, len: BLOCK });
+        assert_eq!(block_range(&ranges, 4).len, 0);
+        for block in blocks {
+            assert_eq!(pieces(block).map(|piece| piece.len).sum::<u64>(), block.len);
+            assert!(pieces(block).all(|piece| piece.len <= PIECE));
+        }
+        let at = |address| block_of(&ranges, address);
+        assert_eq!(
+            [0x4000_0000, 0x4000_0000 + 2 * BLOCK, 0x8000_0001].map(at),
+            [0, 2, 3].map(Some)
+        );
+        assert_eq!([0x3fff_ffff, 0x4000_0000 + 2 * BLOCK + PAGE].map(at), [None, None]);
+    }
+}

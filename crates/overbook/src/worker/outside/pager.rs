@@ -1,0 +1,531 @@
+//! How much of a VM is in memory, from outside: what is paged out, and what is read back.
+//!
+//! **Problem.** The policy says how much of a VM may be in memory. Which pages are to leave, the
+//! kernel knows best where it can be asked. Where it cannot, paging out what is in use again and
+//! again costs more than it brings.
+//!
+//! **Idea.** A VM that is alone in a cgroup of its own is paged by `memory.reclaim` (Linux 5.19):
+//! the kernel chooses by the accessed bits of KVM's page tables ([`Means::Reclaim`]). Any other VM
+//! is paged by *trial* ([`Means::Trial`]), first what tracking has seen to be idle for longest
+//! ([`Pager::learn`]): a block of 2 MiB is paged out, looked at [`TRIAL`] later, and again before
+//! it is tried again. A block of which little stayed out is left alone, for twice as long each
+//! time. So a page that is in use goes out once in a long while, whatever the target.
+//!
+//! **How fast** ([`Pager::quota`]): twice as much in each second in which the VM waited little for
+//! what was out, half as much in each in which it waited for more than [`MOST_WAITS`].
+//!
+//! **Coming back.** The kernel reads a page at its touch. A VM that touches many at once has woken
+//! ([`WAKES`]): what went out last is read in bulk, and nothing is paged out until the policy has
+//! heard of it ([`AWAKE`]). Without a target all is read, a part in each step.
+//!
+//! **Steps are small**: a call pages out [`PIECE`] at most, for it holds QEMU's map of its memory.
+//!
+//! **Leaves out.** How much: the policy's.
+//!
+//! Source: Weiner 2022 (TMO) for small steps of reclaim; Lagar-Cavilla 2019 for refaults as the
+//! measure.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use model::cold::UNTOUCHED_FOR;
+use model::{Bytes, Cold, Reading};
+use sys::clock::boot_now;
+use sys::kernel_version::KernelVersion;
+use sys::outside::{LEAST_SWAP, Outside as Memory, Place};
+use sys::process::{Identity, waited_for_pages};
+use sys::swap::Swap;
+use sys::userfaultfd::Range;
+
+use super::OutsideError;
+use super::blocks::{
+    AGAIN, BLOCK, Block, PIECE, Seen, block_of, block_range, count_out, leaves_enough, pieces,
+    seconds,
+};
+use super::recall::{BATCH, LONGEST, Recall, read_blocks, room};
+use crate::worker::granules::PAGE;
+use crate::worker::holdings::Holdings;
+
+/// A block with fewer pages in memory is not worth a trial.
+const FEW_PAGES: usize = 32;
+/// How long after it went out a block is looked at.
+const TRIAL: Duration = Duration::from_secs(10);
+/// The memory that one step pages out at first, at least and at most.
+const QUOTA: [Bytes; 3] = [Bytes::mib(4), Bytes::kib(256), Bytes::mib(16)];
+/// The memory that the kernel is asked to reclaim at once.
+const AT_ONCE: Bytes = Bytes::mib(4);
+/// The share of a vCPU's time that a VM may wait for what is out before less goes out.
+const MOST_WAITS: f64 = 0.02;
+/// A VM that waits for so many pages in one step has woken: some milliseconds of it.
+const WAKES: u64 = 512;
+/// For so long nothing of it is paged out then: the policy hears of it within two seconds …
+const AWAKE: Duration = Duration::from_secs(3);
+/// … and how soon that may be so again: a VM that has too little waits all the time.
+const AWAKE_AGAIN: Duration = Duration::from_secs(30);
+/// For each page that is touched at once so many are read back.
+const READ_AHEAD: u64 = 16;
+/// How often rates are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// How fast a rate follows: the share of the latest second.
+const SMOOTHING: f64 = 0.3;
+/// A tick of the ages that tracking knows, in milliseconds.
+const TICK_MS: u64 = 100;
+
+/// How memory is made to leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Means {
+    /// By this file of the VM's cgroup.
+    Reclaim(PathBuf),
+    /// Block by block.
+    Trial,
+}
+
+/// Pages a VM.
+#[derive(Debug)]
+pub(in crate::worker) struct Pager {
+    process: Identity,
+    means: Means,
+    version: KernelVersion,
+    /// Guest RAM.
+    ranges: Vec<Range>,
+    has_huge_pages: bool,
+    blocks: Vec<Block>,
+    /// The blocks, in the order in which they are to be tried.
+    order: Vec<usize>,
+    /// The place in that order of the one that is next.
+    hand: usize,
+    /// Blocks that went out and are to be looked at, the oldest first.
+    trials: VecDeque<(usize, Instant)>,
+    /// No block is due before, in seconds since the pager began.
+    rests_until_s: u32,
+    began: Instant,
+    /// The most that it is to have in memory; `None`: all is to come back.
+    target: Option<Bytes>,
+    /// The memory that QEMU has besides its guest; `None`: not known yet.
+    own: Option<Bytes>,
+    holdings: Option<Holdings>,
+    quota: Bytes,
+    /// The way through all memory, where all is to come back.
+    recall: Option<Recall>,
+    /// Pages that the VM has waited for since its start, without the probes'.
+    waited: Option<u64>,
+    in_look: u64,
+    per_s: f64,
+    looked: Option<Instant>,
+    woke: Option<Instant>,
+    returned: u64,
+    /// Out when the pager began.
+    out_before: Bytes,
+    /// The shares of RAM that were not touched for as long as [`UNTOUCHED_FOR`] says.
+    untouched: Option<[f64; 3]>,
+    /// The time that a touch of a page takes that is out, in nanoseconds.
+    refault_ns: u64,
+    is_swap_full: bool,
+    /// Something was read back that the guest may not have touched.
+    has_read: bool,
+    /// It is not known how much has gone.
+    looks_again: bool,
+    /// Probes that came back before the VM was seen to have waited for them.
+    unmatched: u64,
+}
+
+impl Pager {
+    /// Of this QEMU process, whose guest's RAM is there.
+    pub(super) fn of(process: Identity, ranges: Vec<Range>, has_huge_pages: bool) -> Self {
+        let blocks: u64 = ranges.iter().map(|range| range.len.div_ceil(BLOCK)).sum();
+        let blocks = usize::try_from(blocks).unwrap_or(0);
+        Self {
+            process,
+            means: means_for(process.pid),
+            version: KernelVersion::of_host(),
+            ranges,
+            has_huge_pages,
+            blocks: vec![Block::default(); blocks],
+            order: (0..blocks).collect(),
+            hand: 0,
+            trials: VecDeque::new(),
+            rests_until_s: 0,
+            began: Instant::now(),
+            target: None,
+            own: None,
+            holdings: None,
+            quota: QUOTA[0],
+            recall: None,
+            waited: None,
+            in_look: 0,
+            per_s: 0.0,
+            looked: None,
+            woke: None,
+            returned: 0,
+            out_before: Bytes::ZERO,
+            untouched: None,
+            refault_ns: 0,
+            is_swap_full: false,
+            has_read: false,
+            looks_again: false,
+            unmatched: 0,
+        }
+    }
+
+    /// Sets the most that it is to have in memory, and what QEMU has besides.
+    pub(super) fn order(&mut self, target: Option<Bytes>, own: Option<Bytes>) {
+        if self.target.is_some() && target.is_none() {
+            self.recall();
+        } else if target.is_some() {
+            self.recall = None;
+        }
+        (self.target, self.own) = (target, own);
+    }
+
+    /// Reads everything back from now on, whatever the target.
+    pub(super) fn recall(&mut self) {
+        self.target = None;
+        // A process that cannot be looked into has ended.
+        self.recall = Recall::of(self.process).ok();
+    }
+
+    /// Whether what is out is still being read back, or more is to go out than one step's.
+    pub(in crate::worker) fn is_busy(&self) -> bool {
+        self.recall.is_some()
+    }
+
+    /// Why nothing is paged out, although it is to be.
+    pub(in crate::worker) fn why_not(&self) -> Option<&'static str> {
+        (self.target.is_some() && self.is_swap_full).then_some("the host's swap is full")
+    }
+
+    /// Whether something was read back since the last call that the guest may not have touched.
+    pub(super) fn take_has_read(&mut self) -> bool {
+        std::mem::take(&mut self.has_read)
+    }
+
+    /// Looks again how memory is to leave: others may have come into the VM's cgroup.
+    pub(super) fn review(&mut self) {
+        self.means = means_for(self.process.pid);
+    }
+
+    /// Whether it wants to know now what tracking knows.
+    pub(super) fn is_looking(&self) -> bool {
+        let is_due = self.looked.is_none_or(|looked| looked.elapsed() >= LOOK);
+        self.target.is_some() && self.recall.is_none() && is_due
+    }
+
+    /// Takes in what tracking knows: addresses of the pages that stand for the VM, and for how many
+    /// tenths of a second each has not been touched; `None`: it may be in use.
+    pub(super) fn learn(&mut self, pages: impl Iterator<Item = (u64, Option<u32>)>) {
+        let (mut known, mut untouched) = (0_u32, [0_u32; 3]);
+        // The order of a large VM's blocks takes milliseconds to find.
+        let mut seen = match self.tries_blocks() {
+            true => vec![Seen::default(); self.blocks.len()],
+            false => Vec::new(),
+        };
+        for (address, age) in pages {
+            known += 1;
+            for (count, length) in untouched.iter_mut().zip(UNTOUCHED_FOR) {
+                let is_so = age.is_some_and(|ticks| u64::from(ticks) * TICK_MS >= length.0);
+                *count += u32::from(is_so);
+            }
+            if let Some(block) = block_of(&self.ranges, address).and_then(|it| seen.get_mut(it)) {
+                block.take(age);
+            }
+        }
+        self.untouched = Some(untouched.map(|count| f64::from(count) / f64::from(known.max(1))));
+        if !seen.is_empty() {
+            self.order.sort_by_cached_key(|block| seen[*block].rank());
+            self.hand = 0;
+        }
+    }
+
+    /// Whether it has more in memory than it is to have, and blocks are tried.
+    fn tries_blocks(&self) -> bool {
+        let resident = self.holdings.map_or(Bytes::ZERO, |holdings| holdings.resident);
+        self.means == Means::Trial && self.target.is_some_and(|target| resident > target)
+    }
+
+    /// Does what is due. `probed`: pages of the probes that came back since the last step, for
+    /// which the VM waited as well; `refault_ns`: how long a touch of a page that is out takes.
+    pub(super) fn step(
+        &mut self,
+        memory: &Memory,
+        probed: u64,
+        refault_ns: u64,
+    ) -> Result<(), OutsideError> {
+        if let Some(recall) = &mut self.recall {
+            self.has_read = true;
+            // Memory that the host has no room for stays out, and comes back at a touch.
+            if room().is_zero() || recall.step(memory)? {
+                self.recall = None;
+            }
+            return Ok(());
+        }
+        let (Some(target), Some(own)) = (self.target, self.own) else { return Ok(()) };
+        self.refault_ns = refault_ns;
+        let back = self.count_back(probed)?;
+        self.look(own)?;
+        let moment = Instant::now();
+        if back >= WAKES && self.woke.is_none_or(|woke| moment - woke > AWAKE_AGAIN) {
+            self.woke = Some(moment);
+        }
+        if std::mem::take(&mut self.looks_again) {
+            self.holdings = Holdings::of(self.process, own);
+        }
+        let Some(holdings) = self.holdings else { return Ok(()) };
+        if self.woke.is_some_and(|woke| moment - woke < AWAKE) {
+            return self.read_ahead(memory, back);
+        }
+        self.judge(memory)?;
+        let excess = holdings.resident.minus(target).min(self.quota);
+        if excess.0 < PIECE || self.is_swap_full {
+            return Ok(());
+        }
+        let went = match self.means.clone() {
+            Means::Reclaim(file) => self.reclaim(&file, excess)?,
+            Means::Trial => self.try_blocks(memory, excess)?,
+        };
+        if let Some(holdings) = &mut self.holdings {
+            holdings.resident = holdings.resident.minus(went);
+        }
+        Ok(())
+    }
+
+    /// Pages that the VM has waited for since the last step, without the probes'.
+    fn count_back(&mut self, probed: u64) -> Result<u64, OutsideError> {
+        let waited = self.process.still(waited_for_pages(self.process.pid)?)?;
+        let last = self.waited.replace(waited).unwrap_or(waited);
+        let new = waited.saturating_sub(last);
+        // A wait is counted at once, and a probe is seen to be back some time later.
+        let probed = self.unmatched.saturating_add(probed);
+        let back = new.saturating_sub(probed);
+        self.unmatched = probed.saturating_sub(new);
+        self.in_look += back;
+        self.returned += back;
+        Ok(back)
+    }
+
+    /// Where its memory is, how often it waits, and how much may go.
+    fn look(&mut self, own: Bytes) -> Result<(), OutsideError> {
+        let passed = self.looked.map(|looked| looked.elapsed());
+        if passed.is_some_and(|passed| passed < LOOK) {
+            return Ok(());
+        }
+        self.looked = Some(Instant::now());
+        let holdings = Holdings::of(self.process, own)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        self.holdings = Some(holdings);
+        self.is_swap_full = Swap::read().is_ok_and(|swap| swap.free_first() < LEAST_SWAP);
+        let Some(passed) = passed else {
+            self.out_before = holdings.swapped;
+            return Ok(());
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a rate needs three digits")]
+        let latest = std::mem::take(&mut self.in_look) as f64 / passed.as_secs_f64();
+        self.per_s += SMOOTHING * (latest - self.per_s);
+        #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one fault")]
+        let waits = latest * self.refault_ns as f64 / 1e9;
+        let [_, least, most] = QUOTA;
+        self.quota = if waits > MOST_WAITS {
+            Bytes(self.quota.0 / 2).max(least)
+        } else {
+            Bytes(self.quota.0 * 2).min(most)
+        };
+        Ok(())
+    }
+
+    /// Has the kernel choose what leaves, a little at a time. It may find less than it is asked
+    /// for.
+    fn reclaim(&mut self, file: &PathBuf, excess: Bytes) -> Result<Bytes, OutsideError> {
+        // Files in its cgroup are the host's cache of disks, and no part of the guest.
+        let first = if self.version.reclaims_by_swappiness() { " swappiness=200" } else { "" };
+        let (mut went, begun) = (Bytes::ZERO, Instant::now());
+        while went < excess && begun.elapsed() < LONGEST {
+            let some = excess.minus(went).min(AT_ONCE);
+            let words = format!("{}{first}", some.0);
+            let opened = OpenOptions::new().write(true).open(file);
+            match opened.and_then(|mut file| file.write_all(words.as_bytes())) {
+                Ok(()) => went = went.plus(some),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Some of it went: how much, the next look tells.
+                    self.looks_again = true;
+                    break;
+                }
+                // The cgroup has changed, or the kernel is older than its files say.
+                Err(_) if self.process.is_alive() => {
+                    self.means = Means::Trial;
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(went)
+    }
+
+    /// Pages out blocks that are due: first those of which nothing was touched for longest.
+    fn try_blocks(&mut self, memory: &Memory, excess: Bytes) -> Result<Bytes, OutsideError> {
+        let (mut went, begun, now_s) = (Bytes::ZERO, Instant::now(), self.seconds());
+        if now_s < self.rests_until_s {
+            return Ok(went);
+        }
+        let mut soonest_s = u32::MAX;
+        for _ in 0..self.order.len() {
+            if went >= excess || begun.elapsed() > LONGEST {
+                return Ok(went);
+            }
+            let block = self.order[self.hand];
+            self.hand = (self.hand + 1) % self.order.len();
+            if self.blocks[block].due_s <= now_s {
+                went = went.plus(self.try_block(memory, block, now_s)?);
+            }
+            soonest_s = soonest_s.min(self.blocks[block].due_s);
+        }
+        // All were looked at.
+        self.rests_until_s = soonest_s;
+        Ok(went)
+    }
+
+    /// Pages out a block that is due, unless what went out the last time is back.
+    fn try_block(
+        &mut self,
+        memory: &Memory,
+        block: usize,
+        now_s: u32,
+    ) -> Result<Bytes, OutsideError> {
+        let range = self.range(block);
+        let places = memory.places(range)?;
+        let here = places.iter().filter(|it| **it == Place::Here).count();
+        let out_before = count_out(&places);
+        let it = &mut self.blocks[block];
+        let is_back = it.out > 0 && !it.judge(out_before, now_s);
+        it.out = 0;
+        if here < FEW_PAGES || is_back {
+            it.due_s = it.due_s.max(now_s + seconds(AGAIN));
+            return Ok(Bytes::ZERO);
+        }
+        for piece in pieces(range) {
+            memory.page_out(&[piece]).map_err(io::Error::from)?;
+        }
+        let out = count_out(&memory.places(range)?);
+        let left = out.saturating_sub(out_before);
+        let it = &mut self.blocks[block];
+        if leaves_enough(left, here) {
+            it.out = u16::try_from(out).unwrap_or(u16::MAX);
+            it.due_s = now_s + seconds(AGAIN);
+            it.out_s = now_s.max(1);
+            self.trials.push_back((block, Instant::now()));
+        } else if self.version.has_second_chance() && !it.is_asked {
+            // It was only noted that it was asked for.
+            (it.is_asked, it.due_s) = (true, now_s + 1);
+        } else {
+            it.judge(0, now_s);
+            it.is_asked = false;
+        }
+        Ok(Bytes(left as u64 * PAGE))
+    }
+
+    /// Looks at blocks that went out some time ago: whether that has paid.
+    fn judge(&mut self, memory: &Memory) -> Result<(), OutsideError> {
+        let begun = Instant::now();
+        while let Some((block, since)) = self.trials.front().copied() {
+            if since.elapsed() < TRIAL || begun.elapsed() > LONGEST {
+                break;
+            }
+            self.trials.pop_front();
+            let (range, now_s) = (self.range(block), self.seconds());
+            let out = count_out(&memory.places(range)?);
+            let pays = self.blocks[block].judge(out, now_s);
+            if !pays && self.has_huge_pages && range.len == BLOCK {
+                self.has_read = true;
+                // It is in use, and may have been whole: what the kernel cannot do now is no loss.
+                let _ = memory.make_huge(&[range]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what went out last, some of it.
+    fn read_ahead(&mut self, memory: &Memory, back: u64) -> Result<(), OutsideError> {
+        let wanted = Bytes(back.saturating_mul(READ_AHEAD * PAGE)).min(BATCH).min(room());
+        // The kernel has not said what it has paged out, and when.
+        if wanted.0 < PIECE || self.means != Means::Trial {
+            return Ok(());
+        }
+        self.has_read = true;
+        let mut order: Vec<usize> = (0..self.blocks.len()).collect();
+        order.retain(|block| self.blocks[*block].out_s > 0);
+        order.sort_by_key(|block| Reverse(self.blocks[*block].out_s));
+        let ranges: Vec<Range> = order.iter().map(|block| self.range(*block)).collect();
+        for done in &order[..read_blocks(memory, &ranges, wanted)?] {
+            self.blocks[*done].out_s = 0;
+        }
+        Ok(())
+    }
+
+    /// Where its memory is; `None`: nothing is to be paged out, or that is not known.
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "shares of a VM's memory, and its rates"
+    )]
+    pub(in crate::worker) fn reading(&self) -> Option<Reading<Cold>> {
+        self.target?;
+        let (holdings, untouched) = (self.holdings?, self.untouched?);
+        let ram: u64 = self.ranges.iter().map(|range| range.len).sum();
+        let content = holdings.resident.plus(holdings.swapped);
+        let touched = |share: f64| Bytes(((1.0 - share) * ram as f64) as u64);
+        let returned = Bytes(self.returned.saturating_mul(PAGE));
+        let reading = Cold {
+            resident: holdings.resident,
+            out: holdings.swapped,
+            target: self.target,
+            untouched: untouched.map(|share| content.minus(touched(share))),
+            refaulted_per_s: Bytes((self.per_s * PAGE as f64) as u64),
+            refaults_per_s: self.per_s,
+            refault_ns: self.refault_ns,
+            paged_out: holdings.swapped.plus(returned).minus(self.out_before),
+            returned,
+        };
+        Some(Reading::new(reading, boot_now()))
+    }
+
+    fn range(&self, block: usize) -> Range {
+        block_range(&self.ranges, block as u64)
+    }
+
+    fn seconds(&self) -> u32 {
+        seconds(self.began.elapsed())
+    }
+}
+
+/// The kernel's choice, where the VM is alone in a cgroup that can be asked.
+fn means_for(pid: u32) -> Means {
+    match sys::cgroup::reclaim_file(pid) {
+        Ok(Some(file)) => Means::Reclaim(file),
+        Ok(None) | Err(_) => Means::Trial,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_touched_for_longest_is_tried_first_and_what_is_in_use_last() {
+        let ram = Range { start: 0, len: 4 * BLOCK };
+        let own = Identity::own().unwrap();
+        let mut pager = Pager::of(own, vec![ram], false);
+        pager.means = Means::Trial;
+        pager.target = Some(Bytes::ZERO);
+        pager.holdings = Some(Holdings { resident: Bytes(ram.len), swapped: Bytes::ZERO });
+        let pages = [(0, Some(50)), (PAGE, None), (BLOCK, Some(900)), (BLOCK + PAGE, Some(200))];
+        let more = [(3 * BLOCK, Some(700)), (3 * BLOCK + PAGE, Some(7_000))];
+        pager.learn(pages.into_iter().chain(more));
+        assert_eq!(pager.order, [3, 1, 0, 2], "0 is in use by half, of 2 nothing is known");
+        let [ten_s, minute, ten_minutes] = pager.untouched.unwrap().map(|share| share * 6.0);
+        assert!((ten_s - 4.0).abs() < 1e-9 && (minute - 3.0).abs() < 1e-9, "{ten_s} {minute}");
+        assert!((ten_minutes - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,100 @@
+//! Reading back in bulk: a part in each step, and no more than the host has room for.
+
+use std::io;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use model::Bytes;
+use sys::meminfo::MemInfo;
+use sys::outside::{self, Outside as Memory, Place};
+use sys::process::Identity;
+use sys::userfaultfd::Range;
+
+use super::blocks::{BLOCK, block_range};
+use crate::worker::granules::PAGE;
+
+/// The most that one step reads back, …
+pub(super) const BATCH: Bytes = Bytes::mib(256);
+/// … on how many threads, …
+const MOST_THREADS: usize = 4;
+/// … and for how long.
+pub(super) const LONGEST: Duration = Duration::from_millis(100);
+/// So much of the host's memory stays available while a VM's is read back: one part in so many.
+const SPARE: u64 = 32;
+
+/// The host's memory that may be filled by what is read back.
+pub(super) fn room() -> Bytes {
+    MemInfo::read().map_or(Bytes::ZERO, |host| host.available.minus(Bytes(host.total.0 / SPARE)))
+}
+
+/// Brings back what of this range is out; answers how much that was.
+fn read_back(memory: &Memory, range: Range) -> io::Result<Bytes> {
+    let mut runs: Vec<Range> = Vec::new();
+    for (at, _) in (0..).zip(memory.places(range)?).filter(|(_, place)| *place == Place::Out) {
+        let start = range.start + at * PAGE;
+        match runs.last_mut() {
+            Some(last) if last.start + last.len == start => last.len += PAGE,
+            _ => runs.push(Range { start, len: PAGE }),
+        }
+    }
+    memory.bring_back(&runs);
+    Ok(Bytes(runs.iter().map(|run| run.len).sum()))
+}
+
+/// Brings back what of these blocks is out, on all CPUs, for [`LONGEST`] at most; answers
+/// how many blocks are done.
+pub(super) fn read_blocks(memory: &Memory, blocks: &[Range], most: Bytes) -> io::Result<usize> {
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_THREADS);
+    let (next, read) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let begun = Instant::now();
+    let work = || {
+        while read.load(Ordering::Relaxed) < most.0 && begun.elapsed() < LONGEST {
+            let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            read.fetch_add(read_back(memory, *block)?.0, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        all.into_iter().try_for_each(|one| {
+            one.join().unwrap_or_else(|_| Err(io::Error::other("a thread that reads has ended")))
+        })
+    })?;
+    Ok(next.into_inner().min(blocks.len()))
+}
+
+/// Reads back all that is out of a process, QEMU's own memory among it.
+#[derive(Debug)]
+pub(super) struct Recall {
+    blocks: Vec<Range>,
+    next: usize,
+}
+
+impl Recall {
+    pub(super) fn of(process: Identity) -> io::Result<Self> {
+        let ranges = outside::anonymous(process.pid).map_err(io::Error::other)?;
+        let count: u64 = ranges.iter().map(|range| range.len.div_ceil(BLOCK)).sum();
+        let blocks = (0..count).map(|block| block_range(&ranges, block)).collect();
+        process.still(Self { blocks, next: 0 })
+    }
+
+    /// Reads some of it; answers whether that was the last.
+    pub(super) fn step(&mut self, memory: &Memory) -> io::Result<bool> {
+        let rest = self.blocks.get(self.next..).unwrap_or_default();
+        self.next += read_blocks(memory, rest, BATCH.min(room()))?;
+        Ok(self.next >= self.blocks.len())
+    }
+}
+
+/// Brings back all that is out of a process that may be a VM's, for no longer than this time.
+pub(in crate::worker) fn recall_all(process: Identity, patience: Duration) -> io::Result<()> {
+    let (memory, mut recall) = (Memory::of(process)?, Recall::of(process)?);
+    let until = Instant::now() + patience;
+    while !recall.step(&memory)? && Instant::now() < until {
+        if room().is_zero() {
+            std::thread::sleep(LONGEST);
+        }
+    }
+    Ok(())
+}
