@@ -108,8 +108,8 @@ enum Command {
 /// In it the lab and Overbook run as they do here, with a kernel of your choice: its KVM with
 /// nested page tables, cgroups (v2), multi-generational LRU, DAMON, zram and KSM are real. It is
 /// some 30 times slower than this machine. The script is run by `sh` as root, in a directory with
-/// the files of `--file`; `overbook`, `overbook-lab` and busybox are in its PATH. What it writes
-/// comes out here as it is written.
+/// the files of `--file`; `overbook`, `overbook-lab` and busybox are in its PATH. Its output comes
+/// out here as it is written.
 ///
 /// The exit code is the script's; 124: it took too long; 125: there is no such host, or it died.
 #[derive(Debug, Args)]
@@ -117,11 +117,12 @@ struct HostArgs {
     /// Series of Debian's kernels, such as 6.1 or 6.12, or `newest`
     #[arg(value_name = "KERNEL")]
     kernel: String,
-    /// What it runs
+    /// The script: a file
     #[arg(value_name = "SCRIPT")]
     script: PathBuf,
     /// How long it may take, in seconds
-    #[arg(long, value_name = "S", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "S", default_value_t = 600)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     /// Its memory
     #[arg(long, value_name = "SIZE", default_value_t = USUAL_MEMORY)]

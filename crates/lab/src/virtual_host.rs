@@ -87,7 +87,7 @@ pub enum HostError {
     Incomplete {
         /// The package, or where it was unpacked.
         name: String,
-        /// What is missing.
+        /// The part that is missing.
         what: String,
     },
     /// One of Overbook's programs.
@@ -126,7 +126,7 @@ pub enum HostError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A system call.
@@ -171,7 +171,7 @@ pub struct Outcome {
     pub code: u8,
     /// From the start of the host to the end of the script.
     pub time: Duration,
-    /// What the host's kernel said.
+    /// The console of the host's kernel.
     pub console: String,
 }
 

@@ -37,12 +37,12 @@ const SWAP: Bytes = Bytes::mib(256);
 const VERIFIED: Bytes = Bytes::mib(64);
 const WORKLOAD: &str = "verify --mb 64 --rate 16";
 const FILL_LIMIT: Duration = Duration::from_secs(120);
-/// How long tracking has to find out, and paging to page.
+/// How long tracking has to find out.
 const LEARNS: Duration = Duration::from_secs(25);
-const PAGES: Duration = Duration::from_secs(15);
+const OUT_LIMIT: Duration = Duration::from_secs(60);
 const EVERY: Duration = Duration::from_secs(1);
-/// Half of what is paged out, at least.
-const ENOUGH_MIB: f64 = 24.0;
+/// A part of the half that is to be paged out.
+const ENOUGH: Bytes = Bytes::mib(24);
 
 struct Seen {
     working_set: Bytes,
@@ -79,7 +79,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
             add("kept", seen.huge_kept, "ratio", note, Some(Target::AtLeast(0.9)));
         }
         let note = "of QEMU in swap when half of its memory was to be";
-        let enough = Some(Target::AtLeast(ENOUGH_MIB));
+        let enough = Some(Target::AtLeast(ENOUGH.as_mib()));
         add("paged_out_mib", seen.out.as_mib(), "MiB", note, enough);
         let note = "still in swap after everything was read back";
         add("left_out_mib", seen.left_out.as_mib(), "MiB", note, Some(Target::AtMost(4.0)));
@@ -115,8 +115,13 @@ fn look(context: &Context, small_pages: bool) -> Result<Seen, LabError> {
     let Overhead { own, guest, .. } =
         Overhead::measure(pid, &[MEMORY]).map_err(std::io::Error::other)?;
     watch.hold(guest.percent(50), own);
-    interrupt::sleep(PAGES)?;
     let swapped = || Counters::of(pid).map(|now| now.swapped).map_err(std::io::Error::other);
+    let most_of_half = guest.percent(40);
+    lab.wait_for(
+        "half of the guest to be paged out",
+        OUT_LIMIT,
+        |_| Ok(swapped()? > most_of_half),
+    )?;
     let out = swapped()?;
     watch.stop()?;
     let left_out = swapped()?;

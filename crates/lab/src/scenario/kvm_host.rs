@@ -74,8 +74,8 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// What the script wrote, and what went wrong with its host behind that. What is wrong with the
-/// request, and an interruption, are errors.
+/// Runs a script, and answers its output and, behind that, the fault of a host that died. A fault
+/// of the request, and an interruption, are errors.
 fn ask(kernel: &str, script: &str, limit: Duration) -> Result<String, LabError> {
     let mut output = Vec::new();
     let result = VirtualHost::new(kernel).run(script.as_bytes(), limit, &mut output);
@@ -125,7 +125,7 @@ fn add_experiment(figures: &mut Figures, kernel: &str, experiment: &str, said: &
     figures.add(&name("missed"), Figure::new(result.missed.len() as f64, "count", note));
 }
 
-/// What an experiment said in a virtual host.
+/// The result of an experiment in a virtual host.
 #[derive(Debug, Default, PartialEq)]
 struct Inner {
     /// Of all its guests; `None`: it came to no result.

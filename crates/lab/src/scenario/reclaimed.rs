@@ -49,7 +49,7 @@ fn run(context: &Context) -> Result<Figures, LabError> {
     Ok(figures)
 }
 
-/// What was paged out, and how many bytes of the guest were wrong after that.
+/// Pages out half of a guest, and answers how much left and how many of its bytes are wrong then.
 fn page_out(context: &Context, shim: bool) -> Result<(Bytes, u64), LabError> {
     let group = MemoryGroup::new(SCENARIO.name)?;
     let spec = MachineSpec {

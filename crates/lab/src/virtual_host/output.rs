@@ -13,7 +13,7 @@ pub(super) struct Splitter {
     held: Vec<u8>,
 }
 
-/// What was in it so far.
+/// The output that has come, taken apart.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Part {
     /// Output of the script.

@@ -34,33 +34,33 @@ const PROGRAMS: [&str; 6] = [
     "overbook-shim-stand-in",
     SHIM,
 ];
-/// Those that not everybody builds.
+/// Those that are not always built.
 const FURTHER: [&str; 2] = [TRACER, SHIM_WITH_HOT_SET];
 /// The system's, where busybox knows less: it makes no swap with a priority.
 const SYSTEM_PROGRAMS: [&str; 1] = ["swapon"];
 const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
-/// Beside the others, where they find each other.
+/// All in one directory, where they find each other.
 const PROGRAMS_DIR: &str = "usr/local/bin";
-/// What the loader looks through there without being told.
+/// The directory that the loader looks through there without being told.
 const LIBRARIES_DIR: &str = "lib/x86_64-linux-gnu";
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 /// Guests on x86 need none that is larger.
 const FIRMWARE_LIMIT: u64 = 512 << 10;
 
-/// What shall be in it.
+/// The parts of the initramfs.
 #[derive(Debug)]
 pub(super) struct Content<'a> {
     /// The lab's cache, here.
     pub(super) cache: &'a Cache,
     /// QEMU and a guest's kernel.
     pub(super) provisions: &'a Provisions,
-    /// What it runs on.
+    /// The host's kernel.
     pub(super) kernel: &'a Kernel,
     /// The caller's files.
     pub(super) files: &'a [PathBuf],
-    /// What it runs.
+    /// The script.
     pub(super) script: &'a [u8],
-    /// What stands before the exit code of the script.
+    /// The mark before the exit code of the script.
     pub(super) mark: &'a str,
 }
 
@@ -121,7 +121,7 @@ impl Tree {
         self.files.insert(name.to_owned(), path.to_owned());
     }
 
-    /// What [`image::Image::provide`] reads of the entry.
+    /// Adds the part of the entry that [`image::Image::provide`] reads.
     fn add_guest_kernel(&mut self, root: &Path, kernel: &Path) -> Result<(), HostError> {
         let entry = format!("{CACHE}/{GUEST_KERNEL}");
         self.add(&format!("{entry}/boot/{}", file_name(kernel)), kernel);

@@ -68,7 +68,7 @@ const ALL_STAY: u64 = 256;
 const MOST_TRACKED: u32 = 2048;
 /// How often it is looked whether the VM can still be tracked so, and what a touch costs.
 const REVIEW_EVERY: Duration = Duration::from_secs(30);
-/// QEMU's part of a VM's pieces of RAM, beyond this, is a mistake.
+/// No QEMU maps a guest's RAM in more pieces.
 const MOST_PIECES: usize = 1024;
 
 /// Why a VM is not tracked from outside.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sys::outside::Place;
 use sys::userfaultfd::Range;
 
-/// A trial's memory.
+/// The length of a block: a huge page.
 pub(super) const BLOCK: u64 = 2 << 20;
 /// Pages that one call pages out at most, in bytes.
 pub(super) const PIECE: u64 = 128 << 10;

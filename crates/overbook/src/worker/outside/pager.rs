@@ -188,7 +188,7 @@ impl Pager {
         self.recall = Recall::of(self.process).ok();
     }
 
-    /// Whether what is out is still being read back, or more is to go out than one step's.
+    /// Whether what is out is still being read back.
     pub(in crate::worker) fn is_busy(&self) -> bool {
         self.recall.is_some()
     }
@@ -324,6 +324,8 @@ impl Pager {
         #[expect(clippy::cast_precision_loss, reason = "a rate needs three digits")]
         let latest = std::mem::take(&mut self.in_look) as f64 / passed.as_secs_f64();
         self.per_s += SMOOTHING * (latest - self.per_s);
+        // The kernel does not count every wait: probes without one must not hide others for ever.
+        self.unmatched /= 2;
         #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one fault")]
         let waits = latest * self.refault_ns as f64 / 1e9;
         let [_, least, most] = QUOTA;
@@ -412,6 +414,7 @@ impl Pager {
         let it = &mut self.blocks[block];
         if leaves_enough(left, here) {
             it.out = u16::try_from(out).unwrap_or(u16::MAX);
+            it.is_asked = false;
             it.due_s = now_s + seconds(AGAIN);
             it.out_s = now_s.max(1);
             self.trials.push_back((block, Instant::now()));
@@ -445,7 +448,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Reads what went out last, some of it.
+    /// Reads back some blocks, those that went out last.
     fn read_ahead(&mut self, memory: &Memory, back: u64) -> Result<(), OutsideError> {
         let wanted = Bytes(back.saturating_mul(READ_AHEAD * PAGE)).min(BATCH).min(room());
         // The kernel has not said what it has paged out, and when.

@@ -10,10 +10,10 @@
 use model::Bytes;
 use sys::outside::Piece;
 
+use super::blocks::BLOCK;
 use crate::worker::granules::PAGE;
 
-/// A huge page, and the block that it may be in.
-const BLOCK: u64 = 2 << 20;
+/// Pages of a block.
 const BLOCK_PAGES: u32 = 512;
 /// One block of so many is broken: one part in twelve of the VM's huge pages.
 const STRATUM: u64 = 12;
@@ -48,7 +48,8 @@ impl Sample {
             let blocks: Vec<u64> = pieces.iter().flat_map(blocks).collect();
             let whole = usize::try_from(STRATUM).unwrap_or(usize::MAX);
             for stratum in blocks.chunks(whole) {
-                // A last stratum that is not whole is chosen from as rarely as its blocks are few.
+                // The last stratum may be shorter: each of its blocks has the same chance all the
+                // same.
                 if let Some(block) = stratum.get(random.usize(..whole)) {
                     sample.push(*block, BLOCK_PAGES);
                 }
