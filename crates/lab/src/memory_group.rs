@@ -72,6 +72,14 @@ impl MemoryGroup {
         Ok(fs::write(self.file("memory.limit_in_bytes", "memory.max"), limit.0.to_string())?)
     }
 
+    /// Keeps its anonymous memory from the host's swap: a limit then holds for all of it.
+    ///
+    /// # Errors
+    /// When the kernel cannot keep a single group from it.
+    pub fn keep_from_swap(&self) -> Result<(), LabError> {
+        Ok(fs::write(self.file("memory.swappiness", "memory.swap.max"), "0")?)
+    }
+
     /// Has the kernel reclaim what it has above this, as far as that goes now. It may have more
     /// afterwards: where a limit stays, the kernel kills who finds nothing to reclaim.
     ///

@@ -18,8 +18,8 @@ use crate::lab::LabError;
 const CONTROL: &str = "/sys/class/zram-control";
 /// How long it may take to bring everything back.
 const OFF: Duration = Duration::from_secs(120);
-/// How long it may be open elsewhere.
-const REMOVAL: Duration = Duration::from_secs(5);
+/// Between two attempts to remove it.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Before all other swap.
 const PRIORITY: &str = "1000";
 
@@ -72,13 +72,26 @@ impl Zram {
 /// Not by [`command::run`]: this must be done after Ctrl-C, too.
 impl Drop for Zram {
     fn drop(&mut self) {
-        let off = Spawn::new("swapoff").arg(self.path()).stderr(std::process::Stdio::null());
-        let _ = off.spawn().and_then(|mut child| child.wait_for(OFF));
+        let swapoff = || {
+            let off = Spawn::new("swapoff").arg(self.path()).stderr(std::process::Stdio::null());
+            off.spawn()?.wait_for(OFF)
+        };
         let remove = || fs::write(Path::new(CONTROL).join("hot_remove"), self.number.to_string());
-        // Whoever looks at new disks may still have it open.
-        let until = Instant::now() + REMOVAL;
-        while remove().is_err() && self.sys().exists() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(50));
+        let until = Instant::now() + OFF;
+        loop {
+            let is_off = swapoff();
+            // A program that looks at new disks may still have it open.
+            let Err(error) = remove() else { return };
+            if !self.sys().exists() {
+                return;
+            }
+            if Instant::now() > until {
+                // Later experiments would swap to it.
+                let path = self.path();
+                eprintln!("{} stays: swapoff: {is_off:?}; hot_remove: {error}", path.display());
+                return;
+            }
+            std::thread::sleep(AGAIN);
         }
     }
 }
