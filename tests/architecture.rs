@@ -162,8 +162,44 @@ fn no_source_grows_beyond_a_room() {
     }
 }
 
+/// Pages that name files of the tree.
+const GUIDES: [&str; 2] = ["ARCHITECTURE.md", "docs/src/tour.md"];
+
+/// Files of the tree that a text names in backquotes.
+fn named_files(text: &str) -> Vec<&str> {
+    let tops = ["crates/", "tests/", "guest/", "docs/", "packaging/"];
+    let named = text.split('`').skip(1).step_by(2);
+    named.filter(|name| tops.iter().any(|top| name.starts_with(top))).collect()
+}
+
+#[test]
+fn guides_name_files_that_are_there() {
+    for page in GUIDES {
+        let text = std::fs::read_to_string(root().join(page)).unwrap();
+        let named = named_files(&text);
+        assert!(named.len() >= 10, "{page} names {} files", named.len());
+        for file in named {
+            assert!(root().join(file).exists(), "{page} names {file}, which is not there");
+        }
+    }
+}
+
+#[test]
+fn the_overview_is_short_and_names_one_file_a_row() {
+    let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    assert!(text.lines().count() <= 200, "ARCHITECTURE.md has {} lines", text.lines().count());
+    let rows = text.lines().filter(|line| line.starts_with("| ") && line.contains('`'));
+    for row in rows {
+        assert_eq!(named_files(row).len(), 1, "{row}");
+    }
+}
+
 #[test]
 fn the_checks_can_fail() {
+    assert_eq!(
+        named_files("see `crates/a.rs`, `b/c.rs` and `tests/d.rs`"),
+        ["crates/a.rs", "tests/d.rs"]
+    );
     assert_eq!(names_outside_world("use std::fs;"), Some("std::fs"));
     assert_eq!(names_outside_world("// like std::fs"), None);
     assert!(has_unsafe("let x = unsafe { y };"));
