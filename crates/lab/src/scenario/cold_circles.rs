@@ -1,13 +1,15 @@
-//! `cold-circles`: four busy guests on a host that has 0.6 of the memory that they want. Does
-//! paging by Overbook cost them more than the kernel's own reclaim would?
+//! `cold-circles`: four busy guests on a host that has 0.6 of the memory that they hold. Does
+//! paging by Overbook cost them more than the kernel's own reclaim alone?
 //!
-//! * **kernel**: all four run in one memory cgroup with a limit, as they would share a host;
-//! * **ours**: Overbook's daemon holds their group to the same memory. Nothing is loaded into their
-//!   QEMUs.
+//! All four run in one memory cgroup whose limit is the host's memory, in both arms:
 //!
-//! Both swap to the same compressed memory. Each guest's work is compared, and the time that the
-//! host's CPUs spend in the kernel. Pages that go out and come back again and again (circles) show
-//! in that time, and in what is read back. It needs root.
+//! * **kernel**: nothing else;
+//! * **ours**: Overbook's daemon holds their group to the same memory, in addition. Nothing is
+//!   loaded into their QEMUs.
+//!
+//! Both swap to the same compressed memory. The scenario compares each guest's work, and the time
+//! that the host's CPUs spend in the kernel. Pages that go out and come back again and again
+//! (circles) show in that time, and in the rate of reading back. It needs root.
 
 use std::path::Path;
 use std::time::Duration;
@@ -93,11 +95,9 @@ fn course(context: &Context, way: Way) -> Result<Course, LabError> {
         held = held.plus(measured.map_err(std::io::Error::other)?.guest);
     }
     let kept = held.percent(KEPT);
+    group.set_limit(group.usage()?.minus(held.minus(kept)))?;
     let daemon = match way {
-        Way::Kernel => {
-            group.set_limit(group.usage()?.minus(held.minus(kept)))?;
-            None
-        }
+        Way::Kernel => None,
         Way::Ours => {
             let settings = Settings {
                 cold: ColdSpec::WhenNeeded,
@@ -177,7 +177,7 @@ fn figures(context: &Context, kernel: &[Course], ours: &[Course]) -> Figures {
     figures.add("system_time", figure.target(Target::AtMost(1.2)));
     let note = "memory of the guests' cgroup, ours to that with the kernel's own";
     let figure = Figure::new(ratio(&|course| course.memory.as_mib()), "ratio", note);
-    figures.add("memory", figure.target(Target::AtMost(1.05)));
+    figures.add("memory", figure);
     for (name, courses) in [("kernel", kernel), ("ours", ours)] {
         let value = mean(courses, |course| course.read_mib_s);
         figures.add(&format!("read_{name}"), Figure::new(value, "MiB/s", "read back"));
