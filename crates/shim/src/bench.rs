@@ -1,9 +1,9 @@
-//! What a trap costs the thread that touches: measured on a granule of our own, through the same
-//! fault thread and the same moves as the guest's.
+//! Measures the cost of a trap for the thread that touches a page. The granule is the shim's own
+//! and takes the same fault thread and the same moves as a guest's.
 //!
-//! The handler's own time is counted trap by trap; what it does not see is the way there and back:
-//! the kernel puts the thread to sleep and wakes another, often on a CPU that was idle. Here a
-//! thread of ours touches a revoked granule and looks at the clock before and after.
+//! The handler's own time is counted trap by trap. That time leaves out the way there and back:
+//! the kernel puts the thread to sleep and wakes another, often on an idle CPU. Here a thread of
+//! the shim touches a revoked granule and reads the clock before and after.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,16 +19,16 @@ use crate::watchdog;
 
 const LARGEST: u64 = MAX_GRANULE_PAGES as u64 * PAGE_BYTES;
 
-/// The largest granule and its staging, side by side; kept for ever, because a thread may be
-/// touching it.
+/// Room for the largest granule and, next to it, its staging. The memory is never freed, because
+/// a thread may be touching it.
 pub(crate) struct Bench {
     place: Reserved,
-    /// Bytes that were taken and not yet given back.
+    /// Bytes that were moved away and not yet moved back.
     away: AtomicU64,
 }
 
 impl Bench {
-    /// The process's one; `None` when there is no memory for it.
+    /// The process's only instance; `None` when there is no memory for it.
     pub(crate) fn get() -> Option<&'static Self> {
         static BENCH: OnceLock<Option<Bench>> = OnceLock::new();
         BENCH.get_or_init(|| Self::new().ok()).as_ref()
@@ -41,22 +41,22 @@ impl Bench {
             // none.
             let _ = unsafe { place.advise(advice) };
         }
-        // While it is registered nowhere: who had to wait for the fault thread here would hold the
-        // lock.
+        // The pages are touched while they are registered nowhere: a thread that waited for the
+        // fault thread here would hold the lock.
         for page in 0..LARGEST / PAGE_BYTES {
-            // SAFETY: fresh memory of ours.
+            // SAFETY: the shim's own fresh memory.
             unsafe { pointer(place.range().start + page * PAGE_BYTES).write_volatile(1) };
         }
         Ok(Self { place, away: AtomicU64::new(0) })
     }
 
-    /// What to register.
+    /// The range to register.
     pub(crate) fn range(&self) -> Range {
         self.place.range()
     }
 
-    /// Revokes it; answers the address to touch. What it holds nobody needs, so nothing is asked
-    /// afterwards.
+    /// Revokes a granule and returns the address to touch. Its content is not needed, so the page
+    /// tables are not asked afterwards.
     pub(crate) fn arm(&self, host: &Host, granule_pages: u32) -> Option<u64> {
         let guest = self.guest(u64::from(granule_pages) * PAGE_BYTES);
         self.away.store(guest.len, Ordering::Relaxed);
@@ -65,29 +65,29 @@ impl Bench {
         (taken.bytes > 0).then_some(guest.start)
     }
 
-    /// Has the kernel page out what [`Self::arm`] revoked: the next touch is one of a page that is
-    /// out.
+    /// Has the kernel page out the granule that [`Self::arm`] revoked, so that the next touch
+    /// finds a page that is paged out.
     pub(crate) fn page_out(&self, granule_pages: u32) {
         let len = u64::from(granule_pages) * PAGE_BYTES;
-        // SAFETY: it discards nothing.
+        // SAFETY: this discards nothing.
         let _ = unsafe { advise(Range { start: self.staging(), len }, Advice::LinuxPageOut) };
     }
 
-    /// Gives back what is away; what will not move is filled with zeros.
+    /// Moves the pages back; fills those that cannot be moved with zeros.
     pub(crate) fn serve(&self, host: &Host) {
         let guest = self.guest(self.away.swap(0, Ordering::Relaxed));
         if guest.len > 0 {
-            // SAFETY: `arm` took it from there.
+            // SAFETY: `arm` moved the content there.
             let given = unsafe { host.move_pages(guest.start, self.staging(), guest.len) };
             if given.stopped.is_some() {
-                // SAFETY: nobody needs its content.
+                // SAFETY: the content is not needed.
                 unsafe { transitions::fill_holes(host.uffd, guest) };
             }
         }
         watchdog::wake(host.uffd, self.guest(LARGEST));
     }
 
-    /// Whether an address lies in its first half.
+    /// Whether an address lies in the first half, which is the one touched.
     pub(crate) fn contains(&self, address: u64) -> bool {
         let guest = self.guest(LARGEST);
         (guest.start..guest.start + guest.len).contains(&address)
@@ -102,10 +102,11 @@ impl Bench {
     }
 }
 
-/// Touches what [`Bench::arm`] revoked, without the lock, and answers how long that took.
+/// Touches the granule that [`Bench::arm`] revoked, without the lock, and returns how long that
+/// took.
 ///
 /// # Safety
-/// `address` is what [`Bench::arm`] answered.
+/// `address` is the one that [`Bench::arm`] returned.
 pub(crate) unsafe fn touch(address: u64) -> Duration {
     let before = now();
     // SAFETY: as the caller promises; the page is there when the read ends.

@@ -1,5 +1,5 @@
-//! The memory that a worker reads: header, ring, page states, as one generation of guest RAM has
-//! them.
+//! The shared memory that a worker reads: header, ring and page states of one generation of guest
+//! RAM.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use crate::descriptors::Guarded;
 use crate::ram::{end, overlap};
 use crate::time::now;
 
-/// How many pages are merged: for who may not wait for the lock.
+/// Number of merged pages, for threads that may not wait for the lock.
 static MERGED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether any page is merged. Takes no lock.
@@ -25,22 +25,22 @@ pub(crate) fn is_anything_merged() -> bool {
 
 pub(crate) const EVERYTHING: Range = Range { start: 0, len: u64::MAX };
 
-/// Our end of the shared memory. It is all that is known of which pages are merged, so it outlives
-/// tracking, and a new one begins with what the old one knew.
+/// The shim's end of the shared memory. Only this memory records which pages are merged. So it
+/// outlives tracking, and a new channel starts with the merged pages of the old one.
 pub(crate) struct Channel {
     regions: Vec<Region>,
     shared: Shared<'static>,
     producer: Producer,
     fd: OwnedFd,
     generation: u32,
-    /// How many runs of merged pages there are.
+    /// Number of runs of merged pages.
     merged_runs: Cell<u32>,
     _guarded: Option<Guarded>,
 }
 
-/// Pages side by side of one state.
+/// Adjacent pages of one state.
 pub(crate) struct Part {
-    /// The first one's number.
+    /// The number of the first page.
     pub(crate) page: u32,
     pub(crate) range: Range,
 }
@@ -51,7 +51,8 @@ impl Channel {
         let layout = Layout::of_regions(&regions);
         let created = SharedMemory::create("overbook-shim", layout.words(), layout.bytes());
         let (memory, fd) = created.ok()?;
-        // Kept for ever, so that views of it need no owner: one for each time that RAM is plugged.
+        // Never freed, so that views of the memory need no owner: one mapping is leaked each time
+        // RAM is plugged.
         let memory: &'static SharedMemory = Box::leak(Box::new(memory));
         let shared = Shared::initialise(layout, generation, memory.words(), memory.bytes()).ok()?;
         let guarded = Guarded::new(fd.as_raw_fd());
@@ -65,7 +66,8 @@ impl Channel {
         Some(channel)
     }
 
-    /// The parts of `range` that are mapped from a pool, each as long as can be. Does not allocate.
+    /// The parts of `range` that are mapped from a pool, each as long as possible. Does not
+    /// allocate.
     pub(crate) fn merged(&self, range: Range) -> impl Iterator<Item = Range> {
         let is_any = self.shared.get(Counter::MergedPages) > 0;
         let range = Range { len: if is_any { range.len } else { 0 }, ..range };
@@ -81,8 +83,8 @@ impl Channel {
         })
     }
 
-    /// The parts of `range`, of which one region has all or nothing, that are not. Does not
-    /// allocate.
+    /// The parts of `range` that are not merged. One region contains all of `range` or none of
+    /// it. Does not allocate.
     pub(crate) fn unmerged(&self, range: Range) -> impl Iterator<Item = Range> {
         let border = Range { start: end(range), len: 0 };
         let mut from = range.start;
@@ -92,8 +94,8 @@ impl Channel {
         })
     }
 
-    /// The merged pages side by side around that at `address`, at most `most` of them, which is a
-    /// power of two. `None`: it is not merged. Does not allocate.
+    /// The run of merged pages around the one at `address`, at most `most` pages (a power of
+    /// two). `None`: the page is not merged. Does not allocate.
     pub(crate) fn merged_around(&self, address: u64, most: u32) -> Option<Range> {
         let bytes = u64::from(most) * PAGE_BYTES;
         let around = Range { start: address / bytes * bytes, len: bytes };
@@ -101,8 +103,8 @@ impl Channel {
         self.merged(around).find(holds)
     }
 
-    /// How many runs of merged pages there are: each is a mapping or more, and cuts in two what is
-    /// around it.
+    /// Number of runs of merged pages. Each run is at least one mapping, and splits the mapping
+    /// around it in two.
     pub(crate) fn merged_runs(&self) -> u32 {
         self.merged_runs.get()
     }
@@ -111,7 +113,7 @@ impl Channel {
         self.shared.state(page) == PageState::Merged
     }
 
-    /// The parts of a run of pages that have this state, each as long as can be.
+    /// The parts of a run of pages that have this state, each as long as possible.
     pub(crate) fn parts(&self, page: u32, pages: u32, state: PageState) -> Vec<Part> {
         let mut parts: Vec<Part> = Vec::new();
         let of = |region: &&Region| {
@@ -129,7 +131,7 @@ impl Channel {
         parts
     }
 
-    /// All pages of `range` that are guest RAM have this state now: merged, or plain.
+    /// Sets the state of all pages of `range` that are guest RAM: merged, or plain.
     pub(crate) fn set(&self, range: Range, state: PageState) {
         let (mut merged, mut runs) =
             (self.shared.get(Counter::MergedPages), self.merged_runs.get());
@@ -139,7 +141,8 @@ impl Channel {
             if was == is {
                 continue;
             }
-            // Alone it is a run; beside one it makes that longer; between two it makes one of them.
+            // A page alone is a run. A page next to a run extends it. A page between two runs
+            // joins them.
             let beside =
                 [page.wrapping_sub(1), page + 1].map(|page| u32::from(self.is_merged(page)));
             let (one, others) = (1_u32, beside[0] + beside[1]);
@@ -156,7 +159,7 @@ impl Channel {
         self.merged_runs.set(runs);
     }
 
-    /// What of `range` is in its place was handed over to the kernel.
+    /// Records that the pages of `range` that are in place were handed over to the kernel.
     pub(crate) fn hand_over(&self, range: Range) {
         let now_ms = now().0 / 1_000_000;
         let mut handed_over = 0;
@@ -175,7 +178,7 @@ impl Channel {
         self.pages(range).any(|(_, page)| self.shared.state(page) == state)
     }
 
-    /// What of `range` was freed is not any more.
+    /// Makes the freed pages of `range` plain.
     pub(crate) fn count_as_plain(&self, range: Range) {
         for (_, page) in self.pages(range) {
             if self.shared.state(page) == PageState::Freed {
@@ -184,7 +187,7 @@ impl Channel {
         }
     }
 
-    /// If nothing of a block is freed any more, nothing is said of when it was.
+    /// Clears the time of a block's last hand-over if the block has no freed page left.
     pub(crate) fn forget_empty_block(&self, block: u32) {
         let pages = block * BLOCK_PAGES..(block + 1).saturating_mul(BLOCK_PAGES);
         if !pages.into_iter().any(|page| self.shared.state(page) == PageState::Freed) {
@@ -197,7 +200,7 @@ impl Channel {
         self.pages(Range { start: address, len: PAGE_BYTES }).next().map(|(_, page)| page)
     }
 
-    /// The pages of `range` that are guest RAM: address and number.
+    /// The pages of `range` that are guest RAM, as address and number.
     fn pages(&self, range: Range) -> impl Iterator<Item = (u64, u32)> {
         let of_region = move |region: &Region| {
             let whole = Range { start: region.address, len: u64::from(region.pages) * PAGE_BYTES };

@@ -1,12 +1,12 @@
 //! The thread that answers a worker.
 //!
-//! One worker at a time, run by root or by whoever runs QEMU by hand: another is told so and turned
-//! away; it is not heard. Each packet is one request with one answer of its number; a packet that
-//! is not understood is refused and changes nothing. When the connection closes, for whatever
-//! reason, everything goes back.
+//! The thread serves one worker at a time, run by root or by the user that runs QEMU by hand. It
+//! tells another worker that it is busy, and closes that connection without reading from it. Each
+//! packet is one request, with one answer of the same number. A malformed packet is refused and
+//! changes nothing. When the connection closes, for any reason, everything is given back.
 //!
-//! The listener is opened when the first guest RAM appears: QEMU forks before that to become a
-//! daemon.
+//! The listener opens when the first guest RAM appears, because QEMU forks before that to become
+//! a daemon.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -35,19 +35,19 @@ use crate::{bench, cold, fault_thread, freed, remapping, threads, watchdog};
 const CALIBRATION: Duration = Duration::from_secs(3);
 /// Touches per measurement.
 const TOUCHES: u32 = 4;
-/// Connections that are met in one turn.
+/// Connections accepted in one turn.
 const MOST_ACCEPTED: u32 = 8;
-/// How long after the kernel has refused an address.
+/// Delay before the next try after the kernel has refused an address.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
-/// CPU time that this thread took for merging, unsharing and freed memory.
+/// CPU time of this thread for merging, unsharing and freed memory.
 static OTHER_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Begins to listen; once per process.
+/// Starts listening; once per process.
 pub(crate) fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
         threads::guard_forks();
-        // Without the thread nobody can ask for anything: QEMU runs as if the shim were not there.
+        // Without this thread no worker can connect: QEMU runs as if the shim were not there.
         let _ = threads::start("ob-ctl", run);
     });
 }
@@ -70,8 +70,8 @@ fn run() {
         {
             leave(&mut worker);
         }
-        // Several at a time: a flood of connections, which any process may open, is turned away
-        // faster than it comes.
+        // Several at a time: any process may open connections, and a flood of them is refused
+        // faster than it arrives.
         for _ in 0..MOST_ACCEPTED {
             let Ok(Some(connection)) = listener.accept() else { break };
             meet(&mut worker, connection);
@@ -83,7 +83,8 @@ fn run() {
     }
 }
 
-/// Listens at an address that no process can have known, and publishes it in this thread's name.
+/// Listens at an address that no other process can know in advance, and publishes it in this
+/// thread's name.
 fn listen() -> Listener {
     let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
     loop {
@@ -107,14 +108,14 @@ fn wait(listener: &Listener, worker: Option<&Worker>) {
         ),
     ];
     let timeout = Timespec::try_from(CALIBRATION).ok();
-    // Interrupted or not: the caller looks.
+    // Interrupted or not: the caller checks.
     let _ = poll(&mut fds, timeout.as_ref().filter(|_| worker.is_some()));
 }
 
 fn meet(worker: &mut Option<Worker>, connection: Connection) {
     let guarded = Guarded::new(connection.as_fd().as_raw_fd());
     let Ok(peer) = connection.peer() else { return };
-    // A new worker may come at the moment when the old one is gone.
+    // A new worker may connect at the moment when the old one is gone.
     if worker.as_ref().is_some_and(Worker::hung_up) {
         leave(worker);
     }
@@ -132,9 +133,9 @@ fn meet(worker: &mut Option<Worker>, connection: Connection) {
     }
 }
 
-/// Whether a user who is not root runs this QEMU by hand. libvirt runs every tenant's QEMU as one
-/// user: there the same uid means nothing, and the parent is root's (libvirt, or init after
-/// `-daemonize`).
+/// Whether a user other than root runs this QEMU by hand. libvirt runs the QEMU of every tenant
+/// as one user. There the same uid proves nothing, and the parent belongs to root (libvirt, or
+/// init after `-daemonize`).
 fn is_of_our_owner(uid: u32) -> bool {
     let parent = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
     let owner = std::fs::metadata(format!("/proc/{parent}")).map(|there| there.uid());
@@ -156,12 +157,12 @@ impl Worker {
         answered && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Answers what has come; `false` when the worker is gone.
+    /// Answers the request that has arrived; `false` when the worker is gone.
     fn listen(&mut self) -> bool {
         let mut packet = [0; MAX_PACKET];
         match self.connection.receive(&mut packet) {
             Ok(None) => true,
-            // Whoever sent it has ended since: what it asked for may be wrong by now.
+            // The sender has closed since: its request may be wrong by now.
             Ok(Some(_)) if self.hung_up() => false,
             Ok(Some(received)) => {
                 watchdog::worker_spoke();
@@ -188,7 +189,7 @@ impl Worker {
         }
     }
 
-    /// Does what is asked; `None`: it is to be greeted.
+    /// Carries out a request; `None`: the caller sends the greeting.
     fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Result<Option<Answer>, Refusal> {
         if let Request::Hello { version } = request {
             if version != VERSION {
@@ -255,8 +256,8 @@ impl Worker {
         answer.encode(id).is_ok_and(|packet| self.connection.send(&packet, fd).is_ok())
     }
 
-    /// Says what there is, and shares the memory that tells of it: of one moment, for RAM may be
-    /// plugged in the next.
+    /// Sends the regions and the state, and shares the memory that describes them. All are of one
+    /// moment, because RAM may be plugged in the next.
     fn greet(&self) -> bool {
         let mut engine = lock();
         let (regions, state) = (engine.regions(), engine.state());
@@ -270,8 +271,8 @@ fn failed_inside() -> Refusal {
     Refusal::NotTracking { why: "the shim failed; see QEMU's log".to_owned() }
 }
 
-/// The fault thread, the one beside it, and the watchdog; they stay. One that could not be started
-/// is tried again.
+/// Starts the fault thread, the remapping thread and the watchdog, which never end. A thread that
+/// could not be started is retried at the next request.
 fn start_threads() -> Result<(), Refusal> {
     const THREADS: [(&str, fn()); 3] = [
         ("overbook-fault", fault_thread::run),
@@ -288,7 +289,7 @@ fn start_threads() -> Result<(), Refusal> {
         }
         Ok(())
     };
-    // Without userfaultfd there is nothing to serve, and `track` says why.
+    // Without userfaultfd there is nothing to serve, and `track` reports why.
     let result: std::io::Result<()> = if engine::userfaultfd().is_ok() { start() } else { Ok(()) };
     result.map_err(|error| Refusal::Kernel {
         call: "clone".to_owned(),
@@ -296,13 +297,13 @@ fn start_threads() -> Result<(), Refusal> {
     })
 }
 
-/// Whether a request is one of tracking. What is recalled is to be merged.
+/// Whether a request is part of tracking. Recalling is not: granules are recalled to be merged.
 fn is_tracking(request: &Request) -> bool {
     use Request::{Hello, Release, Revoke, Status, Track};
     matches!(request, Hello { .. } | Track(_) | Revoke { .. } | Release | Status)
 }
 
-/// Tells the worker what tracking takes of a CPU here, and for how long somebody had to wait.
+/// Publishes the CPU time of tracking in this process, and the longest waits.
 fn say_own_cpu() {
     if let Some(channel) = &lock().channel {
         let shared = channel.shared();
@@ -315,7 +316,7 @@ fn say_own_cpu() {
     }
 }
 
-/// Measures what a trap costs, if tracking is on.
+/// Measures the cost of a trap, if tracking is on.
 fn calibrate() {
     let mut total = Duration::ZERO;
     for _ in 0..TOUCHES {
@@ -333,7 +334,7 @@ fn calibrate() {
     }
 }
 
-/// What a touch of a page takes that is paged out.
+/// Measures a touch of a page that is paged out.
 fn touch_paged_out() -> Option<Duration> {
     let (place, granule_pages) = {
         let mut engine = lock();

@@ -1,9 +1,9 @@
-//! Merged pages that become plain again: which, when, and what that costs in mappings.
+//! Merged pages that become plain again: which, when, and the cost in mappings.
 //!
-//! A page at a time is replaced, so that all others stay shared; but each one cuts a mapping in
-//! two. So around writes that come one after the other more and more is replaced, where mappings
-//! meet again they are made one, and when there is no room for more mappings ([`Cuts::has_room`])
-//! the kernel makes the copy in place. The rules are those of [`unshare`].
+//! One page at a time is replaced, so that all others stay shared; but each replaced page splits
+//! a mapping in two. So consecutive writes replace ever larger ranges, and adjacent mappings are
+//! joined. When there is no room for more mappings ([`Cuts::has_room`]), the kernel makes the
+//! copy in place. The rules are those of [`unshare`].
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
@@ -28,29 +28,29 @@ use crate::transitions::Host;
 use crate::unshare::{self, Replacement};
 use crate::{merge, remapping, watchdog};
 
-/// Writes that are so near to each other, in time and place, are one story: memory that is used
-/// anew.
+/// Writes that are this close to each other in time and address belong together: the guest reuses
+/// the memory.
 const NEAR: Duration = Duration::from_millis(100);
 const NEAR_BYTES: u64 = merge::TURN_BYTES;
-/// Mappings are joined while somebody waits if the smaller one has no more than this.
+/// A mapping of at most this size is joined with its neighbour while one of QEMU's threads waits.
 const SOON_JOINED: u64 = 128 * PAGE_BYTES;
-/// After a discard so many parts of it are joined with what is beside them: a balloon discards one
-/// at a time.
+/// After a discard at most this number of its parts are joined with their neighbours. A balloon
+/// discards one part at a time.
 const MOST_JOINED: usize = 8;
-/// What a kernel allows that does not say (`vm.max_map_count`).
+/// The default limit, for a kernel whose `vm.max_map_count` cannot be read.
 const USUAL_MAPPINGS: u32 = 65_530;
-/// How soon mappings are counted again.
+/// The minimum time between two counts of the mappings.
 const COUNTED: Duration = Duration::from_secs(1);
 
 /// Whether pages can be replaced on this host. Does not allocate.
 pub(crate) fn is_possible(uffd: &Userfaultfd) -> bool {
     let mut first = [0];
     let read = overcommit().map(|file| rustix::io::pread(file, &mut first, 0));
-    // 2: it promises no more memory than it has.
+    // 2: the kernel promises no more memory than it has.
     uffd.can_replace() && matches!(read, Some(Ok(1))) && matches!(first, [b'0' | b'1'])
 }
 
-/// What the host says of how much memory it promises; opened once, and read anew each time.
+/// The host's overcommit policy; the file is opened once and read at each call.
 fn overcommit() -> Option<&'static OwnedFd> {
     static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let open = || {
@@ -60,7 +60,7 @@ fn overcommit() -> Option<&'static OwnedFd> {
     FILE.get_or_init(|| kept(open())).as_ref()
 }
 
-/// How many mappings a process may have.
+/// The number of mappings that a process may have.
 fn most_mappings() -> u32 {
     static MOST: OnceLock<u32> = OnceLock::new();
     *MOST.get_or_init(|| {
@@ -69,22 +69,22 @@ fn most_mappings() -> u32 {
     })
 }
 
-/// Opens and reads what the fault thread needs, which allocates nothing.
+/// Opens and reads the files that the fault thread needs: that thread allocates nothing.
 pub(crate) fn prepare() {
     let _ = (most_mappings(), unshare::mappings(), overcommit());
 }
 
-/// What writes have cut so far.
+/// Mappings that the guest's writes have split so far.
 pub(crate) struct Cuts {
-    /// How many pages the last write had replaced, where it was, and when.
+    /// The number of pages that the last write had replaced; below, its address and time.
     reach: u32,
     last: (u64, Nanos),
-    /// The guest has written to a merged page: it will do so again.
+    /// The guest has written to a merged page, and is expected to do so again.
     pub(crate) is_written: bool,
-    /// Mappings of this process but those of merged runs and what is beside them: as counted, and
-    /// those that could not be made one since.
+    /// Mappings of this process other than merged runs and their neighbours: those counted, and
+    /// those since then that could not be joined.
     others: u32,
-    /// There was no room: it is worth counting.
+    /// There was no room for a mapping, so a new count is worthwhile.
     is_full: bool,
     counted: Nanos,
 }
@@ -95,8 +95,8 @@ impl Cuts {
         Self { reach: 1, last, is_written: false, others: 0, is_full: false, counted: Nanos(0) }
     }
 
-    /// How many pages to replace for a write now at this address: a power of two,
-    /// [`merge::AT_ONCE`] at most.
+    /// The number of pages to replace for a write to this address now: a power of two, at most
+    /// [`merge::AT_ONCE`].
     fn reach_of(&mut self, address: u64, at: Nanos) -> u32 {
         self.is_written = true;
         let (last, then) = std::mem::replace(&mut self.last, (address, at));
@@ -105,8 +105,8 @@ impl Cuts {
         self.reach
     }
 
-    /// Whether another run may be cut in two: each has two mappings. The worker leaves half of what
-    /// the kernel allows; this takes half of that half.
+    /// Whether another run may be split in two: each run has two mappings. The worker leaves half
+    /// of the kernel's limit free; runs take half of that half.
     fn has_room(&mut self, merged_runs: u32) -> bool {
         let has_room =
             2 * u64::from(merged_runs) + u64::from(self.others) < u64::from(most_mappings()) / 4;
@@ -115,7 +115,7 @@ impl Cuts {
     }
 }
 
-/// Counts mappings anew if there was no room for more. Not for the fault thread.
+/// Counts the mappings again if there was no room for more. Not called by the fault thread.
 pub(crate) fn recount_if_due() {
     let is_due = |cuts: &Cuts| cuts.is_full && now().since(cuts.counted) > COUNTED;
     if !is_due(&lock().cuts) {
@@ -131,26 +131,26 @@ pub(crate) fn recount_if_due() {
 }
 
 impl Engine {
-    /// Replaces what one turn can of these merged pages, as far as nobody has written them. Answers
-    /// where.
+    /// Replaces those of these merged pages that have not been written, for one turn. Returns the
+    /// ranges of merged pages found.
     pub(crate) fn unshare_turn(&mut self, page: u32, pages: u32) -> Vec<Range> {
         let Some(channel) = &self.channel else { return Vec::new() };
         let parts = channel.parts(page, pages, PageState::Merged);
         let ranges: Vec<Range> = parts.iter().map(|part| part.range).collect();
         self.with_replacement(&ranges, |replacement| {
             for &merged in &ranges {
-                // SAFETY: so their states say, and the other thread reads while mappings are moved.
+                // SAFETY: their states say so, and the remapping thread reads while mappings are
+                // moved.
                 unsafe { replacement.replace(merged) };
             }
         });
         ranges
     }
 
-    /// Has the kernel make the copies of what is still merged of these pages, a turn's worth of
-    /// them.
+    /// Has the kernel copy the pages of this run that are still merged, one turn's worth.
     ///
     /// # Errors
-    /// QEMU watches what it writes there itself; or the kernel's.
+    /// QEMU watches writes to these pages itself; or the kernel's.
     pub(crate) fn copy_turn(&mut self, page: u32, pages: u32) -> Result<(), Refusal> {
         let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return Ok(()) };
         let refused = |call: &str, errno: Errno| Refusal::Kernel {
@@ -161,7 +161,7 @@ impl Engine {
             if self.holds.are_qemus(part.range) {
                 return Err(Refusal::NotMerging { why: GiveBack::QemuRegisters.to_string() });
             }
-            // A write that trapped would wait for us: so nothing is registered there any more.
+            // A write that trapped would wait for this turn: so nothing stays registered there.
             // SAFETY: every page is in its place.
             unsafe { uffd.unregister(part.range) }
                 .map_err(|errno| refused("UFFDIO_UNREGISTER", errno))?;
@@ -172,8 +172,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest writes to a merged page: it gets its own copy, if that can be. Otherwise the
-    /// kernel makes one.
+    /// The guest writes to a merged page: the page is replaced by its own copy, if possible.
+    /// Otherwise the kernel makes the copy.
     pub(crate) fn break_sharing(
         &mut self,
         uffd: &'static Userfaultfd,
@@ -183,18 +183,18 @@ impl Engine {
         let reach = self.cuts.reach_of(address, received);
         let around = self.channel.as_ref().and_then(|it| it.merged_around(address, reach));
         let block = self.ram.block(address).map(|block| block.range);
-        // Where no page can be replaced nothing is registered either: QEMU may be about to do so
-        // itself.
+        // Where no page can be replaced nothing is registered either: QEMU may be about to
+        // register the range itself.
         let wanted = around.zip(block).filter(|_| self.obstacle().is_none());
         let part = wanted.and_then(|(around, block)| {
-            // SAFETY: merged, and whoever writes to it is served after this.
+            // SAFETY: merged, and a thread that writes to it is served after this.
             unsafe { unshare::unwritten_around(uffd, common(around, block), address) }
         });
         let mut is_replaced = false;
         if let Some(part) = part.filter(|part| self.has_room_without(*part)) {
             self.with_replacement(&[part], |replacement| {
-                // SAFETY: so the page tables say, and the other thread reads while mappings are
-                // moved.
+                // SAFETY: the page tables say so, and the remapping thread reads while mappings
+                // are moved.
                 is_replaced = unsafe { replacement.replace_unwritten(part) };
             });
             if is_replaced {
@@ -215,13 +215,13 @@ impl Engine {
         !cuts || self.cuts.has_room(channel.merged_runs())
     }
 
-    /// QEMU has discarded these parts of what was merged.
+    /// QEMU has discarded these parts, which were merged.
     pub(crate) fn join_after_discard(&mut self, fresh: &[Range]) {
         fresh.iter().take(MOST_JOINED).for_each(|part| self.join_at_ends(*part, SOON_JOINED));
     }
 
-    /// What was merged there is not any more: makes it one mapping with what is beside it, as far
-    /// as that can be, if the smaller one has at most so many bytes.
+    /// `range` is no longer merged: joins its mapping with its neighbours where possible. The
+    /// smaller mapping of each pair must have at most `most` bytes.
     pub(crate) fn join_at_ends(&mut self, range: Range, most: u64) {
         let (Ok(uffd), Some(block)) = (userfaultfd(), self.ram.block(range.start)) else { return };
         let block = block.range;
@@ -230,20 +230,20 @@ impl Engine {
             if let Ok(Some(piece)) = unshare::smaller_at(seam) {
                 self.join(uffd, piece, block, most);
             }
-            // What the kernel does not tell may be one.
+            // A seam that the kernel cannot report counts as one.
             if unshare::smaller_at(seam) != Ok(None) {
                 self.cuts.others = self.cuts.others.saturating_add(1);
             }
         }
     }
 
-    /// Makes a mapping one with what is beside it, if it is small and of no pool. One that can have
-    /// a huge page is left alone, and memory that has a place on the host's nodes: what is mapped
-    /// anew has none.
+    /// Joins a mapping with its neighbour if it is small and belongs to no pool. A mapping that
+    /// can have a huge page is left alone, and so is memory with a NUMA policy: a fresh mapping
+    /// has none.
     fn join(&mut self, uffd: &Userfaultfd, piece: Range, block: Range, most: u64) {
         let is_small = piece.len <= most && piece.len < HUGE_PAGE_BYTES;
-        // What is moved counts as written, and so would what the guest has freed. What is staged is
-        // not there to be moved.
+        // Moved pages count as written, and so would freed pages. Staged pages are not there to
+        // be moved.
         let is_plain = |channel: &Channel| {
             let others = [PageState::Freed, PageState::Staged, PageState::Aside, PageState::Out];
             channel.merged(piece).next().is_none()
@@ -252,15 +252,16 @@ impl Engine {
         let is_inside = common(piece, block) == piece && !has_policy(block.start);
         if is_small && is_inside && self.channel.as_ref().is_some_and(is_plain) {
             self.with_replacement(&[piece], |replacement| {
-                // SAFETY: so the kernel says, and the other thread reads while mappings are moved.
+                // SAFETY: the kernel says so, and the remapping thread reads while mappings are
+                // moved.
                 unsafe { replacement.rejoin(piece) };
             });
             watchdog::wake(uffd, piece);
         }
     }
 
-    /// Lets writes to `range` go on: the kernel makes the copies. What is QEMU's own to protect
-    /// traps again, or is about to.
+    /// Lets writes to `range` go on: the kernel makes the copies. If QEMU has registered the
+    /// range, or is about to, the waiting threads are only woken.
     pub(crate) fn let_write(&self, uffd: &Userfaultfd, range: Range) {
         if self.holds.are_qemus(range) {
             watchdog::wake(uffd, range);
@@ -269,8 +270,9 @@ impl Engine {
         }
     }
 
-    /// Serving a fault of this page has failed. Who waits traps again, or writes to what the kernel
-    /// copies: where a page may be away nothing else is to be done.
+    /// Serving a fault of this page has failed. The waiting thread traps again or, in a merged
+    /// page, writes to the kernel's copy. Where a page may be moved away only a retry is
+    /// possible.
     pub(crate) fn let_go_on(&self, uffd: &Userfaultfd, page: Range) {
         if self.channel.as_ref().is_some_and(|channel| channel.has(page, PageState::Merged)) {
             self.let_write(uffd, page);
@@ -279,8 +281,9 @@ impl Engine {
         }
     }
 
-    /// Lets writes to what is merged of `range` go on for good: somebody else is about to write to
-    /// all of it, or to stop writes. What is QEMU's own already stays so.
+    /// Lets all later writes to the merged pages of `range` go on: QEMU or the kernel is about to
+    /// write to all of them, or to protect them. Pages that QEMU has registered itself are left
+    /// as they are.
     pub(crate) fn let_all_write(&self, range: Range) {
         let (Ok(uffd), Some(channel)) = (userfaultfd(), &self.channel) else { return };
         for merged in channel.merged(range).filter(|merged| !self.holds.are_qemus(*merged)) {
@@ -290,14 +293,14 @@ impl Engine {
         }
     }
 
-    /// Has something done with these parts of one block, if pages can be replaced now.
+    /// Does something with these parts of one block, if pages can be replaced now.
     fn with_replacement(&mut self, parts: &[Range], act: impl FnOnce(&mut Replacement<'_>)) {
         let (None, Ok(uffd), Some(pagemap)) = (self.obstacle(), userfaultfd(), tracker::pagemap())
         else {
             return;
         };
-        // With a page on each side, so that what comes in their place becomes one mapping with what
-        // is there.
+        // One more page on each side is registered, so that the new mappings join those around
+        // them.
         if !is_possible(uffd) || self.begin_moving(uffd, parts, PAGE_BYTES).is_err() {
             return;
         }
@@ -305,7 +308,7 @@ impl Engine {
         let block = parts.first().and_then(|range| ram.block(range.start));
         let host = Host { uffd, pagemap };
         let replacement = block.and_then(|block| {
-            // SAFETY: the fault thread serves, as soon as this turn is over.
+            // SAFETY: the fault thread serves as soon as this turn is over.
             unsafe { Replacement::new(host, block, channel, &mut moving.run) }
         });
         if let Some(mut replacement) = replacement {

@@ -1,24 +1,24 @@
 //! The descriptors that QEMU must not close.
 //!
-//! When the last descriptor of our userfaultfd closes, the kernel ends the registration and the
-//! guest reads zeros where its pages were staged. A program may close descriptors that it does not
-//! know (before an exec, to tidy up): such a call gets the answer that it would get if ours were
-//! not open. Our other descriptors are guarded too: their number, used again, would be read by our
-//! threads.
+//! When the last descriptor of the shim's userfaultfd closes, the kernel ends the registration
+//! and the guest reads zeros where its pages were staged. A program may close descriptors that it
+//! does not know (before an exec, to tidy up). Such a call gets the result that it would get if
+//! the shim's descriptors were not open. The shim's other descriptors are guarded too: if another
+//! file took such a number, the shim's threads would read from it.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// userfaultfd twice, page tables, mappings, what the host promises, bell, shared memory and pool
-/// twice (while they change), listener, connection, and one more that is turned away; and some to
-/// spare.
+/// userfaultfd twice, page tables, mappings, overcommit policy, eventfd, shared memory and pool
+/// twice (while they change), listener, connection, and a second connection that is refused; and
+/// some to spare.
 const MOST: usize = 16;
-/// Far from those that programs close one by one.
+/// Far above the numbers that programs close one by one.
 const LEAST_SECOND: i32 = 500;
 
 static OURS: [AtomicI32; MOST] = [const { AtomicI32::new(-1) }; MOST];
 
-/// Guards a descriptor until it is dropped. It does not own it.
+/// Guards a descriptor until it is dropped, without owning the descriptor.
 #[derive(Debug)]
 pub(crate) struct Guarded(usize);
 
@@ -38,8 +38,8 @@ impl Drop for Guarded {
     }
 }
 
-/// Guards the one descriptor that is never closed, and a second one that keeps it open should the
-/// first be closed behind the C library's back.
+/// Guards the one descriptor that is never closed. A second descriptor keeps the file open if the
+/// first is closed by a raw system call.
 pub(crate) fn guard_for_ever(fd: &impl AsFd) {
     let second = rustix::io::fcntl_dupfd_cloexec(fd, LEAST_SECOND).ok();
     for fd in [Some(fd.as_fd().as_raw_fd()), second.map(IntoRawFd::into_raw_fd)] {
@@ -47,20 +47,20 @@ pub(crate) fn guard_for_ever(fd: &impl AsFd) {
     }
 }
 
-/// What was opened to be kept, guarded; `None` when it could not be.
+/// A file that was opened to stay open, guarded; `None` when that failed.
 pub(crate) fn kept<T: AsFd>(opened: std::io::Result<T>) -> Option<T> {
     let opened = opened.ok()?;
     std::mem::forget(Guarded::new(opened.as_fd().as_raw_fd())?);
     Some(opened)
 }
 
-/// Whether a descriptor is one of ours.
+/// Whether a descriptor belongs to the shim.
 pub(crate) fn is_ours(fd: i32) -> bool {
     fd >= 0 && OURS.iter().any(|slot| slot.load(Ordering::Acquire) == fd)
 }
 
-/// The pieces of `first..=last` without our descriptors; at most [`MOST`] + 1, those left over are
-/// `None`.
+/// The pieces of `first..=last` without the shim's descriptors, at most [`MOST`] + 1. Unused
+/// entries are `None`.
 pub(crate) fn without_ours(first: u32, last: u32) -> [Option<(u32, u32)>; MOST + 1] {
     let mut ours = OURS.each_ref().map(|slot| slot.load(Ordering::Acquire));
     ours.sort_unstable();
@@ -79,12 +79,12 @@ pub(crate) fn without_ours(first: u32, last: u32) -> [Option<(u32, u32)>; MOST +
     pieces
 }
 
-/// In a forked child: gives up our descriptors, so that none outlives QEMU there.
+/// In a forked child: closes the shim's descriptors, so that none outlives QEMU there.
 pub(crate) fn close_all_in_child() {
     for slot in &OURS {
         let fd = slot.swap(-1, Ordering::AcqRel);
         if fd >= 0 {
-            // SAFETY: the child has no thread of ours that uses it.
+            // SAFETY: the child has no thread of the shim that uses it.
             unsafe { rustix::io::close(fd) };
         }
     }
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_range_is_cut_around_ours() {
-        // One test: the table is the process's.
+        // One test: the table belongs to the process.
         let all = |first, last| without_ours(first, last).into_iter().flatten().collect::<Vec<_>>();
         assert_eq!(all(3, u32::MAX), [(3, u32::MAX)]);
         let (ten, eleven) = (Guarded::new(10), Guarded::new(11));

@@ -1,16 +1,18 @@
-//! Disks whose reads into guest RAM cannot be seen.
+//! Disks whose reads into guest RAM the shim cannot detect.
 //!
-//! **Problem.** A page that is moved aside while a disk reads into it, and dropped there because it
-//! is equal to another one, takes what the disk reads with it. The kernel refuses to move what I/O
-//! has *pinned* (`FOLL_PIN`); but direct I/O of some filesystems, NFS and Ceph among them, holds
-//! pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not look at.
+//! **Problem.** A page may move to the buffer while a disk reads into it, and be dropped there
+//! because it equals another page. The data from the disk is then lost. The kernel refuses to
+//! move pages that I/O has *pinned* (`FOLL_PIN`). But direct I/O of some filesystems, NFS and
+//! Ceph among them, holds pages by a plain reference (`FOLL_GET`), which `UFFDIO_MOVE` does not
+//! check.
 //!
-//! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is of a
-//! filesystem that is known to pin. A file that QEMU opens for direct I/O, makes so, or receives is
-//! looked at before anything more is merged: QEMU gets it only when the turn that is under way is
-//! over ([`has_opened`]). It looks again every [`LOOK`] all the same. Files that QEMU registers
-//! with io_uring can be read by a number that nobody sees: then nothing is merged any more.
-//! Tracking needs none of this: what it moves aside comes back as the same page.
+//! **Idea.** A VM is merged only if every file that its QEMU has open for direct I/O is on a
+//! filesystem that is known to pin. A file may become open for direct I/O because QEMU opens it,
+//! changes its flags, or receives it. Each such file is checked before anything more is merged:
+//! QEMU gets it only after the current turn ([`has_opened`]). The shim also checks again every
+//! [`LOOK`]. Files that QEMU registers with io_uring can be read by a number that no interposed
+//! call shows: from then on nothing is merged. Tracking needs none of this, because the same page
+//! moves back from staging.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -22,11 +24,11 @@ use rustix::io::Errno;
 use crate::engine::Engine;
 use crate::time::{Nanos, now};
 
-/// How long what was seen is taken to be so.
+/// How long a check of the open files stays valid.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Those whose direct I/O goes by `iomap` or block I/O, which pins (since Linux 6.5), or that have
-/// none of their own (tmpfs).
+/// Filesystems whose direct I/O uses `iomap` or block I/O, which pins (since Linux 6.5), or which
+/// have no direct I/O of their own (tmpfs).
 const PINNING: [(u64, &str); 6] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -36,13 +38,13 @@ const PINNING: [(u64, &str); 6] = [
     (0x0102_1994, "tmpfs"),
 ];
 
-/// How often QEMU has got a file that may be open for direct I/O, modulo 2^32.
+/// Number of times that QEMU has got a file that may be open for direct I/O, modulo 2^32.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 /// QEMU has registered files with io_uring.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 /// QEMU has got a file that may be open for direct I/O. To be called under the engine's lock,
-/// before QEMU can use it.
+/// before QEMU can use the file.
 pub(crate) fn has_opened(_: &mut Engine) {
     OPENED.fetch_add(1, Ordering::AcqRel);
 }
@@ -53,12 +55,12 @@ pub(crate) fn registers_files(engine: &mut Engine) {
     has_opened(engine);
 }
 
-/// How often it has.
+/// The number of times that QEMU has got such a file.
 pub(crate) fn opened() -> u32 {
     OPENED.load(Ordering::Acquire)
 }
 
-/// What was seen of QEMU's open files.
+/// The last check of QEMU's open files.
 pub(crate) struct Disks {
     looked: Option<(Nanos, u32)>,
     objection: Option<String>,
@@ -69,7 +71,7 @@ impl Disks {
         Self { looked: None, objection: None }
     }
 
-    /// Why nothing of this VM can be merged now, when QEMU has got `opened` files.
+    /// Why nothing of this VM can be merged now, after QEMU has got `opened` files.
     pub(crate) fn objection(&mut self, opened: u32) -> Option<&str> {
         if REGISTERED.load(Ordering::Acquire) {
             return Some(
@@ -80,7 +82,7 @@ impl Disks {
             self.looked.is_some_and(|(at, then)| then == opened && now().since(at) < LOOK);
         if !is_known {
             self.looked = Some((now(), opened));
-            // Who cannot look merges nothing.
+            // Nothing is merged when the files cannot be checked.
             let unseen = |error| Some(format!("QEMU's open files are not to be seen: {error}"));
             self.objection = first_unpinned().map_or_else(unseen, |found| found.map(words));
         }
@@ -88,7 +90,7 @@ impl Disks {
     }
 }
 
-/// A file that is open for direct I/O which may not pin.
+/// The first file that is open for direct I/O and may not pin.
 fn first_unpinned() -> std::io::Result<Option<i32>> {
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let number = entry?.file_name().to_str().and_then(|name| name.parse().ok());
@@ -100,8 +102,8 @@ fn first_unpinned() -> std::io::Result<Option<i32>> {
 }
 
 fn does_pin(number: i32) -> bool {
-    // SAFETY: of this process; if it has been closed since, or is another one's now, the answer is
-    // that one's.
+    // SAFETY: a descriptor of this process. If it has been closed or reused since, the result
+    // describes the new file.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     match fcntl_getfl(fd) {
         Ok(flags) if !flags.contains(OFlags::DIRECT) => return true,
@@ -114,7 +116,7 @@ fn does_pin(number: i32) -> bool {
             let magic = filesystem.f_type.cast_unsigned();
             PINNING.iter().any(|(known, _)| *known == magic)
         }),
-        // Block devices pin. A pipe's "direct" means packets.
+        // Block devices pin. For a pipe `O_DIRECT` means packet mode.
         Ok(_) | Err(Errno::BADF) => true,
         Err(_) => false,
     }
@@ -151,7 +153,7 @@ mod tests {
             .open(path)
     }
 
-    /// In a mount namespace of this thread's own.
+    /// Mounts an overlay in a mount namespace of this thread's own.
     fn mount_overlay(dir: &Path) -> std::io::Result<()> {
         let inside = |name: &str| dir.join(name).display().to_string();
         for name in ["lower", "upper", "work", "overlay"] {
@@ -166,8 +168,8 @@ mod tests {
         let [target, options] =
             [inside("overlay"), options].map(|text| CString::new(text).unwrap());
         let (kind, root) = (c"overlay".as_ptr(), c"/".as_ptr());
-        // SAFETY: all names end with a zero byte; what is mounted is seen by this thread only, and
-        // goes with it.
+        // SAFETY: all names end with a zero byte. The mount is visible to this thread only, and
+        // ends with it.
         let failed = unsafe {
             libc::unshare(libc::CLONE_NEWNS) != 0
                 || libc::mount(kind, root, kind, libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())

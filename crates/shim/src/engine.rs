@@ -1,11 +1,12 @@
-//! The one lock, and what stands behind it: guest RAM, the tracker, and why there is none.
+//! The engine's lock and the state that it guards: guest RAM, the tracker, and the reasons why
+//! there is none.
 //!
-//! Whoever changes where a page is holds this lock: the fault thread, a request, QEMU's thread that
-//! discards memory. Nobody holds it for longer than a turn, and nobody is kept out for long
-//! ([`Turns`]).
+//! A thread that moves a page holds this lock: the fault thread, the thread that serves requests,
+//! or QEMU's thread that discards memory. No thread holds it for longer than a turn, and none
+//! waits for it for long ([`Turns`]).
 //!
-//! What forbids tracking is kept apart by how it ends: never (an objection), when QEMU has finished
-//! something (a hold), or with the next [`protocol::Request::Track`] (a pause).
+//! Reasons against tracking are kept apart by when they end. An objection never ends. A hold ends
+//! when QEMU has finished an operation. A pause ends with the next [`protocol::Request::Track`].
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ use crate::transitions::{self, Host, Run};
 use crate::turns::{Turn, Turns, turn};
 use crate::{cuts, hot_set, merge, tracker, unshare, watchdog};
 
-/// Everything that the lock guards.
+/// The state that the lock guards.
 pub(crate) struct Engine {
     pub(crate) ram: GuestRam,
     pub(crate) channel: Option<Channel>,
@@ -35,20 +36,20 @@ pub(crate) struct Engine {
     pub(crate) pool: Option<Pool>,
     pub(crate) holds: Holds,
     pub(crate) cuts: Cuts,
-    /// What the guest frees is handed over to the kernel, and not discarded.
+    /// Memory that the guest frees is handed over to the kernel instead of being discarded.
     pub(crate) is_lazy: bool,
-    /// What the turn that moves pages has begun, until it is settled.
+    /// The moves of the current turn, until they are settled.
     pub(crate) moving: Option<Moving>,
     paused: Option<GiveBack>,
 }
 
-/// A turn that moves pages by way of the buffer. It outlives the function that began it, so that a
-/// page that would not go home is still known to be aside, and whoever has the lock next brings it
-/// home.
+/// A turn that moves pages through the buffer. It outlives the function that began it, so that a
+/// page that cannot be moved back stays recorded. The next thread that takes the lock moves it
+/// back.
 pub(crate) struct Moving {
-    /// What was registered for it, to be unregistered when all is home.
+    /// The range that was registered for the turn; unregistered when all pages are back.
     window: Option<Range>,
-    /// What of guest RAM may lie aside.
+    /// The part of guest RAM that may be in the buffer.
     pub(crate) run: Option<Run>,
 }
 
@@ -64,21 +65,21 @@ pub(crate) static ENGINE: Turns<Engine> = Turns::new(Engine {
     paused: None,
 });
 
-/// Whether something is tracked: for who may not wait for the lock.
+/// Whether tracking is on, for threads that may not wait for the lock.
 static IS_TRACKING: AtomicBool = AtomicBool::new(false);
 
-/// For work that can wait; see [`Turns::lock`].
+/// Locks for work that can wait; see [`Turns::lock`].
 pub(crate) fn lock() -> Turn<'static, Engine> {
     ENGINE.lock()
 }
 
-/// For QEMU's threads; see [`Turns::lock_first`].
+/// Locks for QEMU's threads; see [`Turns::lock_first`].
 pub(crate) fn lock_first() -> Turn<'static, Engine> {
     ENGINE.lock_first()
 }
 
-/// The same once every page is where its state says: nothing is aside. It waits while a page will
-/// not go home, as long as one may ([`transitions`]).
+/// The same, once every page is where its state says and the buffer is empty. It waits while a
+/// page cannot be moved back, up to the limit of [`transitions`].
 pub(crate) fn lock_settled() -> Turn<'static, Engine> {
     loop {
         let mut engine = lock_first();
@@ -90,12 +91,12 @@ pub(crate) fn lock_settled() -> Turn<'static, Engine> {
     }
 }
 
-/// Whether somebody may have to wait for the fault thread. Takes no lock.
+/// Whether a thread may have to wait for the fault thread. Takes no lock.
 pub(crate) fn is_watched() -> bool {
     IS_TRACKING.load(Ordering::Acquire) || crate::channel::is_anything_merged()
 }
 
-/// The process's userfaultfd, opened when first asked for and never closed.
+/// The process's userfaultfd, opened at the first call and never closed.
 pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
     static UFFD: OnceLock<Userfaultfd> = OnceLock::new();
     if let Some(uffd) = UFFD.get() {
@@ -108,8 +109,9 @@ pub(crate) fn userfaultfd() -> Result<&'static Userfaultfd, OpenError> {
 }
 
 impl Engine {
-    /// Ends the turn that moves pages: what is still aside goes home, and what was registered for
-    /// the turn is so no more. Answers whether all is home; if not, it is tried again later.
+    /// Ends the turn that moves pages: moves back the pages in the buffer, and unregisters the
+    /// range that was registered for the turn. Returns whether all pages are back; if not, a
+    /// later call tries again.
     pub(crate) fn settle(&mut self) -> bool {
         let Some(moving) = &self.moving else { return true };
         let (Ok(uffd), Some(pagemap), Some(channel)) =
@@ -118,7 +120,7 @@ impl Engine {
             return false;
         };
         if let Some(run) = moving.run {
-            // SAFETY: it was taken from there, and what was registered for that still is.
+            // SAFETY: the pages came from there, and the range is still registered.
             let is_home = unsafe { transitions::put_back(&Host { uffd, pagemap }, channel, run) };
             watchdog::wake(uffd, run.home);
             if !is_home {
@@ -131,7 +133,7 @@ impl Engine {
         true
     }
 
-    /// Tries again what would not go home, without being asked.
+    /// Tries again to move back late pages, without being asked.
     pub(crate) fn bring_home_late_pages(&mut self) {
         if !self.settle() {
             return;
@@ -145,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Whoever waits for a page of guest RAM looks again.
+    /// Wakes all threads that wait for a page of guest RAM; they retry the access.
     pub(crate) fn wake_all(&self) {
         for region in self.regions() {
             if let Ok(uffd) = userfaultfd() {
@@ -155,8 +157,8 @@ impl Engine {
         }
     }
 
-    /// Begins a turn that moves these parts of one block by way of the buffer, and registers what
-    /// must be for that, and `more` bytes on both sides. Does not allocate.
+    /// Begins a turn that moves these parts of one block through the buffer. Registers them, and
+    /// `more` bytes on both sides, where needed. Does not allocate.
     pub(crate) fn begin_moving(
         &mut self,
         uffd: &'static Userfaultfd,
@@ -165,7 +167,7 @@ impl Engine {
     ) -> Result<(), Errno> {
         let buffer = merge::buffer(uffd).ok_or(Errno::NOMEM)?;
         let pagemap = tracker::pagemap().ok_or(Errno::NOENT)?;
-        // SAFETY: what was aside is home.
+        // SAFETY: the pages in the buffer have been moved back.
         if !self.settle() || !unsafe { transitions::clear(&Host { uffd, pagemap }, buffer) } {
             return Err(Errno::BUSY);
         }
@@ -175,7 +177,7 @@ impl Engine {
         Ok(())
     }
 
-    /// What the worker is told.
+    /// The state that the worker is told.
     pub(crate) fn state(&self) -> State {
         if let Some(why) = self.objection() {
             return State::Unsupported { why: why.into_owned() };
@@ -187,7 +189,7 @@ impl Engine {
     }
 
     fn suspension(&self) -> Option<String> {
-        // What ended by itself, or with the worker, is no reason to wait.
+        // Tracking that ended by itself or with the worker is no reason to wait.
         let pause = || match self.paused? {
             reason @ (GiveBack::Fuse | GiveBack::SlowFault | GiveBack::KernelRefused) => {
                 Some(reason.words())
@@ -201,10 +203,10 @@ impl Engine {
     pub(crate) fn current_channel(&mut self) -> Option<&Channel> {
         let generation = self.ram.generation();
         let is_current = |channel: &Channel| channel.generation() == generation;
-        // While something is tracked, the page states in the channel are all that is known of it.
+        // While tracking is on, only the page states in the channel record where its pages are.
         if self.tracker.is_none() && !self.channel.as_ref().is_some_and(is_current) {
             let new = Channel::new(self.regions(), generation, self.channel.as_ref());
-            // Without memory for it the old one still knows what is merged.
+            // Without memory for a new channel the old one still records which pages are merged.
             self.channel = new.or(self.channel.take());
         }
         self.channel.as_ref().filter(|channel| is_current(channel))
@@ -222,9 +224,9 @@ impl Engine {
         }
     }
 
-    /// Registers what must be so that these parts of one block can be moved, and `more` bytes on
-    /// both sides. Answers what to [close](close_window): nothing when a tracker has all of it
-    /// registered. Does not allocate.
+    /// Registers these parts of one block, and `more` bytes on both sides, so that pages can be
+    /// moved. Returns the range to [close](close_window): `None` when a tracker has registered
+    /// all of it. Does not allocate.
     pub(crate) fn open_window(
         &self,
         uffd: &Userfaultfd,
@@ -234,10 +236,10 @@ impl Engine {
     ) -> Result<Option<Range>, Errno> {
         let window = if self.tracker.is_none() { self.window(channel, parts, more) } else { None };
         for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
-            // SAFETY: the fault thread serves, as soon as this turn is over.
+            // SAFETY: the fault thread serves as soon as this turn is over.
             if let Err(errno) = unsafe { uffd.register(part) } {
-                // Not what could not be registered: it may be QEMU's own, and the kernel may let us
-                // end that.
+                // The part that could not be registered is left out: QEMU may have registered it
+                // itself, and the kernel may let the shim end that registration.
                 let begun = window.map(|window| Range { len: part.start - window.start, ..window });
                 // SAFETY: nothing was moved.
                 unsafe { close_window(uffd, channel, begun) };
@@ -247,8 +249,8 @@ impl Engine {
         Ok(window)
     }
 
-    /// What is around these parts of one block and `more` bytes on both sides, without cutting a
-    /// huge page: there is none where something is merged.
+    /// The range around these parts of one block with `more` bytes on both sides. Its ends split
+    /// no huge page: a 2 MiB block with a merged page has none.
     fn window(&self, channel: &Channel, parts: &[Range], more: u64) -> Option<Range> {
         let first = parts.iter().map(|range| range.start).min()?;
         let block = self.ram.block(first)?.range;
@@ -274,8 +276,8 @@ impl Engine {
         let page = page_of(address);
         let is_merged = |channel: &Channel| channel.merged(page).next().is_some();
         let is_merged = self.channel.as_ref().is_some_and(is_merged);
-        // A page that would not go home when its turn ended: who waits for it goes on, or traps
-        // again.
+        // A page could not be moved back when its turn ended. A thread that waits for the
+        // faulting page continues, or traps again.
         if !self.settle() {
             watchdog::wake(uffd, page);
             return Served::Yes;
@@ -288,10 +290,11 @@ impl Engine {
             self.break_sharing(uffd, address, received);
             return served;
         } else if is_merged || is_protected {
-            // It was touched while it was aside, and is the pool's page now; or the other way
-            // round. What nobody knows to be merged nobody would let be written.
+            // The page was touched while it was in the buffer, and is the pool's page now; or the
+            // reverse. A protected page that is not recorded as merged is unprotected here:
+            // nothing else would let the write through.
             if is_protected && !self.holds.are_qemus(page) {
-                // SAFETY: nobody relies on it.
+                // SAFETY: no code relies on the protection.
                 let _ = unsafe { uffd.unprotect(page) };
             }
             watchdog::wake(uffd, page);
@@ -311,7 +314,7 @@ impl Engine {
             return Err(not_tracking(why.into_owned()));
         }
         let uffd = userfaultfd().map_err(|error| not_tracking(error.to_string()))?;
-        // What was registered for a turn must not be unregistered under the tracker.
+        // A range registered for a turn must not be unregistered while the tracker uses it.
         if !self.settle() {
             return Err(not_tracking("a page that was compared is not back yet".to_owned()));
         }
@@ -323,25 +326,26 @@ impl Engine {
         self.paused = None;
         self.tracker = Some(tracker);
         IS_TRACKING.store(true, Ordering::Release);
-        // Not before: it would look, see nothing to watch, and sleep on.
+        // Not before: the watchdog would check, see nothing to watch, and sleep on.
         watchdog::ring();
         Ok(())
     }
 }
 
-/// Ends what [`Engine::open_window`] has begun. What has been merged since stays registered as it
-/// is, what is no more goes with the rest.
+/// Ends the registration that [`Engine::open_window`] began. Pages merged since stay registered
+/// as they are; pages no longer merged are unregistered with the rest.
 ///
 /// # Safety
 /// Every page is in its place.
 pub(crate) unsafe fn close_window(uffd: &Userfaultfd, channel: &Channel, window: Option<Range>) {
     for part in window.into_iter().flat_map(|window| channel.unmerged(window)) {
-        // SAFETY: as the caller promises. What fails was never registered, or is no longer mapped.
+        // SAFETY: as the caller promises. A range for which this fails was never registered, or
+        // is no longer mapped.
         let _ = unsafe { uffd.unregister(part) };
     }
 }
 
-/// Starts or changes tracking; answers how many granules were revoked.
+/// Starts or changes tracking; returns the number of granules that were revoked.
 pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
     if let (Some(granules), false) = (tracking.hot_set, hot_set::IS_HERE) {
         let why = format!("hot_set: {granules}: this shim was built without (feature hot-set)");
@@ -379,8 +383,8 @@ pub(crate) fn track(tracking: Tracking) -> Result<u32, Refusal> {
     Ok(in_turns(Tracker::arm_some) + in_turns(Tracker::shrink_hot_set))
 }
 
-/// Puts copies in the place of what is merged of these pages; answers how many there are. What
-/// cannot be replaced is copied where it is; not while QEMU watches it.
+/// Replaces the merged pages of this run by copies; returns their number. The kernel copies in
+/// place those that cannot be replaced, unless QEMU watches them.
 pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
     let merged = || {
         let of = |channel: &Channel| channel.parts(page, pages, PageState::Merged);
@@ -403,13 +407,13 @@ pub(crate) fn unshare(page: u32, pages: u32) -> Result<u32, Refusal> {
     Ok(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// Revokes granules; answers how many were in reach before.
+/// Revokes granules; returns how many were accessible before.
 pub(crate) fn revoke(granules: &[u32]) -> Result<u32, Refusal> {
     each(granules, Tracker::revoke)
 }
 
-/// Brings granules back; answers how many were out of reach, and has what of them is in the host's
-/// swap handed over to `read`.
+/// Brings granules back; returns how many were revoked. Passes to `read` each granule that has
+/// pages in the host's swap.
 pub(crate) fn recall(granules: &[u32], mut read: impl FnMut(Range)) -> Result<u32, Refusal> {
     each(granules, |tracker, channel, granule| match tracker.recall(channel, granule) {
         Recalled::No => false,
@@ -421,7 +425,7 @@ pub(crate) fn recall(granules: &[u32], mut read: impl FnMut(Range)) -> Result<u3
     })
 }
 
-/// Does something with these granules, turn by turn; answers with how many it was done.
+/// Applies `act` to these granules, turn by turn; returns for how many it succeeded.
 fn each(
     granules: &[u32],
     mut act: impl FnMut(&mut Tracker, &Channel, u32) -> bool,
@@ -453,7 +457,7 @@ pub(crate) fn words(state: &State) -> String {
     }
 }
 
-/// Does a piece of work turn by turn until it says that it is done, or everything goes back.
+/// Does work turn by turn until it reports that it is done, or everything is being given back.
 fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) -> u32 {
     let mut total = 0;
     loop {
@@ -472,8 +476,9 @@ fn in_turns(mut work: impl FnMut(&mut Tracker, &Channel, Nanos) -> (u32, bool)) 
     }
 }
 
-/// Gives everything back and ends tracking; answers how many granules came back. `reason` is set
-/// when nobody asked for it. Any number of threads may do this at once: each helps.
+/// Gives everything back and ends tracking; returns the number of granules that came back.
+/// `reason` is `None` when the worker asked for it. Any number of threads may call this at once:
+/// each helps.
 pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
     let mut total = 0;
     loop {
@@ -481,22 +486,22 @@ pub(crate) fn give_back(reason: Option<GiveBack>) -> u32 {
         if give_back_turn(reason, &mut total) {
             return total;
         }
-        // Who serves faults gets in between two turns by himself. A page that will not go waits for
-        // somebody else.
+        // A thread that serves faults goes first between two turns anyway. When a page cannot be
+        // moved, this thread yields to others.
         if total == before {
             rustix::thread::sched_yield();
         }
     }
 }
 
-/// The same by a thread of QEMU's, which waits for it.
+/// The same for one of QEMU's threads, which waits for it.
 pub(crate) fn give_back_to_qemu(reason: GiveBack) {
     let began = now();
     give_back(Some(reason));
     ENGINE.waited(began);
 }
 
-/// Does that until it is done or the turn is over; answers which.
+/// Gives back until all is done or the turn is over; returns whether all is done.
 fn give_back_turn(reason: Option<GiveBack>, total: &mut u32) -> bool {
     let mut engine = lock_first();
     if !engine.settle() {
@@ -523,17 +528,17 @@ fn give_back_turn(reason: Option<GiveBack>, total: &mut u32) -> bool {
     done
 }
 
-/// Mappings of guest RAM are being changed by QEMU, and nothing is tracked until this ends.
+/// QEMU is changing mappings of guest RAM; nothing is tracked until this is dropped.
 #[must_use]
 pub(crate) struct Remapping(());
 
-/// Gives up guest RAM in `range`, because QEMU is about to change what is mapped there.
+/// Gives back guest RAM in `range`, because QEMU is about to change its mappings.
 pub(crate) fn before_remapping(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.concerns(range))
 }
 
-/// The same because `range` is about to become guest RAM: page numbers, and the memory that holds
-/// page states, are other ones afterwards.
+/// The same because `range` is about to become guest RAM: this changes page numbers and the
+/// memory that holds page states.
 pub(crate) fn before_growing(range: Range) -> Option<Remapping> {
     before_change(|ram| ram.is_candidate(range))
 }
@@ -545,7 +550,7 @@ fn before_change(concerns: impl FnOnce(&GuestRam) -> bool) -> Option<Remapping> 
             return None;
         }
         engine.holds.remapping += 1;
-        // From here on it ends whatever happens, a panic included.
+        // From here on the hold ends in any case, even with a panic.
         Remapping(())
     };
     give_back_to_qemu(GiveBack::RegionsChanged);

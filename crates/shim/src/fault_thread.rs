@@ -1,10 +1,10 @@
-//! The thread that every guest's touch of a revoked page waits for, and every first write to a
-//! merged one.
+//! The fault thread. It serves every touch of a revoked page and every first write to a merged
+//! page; the guest's thread waits meanwhile.
 //!
-//! It reads faults, takes the lock, has them served, and does nothing else: no allocation, no log,
-//! no guest RAM, no call that could wait for QEMU. It never ends. The watchdog sees from
-//! [`waiting_since`] how long a fault has been in its hands, and serves in its place
-//! ([`serve_pending`]) should it have stopped.
+//! The thread reads faults, takes the lock and has the faults served. It allocates nothing, logs
+//! nothing, touches no guest RAM and makes no call that could wait for QEMU. It never ends. The
+//! watchdog sees from [`waiting_since`] for how long a fault has been in hand, and serves faults
+//! itself ([`serve_pending`]) if this thread has stopped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,20 +16,20 @@ use crate::time::{Nanos, now};
 use crate::tracker::{Served, page_of};
 use crate::watchdog;
 
-/// Who reads faults.
+/// The thread that reads faults.
 #[derive(Clone, Copy)]
 pub(crate) enum Reader {
     /// The fault thread.
     Server,
-    /// The one that reads while mappings are moved.
+    /// The thread that reads while mappings are moved.
     Remapper,
-    /// The watchdog, in the fault thread's place.
+    /// The watchdog, in place of the fault thread.
     Watchdog,
 }
 
-/// When the faults that each reader has in hand were read; 0: it has none.
+/// When each reader read the faults that it has in hand; 0: none.
 static SINCE: [AtomicU64; 3] = [const { AtomicU64::new(0) }; 3];
-/// How many faults have been read.
+/// Number of faults read so far.
 static READ: AtomicU64 = AtomicU64::new(0);
 
 /// The thread's body.
@@ -42,8 +42,8 @@ pub(crate) fn run() {
     }
 }
 
-/// Serves the faults that have come; answers whether there were any. A panic costs the fault's log
-/// entry; the guest's thread goes on, or traps again.
+/// Serves the faults that have arrived; returns whether there were any. A panic costs the fault's
+/// log entry; the guest's thread continues, or traps again.
 pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool {
     let mut faults = [Fault::default(); MAX_FAULTS];
     let Ok(count) = uffd.read_faults(&mut faults) else { return false };
@@ -69,14 +69,14 @@ pub(crate) fn serve_pending(uffd: &'static Userfaultfd, reader: Reader) -> bool 
     true
 }
 
-/// A reader has faults in hand from now on, so many more.
+/// Records that a reader has `count` more faults in hand.
 pub(crate) fn has_read(reader: Reader, count: usize) {
     let _ =
         SINCE[reader as usize].compare_exchange(0, now().0, Ordering::AcqRel, Ordering::Relaxed);
     READ.fetch_add(count as u64, Ordering::Relaxed);
 }
 
-/// All that it had are served, or trap again.
+/// Records that all faults of a reader have been served, or trap again.
 pub(crate) fn has_none(reader: Reader) {
     SINCE[reader as usize].store(0, Ordering::Release);
 }
@@ -87,7 +87,7 @@ pub(crate) fn waiting_since() -> Option<Nanos> {
     since.filter(|&since| since != 0).min().map(Nanos)
 }
 
-/// How many faults have been read so far.
+/// Number of faults read so far.
 pub(crate) fn faults_read() -> u64 {
     READ.load(Ordering::Relaxed)
 }

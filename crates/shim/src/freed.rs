@@ -1,24 +1,26 @@
-//! What QEMU discards: memory that the guest has freed, and that its balloon holds.
+//! Memory that QEMU discards: memory that the guest has freed, and memory of its balloon.
 //!
-//! **Problem.** What a guest reports free QEMU discards at once. So the guest pays for a fault and
-//! a cleared page when it wants it back, though nobody may have needed it meanwhile. **Idea** (IMR
-//! §3): it is handed over to the kernel instead (`MADV_FREE`), which keeps it while there is plenty
-//! of memory, drops it without I/O when there is not, and keeps it for good once the guest writes
-//! to it: the paper's whole protocol, without a bitmap and without an exit. Whoever knows better
-//! than the kernel which memory is to go first, and how much, has it taken ([`take`]).
+//! **Problem.** QEMU discards at once the memory that a guest reports free. The guest then pays
+//! for a fault and a cleared page when it reuses the memory, even if the host had no need of it.
+//! **Idea** (IMR §3): the memory is handed over to the kernel instead (`MADV_FREE`). The kernel
+//! keeps it while memory is plentiful, and drops it without I/O when memory is short. Once the
+//! guest writes to a page, the kernel keeps that page. This is the paper's whole protocol,
+//! without a bitmap and without an exit. A worker that knows better than the kernel which memory
+//! should go first, and how much, has it taken ([`take`]).
 //!
-//! **Invariants.** Freed is only what is in its place: copies in staging are discarded, what is
-//! merged gets fresh memory. A freed page holds what the guest left there or zeros, whatever
-//! happens. It is moved nowhere, for what is moved counts as written: so it is neither merged nor
-//! revoked, until it is plain again.
+//! **Invariants.** Only pages in place are freed: copies in staging are discarded, and merged
+//! pages get fresh memory. A freed page always holds what the guest left there, or zeros. It is
+//! never moved, because moved pages count as written. So it is neither merged nor revoked until
+//! it is plain again.
 //!
-//! **Leaves out.** The balloon: QEMU discards what it holds page by page, so it is told from a
-//! report, which is of several pages as a rule. It must come back for certain, and to discard a
-//! page takes less than to hand it over and have it dropped. Nor are neighbours discarded together:
-//! that would be later, when the guest may have them back without having said so.
+//! **Leaves out.** The balloon. QEMU discards its memory page by page, which tells it from a
+//! report: a report usually covers several pages. A balloon's memory must be freed for certain,
+//! and a discard of one page is cheaper than handing it over and dropping it later. Nor are
+//! adjacent balloon pages discarded together: a later discard could hit pages that the guest has
+//! reused without notice.
 //!
-//! **Cost**: some 0.1 to 0.3 µs a page, less in huge pages; taking 0.05 µs a page in huge pages, 1
-//! µs in small ones.
+//! **Cost**: some 0.1 to 0.3 µs a page, less in huge pages; taking 0.05 µs a page in huge pages,
+//! 1 µs in small ones.
 //!
 //! Source: Wan 2013 (IMR) §3, §4.
 
@@ -35,24 +37,24 @@ use crate::ram::end;
 use crate::tracker::{self, Tracker};
 use crate::unshare;
 
-/// What became of merged pages that QEMU discards.
+/// The outcome for merged pages that QEMU discards.
 #[derive(Default)]
 struct Discarded {
-    /// Here is fresh memory now.
+    /// Ranges with fresh memory now.
     fresh: Vec<Range>,
-    /// Here they are as they were.
+    /// Ranges that are as they were.
     left: Vec<Range>,
 }
 
 impl Engine {
-    /// Whether memory that the guest frees can be handed over now, and is to be.
+    /// Whether memory that the guest frees is to be handed over now, and can be.
     pub(crate) fn hands_over(&self) -> bool {
         self.is_lazy && self.obstacle().is_none()
     }
 
-    /// Discards `range` by `call`, or hands it over if it is to be done `lazily`; answers what
-    /// `call` does, which is told which of the two it is, and what the caller must write zeros to
-    /// when it has left the lock.
+    /// Discards `range` by `call`, or hands it over if `lazily` is set; `call` is told which of
+    /// the two it does. Returns the result of `call`, and the ranges to which the caller must
+    /// write zeros after it has left the lock.
     pub(crate) fn discard(
         &mut self,
         range: Range,
@@ -60,10 +62,10 @@ impl Engine {
         call: impl Fn(Range, bool) -> c_int,
     ) -> (c_int, Vec<Range>) {
         let Discarded { fresh, left } = self.discard_merged(range);
-        // Before anything is handed over: what is moved counts as written.
+        // Joined before anything is handed over: moved pages count as written.
         keep_errno(|| self.join_after_discard(&fresh));
-        // Where nothing is there is nothing to hand over: what the guest has never touched it
-        // reports as well.
+        // An empty range is not handed over: a guest also reports memory that it has never
+        // touched.
         let is_there =
             || tracker::pagemap().is_none_or(|pagemap| pagemap.populated(range) != Ok(0));
         let is_handed_over = lazily && is_there() && call(range, true) == 0;
@@ -84,17 +86,17 @@ impl Engine {
                 }
             }
         });
-        // Of what comes back QEMU is told that it has not gone.
+        // QEMU is told that the discard failed when the content would come back.
         (if comes_back { fail(libc::EAGAIN) } else { result }, left)
     }
 
-    /// Where `range` is mapped from a pool it would show the pool's content again: there fresh
-    /// memory is mapped, as far as the kernel has room for more mappings.
+    /// A range mapped from a pool would show the pool's content again after a discard. Fresh
+    /// memory is mapped there instead, while the kernel has room for more mappings.
     fn discard_merged(&mut self, range: Range) -> Discarded {
         let mut discarded = Discarded::default();
         let Some(channel) = &self.channel else { return discarded };
         for merged in channel.merged(range) {
-            // Blocks may touch each other, and then so do their pages.
+            // Blocks may be adjacent, and then so are their merged pages.
             let mut rest = merged;
             while let Some(block) = self.ram.block(rest.start).filter(|_| rest.len > 0) {
                 let len = rest.len.min(end(block.range) - rest.start);
@@ -115,7 +117,7 @@ impl Engine {
         discarded
     }
 
-    /// What is freed of these pages and can be taken now.
+    /// The freed pages of this run that can be taken now.
     fn to_take(&self, of: Pages) -> Result<Vec<Part>, Refusal> {
         let refused = |why: &str| Refusal::NotTaking { why: why.to_owned() };
         if let Some(why) = self.obstacle() {
@@ -125,20 +127,20 @@ impl Engine {
         Ok(channel.parts(of.page, of.pages, PageState::Freed))
     }
 
-    /// These pages have been taken, or the guest has them in use again.
+    /// Makes pages plain that have been taken, or that the guest uses again.
     fn taken(&self, pagemap: &Pagemap, part: Range, kept: u32) {
         let Some(channel) = &self.channel else { return };
         channel.count_as_plain(part);
         let has_huge_pages = self.ram.block(part.start).is_some_and(|block| block.huge);
-        // QEMU may have begun to watch its memory since it was asked.
+        // QEMU may have begun to watch its memory since `to_take` checked.
         if kept == 0 && has_huge_pages && is_huge(part) && self.obstacle().is_none() {
             self.drop_page_table(channel, pagemap, part);
         }
     }
 
-    /// The kernel splits a huge page before it drops it, and where a page table is left there will
-    /// be small pages for good. A discard drops it (Linux 6.14). Nobody can fill the block
-    /// meanwhile: who touches it is served after this turn.
+    /// The kernel splits a huge page before it drops it. A page table left behind would keep the
+    /// block in small pages for ever; a discard frees that table (Linux 6.14). The block cannot
+    /// be filled meanwhile: a thread that touches it is served after this turn.
     fn drop_page_table(&self, channel: &Channel, pagemap: &Pagemap, block: Range) {
         let Ok(uffd) = userfaultfd() else { return };
         if self.tracker.as_ref().is_some_and(Tracker::is_incomplete) {
@@ -146,7 +148,7 @@ impl Engine {
         }
         let Ok(window) = self.open_window(uffd, channel, &[block], 0) else { return };
         if pagemap.populated(block) == Ok(0) {
-            // SAFETY: nothing is there, and nothing can come.
+            // SAFETY: nothing is there, and nothing can be put there.
             let _ = unsafe { advise(block, Advice::LinuxDontNeed) };
         }
         // SAFETY: nothing was moved.
@@ -154,8 +156,7 @@ impl Engine {
     }
 }
 
-/// Has the kernel drop what is freed of these runs, as long as that is wanted; answers what became
-/// of it.
+/// Has the kernel drop the freed pages of these runs while `is_wanted` holds; returns the result.
 pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken, Refusal> {
     let mut all = None;
     for turn in runs.iter().flat_map(|run| blocks(*run)) {
@@ -166,16 +167,15 @@ pub(crate) fn take(runs: &[Pages], is_wanted: impl Fn() -> bool) -> Result<Taken
         match (taken, &mut all) {
             (Ok(taken), all) => *all.get_or_insert_default() += taken,
             (Err(refusal), None) => return Err(refusal),
-            // What was taken is taken.
+            // The pages taken so far stay taken.
             (Err(_), Some(_)) => break,
         }
     }
     Ok(all.unwrap_or_default())
 }
 
-/// Does that with a part of one block. The kernel drops pages while nobody holds the lock: that may
-/// take a while, and whatever happens meanwhile, a freed page holds what the guest left there, or
-/// zeros.
+/// Takes a part of one block. The kernel drops pages while the lock is free, because this may
+/// take a while. Meanwhile a freed page always holds what the guest left there, or zeros.
 fn take_turn(of: Pages) -> Result<Taken, Refusal> {
     let no_tables = || Refusal::NotTaking { why: "no page tables".to_owned() };
     let pagemap = tracker::pagemap().ok_or_else(no_tables)?;
@@ -188,7 +188,7 @@ fn take_turn(of: Pages) -> Result<Taken, Refusal> {
                 lock().taken(pagemap, part.range, of_part.kept);
             }
             Err(refusal) if at == 0 => return Err(refusal),
-            // What was taken is taken.
+            // The pages taken so far stay taken.
             Err(_) => break,
         }
     }
@@ -198,7 +198,7 @@ fn take_turn(of: Pages) -> Result<Taken, Refusal> {
     Ok(taken)
 }
 
-/// What is freed of these runs is plain again; answers how many pages.
+/// Makes the freed pages of these runs plain; returns their number.
 pub(crate) fn keep(runs: &[Pages]) -> u32 {
     let keep_turn = |turn: Pages| {
         let engine = lock();
@@ -211,7 +211,7 @@ pub(crate) fn keep(runs: &[Pages]) -> u32 {
     runs.iter().flat_map(|run| blocks(*run)).map(keep_turn).sum()
 }
 
-/// Cuts a run where blocks begin: a turn is one block's part of it.
+/// Splits a run at block borders: a turn takes one block's part of it.
 fn blocks(run: Pages) -> impl Iterator<Item = Pages> {
     let last = run.page.saturating_add(run.pages);
     let mut page = run.page;
@@ -238,15 +238,15 @@ fn take_part(pagemap: &Pagemap, range: Range) -> Result<Taken, Refusal> {
     };
     let pages = page_count(range);
     let before = populated()?;
-    // SAFETY: it discards what the guest has given up and not written to since; all else keeps its
-    // content.
+    // SAFETY: this discards memory that the guest has given up and not written to since; all
+    // other memory keeps its content.
     unsafe { advise(range, Advice::LinuxPageOut) }
         .map_err(|errno| kernel("madvise(MADV_PAGEOUT)", errno))?;
     let after = populated()?.min(before);
     Ok(Taken { taken: before - after, gone: pages.saturating_sub(before), kept: after })
 }
 
-/// Pages of a turn: few.
+/// Number of pages in `range`; a turn has few.
 fn page_count(range: Range) -> u32 {
     u32::try_from(range.len / PAGE_BYTES).unwrap_or(u32::MAX)
 }

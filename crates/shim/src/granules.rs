@@ -1,8 +1,9 @@
-//! Where each granule is: its number, its home in guest RAM, its place in staging.
+//! The granules of a VM: their numbers, their places in guest RAM, and their places in staging.
 //!
 //! Page numbers run through all blocks of guest RAM, and each block begins at a multiple of the
-//! largest granule: so a granule stands in one block, cut at its end. Staging has the shape of its
-//! block, at the same distance from a huge page's border, so that a huge page moves whole.
+//! largest granule. So a granule lies in one block and is cut at the block's end. Staging has the
+//! shape of its block and the same offset from a huge page border, so that a huge page moves as a
+//! whole.
 
 use protocol::Region;
 use protocol::layout::{PageState, Shared};
@@ -24,7 +25,7 @@ struct Shadowed {
     region: Region,
     guest: Range,
     huge: bool,
-    /// Where its first page is staged.
+    /// Where the block's first page is staged.
     staging: u64,
     _reserved: Reserved,
 }
@@ -56,14 +57,14 @@ impl Granules {
         Ok(Self { shadowed, granule_pages })
     }
 
-    /// Numbers of granules are below this.
+    /// The numbers of granules are below this.
     pub(crate) fn count(&self) -> usize {
         let last = self.shadowed.last().map(|last| last.region);
         let pages = last.map_or(0, |region| region.first_page + region.pages);
         pages.div_ceil(self.granule_pages) as usize
     }
 
-    /// Where staging holds a page that nobody has brought home, as its home's address.
+    /// The first page that is still in staging, as the page's address in guest RAM.
     ///
     /// # Errors
     /// The page tables' of one block.
@@ -77,7 +78,7 @@ impl Granules {
         Ok(None)
     }
 
-    /// Guest RAM and staging: what is registered.
+    /// Guest RAM and staging: the ranges to register.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {
         let both = |shadowed: &Shadowed| {
             [shadowed.guest, Range { start: shadowed.staging, len: shadowed.guest.len }]
@@ -85,13 +86,13 @@ impl Granules {
         self.shadowed.iter().flat_map(both)
     }
 
-    /// By its number.
+    /// The granule with this number.
     pub(crate) fn get(&self, number: u32) -> Option<Granule> {
         let first_page = number.checked_mul(self.granule_pages)?;
         self.of_page(first_page)?.granule(number, self.granule_pages)
     }
 
-    /// By an address in guest RAM.
+    /// The granule at an address in guest RAM.
     pub(crate) fn at(&self, address: u64) -> Option<Granule> {
         let holds =
             |shadowed: &&Shadowed| shadowed.guest.start <= address && address < end(shadowed.guest);
@@ -100,7 +101,7 @@ impl Granules {
         shadowed.granule(page / self.granule_pages, self.granule_pages)
     }
 
-    /// The first one from `number` on.
+    /// The first granule whose number is at least `number`.
     pub(crate) fn from(&self, number: u32) -> Option<Granule> {
         let first_page = number.checked_mul(self.granule_pages)?;
         let ends_later =
@@ -122,7 +123,7 @@ impl Granules {
         })
     }
 
-    /// The huge page's worth of addresses and pages around a granule, if QEMU wants huge pages
+    /// The 2 MiB block around a granule as addresses and page numbers, if QEMU wants huge pages
     /// there.
     pub(crate) fn huge_block(&self, granule: Granule) -> Option<(Range, std::ops::Range<u32>)> {
         let shadowed = self.of_page(granule.first_page)?;
@@ -146,7 +147,7 @@ impl Shadowed {
     fn new(block: &Block, region: Region) -> Result<Self, Errno> {
         let offset = block.range.start % HUGE_PAGE_BYTES;
         let reserved = Reserved::new(block.range.len + offset)?;
-        // A core dump of QEMU holds guest RAM if its operator wants it to, and staging never.
+        // A core dump of QEMU contains guest RAM if the operator wants that, but never staging.
         for advice in block.advice().chain([STAGING_MARK, Advice::LinuxDontDump]) {
             // SAFETY: fresh memory. A kernel without huge pages refuses that advice, and needs
             // none.
@@ -171,22 +172,22 @@ impl Shadowed {
 }
 
 impl Granule {
-    /// Some of its pages are out of reach: as a rule all that are not merged.
+    /// Whether some pages are staged: usually all that are not merged.
     pub(crate) fn is_staged(&self, shared: Shared<'_>) -> bool {
         self.numbers().any(|page| shared.state(page).is_staged())
     }
 
-    /// Some of its pages are in the host's swap.
+    /// Whether some pages are in the host's swap.
     pub(crate) fn is_out(&self, shared: Shared<'_>) -> bool {
         self.numbers().any(|page| shared.state(page) == PageState::Out)
     }
 
-    /// Its parts of this state, each as long as can be: as a rule there is one, the whole.
+    /// The parts that have this state, each as long as possible: usually one, the whole granule.
     pub(crate) fn parts(self, shared: Shared<'_>, state: PageState) -> impl Iterator<Item = Self> {
         self.parts_that(shared, move |found| found == state)
     }
 
-    /// Its parts that are out of the guest's reach.
+    /// The parts that are staged.
     pub(crate) fn staged_parts(self, shared: Shared<'_>) -> impl Iterator<Item = Self> {
         self.parts_that(shared, PageState::is_staged)
     }
@@ -209,7 +210,7 @@ impl Granule {
         })
     }
 
-    /// Its pages, and where they are staged.
+    /// The granule's pages, and where they are staged.
     pub(crate) fn run(&self) -> Run {
         Run { home: self.guest, away: self.staging, page: self.first_page }
     }
@@ -219,7 +220,7 @@ impl Granule {
     }
 }
 
-/// Pages in `bytes` of one region: it has fewer than 2^32.
+/// Number of pages in `bytes` of one region, which has fewer than 2^32.
 fn page_count(bytes: u64) -> u32 {
     u32::try_from(bytes / PAGE_BYTES).unwrap_or(u32::MAX)
 }

@@ -1,9 +1,9 @@
-//! What QEMU does that needs guest RAM to stay where it is: it watches its memory itself, locks it,
-//! hands it to a device, or changes what is mapped there.
+//! Operations of QEMU that need guest RAM to stay in place: QEMU watches its memory itself, locks
+//! it, hands it to a device, or changes its mappings.
 //!
-//! What it watches with a userfaultfd of its own is its own in every respect: the kernel lets any
-//! userfaultfd change how any other's ranges are protected, and up to Linux 6.16 end their
-//! registration.
+//! Ranges that QEMU has registered with a userfaultfd of its own are left to QEMU. The kernel
+//! lets any userfaultfd change the protection of another's ranges and, up to Linux 6.16, end
+//! their registration.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -17,19 +17,19 @@ use crate::qemu;
 use crate::ram::overlap;
 use crate::tracker::Tracker;
 
-/// What QEMU is doing that leaves no room for tracking.
+/// Operations of QEMU that exclude tracking.
 pub(crate) struct Holds {
     /// `mlockall` was called.
     locked: bool,
-    /// A device or the kernel's part of one has guest RAM for itself.
+    /// A device, or the kernel's part of one, has direct access to guest RAM.
     passed_through: bool,
-    /// Mappings of guest RAM that are being changed.
+    /// Number of mappings of guest RAM that are being changed.
     pub(crate) remapping: u32,
-    /// Ranges that QEMU has registered with its own userfaultfd, and that descriptor.
+    /// Ranges that QEMU has registered with its own userfaultfd, each with that descriptor.
     registered: Vec<(i32, Range)>,
 }
 
-/// The descriptor with which QEMU has registered guest RAM, or -1: it uses one at a time.
+/// The descriptor with which QEMU has registered guest RAM, or -1. QEMU uses one at a time.
 static QEMU_REGISTERS: AtomicI32 = AtomicI32::new(-1);
 
 impl Holds {
@@ -37,8 +37,8 @@ impl Holds {
         Self { locked: false, passed_through: false, remapping: 0, registered: Vec::new() }
     }
 
-    /// Whether QEMU has registered a part of `range`, or is about to: writes to what is merged
-    /// there are let go on before.
+    /// Whether QEMU has registered a part of `range`, or is about to. Writes to merged pages
+    /// there are let go on beforehand.
     pub(crate) fn are_qemus(&self, range: Range) -> bool {
         self.registered.iter().any(|(_, held)| overlap(*held, range))
     }
@@ -51,7 +51,7 @@ impl Holds {
 }
 
 impl Engine {
-    /// Why no page can be moved now. Does not allocate where there is a userfaultfd.
+    /// Why no page can be moved now. Does not allocate if there is a userfaultfd.
     pub(crate) fn obstacle(&self) -> Option<Cow<'static, str>> {
         let generation = self.ram.generation();
         let is_outdated =
@@ -60,7 +60,7 @@ impl Engine {
         self.objection().or_else(|| self.hold().or_else(outdated).map(Cow::Borrowed))
     }
 
-    /// Why none ever can.
+    /// Why no page can ever be moved.
     pub(crate) fn objection(&self) -> Option<Cow<'static, str>> {
         let of_holds = || match &self.holds {
             Holds { locked: true, .. } => Some("QEMU locks its memory (-overcommit mem-lock=on)"),
@@ -73,7 +73,7 @@ impl Engine {
         words.or_else(|| userfaultfd().err().map(|error| Cow::Owned(error.to_string())))
     }
 
-    /// Why none can until QEMU has done what it does.
+    /// Why no page can be moved until QEMU has finished an operation.
     pub(crate) fn hold(&self) -> Option<&'static str> {
         if !self.holds.registered.is_empty() {
             return Some(GiveBack::QemuRegisters.words());
@@ -87,27 +87,27 @@ impl Engine {
         qemu::migration()
     }
 
-    /// QEMU's own registration is over: of a range, or of everything that its descriptor `fd` had.
+    /// QEMU has ended its own registration: of a range, or of all ranges of its descriptor `fd`.
     pub(crate) fn qemu_unregistered(&mut self, fd: i32, range: Option<Range>) {
         self.holds.unregistered(fd, range);
         if self.holds.registered.is_empty() {
             QEMU_REGISTERS.store(-1, Ordering::Release);
-            // Only a migration into this process or a snapshot ends so: the guest is here.
+            // Only an incoming migration or a snapshot ends this way: the guest runs here.
             qemu::guest_runs();
         }
     }
 }
 
-/// QEMU is about to register `range` with its own userfaultfd `fd`: it gets guest RAM as if we were
-/// not there, and keeps it until it unregisters. Answers whether guest RAM is concerned.
+/// QEMU is about to register `range` with its own userfaultfd `fd`. It gets guest RAM as without
+/// the shim, and keeps it until it unregisters. Returns whether guest RAM is concerned.
 pub(crate) fn let_go(fd: i32, range: Range) -> bool {
     {
         let mut engine = lock_first();
         if !engine.ram.concerns(range) {
             return false;
         }
-        // First: later nobody may let a write go on, and who waited would trap until everything is
-        // back.
+        // This comes first. Once the range is recorded as QEMU's, the shim may not let writes go
+        // on, and a waiting thread would trap until everything is back.
         engine.let_all_write(range);
         engine.holds.registered.push((fd, range));
         QEMU_REGISTERS.store(fd, Ordering::Release);
@@ -121,7 +121,7 @@ pub(crate) fn qemu_has_registered(fd: i32) -> bool {
     fd >= 0 && QEMU_REGISTERS.load(Ordering::Acquire) == fd
 }
 
-/// A device is passed through: it pins guest RAM, now and whenever it is mapped.
+/// A device is passed through and pins guest RAM, now and whenever RAM is mapped.
 pub(crate) fn pass_through() {
     lock_first().holds.passed_through = true;
     give_back_to_qemu(GiveBack::MemoryLocked);

@@ -1,23 +1,24 @@
-//! The hot set: granules in reach, oldest first (MEB §3.4). Only experiments want it, which compare
-//! the paper's way to track with ours; the shim that ships is built without ([`IS_HERE`]).
+//! The hot set: accessible granules, oldest first (MEB §3.4). Only experiments use it, to compare
+//! the paper's tracking with that of this project. The released shim is built without it
+//! ([`IS_HERE`]).
 //!
-//! A queue with room for every granule from the beginning, so that the fault thread never
-//! allocates. A granule is pushed when its trap is served and leaves when the queue is over its
-//! limit; in between its touches cost nothing.
+//! The hot set is a queue with room for every granule from the beginning, so that the fault
+//! thread never allocates. A granule is pushed when its trap is served, and leaves when the queue
+//! exceeds its limit. In between, touches of the granule cost nothing.
 
 use std::collections::VecDeque;
 
-/// Whether this shim has one.
+/// Whether this shim has a hot set.
 pub(crate) const IS_HERE: bool = cfg!(feature = "hot-set");
 
-/// Granules in the order in which they came into reach.
+/// Granules in the order in which they became accessible.
 pub(crate) struct HotSet {
     queue: VecDeque<u32>,
     most: usize,
 }
 
 impl HotSet {
-    /// Room for `granules`.
+    /// Has room for `granules`.
     pub(crate) fn new(granules: usize) -> Self {
         let most = if IS_HERE { granules + 1 } else { 1 };
         Self { queue: VecDeque::with_capacity(most), most }
@@ -27,7 +28,8 @@ impl HotSet {
         self.queue.clear();
     }
 
-    /// Each granule is in it once at most; should that ever fail, the oldest is forgotten.
+    /// Each granule is in the queue at most once. If that ever fails, the oldest granule is
+    /// dropped.
     pub(crate) fn push(&mut self, granule: u32) {
         if self.queue.len() == self.most {
             self.queue.pop_front();
@@ -35,7 +37,7 @@ impl HotSet {
         self.queue.push_back(granule);
     }
 
-    /// The oldest one, if there are more than `limit`.
+    /// Removes the oldest granule if there are more than `limit`.
     pub(crate) fn evict_beyond(&mut self, limit: u32) -> Option<u32> {
         if self.queue.len() > limit as usize { self.queue.pop_front() } else { None }
     }

@@ -1,10 +1,10 @@
-//! The functions of the C library that QEMU calls and we stand before.
+//! The functions of the C library that QEMU calls and the shim interposes.
 //!
-//! Almost every call goes straight on: what has nothing to do with guest RAM, with files for direct
-//! I/O or with our descriptors takes no lock and looks at a few atomics. The rest is told to the
-//! engine, before the call where pages must first be in their places, after it where its success is
-//! the news. The answer that QEMU gets is the C library's, `errno` included; if our part panics,
-//! the call has been made or is made all the same.
+//! Almost every call is passed on at once. A call that concerns neither guest RAM, nor files for
+//! direct I/O, nor the shim's descriptors takes no lock and reads a few atomics. Other calls are
+//! reported to the engine: before the call where pages must first be in their places, after it
+//! where only a successful call matters. QEMU gets the C library's result, `errno` included. If
+//! the shim's part panics, the call has been made or is made all the same.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,19 +22,19 @@ use crate::{control, descriptors, disks, holds, next, qemu};
 const KVM_RUN: u32 = 0xAE80;
 const VFIO_IOMMU_MAP_DMA: u32 = 0x3B71;
 const IOMMU_IOAS_MAP: u32 = 0x3B85;
-/// All requests of `vhost-vdpa` (0xAF70 to 0xAF7F, of whatever size and direction): what it maps
-/// for its device comes by `write`, and QEMU asks it something first.
+/// All requests of `vhost-vdpa` (0xAF70 to 0xAF7F, of any size and direction). It maps memory for
+/// its device by `write`, but QEMU sends one of these requests first.
 const VDPA: u32 = 0xAF70;
 const VDPA_MASK: u32 = 0xFFF0;
-/// `vhost-scsi` begins to read into guest RAM, pages of which it holds and does not pin: whatever
-/// its size and direction.
+/// `vhost-scsi` begins to read into guest RAM, whose pages it holds without pinning them. Any
+/// size and direction.
 const VHOST_SCSI: u32 = 0xAF40;
 const NUMBER_MASK: u32 = 0xFFFF;
 
-/// A discard of more than this is done in pieces, between which faults are served.
+/// A larger discard is done in pieces of this size, between which faults are served.
 const DISCARD_PIECE: u64 = 64 << 20;
 
-/// Stands before `mmap`.
+/// Interposes `mmap`.
 ///
 /// # Safety
 /// That of the C function.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn mmap(
         let is_ram =
             result != libc::MAP_FAILED && protection & usable == usable && wanted.len >= SMALLEST;
         if let Some(remapping) = over_ram {
-            // QEMU replaces a page that the hardware has lost by a fresh one of the same kind.
+            // QEMU replaces a page with a hardware memory error by a fresh one of the same kind.
             let same = result == libc::MAP_FAILED
                 || (protection & usable == usable && Kind::of(flags) == Kind::Private);
             remapping.done(|engine| {
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn mmap(
     result
 }
 
-/// Stands before `mmap64`, which is the same on 64-bit machines.
+/// Interposes `mmap64`, which is the same on 64-bit machines.
 ///
 /// # Safety
 /// That of the C function.
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, protection, flags, fd, offset) }
 }
 
-/// Stands before `munmap`.
+/// Interposes `munmap`.
 ///
 /// # Safety
 /// That of the C function.
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     result
 }
 
-/// Stands before `madvise`.
+/// Interposes `madvise`.
 ///
 /// # Safety
 /// That of the C function.
@@ -140,12 +140,12 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     let call = |range| advise(range, advice);
     let advised = range(address, length);
     if !may_concern(advised) || !advised.start.is_multiple_of(PAGE_BYTES) {
-        // SAFETY: as above, and unchanged: a wrong address gets the kernel's answer.
+        // SAFETY: as above, and unchanged: an invalid address gets the kernel's error.
         return unsafe { next::madvise(address, length, advice) };
     }
     let Some(_inside) = Inside::enter() else { return call(advised) };
     match advice {
-        // `MADV_REMOVE` is for shared memory, which is never ours.
+        // `MADV_REMOVE` is for shared memory, which the shim never tracks.
         libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_DONTNEED_LOCKED => {
             discard(advised, advice, &advise)
         }
@@ -172,7 +172,7 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c
     }
 }
 
-/// In pieces; see [`freed`](crate::freed).
+/// Discards in pieces; see [`freed`](crate::freed).
 fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -> c_int {
     let is_balloon = range.len <= PAGE_BYTES;
     let mut start = range.start;
@@ -193,7 +193,8 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -
         let result = discarded.map_or_else(
             || call(piece, advice),
             |(result, left)| {
-                // Without the lock, for a write to a merged page waits for who needs it.
+                // Without the lock: a write to a merged page waits for the fault thread, which
+                // needs the lock.
                 left.into_iter().for_each(write_zeros);
                 result
             },
@@ -205,23 +206,23 @@ fn discard(range: Range, advice: c_int, call: &impl Fn(Range, c_int) -> c_int) -
     }
 }
 
-/// Writes zeros to guest RAM that QEMU has discarded, where the kernel had no room for fresh
-/// memory.
+/// Writes zeros to guest RAM that QEMU has discarded and for which the kernel had no room for a
+/// fresh mapping.
 fn write_zeros(range: Range) {
-    // SAFETY: mapped, writable, and QEMU has said that its content may go.
+    // SAFETY: mapped and writable, and QEMU has discarded the content.
     unsafe { pointer(range).cast::<u8>().write_bytes(0, size(range)) };
 }
 
-/// Stands before `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first
+/// Interposes `ioctl`: QEMU's own userfaultfd, devices that are passed through, and the first
 /// time that KVM runs the guest.
 ///
 /// # Safety
-/// That of the C function, which takes at most one argument more.
+/// That of the C function, which takes at most one more argument.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // SAFETY: the caller's arguments.
     let call = || unsafe { next::ioctl(fd, request, argument) };
-    // Requests are 32 bits wide; the rest is whatever the caller left there.
+    // Requests are 32 bits wide; the upper half is undefined.
     #[allow(clippy::cast_possible_truncation)]
     let number = request as u32;
     match number {
@@ -264,7 +265,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     }
 }
 
-/// Stands before `close`.
+/// Interposes `close`.
 ///
 /// # Safety
 /// That of the C function.
@@ -272,7 +273,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {
         let Some(_inside) = Inside::enter() else {
-            // SAFETY: ours, closed by us.
+            // SAFETY: the shim's descriptor, closed by the shim.
             return unsafe { next::close(fd) };
         };
         return bad_descriptor();
@@ -286,13 +287,13 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     unsafe { next::close(fd) }
 }
 
-/// Stands before `close_range`: goes around our descriptors.
+/// Interposes `close_range`: skips the shim's descriptors.
 ///
 /// # Safety
 /// That of the C function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the caller's arguments, or less.
+    // SAFETY: the caller's range, or a part of it.
     let call = |first, last| unsafe { next::close_range(first, last, flags) };
     if first > last {
         return call(first, last);
@@ -306,7 +307,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     0
 }
 
-/// Stands before `dup2`, which closes what it replaces.
+/// Interposes `dup2`, which closes the descriptor that it replaces.
 ///
 /// # Safety
 /// That of the C function.
@@ -319,7 +320,7 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
     unsafe { next::dup2(old, new) }
 }
 
-/// Stands before `dup3`, which closes what it replaces.
+/// Interposes `dup3`, which closes the descriptor that it replaces.
 ///
 /// # Safety
 /// That of the C function.
@@ -332,7 +333,7 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     unsafe { next::dup3(old, new, flags) }
 }
 
-/// Stands before `mlockall`: locked pages cannot be moved about.
+/// Interposes `mlockall`: locked pages cannot be moved.
 ///
 /// # Safety
 /// That of the C function.
@@ -350,12 +351,11 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     result
 }
 
-/// Stands before the functions that open files: one for direct I/O QEMU gets when it is known to
-/// whoever merges.
+/// Interposes the functions that open files. QEMU gets a file for direct I/O only after this is
+/// recorded for the thread that merges.
 macro_rules! opens {
     ($($name:ident($($arg:ident: $type:ty),*) with $flags:ident;)*) => { $(
-        /// Stands before the C function of this name. Where that has a variable argument, it is
-        /// passed on as it came.
+        /// Interposes the C function of this name. A variable argument is passed on unchanged.
         ///
         /// # Safety
         /// That of the C function.
@@ -382,7 +382,7 @@ opens! {
     __openat64_2(dir: c_int, path: *const c_char, flags: c_int) with flags;
 }
 
-/// Stands before `fcntl`, which makes an open file one for direct I/O.
+/// Interposes `fcntl`, which can switch an open file to direct I/O.
 ///
 /// # Safety
 /// That of the C function.
@@ -395,7 +395,8 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
         return call();
     }
     let Some(_inside) = Inside::enter() else { return call() };
-    // Others may be using that file: so no turn is under way when it becomes one for direct I/O.
+    // Other threads may be using that file, so no turn may be under way when it switches to
+    // direct I/O.
     let turn = quietly(lock_first);
     let result = call();
     keep_errno(|| {
@@ -406,7 +407,7 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: c_ulo
     result
 }
 
-/// Stands before `fcntl64`, which is the same on 64-bit machines.
+/// Interposes `fcntl64`, which is the same on 64-bit machines.
 ///
 /// # Safety
 /// That of the C function.
@@ -416,7 +417,7 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: c_u
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// Stands before `recvmsg`, with which QEMU receives open files.
+/// Interposes `recvmsg`, with which QEMU receives open files.
 ///
 /// # Safety
 /// That of the C function.
@@ -431,11 +432,11 @@ pub unsafe extern "C-unwind" fn recvmsg(fd: c_int, message: *mut msghdr, flags: 
     received
 }
 
-/// Stands before the functions of liburing that register files, which can be read then though
-/// nobody sees them open.
+/// Interposes the functions of liburing that register files. Registered files can be read by
+/// their number in the ring, which no interposed call shows.
 macro_rules! registers {
     ($($name:ident($($arg:ident: $type:ty),*);)*) => { $(
-        /// Stands before liburing's function of this name.
+        /// Interposes liburing's function of this name.
         ///
         /// # Safety
         /// That of the function.
@@ -458,7 +459,7 @@ registers! {
     io_uring_register_files_sparse(ring: *mut c_void, count: c_uint);
 }
 
-/// QEMU has got a file that may be open for direct I/O, and cannot use it before this ends.
+/// QEMU has got a file that may be open for direct I/O, and cannot use it before this returns.
 fn has_opened() {
     if let Some(_inside) = Inside::enter() {
         keep_errno(|| lock_and(disks::has_opened));
@@ -469,19 +470,19 @@ fn bad_descriptor() -> c_int {
     fail(libc::EBADF)
 }
 
-/// Fails as a function of the C library does.
+/// Fails like a function of the C library.
 pub(crate) fn fail(errno: c_int) -> c_int {
     // SAFETY: the C library's `errno` of this thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// Runs our part; `None` if it panicked. Its panic ends here.
+/// Runs the shim's part of a call; `None` if it panicked. The panic does not reach QEMU.
 fn quietly<T>(part: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(part)).ok()
 }
 
-/// Runs our part after the call, and leaves the `errno` of the call.
+/// Runs the shim's part after the call, and keeps the call's `errno`.
 pub(crate) fn keep_errno(part: impl FnOnce()) {
     // SAFETY: the C library's `errno` of this thread.
     let errno = unsafe { *libc::__errno_location() };
@@ -494,7 +495,7 @@ fn lock_and<T>(part: impl FnOnce(&mut Engine) -> T) -> T {
     part(&mut lock_first())
 }
 
-/// Whole pages, as the kernel sees a range.
+/// Rounds the length up to whole pages, as the kernel does.
 fn range(address: *mut c_void, length: size_t) -> Range {
     let len = (length as u64).checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
     Range { start: address.addr() as u64, len }

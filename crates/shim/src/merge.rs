@@ -1,21 +1,21 @@
-//! Puts a pool's pages in the place of equal ones, in a turn so short that no guest notices it.
+//! Maps a pool's pages in place of equal ones, in turns too short for a guest to notice.
 //!
-//! **Problem.** Two pages were found to hold the same. Whether they still do can only be said while
-//! nobody can write to them: neither a vCPU, nor QEMU, nor a disk.
+//! **Problem.** Two pages were found equal. Whether they still are can only be checked while
+//! nothing can write to them: no vCPU, no thread of QEMU, no disk.
 //!
-//! **Idea.** A page is moved aside (`UFFDIO_MOVE`; one that I/O has pinned is refused, and where
-//! I/O does not pin nothing is merged: [`disks`]), compared there, and if it is equal, the pool's
-//! page is mapped where it was, copy-on-write. Whoever touches it meanwhile waits for the fault
-//! thread, which waits for our turn to end. A page of zeros is simply dropped: its place is a hole,
-//! which reads as zeros.
+//! **Idea.** A page is moved to a buffer (`UFFDIO_MOVE`) and compared there. If it is equal, the
+//! pool's page is mapped in its place, copy-on-write. The kernel refuses to move a page that I/O
+//! has pinned; where I/O does not pin, nothing is merged ([`disks`]). A thread that touches the
+//! page meanwhile waits for the fault thread, which waits for the end of this turn. A page of
+//! zeros is simply dropped: its place becomes a hole, which reads as zeros.
 //!
-//! **Invariants.** Everything here runs under the engine's lock; the steps are those of
-//! [`transitions`], and what a turn leaves aside goes back before the next one begins
-//! ([`settle`](Engine::settle)). A page's state is "merged" exactly while its place is mapped from
-//! a pool; what is there cannot be moved, so such a page is never taken again, nor ever filled with
-//! zeros (for `UFFDIO_ZEROPAGE` a pool's page that is not mapped yet is a hole). A write to it
-//! traps, and has it replaced ([`unshare`]); where the kernel cannot do that, it makes a copy in
-//! the same mapping.
+//! **Invariants.** Everything here runs under the engine's lock. The steps are those of
+//! [`transitions`]. Pages that a turn leaves in the buffer are moved back before the next turn
+//! begins ([`settle`](Engine::settle)). A page's state is "merged" exactly while its place is
+//! mapped from a pool. A pool's page cannot be moved, so a merged page is never taken again. Nor
+//! is it ever filled with zeros: for `UFFDIO_ZEROPAGE` a pool's page that is not mapped yet is a
+//! hole. A write to it traps, and has it replaced ([`unshare`]); where the kernel cannot do that,
+//! it makes a copy in the same mapping.
 //!
 //! **Cost**: some 2 µs per page, 3 µs more per mapping and two calls to protect it; 20 µs per
 //! mapping once the guest has written to a merged page ([`Place::prepared_at`]); the kernel keeps
@@ -47,26 +47,26 @@ use crate::transitions::{self, HasKernel, Host, Mapper, Run, Verdict};
 use crate::turns::turn;
 use crate::{cuts, disks, remapping, tracker, unshare, watchdog};
 
-/// Most pages in a turn: well below a millisecond. Where slots are prepared aside it may end with
-/// fewer.
+/// Most pages in a turn: well below a millisecond. A turn that prepares slots elsewhere may end
+/// with fewer.
 pub(crate) const AT_ONCE: u32 = 64;
 const ROOM: usize = AT_ONCE as usize;
 pub(crate) const TURN_BYTES: u64 = AT_ONCE as u64 * PAGE_BYTES;
-/// Blocks begin at such a page number, so it cuts them where huge pages begin.
+/// Blocks begin at multiples of this page number, so turns are cut where huge pages begin.
 const HUGE_PAGE_PAGES: u32 = protocol::REGION_ALIGN_PAGES;
 
-/// The pool that slots are of.
+/// The pool to which slot numbers refer.
 pub(crate) struct Pool {
     view: PoolView,
-    /// What is written to its pages traps, and they are replaced.
+    /// Writes to its pages trap, and the pages are replaced.
     stops_writes: bool,
-    /// Pages of it, to compare with: mapping it would keep page tables for it.
+    /// A copy of its pages to compare with: mapping the pool would need page tables.
     pages: RefCell<Slab>,
     _guarded: Option<Guarded>,
 }
 
 impl Pool {
-    /// What came with [`protocol::Request::Pool`].
+    /// Opens the pool that came with [`protocol::Request::Pool`].
     pub(crate) fn open(fd: Option<OwnedFd>, slots: u32) -> Result<Self, Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         let fd = fd.ok_or_else(|| refused("no pool came with the message".to_owned()))?;
@@ -85,8 +85,8 @@ impl Pool {
     }
 }
 
-/// Cuts runs into turns, in their order: each has [`AT_ONCE`] pages at most, which stand in one
-/// huge page's worth of memory.
+/// Splits runs into turns, in their order. Each turn has at most [`AT_ONCE`] pages, all within
+/// one huge page's worth of memory.
 pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
     let huge = |page: u32| page / HUGE_PAGE_PAGES;
     let mut turns: Vec<Vec<Merge>> = Vec::new();
@@ -112,8 +112,8 @@ pub(crate) fn turns(runs: &[Merge]) -> Vec<Vec<Merge>> {
     turns
 }
 
-/// Merges what is equal, turn by turn, as long as that is wanted: the next worker may take it that
-/// nothing of the last one's is under way.
+/// Merges equal pages, turn by turn, while `is_wanted` holds. The next worker relies on no merge
+/// of the last one being under way.
 pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merged, Refusal> {
     cuts::recount_if_due();
     let mut disks = Disks::new();
@@ -125,7 +125,7 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
             let (done, merged) = match (turn, &all) {
                 (Ok(done), _) => done,
                 (Err(refusal), None) => return Err(refusal),
-                // What was done is done.
+                // The merges so far stay done.
                 (Err(_), Some(_)) => {
                     (rest.len(), Merged { kept: page_sum(rest), ..Merged::default() })
                 }
@@ -136,14 +136,14 @@ pub(crate) fn merge(runs: &[Merge], is_wanted: impl Fn() -> bool) -> Result<Merg
     }
     let all = all.unwrap_or_default();
     if all.shared > 0 {
-        // It may have seen nothing to watch, and sleep.
+        // The watchdog may have seen nothing to watch, and sleep.
         watchdog::ring();
     }
     Ok(all)
 }
 
-/// Does a turn of merging, if of all disks it is known that their reads can be seen. One that is
-/// opened meanwhile is looked at first: QEMU does not get it before the turn is over.
+/// Does a turn of merging if all disks are known to pin. A file opened meanwhile is checked
+/// first: QEMU does not get it before the turn is over.
 fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
     loop {
         let seen = disks::opened();
@@ -158,8 +158,8 @@ fn merge_next(disks: &mut Disks, runs: &[Merge]) -> Result<(usize, Merged), Refu
 }
 
 impl Engine {
-    /// Merges as many of these runs as one turn can, but at least one; answers how many. Where
-    /// others want the CPUs, the thread that reads while mappings are moved is late each time.
+    /// Merges as many of these runs as one turn can, but at least one; returns their number. On
+    /// busy CPUs the remapping thread reads late for each mapping that is moved.
     fn merge_turn(&mut self, runs: &[Merge]) -> Result<(usize, Merged), Refusal> {
         let refused = |why: String| Refusal::NotMerging { why };
         if let Some(why) = self.obstacle() {
@@ -174,7 +174,7 @@ impl Engine {
         let ranges: Vec<Range> = parts.iter().flatten().map(|part| part.range).collect();
         self.begin_moving(uffd, &ranges, 0)
             .map_err(|errno| refused(format!("no turn can begin: {errno}")))?;
-        // Only once the guest has written to a shared page: it takes three times as long.
+        // Only after the guest has written to a shared page: preparing takes three times as long.
         let shares = runs.iter().any(|run| run.content != Content::Zeros);
         let stops_writes = self.pool.as_ref().is_some_and(Pool::stops_writes);
         let is_prepared = shares && self.cuts.is_written && stops_writes && cuts::is_possible(uffd);
@@ -216,18 +216,18 @@ impl Engine {
     }
 }
 
-/// The pages of all these runs.
+/// The number of pages in all these runs.
 pub(crate) fn page_sum(runs: &[Merge]) -> u32 {
     runs.iter().map(|run| run.pages).sum()
 }
 
-/// Where runs are merged: one block.
+/// The block in which runs are merged.
 pub(crate) struct Place<'a> {
     pub(crate) host: Host,
     pub(crate) block: &'a Block,
     pub(crate) pool: Option<&'a Pool>,
-    /// Where slots are mapped and protected, to be moved to the guest then: it has room for a turn.
-    /// Without it, who writes to what is mapped and not yet protected gets a copy that stays in its
+    /// Where slots are mapped and protected before they are moved into guest RAM; it has room for
+    /// a turn. Without it, a write between mapping and protecting leaves a copy in the pool's
     /// mapping.
     pub(crate) prepared_at: Option<&'a Untouched>,
 }
@@ -250,10 +250,11 @@ impl Mapper for Place<'_> {
             }
             _ => None,
         };
-        // Reading a page that is not there would be a fault that waits for us.
+        // Reading a missing page would be a fault that waits for this thread.
         let there = self.host.pagemap.readable(aside).unwrap_or_default();
         for range in there.iter().map(|there| there.range) {
-            // SAFETY: the pages are there, and while they are aside they are ours.
+            // SAFETY: the pages are there, and while they are in the buffer only this thread uses
+            // them.
             let found = unsafe { bytes(range) };
             let first = page_count(range.start - aside.start);
             for (at, page) in (first..).zip(found.chunks(PAGE_LEN)) {
@@ -272,21 +273,22 @@ impl Mapper for Place<'_> {
         let Some(pool) = self.pool else { return false };
         let reserve = self.block.reserve;
         let first = self.prepared_at.map_or(home, |at| Range { len: home.len, ..at.range() });
-        // SAFETY: as the caller promises; the other place is ours.
+        // SAFETY: as the caller promises; the other place is the shim's own.
         let mapped = unsafe { pool.view.map_over(slot, Over { range: first, reserve }) }.is_ok();
         if mapped {
             // SAFETY: mapped from the pool, and the fault thread serves.
             unsafe { unshare::stop_writes(self.host.uffd, first, pool.stops_writes) };
         }
-        // SAFETY: as the caller promises, and another thread reads while mappings are moved.
+        // SAFETY: as the caller promises, and the remapping thread reads while mappings are
+        // moved.
         let in_place = |at: &Untouched| unsafe { at.map_over(home) }.is_ok();
         if !mapped && self.prepared_at.is_some() {
-            // It is to be used again, and unmapped.
-            // SAFETY: ours, and nothing is there but what was tried to be mapped.
+            // The preparation area is used again and unmapped later, so a hole in it is refilled.
+            // SAFETY: the area is the shim's own and holds no more than the failed mapping.
             let _ = unsafe { unshare::refill(self.block, first) };
         }
         if !mapped || !self.prepared_at.is_none_or(in_place) {
-            // SAFETY: the pages are aside, and go back when the turn ends.
+            // SAFETY: the pages are in the buffer, and go back when the turn ends.
             unsafe { unshare::mend(&self.host, self.block, home) };
             return false;
         }
@@ -299,8 +301,8 @@ impl Mapper for Place<'_> {
     }
 }
 
-/// Memory of ours, registered for ever, where a turn's pages are put aside: as many as a huge page
-/// has.
+/// The buffer: memory of the shim, registered for ever, that holds a turn's pages. It has the
+/// size of a huge page.
 pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
     static BUFFER: OnceLock<Option<Reserved>> = OnceLock::new();
     let make = || {
@@ -310,7 +312,7 @@ pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
             // none.
             let _ = unsafe { place.advise(advice) };
         }
-        // SAFETY: nobody touches what is not there: `judge` looks first.
+        // SAFETY: no thread touches a missing page: `judge` checks first.
         unsafe { uffd.register(place.range()) }.ok()?;
         Some(place)
     };
@@ -318,14 +320,14 @@ pub(crate) fn buffer(uffd: &'static Userfaultfd) -> Option<Range> {
 }
 
 /// # Safety
-/// The range is there, and nobody writes to it while the slice is used.
+/// The range is populated, and nothing writes to it while the slice is used.
 unsafe fn bytes<'a>(range: Range) -> &'a [u8] {
     let start = std::ptr::with_exposed_provenance(usize::try_from(range.start).unwrap_or(0));
     // SAFETY: as the caller promises.
     unsafe { std::slice::from_raw_parts(start, usize::try_from(range.len).unwrap_or(0)) }
 }
 
-/// Pages in so many bytes.
+/// Number of pages in `bytes`.
 fn page_count(bytes: u64) -> usize {
     usize::try_from(bytes / PAGE_BYTES).unwrap_or(usize::MAX)
 }

@@ -1,17 +1,18 @@
-//! The functions that ours stand before.
+//! The functions that the shim's own interpose.
 //!
-//! Some of them are where a thread may be cancelled (`pthread_cancel`), which unwinds through us.
+//! They are those of the C library, or of another preloaded library. Each is looked up when first
+//! needed, perhaps before any constructor has run. If the linker finds none, the system call
+//! takes its place.
 //!
-//! The C library's, or those of another preloaded library; looked up when first needed, which may
-//! be before any constructor has run. Should the linker not find one, the system call takes its
-//! place.
+//! Some of them are cancellation points (`pthread_cancel`), and cancelling unwinds through the
+//! shim.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{mode_t, msghdr, off_t, size_t, ssize_t};
 
-/// Declares a function of the C library, and what to do without it.
+/// Declares a function of the C library, and the system call to use without it.
 macro_rules! next {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty, $symbol:literal, $call:expr;)*) => { $(
         /// The next definition.
@@ -57,7 +58,7 @@ next! {
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, c"recvmsg", libc::SYS_recvmsg;
 }
 
-/// Declares a function of liburing, which may have come with a module that keeps it for itself.
+/// Declares a function of liburing. A module may have loaded liburing for itself only.
 macro_rules! of_liburing {
     ($($name:ident($($arg:ident: $type:ty),*), $symbol:literal;)*) => { $(
         /// The next definition.
@@ -97,8 +98,7 @@ fn look_up(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
 
 fn look_up_in_liburing(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void> {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-    // SAFETY: both names end with a zero byte. What is loaded already stays so: the caller runs in
-    // it.
+    // SAFETY: both names end with a zero byte. The library stays loaded: the caller runs in it.
     let address = unsafe {
         let library = libc::dlopen(c"liburing.so.2".as_ptr(), flags);
         if library.is_null() {
@@ -110,7 +110,7 @@ fn look_up_in_liburing(cache: &AtomicUsize, symbol: &CStr) -> Option<*mut c_void
     (!address.is_null()).then_some(address)
 }
 
-/// What a system call answers, as the C function answers it.
+/// Converts the result of a system call to that of the C function.
 trait AsResult {
     fn of(result: i64) -> Self;
 }

@@ -1,16 +1,18 @@
-//! What the shim asks QEMU: whether it is migrating.
+//! Asks QEMU whether it is migrating.
 //!
-//! During a migration everything stays in its place: copying out would touch every granule, and
-//! what comes in is nobody's working set yet. QEMU's call that starts neither is seen. But its
-//! program exports its functions (for its own modules), so it can be asked, in one short read:
+//! During a migration all pages stay in place. An outgoing migration would touch every granule,
+//! and incoming pages are not yet part of a working set. No interposed call shows the start of
+//! either. But the QEMU program exports its functions (for its own modules), so the shim can call
+//! them, in one short read:
 //!
-//! * `migration_is_running` (QEMU 9.1; earlier ones had a state as argument: given 0, they say no);
-//! * `runstate_is_running`: after `-incoming`, the guest running for the first time means that it
-//!   is here. Without that function: the first `KVM_RUN`, or QEMU's end of its own registration
-//!   (postcopy).
+//! * `migration_is_running` (QEMU 9.1; earlier versions take a state as argument, and return
+//!   false for 0);
+//! * `runstate_is_running`: after `-incoming`, the guest is here once it runs for the first time.
+//!   Without that function this is known from the first `KVM_RUN`, or from the end of QEMU's own
+//!   registration (postcopy).
 //!
-//! A QEMU that exports nothing is protected by what it does (`UFFDIO_REGISTER`) and by the worker,
-//! who knows from QMP.
+//! For a QEMU that exports nothing, the shim relies on QEMU's calls (`UFFDIO_REGISTER`), and on
+//! the worker, which asks over QMP.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -21,14 +23,14 @@ type Question = unsafe extern "C" fn(i32) -> bool;
 /// Whether the guest has run in this process.
 static HAS_RUN: AtomicBool = AtomicBool::new(false);
 
-/// The guest has run: whatever came in is here.
+/// The guest has run: all incoming memory is here.
 pub(crate) fn guest_runs() {
     if !HAS_RUN.load(Ordering::Relaxed) {
         HAS_RUN.store(true, Ordering::Relaxed);
     }
 }
 
-/// Which migration forbids tracking now.
+/// The migration that excludes tracking now.
 pub(crate) fn migration() -> Option<&'static str> {
     if awaits_incoming() {
         return Some("an incoming migration is not over");
@@ -60,12 +62,12 @@ fn incoming_was_asked_for() -> bool {
 fn find(name: &CStr) -> Option<Question> {
     // SAFETY: the name ends with a zero byte.
     let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    // SAFETY: a function of this name in QEMU takes nothing or an `int`, and answers a `bool`; one
-    // register too many does no harm in the C calling convention.
+    // SAFETY: a function of this name in QEMU takes nothing or an `int`, and returns a `bool`.
+    // One register too many does no harm in the C calling convention.
     (!address.is_null()).then(|| unsafe { std::mem::transmute::<_, Question>(address) })
 }
 
 fn ask(question: Option<Question>) -> Option<bool> {
-    // SAFETY: as `find` says; these functions read a variable of QEMU's.
+    // SAFETY: as `find` states; these functions read a variable of QEMU's.
     question.map(|question| unsafe { question(0) })
 }

@@ -1,15 +1,17 @@
-//! Which memory of QEMU is guest RAM.
+//! Finds guest RAM among QEMU's mappings.
 //!
-//! **Problem.** QEMU maps much memory; only guest RAM may be touched, and only if it is of a kind
-//! that can be tracked. QEMU is not asked: the shim sees its calls.
+//! **Problem.** QEMU maps much memory. Only guest RAM may be touched, and only RAM of a kind that
+//! can be tracked. QEMU offers no query for it, but the shim sees QEMU's calls.
 //!
-//! **Idea.** For each RAM block QEMU reserves addresses (`PROT_NONE`), maps memory over them
-//! (`MAP_FIXED`, readable and writable), gives advice about the whole block (huge pages, core
-//! dumps), and last `MADV_DONTFORK`. So a large fixed mapping is a *candidate*, and `MADV_DONTFORK`
-//! of exactly that range makes it a *block*. Translation buffers, stacks and heaps are never both.
+//! **Idea.** For each RAM block QEMU reserves addresses (`PROT_NONE`) and maps memory over them
+//! (`MAP_FIXED`, readable and writable). Then it gives advice about the whole block (huge pages,
+//! core dumps), and last `MADV_DONTFORK`. So a large fixed mapping is a *candidate*, and
+//! `MADV_DONTFORK` of exactly that range makes it a *block*. Translation buffers, stacks and
+//! heaps never do both.
 //!
-//! **Invariants.** Blocks have page numbers that begin at multiples of 512, in the order in which
-//! they came; each change of the set counts up the generation and numbers them anew.
+//! **Invariants.** The page numbers of each block begin at a multiple of 512, in the order of the
+//! blocks' creation. Each change of the set of blocks increments the generation and renumbers
+//! them.
 //!
 //! **Leaves out.** Blocks below [`SMALLEST`]: firmware, option ROMs, small video memory.
 
@@ -21,12 +23,12 @@ use sys::memory_map::{Advice, PAGE_BYTES, Range};
 /// The smallest block that is worth tracking.
 pub(crate) const SMALLEST: u64 = 32 << 20;
 
-/// What kind of memory a mapping is.
+/// The kind of memory behind a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Private and anonymous: what QEMU does by default.
+    /// Private and anonymous: QEMU's default.
     Private,
-    /// Mapped by others as well.
+    /// Shared with other processes.
     Shared,
     /// Private, over a file.
     File,
@@ -66,22 +68,22 @@ impl Kind {
     }
 }
 
-/// A large fixed mapping, or since `MADV_DONTFORK` a block of guest RAM.
+/// A large fixed mapping; after `MADV_DONTFORK`, a block of guest RAM.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Block {
     pub(crate) range: Range,
     pub(crate) kind: Kind,
     /// QEMU wants huge pages here.
     pub(crate) huge: bool,
-    /// QEMU wants it left out of core dumps.
+    /// QEMU excludes it from core dumps.
     pub(crate) not_dumped: bool,
     /// The kernel may merge it with other memory (KSM).
     pub(crate) mergeable: bool,
-    /// The kernel counts it as promised memory.
+    /// The kernel reserves memory for it (no `MAP_NORESERVE`).
     pub(crate) reserve: bool,
 }
 
-/// Guest RAM as far as it is known.
+/// The known guest RAM.
 #[derive(Debug)]
 pub(crate) struct GuestRam {
     candidates: Vec<Block>,
@@ -89,7 +91,7 @@ pub(crate) struct GuestRam {
     generation: u32,
 }
 
-/// The lowest and highest address of candidates and blocks: who is outside needs no lock.
+/// The lowest and highest address of candidates and blocks: calls outside need no lock.
 static LOWEST: AtomicU64 = AtomicU64::new(u64::MAX);
 static HIGHEST: AtomicU64 = AtomicU64::new(0);
 
@@ -105,7 +107,7 @@ impl GuestRam {
         Self { candidates: Vec::new(), blocks: Vec::new(), generation: 0 }
     }
 
-    /// A large fixed mapping came to be, by a call of `mmap` with these flags.
+    /// A large fixed mapping was made, by a call of `mmap` with these flags.
     pub(crate) fn mapped(&mut self, range: Range, flags: i32) {
         self.candidates.retain(|candidate| !overlap(candidate.range, range));
         if self.blocks.iter().any(|block| overlap(block.range, range)) {
@@ -122,7 +124,7 @@ impl GuestRam {
         self.publish_bounds();
     }
 
-    /// QEMU gave advice; answers whether the set of blocks changed.
+    /// QEMU gave advice; returns whether the set of blocks changed.
     pub(crate) fn advised(&mut self, range: Range, advice: i32) -> bool {
         let known = self.candidates.iter_mut().chain(&mut self.blocks);
         for block in known.filter(|block| block.range == range) {
@@ -147,7 +149,7 @@ impl GuestRam {
         true
     }
 
-    /// A range is no longer what it was; answers whether the set of blocks changed.
+    /// A range was unmapped or replaced; returns whether the set of blocks changed.
     pub(crate) fn unmapped(&mut self, range: Range) -> bool {
         let before = self.blocks.len();
         self.blocks.retain(|block| !overlap(block.range, range));
@@ -162,7 +164,7 @@ impl GuestRam {
         self.generation
     }
 
-    /// Whether a range stands, in part at least, in guest RAM.
+    /// Whether a range overlaps guest RAM.
     pub(crate) fn concerns(&self, range: Range) -> bool {
         self.blocks.iter().any(|block| overlap(block.range, range))
     }
@@ -183,7 +185,7 @@ impl GuestRam {
         self.blocks.iter().find_map(|block| block.kind.objection())
     }
 
-    /// The blocks and their place among the page numbers. Past 16 TiB no more are numbered.
+    /// The blocks and their page numbers. Blocks past 16 TiB get none.
     pub(crate) fn regions(&self) -> Vec<(Block, Region)> {
         let mut first_page = 0_u32;
         let mut regions = Vec::with_capacity(self.blocks.len());
@@ -210,20 +212,20 @@ impl GuestRam {
 }
 
 impl Block {
-    /// The advice that memory needs which holds this block's pages for a while.
+    /// The advice for memory that holds this block's pages for a while.
     pub(crate) fn advice(&self) -> impl Iterator<Item = Advice> {
         let huge = if self.huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
         self.shared_advice().chain([huge])
     }
 
-    /// The advice that a copy of a pool's pages needs in this block.
+    /// The advice for a pool's pages that are mapped in this block.
     pub(crate) fn shared_advice(&self) -> impl Iterator<Item = Advice> {
         let dump = self.not_dumped.then_some(Advice::LinuxDontDump);
         [Advice::LinuxDontFork].into_iter().chain(dump)
     }
 
-    /// The advice that makes fresh memory in this block like the rest of it, so that both are one
-    /// mapping.
+    /// The advice that makes fresh memory in this block like the rest, so that the kernel can
+    /// join both into one mapping.
     pub(crate) fn own_advice(&self) -> impl Iterator<Item = Advice> {
         let huge = self.huge.then_some(Advice::LinuxHugepage);
         let mergeable = self.mergeable.then_some(Advice::LinuxMergeable);
@@ -236,13 +238,13 @@ pub(crate) fn end(range: Range) -> u64 {
     range.start.saturating_add(range.len)
 }
 
-/// What two ranges have in common; without an address of it they have none.
+/// The intersection of two ranges; its length is 0 if they are disjoint.
 pub(crate) fn common(one: Range, other: Range) -> Range {
     let start = one.start.max(other.start);
     Range { start, len: end(one).min(end(other)).saturating_sub(start) }
 }
 
-/// Whether two ranges have an address in common.
+/// Whether two ranges overlap.
 pub(crate) fn overlap(one: Range, other: Range) -> bool {
     one.start < end(other) && other.start < end(one)
 }

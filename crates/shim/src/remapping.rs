@@ -1,11 +1,12 @@
 //! The thread that reads the userfaultfd while a registered mapping is moved.
 //!
-//! **Problem.** The kernel tells the userfaultfd of such a move, and lets it end only when somebody
-//! has read that. The fault thread cannot: it may be waiting for the lock that the mover holds.
+//! **Problem.** The kernel reports such a move on the userfaultfd, and the move does not return
+//! until the report has been read. The fault thread cannot read it: that thread may be waiting
+//! for the lock that the mover holds.
 //!
-//! **Idea.** While mappings are moved, this thread reads. The faults that it meets are none of its
-//! business: it forgets them and wakes who waits, afterwards; they trap again, and the fault thread
-//! has them. It takes no lock of the engine's and touches no guest RAM.
+//! **Idea.** While mappings are moved, this thread reads. It does not serve the faults that it
+//! reads: it wakes the waiting threads afterwards, they trap again, and the fault thread serves
+//! them. This thread never takes the engine's lock and touches no guest RAM.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -16,14 +17,14 @@ use sys::userfaultfd::{Fault, MAX_FAULTS};
 use crate::fault_thread::{self, Reader};
 use crate::{engine, watchdog};
 
-/// How long it waits before it looks whether the turn is over.
+/// How long the thread waits before it checks whether the turn is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000 };
 
 /// Counts beginnings and ends of turns: odd while mappings are moved.
 static TURNS: Mutex<u32> = Mutex::new(0);
 static BEGUN: Condvar = Condvar::new();
 
-/// While one lives, registered mappings may be moved: the thread reads.
+/// While an instance exists, registered mappings may be moved: the thread reads.
 pub(crate) struct Reading(());
 
 impl Reading {
@@ -63,7 +64,7 @@ pub(crate) fn run() {
         }
         if first <= last {
             let start = first / PAGE_BYTES * PAGE_BYTES;
-            // Everybody in between, too: who is woken too early traps again.
+            // All threads in between, too: one that is woken too early traps again.
             let len = last / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES - start;
             watchdog::wake(uffd, Range { start, len });
             fault_thread::has_none(Reader::Remapper);

@@ -1,35 +1,35 @@
-//! Threads of our own inside QEMU, and how not to meet ourselves.
+//! The shim's threads inside QEMU, and a guard against interposing the shim's own calls.
 //!
-//! QEMU handles signals in its main loop: our threads block them all. They have small stacks and
-//! end with the process. What a thread of ours calls, or a thread of QEMU while it runs our code,
-//! is not interposed ([`Inside`]).
+//! QEMU handles signals in its main loop, so the shim's threads block them all. They have small
+//! stacks and end with the process. Calls of the shim's threads are not interposed, nor are those
+//! of QEMU's threads while they run the shim's code ([`Inside`]).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
-/// Our threads call little and keep no large arrays.
+/// The shim's threads make few nested calls and keep no large arrays on the stack.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Set in a forked child: it has no thread of ours and no guest RAM.
+/// Set in a forked child: it has no thread of the shim and no guest RAM.
 static INERT: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While one lives, this thread's calls go straight to the C library.
+/// While an instance exists, this thread's calls go straight to the C library.
 #[derive(Debug)]
 pub(crate) struct Inside(());
 
 impl Inside {
-    /// `None` when this thread is in our code already, or the shim does nothing here.
+    /// `None` when this thread runs the shim's code already, or when the shim is inert.
     pub(crate) fn enter() -> Option<Self> {
         if INERT.load(Ordering::Relaxed) {
             return None;
         }
-        // Made only when it is needed: dropping one that is not would leave.
+        // Constructed only when needed: dropping an unneeded one would clear the flag.
         INSIDE.with(|inside| (!inside.replace(true)).then(|| Self(())))
     }
 }
@@ -40,7 +40,7 @@ impl Drop for Inside {
     }
 }
 
-/// Starts a thread of ours.
+/// Starts a thread of the shim.
 pub(crate) fn start(name: &str, body: fn()) -> std::io::Result<()> {
     let all = block_signals();
     let started = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(
@@ -54,7 +54,7 @@ pub(crate) fn start(name: &str, body: fn()) -> std::io::Result<()> {
 }
 
 fn block_signals() -> libc::sigset_t {
-    // SAFETY: a set of signals is plain bytes, and each call gets pointers to sets of ours.
+    // SAFETY: a signal set is plain bytes, and each call gets pointers to local sets.
     unsafe {
         let mut all = std::mem::zeroed();
         let mut before = std::mem::zeroed();
@@ -69,7 +69,8 @@ fn restore_signals(before: &libc::sigset_t) {
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before, std::ptr::null_mut()) };
 }
 
-/// Makes forked children inert. Called once, when there is something that a child must leave alone.
+/// Makes forked children inert. Called once, when there is something that a child must leave
+/// alone.
 pub(crate) fn guard_forks() {
     extern "C" fn in_child() {
         INERT.store(true, Ordering::Relaxed);
@@ -79,7 +80,7 @@ pub(crate) fn guard_forks() {
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// Ends QEMU where going on would show the guest wrong memory.
+/// Ends QEMU where the guest would otherwise see wrong memory.
 pub(crate) fn end_process(what: &str, errno: Errno) -> ! {
     eprintln!("overbook shim: {what}: {errno}; ending QEMU rather than losing a guest's data");
     std::process::abort();

@@ -8,7 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Nanos(pub(crate) u64);
 
-/// Now.
+/// The current time.
 pub(crate) fn now() -> Nanos {
     let time = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -34,14 +34,14 @@ impl Nanos {
 
     /// Microseconds modulo 2^32, as [`protocol::Trap`] carries them.
     pub(crate) fn micros_wrapping(self) -> u32 {
-        // Cutting the upper half off is the meaning.
+        // The truncation is intended.
         #[allow(clippy::cast_possible_truncation)]
         let low = (self.0 / 1000) as u32;
         low
     }
 }
 
-/// Durations here are minutes at most.
+/// Conversion to nanoseconds. Durations here are minutes at most.
 pub(crate) trait AsNanos {
     fn as_nanos_u64(&self) -> u64;
 }

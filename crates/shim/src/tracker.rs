@@ -1,20 +1,21 @@
-//! Tracking while it is on: which granules are out of reach, and what happens at a touch.
+//! Tracking while it is on: which granules are revoked, and what happens at a touch.
 //!
-//! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A granule
-//! is *revoked* by moving its pages to staging; the next touch traps, and [`Tracker::serve`] moves
-//! all of it back, wakes who waits, and logs it. A touch of a hole traps as well and gets its zeros
-//! here.
+//! Guest RAM and a staging region of the same shape are registered with one userfaultfd. A
+//! granule is *revoked* by moving its pages to staging. The next touch traps, and
+//! [`Tracker::serve`] moves all of the granule back, wakes the waiting threads, and logs the
+//! trap. A touch of a hole traps as well, and the hole is filled with zeros here.
 //!
-//! **Invariants** (the rules' numbers are those of the crate's head). Everything here runs under
-//! the engine's lock; where pages are changes by the steps of [`transitions`] only (3). Serving
-//! allocates nothing and reads no guest RAM (4). Zeros are put only where staging holds nothing
-//! (7). At most [`most_revoked`] granules are out of reach at a time, so that they are back soon
-//! when QEMU wants them.
+//! **Invariants** (rule numbers are those of the crate's head). Everything here runs under the
+//! engine's lock; pages move only by the steps of [`transitions`] (3). Serving allocates nothing
+//! and reads no guest RAM (4). Zeros are mapped only where staging holds nothing (7). At most
+//! [`most_revoked`] granules are revoked at a time, so that they are back soon when QEMU needs
+//! them.
 //!
-//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone would
-//! have put a huge page: so an empty block of 2 MiB gets a huge page in one move, prepared in a
-//! place of our own ([`Nursery`]). Any other hole gets the page of zeros for its whole granule,
-//! which costs no memory and never brings back what a balloon took beside it.
+//! **Holes.** A hole that was never revoked would trap once per 4 KiB where the kernel alone
+//! would have mapped a huge page. So an empty block of 2 MiB gets a huge page in one move,
+//! prepared in the shim's own memory ([`Nursery`]). Any other hole gets the zero page for its
+//! whole granule. That costs no memory, and does not bring back neighbouring pages that a balloon
+//! took.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -36,29 +37,29 @@ use crate::time::{AsNanos, Nanos, now};
 use crate::transitions::{self, Host, Kernel as _};
 use crate::watchdog;
 
-/// What serving one fault came to.
+/// The result of serving one fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     /// Done.
     Yes,
-    /// Done, and there were more traps in this second than the fuse allows.
+    /// Done, but there were more traps in this second than the fuse allows.
     FuseBlown,
 }
 
-/// What became of a granule that was to be recalled.
+/// The result of recalling a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recalled {
-    /// It was within reach, or will not come home.
+    /// The granule was accessible, or cannot be moved back.
     No,
     Yes,
-    /// It came home, and this of it is in the host's swap.
+    /// The granule is back, and this range of it is in the host's swap.
     Out(Range),
 }
 
 /// Where a touch found its page.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// Another touch had brought it back.
+    /// In place: another touch had brought it back.
     InPlace,
     /// Nowhere: it was never there, or discarded.
     Hole,
@@ -66,7 +67,7 @@ enum Found {
     OutOfReach,
 }
 
-/// Everything that exists only while tracking is on.
+/// The state that exists only while tracking is on.
 pub(crate) struct Tracker {
     host: Host,
     tracking: Tracking,
@@ -74,11 +75,12 @@ pub(crate) struct Tracker {
     hot: HotSet,
     nursery: Option<Nursery>,
     bench: &'static Bench,
-    /// Set once everything is to go back: nothing is revoked any more.
+    /// Set once everything is to be given back: nothing is revoked any more.
     releasing: bool,
-    /// The kernel has refused to register a part: what is taken from there is not waited for.
+    /// The kernel has refused to register a part, so touches of pages taken from it would not
+    /// trap.
     is_incomplete: bool,
-    /// The next granule that arming or giving back looks at.
+    /// The next granule for arming or giving back.
     cursor: u32,
     second: Second,
 }
@@ -117,7 +119,7 @@ impl Tracker {
             second: Second { began: now(), traps: 0 },
         };
         for range in tracker.registered(channel) {
-            // SAFETY: the fault thread runs since before the engine makes a tracker, and serves.
+            // SAFETY: the fault thread has been running since before this call, and serves.
             if let Err(errno) = unsafe { uffd.register(range) } {
                 tracker.unregister(channel);
                 return Err(("UFFDIO_REGISTER", errno));
@@ -130,7 +132,7 @@ impl Tracker {
         self.tracking
     }
 
-    /// Goes on with other values; the granule's size is the same.
+    /// Changes the parameters of tracking; the granule size stays the same.
     pub(crate) fn change(&mut self, tracking: Tracking) {
         self.tracking = tracking;
     }
@@ -140,12 +142,12 @@ impl Tracker {
         self.releasing || self.is_incomplete
     }
 
-    /// Whether a part is not registered, and so nothing can be moved.
+    /// Whether a part is not registered, so that nothing can be moved.
     pub(crate) fn is_incomplete(&self) -> bool {
         self.is_incomplete
     }
 
-    /// From here on everything only goes back. Answers whether it did not already.
+    /// Starts giving everything back. Returns whether this call started it.
     pub(crate) fn begin_release(&mut self) -> bool {
         let begins = !std::mem::replace(&mut self.releasing, true);
         if begins {
@@ -154,18 +156,19 @@ impl Tracker {
         begins
     }
 
-    /// How many granules may be in reach, if the hot set says so.
+    /// The largest number of accessible granules, if a hot set is in use.
     fn limit(&self) -> Option<u32> {
         self.tracking.hot_set.filter(|_| hot_set::IS_HERE)
     }
 
-    /// Begins a pass that revokes every sampled granule, and forgets what was hot.
+    /// Begins a pass that revokes every sampled granule, and clears the hot set.
     pub(crate) fn begin_arming(&mut self) {
         self.hot.clear();
         self.cursor = 0;
     }
 
-    /// Revokes more sampled granules until `deadline`; answers how many, and whether all were seen.
+    /// Revokes more sampled granules until `deadline`; returns how many, and whether all were
+    /// visited.
     pub(crate) fn arm_some(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
         let mut revoked = 0;
         while let Some(granule) = self.granules.from(self.cursor) {
@@ -178,8 +181,8 @@ impl Tracker {
         (revoked, true)
     }
 
-    /// Revokes what has become too much for the hot set; answers how many, and whether that was
-    /// all.
+    /// Revokes the granules beyond the hot set's limit; returns how many, and whether none is
+    /// left.
     pub(crate) fn shrink_hot_set(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
         let mut revoked = 0;
         while let Some(limit) = self.limit() {
@@ -192,14 +195,15 @@ impl Tracker {
         (revoked, true)
     }
 
-    /// A granule is in reach that a FIFO would not see otherwise.
+    /// Records in the hot set that a granule has become accessible.
     fn came_in_reach(&mut self, number: u32) {
         if self.limit().is_some() {
             self.hot.push(number);
         }
     }
 
-    /// Takes a granule out of reach; `false` if it already was, is not sampled, or could not be.
+    /// Revokes a granule; `false` if it already was revoked, is not sampled, or could not be
+    /// moved.
     pub(crate) fn revoke(&mut self, channel: &Channel, number: u32) -> bool {
         self.granules.get(number).is_some_and(|granule| self.revoke_granule(channel, granule))
     }
@@ -213,7 +217,7 @@ impl Tracker {
         if self.is_releasing() || !sampled || is_full || granule.is_staged(shared) {
             return false;
         }
-        // What is merged or freed of it stays; if that is all, to see it again is not to be had.
+        // Merged or freed pages stay. A granule with no other pages cannot be tracked.
         let mut staged = 0;
         for part in granule.parts(shared, PageState::Plain) {
             // SAFETY: both ranges are registered, and the fault thread serves.
@@ -229,7 +233,7 @@ impl Tracker {
         staged > 0
     }
 
-    /// Brings a granule back; nobody has touched it.
+    /// Brings a granule back that has not been touched.
     pub(crate) fn recall(&mut self, channel: &Channel, number: u32) -> Recalled {
         let shared = channel.shared();
         let Some(granule) = self.granules.get(number).filter(|it| it.is_staged(shared)) else {
@@ -246,14 +250,14 @@ impl Tracker {
         }
     }
 
-    /// Where the content of a granule is that is out of reach and not paged out.
+    /// The staging ranges of a revoked granule that are not paged out.
     pub(crate) fn staged_of(&self, channel: &Channel, number: u32) -> Vec<Range> {
         let Some(granule) = self.granules.get(number) else { return Vec::new() };
         let parts = granule.parts(channel.shared(), PageState::Staged);
         parts.map(|part| Range { start: part.staging, ..part.guest }).collect()
     }
 
-    /// Notes what the kernel has paged out of a granule.
+    /// Records which pages of a granule the kernel has paged out.
     pub(crate) fn note_out(&self, channel: &Channel, number: u32) {
         let Some(granule) = self.granules.get(number) else { return };
         for part in granule.parts(channel.shared(), PageState::Staged) {
@@ -261,12 +265,12 @@ impl Tracker {
         }
     }
 
-    /// Who waits for a page of `range` goes on, or traps again.
+    /// Wakes threads that wait for a page of `range`; each continues, or traps again.
     fn wake(&self, range: Range) {
         watchdog::wake(self.host.uffd, range);
     }
 
-    /// Resolves a fault at `address`, whose page is not merged, received at `received`.
+    /// Resolves a fault at `address` that was read at `received`; the page is not merged.
     pub(crate) fn serve(&mut self, channel: &mut Channel, address: u64, received: Nanos) -> Served {
         let Some(granule) = self.granules.at(address) else {
             if self.bench.contains(address) {
@@ -277,11 +281,12 @@ impl Tracker {
             return Served::Yes;
         };
         let shared = channel.shared();
-        // Where nothing can be asked, what was found when its state was set holds.
+        // If the page tables cannot be asked, the recorded states hold.
         let was_staged =
             granule.is_staged(shared) || self.finds_staged(shared, granule).unwrap_or(false);
         if was_staged && !self.give_back(shared, granule) {
-            // Some of it would not go. Who waits for just that traps again, and again it is tried.
+            // Some pages cannot be moved yet. A thread that waits for one of them traps again,
+            // and the move is retried.
             self.wake(granule.guest);
             return Served::Yes;
         }
@@ -296,8 +301,8 @@ impl Tracker {
         self.let_go_on(channel, granule, found, woken, received)
     }
 
-    /// A merged page has been written, which is still in its place: what is out of reach beside it
-    /// has been touched with it.
+    /// A merged page, which is still in its place, has been written. This counts as a touch of
+    /// the staged pages of its granule.
     pub(crate) fn touched(
         &mut self,
         channel: &mut Channel,
@@ -313,7 +318,7 @@ impl Tracker {
         self.let_go_on(channel, granule, Found::OutOfReach, granule.guest, received)
     }
 
-    /// A granule is in its place: that is logged, and who waits for `woken` goes on.
+    /// A granule is in place: logs the trap, and wakes the threads that wait for `woken`.
     fn let_go_on(
         &mut self,
         channel: &mut Channel,
@@ -323,8 +328,9 @@ impl Tracker {
         received: Nanos,
     ) -> Served {
         let shared = channel.shared();
-        // Logged before the guest goes on: who sees the touch's effect sees the trap. A second
-        // thread's fault that the first one's handling has answered already is a cost, but no news.
+        // Logged before the guest continues, so that the trap is visible before the touch's
+        // effect. The fault of a second thread, already answered by the handling of the first, is
+        // counted but not logged.
         shared.add(Counter::Traps, 1);
         if found != Found::InPlace && is_sampled(granule.number, self.tracking.sample) {
             channel.push(Trap { granule: granule.number, at_us: received.micros_wrapping() });
@@ -340,13 +346,14 @@ impl Tracker {
         self.count_in_second(done)
     }
 
-    /// The fault's cost to a thread, measured on a page of our own: what to touch, and the place.
+    /// Arms the measurement of a fault's cost on the shim's own memory; returns the address to
+    /// touch.
     pub(crate) fn arm_bench(&mut self) -> Option<u64> {
         let granule_pages = self.tracking.granule_pages;
         (!self.is_releasing()).then(|| self.bench.arm(&self.host, granule_pages)).flatten()
     }
 
-    /// Gives back more granules until `deadline`; answers how many, and whether that was all.
+    /// Gives back more granules until `deadline`; returns how many, and whether that was all.
     pub(crate) fn give_back_some(&mut self, channel: &Channel, deadline: Nanos) -> (u32, bool) {
         let shared = channel.shared();
         let mut given = 0;
@@ -358,7 +365,7 @@ impl Tracker {
                 let is_back = self.give_back(shared, granule);
                 self.wake(granule.guest);
                 if !is_back {
-                    // It is tried again, while others have the lock in between.
+                    // The move is retried later, while others have the lock in between.
                     return (given, false);
                 }
                 given += 1;
@@ -368,12 +375,12 @@ impl Tracker {
         (given, self.is_staging_empty(shared))
     }
 
-    /// Tries again what would not go back when it was touched or recalled, without being asked;
-    /// answers whether there was such a granule.
+    /// Tries again to move back pages that failed at a touch or recall, without being asked;
+    /// returns whether there was such a granule.
     pub(crate) fn give_late_pages(&mut self, channel: &Channel) -> bool {
         let shared = channel.shared();
         if self.releasing {
-            // Whoever gives everything back tries them all.
+            // `give_back` tries all granules.
             return true;
         }
         let late = transitions::late().and_then(|address| self.granules.at(address));
@@ -383,8 +390,9 @@ impl Tracker {
         true
     }
 
-    /// Asks the page tables whether staging may go. What it holds against all that is known of it
-    /// counts as staged again; and where they do not answer, everything may be late.
+    /// Asks the page tables whether staging may be unmapped. Pages found there against their
+    /// recorded state count as staged again. If the page tables do not answer, every page may be
+    /// late.
     fn is_staging_empty(&mut self, shared: Shared<'_>) -> bool {
         let Some(first) = self.granules.from(0) else { return true };
         match self.granules.left_in_staging(self.host.pagemap) {
@@ -404,9 +412,9 @@ impl Tracker {
         false
     }
 
-    /// Asks the page tables for pages of a granule that lie in staging and count as home, before
-    /// zeros take their place. There are none as far as anybody knows; if there are, they count as
-    /// staged again.
+    /// Asks the page tables for pages of a granule that are in staging but recorded as plain,
+    /// before zeros take their place. None are expected; any that are found count as staged
+    /// again.
     fn finds_staged(&self, shared: Shared<'_>, granule: Granule) -> Result<bool, Errno> {
         let there = self.host.populated(Range { start: granule.staging, ..granule.guest })?;
         let mut found = false;
@@ -420,11 +428,11 @@ impl Tracker {
         Ok(found)
     }
 
-    /// Answers whether all of the granule is home.
+    /// Moves a granule back; returns whether all of it is in place.
     fn give_back(&self, shared: Shared<'_>, granule: Granule) -> bool {
         let mut is_back = true;
         for part in granule.staged_parts(shared) {
-            // SAFETY: it was staged from there, and both ranges are registered.
+            // SAFETY: the part was staged from there, and both ranges are registered.
             let given = unsafe { transitions::unstage(&self.host, shared, part.run()) };
             shared.add(Counter::MovedIn, given.moved);
             let back = u64::from(part.pages).saturating_sub(given.away.count().into());
@@ -435,8 +443,8 @@ impl Tracker {
         is_back
     }
 
-    /// Fresh memory was mapped over a part of guest RAM: what is not registered could be taken, and
-    /// not given back.
+    /// Registers fresh memory that was mapped over a part of guest RAM. Unregistered pages could
+    /// be moved out, but their touches would not trap.
     pub(crate) fn register_fresh(&mut self, range: Range) {
         // SAFETY: the fault thread serves.
         if unsafe { self.host.uffd.register(range) }.is_err() {
@@ -445,9 +453,9 @@ impl Tracker {
         }
     }
 
-    /// The content of `range` at its home was discarded, under the same lock: has its staged copies
-    /// discarded too; answers whether they are gone. The granules stay revoked: the next touch is
-    /// news.
+    /// The content of `range` in guest RAM was discarded, under the same lock: discards its
+    /// staged copies too. Returns whether they are gone. The granules stay revoked: the next
+    /// touch is logged.
     pub(crate) fn discarded(
         &self,
         channel: &Channel,
@@ -473,13 +481,13 @@ impl Tracker {
     pub(crate) fn unregister(&self, channel: &Channel) {
         self.bench.serve(&self.host);
         for range in self.registered(channel) {
-            // SAFETY: staging was found empty since `begin_release`, or nothing was taken.
-            // What fails was never registered, or is no longer mapped.
+            // SAFETY: staging was found empty since `begin_release`, or nothing was taken. A
+            // range for which this fails was never registered, or is no longer mapped.
             let _ = unsafe { self.host.uffd.unregister(range) };
         }
     }
 
-    /// Everything but what is merged, where only writes trap.
+    /// All ranges except merged pages, where only writes trap.
     fn registered(&self, channel: &Channel) -> impl Iterator<Item = Range> {
         let all = self.granules.ranges().chain([self.bench.range()]);
         all.flat_map(|range| channel.unmerged(range))
@@ -494,10 +502,10 @@ impl Tracker {
         if blown { Served::FuseBlown } else { Served::Yes }
     }
 
-    /// Maps zeros at `page`, if it is a hole, and then wherever else its granule has one. A page
-    /// that is there (the rule) costs one call. Answers whether it was a hole.
+    /// Maps zeros at `page`, if it is a hole, and then in all other holes of its granule. A page
+    /// that is there (the usual case) costs one call. Returns whether `page` was a hole.
     fn fill_granule(&self, shared: Shared<'_>, granule: Granule, page: Range) -> bool {
-        // SAFETY: what belongs into the granule is home; the page is not merged.
+        // SAFETY: the granule's content is in place; the page is not merged.
         let was_hole = unsafe { transitions::fill_hole(self.host.uffd, page) };
         for part in granule.parts(shared, PageState::Plain).filter(|_| was_hole) {
             // SAFETY: as above.
@@ -509,19 +517,19 @@ impl Tracker {
         was_hole
     }
 
-    /// What the kernel has dropped of these freed pages is filled, and freed no more, like the one
-    /// just `filled`.
+    /// Fills those of these freed pages that the kernel has dropped, and makes them plain. The
+    /// page just `filled` becomes plain too.
     fn take_back_holes(&self, shared: Shared<'_>, freed: Granule, filled: Range) {
         for (i, number) in (0..).zip(freed.numbers()) {
             let page = Range { start: freed.guest.start + i * PAGE_BYTES, len: PAGE_BYTES };
-            // SAFETY: what was there the guest has given up, or it is there still.
+            // SAFETY: the guest has given up the old content, or it is still there.
             if page == filled || unsafe { transitions::fill_hole(self.host.uffd, page) } {
                 shared.set_state(number, PageState::Plain);
             }
         }
     }
 
-    /// Puts a huge page where a whole block is empty and nothing of it is revoked; answers the
+    /// Maps a huge page where a whole block is empty and no part of it is revoked; returns the
     /// block.
     fn fill_block(&mut self, shared: Shared<'_>, granule: Granule) -> Option<Range> {
         let (block, pages) = self.granules.huge_block(granule)?;
@@ -534,7 +542,7 @@ impl Tracker {
         }
         let nursery = self.nursery.as_mut()?;
         nursery.put(&self.host, block).then(|| {
-            // What was freed of it the guest has in use again.
+            // The guest uses the freed pages of the block again.
             pages.for_each(|page| shared.set_state(page, PageState::Plain));
             block
         })
@@ -547,11 +555,11 @@ pub(crate) fn pagemap() -> Option<&'static Pagemap> {
     PAGEMAP.get_or_init(|| kept(Pagemap::open())).as_ref()
 }
 
-/// A fault outside of all granules, or when nothing is tracked any more: a range whose registration
-/// could not be ended. Everything that was taken is back, so what is missing is zero.
+/// A fault outside of all granules, or after tracking has ended: a range whose registration could
+/// not be ended. Everything that was taken is back, so a missing page is zero.
 pub(crate) fn fill_stray(uffd: &Userfaultfd, address: u64) {
     let page = page_of(address);
-    // SAFETY: as said.
+    // SAFETY: as stated above.
     unsafe { transitions::fill_hole(uffd, page) };
     watchdog::wake(uffd, page);
 }

@@ -1,55 +1,55 @@
-//! Where the content of a page is, and every step by which that changes.
+//! The places of a page's content, and every step that moves it.
 //!
-//! Each page of guest RAM is in exactly one state. The states stand in the memory that the worker
-//! reads ([`PageState`]); what stands behind them is in the page tables, which have the last word:
-//! **each step ends by asking them (`PAGEMAP_SCAN`) whether what it claims is so**, and a call's
-//! own answer is never believed (Linux 6.18 has moved a whole granule and said that it had done
-//! nothing).
+//! Each page of guest RAM is in exactly one state. The states are in the memory that the worker
+//! reads ([`PageState`]). The page tables show where the content really is, and take precedence:
+//! **each step ends by asking them (`PAGEMAP_SCAN`) whether its claim is true**. The result of a
+//! call is never trusted alone: Linux 6.18 has moved a whole granule and reported that it had
+//! done nothing.
 //!
-//! | state | its content lies |
+//! | state | place of its content |
 //! |---|---|
-//! | home (`Plain`) | where QEMU expects it, or nowhere: then it is zero |
+//! | plain (`Plain`) | where QEMU expects it, or nowhere: then it is zero |
 //! | staged | in staging, or nowhere |
 //! | out | in the host's swap, for staging |
-//! | aside | in the [buffer](crate::merge::buffer), during a turn or until it will go home |
-//! | shared (`Merged`) | in the pool, or in the kernel's copy of it, in its place |
+//! | buffered (`Aside`) | in the [buffer](crate::merge::buffer), during a turn or until it can be moved back |
+//! | merged (`Merged`) | in the pool, or in the kernel's copy of it, mapped where QEMU expects it |
 //! | freed | where QEMU expects it, or nowhere; the kernel may drop it |
 //!
-//! | from | event | to | step | who | what is asked afterwards |
+//! | from | event | to | step | by | asked afterwards |
 //! |---|---|---|---|---|---|
-//! | home | revoke | staged, or home if all of it stays | [`stage`] | control | no page is in both places |
+//! | plain | revoke | staged, or plain if all of it stays | [`stage`] | control | no page is in both places |
 //! | staged | paged out | out | [`note_out`] | control | staging has it in swap |
-//! | staged, out | touch, recall, release, whatever needs RAM in its place | home | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; what it still holds stays staged |
+//! | staged, out | touch, recall, release, any need for RAM in its place | plain | [`unstage`] | fault thread, control, watchdog, QEMU | staging holds none of it; pages that it still holds stay staged |
 //! | staged, out | discard | the same, and nowhere | `freed` | QEMU | staging holds none of it; else QEMU is told that its discard failed |
-//! | home | merge, join | aside, or home if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
-//! | aside | equal to a slot | shared | [`share`] | control | before: home is empty; afterwards: the buffer holds none of it |
-//! | aside | zeros | home, and nowhere | [`drop_zeros`] | control | the buffer holds none of it |
-//! | aside | different; the turn ends; the next turn begins | home | [`put_back`] | whoever has the turn | the buffer holds none of it; what it still holds stays aside |
-//! | shared, not written | write, unshare | home, by way of aside | [`replace`] | fault thread, control | the buffer held all of it before the place was taken, and none of it afterwards |
-//! | shared | write, no room for mappings, or QEMU wants RAM for itself | shared | `cuts` | fault thread | – (the kernel copies) |
-//! | shared | discard | home, and nowhere | `unshare::replace_by_fresh` | QEMU | no page of a file is there; else zeros are written |
-//! | home, freed | report | freed | `freed` | QEMU | – (the kernel's `MADV_FREE` either was or was not) |
-//! | freed | taken, kept, discarded, found missing at a touch | home | `freed`, `tracker` | control, QEMU, fault thread | – (both states name the same place) |
-//! | home, nowhere | touch | home, zeros | `tracker` | fault thread | before: staging holds nothing for it, if the page tables can be asked |
-//! | any | QEMU maps something else there | home | `interpose` | QEMU | everything was home before |
+//! | plain | merge, join | buffered, or plain if it stays | [`set_aside`] | control; fault thread (join) | no page is in both places |
+//! | buffered | equal to a slot | merged | [`share`] | control | before: its place is empty; afterwards: the buffer holds none of it |
+//! | buffered | zeros | plain, and nowhere | [`drop_zeros`] | control | the buffer holds none of it |
+//! | buffered | different; the turn ends; the next turn begins | plain | [`put_back`] | the holder of the turn | the buffer holds none of it; pages that it still holds stay buffered |
+//! | merged, not written | write, unshare | plain, by way of the buffer | [`replace`] | fault thread, control | the buffer held all of it before the place was mapped over, and none of it afterwards |
+//! | merged | write, no room for mappings, or QEMU needs RAM for itself | merged | `cuts` | fault thread | – (the kernel copies) |
+//! | merged | discard | plain, and nowhere | `unshare::replace_by_fresh` | QEMU | no page of a file is there; else zeros are written |
+//! | plain, freed | report | freed | `freed` | QEMU | – (the kernel's `MADV_FREE` either was or was not) |
+//! | freed | taken, kept, discarded, found missing at a touch | plain | `freed`, `tracker` | control, QEMU, fault thread | – (both states name the same place) |
+//! | plain, nowhere | touch | plain, zeros | `tracker` | fault thread | before: staging holds nothing for it, if the page tables can be asked |
+//! | any | QEMU maps something else there | plain | `interpose` | QEMU | everything was plain before |
 //!
-//! A step whose pages are not all in the state that it begins with does nothing: a run that was put
-//! together wrongly costs a measurement or a merge, and no page.
+//! A step whose pages are not all in its initial state does nothing. A run that was put together
+//! wrongly costs a measurement or a merge, and no page.
 //!
-//! All of it happens under the engine's lock. No step waits for long: a page that the kernel is
-//! busy with is tried for [`HOLD`], stays in its state, and is tried again by the next touch and by
-//! the watchdog. What staging or the buffer hold is discarded by the steps above only, and neither
-//! is used or unmapped unless the page tables say that it is empty.
+//! All of this happens under the engine's lock. No step waits for long. A page that the kernel is
+//! busy with is retried for [`HOLD`] and then keeps its state; the next touch and the watchdog
+//! retry it. Content of staging and buffer is discarded by the steps above only. Neither is used
+//! or unmapped unless the page tables say that it is empty.
 //!
-//! **What does not add up** is repaired where the content is known: a page that will not move is
-//! copied; a page that is in the buffer takes its place back. Three things end QEMU, loudly,
+//! **Inconsistencies** are repaired where the content is known. A page that cannot be moved is
+//! copied; a page that is in the buffer is moved back. Three cases end QEMU with a message,
 //! because going on would show the guest wrong memory: a page that is in two places
-//! ([`TWO_PLACES`]), one that has not come home for 10 s ([`STUCK`]), and a place in guest RAM that
-//! is gone and cannot be mapped again (`unshare::mend`).
+//! ([`TWO_PLACES`]), a page that could not be moved back for 10 s ([`STUCK`]), and a place in
+//! guest RAM that is unmapped and cannot be mapped again (`unshare::mend`).
 //!
 //! The steps are generic over the [`Kernel`], so that `tests` can run them in every interleaving
-//! against one that is a model: with a guest that reads and writes, a disk that pins, a QEMU that
-//! discards, and calls that fail, do a part, or lie.
+//! against a model. The model has a guest that reads and writes, a disk that pins, and calls that
+//! fail, do a part, or report a false result.
 //!
 //! Nothing here allocates or touches guest RAM.
 
@@ -72,19 +72,19 @@ pub(crate) use host::{Host, fill_hole, fill_holes, forget_late, late};
 pub(crate) use kernel::{Fresh, HasKernel, Kernel, Mapper, Verdict};
 use way::Way;
 
-/// How long a step tries a page that the kernel is busy with.
+/// How long a step retries a page that the kernel is busy with.
 pub(crate) const HOLD: Duration = Duration::from_millis(1);
-/// How often a page is tried that need not move, or a copy that need not be made.
+/// How often a move that may be skipped, or a copy that may fail, is retried.
 const TRIES: u32 = 8;
 
-/// Why QEMU is ended: nobody can say which of the two is the guest's.
+/// Why QEMU is ended: the shim cannot know which of the two pages is the guest's.
 pub(crate) const TWO_PLACES: &str = "a page of guest memory is in two places";
-/// Why QEMU is ended: a guest that waits for ever is no better, and its content would be lost with
-/// the next step.
+/// Why QEMU is ended: a guest that waits for ever is no better, and the page's content would be
+/// lost with the next step.
 pub(crate) const STUCK: &str = "guest memory cannot be given back";
 
-/// Pages side by side of one block: their home, where they lie otherwise, and the first one's
-/// number.
+/// Adjacent pages of one block: where they belong (`home`), their other place (`away`), and the
+/// first one's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) home: Range,
@@ -98,11 +98,11 @@ impl Run {
     }
 
     fn pages(self) -> u32 {
-        // A run has 512 pages at most.
+        // A run has at most 512 pages.
         u32::try_from(self.home.len / PAGE_BYTES).unwrap_or(u32::MAX)
     }
 
-    /// `pages` of its pages, from its `first` one on.
+    /// The part of `pages` pages that starts at the run's page `first`.
     fn part(self, first: usize, pages: usize) -> Self {
         let (skipped, len) = (first as u64 * PAGE_BYTES, pages as u64 * PAGE_BYTES);
         let home = Range { start: self.home.start + skipped, len };
@@ -111,27 +111,27 @@ impl Run {
     }
 }
 
-/// What staging came to, in pages.
+/// The result of staging, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Staged {
-    /// Out of reach now, holes among them.
+    /// Pages that are staged now, holes among them.
     pub(crate) staged: u32,
-    /// Of them, those that have content.
+    /// Staged pages that have content.
     pub(crate) moved: u32,
-    /// Those that stay at home: pinned by I/O, or not to be moved.
+    /// Pages that stay in place: pinned by I/O, or not movable.
     pub(crate) kept: u32,
 }
 
-/// What bringing pages home came to.
+/// The result of moving pages back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Given {
-    /// Pages that the kernel says it has moved.
+    /// Pages that the kernel reports as moved.
     pub(crate) moved: u64,
-    /// Those that are still away.
+    /// Pages that are still away.
     pub(crate) away: PageSet,
 }
 
-/// Home → staged, as far as the kernel does it.
+/// Plain → staged, for the pages that the kernel moves.
 ///
 /// # Safety
 /// Both ranges are registered, and the fault thread serves when the lock is free.
@@ -143,8 +143,8 @@ pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) 
     // SAFETY: as the caller promises.
     let taken = unsafe { take(kernel, run) };
     if matches!(taken, Taken::Nothing) {
-        // Is it the content of a page that was thought to be home? Then it goes there.
-        // SAFETY: as the caller promises, and nobody else has this part of staging.
+        // The content in staging may belong to a page recorded as plain. Then it is moved there.
+        // SAFETY: as the caller promises, and no other thread uses this part of staging.
         let _ = unsafe { unstage(kernel, shared, run) };
         return Staged { kept: run.pages(), ..Staged::default() };
     }
@@ -159,8 +159,8 @@ pub(crate) unsafe fn stage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) 
     }
 }
 
-/// Staged → out, where the kernel has paged out what staging holds of it; answers how many pages.
-/// Nothing is moved by it.
+/// Staged → out, for the pages that the kernel has paged out of staging; returns their number.
+/// Nothing is moved by this.
 pub(crate) fn note_out<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> u32 {
     let Ok(swapped) = kernel.swapped(run.place()) else { return 0 };
     let is_out = |page: usize| swapped.has(page) && state(shared, run, page) == PageState::Staged;
@@ -169,11 +169,11 @@ pub(crate) fn note_out<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> u
     u32::try_from(out).unwrap_or(u32::MAX)
 }
 
-/// Staged, or out → home. What will not go stays as it is: what is out is read there when it is
-/// touched.
+/// Staged, or out → plain. Pages that cannot be moved keep their state. Pages that are out move
+/// as swap entries, and are read when they are touched.
 ///
 /// # Safety
-/// Both ranges are registered; what staging holds there belongs to this home.
+/// Both ranges are registered; the content in staging belongs to this run.
 pub(crate) unsafe fn unstage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run) -> Given {
     // SAFETY: as the caller promises.
     let given = unsafe { give(kernel, run) };
@@ -181,7 +181,7 @@ pub(crate) unsafe fn unstage<K: Kernel>(kernel: &K, shared: Shared<'_>, run: Run
     given
 }
 
-/// Home → aside; answers which pages lie there. `None`: none does.
+/// Plain → buffered; returns which pages are in the buffer. `None`: none is.
 ///
 /// # Safety
 /// Both ranges are registered, and the fault thread serves when the lock is free.
@@ -206,15 +206,15 @@ pub(crate) unsafe fn set_aside<K: Kernel>(
     (!there.is_empty()).then_some(there)
 }
 
-/// Aside → home; answers whether all of it is there.
+/// Buffered → plain; returns whether all pages are in place.
 ///
 /// # Safety
-/// Both ranges are registered; what the buffer holds there belongs to this home.
+/// Both ranges are registered; the content in the buffer belongs to this run.
 pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
     let shared = channel.shared();
     let is_aside = |page| state(shared, run, page) == PageState::Aside;
-    // What has been shared or dropped since is not to be moved: its place is taken, and the buffer
-    // has a hole there.
+    // Pages that have been shared or dropped since must not be moved: their place is taken, and
+    // the buffer has a hole there.
     let (mut first, mut all_home) = (0, true);
     while let Some(from) = (first..pages_of(run.home)).find(|&page| is_aside(page)) {
         let to = (from..pages_of(run.home)).find(|&page| !is_aside(page));
@@ -228,36 +228,36 @@ pub(crate) unsafe fn put_back<K: Kernel>(kernel: &K, channel: &Channel, run: Run
     all_home
 }
 
-/// Aside → shared; answers whether it is. If not, it is still aside.
+/// Buffered → merged; returns whether the run is merged. If not, it is still buffered.
 ///
 /// # Safety
-/// All pages of the run are aside and hold what the slots do; the fault thread serves when the lock
-/// is free.
+/// All pages of the run are buffered and equal to the slots; the fault thread serves when the
+/// lock is free.
 pub(crate) unsafe fn share<M: Mapper>(mapper: &M, channel: &Channel, run: Run, slot: u32) -> bool {
     if !is_all(channel.shared(), run, PageState::Aside) {
         return false;
     }
-    // Whoever has something there now would lose it. That a page is in two places is found when it
-    // is put back.
+    // A page that is in its place now would be lost. A page in two places is detected when it is
+    // moved back.
     if !mapper.kernel().populated(run.home).is_ok_and(|at_home| at_home.is_empty()) {
         return false;
     }
-    // SAFETY: the pages are aside.
+    // SAFETY: the pages are in the buffer.
     if !unsafe { mapper.map_slots(slot, run.home) } {
         return false;
     }
     channel.set(run.home, PageState::Merged);
-    // From here on the guest may have written there: whatever is found now, nothing is to be mapped
-    // over it. SAFETY: what they hold is in the pool. Should this fail, the buffer is not empty,
-    // and no more is set aside.
+    // From here on the guest may have written there, so nothing may be mapped over it in any
+    // case. SAFETY: the content is in the pool. If this fails, the buffer is not empty, and no
+    // more pages are moved there.
     let _ = unsafe { discard(mapper.kernel(), run.place()) };
     true
 }
 
-/// Aside → home, where nothing is: a hole reads as zeros.
+/// Buffered → plain with an empty place: a hole reads as zeros.
 ///
 /// # Safety
-/// All pages of the run are aside and hold zeros.
+/// All pages of the run are buffered and hold zeros.
 pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: Run) -> bool {
     // SAFETY: they hold zeros.
     let is_dropped =
@@ -268,12 +268,12 @@ pub(crate) unsafe fn drop_zeros<K: Kernel>(kernel: &K, channel: &Channel, run: R
     is_dropped
 }
 
-/// Shared → aside → home; answers whether the place is the guest's own. Then what will not go home
-/// is aside. If not, it is shared as it was.
+/// Merged → buffered → plain; returns whether the place is the guest's own. If so, pages that
+/// cannot be moved back stay buffered. If not, the run is merged as before.
 ///
 /// # Safety
-/// The pages of the run are the pool's, and nobody can write to them; buffer and what is mapped
-/// over them are registered, and the fault thread serves when the lock is free.
+/// The pages of the run are the pool's, and nothing can write to them. The buffer and the memory
+/// mapped over them are registered, and the fault thread serves when the lock is free.
 pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) -> bool {
     let (kernel, place) = (mapper.kernel(), run.place());
     if !is_all(channel.shared(), run, PageState::Merged) {
@@ -286,15 +286,15 @@ pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) 
     let is_copied = unsafe { copy_all(kernel, run) };
     let there = kernel.populated(place);
     if !is_copied || !there.is_ok_and(|there| there.count() == run.pages()) {
-        // SAFETY: they are copies.
+        // SAFETY: the buffer holds copies.
         let _ = unsafe { discard(kernel, place) };
         return false;
     }
     channel.set(run.home, PageState::Aside);
-    // SAFETY: a copy of all of it is aside.
+    // SAFETY: a copy of the whole run is in the buffer.
     if !unsafe { mapper.map_fresh(run.home) } {
         channel.set(run.home, PageState::Merged);
-        // SAFETY: they are copies.
+        // SAFETY: the buffer holds copies.
         let _ = unsafe { discard(kernel, place) };
         return false;
     }
@@ -303,7 +303,7 @@ pub(crate) unsafe fn replace<F: Fresh>(mapper: &F, channel: &Channel, run: Run) 
     true
 }
 
-/// Home → aside → home, in a mapping that nobody has touched; answers whether all of it is home.
+/// Plain → buffered → plain, in an untouched mapping; returns whether all pages are in place.
 ///
 /// # Safety
 /// As for [`set_aside`].
@@ -315,14 +315,14 @@ pub(crate) unsafe fn map_anew<F: Fresh>(mapper: &F, channel: &Channel, run: Run)
     // SAFETY: as the caller promises.
     unsafe { set_aside(kernel, channel, run) };
     if kernel.populated(run.home).is_ok_and(|left| left.is_empty()) {
-        // SAFETY: all that it held is aside. If it fails, it stays as it was.
+        // SAFETY: all content is in the buffer. If this fails, the old mapping stays.
         let _ = unsafe { mapper.map_fresh(run.home) };
     }
     // SAFETY: as the caller promises.
     unsafe { put_back(kernel, channel, run) }
 }
 
-/// Merges what is equal of a run whose pages are home, and brings home what is not.
+/// Merges the equal pages of a plain run, and moves the others back.
 ///
 /// # Safety
 /// As for [`set_aside`] and [`share`]. The run has 64 pages at most.
@@ -362,7 +362,7 @@ pub(crate) unsafe fn merge<M: Mapper>(
             }
             (Verdict::Same, Content::Slot(slot)) => {
                 let slot = slot.saturating_add(part.page - run.page);
-                // SAFETY: they are aside, and equal, as was just seen.
+                // SAFETY: they are in the buffer, and equal, as was just seen.
                 if unsafe { share(mapper, channel, part, slot) } {
                     &mut merged.shared
                 } else {
@@ -378,33 +378,34 @@ pub(crate) unsafe fn merge<M: Mapper>(
     merged
 }
 
-/// Has the buffer be empty, of which no page is aside: a copy may be left there that could not be
-/// discarded. Answers whether it is.
+/// Empties the buffer when no page is buffered: it may hold a copy that could not be discarded.
+/// Returns whether it is empty.
 ///
 /// # Safety
-/// No page's state says that it is aside.
+/// No page's state says that it is buffered.
 pub(crate) unsafe fn clear<K: Kernel>(kernel: &K, buffer: Range) -> bool {
     // SAFETY: as the caller promises.
     kernel.populated(buffer).is_ok_and(|left| left.is_empty()) || unsafe { discard(kernel, buffer) }
 }
 
-/// What taking came to.
+/// The result of taking.
 enum Taken {
-    /// Nothing was tried: its place is not known to be empty.
+    /// Nothing was tried: the other place is not known to be empty.
     Nothing,
-    /// Which pages have content there now, and which at home.
+    /// The pages that have content in the other place now, and those that have it in place.
     Known { there: PageSet, left: PageSet },
     /// The page tables could not be asked afterwards.
     Unknown,
 }
 
-/// Moves what can be moved of `run` away. What is pinned stays; what the kernel is busy with is
-/// tried a few times.
+/// Moves as much as possible of `run` away. Pinned pages stay; pages that the kernel is busy with
+/// are retried a few times.
 ///
 /// # Safety
-/// Both ranges are registered, and who touches a page that is away is served after this.
+/// Both ranges are registered, and a thread that touches a page that is away is served after
+/// this.
 unsafe fn take<K: Kernel>(kernel: &K, run: Run) -> Taken {
-    // What lay there already would pass for these pages.
+    // Content that is already there would pass for these pages.
     if !kernel.populated(run.place()).is_ok_and(|there| there.is_empty()) {
         return Taken::Nothing;
     }
@@ -428,10 +429,10 @@ unsafe fn take<K: Kernel>(kernel: &K, run: Run) -> Taken {
     }
 }
 
-/// Moves home what is away of `run`.
+/// Moves back the pages of `run` that are away.
 ///
 /// # Safety
-/// What is away belongs to this home, and both are registered.
+/// The content that is away belongs to this run, and both ranges are registered.
 unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
     let (mut way, mut moved, mut until) = (Way::new(run.home.len), 0, None);
     while let Some((at, len)) = way.next() {
@@ -440,9 +441,9 @@ unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
         moved += progress.bytes / PAGE_BYTES;
         let Some(errno) = way.went(progress) else { continue };
         match errno {
-            // QEMU is ending: there is no address space left to put it into.
+            // QEMU is ending: there is no address space left to move pages into.
             Errno::SRCH => return Given { moved, away: PageSet::default() },
-            // It had stayed at home, or is there already: the page tables will tell.
+            // The page had stayed, or is back already: the page tables will tell.
             Errno::EXIST | Errno::NOENT => way.skip(),
             Errno::AGAIN => {
                 let until = *until.get_or_insert_with(|| kernel.now().after(HOLD));
@@ -468,7 +469,7 @@ unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
             }
             away
         }
-        // It will be asked again.
+        // The page tables will be asked again.
         Err(_) => {
             let mut all = PageSet::default();
             all.add(run.home, run.home);
@@ -479,11 +480,11 @@ unsafe fn give<K: Kernel>(kernel: &K, run: Run) -> Given {
     Given { moved, away }
 }
 
-/// For a page that will not move, for example because the kernel has merged it with others. Answers
-/// whether it was copied.
+/// Copies a page that cannot be moved, for example because the kernel has merged it with others.
+/// Returns whether it was copied.
 ///
 /// # Safety
-/// The page at `from`, if there is one, belongs to `home`.
+/// The page at `from`, if there is one, belongs at `home`.
 unsafe fn copy_home<K: Kernel>(kernel: &K, home: Range, from: u64) -> bool {
     let from = Range { start: from, len: home.len };
     // Copying from a hole would be a fault that waits for the thread that is copying.
@@ -494,15 +495,16 @@ unsafe fn copy_home<K: Kernel>(kernel: &K, home: Range, from: u64) -> bool {
     if unsafe { kernel.copy_pages(home.start, from.start, home.len) }.stopped.is_some() {
         return false;
     }
-    // SAFETY: its content is at home. If it stays, it is in two places, and `give` says so.
+    // SAFETY: the content is in place. If this fails, the page is in two places, and `give`
+    // reports that.
     let _ = unsafe { discard(kernel, from) };
     true
 }
 
-/// Copies all pages of a run from home to where it lies otherwise; answers whether that went well.
+/// Copies all pages of a run to their other place; returns whether all were copied.
 ///
 /// # Safety
-/// They can be read, and the other place is registered and ours.
+/// The pages can be read, and the other place is registered and the shim's own.
 unsafe fn copy_all<K: Kernel>(kernel: &K, run: Run) -> bool {
     let (mut done, mut tries) = (0, 0);
     while done < run.home.len {
@@ -511,7 +513,7 @@ unsafe fn copy_all<K: Kernel>(kernel: &K, run: Run) -> bool {
         let progress = unsafe { kernel.copy_pages(dst, src, run.home.len - done) };
         done += progress.bytes;
         match progress.stopped {
-            // Mappings of this process are just being changed.
+            // Mappings of this process are being changed.
             Some(Errno::AGAIN) if tries < TRIES => tries += 1,
             Some(_) => return false,
             None => {}
@@ -520,13 +522,13 @@ unsafe fn copy_all<K: Kernel>(kernel: &K, run: Run) -> bool {
     true
 }
 
-/// Discards memory of ours, and asks whether it is gone.
+/// Discards memory of the shim; returns whether the page tables confirm that it is gone.
 ///
 /// # Safety
-/// Nobody needs what it holds.
+/// The content of the memory is not needed.
 unsafe fn discard<K: Kernel>(kernel: &K, ours: Range) -> bool {
-    // The kernel refuses nothing here; it may be interrupted, or short of memory to split a huge
-    // page.
+    // The kernel does not refuse this call. The call may be interrupted, or short of memory to
+    // split a huge page.
     (0..TRIES).any(|_| {
         // SAFETY: as the caller promises.
         let _ = unsafe { kernel.discard(ours) };

@@ -1,18 +1,18 @@
-//! A lock that is held for a short turn at a time, with an order among those who want it.
+//! A lock that is held for a short turn at a time, with an order among the waiting threads.
 //!
-//! A lock makes no promise of its own: who releases it and wants it again usually has it before the
-//! one it has woken is there. A guest could so wait for a request of a thousand turns, and a
-//! request, or the watchdog, or QEMU's own thread, for a guest that traps without a pause.
-//! Therefore:
+//! A plain lock promises nothing: a thread that releases it and wants it again usually gets it
+//! before the thread that it has woken. A guest could then wait for a request of a thousand
+//! turns. And a request, the watchdog, or QEMU's own thread could wait for a guest that traps
+//! without a pause. Therefore:
 //!
-//! * whoever serves a fault, and QEMU's threads, go before other work between two turns of it;
-//! * after each batch of faults whoever has waited gets in ([`Turns::make_way`]), unless it takes
-//!   longer than a turn: then it is the machine that keeps it, and no guest waits for that.
+//! * threads that serve faults, and QEMU's threads, go before other work between two turns of it;
+//! * after each batch of faults a waiting thread gets in ([`Turns::make_way`]), unless it takes
+//!   longer than a turn: then the machine delays it, and no guest waits for that.
 //!
-//! Who waits sleeps, and lends its priority to who holds the lock (`PTHREAD_PRIO_INHERIT`): a
-//! thread of QEMU's with a real-time priority does not wait for one of ours that gets no CPU. A
-//! vCPU that traps waits for the fault thread, to which it lends nothing. How long the lock was
-//! waited for and held is counted.
+//! A waiting thread sleeps, and lends its priority to the holder of the lock
+//! (`PTHREAD_PRIO_INHERIT`). So a thread of QEMU's with a real-time priority does not wait for a
+//! thread of the shim that gets no CPU. A vCPU that traps waits for the fault thread, and lends
+//! it nothing. The longest wait for the lock and the longest hold are recorded.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ use rustix::thread::futex;
 
 use crate::time::{AsNanos, Nanos, now};
 
-/// The longest that the lock is held at a time for work that nobody waits for.
+/// The longest that the lock is held at a time for work that no thread waits for.
 pub(crate) const TURN: Duration = Duration::from_millis(1);
 const TURN_TIME: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
@@ -43,37 +43,37 @@ pub(crate) struct Turns<T> {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     made: Once,
     value: UnsafeCell<T>,
-    /// How many wait that go before others.
+    /// Number of waiting threads that go first.
     first: AtomicU32,
-    /// How many wait that do not serve faults.
+    /// Number of waiting threads that do not serve faults.
     waiting: AtomicU32,
-    /// How many of those have had it, modulo 2^32.
+    /// Number of those that have had the lock, modulo 2^32.
     entered: AtomicU32,
-    /// How many make way, and sleep until that changes.
+    /// Number of threads that make way, and sleep until `entered` changes.
     making_way: AtomicU32,
     longest: Longest,
 }
 
 /// The longest times, in nanoseconds.
 pub(crate) struct Longest {
-    /// That one of QEMU's threads has waited.
+    /// For which a thread of QEMU's has waited.
     pub(crate) wait: AtomicU64,
-    /// That the lock was held.
+    /// For which the lock was held.
     pub(crate) hold: AtomicU64,
 }
 
-// SAFETY: the value is reached through a guard only, and there is one at a time.
+// SAFETY: the value is accessed only through a guard, and there is one at a time.
 unsafe impl<T: Send> Sync for Turns<T> {}
 
-/// The lock, held.
+/// Guard of the held lock.
 pub(crate) struct Turn<'a, T> {
     turns: &'a Turns<T>,
     since: Nanos,
-    /// The thread that has locked unlocks.
+    /// Makes the guard `!Send`: the thread that has locked must unlock.
     _of_this_thread: PhantomData<*const ()>,
 }
 
-/// When a turn that begins now must end.
+/// The end of a turn that begins now.
 pub(crate) fn turn() -> Nanos {
     now().after(TURN)
 }
@@ -92,7 +92,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// For work that can wait.
+    /// Locks for work that can wait.
     pub(crate) fn lock(&self) -> Turn<'_, T> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         loop {
@@ -100,13 +100,13 @@ impl<T> Turns<T> {
             if first == 0 {
                 break;
             }
-            // Woken, late or in vain: it looks again.
+            // After a wakeup, a timeout or a spurious return, the value is checked again.
             let _ = futex::wait(&self.first, futex::Flags::PRIVATE, first, Some(&TURN_TIME));
         }
         self.enter()
     }
 
-    /// For QEMU's threads.
+    /// Locks for QEMU's threads.
     pub(crate) fn lock_first(&self) -> Turn<'_, T> {
         let began = now();
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -117,10 +117,10 @@ impl<T> Turns<T> {
         turn
     }
 
-    /// The same for at most so long.
+    /// Locks, giving up after `patience`.
     pub(crate) fn lock_within(&self, patience: Duration) -> Option<Turn<'_, T>> {
         let until = deadline(patience);
-        // SAFETY: the mutex is made, and the time is one.
+        // SAFETY: the mutex is initialised, and the time is valid.
         let result = unsafe { libc::pthread_mutex_timedlock(self.mutex(), &raw const until) };
         (result == 0).then(|| Turn { turns: self, since: now(), _of_this_thread: PhantomData })
     }
@@ -135,7 +135,7 @@ impl<T> Turns<T> {
         turn
     }
 
-    /// For whoever serves a fault.
+    /// Locks for a thread that serves a fault.
     pub(crate) fn lock_for_fault(&self) -> Turn<'_, T> {
         self.first.fetch_add(1, Ordering::Relaxed);
         let turn = self.take();
@@ -151,7 +151,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Lets in one of those who have waited while faults were served.
+    /// Lets in one of the threads that have waited while faults were served.
     pub(crate) fn make_way(&self) {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return;
@@ -165,7 +165,7 @@ impl<T> Turns<T> {
         self.making_way.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// One of QEMU's threads has waited since `began`.
+    /// Records that a thread of QEMU's has waited since `began`.
     pub(crate) fn waited(&self, began: Nanos) {
         self.longest.wait.fetch_max(now().since(began).as_nanos_u64(), Ordering::Relaxed);
     }
@@ -175,19 +175,19 @@ impl<T> Turns<T> {
     }
 
     fn take(&self) -> Turn<'_, T> {
-        // SAFETY: the mutex is made. It fails only for a thread that holds it already, which none
-        // of ours does.
+        // SAFETY: the mutex is initialised. The call fails only for a thread that holds it
+        // already, which no thread of the shim does.
         let result = unsafe { libc::pthread_mutex_lock(self.mutex()) };
         assert_eq!(result, 0, "the lock is not to be had");
         Turn { turns: self, since: now(), _of_this_thread: PhantomData }
     }
 
-    /// The mutex, which inherits priorities where the C library and the kernel can.
+    /// The mutex, which inherits priorities if the C library and the kernel support that.
     fn mutex(&self) -> *mut libc::pthread_mutex_t {
         let mutex = self.mutex.get();
         self.made.call_once(|| {
-            // SAFETY: nobody uses the mutex yet, and the attributes are ours. What fails leaves an
-            // ordinary one.
+            // SAFETY: the mutex is not in use yet, and the attributes are local. A failure leaves
+            // an ordinary mutex.
             unsafe {
                 let mut attributes = std::mem::zeroed();
                 if libc::pthread_mutexattr_init(&raw mut attributes) == 0 {
@@ -219,16 +219,17 @@ impl<T> DerefMut for Turn<'_, T> {
 }
 
 impl<T> Drop for Turn<'_, T> {
-    /// A panic while it is held does not stop others: what the value says was checked step by step.
+    /// A panic in the holder does not stop other threads: each step has checked what the value
+    /// says.
     fn drop(&mut self) {
         let held = now().since(self.since).as_nanos_u64();
         self.turns.longest.hold.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: this thread holds it.
+        // SAFETY: this thread holds the mutex.
         unsafe { libc::pthread_mutex_unlock(self.turns.mutex.get()) };
     }
 }
 
-/// So much later than now, of the clock that timed waits for a mutex go by.
+/// The time `patience` from now, on the clock that `pthread_mutex_timedlock` uses.
 fn deadline(patience: Duration) -> libc::timespec {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let nanos = now.tv_nsec + i64::from(patience.subsec_nanos());
@@ -250,8 +251,8 @@ mod tests {
         }
     }
 
-    /// How often one thread, which holds the lock for 0.3 ms at a time and has hardly left it when
-    /// it comes back, has it while another waits for it 50 times.
+    /// Number of times that one thread gets the lock while another waits for it 50 times. The
+    /// first holds the lock for 0.3 ms at a time, and takes it again right after releasing it.
     fn turns_during_50_waits(hold: fn(&Turns<()>), wait: fn(&Turns<()>)) -> u32 {
         let turns = Turns::new(());
         let (held, stop) = (AtomicU32::new(0), AtomicBool::new(false));
@@ -303,10 +304,10 @@ mod tests {
         assert!(waited < 1000, "{waited}");
     }
 
-    /// Has the calling thread run on the first CPU only, before all others by `priority`; `false`:
-    /// it may not.
+    /// Binds the calling thread to the first CPU, and gives it real-time priority `priority` if
+    /// that is above 0; `false`: not permitted.
     fn run_first(priority: i32) -> bool {
-        // SAFETY: sets of CPUs and parameters of ours.
+        // SAFETY: local CPU sets and parameters.
         unsafe {
             let mut cpus: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(0, &mut cpus);
@@ -332,7 +333,7 @@ mod tests {
                 let _turn = turns.lock();
                 is_held.store(true, Ordering::Release);
                 wait_for(&is_busy);
-                // Without a higher priority than the one in the middle it does not come so far.
+                // With a priority below the one in the middle, this thread never gets here.
             });
             wait_for(&is_held);
             let waiter = scope.spawn(|| {

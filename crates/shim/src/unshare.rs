@@ -1,39 +1,40 @@
-//! Puts copies in the place of a pool's pages: when the guest writes to one, and when all is to be
-//! as it was before merging.
+//! Puts copies in place of a pool's pages: when the guest writes to one, and when all are to be
+//! as before merging.
 //!
-//! **Problem.** Left alone, the kernel copies a merged page that is written to, but the copy lies
-//! in the mapping of the pool's file for as long as that stands, and cannot be moved. Mapping other
-//! memory over it takes the page away from a disk that may just be reading into it.
+//! **Problem.** Left alone, the kernel copies a merged page that is written to. But the copy
+//! belongs to the mapping of the pool's file for as long as that exists, and cannot be moved.
+//! Mapping other memory over the page takes it away from a disk that may be reading into it.
 //!
-//! **Idea.** A page that *nobody has written yet* holds what the pool holds, and to pin a page for
-//! writing is to write to it. So merged pages are protected (userfaultfd) as soon as they are
-//! mapped, and before that once the guest has written to one: who writes waits. What the page
-//! tables show as protected and the file's can be replaced without asking who uses it: whoever has
-//! pinned it only reads, and what he reads does not change. The content is copied aside, memory
-//! that nobody has touched and that traps is mapped over the place in one step, and the copy is
-//! moved there. Who touches it meanwhile waits, and never sees zeros. Then the page is plain: the
-//! guest's own, in the mapping of its neighbours, to be merged again.
+//! **Idea.** A page that *has not been written yet* holds the pool's content, and to pin a page
+//! for writing is to write to it. So merged pages are write-protected (userfaultfd) as soon as
+//! they are mapped; once the guest has written to one, even before that. A write to them waits. A
+//! page that the page tables show as protected and as the file's can be replaced without regard
+//! to its users: I/O that has it pinned only reads, and its data does not change. The content is
+//! copied to the buffer. Untouched memory that traps is mapped over the place in one step, and
+//! the copy is moved there. A thread that touches the page meanwhile waits, and never sees zeros.
+//! Then the page is plain: the guest's own, in the same mapping as its neighbours, and can be
+//! merged again.
 //!
-//! **Seams.** The kernel joins no two mappings whose pages were touched before they met. A page
-//! that is replaced between shared ones is such a mapping, and would be for ever. So where what is
-//! replaced closes a gap the smaller neighbour is put aside, mapped anew, and put back
-//! ([`Replacement::rejoin`]): it is one with the other then.
+//! **Seams.** The kernel does not join two mappings whose pages were touched before they became
+//! adjacent. A page replaced between shared ones is such a mapping, and would stay one. So when a
+//! replaced range closes a gap, the smaller neighbour is moved to the buffer, mapped afresh, and
+//! moved back ([`Replacement::rejoin`]). The kernel then joins it with the other one.
 //!
-//! **Invariants.** Everything here runs under the engine's lock. A copy is aside before its place
-//! is taken, so afterwards no memory is needed that the host may not have. Where anything is in
-//! doubt writes are let through ([`let_write`]), and the page stays in its mapping, which costs no
-//! more than that.
+//! **Invariants.** Everything here runs under the engine's lock. A copy is in the buffer before
+//! its place is mapped over, so no memory is needed afterwards that the host may not have. In any
+//! doubt writes are let through ([`let_write`]), and the page stays in its mapping. That costs
+//! only the mapping.
 //!
 //! **Cost**, of a CPU: some 14 µs per run and 2 µs per page, half a millisecond in a turn of the
 //! worst layout; for each seam the same calls once more.
 //!
 //! **Leaves out.** Kernels that cannot protect pages of a file (`CONFIG_PTE_MARKER_UFFD_WP`), and
 //! hosts that promise no more memory than they have (`vm.overcommit_memory=2`: the kernel might
-//! refuse when the place is already unmapped): there the kernel makes the copies ([`copy`]), and
-//! the mappings stay. Kernels that do not tell of one mapping (`PROCMAP_QUERY`, Linux 6.11): there
-//! seams stay; as they do on Linux 6.15 to 6.17, where what `mremap` leaves behind loses its part
-//! in the memory that the kernel has promised. A place on the host's nodes (`mbind`): what is
-//! replaced has none.
+//! refuse after the place has been unmapped). There the kernel makes the copies ([`copy`]), and
+//! the mappings stay. Kernels that do not report a single mapping (`PROCMAP_QUERY`, Linux 6.11):
+//! there seams stay. Seams also stay on Linux 6.15 to 6.17, where the mapping that `mremap`
+//! leaves behind loses its accounting of promised memory. NUMA policies (`mbind`): replaced pages
+//! have none.
 
 use std::sync::OnceLock;
 
@@ -49,14 +50,14 @@ use crate::ram::{Block, end};
 use crate::transitions::{self, Fresh, HasKernel, Host, Kernel as _, Run};
 use crate::{merge, tracker, watchdog};
 
-/// Why QEMU is ended: where its memory was nothing is mapped, and nothing can be.
+/// Why QEMU is ended: its memory has lost its mapping, and no new one can be made.
 pub(crate) const LOST_PLACE: &str = "guest memory has lost its place";
 
-/// The smaller one of two mappings of no file that meet at `seam`, if there are two. Does not
+/// The smaller of two anonymous mappings that meet at `seam`, if there are two. Does not
 /// allocate.
 ///
 /// # Errors
-/// A kernel that does not tell.
+/// A kernel that does not report mappings.
 pub(crate) fn smaller_at(seam: u64) -> Result<Option<Range>, Errno> {
     let mappings = mappings().ok_or(Errno::NOENT)?;
     let (left, right) = (mappings.at(seam - 1)?, mappings.at(seam)?);
@@ -71,14 +72,14 @@ pub(crate) fn mappings() -> Option<&'static Mappings> {
     MAPPINGS.get_or_init(|| kept(Mappings::open())).as_ref()
 }
 
-/// Looks up the pages of `merged`, and stops writes to it until they are served if that is
-/// `wanted`, as far as the kernel does that ([`unwritten_around`] tells).
+/// Looks up the pages of `merged`. If `wanted`, also stops writes to it until they are served,
+/// where the kernel can do that ([`unwritten_around`] tells where).
 ///
 /// # Safety
 /// Its pages are a pool's, and have just been mapped; the fault thread serves.
 pub(crate) unsafe fn stop_writes(uffd: &Userfaultfd, merged: Range, wanted: bool) {
-    // Before: what is protected and not yet there the kernel looks up page by page, and who writes
-    // to it gets a copy.
+    // Looked up first: the kernel handles protected pages that are not mapped yet one by one, and
+    // a write to such a page gets a copy.
     look_up(merged);
     if wanted {
         // SAFETY: as the caller promises.
@@ -93,8 +94,8 @@ unsafe fn protect(uffd: &Userfaultfd, merged: Range) -> Result<(), Errno> {
     unsafe { uffd.register_writes(merged).and_then(|()| uffd.protect(merged)) }
 }
 
-/// The pages of `merged` around `address` that nobody has written, and nobody can until they are
-/// replaced or writes are [let through](let_write). Does not allocate.
+/// The pages of `merged` around `address` that have not been written, and cannot be until they
+/// are replaced or writes are [let through](let_write). Does not allocate.
 ///
 /// # Safety
 /// As for [`stop_writes`].
@@ -103,51 +104,51 @@ pub(crate) unsafe fn unwritten_around(
     merged: Range,
     address: u64,
 ) -> Option<Range> {
-    // Again, for some of it may have been let through. What the kernel has copied since then is not
-    // the file's any more. SAFETY: as the caller promises.
+    // Protected again, for some of it may have been let through. Pages that the kernel has copied
+    // since then are not the file's any more. SAFETY: as the caller promises.
     unsafe { protect(uffd, merged) }.ok()?;
     tracker::pagemap()?.of_file_around(merged, address).ok()?
 }
 
 /// Lets writes to `merged` go on: the kernel makes the copies.
 ///
-/// To be called under the engine's lock: who replaces pages relies on nothing being written.
+/// To be called under the engine's lock: replacing pages relies on nothing being written.
 pub(crate) fn let_write(uffd: &Userfaultfd, merged: Range) {
-    // SAFETY: as said.
+    // SAFETY: as stated above.
     if unsafe { uffd.unprotect(merged) }.is_err() {
-        // A part is not registered, and the kernel stops there. What it refuses for another reason
-        // traps no more.
+        // A part is not registered, and the kernel stops there. A page that it refuses for
+        // another reason is unregistered, and traps no more.
         for start in (merged.start..end(merged)).step_by(PAGE_LEN) {
             let page = Range { start, len: PAGE_BYTES };
-            // SAFETY: as said; every page is in its place.
+            // SAFETY: as stated above; every page is in its place.
             let _ = unsafe { uffd.unprotect(page).or_else(|_| uffd.unregister(page)) };
         }
         watchdog::wake(uffd, merged);
     }
 }
 
-/// Has the page tables know the pages of `range`: of one that they do not know nothing can be said.
+/// Makes the page tables map the pages of `range`: they show nothing about an unmapped page.
 pub(crate) fn look_up(range: Range) {
-    // SAFETY: it discards nothing. What is not looked up is not replaced.
+    // SAFETY: this discards nothing. A page that is not looked up is not replaced.
     let _ = unsafe { advise(range, Advice::LinuxPopulateRead) };
 }
 
-/// Writes to every page of `range` without changing it: what it shares with a pool becomes a copy
-/// of its own, by the same way that a write of the guest's takes. Memory that is not there becomes
-/// zeros, which it is.
+/// Writes to every page of `range` without changing it. A page shared with a pool becomes a
+/// private copy, in the same way as by a write of the guest. A missing page becomes zeros, which
+/// is its content.
 pub(crate) fn copy(range: Range) -> Result<(), Errno> {
-    // SAFETY: it discards nothing.
+    // SAFETY: this discards nothing.
     unsafe { advise(range, Advice::LinuxPopulateWrite) }
 }
 
-/// What replaces pages of one block in a turn.
+/// Replaces pages of one block in a turn.
 pub(crate) struct Replacement<'a> {
     host: Host,
     block: &'a Block,
     channel: &'a Channel,
-    /// What of the block is being moved: it may not all be back when the turn ends.
+    /// The part of the block that is being moved: some of it may not be back when the turn ends.
     moving: &'a mut Option<Run>,
-    /// Where copies are put aside.
+    /// The buffer for copies.
     buffer: Range,
     untouched: Untouched,
 }
@@ -171,49 +172,51 @@ impl<'a> Replacement<'a> {
         Some(Self { host, block, channel, moving, buffer, untouched })
     }
 
-    /// Replaces what nobody has written of `merged`: no more pages than a turn has.
+    /// Replaces the unwritten pages of `merged`, which has no more pages than a turn.
     ///
     /// # Safety
-    /// Its pages are merged, and another thread reads the userfaultfd.
+    /// The pages are merged, and another thread reads the userfaultfd.
     pub(crate) unsafe fn replace(&mut self, merged: Range) {
         let Host { uffd, pagemap } = self.host;
-        // SAFETY: the fault thread serves what the end of this function has not let go on, and we
-        // do not write there.
+        // SAFETY: the fault thread serves writes that the end of this function has not let
+        // through, and this thread does not write there.
         let protected = unsafe { protect(uffd, merged) };
         let unwritten = protected.and_then(|()| pagemap.of_file(merged)).unwrap_or_default();
         for part in unwritten {
-            // SAFETY: the file's page was there while nobody could write, and still nobody can.
+            // SAFETY: the file's page was there while nothing could write to it, and still
+            // nothing can.
             let _ = unsafe { self.replace_unwritten(part) };
         }
         for left in self.channel.merged(merged) {
-            // SAFETY: every page is in its place. What was protected is so no more: of what has
-            // been written it cannot be known who holds it.
+            // SAFETY: every page is in its place. The remaining pages lose their protection: for
+            // a written page it cannot be known which I/O holds it.
             let _ = unsafe { uffd.unregister(left) };
         }
         watchdog::wake(uffd, merged);
     }
 
-    /// Answers whether the place is the guest's own.
+    /// Replaces pages that have not been written. Returns whether the place is the guest's own.
     ///
     /// # Safety
-    /// The pages are the pool's and protected, no more than a turn has; another thread reads the
-    /// userfaultfd.
+    /// The pages are the pool's and protected, and no more than a turn has. Another thread reads
+    /// the userfaultfd.
     pub(crate) unsafe fn replace_unwritten(&mut self, guest: Range) -> bool {
-        // SAFETY: as the caller promises; the buffer is ours and registered.
+        // SAFETY: as the caller promises; the buffer is the shim's own and registered.
         self.moves(guest, |it, run| unsafe { transitions::replace(it, it.channel, run) })
     }
 
-    /// Makes a mapping one with its neighbours, if none of its pages is held by I/O.
+    /// Joins a mapping with its neighbours, if no I/O holds any of its pages.
     ///
     /// # Safety
-    /// It is of guest RAM, of no file, smaller than a huge page, and registered; another thread
-    /// reads the userfaultfd.
+    /// The mapping is anonymous guest RAM, smaller than a huge page, and registered. Another
+    /// thread reads the userfaultfd.
     pub(crate) unsafe fn rejoin(&mut self, mapping: Range) {
-        // SAFETY: as the caller promises; the buffer is ours and registered.
+        // SAFETY: as the caller promises; the buffer is the shim's own and registered.
         self.moves(mapping, |it, run| unsafe { transitions::map_anew(it, it.channel, run) });
     }
 
-    /// Does a step that moves these pages, unless some of the step before are not home yet.
+    /// Takes a step that moves these pages, unless some pages of the step before are not back
+    /// yet.
     fn moves(&mut self, home: Range, step: impl FnOnce(&Self, Run) -> bool) -> bool {
         let Some(page) = self.channel.page_at(home.start) else { return false };
         if self.moving.is_some_and(|run| self.channel.has(run.home, PageState::Aside)) {
@@ -242,12 +245,12 @@ impl Fresh for Replacement<'_> {
     }
 }
 
-/// Mapping something over `range` has failed. Nothing has changed then, as a rule; but the kernel
-/// may have unmapped what was there, as it does before Linux 6.12, and then fresh memory is mapped.
-/// Answers whether it was so. What cannot be mended ends QEMU.
+/// To be called when mapping over `range` has failed. Usually nothing has changed then. But the
+/// kernel may have unmapped the old memory, as before Linux 6.12; then fresh memory is mapped.
+/// Returns whether that was so. A failure of this too ends QEMU.
 ///
 /// # Safety
-/// Nobody needs what was there.
+/// The old content is not needed.
 pub(crate) unsafe fn refill(block: &Block, range: Range) -> bool {
     if is_mapped(range) {
         return false;
@@ -262,7 +265,7 @@ pub(crate) unsafe fn refill(block: &Block, range: Range) -> bool {
 /// The same in guest RAM, where the fresh memory traps.
 ///
 /// # Safety
-/// What `range` held is aside; the fault thread serves when the turn is over.
+/// The content of `range` is in the buffer; the fault thread serves when the turn is over.
 pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
     // SAFETY: as the caller promises.
     if !unsafe { refill(block, range) } {
@@ -272,15 +275,15 @@ pub(crate) unsafe fn mend(host: &Host, block: &Block, range: Range) -> bool {
     if let Err(errno) = unsafe { host.uffd.register(range) } {
         host.end("guest memory cannot be registered", errno);
     }
-    // Who touched it before it was registered has seen zeros.
+    // A thread that touched the range before it was registered has seen zeros.
     if host.pagemap.populated(range) != Ok(0) {
         host.end("guest memory was touched while it was missing", Errno::EXIST);
     }
     true
 }
 
-/// Maps fresh memory over what is mapped from a pool, whose content nobody needs any more. Answers
-/// whether no page of the pool is there now.
+/// Maps fresh memory over pages of a pool whose content is no longer needed. Returns whether no
+/// page of the pool is left there.
 ///
 /// # Safety
 /// The pages of `range` are merged, and QEMU discards them.
@@ -299,7 +302,7 @@ pub(crate) unsafe fn replace_by_fresh(block: &Block, range: Range) -> bool {
     is_fresh && of_file().is_some_and(|found| found.is_ok_and(|pages| pages.is_empty()))
 }
 
-/// Fresh memory is treated by the kernel as the rest of its block is.
+/// Gives fresh memory the same advice as the rest of its block.
 fn advise_alike(block: &Block, range: Range) {
     for advice in block.own_advice() {
         // SAFETY: this advice discards nothing, and the memory is fresh.

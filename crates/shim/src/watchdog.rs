@@ -1,9 +1,9 @@
-//! Gives everything back when something is not as it should be, without being asked.
+//! Gives everything back without being asked when something is wrong.
 //!
-//! Every [`TICK`] while tracking is on: is the worker silent, has the fuse blown, does a fault wait
-//! too long, does QEMU migrate? While something is merged: does a fault wait too long? While a page
-//! will not come home: does it now? Otherwise it sleeps. It can serve faults itself, should the
-//! fault thread have stopped.
+//! While tracking is on, the watchdog checks every [`TICK`]: is the worker silent, has the fuse
+//! blown, does a fault wait too long, does QEMU migrate? While something is merged: does a fault
+//! wait too long? While a page cannot be moved back: can it be moved now? Otherwise the watchdog
+//! sleeps. It serves faults itself if the fault thread has stopped.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -26,50 +26,50 @@ use crate::transitions::late;
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 const TICK: Duration = Duration::from_millis(50);
-/// A worker that says nothing for this long is gone.
+/// A worker that is silent for this long is taken for gone.
 const SILENCE: Duration = Duration::from_secs(2);
-/// A fault that waits longer means that something is wrong here.
+/// A fault that waits longer than this is a sign of a defect.
 const SLOW_FAULT: Duration = Duration::from_millis(100);
 
 static FUSE_BLOWN: AtomicBool = AtomicBool::new(false);
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
-/// When the worker last said something; 0: there is none.
+/// When the worker last sent something; 0: there is no worker.
 static LAST_WORD: AtomicU64 = AtomicU64::new(0);
-/// Somebody waits who should have been woken.
+/// A thread may still wait that should have been woken.
 static NOT_WOKEN: AtomicBool = AtomicBool::new(false);
 static STALLS: AtomicU64 = AtomicU64::new(0);
 static BELL: OnceLock<OwnedFd> = OnceLock::new();
 
-/// The worker said something.
+/// The worker sent something.
 pub(crate) fn worker_spoke() {
     LAST_WORD.store(now().0, Ordering::Release);
 }
 
-/// There is no worker.
+/// The worker has left.
 pub(crate) fn worker_left() {
     LAST_WORD.store(0, Ordering::Release);
 }
 
-/// More traps than allowed.
+/// There were more traps than allowed.
 pub(crate) fn blow_fuse() {
     if !FUSE_BLOWN.swap(true, Ordering::AcqRel) {
         ring();
     }
 }
 
-/// Serving a fault went wrong in a way that should not be possible.
+/// Serving a fault failed in a way that should be impossible.
 pub(crate) fn give_up() {
     GAVE_UP.store(true, Ordering::Release);
     ring();
 }
 
-/// Tracking begins: what happened before does not count.
+/// Tracking begins: earlier events do not count.
 pub(crate) fn tracking_begins() {
     FUSE_BLOWN.store(false, Ordering::Release);
     GAVE_UP.store(false, Ordering::Release);
 }
 
-/// Makes the bell. Before the thread starts.
+/// Makes the eventfd that wakes the watchdog; called before the thread starts.
 pub(crate) fn prepare() -> std::io::Result<()> {
     if BELL.get().is_none() {
         let make = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -83,13 +83,12 @@ pub(crate) fn prepare() -> std::io::Result<()> {
 /// Wakes the watchdog: there is something to watch, or to do.
 pub(crate) fn ring() {
     if let Some(bell) = BELL.get() {
-        // It fails only when it rings already.
+        // The write fails only when the eventfd is already signalled.
         let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
     }
 }
 
-/// The thread's body. It takes the lock only when that is to be had in time; otherwise that is
-/// counted.
+/// The thread's body. It takes the lock only if it gets it in time; otherwise it counts a stall.
 pub(crate) fn run() {
     let (Some(bell), Ok(uffd)) = (BELL.get(), engine::userfaultfd()) else { return };
     let mut unread_since = None;
@@ -100,7 +99,7 @@ pub(crate) fn run() {
             unread_since = None;
             continue;
         }
-        // Faults that lie unread while none is being served: nobody reads.
+        // Faults stay unread while none is being served: no thread reads.
         let read = fault_thread::faults_read();
         let unread = fault_thread::waiting_since().is_none() && uffd.wait(Some(&AT_ONCE));
         unread_since = match unread_since {
@@ -118,7 +117,8 @@ pub(crate) fn run() {
             STALLS.fetch_add(1, Ordering::Relaxed);
             NOT_WOKEN.fetch_or(not_woken, Ordering::AcqRel);
             if nobody_reads {
-                // Whoever holds the lock may wait for just that. Who traps here traps again.
+                // The holder of the lock may wait for one of these faults. The woken threads trap
+                // again.
                 let mut faults = [Fault::default(); MAX_FAULTS];
                 let read = uffd.read_faults(&mut faults).unwrap_or(0);
                 faults[..read].iter().for_each(|fault| wake(uffd, page_of(fault.address)));
@@ -127,7 +127,7 @@ pub(crate) fn run() {
         };
         engine.bring_home_late_pages();
         if nobody_reads || not_woken || reason == Some(GiveBack::SlowFault) {
-            // Whoever has read it and does not serve it: they trap again.
+            // A thread may have read faults without serving them: the waiting threads trap again.
             engine.wake_all();
         }
         drop(engine);
@@ -140,8 +140,8 @@ pub(crate) fn run() {
     }
 }
 
-/// Who waits for a page of `range` goes on, or traps again. The kernel refuses that for wrong
-/// addresses only; should it refuse, all who wait are woken by the watchdog.
+/// Wakes threads that wait for a page of `range`; each continues, or traps again. The kernel
+/// refuses this only for wrong addresses. If it refuses, the watchdog wakes all waiting threads.
 pub(crate) fn wake(uffd: &Userfaultfd, range: Range) {
     if uffd.wake(range).is_err() {
         NOT_WOKEN.store(true, Ordering::Release);
@@ -149,7 +149,7 @@ pub(crate) fn wake(uffd: &Userfaultfd, range: Range) {
     }
 }
 
-/// How often the lock was not to be had in time.
+/// Number of times that the watchdog did not get the lock in time.
 pub(crate) fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
@@ -178,7 +178,7 @@ fn reason_to_give_back() -> Option<GiveBack> {
 fn wait(bell: &OwnedFd, timeout: Option<Duration>) {
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     let mut fds = [PollFd::new(bell, PollFlags::IN)];
-    // Interrupted or not: the caller looks.
+    // Interrupted or not: the caller checks.
     let _ = poll(&mut fds, timeout.as_ref());
     let _ = rustix::io::read(bell, &mut [0; 8]);
 }

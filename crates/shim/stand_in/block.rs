@@ -1,12 +1,12 @@
-//! A RAM block, made as QEMU makes one: addresses reserved, memory mapped over them, advice about
-//! all of it.
+//! A RAM block, made as QEMU makes one: it reserves addresses, maps memory over them, and gives
+//! advice about the whole block.
 
 use std::ffi::c_void;
 
 pub(crate) const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
-/// Mapped memory that traps may take away under our hands: reached by raw pointers only.
+/// Mapped memory from which traps may take pages at any time: accessed by raw pointers only.
 #[derive(Clone, Copy)]
 pub(crate) struct Block {
     start: usize,
@@ -25,7 +25,7 @@ impl Block {
             _ => return Err(format!("no such kind {kind}")),
         };
         let readable = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: addresses that nobody uses; the second call maps over a part of the first.
+        // SAFETY: addresses that are not in use; the second call maps over a part of the first.
         let start = unsafe {
             let reserve = anonymous | libc::MAP_NORESERVE;
             let whole =
@@ -48,15 +48,15 @@ impl Block {
     }
 
     pub(crate) fn unplug(self) -> Result<String, String> {
-        // SAFETY: nobody uses the block any more.
+        // SAFETY: the block is no longer in use.
         outcome(unsafe { libc::munmap(self.page(0).cast(), self.pages * PAGE) })
     }
 
-    /// What QEMU does about a page that the hardware has lost.
+    /// Maps a page afresh, as QEMU does after a hardware memory error.
     pub(crate) fn remap(&self, page: usize) -> Result<String, String> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let readable = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: over a page of ours.
+        // SAFETY: over a page of the block.
         let mapped = unsafe { libc::mmap(self.page(page).cast(), PAGE, readable, flags, -1, 0) };
         outcome(if mapped == libc::MAP_FAILED { -1 } else { 0 })
     }
@@ -69,7 +69,7 @@ impl Block {
         at(self.start + page * PAGE).cast()
     }
 
-    /// Writes to every page what only this page has.
+    /// Writes to every page a pattern that only this page has.
     pub(crate) fn fill(&self, seed: usize) -> Result<String, String> {
         for page in 0..self.pages {
             self.write(page, stamp(page, seed));
@@ -82,14 +82,14 @@ impl Block {
         if bad == 0 { Ok(self.pages.to_string()) } else { Err(format!("{bad} pages")) }
     }
 
-    /// The same for some of them.
+    /// Writes the pattern to some of the pages.
     pub(crate) fn stamp(&self, first: usize, pages: usize, seed: usize) -> Result<String, String> {
         (first..first + pages).for_each(|page| self.write(page, stamp(page, seed)));
         Ok(pages.to_string())
     }
 
-    /// Whether each of these pages holds what `fill` or `stamp` wrote there, or nothing, if that
-    /// may be.
+    /// Whether each of these pages holds what `fill` or `stamp` wrote there; with `or_zeros`,
+    /// zeros will do.
     pub(crate) fn holds(
         &self,
         first: usize,
@@ -113,7 +113,7 @@ impl Block {
     }
 
     pub(crate) fn discard(&self, first: usize, pages: usize) -> Result<String, String> {
-        // SAFETY: the content is given up.
+        // SAFETY: the content is not needed.
         outcome(unsafe {
             libc::madvise(self.page(first).cast(), pages * PAGE, libc::MADV_DONTNEED)
         })
@@ -127,8 +127,8 @@ impl Block {
         Ok(String::new())
     }
 
-    /// Writes so many bytes to each of these pages, as a program does with memory that is new to
-    /// it; answers how many microseconds that took.
+    /// Writes `bytes` bytes to each of these pages, as a program does with fresh memory; returns
+    /// the time in microseconds.
     pub(crate) fn use_anew(
         &self,
         first: usize,
@@ -143,9 +143,9 @@ impl Block {
         Ok(began.elapsed().as_micros().to_string())
     }
 
-    /// What the kernel does where memory is short.
+    /// Has the kernel drop freed pages, as it does when memory is short.
     pub(crate) fn drop_freed(&self, first: usize, pages: usize) -> Result<String, String> {
-        // SAFETY: it discards what was given up, and nothing else.
+        // SAFETY: this discards freed memory, and nothing else.
         outcome(unsafe { libc::madvise(self.page(first).cast(), pages * PAGE, libc::MADV_PAGEOUT) })
     }
 
@@ -160,7 +160,7 @@ impl Block {
         if bad == 0 { Ok(pages.to_string()) } else { Err(format!("{bad} pages are not zero")) }
     }
 
-    /// Fills a page with words that are made of `stamp`; 0 means zeros.
+    /// Fills a page with words that are derived from `stamp`; 0 means zeros.
     pub(crate) fn write(&self, page: usize, stamp: u64) {
         // SAFETY: a page of the block.
         unsafe { self.page(page).cast::<Words>().write_volatile(words(stamp)) };
@@ -191,7 +191,7 @@ fn stamp(page: usize, seed: usize) -> u64 {
 }
 
 fn memfd(bytes: usize, flags: u32) -> Result<i32, String> {
-    // SAFETY: a name that ends with a zero byte, and a descriptor of ours.
+    // SAFETY: a name that ends with a zero byte, and a local descriptor.
     unsafe {
         let fd = libc::memfd_create(c"ram".as_ptr(), flags);
         if fd < 0 || libc::ftruncate(fd, bytes as i64) != 0 {

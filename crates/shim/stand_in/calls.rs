@@ -1,4 +1,5 @@
-//! What QEMU does beside using its memory: locks it, watches it, passes it to the kernel, forks.
+//! Calls of QEMU other than memory accesses: it locks its memory, watches it, passes it to the
+//! kernel, and forks.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Duration;
@@ -16,13 +17,13 @@ const WRITES: u64 = 2;
 static OWN: AtomicI32 = AtomicI32::new(-1);
 
 pub(crate) fn lock_everything() -> Result<String, String> {
-    // SAFETY: only what is there already; it costs memory.
+    // SAFETY: locks only the existing mappings, which costs memory.
     outcome(unsafe { libc::mlockall(libc::MCL_CURRENT) })
 }
 
-/// As a program that tidies up before it starts another.
+/// Closes everything, like a program that tidies up before it starts another.
 pub(crate) fn close_everything() -> String {
-    // SAFETY: this program needs none but the first three.
+    // SAFETY: this program needs only the first three.
     unsafe {
         libc::close_range(3, libc::c_uint::MAX, 0);
         let closed = (3..1024).filter(|&fd| libc::close(fd) == 0).count();
@@ -44,7 +45,7 @@ pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
             let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let memory = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_NONE, anonymous, -1, 0);
             let advised = block.map_or(0, |block| {
-                // Guest RAM is not in a child: the kernel must say so, and nobody else.
+                // A child has no guest RAM: the kernel must report that, not the shim.
                 libc::madvise(block.page(0).cast(), PAGE, libc::MADV_DONTNEED)
             });
             libc::close_range(3, libc::c_uint::MAX, 0);
@@ -57,24 +58,24 @@ pub(crate) fn fork_and_look(block: Option<&Block>) -> Result<String, String> {
     }
 }
 
-/// As QEMU does for postcopy.
+/// Registers the block as QEMU does for postcopy.
 pub(crate) fn register(block: &Block) -> Result<String, String> {
     register_for(block, MISSING)
 }
 
-/// As QEMU does for background snapshots.
+/// Protects the block as QEMU does for background snapshots.
 pub(crate) fn watch_writes(block: &Block) -> Result<String, String> {
     register_for(block, WRITES)?;
     protect(block.page(0).addr(), block.pages() * PAGE, true)
 }
 
-/// The guest writes to a page; `Err` if that was not seen.
+/// Writes to a page as the guest does; `Err` if the userfaultfd did not report it.
 pub(crate) fn write_seen(block: &Block, page: usize) -> Result<String, String> {
     let address = block.page(page).addr();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let byte: *mut u8 = std::ptr::with_exposed_provenance_mut(address);
-            // SAFETY: a byte of the block, which nobody else uses meanwhile.
+            // SAFETY: a byte of the block, which no other thread uses meanwhile.
             unsafe { byte.write_volatile(byte.read_volatile()) };
         });
         let fd = OWN.load(Ordering::Relaxed);
@@ -98,7 +99,7 @@ fn protect(start: usize, len: usize, is_on: bool) -> Result<String, String> {
 }
 
 fn register_for(block: &Block, mode: u64) -> Result<String, String> {
-    // SAFETY: the structures are those of the requests; nothing of the block is missing afterwards.
+    // SAFETY: the structures are those of the requests; the block has no missing page afterwards.
     unsafe {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, flags)).unwrap_or(-1);
@@ -110,20 +111,20 @@ fn register_for(block: &Block, mode: u64) -> Result<String, String> {
     }
 }
 
-/// The same while `writers` vCPUs write to its first pages, which are all there.
+/// Registers the block while `writers` vCPUs write to its first pages, which are all there.
 pub(crate) fn register_beside_writes(
     block: &Block,
     writers: usize,
     pages: usize,
 ) -> Result<String, String> {
     beside_writes(block, writers, pages, || {
-        // In the middle of it.
+        // While the writes are under way.
         std::thread::sleep(Duration::from_micros(300));
         register(block)
     })
 }
 
-/// `writers` vCPUs write to its first pages what is there already.
+/// Has `writers` vCPUs write to the first pages of the block what is there already.
 pub(crate) fn write(
     block: &Block,
     writers: usize,
@@ -142,7 +143,7 @@ fn beside_writes<T>(block: &Block, writers: usize, pages: usize, act: impl FnOnc
         let own = (first..pages).step_by(writers).cycle();
         for page in own.take_while(|_| !is_over.load(Ordering::Relaxed)) {
             let byte = block.page(page);
-            // SAFETY: a byte of the block, which nobody else uses meanwhile.
+            // SAFETY: a byte of the block, which no other thread uses meanwhile.
             unsafe { byte.write_volatile(byte.read_volatile()) };
         }
     };
@@ -167,7 +168,7 @@ pub(crate) fn unregister(block: &Block) -> Result<String, String> {
     }
 }
 
-/// The disk's way into guest RAM: by the kernel, past the page cache.
+/// Reads into a page as a disk does: by the kernel, past the page cache.
 pub(crate) fn read_direct(block: &Block, page: usize, file: &str) -> Result<String, String> {
     let file = std::ffi::CString::new(file).map_err(|error| error.to_string())?;
     // SAFETY: a name that ends with a zero byte; a page of the block to read into.
@@ -180,7 +181,7 @@ pub(crate) fn read_direct(block: &Block, page: usize, file: &str) -> Result<Stri
     }
 }
 
-/// The same for all pages that the file has, some at a time.
+/// The same for all pages of the file, several at a time.
 pub(crate) fn load_direct(block: &Block, file: &str) -> Result<String, String> {
     const AT_ONCE: usize = 16 * PAGE;
     let file = std::ffi::CString::new(file).map_err(|error| error.to_string())?;
@@ -201,11 +202,11 @@ pub(crate) fn load_direct(block: &Block, file: &str) -> Result<String, String> {
     }
 }
 
-/// The kernel reads guest RAM; the answer is what it saw first.
+/// Has the kernel read guest RAM; returns the first word that it saw.
 pub(crate) fn write_out(block: &Block, page: usize) -> Result<String, String> {
     let mut ends = [0; 2];
     let mut seen = [0_u8; 16];
-    // SAFETY: a pipe of ours; a page of the block to write from.
+    // SAFETY: a local pipe; a page of the block to write from.
     unsafe {
         outcome(libc::pipe(ends.as_mut_ptr()))?;
         let written = libc::write(ends[1], block.page(page).cast(), seen.len());
@@ -220,7 +221,7 @@ pub(crate) fn write_out(block: &Block, page: usize) -> Result<String, String> {
     Ok(u64::from_ne_bytes(seen[..8].try_into().unwrap_or_default()).to_string())
 }
 
-/// Pins pages for good, as a passed-through device does: buffers of an io_uring.
+/// Pins pages until the process ends, as a passed-through device does: as buffers of an io_uring.
 pub(crate) fn pin(block: &Block, first: usize, pages: usize) -> Result<String, String> {
     const IORING_REGISTER_BUFFERS: i32 = 0;
     let mut parameters = [0_u32; 30];

@@ -1,9 +1,9 @@
-//! Stands in for QEMU: makes, uses, discards and gives up RAM by the calls that QEMU makes, when
-//! told to.
+//! Stands in for QEMU: on command, makes, uses, discards and gives up RAM by the calls that QEMU
+//! makes.
 //!
 //! One command per line on standard input, one answer per line on standard output: `ok …` or `bad
-//! …`. Blocks are numbered from 0 in the order in which they were plugged; pages within their
-//! block.
+//! …`. Blocks are numbered from 0 in the order in which they were plugged; pages are numbered
+//! within their block.
 
 mod block;
 mod calls;

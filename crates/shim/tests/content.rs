@@ -1,4 +1,4 @@
-//! What the guest has in its memory stays there, whatever is done with its pages.
+//! The content of guest memory stays, regardless of moves of its pages.
 
 mod common;
 
@@ -102,7 +102,7 @@ fn release_leaves_nothing_behind() {
     let mut stand_in = StandIn::with_ram(MIB);
     let worker = Worker::tracking(&stand_in);
     worker.release();
-    // From here on the threads are there, and the page of our own that traps are measured on.
+    // From here on the threads and the page on which traps are measured exist.
     std::thread::sleep(Duration::from_millis(300));
     let (mappings, anonymous) = (stand_in.mappings(), stand_in.anonymous_kib());
     worker.ask(&Request::Track(by_name()));
@@ -128,7 +128,8 @@ fn memory_that_was_never_touched_is_zero_and_comes_two_megabytes_at_a_time() {
     let (granules, _) = worker.traps();
     let huge = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled");
     let has_huge = huge.is_ok_and(|modes| !modes.contains("[never]"));
-    // One per huge page, but where memory is in pieces the kernel has none to give.
+    // One trap per huge page, unless the kernel has no huge page to give because memory is
+    // fragmented.
     let most = if has_huge { GRANULES / 2 } else { GRANULES };
     assert!(granules.len() <= most as usize, "{} traps", granules.len());
     stand_in.expect("fill 0 1");

@@ -1,4 +1,4 @@
-//! What QEMU discards (balloon, free-page reports) is gone, staged or not.
+//! Pages that QEMU discards (balloon, free-page reports) are gone, staged or not.
 
 mod common;
 

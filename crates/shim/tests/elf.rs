@@ -1,4 +1,4 @@
-//! What the library brings into a QEMU by being loaded.
+//! ELF segments that the library brings into QEMU when it is loaded.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use common::{StandIn, shim};
 
-/// Sizes and places in the headers of a 64-bit ELF file; `PT_TLS` is what takes memory of each
+/// Sizes and places in the headers of a 64-bit ELF file. A `PT_TLS` segment takes memory in each
 /// thread.
 const TYPE_AT: usize = 0;
 const PT_LOAD: u32 = 1;
@@ -28,7 +28,7 @@ fn segments(path: &Path) -> Vec<u32> {
     (0..half(ENTRIES_AT)).map(entry).collect()
 }
 
-/// The files that a process has mapped to run them.
+/// The object files that a process has mapped.
 fn objects(pid: u32) -> BTreeSet<PathBuf> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let code = maps.lines().filter(|line| line.contains(" r-xp ") || line.contains(" r--p "));
@@ -40,13 +40,13 @@ fn neither_the_library_nor_what_it_needs_has_thread_locals_in_a_segment() {
     assert!(segments(&shim()).contains(&PT_LOAD));
     assert!(!segments(&shim()).contains(&PT_TLS), "{} has a TLS segment", shim().display());
     let mut stand_in = StandIn::new();
-    // It runs.
+    // The process runs.
     stand_in.expect("plug 64");
     let library = shim().canonicalize().unwrap();
     let loaded = objects(stand_in.pid());
     assert!(loaded.contains(&library), "{loaded:?}");
     let program = Path::new(env!("CARGO_BIN_EXE_overbook-shim-stand-in")).canonicalize().unwrap();
-    // Every process has the C library, with or without us.
+    // Every process has the C library, with or without the shim.
     let brought = |path: &&PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         **path != program && !name.starts_with("libc.so") && name.contains(".so")

@@ -1,5 +1,5 @@
-//! What the guest frees: handed over to the kernel, kept while nobody needs it, taken when somebody
-//! does.
+//! Memory that the guest frees: handed over to the kernel, kept while memory is plentiful, and
+//! taken on request.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,7 +15,7 @@ use protocol::{Pages, Refusal, Request, Taken};
 const MIB: u32 = 64;
 const PAGES: u32 = MIB * 256;
 
-/// A stand-in that is full, whose worker wants to be handed over what it frees.
+/// A stand-in with full memory, and a worker that has freed memory handed over.
 fn lazy() -> (StandIn, Worker) {
     let stand_in = StandIn::with_ram(MIB);
     let worker = Worker::meet(&stand_in);
@@ -23,7 +23,7 @@ fn lazy() -> (StandIn, Worker) {
     (stand_in, worker)
 }
 
-/// What the kernel may take by itself.
+/// The memory that the kernel may take by itself.
 fn lazily_free_kib(stand_in: &StandIn) -> u64 {
     rollup_kib(stand_in, "LazyFree:")
 }
@@ -35,7 +35,7 @@ fn rollup_kib(stand_in: &StandIn, field: &str) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Whether the kernel gives up page tables that a discard leaves empty: from Linux 6.14 on.
+/// Whether the kernel frees page tables that a discard leaves empty: from Linux 6.14 on.
 fn drops_page_tables() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split('.').map(|part| part.parse().unwrap_or(0));
@@ -62,7 +62,7 @@ fn what_is_freed_stays_until_it_is_taken_and_then_all_of_it_goes() {
         all
     });
     assert_eq!(all, Taken { taken: PAGES / 2, gone: 0, kept: 0 });
-    // The shim's threads have begun meanwhile, each with its stack, and its heap has grown.
+    // The shim's threads have started meanwhile, each with its stack, and its heap has grown.
     let gone_kib = before - stand_in.anonymous_kib();
     assert!(gone_kib + 256 >= u64::from(PAGES / 2) * 4, "{gone_kib} KiB");
     assert_eq!((worker.freed(0..PAGES), worker.shared().freed_at_ms(0)), (0, None));
@@ -124,7 +124,7 @@ fn a_balloon_s_page_is_discarded_at_once() {
     }
     stand_in.expect("zeros 0 0 16");
     assert_eq!((worker.freed(0..PAGES), worker.count(Counter::HandedOver)), (0, 0));
-    // Also of what was freed before: it is not there to be taken.
+    // Freed memory is discarded too: it is no longer there to be taken.
     stand_in.expect("discard 0 0 512");
     stand_in.expect("discard 0 100 1");
     stand_in.expect("zeros 0 100 1");
@@ -143,7 +143,7 @@ fn nothing_is_handed_over_unasked_nor_without_a_worker() {
     stand_in.expect("zeros 0 512 512");
     worker.hand_over(true);
     let worker = worker.hang_up();
-    // The shim hears of it in its own time.
+    // The shim notices later that the worker is gone.
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let before = worker.count(Counter::HandedOver);
@@ -179,8 +179,8 @@ fn copies_aside_and_shared_pages_are_given_up_at_once() {
     assert_eq!(it.worker.merged(0..512), 0);
     assert_eq!(it.worker.freed(0..512), 512);
     it.stand_in.expect("zeros 0 0 64");
-    // Zeros were read where it was merged. Of the rest the kernel keeps a few that are on their way
-    // from list to list.
+    // Reading mapped zeros where pages were merged. Of the rest the kernel keeps a few that are
+    // on their way between its lists.
     let Taken { taken, gone, kept } = it.worker.take(0, 512);
     assert!(
         (384..=448).contains(&taken) && gone == 0 && kept == 512 - taken,
@@ -206,7 +206,7 @@ fn what_is_freed_is_not_taken_out_of_reach_until_the_guest_finds_it_gone() {
     assert_eq!(worker.revoke(0..1024 / GRANULE), 0);
     assert_eq!(lazily_free_kib(&stand_in), 4096);
     stand_in.expect("drop 0 0 512");
-    // A hole of a block that is all gone is filled with a huge page, or with its granule.
+    // A hole in an empty block is filled with a huge page, or with the zeros of its granule.
     stand_in.expect("touch 0 7");
     let plain = 1024 - worker.freed(0..1024);
     assert!(plain == 512 || plain == GRANULE as usize, "{plain}");

@@ -1,4 +1,4 @@
-//! The paper's hot set, which only experiments have.
+//! The paper's hot set, which only experiments use.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -29,7 +29,8 @@ fn a_hot_set_of_64_lets_64_granules_be_reached() {
     let tracking = Tracking { hot_set: Some(64), ..by_name() };
     assert_eq!(worker.ask(&Request::Track(tracking)), Answer::Done { count: GRANULES });
     stand_in.expect("check 0 1");
-    // The guest goes on before the trap has evicted another granule; an answer comes after that.
+    // The guest continues before the trap has evicted another granule; an answer comes after
+    // that.
     worker.status();
     let staged = worker.count(Counter::StagedPages);
     assert_eq!(staged, u64::from((GRANULES - 64) * GRANULE));

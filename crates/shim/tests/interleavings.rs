@@ -1,5 +1,5 @@
-//! What happens while one of the shim's kernel calls is under way, or fails again and again: nobody
-//! waits for what may take long, nothing slips in between, and every page keeps its content.
+//! Events while one of the shim's kernel calls is under way, or fails again and again. No thread
+//! waits for a slow operation, nothing happens in between, and every page keeps its content.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -13,23 +13,23 @@ use protocol::{Merged, Request};
 use rustix::io::Errno;
 use sys::faults::{Call, Fault, Faults, How, PLAN_ENV};
 
-/// A busy machine has done everything by then.
+/// A busy machine has finished everything by then.
 const LONG: Duration = Duration::from_secs(30);
-/// Who has not done something by then waits; or the machine is busy, and the test sees less.
+/// A thread that has not finished by then waits, or the machine is busy and the test checks less.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// A stand-in whose kernel calls go as is planned, with so many pages that can be merged.
+/// A stand-in whose kernel calls go as planned, with `pages` pages that can be merged.
 fn planned(pages: u32) -> (Prepared, Faults) {
     let plan = tempfile::NamedTempFile::new().unwrap();
     let faults = Faults::create(plan.path()).unwrap();
     let stand_in = StandIn::start(|command| {
         command.env(PLAN_ENV, plan.path());
     });
-    // It has mapped the plan when it has memory.
+    // The stand-in has mapped the plan by the time it has memory.
     (prepared_in(stand_in, pages), faults)
 }
 
-/// Has `ask` held at its next call of this kind while `meanwhile` happens.
+/// Holds `ask` at its next call of this kind while `meanwhile` runs.
 fn meanwhile<T: Send>(
     faults: &Faults,
     call: Call,
@@ -118,7 +118,7 @@ fn while_the_kernel_drops_what_was_freed_faults_are_served() {
 fn qemu_begins_to_watch_its_writes_after_a_copy_or_before_and_not_in_between() {
     let (Prepared { mut stand_in, worker, .. }, faults) = planned(300);
     worker.merge(&[(0, 200, Some(100))]);
-    // So that the kernel has to make the copies.
+    // This makes the kernel copy the pages.
     stand_in.expect("register 0");
     stand_in.expect("unregister 0");
     stand_in.expect("write 0 1 10 10");
@@ -144,7 +144,7 @@ fn what_is_discarded_without_room_for_a_mapping_is_zero_and_nobody_hangs() {
     worker.merge(&[(0, 300, Some(100))]);
     let always = |call| Fault { times: u64::MAX, ..Fault::once(call, How::Refuse(Errno::NOMEM)) };
     faults.plan(0, always(Call::MapFresh));
-    // Nor can anybody be let through.
+    // Nor can writes be let through.
     faults.plan(1, always(Call::Unprotect));
     stand_in.expect("discard 0 50 10");
     assert!(faults.met(0) > 0);
@@ -166,7 +166,7 @@ fn a_page_that_will_not_come_home_is_tried_until_it_does() {
             assert_eq!(worker.revoke([2]), 1);
             let refuse = Fault { times: 200, ..Fault::once(Call::Move, How::Refuse(errno)) };
             faults.plan(0, refuse);
-            // Nor can it be copied.
+            // Nor can the page be copied.
             faults.plan(1, Fault { call: Call::Copy, ..refuse });
             stand_in.expect_beside(&worker, command);
             worker.release();
@@ -186,7 +186,7 @@ fn a_page_that_will_not_come_home_is_tried_until_it_does() {
 fn a_page_that_was_put_aside_and_will_not_go_back_is_nobodys_but_the_guests() {
     let (Prepared { mut stand_in, worker, .. }, faults) = planned(64);
     for command in ["check 0 1", "discard 0 0 64", "register 0"] {
-        // All are different, and none can go back for a while.
+        // All are different, and none can be moved back for a while.
         let refuse =
             Fault { place: 1, times: 100, ..Fault::once(Call::Move, How::Refuse(Errno::AGAIN)) };
         faults.plan(0, refuse);
@@ -228,7 +228,7 @@ fn who_gives_everything_back_does_not_wait_for_ever_for_page_tables_that_do_not_
     worker.ask(&Request::Track(by_name()));
     let never = How::Refuse(Errno::NOMEM);
     faults.plan(0, Fault { times: u64::MAX, ..Fault::once(Call::Scan, never) });
-    // Nothing is away; but that staging may go, nobody says.
+    // Nothing is away, but the page tables do not confirm that staging may be unmapped.
     stand_in.begin("register 0");
     assert!(stand_in.has_answer_within(LONG), "it neither went on nor ended");
     assert!(stand_in.finish().is_err(), "staging was unmapped on a guess");

@@ -1,4 +1,4 @@
-//! Shared pages take the place of equal ones, and nobody notices.
+//! Shared pages take the place of equal ones without the guest's notice.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -78,7 +78,7 @@ fn when_there_is_no_room_for_more_mappings_the_kernel_makes_the_copy() {
         eprintln!("not tested: vm.max_map_count is {allowed}");
         return;
     }
-    // One fewer than that, of three pages each: what was never written to a pool is zero.
+    // One run fewer than that, of three pages each. Pool pages that were never written are zero.
     let runs: Vec<_> = (0..most - 1).map(|run| (4 * run, 3, Some(0))).collect();
     runs.chunks(MAX_MERGE).for_each(|runs| assert_eq!(worker.merge(runs).kept, 0));
     let merged = worker.merged(0..49_152);
@@ -113,7 +113,7 @@ fn what_is_not_equal_or_not_there_stays_as_it_is() {
 fn pages_of_zeros_are_dropped() {
     let Prepared { mut stand_in, worker, .. } = prepared(0);
     stand_in.expect("discard 0 0 512");
-    // Written, so that they are there.
+    // Written, so that the pages are populated.
     stand_in.expect("clear 0 0 512");
     let before = stand_in.anonymous_kib();
     let dropped = worker.merge(&[(0, 600, None)]);
@@ -134,7 +134,7 @@ fn a_discarded_page_is_zero_and_ordinary_again() {
             worker.ask(&Request::Track(common::by_name()));
             worker.revoke(0..20);
         }
-        // Some of the granules are out of reach: those pages are kept.
+        // Some of the granules are staged: their pages are kept.
         let merged = worker.merge(&[(0, 300, Some(100))]);
         assert_eq!(merged.shared, if tracking { 0 } else { 300 });
         worker.release();
@@ -155,7 +155,8 @@ fn a_discarded_page_is_zero_and_ordinary_again() {
         stand_in.expect("check 0 5");
         worker.release();
         stand_in.expect("check 0 5");
-        // The kernel joins no two pieces that were both written to before they met.
+        // The kernel does not join two mappings whose pages were both written before they became
+        // adjacent.
         assert!(stand_in.mappings_of(&worker) <= 2, "as QEMU had made it, or nearly");
     }
 }
@@ -163,7 +164,7 @@ fn a_discarded_page_is_zero_and_ordinary_again() {
 #[test]
 fn tracking_goes_around_merged_pages() {
     let Prepared { mut stand_in, mut worker, .. } = prepared(100);
-    // Granule 0: a part. Granule 1: all of it. Granule 2: the first and the last page.
+    // Merged: a part of granule 0, all of granule 1, the first and the last page of granule 2.
     worker.merge(&[(3, 5, Some(103)), (32, 32, Some(132)), (64, 1, Some(164)), (95, 1, Some(195))]);
     worker.ask(&Request::Track(common::by_name()));
     assert_eq!(worker.revoke(0..4), 3, "of granule 1 nothing can be taken");
@@ -222,7 +223,7 @@ fn what_is_merged_is_remembered_when_ram_is_plugged_and_the_worker_changes() {
     let Prepared { mut stand_in, worker, .. } = prepared(300);
     worker.merge(&[(0, 300, Some(100))]);
     stand_in.expect("plug 32");
-    // Before anybody has seen the new RAM.
+    // Before any worker has seen the new RAM.
     stand_in.expect("discard 0 0 100");
     stand_in.expect("zeros 0 0 100");
     let refusal = worker.refused(&Request::Merge {
@@ -256,7 +257,7 @@ fn pages_that_io_holds_are_kept() {
         return;
     }
     let Merged { kept, shared, .. } = worker.merge(&[(0, 64, Some(100))]);
-    // A huge page is held as a whole.
+    // A huge page is pinned as a whole.
     assert!([4, 64].contains(&kept) && kept + shared == 64, "{kept} {shared}");
     assert_eq!(worker.merged(10..14), 0);
     stand_in.expect("check 0 1");

@@ -1,4 +1,4 @@
-//! What QEMU does with its memory beside using it: the shim steps aside in time.
+//! Calls of QEMU about its memory: the shim gives guest RAM back in time.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn qemu_registers_its_memory_itself_and_tracking_comes_back_after() {
     let why = GiveBack::QemuRegisters.to_string();
     assert_eq!(worker.status().0, State::Suspended { why: why.clone() });
     assert_eq!(worker.refused(&Request::Track(by_name())), Refusal::NotTracking { why });
-    // Nobody serves the stand-in's own userfaultfd: a page that is missing would hang it.
+    // No thread reads the stand-in's own userfaultfd: a missing page would block it for ever.
     stand_in.expect("check 0 1");
     stand_in.expect("unregister 0");
     assert_eq!(worker.status().0, State::Off);

@@ -1,4 +1,4 @@
-//! What is unshared is the guest's own again, with its mappings, and nobody notices.
+//! Unshared pages are the guest's own again, with its mappings, without the guest's notice.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -12,13 +12,13 @@ use protocol::{MAX_UNSHARE, Merged, Refusal, Request};
 
 const PAGES: u32 = MIB * 256;
 
-/// Has all pages of the block unshared; answers how many were.
+/// Has all pages of the block unshared; returns how many were merged.
 fn unshare_all(worker: &Worker) -> u32 {
     let windows = (0..PAGES).step_by(MAX_UNSHARE as usize);
     windows.map(|page| worker.unshare(page, MAX_UNSHARE)).sum()
 }
 
-/// Merges runs of many lengths, with gaps; answers how many pages.
+/// Merges runs of many lengths, with gaps; returns the number of merged pages.
 fn merge_scattered(worker: &Worker, pages: u32) -> u32 {
     let (mut runs, mut page) = (Vec::new(), 0);
     for len in [1, 2, 3, 5, 8, 40, 64, 70, 200].into_iter().cycle() {
@@ -93,13 +93,13 @@ fn of_what_the_guest_has_written_nothing_is_left() {
 fn what_was_written_here_and_there_becomes_one_mapping_again() {
     for tracking in [false, true] {
         let Prepared { mut stand_in, worker, .. } = prepared(2000);
-        // What is larger than a huge page stays by itself when it was merged as a whole.
+        // A mapping larger than a huge page stays separate when it was merged as a whole.
         let most = stand_in.mappings_of(&worker) + 1;
         worker.merge(&[(0, 2000, Some(100))]);
         if tracking {
             worker.ask(&Request::Track(common::by_name()));
         }
-        // Far apart, each alone.
+        // The pages are far apart.
         for page in (50..2000).step_by(70) {
             stand_in.expect_beside(&worker, &format!("clear 0 {page} 1"));
         }
@@ -112,7 +112,7 @@ fn what_was_written_here_and_there_becomes_one_mapping_again() {
         worker.release();
         assert!(stand_in.mappings_of(&worker) <= most, "tracking: {tracking}");
         stand_in.expect("check 0 1");
-        // And by writes alone.
+        // The same by writes alone.
         worker.merge(&[(0, 2000, Some(100))]);
         for page in (50..2000).step_by(70) {
             stand_in.expect(&format!("clear 0 {page} 1"));
@@ -128,7 +128,7 @@ fn what_was_written_here_and_there_becomes_one_mapping_again() {
 fn what_the_kernel_has_copied_stays_in_its_place_with_its_content() {
     let Prepared { mut stand_in, worker, pool } = prepared(300);
     worker.merge(&[(0, 300, Some(100))]);
-    // Who wants guest RAM for himself gets it without our traps.
+    // After QEMU has registered guest RAM for itself, writes no longer trap.
     stand_in.expect("register 0");
     stand_in.expect("unregister 0");
     stand_in.expect("clear 0 50 10");
@@ -202,8 +202,8 @@ fn what_a_disk_reads_in_meanwhile_is_there() {
         eprintln!("not tested: {error}");
         return;
     }
-    // Until some were read into before they could be unshared, and others not: on a busy machine
-    // that takes a few rounds.
+    // Until the disk read into some pages before they were unshared, and into others afterwards:
+    // on a busy machine that takes a few rounds.
     let began = Instant::now();
     let mut was_in_the_middle = false;
     for round in 0.. {
@@ -274,7 +274,7 @@ fn where_the_guest_writes_no_write_slips_in_while_pages_are_merged() {
     worker.merge(&[(0, 300, Some(100))]);
     stand_in.expect("write 0 1 300 300");
     assert_eq!(worker.merged(0..300), 0);
-    // As often as it takes: what the guest writes again at once cannot be merged.
+    // Repeated as often as needed: pages that the guest writes again at once cannot be merged.
     let (began, mut merged) = (Instant::now(), 0);
     while merged < 1000 {
         assert!(began.elapsed() < Duration::from_secs(120), "only {merged}");
@@ -312,7 +312,7 @@ fn qemu_is_not_refused_because_of_a_write_that_waits() {
         assert_eq!(worker.merge(&[(0, 300, Some(100))]).shared, 300);
         stand_in.expect("register-beside-writes 0 8 300");
         stand_in.expect("unregister 0");
-        // What the kernel has copied is merged again only when it was discarded.
+        // Pages that the kernel has copied are merged again only after a discard.
         stand_in.expect("discard 0 0 300");
         stand_in.expect("fill 0 1");
     }
@@ -323,7 +323,7 @@ fn a_worker_that_goes_in_the_middle_leaves_every_page_with_its_content() {
     let Prepared { mut stand_in, worker, pool } = prepared(512);
     drop(worker);
     let (mut replaced, mut rounds) = (0, 0);
-    // On a busy machine a worker may be gone before anything was begun, again and again.
+    // On a busy machine a worker may be gone before any work has begun, again and again.
     while rounds < 10 || (replaced == 0 && rounds < 200) {
         rounds += 1;
         let worker = Worker::meet(&stand_in);

@@ -1,4 +1,4 @@
-//! Memory that cannot be tracked is left alone, and the reason is told.
+//! Memory that cannot be tracked is left alone, and the reason is reported.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The worker comes, misbehaves, is silent, goes: the guest never notices.
+//! The worker connects, misbehaves, is silent, or leaves: the guest never notices.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The kernel's own asynchronous input (`io_submit`), which the C library does not wrap.
+//! The kernel's asynchronous input (`io_submit`), which the C library does not wrap.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -6,20 +6,20 @@ use std::os::fd::RawFd;
 /// `IOCB_CMD_PREAD`
 const READ: u16 = 0;
 
-/// A queue that the kernel works off.
+/// A queue of reads that the kernel processes.
 #[derive(Debug)]
 pub(crate) struct Queue {
     context: libc::c_ulong,
 }
 
-/// One read: so many bytes of the file to here.
+/// One read: `bytes` bytes of the file, from `offset` to `start`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Read {
-    /// Where to.
+    /// The destination.
     pub(crate) start: *mut u8,
-    /// How many.
+    /// The number of bytes.
     pub(crate) bytes: usize,
-    /// Where from.
+    /// The offset in the file.
     pub(crate) offset: i64,
 }
 
@@ -34,7 +34,7 @@ struct Event {
 }
 
 impl Queue {
-    /// For up to `depth` reads at a time.
+    /// A queue for up to `depth` reads at a time.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -46,19 +46,19 @@ impl Queue {
         Ok(Self { context })
     }
 
-    /// Starts all reads together, and waits until every one has come back.
+    /// Starts all reads together, and waits until each has completed.
     ///
     /// # Safety
-    /// What the reads write to is mapped, and nobody's in the meantime.
+    /// The destinations are mapped, and no other code uses them in the meantime.
     ///
     /// # Errors
-    /// When one fails or comes back short.
+    /// When a read fails or is short.
     pub(crate) unsafe fn read_all(&mut self, file: RawFd, reads: &[Read]) -> io::Result<()> {
         let fd = file.cast_unsigned();
         let mut orders: Vec<libc::iocb> = reads
             .iter()
             .map(|read| {
-                // SAFETY: plain numbers, for which zero is a value.
+                // SAFETY: plain numbers, for which zero is a valid value.
                 let mut order: libc::iocb = unsafe { std::mem::zeroed() };
                 order.aio_lio_opcode = READ;
                 order.aio_fildes = fd;
@@ -74,8 +74,8 @@ impl Queue {
         let mut submitted = 0;
         while submitted < pointers.len() {
             let rest = &mut pointers[submitted..];
-            // SAFETY: the orders stay until they have come back; where they write to is the
-            // caller's care.
+            // SAFETY: the control blocks live until their reads have completed; the caller
+            // guarantees the destinations.
             let result = unsafe {
                 let (count, list) = (rest.len(), rest.as_mut_ptr());
                 libc::syscall(libc::SYS_io_submit, self.context, count, list)
@@ -83,7 +83,7 @@ impl Queue {
             match checked(result) {
                 Ok(count) => submitted += count,
                 Err(error) if submitted == 0 => return Err(error),
-                // What was submitted must come back before the caller may go on.
+                // Submitted reads must complete before the caller may continue.
                 Err(_) => break,
             }
         }
@@ -125,7 +125,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: nothing is under way any more.
+        // SAFETY: no read is in flight any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }

@@ -1,4 +1,4 @@
-//! What all threads share, and what each of them is.
+//! The state that all threads share, and the state of each thread.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,29 +11,29 @@ use crate::ram::{Held, Slot};
 use crate::rng::Rng;
 use crate::watch::{Kind, Watch};
 
-/// What all threads share.
+/// The state that all threads share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// Guest RAM.
     pub(crate) slots: Vec<Slot>,
-    /// Whose guest RAM it is; none where KVM does not run them.
+    /// The machines that use this guest RAM; none where KVM does not run them.
     pub(crate) machines: Vec<Machine>,
     /// The threads that run their vCPUs.
     pub(crate) kicks: Kicks,
-    /// The figures.
+    /// The statistics.
     pub(crate) watch: Watch,
     ids: AtomicU64,
     stop: AtomicBool,
 }
 
 impl Shared {
-    /// RAM in these slots, `threads` to come.
+    /// Shared state with RAM in these slots, for `threads` threads.
     pub(crate) fn new(slots: Vec<Slot>, machines: Vec<Machine>, threads: usize) -> Self {
         let (ids, stop) = (AtomicU64::new(1), AtomicBool::new(false));
         Self { slots, machines, kicks: Kicks::new(), watch: Watch::new(threads), ids, stop }
     }
 
-    /// Content that there never was before.
+    /// Content with an id that was never used before.
     pub(crate) fn fresh(&self) -> Content {
         Content { id: self.ids.fetch_add(1, Ordering::Relaxed), ..Content::ZERO }
     }
@@ -43,13 +43,13 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether they are to end.
+    /// Whether the threads are to end.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Compares a page with what it must hold; counts harm and puts it right. Whether there was
-    /// any.
+    /// Compares a page with its expected content; counts wrong bytes and repairs them. Returns
+    /// whether there were any.
     pub(crate) fn check(
         &self,
         during: &str,
@@ -66,7 +66,7 @@ impl Shared {
         harm.is_some()
     }
 
-    /// Compares all of RAM, when nobody works on it any more.
+    /// Compares all of RAM after all other threads have ended.
     pub(crate) fn check_all(&self) {
         for held in self.slots.iter().filter_map(Slot::hold) {
             for page in 0..held.range().1 / crate::page::PAGE {
@@ -81,19 +81,19 @@ impl Shared {
     }
 }
 
-/// One thread.
+/// The state of one thread.
 #[derive(Debug)]
 pub(crate) struct Hand<'a> {
-    /// What it shares.
+    /// The shared state.
     pub(crate) shared: &'a Shared,
-    /// Which of the threads it is.
+    /// The thread's number.
     pub(crate) seat: usize,
-    /// Its random numbers.
+    /// The thread's random numbers.
     pub(crate) rng: Rng,
 }
 
 impl<'a> Hand<'a> {
-    /// The RAM of a random slot, if it is plugged; larger slots come more often.
+    /// The RAM of a random slot, if it is plugged; larger slots are chosen more often.
     pub(crate) fn any_ram(&mut self) -> Option<Held<'a>> {
         let slots = &self.shared.slots;
         let mut page = self.rng.below(slots.iter().map(Slot::pages).sum());
@@ -105,7 +105,8 @@ impl<'a> Hand<'a> {
         slot.and_then(Slot::hold)
     }
 
-    /// A run of pages that this thread owns: up to `most` of them, anywhere; perhaps none.
+    /// A run of pages that this thread owns: at most `most`, at a random place. `None`: none is
+    /// free.
     pub(crate) fn own_any(&mut self, most: usize) -> Option<Run<'a>> {
         let held = self.any_ram()?;
         let first = self.rng.below(held.range().1 / crate::page::PAGE);
@@ -114,15 +115,15 @@ impl<'a> Hand<'a> {
         (!pages.is_empty()).then_some(Run { held, first, pages })
     }
 
-    /// Does something, timed and counted.
+    /// Runs an operation, timed and counted.
     pub(crate) fn time<T>(&self, kind: Kind, operation: impl FnOnce() -> Option<T>) -> Option<T> {
         self.shared.watch.time(self.seat, kind, operation)
     }
 
-    /// Goes through RAM until the end, near a place that changes now and then.
+    /// Takes steps until the end, near a place that changes now and then.
     ///
     /// # Errors
-    /// Those of `step`, which gets the place, a number of any size.
+    /// Those of `step`, which gets the place, a number that may exceed the RAM's size.
     pub(crate) fn roam(
         &mut self,
         pace: &Pace,
@@ -141,11 +142,11 @@ impl<'a> Hand<'a> {
         Ok(())
     }
 
-    /// Sleeps up to `most`; false when it is time to end.
+    /// Sleeps for a random time up to `most`; false when it is time to end.
     pub(crate) fn rest(&mut self, most: Duration) -> bool {
         let micros = usize::try_from(most.as_micros()).unwrap_or(usize::MAX).max(1);
         let mut left = Duration::from_micros(self.rng.below(micros) as u64);
-        // In slices, so that the end is not waited for.
+        // In slices, so that the thread ends in time.
         while !left.is_zero() && !self.shared.is_stopping() {
             let slice = left.min(Duration::from_millis(50));
             std::thread::sleep(slice);
@@ -155,28 +156,28 @@ impl<'a> Hand<'a> {
     }
 }
 
-/// How a thread goes through RAM.
+/// The pace at which a thread goes through RAM.
 pub(crate) struct Pace {
-    /// Steps until it goes elsewhere.
+    /// Number of steps before the place changes.
     pub(crate) stay: usize,
-    /// Steps between two short sleeps.
+    /// Number of steps between two short sleeps.
     pub(crate) spell: usize,
-    /// The longest of these.
+    /// The longest short sleep.
     pub(crate) rest: Duration,
 }
 
-/// Pages in a row that one thread owns. Dropped in this order: pages, then the RAM.
+/// Adjacent pages that one thread owns. Fields are dropped in this order: pages, then the RAM.
 pub(crate) struct Run<'a> {
     /// The pages.
     pub(crate) pages: Vec<Owned<'a>>,
-    /// The first one's number.
+    /// The number of the first page.
     pub(crate) first: usize,
-    /// The RAM that they are of.
+    /// The RAM that holds the pages.
     pub(crate) held: Held<'a>,
 }
 
 impl Run<'_> {
-    /// Compares all of them; whether any was harmed.
+    /// Compares all pages; returns whether any was wrong.
     pub(crate) fn check(&self, shared: &Shared, during: &str) -> bool {
         let mut is_harmed = false;
         for (page, owned) in (self.first..).zip(&self.pages) {
@@ -185,7 +186,8 @@ impl Run<'_> {
         is_harmed
     }
 
-    /// Writes anew what may become zeros by itself: afterwards it is known what the run holds.
+    /// Writes new content to pages that may become zeros by themselves: afterwards the content is
+    /// known.
     pub(crate) fn settle(&self, shared: &Shared) {
         for (page, owned) in (self.first..).zip(&self.pages) {
             if owned.content().is_freed {
@@ -197,7 +199,7 @@ impl Run<'_> {
         }
     }
 
-    /// Where the first one stands, and how many bytes there are.
+    /// The address of the first page, and the number of bytes.
     pub(crate) fn range(&self) -> (*mut u8, usize) {
         (self.held.address(self.first), self.pages.len() * crate::page::PAGE)
     }

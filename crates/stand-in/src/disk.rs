@@ -1,9 +1,9 @@
-//! What a guest's disk does: the kernel itself reads into guest RAM and writes from it.
+//! A guest's disk: the kernel itself reads into guest RAM and writes from it.
 //!
-//! A file of pages with known content stands for the disk. Runs of pages travel both ways: past the
-//! page cache (`O_DIRECT`, QEMU's `cache=none`: the kernel pins the pages while the device works),
-//! through it (the kernel copies, and faults on the thread's behalf), and asynchronously in batches
-//! (`io_submit`, QEMU's `aio=native`), which leaves many pages pinned for longer.
+//! A file of pages with known content stands for the disk. Runs of pages travel both ways: past
+//! the page cache (`O_DIRECT`, QEMU's `cache=none`: the kernel pins the pages while the device
+//! works), through it (the kernel copies, and faults on the thread's behalf), and asynchronously
+//! in batches (`io_submit`, QEMU's `aio=native`). Batches leave many pages pinned for longer.
 
 use std::fs::File;
 use std::io;
@@ -16,11 +16,11 @@ use crate::crew::{Hand, Run, Shared};
 use crate::page::{Content, PAGE};
 use crate::watch::Kind;
 
-/// Pages of the file.
+/// Number of blocks in the file, of one page each.
 const BLOCKS: usize = 4096;
 /// Most pages of one transfer: QEMU's requests reach a megabyte and more.
 const MOST: usize = 256;
-/// Reads that are under way together.
+/// Number of reads in flight together.
 const BATCH: usize = 8;
 
 /// A disk that one thread uses.
@@ -32,11 +32,11 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Makes the file, all zeros, and opens it with or without the page cache. It has no name
-    /// afterwards.
+    /// Makes the file, all zeros, and opens it with or without the page cache. The file is
+    /// unlinked afterwards.
     ///
     /// # Errors
-    /// When the file cannot be made, or its file system knows no direct access.
+    /// When the file cannot be made, or its file system does not support direct I/O.
     pub(crate) fn new(path: &Path, is_direct: bool) -> io::Result<Self> {
         let flags = if is_direct { libc::O_DIRECT } else { 0 };
         let file = File::options()
@@ -53,8 +53,8 @@ impl Disk {
     /// Reads a run of blocks into a run of pages.
     fn read(&self, block: usize, run: &Run<'_>) -> io::Result<()> {
         let (start, bytes) = run.range();
-        // SAFETY: the range is RAM that is held and pages that are owned; others reach it by
-        // atomics only.
+        // SAFETY: the range is RAM that is held and pages that are owned; other threads access it
+        // by atomics only.
         let done =
             unsafe { libc::pread64(self.file.as_raw_fd(), start.cast(), bytes, offset(block)) };
         complete(done, bytes)?;
@@ -95,7 +95,7 @@ fn complete(done: isize, bytes: usize) -> io::Result<()> {
 /// Reads and writes runs until the end.
 ///
 /// # Errors
-/// When a transfer fails: into memory that is out of reach, none may.
+/// When a transfer fails: none may fail because pages are staged.
 pub(crate) fn work(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
     let (reads, writes) = if disk.is_direct {
         (Kind::DirectRead, Kind::DirectWrite)
@@ -120,7 +120,7 @@ pub(crate) fn work(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result<()> {
                 shared,
                 if is_read { "a look after a read" } else { "a look after a write" },
             );
-        // What is wrong on the disk counts once.
+        // A wrong block on the disk counts once.
         if is_read && is_harmed {
             disk.write(block, &run)?;
         }
@@ -149,15 +149,15 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
             })
             .collect();
         let result = hand.time(Kind::AsyncRead, || {
-            // SAFETY: the runs are held and owned until all reads have come back, which this waits
-            // for.
+            // SAFETY: the runs are held and owned until all reads have completed, for which this
+            // call waits.
             Some(unsafe { queue.read_all(disk.file.as_raw_fd(), &reads) })
         });
         result.transpose()?;
         for (block, run) in &runs {
             disk.note_read(*block, run);
         }
-        // What has been looked at is given up at once: others wait for it.
+        // Each run is released right after its check: other threads wait for the pages.
         for (_, run) in runs {
             run.check(hand.shared, "a look after asynchronous reads");
         }
@@ -166,7 +166,7 @@ pub(crate) fn work_in_batches(hand: &mut Hand<'_>, mut disk: Disk) -> io::Result
     Ok(())
 }
 
-/// Writes something known into every block, out of RAM.
+/// Writes known content from RAM into every block.
 fn fill(disk: &mut Disk, shared: &Shared) -> io::Result<()> {
     let Some(held) = shared.slots[0].hold() else { return Ok(()) };
     for block in 0..BLOCKS {

@@ -1,30 +1,29 @@
-//! What a vCPU runs, and how it is told: a list of pages, of each of which is known what it must
-//! hold.
+//! The program that a vCPU runs, and its input: a list of pages, each with its expected content.
 //!
-//! A few lines of machine code do what [`Content`] does: they compare each word with what is drawn
-//! from the page's id, make one small change, or write all anew. At the first word that is wrong
-//! the guest copies the page for the host to see, and stops. It keeps its place in the [`Mailbox`],
-//! so that the host needs no call of the kernel but the one that runs it; it leaves by a store to
-//! an address without memory.
+//! A few lines of machine code do what [`Content`] does. They compare each word with the value
+//! derived from the page's id, make one small change, or write all words anew. At the first wrong
+//! word the guest copies the page for the host, and stops. It stores its position in the
+//! [`Mailbox`], so that the host needs no system call except the one that runs the guest. The
+//! guest exits by a store to an address without memory.
 //!
-//! The code stands among this program's constants, and never runs there.
+//! The code is stored among this program's constants, and never runs there.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::page::{Content, PAGE, WORDS, Words};
 
-/// Pages of a mailbox: the list, and the copy of a page that is wrong.
+/// Pages of a mailbox: the list, and the copy of a wrong page.
 pub(crate) const MAILBOX_PAGES: usize = 2;
-/// Jobs that a list has room for: one less than it has lines, for the first one is the header.
+/// Jobs that fit in the list: one less than its lines, because the first line is the header.
 pub(crate) const MOST_JOBS: usize = WORDS / LINE - 1;
-/// Words of a line of the list.
+/// Words per line of the list.
 const LINE: usize = 8;
 
-// The guest is started with rdi, the mailbox, and r15, where to store to leave.
+// The guest is started with rdi, the mailbox, and r15, the address of the exit store.
 //
-// Its registers: rsi the job's number, rbx the job, r8 the page, r9 its id, r10 its count, r11 the
-// order, ecx the word's number, rdx what it must be, r12 what it is. The mailbox is that of
-// `Mailbox`, in bytes.
+// Its registers: rsi the job's number, rbx the job, r8 the page, r9 its id, r10 its count, r11
+// the order, ecx the word's number, rdx the expected word, r12 the word found. The mailbox is
+// that of `Mailbox`, in bytes.
 std::arch::global_asm!(
     // rdx = rng::mix(id ^ ecx << 54)
     ".macro overbook_word id",
@@ -47,7 +46,8 @@ std::arch::global_asm!(
     "shr rax, 31",
     "xor rdx, rax",
     ".endm",
-    // Looks at word ecx: rdx, or zero where zeros will do; goes on only if it is.
+    // Compares word ecx with rdx; zero will do where zeros are allowed. Goes on only if it is
+    // right.
     ".macro overbook_look",
     "mov r12, [r8 + rcx * 8]",
     "cmp r12, rdx",
@@ -95,7 +95,7 @@ std::arch::global_asm!(
     "jb .Loverbook_compare",
     "cmp r11, 2",
     "jne .Loverbook_done",
-    // To write all of it anew.
+    // Writes all of the page anew.
     "mov r9, [rbx + 32]",
     "mov [r8], r9",
     "mov qword ptr [r8 + 8], 0",
@@ -133,30 +133,30 @@ std::arch::global_asm!(
     ".popsection",
 );
 
-/// The guest's code: it runs wherever it is put.
+/// The guest's code, which is position-independent.
 pub(crate) fn code() -> &'static [u8] {
     unsafe extern "C" {
         static overbook_guest_code: u8;
         static overbook_guest_code_end: u8;
     }
     let (start, end) = (&raw const overbook_guest_code, &raw const overbook_guest_code_end);
-    // SAFETY: both stand around the code above, which nobody writes to.
+    // SAFETY: both symbols enclose the code above, which is never written to.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
-/// What to do with a page.
+/// The operation on a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// To compare all of it.
+    /// Compares the whole page.
     Check,
-    /// To compare id and count, and count one more.
+    /// Compares id and count, and increments the count.
     Modify,
-    /// To compare all of it, then to write this instead.
+    /// Compares the whole page, then writes this content.
     Rewrite(Content),
 }
 
 impl Order {
-    /// What the page holds when it is done.
+    /// The content of the page after the operation.
     pub(crate) fn outcome(self, content: Content) -> Content {
         match self {
             Self::Check => content,
@@ -166,27 +166,27 @@ impl Order {
     }
 }
 
-/// A page in the guest, and what to do with it.
+/// A page in the guest, and the operation on it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     /// The page's address in the guest.
     pub(crate) address: u64,
-    /// What it must hold.
+    /// The expected content.
     pub(crate) content: Content,
-    /// What to do. A page that may have become zeros is not modified.
+    /// The operation. A page that may have become zeros is not modified.
     pub(crate) order: Order,
 }
 
-/// A word that was not what it must be.
+/// A word with a wrong value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Its number in the page.
     pub(crate) index: usize,
-    /// What it was.
+    /// The value found.
     pub(crate) found: u64,
 }
 
-/// What host and guest tell each other.
+/// The memory through which host and guest communicate.
 #[derive(Debug)]
 pub(crate) struct Mailbox<'a> {
     list: &'a Words,
@@ -194,7 +194,7 @@ pub(crate) struct Mailbox<'a> {
 }
 
 impl<'a> Mailbox<'a> {
-    /// In these pages.
+    /// A mailbox in these pages.
     pub(crate) fn new([list, copy]: [&'a Words; MAILBOX_PAGES]) -> Self {
         Self { list, copy }
     }
@@ -214,14 +214,14 @@ impl<'a> Mailbox<'a> {
         }
     }
 
-    /// Asks for the jobs of these numbers.
+    /// Requests the jobs with these numbers.
     pub(crate) fn ask(&self, jobs: std::ops::Range<usize>) {
         self.list[0].store(jobs.start as u64, Relaxed);
         self.list[1].store(jobs.end as u64, Relaxed);
     }
 
-    /// The number of the job before which the guest has stopped, and what is wrong with that job's
-    /// page.
+    /// The number of the job at which the guest has stopped, and the wrong word of that job's
+    /// page, if there is one.
     pub(crate) fn answer(&self) -> (usize, Option<Wrong>) {
         let number = |word: &AtomicU64| usize::try_from(word.load(Relaxed)).unwrap_or(usize::MAX);
         let is_wrong = self.list[2].load(Relaxed) != 0;
@@ -229,7 +229,7 @@ impl<'a> Mailbox<'a> {
         (number(&self.list[0]), is_wrong.then_some(wrong))
     }
 
-    /// The page that was wrong, read by the guest once more.
+    /// The wrong page, as the guest read it a second time.
     pub(crate) fn copy(&self) -> &Words {
         self.copy
     }

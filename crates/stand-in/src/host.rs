@@ -1,7 +1,7 @@
-//! What the host's kernel does to guest RAM when memory is short: it pages out what it likes.
+//! Pages out guest RAM as the host's kernel does when memory is short.
 //!
-//! It asks neither QEMU nor the shim, so the call goes to the kernel directly. Without swap only
-//! what the guest has freed, and what was merged, can go.
+//! The kernel involves neither QEMU nor the shim, so this is a raw system call. Without swap only
+//! freed pages and merged pages can be dropped.
 
 use std::io;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::watch::Kind;
 
 /// Most pages at a time.
 const MOST: usize = 32;
-/// Longest in between: a few MiB a second, for which a disk has room. Whoever holds RAM while it
-/// comes back holds up the others.
+/// The longest pause: a few MiB a second, which a disk can take. A thread that holds RAM while
+/// pages are read back delays the others.
 const REST: Duration = Duration::from_millis(40);
 
-/// Pages runs of pages out until the end, whoever owns them.
+/// Pages out runs of pages until the end, regardless of their owners.
 ///
 /// # Errors
 /// When the kernel refuses.

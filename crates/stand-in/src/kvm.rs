@@ -1,9 +1,10 @@
-//! What a guest's processors do under KVM: the same accesses as [`vcpu`](crate::vcpu), made by a
-//! guest ([`machine`](crate::machine)).
+//! A guest's processors under KVM: the same accesses as in [`vcpu`](crate::vcpu), made by a guest
+//! ([`machine`](crate::machine)).
 //!
-//! A thread owns some pages of a piece of RAM, puts on its vCPU's list what each must hold and what
-//! to do with it, and runs the guest until all is done. From time to time a signal takes vCPUs out
-//! of the guest, or out of the fault that they wait in, as QEMU does to tell them something.
+//! A thread owns some pages of a piece of RAM. It puts each page's expected content and operation
+//! on its vCPU's list, and runs the guest until all is done. From time to time a signal takes
+//! vCPUs out of the guest, or out of a fault in which they wait. QEMU does that to notify its
+//! vCPUs.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -17,41 +18,41 @@ use crate::page::{Content, Harm, Owned, PAGE};
 use crate::ram::Held;
 use crate::watch::Kind;
 
-/// vCPUs of each machine: one has its page tables for itself, and several change them together.
+/// vCPUs of each machine: one vCPU has page tables of its own, and three change theirs together.
 pub(crate) const MACHINES: [usize; 2] = [1, 3];
-/// Most pages of a round: a way in and out of the guest takes some 80 µs where KVM is a slow one.
+/// Most pages of a round: entering and leaving the guest takes some 80 µs where KVM is slow.
 const ROUND: usize = 32;
 const _: () = assert!(ROUND <= MOST_JOBS);
 /// Pages of the hot window.
 const WINDOW: usize = 1024;
-/// In rounds.
+/// The pace, counted in rounds.
 const PACE: Pace = Pace { stay: 1_000, spell: 8, rest: Duration::from_millis(1) };
-/// Longest between two signals.
+/// The longest time between two signals.
 const KICK: Duration = Duration::from_millis(4);
-/// A vCPU that has not come back by then does not run.
+/// A vCPU that has not returned by then does not run.
 const PROBE_LIMIT: Duration = Duration::from_secs(5);
 const SIGNAL: libc::c_int = libc::SIGUSR1;
 
-/// Whether KVM runs such a guest: a small one is run.
+/// Runs a small guest, to find out whether KVM runs such guests.
 ///
 /// # Errors
-/// Why it does not.
+/// Why KVM does not run it.
 pub(crate) fn probe() -> io::Result<()> {
     let (sender, outcome) = mpsc::channel();
-    // If it hangs it is left behind.
+    // If the thread hangs it is left behind.
     std::thread::spawn(move || {
         let run = || {
             let (_machine, mut vcpus) = Machine::new(1, RAM_BEGINS)?;
             vcpus.iter_mut().try_for_each(|vcpu| vcpu.run(0..0).map(drop))
         };
-        // Who asked may have gone.
+        // The receiver may have gone.
         let _ = sender.send(run());
     });
     let nothing = |_| io::Error::other(format!("a vCPU has not come back in {PROBE_LIMIT:?}"));
     outcome.recv_timeout(PROBE_LIMIT).map_err(nothing)?
 }
 
-/// All machines, and their vCPUs, whose memory ends at `end`.
+/// All machines and their vCPUs; guest RAM ends at `end`.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -71,7 +72,7 @@ pub(crate) fn work(hand: &mut Hand<'_>, mut vcpu: Vcpu) -> io::Result<()> {
     hand.roam(&PACE, |hand, window| round(hand, &mut vcpu, window))
 }
 
-/// A page of a round: its number, who owns it, and what becomes of it.
+/// A page of a round: its number, its ownership, and the operation on it.
 type Share<'a> = (usize, Owned<'a>, Order);
 
 fn round(hand: &mut Hand<'_>, vcpu: &mut Vcpu, window: usize) -> io::Result<()> {
@@ -101,7 +102,7 @@ fn round(hand: &mut Hand<'_>, vcpu: &mut Vcpu, window: usize) -> io::Result<()> 
     Ok(())
 }
 
-/// Runs the guest until it has done all jobs; what it finds wrong is told, and put right.
+/// Runs the guest until it has done all jobs; reports and repairs each wrong page.
 fn run(shared: &Shared, vcpu: &mut Vcpu, held: &Held<'_>, shares: &[Share<'_>]) -> io::Result<()> {
     let mut first = 0;
     while first < shares.len() {
@@ -119,7 +120,8 @@ fn run(shared: &Shared, vcpu: &mut Vcpu, held: &Held<'_>, shares: &[Share<'_>]) 
     Ok(())
 }
 
-/// What a guest saw was wrong. Host and guest may see different pages: each is told.
+/// Reports a word that a guest found wrong. Host and guest may see different pages, so both are
+/// checked.
 fn complain(
     shared: &Shared,
     vcpu: &Vcpu,
@@ -142,22 +144,22 @@ fn complain(
     content.fill(words);
 }
 
-/// The threads that run vCPUs, for who wants them out of their guests.
+/// The threads that run vCPUs, for the thread that interrupts them.
 #[derive(Debug)]
 pub(crate) struct Kicks([AtomicI32; MACHINES[0] + MACHINES[1]]);
 
-/// A thread that can be kicked until this is dropped.
+/// Registers a thread as one that can be kicked, until this is dropped.
 struct Seat<'a>(&'a AtomicI32);
 
 impl Kicks {
-    /// Nobody yet.
+    /// No thread is registered yet.
     pub(crate) fn new() -> Self {
         Self(Default::default())
     }
 
-    /// This thread, from now on.
+    /// Registers this thread.
     fn sit_down(&self) -> Option<Seat<'_>> {
-        // SAFETY: asks for a number.
+        // SAFETY: returns a number.
         let thread = unsafe { libc::gettid() };
         let is_free = |seat: &&AtomicI32| {
             seat.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -179,7 +181,7 @@ impl Drop for Seat<'_> {
 pub(crate) fn kick(hand: &mut Hand<'_>) -> io::Result<()> {
     extern "C" fn nothing(_signal: libc::c_int) {}
     let handler: extern "C" fn(libc::c_int) = nothing;
-    // SAFETY: plain numbers, for which zero is a value.
+    // SAFETY: plain numbers, for which zero is a valid value.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     // SAFETY: the handler does nothing, which is allowed anywhere.
@@ -190,8 +192,8 @@ pub(crate) fn kick(hand: &mut Hand<'_>) -> io::Result<()> {
         let seats = &hand.shared.kicks.0;
         let thread = seats[hand.rng.below(seats.len())].load(Ordering::Relaxed);
         if thread != 0 {
-            // SAFETY: a signal that does nothing, to a thread of ours or, if it has just ended, to
-            // nobody.
+            // SAFETY: a signal that does nothing, to a thread of this process. If the thread has
+            // just ended, the call fails.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, SIGNAL) };
         }
     }

@@ -1,15 +1,15 @@
-//! A virtual machine of KVM's, whose memory is guest RAM as QEMU has it, and whose vCPUs run
-//! [`guest`].
+//! A KVM virtual machine. Its memory is guest RAM as QEMU maps it, and its vCPUs run [`guest`].
 //!
-//! **Problem.** On users' hosts a guest's touch comes through KVM: its memory slots, its own page
-//! tables beside the process's, the kernel's notes to it about pages that move (MMU notifiers), and
-//! faults that it takes on a vCPU's behalf. A thread that touches memory has none of this.
+//! **Problem.** On users' hosts a guest's touch comes through KVM. KVM has its own memory slots
+//! and its own page tables in addition to the process's. The kernel notifies it about pages that
+//! move (MMU notifiers), and it takes faults on a vCPU's behalf. A thread that touches memory has
+//! none of this.
 //!
 //! **Idea.** The guest has no kernel. It runs at user level from the first instruction (64 bits,
-//! CPL 3), under page tables that map every address to itself, in huge pages, readable, writable
-//! and executable. A KVM that emulates guests' kernels runs that, too. Page tables, code and
-//! mailboxes lie in a slot of their own that is no guest RAM. There are no descriptor tables: what
-//! should not be in the guest ends it (a triple fault), and is told.
+//! CPL 3). Its page tables map every address to itself, in huge pages, readable, writable and
+//! executable. A KVM that emulates guests' kernels runs that, too. Page tables, code and
+//! mailboxes are in a slot of their own that is not guest RAM. There are no descriptor tables: an
+//! unexpected event ends the guest (a triple fault), and is reported.
 //!
 //! Each piece of guest RAM ([`Slot`](crate::ram::Slot)) is a memory slot while it is plugged.
 
@@ -28,18 +28,18 @@ use crate::guest::{self, MAILBOX_PAGES, Mailbox, Wrong};
 use crate::page::{PAGE, Words};
 use crate::ram;
 
-/// Where guest RAM begins in the guest; below is what is not.
+/// The guest-physical address where guest RAM begins; everything below is private.
 pub(crate) const RAM_BEGINS: u64 = GIB;
 
 const GIB: u64 = 1 << 30;
 const HUGE_PAGE: u64 = 2 << 20;
-/// Bytes of the slot that is no guest RAM.
+/// Bytes of the private slot, which is not guest RAM.
 const PRIVATE: u64 = HUGE_PAGE;
-/// The first address behind it, without memory: who stores there leaves the guest.
+/// The first address behind the private slot, without memory: a store there exits the guest.
 const LEAVE: u64 = PRIVATE;
 
-// Its pages: the two upper levels of page tables, a directory for each GiB, the code, the
-// mailboxes.
+// Pages of the private slot: the two upper levels of page tables, a directory for each GiB, the
+// code, the mailboxes.
 const DIRECTORIES: u64 = 2;
 const ENTRIES: u64 = 512;
 
@@ -47,15 +47,15 @@ const ENTRIES: u64 = 512;
 const TABLE: u64 = 0x27;
 const LEAF: u64 = TABLE | 0x40 | 0x80;
 
-// Control registers: protection and paging on, write protection as always; PAE and SSE; long mode,
+// Control registers: protection and paging on, write protection as usual; PAE and SSE; long mode,
 // active.
 const CR0: u64 = 0x8005_0033;
 const CR4: u64 = 0x620;
 const EFER: u64 = 0x500;
-/// Interrupts, of which there are none, are enabled.
+/// Interrupts are enabled, but there are none.
 const FLAGS: u64 = 0x202;
 
-/// One virtual machine. Its vCPUs run elsewhere.
+/// One virtual machine. Its vCPUs run in other threads.
 pub(crate) struct Machine {
     vm: VmFd,
     private: Arc<Private>,
@@ -68,7 +68,8 @@ impl fmt::Debug for Machine {
 }
 
 impl Machine {
-    /// With so many vCPUs, whose memory ends at `end`; guest RAM is still to be plugged.
+    /// Makes a machine with `vcpus` vCPUs, whose memory ends at `end`; guest RAM is plugged
+    /// later.
     ///
     /// # Errors
     /// When there is no KVM, or it refuses.
@@ -106,7 +107,7 @@ impl Machine {
         Ok((machine, vcpus))
     }
 
-    /// A piece of RAM is here from now on.
+    /// Adds a piece of RAM.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -120,7 +121,7 @@ impl Machine {
         self.tell(slot + 1, guest, start, bytes as u64)
     }
 
-    /// It is not, from now on.
+    /// Removes a piece of RAM.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -136,37 +137,37 @@ impl Machine {
             memory_size: bytes,
             userspace_addr: start.expose_provenance() as u64,
         };
-        // SAFETY: the memory is RAM that is plugged, and is unplugged here before it goes; the
-        // guest writes to pages only whose owner runs it.
+        // SAFETY: the memory is RAM that is plugged, and is removed here before it is unmapped.
+        // The guest writes only to pages that the thread running it owns.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(io::Error::from)
     }
 }
 
-/// One of its processors.
+/// One of the machine's processors.
 pub(crate) struct Vcpu {
     fd: VcpuFd,
     private: Arc<Private>,
-    /// Its first page.
+    /// The first page of its mailbox.
     mailbox: u64,
 }
 
 impl Vcpu {
-    /// Where its jobs are put.
+    /// The mailbox for its jobs.
     pub(crate) fn mailbox(&self) -> Mailbox<'_> {
         Mailbox::new([self.private.page(self.mailbox), self.private.page(self.mailbox + 1)])
     }
 
-    /// Has the guest do the jobs of these numbers: before which one it has stopped, and what is
-    /// wrong there.
+    /// Has the guest do the jobs with these numbers. Returns the job at which it has stopped, and
+    /// the wrong word there.
     ///
     /// # Errors
-    /// When the guest does anything else but leave, or the kernel cannot run it.
+    /// When the guest does anything but exit at the end, or the kernel cannot run it.
     pub(crate) fn run(&mut self, jobs: Range<usize>) -> io::Result<(usize, Option<Wrong>)> {
         self.mailbox().ask(jobs);
         loop {
             match self.fd.run() {
                 Ok(VcpuExit::MmioWrite(LEAVE, _)) => return Ok(self.mailbox().answer()),
-                // A signal, as QEMU sends its vCPUs to have them come out.
+                // A signal, like those with which QEMU makes its vCPUs exit.
                 Ok(VcpuExit::Intr) => {}
                 Err(error) if error.errno() == libc::EINTR => {}
                 Ok(exit) => {
@@ -188,7 +189,7 @@ impl Vcpu {
     }
 }
 
-/// Memory of the guest that is no guest RAM.
+/// Memory of the guest that is not guest RAM.
 struct Private {
     start: NonNull<u8>,
 }
@@ -200,7 +201,7 @@ unsafe impl Send for Private {}
 unsafe impl Sync for Private {}
 
 impl Private {
-    /// Shared memory, which a forked child leaves as it is.
+    /// Makes shared memory, which a forked child does not unshare.
     fn new() -> io::Result<Self> {
         let bytes = usize::try_from(PRIVATE).map_err(io::Error::other)?;
         let (access, flags) =
@@ -212,12 +213,12 @@ impl Private {
     fn page(&self, number: u64) -> &Words {
         assert!(number < PRIVATE / PAGE as u64, "page {number} of the private slot");
         let offset = usize::try_from(number).unwrap_or(0) * PAGE;
-        // SAFETY: in the mapping, as was just checked; aligned; every bit pattern is a word; others
-        // reach it through atomics.
+        // SAFETY: in the mapping, as was just checked; aligned; every bit pattern is a word;
+        // other code accesses it through atomics.
         unsafe { &*self.start.as_ptr().wrapping_add(offset).cast::<Words>() }
     }
 
-    /// Maps so many GiB, each address to itself.
+    /// Maps `directories` GiB, each address to itself.
     fn map_to_itself(&self, directories: u64) {
         use std::sync::atomic::Ordering::Relaxed;
         let address = |page: u64| page * PAGE as u64;
@@ -243,7 +244,7 @@ impl Private {
 
 impl Drop for Private {
     fn drop(&mut self) {
-        // It is of no use to anybody any more; if it stays, so be it.
+        // The memory is no longer in use; a failure only leaks it.
         let _ = ram::unmap(self.start.as_ptr(), usize::try_from(PRIVATE).unwrap_or(0));
     }
 }
@@ -265,7 +266,7 @@ fn at_user_level(reset: kvm_sregs) -> kvm_sregs {
     };
     // Code, readable, accessed, of 64 bits.
     let code = kvm_segment { selector: 0x33, type_: 11, db: 0, l: 1, ..data };
-    // A processor in this mode has one, busy.
+    // A processor in this mode has a task segment, marked busy.
     let task = kvm_segment { limit: 0x67, type_: 11, present: 1, ..kvm_segment::default() };
     let none = kvm_segment { unusable: 1, ..kvm_segment::default() };
     kvm_sregs {
@@ -293,7 +294,7 @@ mod tests {
     use crate::page::Content;
     use crate::ram::Slot;
 
-    /// A machine over one small piece of RAM; `None`, said aloud, where KVM does not run it.
+    /// A machine over one small piece of RAM. `None`, with a message, where KVM does not run it.
     fn machine() -> Option<(Slot, Vcpu, [Machine; 1])> {
         if let Err(why) = kvm::probe() {
             eprintln!("SKIPPED: no vCPUs under KVM: {why}");
@@ -379,7 +380,7 @@ mod tests {
             0,
             &Job { address: slot.guest_address(0), content: Content::ZERO, order: Order::Check },
         );
-        // Nothing is there: the guest leaves elsewhere.
+        // Nothing is there: the guest exits in another way.
         assert!(vcpu.run(0..1).is_err());
     }
 }

@@ -1,23 +1,24 @@
-//! `overbook-stand-in`: stands in for QEMU in the shim's stress test, because it can tell what QEMU
-//! cannot: for every byte of its RAM, at every moment, what that byte must be.
+//! `overbook-stand-in` stands in for QEMU in the shim's stress test, because it knows what QEMU
+//! cannot: the expected value of every byte of its RAM, at every moment.
 //!
 //! **Problem.** A shim that loses one page in a billion moves is worthless, and a guest would
 //! rarely notice.
 //!
 //! **Idea.** A program that treats its RAM as QEMU does, only worse. It allocates by the same
-//! calls; many threads read, write and compare ([`page`]), and so do guests that KVM runs
-//! ([`kvm`]); the kernel reads and writes on behalf of others ([`disk`]) and pages out ([`host`]);
-//! pages are discarded, pieces of RAM come and go, children are forked, and RAM is registered with
-//! a second userfaultfd ([`qemu`]). It knows nothing of the shim, and runs without it too: somebody
-//! else, at the same time, asks the shim preloaded into it to do its worst.
+//! calls. Many threads read, write and compare ([`page`]), and so do guests that KVM runs
+//! ([`kvm`]). The kernel reads and writes on behalf of others ([`disk`]) and pages out
+//! ([`host`]). Pages are discarded, pieces of RAM come and go, children are forked, and RAM is
+//! registered with a second userfaultfd ([`qemu`]). The program knows nothing of the shim, and
+//! runs without it too. At the same time, the test asks the shim preloaded into it to do its
+//! worst.
 //!
-//! **Use.** `overbook-stand-in <directory> <seed> <MiB>`; works until its standard input closes,
-//! then looks at every page once more. Prints a line of JSON twice a second, and a last one with
+//! **Use.** `overbook-stand-in <directory> <seed> <MiB>` works until its standard input closes,
+//! then checks every page once more. It prints a line of JSON twice a second, and a last one with
 //! `"final":true`. Exit status 0: no byte was wrong and every thread came to its end. Where KVM
-//! runs no such guest it says so, and goes on without.
+//! cannot run such a guest the program reports that, and goes on without.
 //!
-//! **Leaves out.** An operating system in the guest: the same is done with real ones, if without
-//! KVM where that is a slow one.
+//! **Leaves out.** An operating system in the guest. Other tests use real ones, but without KVM
+//! on hosts where KVM is slow.
 
 mod aio;
 mod crew;
@@ -47,14 +48,14 @@ use ram::Slot;
 use rng::Rng;
 
 const MIB_PAGES: usize = (1 << 20) / PAGE;
-/// Pieces of RAM that come and go: one that huge pages fit, one of an odd size, and one that is too
-/// small for the shim to care.
+/// Pieces of RAM that come and go: one that huge pages fit, one of an odd size, and one that is
+/// too small for the shim to track.
 const PLUGGED: [usize; 3] = [40 * MIB_PAGES, 33 * MIB_PAGES + 17, MIB_PAGES];
 const VCPUS: usize = 6;
 const READERS: usize = 2;
 const DIRECT_DISKS: usize = 2;
 const REPORT: Duration = Duration::from_millis(500);
-/// A thread that has not come to its end by then hangs.
+/// A thread that has not ended by then hangs.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
 struct Options {
@@ -86,7 +87,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Works until standard input closes; answers how many bytes were wrong.
+/// Works until standard input closes; returns the number of wrong bytes.
 fn run(options: &Options) -> io::Result<usize> {
     let slots = Slot::row([options.mib * MIB_PAGES].into_iter().chain(PLUGGED));
     let obstacle = kvm::probe().err().map(|error| error.to_string());
@@ -99,11 +100,11 @@ fn run(options: &Options) -> io::Result<usize> {
     };
     slots.iter().try_for_each(|slot| slot.replug(&machines))?;
     let works = works(options, vcpus)?;
-    // Threads that hang are left behind with it.
+    // Shared state is leaked, because threads that hang are left behind with it.
     let shared: &'static Shared = Box::leak(Box::new(Shared::new(slots, machines, works.len())));
     let hands = start(options, shared, works);
     std::thread::spawn(|| {
-        // Whatever comes, its end is what counts.
+        // The content of standard input does not matter, only its end.
         let _ = io::stdin().read_to_end(&mut Vec::new());
         shared.stop();
     });
@@ -181,7 +182,7 @@ fn start(
     hands.collect()
 }
 
-/// One line for whoever started this; `obstacle` is why KVM runs no vCPUs.
+/// Prints one line of statistics; `obstacle` is why KVM runs no vCPUs.
 fn report(shared: &Shared, obstacle: Option<&str>, is_last: bool) -> io::Result<()> {
     let kvm = match obstacle {
         Some(why) => format!("\"{}\"", why.replace(['"', '\\'], "'")),

@@ -1,19 +1,20 @@
-//! What each page must hold, kept where no shim can harm it, and the comparison with what it holds.
+//! The expected content of each page, stored where no shim can harm it, and the comparison with
+//! the actual content.
 //!
-//! **Problem.** A page that comes back from staging as zeros, as an older version of itself, as
-//! another page, or half of each must be found, by threads that write, by threads that only read,
-//! and while the kernel itself writes into it for a direct read.
+//! **Problem.** A page may come back from staging as zeros, as an older version of itself, as
+//! another page, or as a mixture. Threads that write and threads that only read must detect this,
+//! even while the kernel writes into the page for a direct read.
 //!
-//! **Idea.** A page's content is a function of two numbers ([`Content`]): an id that is never used
-//! twice, and a count of small changes since. Both stand in the page's first two words, so that a
-//! wrong page says whose content it is; all other words are drawn from the id. What *should* be
-//! there stands in a table of its own, guarded by a sequence lock per page: a writer makes the
-//! sequence odd and owns the page; a reader compares first and believes the result only if the
-//! sequence has not moved.
+//! **Idea.** A page's content is a function of two numbers ([`Content`]): an id that is never
+//! used twice, and a count of small changes since. Both are in the page's first two words, so
+//! that a wrong page shows its origin. All other words are derived from the id. The *expected*
+//! content is in a table of its own, guarded by a sequence lock per page. A writer makes the
+//! sequence odd and owns the page. A reader compares first, and uses the result only if the
+//! sequence has not changed.
 //!
-//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host may
-//! drop when it likes ([`Content::freed`]) holds what it held, or zeros, until it is written anew.
-//! Harm is put right where the page is owned, so that a wrong byte counts once.
+//! **Invariants.** Id 0 is the page of zeros: never touched, or discarded. A page that the host
+//! may drop at any time ([`Content::freed`]) holds its old content, or zeros, until it is written
+//! anew. Harm is repaired where the page is owned, so that a wrong byte counts once.
 //!
 //! **Cost.** About a microsecond per page compared.
 
@@ -27,13 +28,13 @@ pub(crate) const PAGE: usize = 4096;
 /// Words in a page.
 pub(crate) const WORDS: usize = PAGE / size_of::<u64>();
 
-/// A page of guest memory: others may write it at any moment, the kernel among them.
+/// A page of guest memory: other threads and the kernel may write it at any moment.
 pub(crate) type Words = [AtomicU64; WORDS];
 
-/// What a page holds.
+/// The content of a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// Which content; 0 is all zeros.
+    /// The content's id; 0 is all zeros.
     pub(crate) id: u64,
     /// Small changes since it was written.
     pub(crate) count: u64,
@@ -45,7 +46,7 @@ impl Content {
     /// The page of zeros.
     pub(crate) const ZERO: Self = Self { id: 0, count: 0, is_freed: false };
 
-    /// The same, after the page was reported free to the host.
+    /// The same content after the page was reported free to the host.
     pub(crate) fn freed(self) -> Self {
         Self { is_freed: (self.id, self.count) != (0, 0), ..self }
     }
@@ -63,14 +64,14 @@ impl Content {
         }
     }
 
-    /// Writes all of it.
+    /// Writes all words.
     pub(crate) fn fill(self, words: &Words) {
         for (index, word) in words.iter().enumerate() {
             word.store(self.word(index), Ordering::Relaxed);
         }
     }
 
-    /// Compares all words; `None` when each is as it should be.
+    /// Compares all words; `None` when each is as expected.
     pub(crate) fn compare(self, words: &Words) -> Option<Harm> {
         let mut harm = Harm { bytes: 0, first: 0, expected: self, found: Self::ZERO };
         for (index, word) in words.iter().enumerate() {
@@ -92,8 +93,8 @@ impl Content {
         (harm.bytes > 0).then_some(harm)
     }
 
-    /// Makes one small change, as a guest's store does: to one word, after a look at it. Not to a
-    /// freed page.
+    /// Makes one small change to one word, as a guest's store does, after checking the page's id
+    /// and count. Not for a freed page.
     pub(crate) fn modify(&mut self, words: &Words) -> Option<Harm> {
         let [id, count] = [0, 1].map(|index: usize| words[index].load(Ordering::Relaxed));
         if (id, count) != (self.id, self.count) {
@@ -105,20 +106,20 @@ impl Content {
     }
 }
 
-/// How a page differs from what it must hold.
+/// The difference between a page and its expected content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Harm {
-    /// Wrong bytes.
+    /// Number of wrong bytes.
     pub(crate) bytes: usize,
-    /// Where the first is, from the page's beginning.
+    /// Offset of the first wrong byte's word in the page.
     first: usize,
     expected: Content,
-    /// What its first two words say.
+    /// The content that its first two words claim.
     found: Content,
 }
 
 impl Harm {
-    /// One word was wrong, by a look that cannot be had again.
+    /// One wrong word, found by a look that cannot be repeated.
     pub(crate) fn of_word(expected: Content, index: usize, found: u64) -> Self {
         let differing = (found ^ expected.word(index)).to_ne_bytes();
         let bytes = differing.iter().filter(|byte| **byte != 0).count();
@@ -150,7 +151,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The page's owner, if nobody else is.
+    /// Makes the caller the page's owner, unless it has one.
     pub(crate) fn own(&self) -> Option<Owned<'_>> {
         let sequence = self.sequence.load(Ordering::Relaxed);
         if sequence % 2 == 1 {
@@ -168,7 +169,8 @@ impl Entry {
         Some(Owned(self))
     }
 
-    /// Compares without owning; `None` when nothing can be said because somebody owns it.
+    /// Compares without owning; `None` when the page is owned or changed meanwhile, so that the
+    /// result means nothing.
     pub(crate) fn glance(&self, words: &Words) -> Option<Result<(), Harm>> {
         let before = self.sequence.load(Ordering::Acquire);
         if before % 2 == 1 {
@@ -189,17 +191,17 @@ impl Entry {
     }
 }
 
-/// A page that nobody else writes, until this is dropped.
+/// A page that no other thread writes, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Owned<'a>(&'a Entry);
 
 impl Owned<'_> {
-    /// What it must hold.
+    /// The expected content.
     pub(crate) fn content(&self) -> Content {
         self.0.content()
     }
 
-    /// Says what it holds from now on.
+    /// Sets the expected content.
     pub(crate) fn set(&self, content: Content) {
         self.0.id.store(content.id, Ordering::Relaxed);
         self.0.count.store(content.count, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What QEMU itself does to guest RAM: discards, hot-plug, forks, and its own use of userfaultfd.
+//! Operations of QEMU itself on guest RAM: discards, hot-plug, forks, and its own userfaultfd.
 
 use std::io;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use crate::watch::Kind;
 
 /// Most pages of a discard: free-page reports come in huge pages, balloons in pages.
 const MOST_DISCARDED: usize = 512;
-/// Longest that a forked child lives.
+/// The longest life of a forked child.
 const CHILD_MOST_MS: usize = 1_500;
 /// A forked child closes what it inherits below this.
 const CHILD_CLOSES: libc::c_int = 64;
-/// Longest that QEMU watches its own memory.
+/// The longest time for which QEMU watches its own memory.
 const WATCHED: Duration = Duration::from_millis(80);
 
 /// Discards runs of pages until the end.
@@ -40,8 +40,8 @@ pub(crate) fn discard(hand: &mut Hand<'_>) -> io::Result<()> {
     }
 }
 
-/// Plugs and unplugs the RAM of all slots but the first until the end; machines forget the first
-/// and know it again.
+/// Plugs and unplugs the RAM of all slots but the first until the end. The first slot's RAM is
+/// removed from the machines and added again.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -57,7 +57,7 @@ pub(crate) fn plug(hand: &mut Hand<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Forks until the end: children that end at once, run a program, or live on with all that they
+/// Forks until the end. Children end at once, run a program, or live on with everything that they
 /// inherit.
 ///
 /// # Errors
@@ -83,16 +83,16 @@ pub(crate) fn fork(hand: &mut Hand<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// A forked child that lives so long, doing nothing.
+/// Forks a child that sleeps for `life_ms` milliseconds and does nothing else.
 fn child_for(life_ms: usize) -> io::Result<libc::pid_t> {
     let life = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-    // SAFETY: the child calls nothing but what is allowed after the fork of a program with threads,
-    // and ends without running anything of its parent's.
+    // SAFETY: the child makes only calls that are allowed after the fork of a program with
+    // threads, and ends without running any code of its parent.
     match unsafe { libc::fork() } {
         0 => {
-            // As a helper program's launcher does, through the symbol that QEMU calls.
+            // Like the launcher of a helper program, through the symbol that QEMU calls.
             for fd in 3..CHILD_CLOSES {
-                // SAFETY: as above; nobody in the child uses them.
+                // SAFETY: as above; the child does not use them.
                 unsafe { libc::close(fd) };
             }
             for _ in 0..life_ms {
@@ -112,10 +112,10 @@ fn has_ended(child: libc::pid_t) -> bool {
     unsafe { libc::waitpid(child, std::ptr::null_mut(), libc::WNOHANG) != 0 }
 }
 
-/// Registers RAM with a userfaultfd of QEMU's own, as a background snapshot does, until the end.
+/// Registers RAM with a userfaultfd of QEMU's own until the end, as a background snapshot does.
 ///
 /// # Errors
-/// When the kernel refuses: the shim must have let go.
+/// When the kernel refuses: the shim must have unregistered its ranges.
 pub(crate) fn register(hand: &mut Hand<'_>) -> io::Result<()> {
     let Some(watcher) = Watcher::open() else {
         eprintln!(
@@ -197,7 +197,7 @@ impl Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor, used by nobody any more.
+        // SAFETY: this value's own descriptor, which is no longer in use.
         unsafe { libc::close(self.0) };
     }
 }

@@ -1,12 +1,13 @@
-//! Guest RAM as QEMU has it: the same calls in the same order, so that the shim finds it.
+//! Guest RAM made as by QEMU: the same calls in the same order, so that the shim finds it.
 //!
-//! QEMU (`qemu_anon_ram_alloc`, `ram_block_add`) reserves an inaccessible range with room to align,
-//! maps the RAM into it with `MAP_FIXED`, unmaps what is left over except one guard page behind it,
-//! and says how it is to be treated: may be merged, shall have huge pages, shall not be inherited
-//! by forks. A piece that is unplugged is unmapped together with its guard page.
+//! QEMU (`qemu_anon_ram_alloc`, `ram_block_add`) reserves an inaccessible range with room to
+//! align, and maps the RAM into it with `MAP_FIXED`. It unmaps the rest of the range except one
+//! guard page behind the RAM. It then gives advice: the RAM may be merged, should have huge
+//! pages, and is not inherited by forks. A piece that is unplugged is unmapped together with its
+//! guard page.
 //!
-//! Calls go to the C library's symbols that QEMU itself uses (`mmap64`), for a preloaded library
-//! sees no others.
+//! Calls go to the symbols of the C library that QEMU itself uses (`mmap64`), because a preloaded
+//! library interposes no others.
 
 use std::io;
 use std::ptr::NonNull;
@@ -19,7 +20,7 @@ use crate::page::{Content, Entry, Owned, PAGE, Words};
 const ALIGN: usize = 2 << 20;
 /// In the guest, pieces begin at multiples of this.
 const GUEST_ALIGN: u64 = 1 << 30;
-/// Linux 5.18.
+/// Since Linux 5.18.
 const MADV_DONTNEED_LOCKED: libc::c_int = 24;
 
 /// One mapping of guest RAM.
@@ -29,7 +30,7 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to no thread; its content is reached through atomics only.
+// SAFETY: the mapping belongs to no thread; its content is accessed through atomics only.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -66,28 +67,29 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps memory, at `at` where the flags say so.
+/// Maps memory, at `at` if the flags include `MAP_FIXED`.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn map(at: *mut u8, bytes: usize, access: i32, flags: i32) -> io::Result<*mut u8> {
-    // SAFETY: without MAP_FIXED the kernel chooses the place; with it, `at` lies in our own
-    // reservation.
+    // SAFETY: without `MAP_FIXED` the kernel chooses the place; with it, `at` is in the caller's
+    // own reservation.
     let start = unsafe { libc::mmap64(at.cast(), bytes, access, flags, -1, 0) };
     if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(start.cast()) }
 }
 
-/// Unmaps it.
+/// Unmaps memory.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub(crate) fn unmap(at: *mut u8, bytes: usize) -> io::Result<()> {
-    // SAFETY: a part of our own reservation that nobody uses.
+    // SAFETY: a part of the caller's own reservation that is not in use.
     checked(unsafe { libc::munmap(at.cast(), bytes) })
 }
 
 fn advise(at: *mut u8, bytes: usize, advice: i32) -> io::Result<()> {
-    // SAFETY: our own mapping. Only discards change content, and their caller owns the pages.
+    // SAFETY: a mapping of this module. Only discards change content, and their caller owns the
+    // pages.
     checked(unsafe { libc::madvise(at.cast(), bytes, advice) })
 }
 
@@ -95,18 +97,18 @@ fn checked(result: i32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A place for a piece of guest RAM, which may be plugged or not, and the table of its pages.
+/// A place for a piece of guest RAM, plugged or not, and the table of its pages.
 #[derive(Debug)]
 pub(crate) struct Slot {
     number: u32,
-    /// Where it stands in the guest.
+    /// Its guest-physical address.
     guest: u64,
     mapping: RwLock<Option<Mapping>>,
     entries: Box<[Entry]>,
 }
 
 impl Slot {
-    /// One behind the other in the guest, of so many pages each, without RAM yet.
+    /// Slots of these sizes in pages, one after the other in the guest, without RAM yet.
     pub(crate) fn row(sizes: impl IntoIterator<Item = usize>) -> Vec<Self> {
         let mut end = RAM_BEGINS;
         let slot = |(number, pages): (u32, usize)| {
@@ -119,23 +121,23 @@ impl Slot {
         (0..).zip(sizes).map(slot).collect()
     }
 
-    /// Where it ends in the guest.
+    /// The guest-physical address of its end.
     pub(crate) fn guest_end(&self) -> u64 {
         self.guest_address(self.pages())
     }
 
-    /// Where a page stands in the guest.
+    /// The guest-physical address of a page.
     pub(crate) fn guest_address(&self, page: usize) -> u64 {
         self.guest + (page * PAGE) as u64
     }
 
-    /// How many pages it has when it is plugged.
+    /// Number of pages when it is plugged.
     pub(crate) fn pages(&self) -> usize {
         self.entries.len()
     }
 
-    /// Its RAM, which stays plugged meanwhile; none while somebody waits to change it: a thread may
-    /// hold it already.
+    /// Its RAM, which stays plugged while held. `None` while a thread waits to change it: another
+    /// thread may hold it already.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         let guard = match self.mapping.try_read() {
             Ok(guard) => guard,
@@ -145,8 +147,8 @@ impl Slot {
         guard.is_some().then_some(Held { guard, slot: self })
     }
 
-    /// Unplugs its RAM, or plugs new one, which is all zeros. The machines know of it as long as it
-    /// is there.
+    /// Unplugs its RAM, or plugs new RAM, which is all zeros. The machines have the slot while it
+    /// is plugged.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -166,8 +168,8 @@ impl Slot {
         })
     }
 
-    /// Has the machines forget its RAM and know it again, as when a guest's memory map changes;
-    /// nobody touches it meanwhile.
+    /// Removes its RAM from the machines and adds it again, as when a guest's memory map changes.
+    /// No thread touches the RAM meanwhile.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -181,16 +183,16 @@ impl Slot {
     }
 }
 
-/// RAM that is plugged.
+/// RAM that is plugged and held.
 pub(crate) struct Held<'a> {
     guard: RwLockReadGuard<'a, Option<Mapping>>,
     slot: &'a Slot,
 }
 
 impl<'a> Held<'a> {
-    /// Where it stands, and how many bytes it has.
+    /// The address of the RAM, and the number of bytes.
     pub(crate) fn range(&self) -> (*mut u8, usize) {
-        // It is held because it is there.
+        // RAM is held only while it is plugged.
         let mapping = self.guard.as_ref();
         mapping.map_or((std::ptr::null_mut(), 0), |mapping| (mapping.start.as_ptr(), mapping.bytes))
     }
@@ -200,14 +202,14 @@ impl<'a> Held<'a> {
         &self.slot.entries[page]
     }
 
-    /// Where a page stands.
+    /// The address of a page.
     pub(crate) fn address(&self, page: usize) -> *mut u8 {
         let (start, bytes) = self.range();
         assert!(page < bytes / PAGE, "page {page} of {}", bytes / PAGE);
         start.wrapping_add(page * PAGE)
     }
 
-    /// Where a page stands in the guest.
+    /// The guest-physical address of a page.
     pub(crate) fn guest_address(&self, page: usize) -> u64 {
         self.slot.guest_address(page)
     }
@@ -215,18 +217,18 @@ impl<'a> Held<'a> {
     /// The words of a page.
     pub(crate) fn words(&self, page: usize) -> &Words {
         // SAFETY: in the mapping (`address` checks), which stays as long as the guard lives;
-        // aligned to a page; every bit pattern is a word; everybody in this process reaches it
+        // aligned to a page; every bit pattern is a word; all code in this process accesses it
         // through atomics.
         unsafe { &*self.address(page).cast::<Words>() }
     }
 
-    /// Owns up to `count` pages in a row, from `first` on; as many as nobody else owns.
+    /// Owns up to `count` adjacent pages from `first` on, and stops at a page that has an owner.
     pub(crate) fn own_run(&self, first: usize, count: usize) -> Vec<Owned<'a>> {
         self.slot.entries[first..].iter().take(count).map_while(Entry::own).collect()
     }
 
-    /// Gives the pages of a run back to the host: they read as zeros afterwards. Of what a guest
-    /// reports free, which is more than one page, so much is not promised.
+    /// Discards the pages of a run: they read as zeros afterwards. A report of more than one page
+    /// does not guarantee that: such pages may keep their content.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -236,7 +238,7 @@ impl<'a> Held<'a> {
         run: &[Owned<'_>],
         is_report: bool,
     ) -> io::Result<()> {
-        // The second is never anything but a discard.
+        // `MADV_DONTNEED_LOCKED` is always a discard.
         let advice = if is_report { libc::MADV_DONTNEED } else { MADV_DONTNEED_LOCKED };
         advise(self.address(first), run.len() * PAGE, advice)?;
         for page in run {

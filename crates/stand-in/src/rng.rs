@@ -1,4 +1,5 @@
-//! Random numbers from a seed (SplitMix64, Steele 2014), and the mixing function that patterns use.
+//! Random numbers from a seed (SplitMix64, Steele 2014), and the mixing function for page
+//! content.
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -20,13 +21,13 @@ impl Rng {
         Self(mix(seed))
     }
 
-    /// Any number.
+    /// The next number.
     pub(crate) const fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0)
     }
 
-    /// Below `limit`, which is not zero; the bias of the remainder does not matter here.
+    /// A number below `limit`, which is not zero; the bias of the remainder does not matter here.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX);
         usize::try_from(self.next() % limit).unwrap_or(0)

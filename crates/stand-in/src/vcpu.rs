@@ -1,9 +1,9 @@
-//! What a guest's processors do under emulation: read and write memory, with a working set that
+//! A guest's processors under emulation: they read and write memory, with a working set that
 //! moves.
 //!
 //! Three accesses of five go to a window of a few megabytes, which jumps now and then, so that
-//! there is something hot and something cold; the others go anywhere. Readers look at pages while
-//! others own them.
+//! some memory is hot and some is cold. The others go anywhere. Readers look at pages while other
+//! threads own them.
 
 use std::io;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use crate::watch::Kind;
 
 /// Pages of the hot window.
 const WINDOW: usize = 1024;
-/// In accesses. It rests often: what is measured shall be the shim, not the queue for a CPU.
+/// The pace, counted in accesses. The thread rests often, so that the shim is measured, and not
+/// the queue for a CPU.
 const PACE: Pace = Pace { stay: 20_000, spell: 100, rest: Duration::from_millis(1) };
 
 /// Reads and writes until the end.
@@ -58,7 +59,7 @@ fn access(hand: &mut Hand<'_>, window: usize) {
         let owned = held.entry(page).own()?;
         let (words, mut content) = (held.words(page), owned.content());
         match kind {
-            // What may become zeros at any moment is written anew.
+            // A page that may become zeros at any moment is written anew.
             Kind::Modify if content.is_freed => rewrite(shared, &held, page, &owned),
             Kind::Modify => {
                 if let Some(harm) = content.modify(words) {

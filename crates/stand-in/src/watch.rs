@@ -1,8 +1,8 @@
-//! What was done, how long the longest of each kind took, who is stuck, and which bytes were wrong.
+//! Statistics: operations done, the longest of each kind, stuck threads, and wrong bytes.
 //!
 //! Threads write relaxed atomics and never wait for one another; the main thread reads them. A
-//! thread that hangs in a page fault cannot say so, so each thread says *before* an operation what
-//! it begins and when.
+//! thread that hangs in a page fault cannot report it. So each thread records *before* an
+//! operation its kind and the time.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use crate::page::Harm;
 
-/// Harm that is told in full; what comes after is only counted.
+/// Number of cases of harm that are printed in full; later ones are only counted.
 const TOLD: usize = 12;
 
-/// What a thread does.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Kind {
@@ -60,14 +60,14 @@ struct Tally {
     longest_us: AtomicU64,
 }
 
-/// What one thread is at: the kind (plus one; 0 is nothing) and since when.
+/// The current operation of a thread: its kind (plus one; 0 is none) and its start.
 #[derive(Debug, Default)]
 struct Seat {
     kind: AtomicUsize,
     since_us: AtomicU64,
 }
 
-/// Everybody's figures.
+/// The statistics of all threads.
 #[derive(Debug)]
 pub(crate) struct Watch {
     start: Instant,
@@ -78,7 +78,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// For so many threads.
+    /// Statistics for `threads` threads.
     pub(crate) fn new(threads: usize) -> Self {
         Self {
             start: Instant::now(),
@@ -93,7 +93,7 @@ impl Watch {
         u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// Does something in this thread's seat, and counts it if it was done.
+    /// Runs an operation as this thread's current one, and counts it if it was done.
     pub(crate) fn time<T>(
         &self,
         seat: usize,
@@ -113,12 +113,12 @@ impl Watch {
         result
     }
 
-    /// Counts what was done as a part of something else.
+    /// Counts operations that were part of another one.
     pub(crate) fn count(&self, kind: Kind, number: usize) {
         self.tallies[kind as usize].done.fetch_add(number as u64, Relaxed);
     }
 
-    /// Notes wrong bytes; tells the first of them.
+    /// Records wrong bytes; prints the first cases.
     pub(crate) fn harm(&self, during: &str, page: usize, harm: &Harm) {
         self.bad_bytes.fetch_add(harm.bytes, Relaxed);
         if self.told.fetch_add(1, Relaxed) < TOLD {
@@ -127,13 +127,12 @@ impl Watch {
         }
     }
 
-    /// Wrong bytes so far.
+    /// Number of wrong bytes so far.
     pub(crate) fn bad_bytes(&self) -> usize {
         self.bad_bytes.load(Relaxed)
     }
 
-    /// What the thread that has been at one operation for longest does, and for how many
-    /// microseconds.
+    /// The operation that has been running for longest, and for how many microseconds.
     pub(crate) fn most_stuck(&self) -> (&'static str, u64) {
         let now = self.now_us();
         let of = |seat: &Seat| {
@@ -144,7 +143,7 @@ impl Watch {
         self.seats.iter().filter_map(of).max_by_key(|seat| seat.1).unwrap_or(("nothing", 0))
     }
 
-    /// All figures as the inside of a JSON object.
+    /// All statistics as the inside of a JSON object.
     pub(crate) fn to_json(&self) -> String {
         let (stuck, stuck_us) = self.most_stuck();
         let mut text = format!(

@@ -1,27 +1,27 @@
-//! The few functions of QEMU's plugin API that the tracer uses, as `include/qemu/qemu-plugin.h` of
-//! QEMU 9.1 to 10.x declares them (no Debian package holds that header). QEMU itself provides them
-//! when it loads the plugin.
+//! The functions of QEMU's plugin API that the tracer uses, as `include/qemu/qemu-plugin.h` of
+//! QEMU 9.1 to 10.x declares them (no Debian package contains that header). QEMU itself provides
+//! them when it loads the plugin.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// The version of the API that this file describes.
 pub(crate) const VERSION: c_int = 3;
 
-/// What QEMU calls a plugin.
+/// QEMU's number for a plugin.
 pub(crate) type PluginId = u64;
 /// Describes one memory access to the functions below.
 pub(crate) type MemInfo = u32;
 
-/// A block that is being translated.
+/// A translation block.
 #[repr(C)]
 pub(crate) struct Block([u8; 0]);
-/// One of its instructions.
+/// An instruction of a translation block.
 #[repr(C)]
 pub(crate) struct Instruction([u8; 0]);
-/// Where an access went.
+/// The physical address of an access.
 #[repr(C)]
 pub(crate) struct HwAddr([u8; 0]);
-/// What QEMU says about itself; only its beginning, the rest is not read.
+/// QEMU's description of itself. Only its beginning is declared; the rest is not read.
 #[repr(C)]
 pub(crate) struct Info {
     pub(crate) target_name: *const c_char,

@@ -1,21 +1,21 @@
-//! Pages that the guest's code is read from.
+//! Pages from which the guest's code is read.
 //!
 //! **Problem.** QEMU reads guest code when it translates a block, and then runs the translation
-//! from a buffer of its own. Reading it is an access to guest RAM that traps like any other, but no
-//! access that a plugin is called for. Running it again does not touch guest RAM at all. (Under KVM
-//! every fetch goes through the guest's page tables as data does.)
+//! from a buffer of its own. The read is an access to guest RAM that traps like any other, but no
+//! plugin callback reports it. Running the translation again does not touch guest RAM at all.
+//! (Under KVM every fetch goes through the guest's page tables, as data does.)
 //!
-//! **Idea.** When a block is translated, QEMU tells the host address of each instruction, and a
+//! **Idea.** When a block is translated, QEMU gives the host address of each instruction. A
 //! page's number is its offset in the mapping that is guest RAM ([`HostRam`]).
 //!
-//! **Leaves out.** The second page of an instruction that lies across two, unless another follows
-//! there.
+//! **Leaves out.** The second page of an instruction that spans two pages, unless another
+//! instruction follows there.
 
 use std::ops::Range;
 
 use crate::layout::PAGE_BYTES;
 
-/// The mapping that is guest RAM, found by the first instruction that stands in one of its size.
+/// The mapping that is guest RAM: the first mapping of RAM's size that contains an instruction.
 #[derive(Debug)]
 pub(crate) struct HostRam {
     bytes: u64,
@@ -24,13 +24,13 @@ pub(crate) struct HostRam {
 }
 
 impl HostRam {
-    /// Of a guest with so much RAM.
+    /// For a guest with this much RAM.
     pub(crate) fn new(bytes: u64) -> Self {
         Self { bytes, found: None, others: Vec::new() }
     }
 
-    /// The number of the page at this host address; `None`: no RAM (firmware). `maps` reads
-    /// `/proc/self/maps`, and is asked once per mapping that instructions stand in.
+    /// The number of the page at this host address; `None`: not RAM (firmware). `maps` reads
+    /// `/proc/self/maps`, and is called once per mapping that contains instructions.
     pub(crate) fn page_of(&mut self, host: u64, maps: impl FnOnce() -> String) -> Option<usize> {
         if self.found.is_none() && !self.others.iter().any(|other| other.contains(&host)) {
             let mapping = mapping_of(host, &maps())?;
@@ -45,7 +45,7 @@ impl HostRam {
         inside.then(|| usize::try_from(offset / PAGE_BYTES).ok())?
     }
 
-    /// Whether it has been found.
+    /// Whether the mapping has been found.
     pub(crate) fn is_known(&self) -> bool {
         self.found.is_some()
     }

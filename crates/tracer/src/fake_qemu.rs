@@ -1,5 +1,6 @@
-//! What QEMU provides, for tests, and a whole run of the plugin against it. Its guest's virtual
-//! addresses are physical; 0xfe00_0000 is a device; it translates nothing by itself.
+//! A fake of QEMU's plugin API for tests, and a whole run of the plugin against it. The guest's
+//! virtual addresses are physical; 0xfe00_0000 is a device; the fake translates nothing by
+//! itself.
 
 #![allow(unsafe_code, reason = "stands in for C functions")]
 

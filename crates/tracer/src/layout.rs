@@ -1,11 +1,12 @@
-//! From guest-physical addresses to page numbers.
+//! Translates guest-physical addresses to page numbers.
 //!
-//! A page's number is its offset in the guest's RAM block, in pages: how the shim counts, which
-//! sees the block as one mapping. QEMU's `q35` machine shows the block to the guest in two pieces
-//! when it would reach into the hole for PCI devices: 2 GiB below the hole, the rest from 4 GiB on.
+//! A page's number is its offset in the guest's RAM block, in pages. The shim, which sees the
+//! block as one mapping, counts the same way. QEMU's `q35` machine shows the block to the guest
+//! in two pieces when it would extend into the hole for PCI devices: 2 GiB below the hole, the
+//! rest from 4 GiB on.
 //!
-//! Leaves out: hot-plugged RAM, which is a block of its own, and the few pages between 640 KiB and
-//! 1 MiB where the guest sees firmware or a device instead of RAM at times.
+//! Leaves out: hot-plugged RAM, which is a block of its own, and the few pages between 640 KiB
+//! and 1 MiB where the guest at times sees firmware or a device instead of RAM.
 
 /// Bytes per page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -24,18 +25,18 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of a `q35` machine with `ram_bytes`.
+    /// The layout of a `q35` machine with `ram_bytes`.
     pub(crate) fn q35(ram_bytes: u64) -> Self {
         let low = if ram_bytes >= SPLIT_FROM { LOW_WHEN_SPLIT } else { ram_bytes };
         Self { low_pages: low / PAGE_BYTES, pages: ram_bytes / PAGE_BYTES }
     }
 
-    /// All of it.
+    /// Number of pages in all.
     pub(crate) fn pages(self) -> u64 {
         self.pages
     }
 
-    /// The number of the page at this guest-physical address; `None`: no RAM.
+    /// The number of the page at this guest-physical address; `None`: not RAM.
     pub(crate) fn page_of(self, physical: u64) -> Option<usize> {
         let page = physical / PAGE_BYTES;
         let page = if page < self.low_pages {

@@ -1,13 +1,13 @@
 //! QEMU TCG plugin: records every page that a guest touches; the ground truth of the lab.
 //!
-//! **Problem.** To know how good an estimate of a guest's working set is, one must know the truth:
-//! every page that the guest touches, and when, in the very run that was estimated, on the same
-//! clock.
+//! **Problem.** The quality of a working-set estimate can be judged only against the truth: every
+//! page that the guest touches, and when, in the same run, on the same clock.
 //!
-//! **Idea.** Under emulation QEMU executes each guest access itself and lets a plugin see it (what
-//! Pin was to MEB's authors). Time is cut into ticks of 100 ms; a page is recorded once per tick,
-//! in order of first touch. From that follow exact stack distances, miss-ratio curves and working
-//! sets at any granularity of pages and ticks ([`lab`](../lab/truth/index.html) computes them).
+//! **Idea.** Under emulation QEMU executes each guest access itself and reports it to a plugin
+//! (as Pin did for MEB's authors). Time is divided into ticks of 100 ms. A page is recorded once
+//! per tick, in order of first touch. From this follow exact stack distances, miss-ratio curves
+//! and working sets at any granularity of pages and ticks ([`lab`](../lab/truth/index.html)
+//! computes them).
 //!
 //! ```text
 //! qemu-system-x86_64 -plugin liboverbook_tracer.so,out=FILE,ram=BYTES -machine q35 -accel tcg …
@@ -16,16 +16,16 @@
 //! recorder  the hot path           writer   ticks, the thread           trace   the file
 //! ```
 //!
-//! **What counts** are the accesses that this machine makes. Data goes through each time. Code is
-//! read from guest RAM when it is translated (`code`); it then runs from QEMU's own buffer, and its
-//! pages lie idle.
+//! **Scope.** The trace has the accesses that this machine makes. Every data access counts. Code
+//! is read from guest RAM when it is translated (`code`); it then runs from QEMU's own buffer,
+//! and its pages are idle.
 //!
 //! **Cost.** A call per guest access: memory-bound guests run several times slower. Two lists and
 //! one array of 4 bytes per page.
 //!
-//! **Leaves out.** The walks of the guest's page tables by the (emulated) MMU and what devices read
-//! and write by themselves are no accesses of a vCPU: the plugin does not see them. The vCPU that
-//! prepares or uses a device's buffer touches it too, mostly.
+//! **Leaves out.** Page table walks by the (emulated) MMU, and reads and writes by devices.
+//! Neither is an access of a vCPU, so the plugin does not see it. Usually the vCPU that prepares
+//! or uses a device's buffer touches the buffer too.
 
 mod api;
 mod code;
@@ -50,8 +50,8 @@ use options::Options;
 use recorder::Recorder;
 use writer::Stop;
 
-/// The version of QEMU's plugin API that this plugin speaks; QEMU refuses to load one it does not
-/// know.
+/// The version of QEMU's plugin API that this plugin uses; QEMU refuses to load a plugin of an
+/// unknown version.
 #[allow(non_upper_case_globals, reason = "QEMU looks for this name")]
 #[unsafe(no_mangle)]
 static qemu_plugin_version: c_int = api::VERSION;
@@ -68,7 +68,7 @@ struct Tracer {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Called by QEMU when it has loaded the plugin. Anything but zero ends QEMU.
+/// Called by QEMU after it has loaded the plugin. A result other than zero ends QEMU.
 ///
 /// # Safety
 /// To be called by QEMU: `info` and `argv` are as its plugin API says.
@@ -138,7 +138,7 @@ extern "C" fn on_vcpu(_id: PluginId, _vcpu: c_uint) {
     }
 }
 
-/// Notes the pages that a block is read from, and instruments each access of its instructions.
+/// Records the pages from which a block is read, and instruments each access of its instructions.
 extern "C" fn on_translation(_id: PluginId, block: *mut Block) {
     let Some(tracer) = TRACER.get() else { return };
     let mut host_ram = tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner);
@@ -167,7 +167,8 @@ fn own_maps() -> String {
     std::fs::read_to_string("/proc/self/maps").unwrap_or_default()
 }
 
-/// The longest access, in bytes: one that begins further from its page's end stays in it.
+/// The longest access, in bytes. An access that begins further from its page's end stays in the
+/// page.
 const LONGEST_ACCESS: u64 = 64;
 
 extern "C" fn on_access(_vcpu: c_uint, info: MemInfo, address: u64, tracer: *mut c_void) {
@@ -187,8 +188,8 @@ extern "C" fn on_access(_vcpu: c_uint, info: MemInfo, address: u64, tracer: *mut
 impl Tracer {
     #[inline]
     fn access(&self, info: MemInfo, address: u64) {
-        // SAFETY: called on the vCPU's thread right after the access that `info` describes; what is
-        // returned is used before the call returns.
+        // SAFETY: called on the vCPU's thread right after the access that `info` describes; the
+        // returned value is used before the call returns.
         unsafe {
             let target = api::qemu_plugin_get_hwaddr(info, address);
             if target.is_null() {
@@ -204,7 +205,7 @@ impl Tracer {
     }
 }
 
-/// Writes what is left.
+/// Writes the rest of the trace.
 extern "C" fn on_exit(_id: PluginId, _data: *mut c_void) {
     let Some(tracer) = TRACER.get() else { return };
     if !tracer.host_ram.lock().unwrap_or_else(PoisonError::into_inner).is_known() {

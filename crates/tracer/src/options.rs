@@ -1,4 +1,4 @@
-//! What stands behind `-plugin file.so,`.
+//! The options after `-plugin file.so,`.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -11,34 +11,34 @@ const MOST_RAM_BYTES: u64 = 1 << 43;
 /// Why the tracer does not start.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OptionError {
-    /// Page numbers are those of an x86 PC.
+    /// The tracer numbers pages as on an x86 PC.
     #[error("only qemu-system-x86_64 can be traced")]
     Target,
-    /// Not `name=value`, or an unknown name.
+    /// The option is not `name=value`, or the name is unknown.
     #[error("option {0:?}: there are out=FILE and ram=BYTES")]
     Unknown(String),
-    /// Both are needed.
+    /// Both options are needed.
     #[error("option {0} is missing: there must be out=FILE and ram=BYTES")]
     Missing(&'static str),
-    /// As `-m` says.
+    /// The size of RAM is invalid.
     #[error("ram={0}: must be whole pages of {PAGE_BYTES} bytes, at most {MOST_RAM_BYTES} in all")]
     Ram(String),
-    /// The trace cannot be made.
+    /// The trace file cannot be created.
     #[error("cannot create the trace: {0}")]
     Create(#[from] std::io::Error),
 }
 
-/// What the tracer is told.
+/// The tracer's options.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// The trace file, made anew.
+    /// The trace file, which is created or truncated.
     pub(crate) out: PathBuf,
-    /// The guest's RAM, as `-m` has it.
+    /// The size of the guest's RAM, as given by `-m`.
     pub(crate) ram_bytes: u64,
 }
 
 impl Options {
-    /// Of QEMU's words; `traceable`: whether this QEMU emulates a whole x86 machine.
+    /// Parses QEMU's words; `traceable`: whether this QEMU emulates a whole x86 machine.
     pub(crate) fn parse<'a>(
         words: impl Iterator<Item = Cow<'a, str>>,
         traceable: bool,

@@ -1,17 +1,18 @@
-//! Which pages were touched in the tick at hand, in order of first touch. The hot path.
+//! Pages touched in the current tick, in order of first touch. The hot path.
 //!
-//! Idea: per page the number of the tick in which it was last touched. An access to a page that has
-//! been seen in this tick costs two loads and no write, so vCPUs do not disturb each other. The
-//! first access in a tick claims the page by a swap and takes the next place in the tick's list.
+//! Idea: each page has the number of the tick in which it was last touched. An access to a page
+//! already touched in this tick costs two loads and no write, so vCPUs do not disturb each other.
+//! The first access in a tick claims the page by a swap and takes the next place in the tick's
+//! list.
 //!
-//! Two lists take turns, so that a vCPU that was interrupted between its swap and its push has half
-//! a tick to get it done before the list is read; if it needs longer, its page is reported two
-//! ticks later. Each list has a place for every page: nothing is ever full while each page comes
-//! once per tick, and when such a straggler makes one page too many, it is left out.
+//! Two lists alternate. A vCPU may be interrupted between its swap and its push; it then has half
+//! a tick before the list is read. If it needs longer, its page is reported two ticks later. Each
+//! list has a place for every page, so it is never full while each page comes once per tick. A
+//! late page that exceeds the list is left out.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// What no page has: an empty place.
+/// The value of an empty place, which no page has as its number.
 const EMPTY: u32 = u32::MAX;
 
 /// The pages of one tick.
@@ -28,7 +29,7 @@ impl List {
     }
 }
 
-/// Shared by all vCPUs and the writer.
+/// The state shared by all vCPUs and the writer.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     tick: AtomicU32,
@@ -37,20 +38,20 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// For a guest of so many pages; the first tick has number 1.
+    /// For a guest of `pages` pages; the first tick has number 1.
     pub(crate) fn new(pages: usize) -> Self {
         let last_touched = (0..pages).map(|_| AtomicU32::new(0)).collect();
         Self { tick: AtomicU32::new(1), last_touched, lists: [List::new(pages), List::new(pages)] }
     }
 
-    /// Whether this tick knows of the page already.
+    /// Whether the page was recorded in this tick already.
     #[inline]
     pub(crate) fn knows(&self, page: usize) -> bool {
         let tick = self.tick.load(Ordering::Relaxed);
         self.last_touched.get(page).is_none_or(|last| last.load(Ordering::Relaxed) == tick)
     }
 
-    /// Notes a touch, once per tick.
+    /// Records a touch, once per tick.
     pub(crate) fn touch(&self, page: usize) {
         let tick = self.tick.load(Ordering::Relaxed);
         let Some(last) = self.last_touched.get(page) else { return };
@@ -69,7 +70,8 @@ impl Recorder {
         self.tick.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Moves what was touched in the ended tick to `pages`. To be called half a tick after its end.
+    /// Moves the pages touched in the ended tick to `pages`. To be called half a tick after its
+    /// end.
     pub(crate) fn take(&self, tick: u32, pages: &mut Vec<u32>) {
         let list = &self.lists[tick as usize % 2];
         let length = list.length.swap(0, Ordering::Relaxed).min(list.places.len());

@@ -9,15 +9,15 @@
 //! record   u32      bytes that follow in this record
 //!          varint   how long this tick really took, in microseconds
 //!          varint   how many pages were touched in it
-//!          varints  their numbers in order of first touch: each the zigzag difference to the one before
+//!          varints  their numbers in order of first touch, each the zigzag difference to the last
 //! ```
 //!
-//! Fixed numbers are little-endian; varints have seven bits per byte, low ones first, the top bit
-//! says that more follow. One record per tick, written whole: a file that was cut anywhere is
-//! readable up to its last whole record, and so is one that still grows. Neighbouring pages cost
-//! one byte each, random ones of a guest of 400 MB three.
+//! Fixed-size numbers are little-endian. Varints have seven bits per byte, low ones first; the
+//! top bit says that more bytes follow. There is one record per tick, written as a whole. A file
+//! that was cut anywhere, or still grows, is readable up to its last whole record. Adjacent pages
+//! cost one byte each, random pages of a guest of 400 MB three.
 
-/// How a trace begins.
+/// The first bytes of a trace.
 const MAGIC: &[u8; 8] = b"OBTRACE\n";
 /// Changes with the format.
 const VERSION: u32 = 1;
@@ -32,7 +32,7 @@ pub(crate) fn header(tick_us: u32, start_us: u64, pages: u64) -> Vec<u8> {
     bytes
 }
 
-/// Writes one tick's record to `bytes`, which it empties first.
+/// Writes one tick's record to `bytes`, replacing its content.
 pub(crate) fn record(bytes: &mut Vec<u8>, lasted_us: u64, pages: &[u32]) {
     bytes.clear();
     bytes.extend([0; 4]);
@@ -44,8 +44,8 @@ pub(crate) fn record(bytes: &mut Vec<u8>, lasted_us: u64, pages: &[u32]) {
         varint(bytes, zigzag(page - before));
         before = page;
     }
-    // At most 5 bytes for each of the 2^32 pages of 16 TiB would not fit; a tick does not get
-    // there.
+    // Only 2^32 pages (16 TiB) of up to 5 bytes each would not fit; a tick never touches that
+    // many.
     let length = u32::try_from(bytes.len() - 4).unwrap_or(u32::MAX);
     bytes[..4].copy_from_slice(&length.to_le_bytes());
 }

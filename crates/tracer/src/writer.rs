@@ -1,9 +1,9 @@
-//! The thread that ends the ticks and writes what was touched in them.
+//! The thread that ends the ticks and writes the pages touched in them.
 //!
-//! A tick ends when its time on CLOCK_MONOTONIC is over. On a busy host the thread may wake late;
-//! the tick is then longer than it should be, its record says how long, and the next one ends on
-//! time again. When the file cannot be written any more (disk full), the thread says so and ends:
-//! the last tick then never ends, every page is touched in it soon, and the guest goes on.
+//! A tick ends when its time on CLOCK_MONOTONIC is over. On a busy host the thread may wake late.
+//! The tick is then longer than planned, its record says how long, and the next one ends on time
+//! again. If the file can no longer be written (disk full), the thread reports that and ends. The
+//! last tick then never ends, soon every page counts as touched in it, and the guest goes on.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::recorder::Recorder;
 use crate::trace;
 
-/// How long a tick should be (tau).
+/// The planned length of a tick (tau).
 pub(crate) const TICK_US: u64 = 100_000;
 
 /// Now, in microseconds of CLOCK_MONOTONIC: the shim's clock.
@@ -25,7 +25,7 @@ pub(crate) fn now_us() -> u64 {
     seconds * 1_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1000
 }
 
-/// A wish to end, for whom the writer waits between its ticks.
+/// The request to end, on which the writer waits between its ticks.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     wanted: Mutex<bool>,
@@ -39,7 +39,7 @@ impl Stop {
         self.changed.notify_all();
     }
 
-    /// True when it was asked for before that moment.
+    /// True when the request comes before `moment_us`.
     fn comes_before(&self, moment_us: u64) -> bool {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         while !*wanted {
@@ -65,7 +65,7 @@ pub(crate) fn run(recorder: &Recorder, stop: &Stop, file: &mut File, pages: u64)
         let mut last = stop.comes_before(next_us);
         let tick = recorder.advance();
         let now_us = now_us();
-        // Half a tick for vCPUs that were interrupted while they noted a page.
+        // Half a tick for vCPUs that were interrupted while they recorded a page.
         last = last || stop.comes_before(now_us + TICK_US / 2);
         touched.clear();
         recorder.take(tick, &mut touched);

@@ -1,4 +1,4 @@
-//! The kernel that this process runs on, as the steps ask it; and how long a page may be late.
+//! The running kernel, as the steps use it, and the time for which a page may be late.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use sys::userfaultfd::{Progress, Userfaultfd};
 use super::{Kernel, STUCK, TRIES, pages_of};
 use crate::time::{Nanos, now};
 
-/// How long a page may fail to come home, over many steps, before QEMU is ended.
+/// How long a page may fail to move back, over many steps, before QEMU is ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The kernel that this process runs on.
@@ -20,16 +20,16 @@ pub(crate) struct Host {
     pub(crate) pagemap: &'static Pagemap,
 }
 
-/// The page that has not come home for the longest time, and since when: 0 and 0 if all have.
+/// The page that has been late for longest: its address, and since when. Both 0: no page is late.
 static LATE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-/// A page that has not come home when it should have: its address there.
+/// The address in guest RAM of a page that could not be moved back in time.
 pub(crate) fn late() -> Option<u64> {
     let [at, since] = &LATE;
     (since.load(Ordering::Acquire) != 0).then(|| at.load(Ordering::Acquire))
 }
 
-/// It is nowhere any more: QEMU has discarded it, or has mapped something else there.
+/// Clears the late page: QEMU has discarded it, or has mapped something else there.
 pub(crate) fn forget_late() {
     LATE[1].store(0, Ordering::Release);
 }
@@ -73,7 +73,7 @@ impl Kernel for Host {
             if let Some(page) = away.first() {
                 at.store(home.start + page as u64 * PAGE_BYTES, Ordering::Release);
                 since.store(now().0, Ordering::Release);
-                // It may see nothing else to watch, and sleep.
+                // The watchdog may see nothing else to watch, and sleep.
                 crate::watchdog::ring();
             }
         } else if (home.start..home.start + home.len).contains(&late) {
@@ -90,17 +90,17 @@ impl Kernel for Host {
     }
 }
 
-/// Maps zeros at `page`, if it is a hole: no memory is used until the guest writes. Answers whether
-/// it was.
+/// Maps zeros at `page` if it is a hole; this uses no memory until the guest writes. Returns
+/// whether it was a hole.
 ///
 /// # Safety
-/// Whatever belongs there is there already, and it is not mapped from a pool.
+/// Any content of the page is in place already, and it is not mapped from a pool.
 pub(crate) unsafe fn fill_hole(uffd: &Userfaultfd, page: Range) -> bool {
     // SAFETY: as the caller promises.
     unsafe { uffd.zero_pages(page) }.stopped != Some(Errno::EXIST)
 }
 
-/// Maps zeros wherever `range` has a hole.
+/// Maps zeros in all holes of `range`.
 ///
 /// # Safety
 /// As for [`fill_hole`].
@@ -115,7 +115,7 @@ pub(crate) unsafe fn fill_holes(uffd: &Userfaultfd, range: Range) {
             None => break,
             Some(Errno::EXIST) => at += PAGE_BYTES,
             Some(Errno::AGAIN) if tries < TRIES => tries += 1,
-            // Whoever waits for a page that is still missing traps again.
+            // A thread that waits for a page that is still missing traps again.
             Some(_) => break,
         }
     }

@@ -1,4 +1,4 @@
-//! What the steps ask of the kernel: the real one, or a model.
+//! The kernel's operations that the steps use: of the running kernel, or of a model.
 
 use protocol::Content;
 use rustix::io::Errno;
@@ -7,7 +7,7 @@ use sys::userfaultfd::Progress;
 
 use crate::time::Nanos;
 
-/// What the steps ask of the kernel.
+/// The kernel's operations that the steps use.
 pub(crate) trait Kernel {
     /// `UFFDIO_MOVE`; see `Userfaultfd::move_pages`.
     ///
@@ -21,67 +21,67 @@ pub(crate) trait Kernel {
     /// As said there.
     unsafe fn copy_pages(&self, dst: u64, src: u64, len: u64) -> Progress;
 
-    /// Discards memory of ours: staging or buffer.
+    /// Discards memory of the shim: staging or buffer.
     ///
     /// # Safety
-    /// Nobody needs what it holds.
+    /// The content is not needed.
     unsafe fn discard(&self, ours: Range) -> Result<(), Errno>;
 
-    /// Which pages have content, in memory or swapped out. At most [`PageSet::MOST`] pages.
+    /// The pages that have content, in memory or swapped out. At most [`PageSet::MOST`] pages.
     fn populated(&self, range: Range) -> Result<PageSet, Errno>;
 
-    /// Which pages are swapped out. At most [`PageSet::MOST`] pages.
+    /// The pages that are swapped out. At most [`PageSet::MOST`] pages.
     fn swapped(&self, range: Range) -> Result<PageSet, Errno>;
 
-    /// The time, as far as waiting goes.
+    /// The time, for the limit of a wait.
     fn now(&self) -> Nanos;
 
     /// Lets others run for a moment.
     fn pause(&self);
 
-    /// A step has tried to bring `home` back, and these pages of it are still away. Ends QEMU when
-    /// that has gone on for too long.
+    /// Records that a step has tried to move `home` back, and that the pages `away` are still
+    /// away. Ends QEMU when a page has been late for too long.
     fn tried(&self, home: Range, away: &PageSet);
 
     /// Ends QEMU.
     fn end(&self, what: &str, errno: Errno) -> !;
 }
 
-/// Who asks more than a [`Kernel`] is asked, on one.
+/// A type that offers more operations than a [`Kernel`], based on one.
 pub(crate) trait HasKernel {
-    /// That one.
+    /// The kernel that it uses.
     type Kernel: Kernel;
 
     fn kernel(&self) -> &Self::Kernel;
 }
 
-/// What replacing pages asks beside.
+/// The additional operations for replacing pages.
 pub(crate) trait Fresh: HasKernel {
-    /// Maps memory that nobody has touched and that traps over `home`; answers whether it is
-    /// mapped. If not, nothing has changed.
+    /// Maps untouched memory that traps over `home`; returns whether it is mapped. If not,
+    /// nothing has changed.
     ///
     /// # Safety
-    /// What was there is aside.
+    /// The old content is in the buffer.
     unsafe fn map_fresh(&self, home: Range) -> bool;
 }
 
-/// What merging asks beside.
+/// The additional operations for merging.
 pub(crate) trait Mapper: HasKernel {
-    /// What the pages of `aside` that can be read hold: one verdict each.
+    /// Compares the readable pages of `aside` with `content`: one verdict each.
     fn judge(&self, aside: Range, content: Content, verdicts: &mut [Verdict]);
 
-    /// Maps slots of the pool over `home`, and looks them up; answers whether they are mapped. If
-    /// not, memory that traps is there still, or again.
+    /// Maps slots of the pool over `home`, and looks them up; returns whether they are mapped. If
+    /// not, memory that traps is still there, or again.
     ///
     /// # Safety
-    /// What was there is aside.
+    /// The old content is in the buffer.
     unsafe fn map_slots(&self, slot: u32, home: Range) -> bool;
 }
 
-/// What was found of a page that is aside.
+/// The result of comparing a page that is in the buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is not there, or cannot be read.
+    /// The page is not there, or cannot be read.
     #[default]
     Absent,
     Different,

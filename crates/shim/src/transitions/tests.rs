@@ -1,9 +1,9 @@
 //! Every step in every interleaving with a guest, a disk and a kernel that fails, does a part, or
-//! lies: over two pages.
+//! reports a false result: over two pages.
 //!
-//! An explorer without any cleverness: a run asks for its choices one by one, and is repeated until
-//! all choices have been made, depth first. Before each call of the kernel the other actor may do
-//! something, and the call may go wrong, as often as a run's [`Budget`] allows.
+//! The explorer is a plain depth-first search. A run asks for its choices one by one, and is
+//! repeated until all choices have been made. Before each call of the kernel the other actor may
+//! act, and the call may go wrong, within a run's [`Budget`].
 
 mod model;
 
@@ -12,7 +12,7 @@ use std::cell::{Cell, RefCell};
 use super::*;
 use model::{Budget, Choices, Ended, Home, Model, PAGES, POOL, REGION, RUN, World};
 
-/// Whether what is known of each page is so, and no byte is lost.
+/// Checks that each page's recorded state is true and that no byte is lost.
 fn check(model: &Model<'_>, channel: &Channel) {
     let world = model.world.borrow();
     for page in 0..PAGES {
@@ -36,7 +36,7 @@ fn check(model: &Model<'_>, channel: &Channel) {
     }
 }
 
-/// Brings everything home that is not: then nothing fails any more.
+/// Moves back every page that is away; no call fails any more.
 fn recover(model: &Model<'_>, channel: &Channel) {
     model.left.set(Budget { faults: 0, deeds: 0 });
     model.is_busy.set(false);
@@ -59,7 +59,7 @@ fn recover(model: &Model<'_>, channel: &Channel) {
     check(model, channel);
 }
 
-/// Runs `act` with every choice, from both contents of each page; answers how many runs that were.
+/// Runs `act` with every choice, from several initial contents; returns the number of runs.
 fn explore(budget: Budget, is_protected: bool, act: impl Fn(&Model<'_>, &Channel)) -> u32 {
     let channel = Channel::new(vec![REGION], 1, None).expect("shared memory");
     let mut runs = 0;
@@ -99,7 +99,7 @@ fn explore(budget: Budget, is_protected: bool, act: impl Fn(&Model<'_>, &Channel
     runs
 }
 
-/// With few failures and much going on beside, and the other way round.
+/// Explores with few failures and much concurrent activity, and the reverse.
 fn explore_all(act: impl Fn(&Model<'_>, &Channel) + Copy) {
     let few = Budget { faults: 1, deeds: 2 };
     let many = Budget { faults: 2, deeds: 1 };
@@ -173,7 +173,7 @@ fn what_is_shared_is_replaced_by_the_guests_own() {
                 let is_unwritten = matches!(model.world.borrow().home[page], Home::Pool(_, None));
                 let is_known = state(channel.shared(), RUN, page) == PageState::Merged;
                 if is_unwritten && is_known {
-                    // SAFETY: as above; nobody can write to it, for writes trap.
+                    // SAFETY: as above; nothing can write to the page, for writes trap.
                     unsafe { replace(model, channel, RUN.part(page, 1)) };
                     check(model, channel);
                 }
@@ -195,7 +195,7 @@ fn what_is_mapped_anew_keeps_its_content() {
 #[test]
 fn a_page_that_lay_where_none_should_be_is_found_and_never_taken_for_another() {
     explore_all(|model, channel| {
-        // What no step leaves behind: the content of a page whose state says that it is home.
+        // A state that no step leaves: the content of a page recorded as plain is away.
         {
             let mut world = model.world.borrow_mut();
             if let Home::Own(value) = world.home[0] {
@@ -206,7 +206,7 @@ fn a_page_that_lay_where_none_should_be_is_found_and_never_taken_for_another() {
         // SAFETY: a model.
         unsafe { stage(model, channel.shared(), RUN) };
         for _ in 0..3 {
-            // The kernel may have failed to be asked.
+            // The kernel may have refused the query.
             let budget = model.left.replace(Budget { faults: 0, deeds: 0 });
             // SAFETY: as above.
             unsafe { stage(model, channel.shared(), RUN) };
@@ -221,7 +221,7 @@ fn a_step_from_another_state_does_nothing() {
     let runs = explore(budget, true, |model, channel| {
         // SAFETY: a model.
         unsafe { stage(model, channel.shared(), RUN.part(1, 1)) };
-        // Of these two pages one is staged, and no other step is for that.
+        // One of these two pages is staged, so no other step applies to the run.
         // SAFETY: as above.
         unsafe {
             merge(model, channel, RUN, Content::Slot(0));
@@ -237,7 +237,7 @@ fn a_step_from_another_state_does_nothing() {
 #[test]
 fn what_lay_in_the_buffer_passes_for_no_page() {
     explore(Budget { faults: 2, deeds: 2 }, false, |model, channel| {
-        // A copy of what the pool holds, which nobody could discard; the guest's page holds
+        // A copy of the pool's content that could not be discarded; the guest's page holds
         // something else.
         let stale = POOL[0];
         {

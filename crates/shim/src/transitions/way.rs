@@ -1,11 +1,11 @@
-//! How far a range of pages is done.
+//! Progress of an operation over a range of pages.
 
 use rustix::io::Errno;
 use sys::memory_map::PAGE_BYTES;
 use sys::userfaultfd::Progress;
 
-/// How far a range is done. What stops is tried as one page before it is judged: a range may span
-/// two mappings, which the kernel refuses as a whole.
+/// Progress over a range. When the operation stops, it is retried with one page before the error
+/// counts: a range may span two mappings, which the kernel refuses as a whole.
 pub(super) struct Way {
     len: u64,
     at: u64,
@@ -17,13 +17,13 @@ impl Way {
         Self { len, at: 0, one_page: false }
     }
 
-    /// Where to go on, and for how many bytes.
+    /// The next offset, and for how many bytes to try.
     pub(super) fn next(&self) -> Option<(u64, u64)> {
         let rest = self.len.checked_sub(self.at).filter(|&rest| rest > 0)?;
         Some((self.at, if self.one_page { PAGE_BYTES.min(rest) } else { rest }))
     }
 
-    /// Notes how far it went; answers what stopped a page that was tried alone.
+    /// Records progress; returns the error that stopped a page tried alone.
     pub(super) fn went(&mut self, progress: Progress) -> Option<Errno> {
         self.at += progress.bytes;
         let errno = progress.stopped.filter(|_| progress.bytes == 0);
@@ -32,7 +32,7 @@ impl Way {
         judged
     }
 
-    /// Leaves a page as it is.
+    /// Skips a page.
     pub(super) fn skip(&mut self) {
         self.at += PAGE_BYTES;
         self.one_page = false;

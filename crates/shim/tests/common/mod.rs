@@ -27,22 +27,23 @@ use sys::shared_memory::SharedMemory;
 /// Granules of 128 KiB.
 pub(crate) const GRANULE: u32 = 32;
 
-/// A process that does as QEMU does, ended when dropped.
+/// A process that behaves like QEMU, ended when dropped.
 pub(crate) struct StandIn {
     child: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
-    /// Who has not answered by then hangs: longer than the shim tries anything, on a busy machine.
+    /// A stand-in that has not answered by then hangs. This is longer than any retry of the shim,
+    /// even on a busy machine.
     pub(crate) patience: Duration,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// One at a time: a fault that waits for a busy machine looks like one that waits for a broken
+/// One at a time: a fault that waits on a busy machine looks like one that waits for a broken
 /// shim.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl StandIn {
-    /// With the shim and nothing plugged yet.
+    /// With the shim, and nothing plugged yet.
     pub(crate) fn new() -> Self {
         Self::run_by(None)
     }
@@ -56,15 +57,15 @@ impl StandIn {
         })
     }
 
-    /// With more said about how it is to run.
+    /// With further settings for the command.
     pub(crate) fn start(more: impl FnOnce(&mut Command)) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let mut command = Command::new(env!("CARGO_BIN_EXE_overbook-shim-stand-in"));
         command.env("LD_PRELOAD", shim()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let go_first = || {
-            // A fault that waits for a busy machine looks like one that waits for a broken shim,
-            // and the shim gives everything back. Whoever may not have that tests on a calm
-            // machine.
+            // A fault that waits on a busy machine looks like one that waits for a broken shim,
+            // and the shim gives everything back. A user who may not raise the priority needs an
+            // idle machine.
             let _ = rustix::process::setpriority_process(None, -20);
             Ok(())
         };
@@ -90,7 +91,7 @@ impl StandIn {
         self.child.id()
     }
 
-    /// The command succeeds, while the worker gives signs of life.
+    /// Runs a command that must succeed, while the worker gives signs of life.
     pub(crate) fn expect_beside(&mut self, worker: &Worker, command: &str) -> String {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -106,7 +107,7 @@ impl StandIn {
         })
     }
 
-    /// What it answers to a command.
+    /// The answer to a command.
     pub(crate) fn tell(&mut self, command: &str) -> Result<String, String> {
         self.begin(command);
         self.finish()
@@ -127,7 +128,7 @@ impl StandIn {
         }
     }
 
-    /// Whether an answer has come, or it has ended.
+    /// Whether an answer has come, or the stand-in has ended.
     pub(crate) fn has_answer_within(&self, most: Duration) -> bool {
         let timeout = rustix::event::Timespec::try_from(most).unwrap();
         let stdout = self.answers.get_ref();
@@ -135,17 +136,17 @@ impl StandIn {
         rustix::event::poll(&mut fds, Some(&timeout)).unwrap() > 0
     }
 
-    /// How it has ended, if it has.
+    /// How the stand-in has ended, if it has.
     pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// The command succeeds.
+    /// Runs a command that must succeed.
     pub(crate) fn expect(&mut self, command: &str) -> String {
         self.tell(command).unwrap_or_else(|error| panic!("{command}: {error}"))
     }
 
-    /// What a page of its first block holds.
+    /// The content of a page of the first block.
     pub(crate) fn page(&self, worker: &Worker, page: u32) -> Page {
         let mut bytes = [0; 4096];
         let address = worker.regions[0].address + u64::from(page) * 4096;
@@ -153,9 +154,10 @@ impl StandIn {
         bytes
     }
 
-    /// How many mappings its first block is made of.
+    /// Number of mappings of the first block.
     pub(crate) fn mappings_of(&self, worker: &Worker) -> usize {
-        // A write goes on before what it has cut is one mapping again: the answer comes after that.
+        // A write continues before the mappings that it split are joined: the answer comes after
+        // that.
         worker.status();
         let region = worker.regions[0];
         let block = region.address..region.address + u64::from(region.pages) * 4096;
@@ -164,19 +166,19 @@ impl StandIn {
         maps.lines().filter(|line| block.contains(&start(line))).count()
     }
 
-    /// How many mappings it has: staging is one more.
+    /// Number of mappings of the process: staging is one more.
     pub(crate) fn mappings(&self) -> usize {
         std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap().lines().count()
     }
 
-    /// Its anonymous memory.
+    /// The process's anonymous memory.
     pub(crate) fn anonymous_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// The names of its threads; one that has just ended has none.
+    /// The names of the process's threads; a thread that has just ended has none.
     pub(crate) fn threads(&self) -> Vec<String> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let name = |task: std::io::Result<std::fs::DirEntry>| {
@@ -194,14 +196,14 @@ impl Drop for StandIn {
     }
 }
 
-/// The library beside the test programs.
+/// The library in the directory of the test programs.
 pub(crate) fn shim() -> PathBuf {
     let library = std::env::current_exe().unwrap().with_file_name("liboverbook_shim.so");
     assert!(library.is_file(), "{} is not built", library.display());
     library
 }
 
-/// One worker's end.
+/// A worker's side of the connection.
 pub(crate) struct Worker {
     connection: Connection,
     pub(crate) regions: Vec<Region>,
@@ -230,7 +232,7 @@ impl Worker {
         Ok(Self { connection, regions, state, memory, consumer })
     }
 
-    /// Meets, and tracks what it will revoke by name.
+    /// Connects, and starts tracking that revokes only the granules requested.
     pub(crate) fn tracking(stand_in: &StandIn) -> Self {
         let worker = Self::meet(stand_in);
         assert_eq!(worker.ask(&Request::Track(by_name())), Answer::Done { count: 0 });
@@ -241,7 +243,7 @@ impl Worker {
         ask_on(&self.connection, request).0
     }
 
-    /// From now on slots are of this pool.
+    /// Makes `pool` the pool of all slot numbers from now on.
     pub(crate) fn use_pool(&self, pool: &PoolFile, slots: u32) -> Answer {
         let reader = pool.reader().unwrap();
         ask_with(&self.connection, &Request::Pool { slots }, Some(reader.as_fd())).0
@@ -259,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// Asks for copies of so many pages from this one on; answers how many of them were merged.
+    /// Asks for copies of `pages` pages from `page` on; returns how many of them were merged.
     pub(crate) fn unshare(&self, page: u32, pages: u32) -> u32 {
         match self.ask(&Request::Unshare { page, pages }) {
             Answer::Done { count } => count,
@@ -267,12 +269,12 @@ impl Worker {
         }
     }
 
-    /// Has what the guest frees handed over from now on, or discarded.
+    /// Sets whether memory that the guest frees is handed over from now on, or discarded.
     pub(crate) fn hand_over(&self, lazily: bool) {
         assert_eq!(self.ask(&Request::HandOver { lazily }), Answer::Done { count: 0 });
     }
 
-    /// Takes what is freed of these pages.
+    /// Takes the freed pages of this run.
     pub(crate) fn take(&self, page: u32, pages: u32) -> Taken {
         match self.ask(&Request::Take { runs: vec![Pages { page, pages }] }) {
             Answer::Taken(taken) => taken,
@@ -280,12 +282,12 @@ impl Worker {
         }
     }
 
-    /// How many of these pages are merged.
+    /// Number of these pages that are merged.
     pub(crate) fn merged(&self, pages: std::ops::Range<u32>) -> usize {
         self.of_state(pages, PageState::Merged)
     }
 
-    /// How many of these pages were freed, and neither discarded nor taken since.
+    /// Number of these pages that were freed, and neither discarded nor taken since.
     pub(crate) fn freed(&self, pages: std::ops::Range<u32>) -> usize {
         self.of_state(pages, PageState::Freed)
     }
@@ -295,7 +297,7 @@ impl Worker {
         pages.into_iter().filter(|&page| shared.state(page) == state).count()
     }
 
-    /// Revokes granules; answers how many.
+    /// Revokes granules; returns how many.
     pub(crate) fn revoke(&self, granules: impl IntoIterator<Item = u32>) -> u32 {
         let granules = granules.into_iter().collect();
         match self.ask(&Request::Revoke { granules }) {
@@ -362,7 +364,7 @@ impl Worker {
         began.elapsed()
     }
 
-    /// Sends bytes that are no request; answers what comes back, or that the shim hung up.
+    /// Sends bytes that are not a request; returns the answer, or the error if the shim hung up.
     pub(crate) fn send_raw(&self, packet: &[u8]) -> Result<Answer, SeqpacketError> {
         self.connection.send(packet, None)?;
         receive(&self.connection).map(|(answer, _)| answer)
@@ -379,7 +381,7 @@ impl Worker {
         self
     }
 
-    /// Hangs up; what it could see stays visible.
+    /// Hangs up; the shared memory stays mapped.
     pub(crate) fn hang_up(self) -> Self {
         let (connection, other) = unconnected();
         drop(other);
@@ -393,7 +395,7 @@ fn unconnected() -> (Connection, sys::seqpacket::Listener) {
     (Connection::connect(&name, Duration::from_secs(1)).unwrap(), listener)
 }
 
-/// Where its shim listens; `None`: it does not.
+/// The address at which its shim listens; `None`: it does not listen.
 pub(crate) fn address_of(stand_in: &StandIn) -> Option<String> {
     let names = sys::threads::names(stand_in.pid(), 1_000).unwrap();
     names.iter().find_map(|name| protocol::address_of_listener(stand_in.pid(), name))
@@ -415,7 +417,7 @@ fn ask_on(connection: &Connection, request: &Request) -> (Answer, Option<OwnedFd
     ask_with(connection, request, None)
 }
 
-/// The answer names the request.
+/// Sends a request; the answer must carry its number.
 fn ask_with(
     connection: &Connection,
     request: &Request,
@@ -446,7 +448,7 @@ fn receive_numbered(
     Ok((id, answer, received.fd))
 }
 
-/// Tracking that revokes only what it is told to.
+/// Tracking that revokes only requested granules.
 pub(crate) fn by_name() -> Tracking {
     Tracking { granule_pages: GRANULE, hot_set: None, sample: u32::MAX, max_traps_per_s: 1_000_000 }
 }

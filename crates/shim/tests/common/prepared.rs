@@ -1,4 +1,4 @@
-//! A stand-in that has what can be merged.
+//! A stand-in with pages that can be merged.
 
 use protocol::Answer;
 use sys::pool_file::PoolFile;
@@ -8,8 +8,7 @@ use super::{StandIn, Worker};
 pub(crate) const MIB: u32 = 64;
 pub(crate) const SLOTS: u32 = 4096;
 
-/// A stand-in whose first `pages` pages have their content in the pool, page by page from slot 100
-/// on.
+/// A stand-in, and a pool that holds the content of its first `pages` pages, from slot 100 on.
 pub(crate) struct Prepared {
     pub(crate) stand_in: StandIn,
     pub(crate) worker: Worker,
@@ -20,7 +19,7 @@ pub(crate) fn prepared(pages: u32) -> Prepared {
     prepared_in(StandIn::new(), pages)
 }
 
-/// The same of a stand-in that has no memory yet.
+/// The same for a stand-in that has no memory yet.
 pub(crate) fn prepared_in(mut stand_in: StandIn, pages: u32) -> Prepared {
     stand_in.expect(&format!("plug {MIB}"));
     stand_in.expect("fill 0 1");

@@ -1,4 +1,5 @@
-//! A stand-in whose kernel calls fail as planned, its worker, and what each page must hold.
+//! A stand-in whose kernel calls fail as planned, its worker, and the expected content of each
+//! page.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,35 +20,35 @@ use crate::common::{StandIn, Worker, by_name};
 const PATIENCE: Duration = Duration::from_secs(18);
 const MIB: u32 = 32;
 const SLOTS: u32 = 1024;
-/// What the scenarios use: a huge page's worth that is always there, and another one.
+/// The pages that the scenarios use: a huge page's worth that is always there, and another one.
 pub(crate) const PAGES: u32 = 1024;
-/// The slot that holds what page 0 holds.
+/// The slot with the content of page 0.
 pub(crate) const FIRST_SLOT: u32 = 100;
-/// What the pages hold at first.
+/// The seed of the initial content.
 pub(crate) const SEED: u32 = 1;
-/// The pages from here to [`FULL`] hold zeros at first, those behind it are holes.
+/// These pages hold zeros at first. Pages from [`FULL`] on are holes.
 pub(crate) const ZEROS: std::ops::Range<u32> = 112..128;
 pub(crate) const FULL: u32 = 512;
 
-/// What a page holds.
+/// The expected content of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Stamp(u32),
     Zeros,
-    /// What it held when it was freed, or nothing.
+    /// The content at the time when the page was freed, or zeros.
     Freed(u32),
 }
 
 /// How a scenario ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// All is where it belongs.
+    /// All pages are where they belong.
     Well,
-    /// The shim has ended the process, and has said why.
+    /// The shim has ended the process with a message.
     Loudly(String),
-    /// The process has ended otherwise.
+    /// The process has ended in another way.
     Silently(String),
-    /// A page does not hold what it must, a request or a touch has no answer, or something is left
+    /// A page has wrong content, a request or a touch gets no answer, or something is left
     /// behind.
     Badly(String),
 }
@@ -58,7 +59,7 @@ pub(crate) struct Bed {
     pub(crate) worker: Option<Worker>,
     pool: PoolFile,
     content: Vec<Content>,
-    /// The requests are done: nothing is planned.
+    /// No fault is planned, so every request must succeed.
     pub(crate) strict: bool,
     errors: File,
     _dir: tempfile::TempDir,
@@ -96,21 +97,21 @@ impl Bed {
         self.stand_in.expect(&format!("plug {MIB}"));
     }
 
-    /// Every page holds what it holds at first.
+    /// Restores the initial content of every page.
     pub(crate) fn refill(&mut self) {
-        // What the kernel has copied stays a pool's otherwise.
+        // Otherwise pages that the kernel has copied stay in the pool's mapping.
         self.tell(&format!("discard 0 0 {PAGES}"));
         self.is_now(0..PAGES, Content::Zeros);
         self.fill();
     }
 
-    /// The same of pages that nobody has touched.
+    /// Writes the initial content to untouched pages.
     pub(crate) fn fill(&mut self) {
         self.stamp(0..FULL, SEED);
         self.clear(ZEROS);
     }
 
-    /// Its first pages are in the pool as well.
+    /// Copies the first pages to the pool.
     pub(crate) fn fill_pool(&mut self) {
         for page in 0..FULL {
             let bytes = self.stand_in.page(self.worker(), page);
@@ -125,7 +126,7 @@ impl Bed {
 
     pub(crate) fn meet(&mut self) {
         let mut met = Worker::try_to_meet(&self.stand_in);
-        // Where the shim has no memory to share a worker comes again later.
+        // If the shim has no memory to share, a worker connects again later.
         if met.is_err() && !self.strict {
             self.faults.forget(0);
             met = Worker::try_to_meet(&self.stand_in);
@@ -133,7 +134,7 @@ impl Bed {
         self.worker = Some(met.unwrap_or_else(|answer| panic!("no welcome but {answer:?}")));
     }
 
-    /// The worker's process is gone.
+    /// The worker's process ends.
     pub(crate) fn lose_worker(&mut self) {
         let gone = self.worker.take().unwrap().hang_up();
         gone.until_all_back();
@@ -144,7 +145,7 @@ impl Bed {
         self.worker.as_ref().unwrap()
     }
 
-    // What the scenarios are made of.
+    // The steps of the scenarios.
 
     fn ask(&self, request: &Request) -> Answer {
         let answer = self.worker().ask(request);
@@ -174,7 +175,7 @@ impl Bed {
         self.ask(&Request::Release);
     }
 
-    /// Merges pages with the slots that hold what they hold; zeros with nothing.
+    /// Merges pages with the slots that hold the same content; pages of zeros with none.
     pub(crate) fn merge(&self, pages: std::ops::Range<u32>) -> u32 {
         let slot = |page: u32| (!ZEROS.contains(&page)).then_some(FIRST_SLOT + page);
         let run = |page: u32, pages| (page, pages, slot(page));
@@ -235,7 +236,7 @@ impl Bed {
         self.is_now(pages, Content::Zeros);
     }
 
-    /// QEMU discards these pages. If the kernel has not, QEMU is told.
+    /// QEMU discards these pages. If the kernel has not discarded them, QEMU gets an error.
     pub(crate) fn discard(&mut self, pages: std::ops::Range<u32>) {
         let command = format!("discard 0 {} {}", pages.start, pages.end - pages.start);
         let failed = self.stand_in.tell(&command).is_err();
@@ -248,7 +249,7 @@ impl Bed {
         }
     }
 
-    /// QEMU discards these pages, and it may be done later.
+    /// QEMU discards these pages; the kernel may drop them later.
     pub(crate) fn free(&mut self, pages: std::ops::Range<u32>) {
         let before = self.content.clone();
         self.discard(pages.clone());
@@ -260,7 +261,7 @@ impl Bed {
         }
     }
 
-    /// Reads these pages, and panics unless they hold what they must.
+    /// Reads these pages, and panics unless they hold the expected content.
     pub(crate) fn check(&mut self, pages: std::ops::Range<u32>) {
         let mut from = pages.start;
         while from < pages.end {
@@ -277,9 +278,9 @@ impl Bed {
         }
     }
 
-    // How it ends.
+    // The ends of a scenario.
 
-    /// Does `scenario` and looks at how it ended.
+    /// Runs `scenario`; returns how it ended.
     pub(crate) fn attempt(&mut self, scenario: impl FnOnce(&mut Self)) -> End {
         let Err(panic) = catch_unwind(AssertUnwindSafe(|| scenario(self))) else {
             return End::Well;
@@ -290,7 +291,7 @@ impl Bed {
             .or_else(|| panic.downcast_ref::<&str>().map(|words| (*words).to_owned()))
             .unwrap_or_default();
         self.faults.forget(0);
-        // Whose connection has gone may be about to end.
+        // A stand-in that has closed the connection may be about to end.
         let until = Instant::now() + Duration::from_secs(1);
         let ended = loop {
             match self.stand_in.has_ended() {
@@ -317,8 +318,8 @@ impl Bed {
         }
     }
 
-    /// Everything is as before: nothing staged, merged, freed, or held; and every page holds what
-    /// it must.
+    /// Checks that everything is as before: nothing is staged, merged, freed, or held, and every
+    /// page holds the expected content.
     pub(crate) fn restore(&mut self) {
         self.faults.forget(0);
         self.check(0..PAGES);
@@ -339,15 +340,15 @@ impl Bed {
         self.check(0..PAGES);
     }
 
-    /// Whether another scenario can begin here; otherwise a new stand-in is needed, and nothing is
-    /// wrong.
+    /// Whether another scenario can begin here. Otherwise a new stand-in is needed, which is not
+    /// an error.
     pub(crate) fn is_as_new(&mut self) -> bool {
         let (state, _) = self.worker().status();
         let merged = self.worker().count(Counter::MergedPages);
         state == State::Off && merged == 0
     }
 
-    /// How many calls of each kind `step` makes.
+    /// The number of calls of each kind that `step` makes.
     pub(crate) fn record(&mut self, step: impl FnOnce(&mut Self)) -> Vec<(Call, u64)> {
         let count =
             |bed: &Self| Call::ALL.iter().map(|&call| bed.faults.calls(call)).collect::<Vec<_>>();
@@ -358,7 +359,7 @@ impl Bed {
         Call::ALL.iter().copied().zip(made).filter(|(_, made)| *made > 0).collect()
     }
 
-    /// Where these pages are.
+    /// The addresses of these pages.
     pub(crate) fn memory(&self, pages: std::ops::Range<u32>) -> Range {
         let start = self.worker().regions[0].address + u64::from(pages.start) * PAGE_BYTES;
         Range { start, len: u64::from(pages.end - pages.start) * PAGE_BYTES }

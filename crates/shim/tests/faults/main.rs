@@ -1,9 +1,9 @@
-//! Every kernel call of the shim fails, at every place, in every way: no byte is lost, nobody waits
-//! for ever, and QEMU is ended only where a table says so.
+//! Every kernel call of the shim fails, at every place, in every way. No byte is lost, no thread
+//! waits for ever, and QEMU is ended only where a table says so.
 //!
-//! Each scenario is done once to see which calls its steps make. Then it is done again for each
-//! call and each way to fail: the others of its steps follow, everything is given back, and every
-//! page must hold what it must.
+//! Each scenario runs once to record the calls of its steps. It then runs again for each call and
+//! each way to fail. The remaining steps follow, everything is given back, and every page must
+//! hold its expected content.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -22,14 +22,15 @@ use sys::faults::{Call, Fault, How};
 use bed::{Bed, End, PAGES};
 use scenarios::Scenario;
 
-/// Cases of `make test`, and those of them that need a process of their own. All of them take some
-/// minutes (`OVERBOOK_FAULTS_OF=`: those of which the words hold).
+/// The number of cases in `make test`, and of those among them that need a process of their own.
+/// All cases take some minutes (`OVERBOOK_FAULTS_OF=`: those whose description contains these
+/// words).
 const SOME: usize = 1200;
 const SOME_FRESH: usize = 60;
-/// How often the shim tries again what the kernel is busy with, and once more.
+/// One more than the shim's retries while the kernel is busy.
 const TOO_OFTEN: u64 = 9;
 
-/// A call that fails: the `place`th of its kind in a step, from 0.
+/// A call that fails: number `place` of its kind in a step, from 0.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     scenario: &'static Scenario,
@@ -45,7 +46,7 @@ impl Case {
         self.scenario.steps[self.step].0
     }
 
-    /// The shim tries for long.
+    /// Whether the shim retries for long.
     fn is_slow(&self) -> bool {
         let is_busy = self.how == How::Refuse(Errno::AGAIN) && self.call == Call::Move;
         (is_busy || self.call == Call::Scan) && self.times == u64::MAX
@@ -128,7 +129,8 @@ fn ways(call: Call) -> Vec<(How, u64)> {
     ways
 }
 
-/// Why a call fails until the scenario is over. Without some nothing works, and nobody would know.
+/// Errors with which a call fails until the scenario is over. Calls without which nothing works
+/// have none: their failure could not be noticed.
 fn ways_for_ever(call: Call) -> &'static [Errno] {
     match call {
         Call::ReadFaults | Call::Poll | Call::Wake => &[],
@@ -137,11 +139,11 @@ fn ways_for_ever(call: Call) -> &'static [Errno] {
     }
 }
 
-/// Which calls each step of a scenario makes, each how often.
+/// The calls of each step of a scenario, each with its number.
 fn record(scenario: &'static Scenario) -> Vec<(usize, Call, u64)> {
     let mut bed = if scenario.is_fresh { Bed::new() } else { Bed::ready() };
     let mut made = Vec::new();
-    // What is made once in a process is made in the first round.
+    // Calls that a process makes only once are made in the first round.
     for _ in 0..if scenario.is_fresh { 1 } else { 2 } {
         made.clear();
         for (number, (name, step)) in scenario.steps.iter().enumerate() {
@@ -159,7 +161,7 @@ fn record(scenario: &'static Scenario) -> Vec<(usize, Call, u64)> {
     made
 }
 
-/// All cases of a scenario, what is at the first place of its step before the rest.
+/// All cases of a scenario. Each call of a step starts with its first place.
 fn cases(scenario: &'static Scenario) -> Vec<Case> {
     let mut cases = Vec::new();
     for (step, call, count) in record(scenario) {
@@ -173,7 +175,7 @@ fn cases(scenario: &'static Scenario) -> Vec<Case> {
     cases
 }
 
-/// A stand-in for another case, or the same one again.
+/// A stand-in for the next case, perhaps the same one again.
 fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
     let mut bed = match before.filter(|_| !scenario.is_fresh) {
         Some(bed) => bed,
@@ -184,7 +186,7 @@ fn bed_for(scenario: &Scenario, before: Option<Bed>) -> Bed {
     bed
 }
 
-/// How a case ends, from where in the code the call was made that failed, and the stand-in if it
+/// Runs a case. Returns its end, the place in the code of the failed call, and the stand-in if it
 /// can be used again.
 fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
     let mut bed = bed_for(case.scenario, before);
@@ -213,7 +215,7 @@ fn run(case: &Case, before: Option<Bed>) -> (End, String, Option<Bed>) {
     (end, bed.faults.site(0), None)
 }
 
-/// Runs these cases; answers what went wrong.
+/// Runs these cases; returns the failures.
 fn run_all(cases: &[Case]) -> Vec<String> {
     let (mut bed, mut wrong, mut met, mut new) = (None, Vec::new(), 0, 0);
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
@@ -253,8 +255,8 @@ fn run_all(cases: &[Case]) -> Vec<String> {
     wrong
 }
 
-/// As many of the cases as `make test` has time for: of those at the first place of a step all, of
-/// the rest some, evenly.
+/// As many of the cases as `make test` has time for, sampled evenly: half of them at the first
+/// place of a step, the rest at later places.
 fn some(all: Vec<Case>) -> Vec<Case> {
     let (fresh, all): (Vec<Case>, Vec<Case>) =
         all.into_iter().partition(|case| case.scenario.is_fresh);
@@ -262,7 +264,7 @@ fn some(all: Vec<Case>) -> Vec<Case> {
     let (first, rest): (Vec<Case>, Vec<Case>) = all.into_iter().partition(|case| case.place == 0);
     let mut some = evenly(first, SOME / 2);
     some.extend(evenly(rest, SOME - some.len()));
-    // One stand-in does for many.
+    // One stand-in serves many cases.
     some.sort_by_key(|case| case.scenario.name);
     some.extend(evenly(fresh, SOME_FRESH));
     some.extend(slow.into_iter().take(1));
@@ -295,8 +297,7 @@ fn no_fault_loses_a_byte() {
     );
 }
 
-/// How an interleaving is forced: a call is held, something is done meanwhile, and the call goes
-/// on.
+/// Forces an interleaving: a call is held, the guest writes meanwhile, and the call continues.
 #[test]
 fn who_writes_to_a_page_while_it_comes_back_is_not_forgotten() {
     for how in [How::HoldBefore, How::HoldAfter] {
@@ -311,7 +312,8 @@ fn who_writes_to_a_page_while_it_comes_back_is_not_forgotten() {
             let recall = scope.spawn(|| worker.recall([0]));
             assert!(faults.wait_until_held(0, Duration::from_secs(10)));
             stand_in.begin("stamp 0 3 1 7");
-            // Not there yet: who touches it waits. Afterwards nobody need wait.
+            // The page is not there yet: a thread that touches it waits. Later no thread need
+            // wait.
             let waits = !stand_in.has_answer_within(Duration::from_millis(50));
             assert!(waits || how == How::HoldAfter);
             faults.go_on(0);

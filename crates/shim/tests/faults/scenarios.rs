@@ -1,5 +1,4 @@
-//! What is done while a kernel call fails: each step by itself is what a worker, QEMU or the guest
-//! may do.
+//! The steps during which a kernel call fails. A worker, QEMU or the guest may take each of them.
 
 use crate::bed::{Bed, FULL, PAGES, ZEROS};
 
@@ -7,7 +6,7 @@ pub(crate) type Step = (&'static str, fn(&mut Bed));
 
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
-    /// It needs a process in which nothing was done yet.
+    /// Whether it needs a process in which nothing was done yet.
     pub(crate) is_fresh: bool,
     pub(crate) steps: &'static [Step],
 }

@@ -1,11 +1,11 @@
-//! Where the shim may end QEMU, and where QEMU is told that a call of its own has failed.
+//! The cases in which the shim may end QEMU, and those in which a call of QEMU itself fails.
 
 use rustix::io::Errno;
 use sys::faults::{Call, How};
 
 use crate::Case;
 
-/// What a case is of: of these a row says why, and of which cases it says so.
+/// A class of cases: a reason, and a test for the cases that it covers.
 pub(crate) type Row = (&'static str, fn(&Case) -> bool);
 
 /// The shim may end QEMU in these cases, and in no others.
@@ -18,16 +18,16 @@ pub(crate) const MAY_END: &[Row] = &[
     }),
 ];
 
-/// In these cases QEMU's own call fails, and QEMU is told so; they are left out.
+/// In these cases a call of QEMU itself fails and returns an error; they are left out.
 pub(crate) const MAY_REFUSE: &[Row] = &[
-    // The kernel has no memory to cut a mapping in two. Its migration or snapshot fails then; the
+    // The kernel has no memory to split a mapping. QEMU's migration or snapshot fails then; the
     // guest runs on.
     ("what we have registered cannot be unregistered, and QEMU cannot register it", |case| {
         case.call == Call::Unregister && case.scenario() == "QEMU's own userfaultfd"
     }),
 ];
 
-/// The reason of the first row that a case is of.
+/// The reason of the first row that covers a case.
 pub(crate) fn row(rows: &[Row], case: &Case) -> Option<&'static str> {
     rows.iter().find(|(_, holds)| holds(case)).map(|(why, _)| *why)
 }
@@ -37,7 +37,7 @@ fn is_busy_for_ever(case: &Case) -> bool {
     is_busy && case.times == u64::MAX
 }
 
-/// The first pages that its step moves it takes away.
+/// Whether the step first moves pages away.
 fn begins_by_taking(case: &Case) -> bool {
     const TAKING: [&str; 4] = ["track", "revoke", "merge", "merge more"];
     TAKING.contains(&case.step())

@@ -15,10 +15,10 @@ pub(super) const PAGES: usize = 2;
 pub(super) const RUN: Run =
     Run { home: Range { start: HOME, len: PAGES as u64 * PAGE_BYTES }, away: AWAY, page: 0 };
 pub(super) const REGION: Region = Region { first_page: 0, pages: 2, address: HOME };
-/// What the pool's slots hold.
+/// The content of the pool's slots.
 pub(super) const POOL: [u64; PAGES] = [7, 8];
 
-/// What is where a page belongs.
+/// The content of a page's own place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Nothing,
@@ -31,16 +31,16 @@ pub(super) enum Home {
 pub(super) struct World {
     pub(super) home: [Home; PAGES],
     pub(super) away: [Option<u64>; PAGES],
-    /// What the guest and its disks have written last.
+    /// The value last written by the guest or its disks.
     pub(super) expected: [u64; PAGES],
-    /// A disk is reading into it.
+    /// A disk is reading into the page.
     pub(super) pinned: [bool; PAGES],
     /// Writes to the pool's pages trap.
     pub(super) is_protected: bool,
     pub(super) next_value: u64,
 }
 
-/// How much may happen in a run.
+/// Number of events allowed in a run: failing calls, and deeds of the other actor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     pub(super) faults: u32,
@@ -56,7 +56,7 @@ pub(super) struct Model<'a> {
     pub(super) time: Cell<u64>,
 }
 
-/// The choices of a run: the first ones are given, the others are the first option.
+/// The choices of a run: the first ones are given, the others take the first option.
 #[derive(Default)]
 pub(super) struct Choices {
     pub(super) made: RefCell<Vec<(usize, usize)>>,
@@ -73,7 +73,7 @@ impl Choices {
         made[at].0
     }
 
-    /// The next run's; `false`: all have been made.
+    /// Moves on to the choices of the next run; `false`: all have been made.
     pub(super) fn next(&self) -> bool {
         self.at.set(0);
         let mut made = self.made.borrow_mut();
@@ -87,7 +87,7 @@ impl Choices {
     }
 }
 
-/// What ends QEMU, as a panic.
+/// The panic payload that stands for the end of QEMU.
 pub(super) struct Ended(pub(super) String);
 
 impl Model<'_> {
@@ -102,8 +102,8 @@ impl Model<'_> {
         way
     }
 
-    /// The other actor's turn: it may read or write a page, have a disk begin to read into it, or
-    /// have that end.
+    /// The other actor's turn. It may read or write a page, or start or end a disk's read into a
+    /// page.
     pub(super) fn others(&self) {
         let left = self.left.get();
         if left.deeds == 0 {
@@ -126,7 +126,7 @@ impl Model<'_> {
     pub(super) fn read(&self, page: usize) {
         let world = self.world.borrow();
         let found = match world.home[page] {
-            // It waits.
+            // The guest waits.
             Home::Nothing => return,
             Home::Own(value) | Home::Pool(_, Some(value)) => value,
             Home::Pool(slot, None) => POOL[slot],
@@ -148,7 +148,7 @@ impl Model<'_> {
         world.next_value += 1;
     }
 
-    /// To pin a page for writing is to write to it.
+    /// Pins a page for writing, which is a write to it.
     pub(super) fn pin(&self, page: usize) {
         let mut world = self.world.borrow_mut();
         let is_protected = world.is_protected;
@@ -189,7 +189,7 @@ impl Model<'_> {
         }
     }
 
-    /// Why a page cannot be moved from one address to the other.
+    /// The reason why a page cannot be moved from one address to the other.
     pub(super) fn objection(&self, dst: u64, src: u64) -> Option<Errno> {
         if self.get(dst).is_some() {
             return Some(Errno::EXIST);
@@ -203,8 +203,7 @@ impl Model<'_> {
         }
     }
 
-    /// Does what `each` does for page after page, until one cannot be done, or something goes
-    /// wrong.
+    /// Applies `each` to page after page, until one cannot be done, or a fault occurs.
     pub(super) fn pages(&self, dst: u64, src: u64, len: u64, each: impl Fn(u64, u64)) -> Progress {
         self.others();
         let fault = self.fault(6);
@@ -228,7 +227,7 @@ impl Model<'_> {
         }
         self.others();
         match fault {
-            // All of it is done, and the kernel says that nothing is, as Linux 6.18 does.
+            // All of it is done, and the kernel reports that nothing is, as Linux 6.18 does.
             3 => Progress { bytes: 0, stopped: Some(Errno::EXIST) },
             4 => Progress { bytes: 0, stopped: Some(Errno::NOMEM) },
             _ => Progress { bytes, stopped: None },
@@ -298,7 +297,7 @@ impl Kernel for Model<'_> {
         Ok(set)
     }
 
-    /// All that lies there, if it is away.
+    /// All populated pages count as swapped out.
     fn swapped(&self, range: Range) -> Result<PageSet, Errno> {
         self.populated(range)
     }
