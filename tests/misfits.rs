@@ -91,7 +91,7 @@ fn a_balloon_that_somebody_else_moves_is_left_alone_and_said_though_overbook_nev
     stage.guest("guest").set_balloon(less).unwrap();
     stage.until("it is said", |stage| says(stage, "moved_by_others"));
     let words = stage.says(&["explain", "guest"]);
-    assert!(words.contains("somebody else moved its balloon from 128 MiB to 1"), "{words}");
+    assert!(words.contains("another program moved its balloon from 128 MiB to 1"), "{words}");
     stage.throughout(Duration::from_secs(5), "it is left alone", |stage| {
         stage.balloon("guest") <= BASE.minus(Bytes::mib(20))
     });

@@ -120,7 +120,7 @@ pub enum MoveRefusal {
         cost: Bytes,
     },
     /// Nobody on the host can be moved.
-    #[error("it cannot be moved ({why}), and nobody else on its host can who has what it lacks")]
+    #[error("it cannot be moved ({why}), and no other VM on its host that has the missing memory can be")]
     Immovable {
         /// Why itself cannot.
         why: String,

@@ -26,7 +26,7 @@ pub enum Reason {
         surplus: Bytes,
     },
     /// `balance` moves memory to where it saves most.
-    #[error("with it, it is expected to miss its memory {saves} times a minute less")]
+    #[error("expected to save {saves} page faults a minute")]
     Balance {
         /// Misses per minute.
         saves: u64,
@@ -77,8 +77,7 @@ pub enum Reason {
     /// It has memory that it did not touch for a minute, and little of what was paged out comes
     /// back.
     #[error(
-        "{spare} of it were not touched for a minute, and of what was paged out {refaults} came \
-         back in a minute"
+        "{spare} idle for 60 s; {refaults} of refaults a minute"
     )]
     Ahead {
         /// Beyond what it keeps in any case.
@@ -101,14 +100,14 @@ pub enum Reason {
         withheld: Bytes,
     },
     /// Nobody in the group needs what was taken any more.
-    #[error("nobody in the group needs the rest of its guaranteed {base} any more")]
+    #[error("no VM of the group needs the rest of its guaranteed {base} any more")]
     Restore {
         /// Its base.
         base: Bytes,
     },
 
     /// What nobody needs serves as the group's second-level cache.
-    #[error("the group has {surplus} that nobody needs at the moment")]
+    #[error("the group has {surplus} that no VM needs now")]
     Spare {
         /// What is left of its surplus.
         surplus: Bytes,
@@ -301,7 +300,7 @@ pub enum Reason {
     ScanFixed,
     /// CPU time is left over.
     #[error(
-        "the host's CPUs are {busy_percent} % busy, so nobody misses the time that scanning takes"
+        "the host's CPUs are {busy_percent} % busy, so scanning slows no VM"
     )]
     CpuIdle {
         /// How busy they were in the last period.
@@ -373,10 +372,10 @@ pub enum Reason {
         limit: Millis,
     },
     /// It is paged, and nothing is known of it just now.
-    #[error("its worker does not say where its memory is: nothing is taken blindly")]
+    #[error("no report from its worker: memory is not reclaimed without one")]
     NotPaged,
     /// The guest sends no statistics.
-    #[error("its guest sends no usable statistics: nothing is taken blindly")]
+    #[error("its guest sends no usable statistics: nothing is taken without them")]
     NoStats,
     /// The guest's statistics cannot be true.
     #[error(
@@ -516,7 +515,7 @@ pub enum Reason {
         wait: Millis,
     },
     /// Somebody else moved the balloon.
-    #[error("somebody else moved its balloon from {target} to {actual}: left alone for {wait}")]
+    #[error("another program moved its balloon from {target} to {actual}: left alone for {wait}")]
     MovedByOthers {
         /// Where it stands.
         actual: Bytes,

@@ -104,7 +104,7 @@ enum Command {
     Capacity(capacity::Arguments),
     /// Show the latest plan, write out what it was made from, or decide such a file
     Plan(plan::Arguments),
-    /// Change nothing any more, until `resume`
+    /// Stop all changes until `overbook resume`
     Pause(Format),
     /// Go on after a pause
     Resume(Format),

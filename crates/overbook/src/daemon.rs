@@ -5,7 +5,7 @@
 //!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► API, history, log
 //!   SIGHUP          the configuration is read again; with faults the last good one stays
 //!   a question      pause, resume, release, what is in the history
-//!   SIGTERM         ends; the guests keep what they have (`overbook release` gives it back)
+//!   SIGTERM         ends; balloon sizes are left as they are (`overbook release` gives it back)
 //! ```
 //!
 //! The loop owns the policy's memory and the drivers, and waits for nobody: not for QEMU (the
@@ -180,7 +180,7 @@ impl Daemon {
             }
         }
         notify::stopping();
-        log::info("ends; the guests keep what they have");
+        log::info("ends; balloon sizes are left as they are");
         drop(end);
         // What it was about to do is in the store.
         member.iter().for_each(tokio::task::JoinHandle::abort);

@@ -237,7 +237,7 @@ fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
 fn freed(free: &FreePages, take: Option<&Take>) -> String {
     let take = take.map(|take| format!("; all but {} is taken: {}", take.keep, take.reason));
     let nobody =
-        || if free.lazy.is_zero() { "" } else { "; it may have it back, for nobody needs it" };
+        || if free.lazy.is_zero() { "" } else { "; it may have it back, for no other VM needs it" };
     let take = take.unwrap_or_else(|| nobody().to_owned());
     format!("{}, of which the host can take {}{take}", free.freed, free.lazy)
 }

@@ -281,7 +281,7 @@ fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
     };
     let missing = run();
     assert_eq!(missing.status.code(), Some(1));
-    assert!(error(&missing).contains("`overbook-lab` was found neither beside"));
+    assert!(error(&missing).contains("`overbook-lab` was found neither next to"));
     let script = dir.path().join("script");
     fs::write(&script, "#!/bin/sh\nprintf '<%s>' \"$@\"\nexit 7\n").unwrap();
     install(&script, &dir.path().join("overbook-lab"));
@@ -550,7 +550,7 @@ fn a_unit_that_is_restarted_releases_nothing_and_one_that_is_stopped_does() {
         assert!(output.status.success(), "{}", error(&output));
         String::from_utf8(output.stdout).unwrap()
     };
-    let kept = "overbook.service is being restarted: the guests keep what they have\n";
+    let kept = "overbook.service is being restarted: balloon sizes are left as they are\n";
     assert_eq!(said("4711 overbook.service restart running"), kept);
     let asked = fs::read_to_string(dir.path().join("asked")).unwrap();
     assert_eq!(asked, "list-jobs --no-legend --plain overbook.service\n");

@@ -189,7 +189,7 @@ where
 }
 
 const UNWANTED_TLS: ProtocolError =
-    ProtocolError::Broken("TLS is wanted, and nobody is there to do it");
+    ProtocolError::Broken("TLS is wanted, but no TLS client is configured");
 
 /// Talks by TLS until there is a session.
 async fn talk_tls<S>(

@@ -113,7 +113,7 @@ impl HandshakeError {
             Error::InvalidCertificate(C::NotValidForNameContext { presented, .. }) => {
                 Self::OtherName(match &presented[..] {
                     [] => "nor for any other".to_owned(),
-                    names => format!("but for {}", names.join(", ")),
+                    names => format!("only for {}", names.join(", ")),
                 })
             }
             Error::InvalidCertificate(C::NotValidForName) => Self::OtherName(String::new()),

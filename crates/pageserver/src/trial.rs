@@ -24,7 +24,7 @@ pub enum Trouble {
     #[error("its name does not resolve: {0}")]
     Unresolved(String),
     /// Nobody listens there.
-    #[error("nobody listens there: the connection is refused")]
+    #[error("no server listens there: the connection is refused")]
     Refused,
     /// There is no way to it.
     #[error("cannot be reached: {0}")]

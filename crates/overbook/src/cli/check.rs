@@ -302,7 +302,7 @@ mod tests {
     fn report(missing: &[Feature]) -> Report {
         Report::new(features::ALL.map(|feature| {
             let finding = if missing.contains(&feature) {
-                Finding::Missing("tried in vain".to_owned())
+                Finding::Missing("tried without success".to_owned())
             } else {
                 Finding::Works("tried".to_owned())
             };
@@ -320,7 +320,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_its_reason_and_its_cost() {
         let text = report(&[Feature::Swap]).text();
-        assert!(text.contains("NO     swap                          tried in vain\n"), "{text}");
+        assert!(text.contains("NO     swap                          tried without success\n"), "{text}");
         assert!(text.contains("Without swap: when every VM claims"), "{text}");
         assert!(text.ends_with("can be managed on this host.\n"), "{text}");
     }

@@ -37,7 +37,7 @@ pub enum CliError {
         error: serde_json::Error,
     },
     /// The laboratory is not installed.
-    #[error("`overbook-lab` was found neither beside {beside} nor in {library} nor in PATH")]
+    #[error("`overbook-lab` was found neither next to {beside} nor in {library} nor in PATH")]
     NoLab {
         /// Where this program is.
         beside: PathBuf,

@@ -140,7 +140,7 @@ fn pool(group: &str, dedup: &GroupDedup) -> Option<String> {
     let is_used = scan.pages_per_ms.is_some() || !pool.is_zero() || !saved.is_zero();
     let words = scan.words();
     let known = match (&dedup.why_not_known, dedup.known_pages) {
-        (Some(why), _) => format!("; its tables are of no use: {why}"),
+        (Some(why), _) => format!("; its page tables cannot be used: {why}"),
         (None, 0) => String::new(),
         (None, pages) => format!("; {pages} pages are known before a VM runs"),
     };

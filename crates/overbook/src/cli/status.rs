@@ -47,7 +47,7 @@ fn host(host: &HostStatus) -> String {
     text += &format!("        {found} VMs, {silent} unreachable, {stuck} uncooperative\n");
     if let Some(name) = &host.pool_host {
         let moving = match host.pool_moving.as_slice() {
-            [] => "nobody comes or goes".to_owned(),
+            [] => "no migrations in progress".to_owned(),
             moving => format!("{} come or go", moving.join(", ")),
         };
         text += &format!("        in the pool as {name}: {moving}\n");

@@ -45,7 +45,7 @@ pub(super) struct Arguments {
 pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     let json = arguments.format.json;
     if let Some(unit) = arguments.unless_restarting.as_deref().filter(|unit| is_restarting(unit)) {
-        let message = format!("{unit} is being restarted: the guests keep what they have");
+        let message = format!("{unit} is being restarted: balloon sizes are left as they are");
         return shown(&Done { message }, json);
     }
     let (state, qmp) = release::own_places(&context.config);

@@ -48,7 +48,7 @@ pub enum KsmTrouble {
     Journal(#[from] JournalError),
     /// An admin, or a program like ksmtuned, drives it.
     #[error(
-        "kernel KSM is left alone: somebody else changed {0} (`overbook release` and `resume` begin anew)"
+        "kernel KSM is left alone: another program changed {0} (`overbook release` and `resume` begin anew)"
     )]
     TakenOver(String),
     /// Unmerging would use up the host's memory.
@@ -163,7 +163,7 @@ impl Hand {
         let record = self.yield_to_others(record, &now)?;
         let record = self.undo_settings(record, &now)?;
         let mut done = vec![match &record.taken_over {
-            Some(change) => format!("left to whoever changed {change}"),
+            Some(change) => format!("left to the program that changed {change}"),
             None => "its settings are what they were".to_owned(),
         }];
         if let Some(run) = record.before(Knob::Run) {

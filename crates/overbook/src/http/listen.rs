@@ -195,7 +195,7 @@ impl Doors {
                 ));
                 None
             }
-            Err(error) => Some(format!("nobody can ask this daemon: {error}")),
+            Err(error) => Some(format!("no client can ask this daemon: {error}")),
         };
         if let Some(news) = trouble.as_ref().filter(|_| trouble != self.trouble) {
             log::warn(news);

@@ -126,7 +126,7 @@ impl Snapshot {
 
     fn host(&self, page: &mut Page<'_>) -> fmt::Result {
         if let Some(ksm) = &self.shown.published.view.ksm {
-            let help = "What the kernel's KSM saves, whoever drives it.";
+            let help = "Memory that the kernel's KSM saves, also where another program drives it.";
             page.gauge("host_ksm_saved", help, Some(Unit::Bytes), number(ksm.value.saved))?;
         }
         let Some(host) = self.shown.published.view.host.map(|reading| reading.value) else {
@@ -141,7 +141,7 @@ impl Snapshot {
         for (name, help, size) in sizes {
             page.gauge(name, help, Some(Unit::Bytes), number(size))?;
         }
-        let help = "What memory a byte takes that the host has swapped out.";
+        let help = "Memory that one swapped-out byte takes.";
         let ratio = Some(Unit::Other("ratio".to_owned()));
         page.gauge("host_swap_cost", help, ratio, host.swap_cost.into())?;
         let pressure = [("some", host.psi_some_avg10), ("full", host.psi_full_avg10)];
@@ -160,14 +160,14 @@ impl Snapshot {
     fn groups(&self, page: &mut Page<'_>) -> fmt::Result {
         let groups = &self.shown.published.plan.groups;
         let columns: [(&str, &str, Column); 8] = [
-            ("group_budget", "What the tenant pays for.", |l| l.budget),
-            ("group_used", "What its VMs occupy on the host.", |l| l.used),
+            ("group_budget", "Memory that the tenant pays for.", |l| l.budget),
+            ("group_used", "Memory that its VMs occupy on the host.", |l| l.used),
             ("group_promised", "Granted above base, not touched yet.", |l| l.promised),
             ("group_reserve", "Kept back for bursts.", |l| l.reserve),
-            ("group_lent", "What another group may use of its budget.", |l| l.lent),
-            ("group_borrowed", "What it may use of other groups' budgets.", |l| l.borrowed),
-            ("group_surplus", "What can be handed out.", |l| l.surplus),
-            ("group_deficit", "What must come back.", |l| l.deficit),
+            ("group_lent", "Part of its budget that other groups may use.", |l| l.lent),
+            ("group_borrowed", "Memory that it may use of other groups' budgets.", |l| l.borrowed),
+            ("group_surplus", "Memory that can be granted.", |l| l.surplus),
+            ("group_deficit", "Memory that must be given back.", |l| l.deficit),
         ];
         for (name, help, column) in columns {
             let samples = groups
@@ -184,17 +184,17 @@ impl Snapshot {
         let ram = column(&|vm| Some(number(vm.view.ram)));
         page.gauges("vm_ram", "RAM that its balloon reaches.", bytes(), ram)?;
         let balloon = column(&|vm| vm.view.balloon.map(|reading| number(reading.value)));
-        page.gauges("vm_balloon", "What the balloon leaves the guest.", bytes(), balloon)?;
+        page.gauges("vm_balloon", "Memory that the balloon leaves to the guest.", bytes(), balloon)?;
         let target = column(&|vm| vm.decision?.target.map(number));
-        page.gauges("vm_target", "What the guest is meant to have.", bytes(), target)?;
+        page.gauges("vm_target", "Memory that the guest is to have.", bytes(), target)?;
         let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));
-        page.gauges("vm_used", "What the guest occupies on the host.", bytes(), used)?;
+        page.gauges("vm_used", "Memory that the guest occupies on the host.", bytes(), used)?;
         self.tracking(page)?;
         self.dedup(page)?;
         self.free_pages(page)?;
         self.cold(page)?;
         let available = column(&|vm| vm.view.stats?.value.available.map(number));
-        let help = "What the guest calls available.";
+        let help = "Memory that the guest reports as available.";
         page.gauges("vm_guest_available", help, bytes(), available)?;
         let swap = |direction, of: fn(&model::GuestStats) -> Option<Bytes>| {
             column(&|vm| of(&vm.view.stats?.value).map(number)).into_iter().map(
@@ -254,7 +254,7 @@ impl Snapshot {
         let bytes = || Some(Unit::Bytes);
         let help = "Memory that the guest has freed and that was not taken, what it has back in use included.";
         page.gauges("vm_free_pages_freed", help, bytes(), column(|f| f.freed))?;
-        let help = "What the host can take of it at once.";
+        let help = "Memory of it that the host can take at once.";
         page.gauges("vm_free_pages_lazy", help, bytes(), column(|f| f.lazy))?;
         let help = "Memory that the guest has freed and that was handed over, again and again.";
         page.counters("vm_free_pages_handed_over", help, bytes(), column(|f| f.handed_over))?;
@@ -273,11 +273,11 @@ impl Snapshot {
             self.column(&|vm| Some(number(of(&vm.view.cold.as_ref()?.value))))
         };
         let bytes = || Some(Unit::Bytes);
-        let help = "What a VM has in memory, where the host pages out what it does not touch.";
+        let help = "Resident memory of a VM whose cold memory is paged out.";
         page.gauges("vm_resident", help, bytes(), column(|c| c.resident))?;
-        let help = "What of it is in the host's swap.";
+        let help = "Memory of it in the host's swap.";
         page.gauges("vm_paged_out", help, bytes(), column(|c| c.out))?;
-        let help = "What it has not touched for a minute, wherever that is.";
+        let help = "Memory that it has not touched for a minute, resident or paged out.";
         page.gauges("vm_untouched", help, bytes(), column(|c| c.untouched[1]))?;
         let help = "Memory that was paged out, again and again.";
         page.counters("vm_paging_out", help, bytes(), column(|c| c.paged_out))?;
@@ -293,9 +293,9 @@ impl Snapshot {
             self.column(&|vm| Some(number(of(&vm.view.dedup.as_ref()?.value))))
         };
         let bytes = || Some(Unit::Bytes);
-        let help = "What the VM shares with others of its group.";
+        let help = "Memory that the VM shares with others of its group.";
         page.gauges("vm_dedup_shared", help, bytes(), column(|d| d.shared))?;
-        let help = "What the VM needs less because of shared pages.";
+        let help = "Memory that the VM saves by shared pages.";
         page.gauges("vm_dedup_saved", help, bytes(), column(|d| d.saved))?;
         let help = "Merged memory that the guest has written since, and has for itself again.";
         page.counters("vm_dedup_broken", help, bytes(), column(|d| d.broken))?;
@@ -318,10 +318,10 @@ impl Snapshot {
         let help = "CPU time of the group's worker.";
         page.counters("group_worker_cpu", help, Some(Unit::Seconds), cpu)?;
         let resident = column(|w| number(w.resident));
-        let help = "What the group's worker occupies.";
+        let help = "Memory that the group's worker occupies.";
         page.gauges("group_worker_resident", help, Some(Unit::Bytes), resident)?;
         let pool = column(|w| number(w.pool));
-        let help = "What the group's pool of shared pages takes.";
+        let help = "Memory that the group's pool of shared pages takes.";
         page.gauges("group_pool", help, Some(Unit::Bytes), pool)?;
         let restarts = column(|w| seconds(w.restarts, 1.0));
         page.counters("group_worker_restarts", "Workers started again.", None, restarts)
@@ -336,9 +336,9 @@ impl Snapshot {
         let quotas = quotas
             .map(|(group, quota)| (vec![("group", group.as_str())], number(quota.amount)))
             .collect();
-        let help = "What the group's cache of its disks may hold.";
+        let help = "Memory that the group's cache of its disks may hold.";
         page.gauges("group_cache_quota", help, Some(Unit::Bytes), quotas)?;
-        let help = "What the group's cache of its disks holds.";
+        let help = "Memory that the group's cache of its disks holds.";
         page.gauges("group_cache_held", help, Some(Unit::Bytes), column(|c| number(c.held)))?;
         let help = "Pages that were read from the group's cache.";
         page.counters("group_cache_hits", help, None, column(|c| seconds(c.hits, 1.0)))?;
@@ -398,7 +398,7 @@ impl Snapshot {
         page.gauges("disk_read_latency_p99", help, time(), micros(|d| d.read_us_p99))?;
         let help = "Repositories that the disk is connected to.";
         page.gauges("disk_repositories", help, None, far(|far| far.connected))?;
-        let help = "What of the disk lies in repositories.";
+        let help = "Part of the disk that lies in repositories.";
         page.gauges("disk_repositories_held", help, bytes(), far(|far| far.held.0))?;
         let help = "Reads that a repository answered.";
         page.counters("disk_repositories_reads", help, None, far(|far| far.reads))?;

@@ -369,7 +369,7 @@ impl Dedup {
                 return Some(RECALL_CHARGED);
             }
             // The others of the group do not wait for it.
-            vm.rest(&"what is out of reach does not come back");
+            vm.rest(&"QEMU has not returned revoked pages in time");
         }
         let states = tracked.with_shim(|linked, _| linked.link().page_states(window.pages()));
         vm.is_here = states.is_some();

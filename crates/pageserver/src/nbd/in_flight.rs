@@ -236,7 +236,7 @@ impl Waiting {
                 self.failed = Some(Errno::of(bytes.u32().ok_or(CUT_OFF)?));
                 Ok(())
             }
-            _ => Err(ProtocolError::Broken("a chunk is of a kind that nobody knows")),
+            _ => Err(ProtocolError::Broken("a chunk is of an unknown kind")),
         }
     }
 
@@ -245,7 +245,7 @@ impl Waiting {
     /// own client zeros.
     fn part(&mut self, offset: u64, length: usize) -> Result<&mut [u8], ProtocolError> {
         const BEYOND: ProtocolError =
-            ProtocolError::Broken("a reply brings data that nobody asked for");
+            ProtocolError::Broken("a reply brings data that was not asked for");
         let Brought::Data(data) = &mut self.brings else { return Err(BEYOND) };
         let begin = offset.checked_sub(self.offset).and_then(|begin| usize::try_from(begin).ok());
         let begin = begin.filter(|_| length > 0).ok_or(BEYOND)?;

@@ -151,7 +151,7 @@ impl Negotiation {
     fn greet(&mut self, flags: u32) -> Result<(), ProtocolError> {
         let (newstyle, no_zeroes) = (u32::from(wire::FIXED_NEWSTYLE), u32::from(wire::NO_ZEROES));
         if flags & !(newstyle | no_zeroes) != 0 {
-            return Err(ProtocolError::Broken("the client has flags that nobody knows"));
+            return Err(ProtocolError::Broken("the client has unknown flags"));
         }
         if flags & newstyle == 0 {
             return Err(ProtocolError::Broken("the client does not know fixed newstyle"));

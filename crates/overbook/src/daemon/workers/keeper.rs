@@ -300,7 +300,7 @@ impl Task {
         known.worker.known_pages = report.known_pages;
         if known.worker.why_not_known != report.why_not_known {
             if let Some(why) = &report.why_not_known {
-                log::warn(&format!("the tables of group {} are of no use: {why}", self.group));
+                log::warn(&format!("cannot use the page tables of group {}: {why}", self.group));
             }
             known.worker.why_not_known = report.why_not_known;
         }

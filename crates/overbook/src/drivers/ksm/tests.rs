@@ -228,7 +228,7 @@ fn what_others_change_is_theirs_and_the_rest_goes_back() {
     world.restart();
     assert!(matches!(world.obey(DRIVE), Err(KsmTrouble::TakenOver(_))), "known for ever");
     let said = world.obey(KsmOrder::PutBack).unwrap().unwrap();
-    assert!(said.contains("left to whoever changed pages_to_scan"), "{said}");
+    assert!(said.contains("left to the program that changed pages_to_scan"), "{said}");
     assert_eq!(world.all()[1], "4000");
     world.obey(DRIVE).unwrap();
     assert_eq!(world.all(), driven(), "everything was put back, so it begins anew");
