@@ -44,7 +44,9 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
     let (resident_before, used) =
         (resident(&stage), stage.vm("guest")["used_bytes"].as_u64().unwrap());
     assert!(Bytes(used).plus(ENOUGH) < resident_before, "what is freed is not used: {used}");
-    assert!(stage.says(&["explain", "guest"]).contains("it may have it back, for no other VM needs it"));
+    assert!(
+        stage.says(&["explain", "guest"]).contains("it may have it back, for no other VM needs it")
+    );
 
     // What was handed over is known to the next worker, too.
     stage.kill_worker("shop");

@@ -188,7 +188,7 @@ fn a_pool_without_tls_is_refused_by_all_that_would_use_it() {
         let output = program().arg("--config").arg(&config).arg(command).output().unwrap();
         let said = text(&output);
         assert_eq!(output.status.code(), Some(1), "{command}: {said}");
-        let words = "[pool] has no `tls`: whoever reaches etcd moves VMs";
+        let words = "[pool] has no `tls`: any host that reaches etcd could move VMs";
         assert_eq!(said.matches(words).count(), 1, "{command}: {said}");
     }
 }

@@ -120,7 +120,9 @@ pub enum MoveRefusal {
         cost: Bytes,
     },
     /// Nobody on the host can be moved.
-    #[error("it cannot be moved ({why}), and no other VM on its host that has the missing memory can be")]
+    #[error(
+        "it cannot be moved ({why}), and no other VM on its host that has the missing memory can be"
+    )]
     Immovable {
         /// Why itself cannot.
         why: String,

@@ -76,9 +76,7 @@ pub enum Reason {
     Paged,
     /// It has memory that it did not touch for a minute, and little of what was paged out comes
     /// back.
-    #[error(
-        "{spare} idle for 60 s; {refaults} of refaults a minute"
-    )]
+    #[error("{spare} idle for 60 s; {refaults} of refaults a minute")]
     Ahead {
         /// Beyond what it keeps in any case.
         spare: Bytes,
@@ -299,9 +297,7 @@ pub enum Reason {
     #[error("the configuration fixes the rate")]
     ScanFixed,
     /// CPU time is left over.
-    #[error(
-        "the host's CPUs are {busy_percent} % busy, so scanning slows no VM"
-    )]
+    #[error("the host's CPUs are {busy_percent} % busy, so scanning slows no VM")]
     CpuIdle {
         /// How busy they were in the last period.
         busy_percent: u8,

@@ -79,7 +79,7 @@ pub enum LockError {
     /// Others could forge the record of what is to be undone.
     #[error(
         "state directory {directory} belongs to user {owner} and has mode {mode:04o}: it must belong to \
-         whoever runs this and be closed to other writers (chmod go-w)"
+         the user that runs this and be closed to other writers (chmod go-w)"
     )]
     Exposed {
         /// The state directory.

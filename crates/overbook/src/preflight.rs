@@ -47,8 +47,8 @@ pub(crate) fn try_host(spec: &Spec, vms: Option<&BTreeSet<VmName>>) -> Vec<Remar
         found.extend(group.vms.iter().filter_map(|pattern| no_wildcard(name, pattern)));
         if group.cold.is_on() && group.tracking.vcpu_share().is_none() {
             found.push(note(format!(
-                "[group.{name}]: `cold` does nothing while tracking = \"off\": what nobody touches is \
-                 known by tracking"
+                "[group.{name}]: `cold` does nothing while tracking = \"off\": only \
+                 tracking tells which memory is cold"
             )));
         }
         found.extend(vms.and_then(|vms| no_vm(name, &group.vms, vms)));

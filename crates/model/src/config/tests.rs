@@ -557,7 +557,10 @@ fn a_host_in_a_pool_has_what_is_usual_and_a_wrong_pool_says_why() {
     // Without TLS only where that is said; once, whatever the addresses are.
     for etcd in ["http://10.0.0.1:2379", "http://127.0.0.1:2379", "https://10.0.0.1:2379"] {
         let open = faults_of(&format!("[pool]\nhost = \"a\"\netcd = [\"{etcd}\"]"));
-        assert!(open.contains("[pool] has no `tls`: whoever reaches etcd moves VMs"), "{open}");
+        assert!(
+            open.contains("[pool] has no `tls`: any host that reaches etcd could move VMs"),
+            "{open}"
+        );
         assert_eq!(open.lines().count(), 1, "{open}");
     }
     assert!(faults_of(&format!("{plain}insecure = false")).contains("[pool] has no `tls`"));

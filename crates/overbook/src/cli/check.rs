@@ -320,7 +320,10 @@ mod tests {
     #[test]
     fn what_is_missing_is_named_with_its_reason_and_its_cost() {
         let text = report(&[Feature::Swap]).text();
-        assert!(text.contains("NO     swap                          tried without success\n"), "{text}");
+        assert!(
+            text.contains("NO     swap                          tried without success\n"),
+            "{text}"
+        );
         assert!(text.contains("Without swap: when every VM claims"), "{text}");
         assert!(text.ends_with("can be managed on this host.\n"), "{text}");
     }

@@ -184,7 +184,12 @@ impl Snapshot {
         let ram = column(&|vm| Some(number(vm.view.ram)));
         page.gauges("vm_ram", "RAM that its balloon reaches.", bytes(), ram)?;
         let balloon = column(&|vm| vm.view.balloon.map(|reading| number(reading.value)));
-        page.gauges("vm_balloon", "Memory that the balloon leaves to the guest.", bytes(), balloon)?;
+        page.gauges(
+            "vm_balloon",
+            "Memory that the balloon leaves to the guest.",
+            bytes(),
+            balloon,
+        )?;
         let target = column(&|vm| vm.decision?.target.map(number));
         page.gauges("vm_target", "Memory that the guest is to have.", bytes(), target)?;
         let used = column(&|vm| vm.view.used.map(|reading| number(reading.value)));

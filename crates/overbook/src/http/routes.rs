@@ -37,7 +37,7 @@ const TICK_LIMIT: Millis = Millis::secs(5);
 #[openapi(
     info(
         title = "Overbook",
-        description = "What the host daemon sees, decides and why. Sizes are bytes, times \
+        description = "State, decisions and reasons of the host daemon. Sizes are bytes, times \
                        milliseconds; TCP needs the bearer token, the unix socket does not."
     ),
     components(schemas(Event))

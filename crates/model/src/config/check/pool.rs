@@ -13,8 +13,8 @@ use crate::{HostName, Millis, NamePattern};
 const NAME_BYTES: usize = 63;
 
 /// Why a pool without TLS is refused unless it is asked for.
-const NEITHER: &str = "[pool] has no `tls`: whoever reaches etcd moves VMs, and whoever is on the \
-     network reads the guests that change hosts; make certificates by `overbook pki` and write \
+const NEITHER: &str = "[pool] has no `tls`: any host that reaches etcd could move VMs, and any on the \
+     network could read the guests that change hosts; make certificates by `overbook pki` and write \
      `tls = \"/etc/overbook/tls\"`, or, for a trial, `insecure = true`";
 
 pub(super) fn finish(draft: &PoolDraft, faults: &mut Vec<Fault>) -> Option<PoolSpec> {
