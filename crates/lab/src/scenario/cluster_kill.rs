@@ -6,7 +6,7 @@
 //! worker tracks it on either host. It swaps to a disk by NBD, with a repository beside it, and
 //! verifies its memory. At any moment at most one QEMU runs it, and the lock of its
 //! disk sees to that as well. The network between the QEMUs is not cut here: a guest that is in
-//! both of them would be lost (see the guide, "What may break").
+//! both of them would be lost (see the guide, "Failures").
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -256,10 +256,10 @@ fn is_needed(feature: Feature) -> bool {
 fn meaning(feature: Feature) -> (&'static str, &'static str) {
     match feature {
         Feature::Userfaultfd => {
-            ("userfaultfd", "no VM can be tracked; run this as root to be sure")
+            ("userfaultfd", "no VM with the shim can be tracked; run this as root to be sure")
         }
-        Feature::UffdioMove => ("UFFDIO_MOVE", "no VM can be tracked"),
-        Feature::PagemapScan => ("PAGEMAP_SCAN", "no VM can be tracked"),
+        Feature::UffdioMove => ("UFFDIO_MOVE", "no VM with the shim can be tracked"),
+        Feature::PagemapScan => ("PAGEMAP_SCAN", "no VM with the shim can be tracked"),
         Feature::UserfaultfdForUsers => (
             "userfaultfd for other users",
             "a VM whose QEMU does not run as root cannot be tracked",
