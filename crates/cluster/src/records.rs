@@ -1,4 +1,4 @@
-//! What a pool's store holds, by who writes it.
+//! The records of a pool's store, ordered by their writers.
 //!
 //! ```text
 //! hosts/H/seat          host H is there
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Snapshot;
 
-/// Who decides.
+/// The seat of the controller.
 pub const CONTROLLER_SEAT: &str = "controller/seat";
 /// Where intents lie.
 pub const INTENTS: &str = "controller/intents/";
@@ -58,7 +58,7 @@ pub fn target(host: &HostName, vm: &VmName) -> String {
     format!("hosts/{host}/target/{vm}")
 }
 
-/// What is to become of a VM.
+/// The key of a VM's intent.
 #[must_use]
 pub fn intent(vm: &VmName) -> String {
     format!("{INTENTS}{vm}")
@@ -80,11 +80,11 @@ pub struct Written<Step> {
 /// All that is known of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
-    /// Who decides.
+    /// The controller that holds the seat.
     pub controller: Option<String>,
     /// Hosts that are there.
     pub seated: BTreeSet<HostName>,
-    /// What they say, and those that are not there have said.
+    /// The newest report of each host, also of hosts that are gone.
     pub reports: BTreeMap<HostName, HostReport>,
     /// By VM.
     pub intents: BTreeMap<VmName, Intent>,
@@ -144,14 +144,14 @@ impl Records {
         records
     }
 
-    /// What the source has written by this VM's intent.
+    /// The source's step for this VM's intent.
     #[must_use]
     pub fn source_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<SourceStep>> {
         let written = self.sources.get(&(intent.from.clone(), vm.clone()));
         written.filter(|written| written.generation == intent.generation)
     }
 
-    /// What the target has written by this VM's intent.
+    /// The target's step for this VM's intent.
     #[must_use]
     pub fn target_of(&self, vm: &VmName, intent: &Intent) -> Option<&Written<TargetStep>> {
         let written = self.targets.get(&(intent.to.clone(), vm.clone()));
@@ -164,7 +164,7 @@ impl Records {
         Some(self.reports.get(host)?.vms.get(vm)?.group.clone())
     }
 
-    /// What a decision is made from. `since`: when each intent was first seen.
+    /// The view that a decision is made from. `since`: when each intent was first seen.
     #[must_use]
     pub fn view(&self, now: Time, since: &BTreeMap<VmName, (u64, Time)>) -> ClusterView {
         let is_seated = |host: &HostName| self.seated.contains(host);

@@ -1,13 +1,13 @@
-//! What a pool keeps: values by key, and seats that say who may write them.
+//! A pool's store: values by key, and seats that give the right to write them.
 //!
 //! **Problem.** A host, or a controller, that was cut off for a while does not know that others
-//! have taken its place; an election alone does not help, for what it sends may arrive late.
-//! **Idea.** Who writes has a [`Seat`]: a key that ends with a lease, and that nobody else can take
-//! meanwhile. Each write says which seat it is of, and the store carries it out only if that very
-//! seat is still taken: all of it or nothing.
+//! have taken its place; an election alone does not help, for its writes may arrive late.
+//! **Idea.** Each writer has a [`Seat`]: a key that ends with a lease, and that no other writer
+//! can take meanwhile. Each write says which seat it is of, and the store carries it out only if
+//! that very seat is still taken: all of it or nothing.
 //!
-//! A store that does not answer may have carried a write out or not: whoever is told
-//! [`StoreError::Unreachable`] reads again.
+//! A store that does not answer may have carried a write out or not: a caller
+//! that gets [`StoreError::Unreachable`] reads again.
 
 pub mod embedded;
 pub mod etcd;
@@ -27,7 +27,7 @@ pub const LIMIT: Duration = Duration::from_secs(3);
 /// Why something cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum StoreError {
-    /// It does not answer; nobody knows whether a write was carried out.
+    /// It does not answer; a write may have been carried out or not.
     #[error("the store does not answer: {0}")]
     Unreachable(String),
     /// It answers, and refuses.
@@ -36,7 +36,7 @@ pub enum StoreError {
     /// The seat is not taken any more: nothing was written.
     #[error("the seat {0} is lost: nothing is written any more")]
     Unseated(String),
-    /// What the write depends on has changed: nothing was written.
+    /// A value that the write depends on has changed: nothing was written.
     #[error("it has changed meanwhile: nothing is written")]
     Changed,
 }
@@ -69,7 +69,7 @@ pub enum Change {
     },
 }
 
-/// What a write depends on.
+/// A value that a write depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Still {
     /// This key still has …
@@ -95,7 +95,7 @@ pub trait Store: Send + Sync {
     /// Waits until something has changed there since this revision, or a while has passed.
     fn changed<'a>(&'a self, prefix: &'a str, since: i64) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// Takes a seat, if nobody has it. `who` is its value.
+    /// Takes a free seat. `who` is its value.
     fn sit<'a>(
         &'a self,
         key: &'a str,
@@ -122,7 +122,7 @@ impl Change {
     /// From now on this is the value, as JSON.
     #[must_use]
     pub fn put(key: String, value: &impl Serialize) -> Self {
-        // What we write has no maps with keys that are no text.
+        // Our records have no maps with keys other than text.
         Self::Put { key, value: serde_json::to_vec(value).unwrap_or_default() }
     }
 }

@@ -1,18 +1,17 @@
-//! What nobody touches: to the host's swap, and back.
+//! Cold memory: to the host's swap, and back.
 //!
-//! **Problem.** What is out of the guest's reach and is not touched for long is memory that others
-//! could use. Only the guest could give it up, page by page, and would get it back from a disk of
-//! its own. **Idea.** The kernel pages out what lies in staging (`MADV_PAGEOUT`), to where the
-//! operator's swap is: compressed memory, or a disk. A touch traps as before; the swap entries are
-//! moved home as pages are (`UFFDIO_MOVE`), the guest's thread goes on, and the kernel reads its
-//! page. The others stay out until they are touched, too: what goes out by granules comes back by
-//! pages. To read the rest at once would fill memory with what nobody may want, or the kernel's
-//! swap cache, which is charged to nobody and which nobody pages out again.
+//! **Problem.** Revoked memory that stays untouched for long could serve other VMs. The guest alone
+//! could give it up, page by page, and would get it back from a disk of its own. **Idea.** The
+//! kernel pages out the buffer's pages (`MADV_PAGEOUT`) to the operator's swap: compressed memory,
+//! or a disk. A touch traps as before. Swap entries are moved into place like pages
+//! (`UFFDIO_MOVE`), the guest's thread goes on, and the kernel reads the touched page. The other
+//! pages stay out until their own touch: granules go out, pages come back. Reading the rest at once
+//! would fill memory with pages that the guest may not want, or the kernel's swap cache, which is
+//! charged to no group and never paged out again.
 //!
-//! **Invariants.** No page changes its place here, so nothing can be lost: the kernel keeps content
-//! wherever it is. None of this holds the lock while the kernel pages: it may wait for a disk. What
-//! is read is only what is in swap (a hole would trap), and only as long as the host has memory for
-//! it ([`SPARED`]).
+//! **Invariants.** No page changes its place here, so none can be lost: the kernel keeps the
+//! content. The lock is not held while the kernel pages, for it may wait for a disk. Only pages in
+//! swap are read (a hole would trap), and only while the host has memory for them ([`SPARED`]).
 //!
 //! **Leaves out.** Which granules, and when: the worker's. Pages that the kernel swaps out by
 //! itself: they are read when all is ([`read_all`]), and are not told of.
@@ -37,7 +36,7 @@ use crate::tracker;
 /// How long one request pages out, or reads, at most: a disk may be slow, and a worker that hears
 /// nothing for two seconds is taken for gone, and so is a shim.
 const TURN: Duration = Duration::from_millis(100);
-/// The host keeps this share of its memory available, whatever is read back: a 32nd.
+/// The host keeps a 32nd of its memory available while memory is read back.
 const SPARED: u64 = 32;
 /// How often it is asked what it has available, in bytes that were read.
 const ASK_EVERY: u64 = 16 << 20;
@@ -84,8 +83,8 @@ fn staged_of(granule: u32) -> Vec<Range> {
     }
 }
 
-/// Brings granules back, and reads what of them is out, for [`TURN`] at most: the kernel reads the
-/// rest when it is touched. Answers how many were out of reach.
+/// Moves granules back, and reads their paged-out pages for [`TURN`] at most; the kernel reads the
+/// rest at a touch. Returns the number of granules that were revoked.
 pub(crate) fn recall(granules: &[u32], is_wanted: impl Fn() -> bool) -> Result<u32, Refusal> {
     let mut out = Vec::new();
     let count = engine::recall(granules, |range| out.push(range))?;

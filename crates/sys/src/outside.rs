@@ -47,7 +47,7 @@ const MOST_LINES: usize = 2_000_000;
 const LONGEST_LINE: u64 = 20_000;
 /// Descriptors that are looked at.
 const MOST_DESCRIPTORS: usize = 16_384;
-/// QEMU may have joined so much to guest RAM.
+/// QEMU may have joined this much memory to guest RAM.
 const MOST_BESIDE: u64 = 64 << 20;
 /// Guest RAM begins at a multiple of this: QEMU has it so that huge pages fit.
 const ALIGNED: u64 = 2 << 20;
@@ -130,9 +130,9 @@ impl Outside {
         self.advise(ranges, libc::MADV_PAGEOUT)
     }
 
-    /// Brings back what is in swap of these ranges: the first word of each page is read, so the
-    /// kernel reads the page and maps it, as at a touch of the process. What cannot be read stays
-    /// where it is. (`MADV_WILLNEED` takes as long, and leaves it in the swap cache, still to be
+    /// Brings back the swapped pages of these ranges: the first word of each page is read, so the
+    /// kernel reads the page and maps it, as at a touch of the process. A page that cannot be read
+    /// stays in swap. (`MADV_WILLNEED` takes as long, and leaves it in the swap cache, still to be
     /// touched.)
     pub fn bring_back(&self, ranges: &[Range]) {
         for range in ranges {

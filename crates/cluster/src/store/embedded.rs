@@ -1,7 +1,7 @@
 //! A store of one host alone: SQLite for the values, and this process for the seats.
 //!
-//! Nobody else writes here, for one daemon has the state directory. So a seat is taken until its
-//! holder in this process has not been heard of for [`SEAT_TTL`], as in a pool of many hosts.
+//! No other process writes here, for one daemon has the state directory. So a seat is taken until
+//! its holder in this process has not been heard of for [`SEAT_TTL`], as in a pool of many hosts.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Change, SEAT_TTL, Seat, Snapshot, Still, Store, StoreError};
 
-/// After so long nobody waits for a change any more.
+/// The longest wait for a change.
 const QUIET: Duration = Duration::from_secs(10);
 
 const SHAPE: &str = "

@@ -2,7 +2,7 @@
 //!
 //! A seat is a key with a lease; its number is the revision that created it. Each write is a
 //! transaction that compares that number: so a holder whose lease has ended writes nothing,
-//! whatever it believes, and whenever what it sent arrives. (etcd's own elections have shown two
+//! also by writes that arrive late. (etcd's own elections have shown two
 //! winners.)
 
 use std::time::Duration;
@@ -27,16 +27,16 @@ const LARGEST_PAGE: i64 = 1024;
 /// The client's message about a page that is too large (with the code OUT_OF_RANGE).
 const TOO_LARGE: &str = "message length too large";
 
-/// After so long nobody waits for a change any more: who has heard nothing looks.
+/// The longest wait for a change; then the reader looks.
 const QUIET: Duration = Duration::from_secs(10);
 /// How often a connection is asked whether it is there, and how long it may take to say so.
 const ALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(3));
 
 /// How long it is waited before another member is asked.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What the client says of a lease that has ended.
+/// The client's message about a lease that has ended.
 const LEASE_GONE: &str = "lease not found";
-/// Codes of gRPC by which a server says that nothing was done, and that trying again is in vain:
+/// Codes of gRPC by which a server says that nothing was done, and that a retry would fail:
 /// INVALID_ARGUMENT, PERMISSION_DENIED, UNAUTHENTICATED. A store without a leader, or a full one,
 /// may do better later.
 const REFUSALS: [i32; 3] = [3, 7, 16];
@@ -75,7 +75,7 @@ impl Etcd {
     }
 
     /// Asks until a member answers: one that has just died is asked, too, and another one knows as
-    /// well. What is asked may be carried out twice.
+    /// well. The request may be carried out twice.
     async fn ask<T, F>(&self, what: impl Fn(Client) -> F + Send) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, Error>> + Send,
@@ -218,7 +218,7 @@ fn failed(error: Error) -> StoreError {
     }
 }
 
-/// What was said, and what it comes from in the end.
+/// The message, followed by its deepest cause.
 fn with_cause(said: &str, error: &dyn std::error::Error) -> String {
     let mut cause = error.source();
     while let Some(deeper) = cause.and_then(|cause| cause.source()) {
@@ -257,7 +257,7 @@ impl Store for Etcd {
             let mut stream = watched.await?;
             let news = async {
                 while let Some(news) = stream.message().await? {
-                    // What is older than the store remembers has changed for certain.
+                    // A revision older than the store remembers has changed for certain.
                     if !news.events().is_empty() || news.canceled() {
                         break;
                     }

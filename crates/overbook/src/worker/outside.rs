@@ -13,10 +13,10 @@
 //! that found it out and the one that found it back. A page that has no content yet, or was given
 //! up by the guest, needs no paging out: its next touch is seen alike.
 //!
-//! **What does not leave at once.** Up to Linux 6.8 the kernel keeps a page that was touched since
-//! it was last asked, and only notes that it was asked; it is asked again a step later, and its
-//! time counts from the first call. From 6.9 on a page that stays was busy, and counts from the
-//! second. One that is still there then is hot.
+//! **Pages that do not leave at once.** Up to Linux 6.8 the kernel keeps a page that was touched
+//! since it was last asked, and only notes that it was asked; it is asked again a step later, and
+//! its time counts from the first call. From 6.9 on a page that stays was busy, and counts from
+//! the second. One that is still there then is hot.
 //!
 //! **Invariants.** No byte changes: the kernel pages out what it could page out at any time. No VM
 //! is looked at whose memory is locked, or shared with other processes; nor where the host's swap
@@ -62,7 +62,7 @@ const LADDER: u64 = 12;
 const FIRST_LOOK_US: u64 = 95_000;
 /// The flush of a guest's translations by a page out, in nanoseconds.
 const FLUSH_NS: u64 = 60_000;
-/// A VM of which so many pages stayed, and none left, cannot be paged out.
+/// A VM of which this number of pages stayed, and none left, cannot be paged out.
 const ALL_STAY: u64 = 256;
 /// Pages that are tracked: with more the next probe of each comes too late to tell of its habits.
 const MOST_TRACKED: u32 = 2048;
@@ -124,7 +124,7 @@ pub(super) struct Outside {
 }
 
 impl Outside {
-    /// Tracks the VM of this process, which has so much RAM.
+    /// Tracks the VM of this process, which has this RAM.
     ///
     /// # Errors
     /// It cannot be tracked so, or has ended.
@@ -214,7 +214,7 @@ impl Outside {
         self.pager.order(target, own);
     }
 
-    /// It has so much RAM, as is told now.
+    /// Sets the size of its RAM, as QEMU tells it now.
     pub(super) fn set_ram(&mut self, ram: Bytes) {
         self.ram = ram;
     }
@@ -339,7 +339,7 @@ impl Outside {
         self.sample.address(granule)
     }
 
-    /// So much CPU time was taken for the last step.
+    /// Notes the CPU time that the last step took.
     pub(super) fn spent(&mut self, ns: u64) {
         self.cost.spent(ns.saturating_sub(std::mem::take(&mut self.paging_ns)));
     }

@@ -15,7 +15,7 @@ pub(super) const PIECE: u64 = 128 << 10;
 pub(super) const AGAIN: Duration = Duration::from_secs(60);
 /// … up to this many times twice: some nine hours.
 const MOST_DOUBLED: u8 = 9;
-/// Of a trial's pages at least one in so many has to stay out for it to have paid.
+/// A trial has paid if at least one of this number of its pages stays out.
 const PAYS: usize = 4;
 
 /// A block of a VM's memory.
@@ -34,7 +34,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Looked at, so many of its pages are out; whether it has paid that it went out.
+    /// Takes in the number of its pages that are out; returns whether its paging out has paid.
     pub(super) fn judge(&mut self, out: usize, now_s: u32) -> bool {
         let pays = self.out > 0 && out >= usize::from(self.out).div_ceil(PAYS);
         self.doubled = if pays { 0 } else { (self.doubled + 1).min(MOST_DOUBLED) };
@@ -43,7 +43,7 @@ impl Block {
     }
 }
 
-/// Whether it has paid that so many pages of a block left, of those that were in memory.
+/// Whether `left` of the `here` resident pages of a block are enough to have paid.
 pub(super) fn leaves_enough(left: usize, here: usize) -> bool {
     left >= here.div_ceil(PAYS)
 }

@@ -9,7 +9,7 @@
 //! is paged by *trial* ([`Means::Trial`]), first what tracking has seen to be idle for longest
 //! ([`Pager::learn`]): a block of 2 MiB is paged out, looked at [`TRIAL`] later, and again before
 //! it is tried again. A block of which little stayed out is left alone, for twice as long each
-//! time. So a page that is in use goes out once in a long while, whatever the target.
+//! time. So a page that is in use goes out seldom, also under a low target.
 //!
 //! **How fast** ([`Pager::quota`]): twice as much in each second in which the VM waited little for
 //! what was out, half as much in each in which it waited for more than [`MOST_WAITS`].
@@ -60,13 +60,13 @@ const QUOTA: [Bytes; 3] = [Bytes::mib(4), Bytes::kib(256), Bytes::mib(16)];
 const AT_ONCE: Bytes = Bytes::mib(4);
 /// The share of a vCPU's time that a VM may wait for what is out before less goes out.
 const MOST_WAITS: f64 = 0.02;
-/// A VM that waits for so many pages in one step has woken: some milliseconds of it.
+/// A VM that waits for this number of pages in one step has woken: some milliseconds of waiting.
 const WAKES: u64 = 512;
 /// For so long nothing of it is paged out then: the policy hears of it within two seconds …
 const AWAKE: Duration = Duration::from_secs(3);
 /// … and how soon that may be so again: a VM that has too little waits all the time.
 const AWAKE_AGAIN: Duration = Duration::from_secs(30);
-/// For each page that is touched at once so many are read back.
+/// The number of pages that are read back for each page touched.
 const READ_AHEAD: u64 = 16;
 /// How often rates are looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -181,7 +181,7 @@ impl Pager {
         (self.target, self.own) = (target, own);
     }
 
-    /// Reads everything back from now on, whatever the target.
+    /// Reads everything back from now on, and drops the target.
     pub(super) fn recall(&mut self) {
         self.target = None;
         // A process that cannot be looked into has ended.

@@ -20,7 +20,7 @@ pub(super) const BATCH: Bytes = Bytes::mib(256);
 const MOST_THREADS: usize = 4;
 /// … and for how long.
 pub(super) const LONGEST: Duration = Duration::from_millis(100);
-/// So much of the host's memory stays available while a VM's is read back: one part in so many.
+/// The inverse of the share of the host's memory that stays available during a recall.
 const SPARE: u64 = 32;
 
 /// The host's memory that may be filled by what is read back.

@@ -15,9 +15,9 @@ use crate::worker::granules::PAGE;
 
 /// Pages of a block.
 const BLOCK_PAGES: u32 = 512;
-/// One block of so many is broken: one part in twelve of the VM's huge pages.
+/// One block of this number is broken: one part in twelve of the VM's huge pages.
 const STRATUM: u64 = 12;
-/// A VM that has more than one part in so many of its memory in huge pages is said to be in them.
+/// The inverse of the share of memory in huge pages from which on a VM is said to be in them.
 const FEW_HUGE: u64 = 20;
 /// A VM with less in memory has hardly begun.
 const JUST_BEGUN: Bytes = Bytes::mib(32);
@@ -95,7 +95,7 @@ impl Sample {
     }
 }
 
-/// Whether so much of this memory is in huge pages that they are to be kept. Of a VM that has
+/// Whether enough of this memory is in huge pages to keep them. Of a VM that has
 /// hardly begun it is not known: its memory may come in huge pages.
 pub(super) fn in_huge_pages(pieces: &[Piece]) -> bool {
     let resident: Bytes = pieces.iter().map(|piece| piece.resident).sum();
