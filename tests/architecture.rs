@@ -1,7 +1,7 @@
-//! The rules of ARCHITECTURE.md, held by a test: who may need whom, and who may do what.
+//! Tests the rules of ARCHITECTURE.md: permitted dependencies and permitted actions.
 //!
-//! The text of the sources is searched, not their meaning: a rule that is broken on purpose and in
-//! disguise is for the reviewer. Each check is shown to be able to fail by the tests at the foot.
+//! The test searches the text of the sources, not their meaning: a deliberately disguised
+//! violation is for the reviewer to find. The tests at the end show that each check can fail.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The crates in order; each may need only those before it.
+/// The crates in order; each may depend only on those before it.
 const ORDER: [&str; 15] = [
     "overbook-model",
     "overbook-policy",
@@ -29,14 +29,14 @@ const ORDER: [&str; 15] = [
     "overbook-tests",
 ];
 
-/// Crates without any outside world.
+/// Crates without any access to the outside.
 const PURE: [&str; 4] = ["crates/model", "crates/policy", "crates/pages", "crates/sim"];
 
-/// Where `unsafe` may stand: the kernel's calls, what QEMU loads into its own process, and what
-/// stands in for QEMU.
+/// Crates that may use `unsafe`: the system calls, the libraries that QEMU loads, and the
+/// stand-in for QEMU.
 const BOUNDARY: [&str; 4] = ["crates/sys/", "crates/shim/", "crates/stand-in/", "crates/tracer/"];
 
-/// What a pure crate never names.
+/// Modules that a pure crate never names.
 const OUTSIDE_WORLD: [&str; 11] = [
     "std::fs",
     "std::net",
@@ -141,7 +141,7 @@ fn every_module_opens_with_its_idea() {
     }
 }
 
-/// The formatter keeps code that wide. Tables and diagrams are as wide as they are.
+/// The formatter keeps code within this width. Tables and diagrams are exempt.
 #[test]
 fn comments_end_within_100_columns() {
     for (name, text) in ["crates", "guest", "tests"].into_iter().flat_map(sources) {

@@ -12,9 +12,9 @@ use sys::memory_of::Counters;
 
 /// The array that the guest works on.
 const SET_MIB: f64 = 60.0;
-/// The most that a guest's kernel and programs touch besides.
+/// Maximum memory that a guest's kernel and other programs touch.
 const KERNEL_MIB: f64 = 20.0;
-/// Pages that are looked at, all out at once.
+/// Maximum memory that tracking keeps paged out at once.
 const MOST_OUT: Bytes = Bytes::mib(40);
 
 fn working_set_mib(stage: &Stage) -> Option<f64> {
@@ -51,7 +51,7 @@ fn a_guest_with_nothing_loaded_into_its_qemu_shows_its_working_set_and_loses_no_
     let out = Counters::of(stage.guest("plain").process().pid).unwrap().swapped;
     assert!(out < MOST_OUT, "{out} are out");
 
-    // Whichever process dies, the memory is the guests'.
+    // No process's death loses a byte of the guests' memory.
     stage.kill_worker("shop");
     until_known(&stage);
     stage.daemon.kill(&mut stage.lab).unwrap();
@@ -60,7 +60,7 @@ fn a_guest_with_nothing_loaded_into_its_qemu_shows_its_working_set_and_loses_no_
     drop(zram);
 }
 
-/// Lets the daemon begin anew without any QMP socket.
+/// Restarts the daemon without any QMP socket.
 fn begin_without_sockets(stage: &mut Stage) {
     let attach = ("attach = \"off\"", "attach = \"on\"");
     stage.configure(&[attach, ("/qmp/*.sock", "/none/*.sock")]);
@@ -117,7 +117,7 @@ fn what_a_guest_does_not_touch_is_paged_out_from_outside_and_comes_back() {
         Ok(zram) => zram,
         Err(error) => return skip(&error.to_string()),
     };
-    // It fills its memory, and touches little of it then.
+    // The guest fills its memory, and then touches little of it.
     let guest = |name, small_pages| MachineSpec {
         small_pages,
         ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 120 --rate 8")
@@ -142,7 +142,7 @@ fn what_a_guest_does_not_touch_is_paged_out_from_outside_and_comes_back() {
     let released = stage.overbook(&["release"]);
     assert!(released.status.success(), "{}", overbook_tests::text(&released));
     for name in ["small", "huge"] {
-        // QEMU's own memory may stay there.
+        // Pages of QEMU's own memory may stay in swap.
         assert!(out(&stage, name) < Bytes::mib(4), "{name}: {}", out(&stage, name));
     }
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);

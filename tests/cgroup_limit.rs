@@ -1,5 +1,5 @@
-//! A VM whose QEMU is in a cgroup with a limit is granted no more than fits below that: beyond it
-//! the kernel would kill QEMU.
+//! A VM whose QEMU is in a cgroup with a limit gets no grant above that limit, because the kernel
+//! would kill QEMU.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,8 +10,8 @@ use lab::memory_group::MemoryGroup;
 use model::{Bytes, Mode, VmName};
 use overbook_tests::{BASE, MAX, Stage, hungry, idle, skip};
 
-/// The limit leaves this much above base, in addition to the margin: less than the group can hand
-/// out without taking from the other VM.
+/// Memory between base and the limit, without the margin: less than the group can hand out
+/// without taking from the other VM.
 const FITS: Bytes = Bytes::mib(8);
 /// The margin below a limit of this size.
 const MARGIN: Bytes = Bytes::mib(16);

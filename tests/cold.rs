@@ -8,10 +8,10 @@ use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, skip};
 use sys::memory_of::Counters;
 
-/// Of what the guest has and hardly touches.
+/// Part of the memory that the guest hardly touches.
 const ENOUGH: Bytes = Bytes::mib(60);
 
-/// What of QEMU is in the host's swap.
+/// Memory of QEMU in the host's swap.
 fn out(stage: &Stage) -> Bytes {
     Counters::of(stage.guest("guest").process().pid).unwrap().swapped
 }
@@ -22,7 +22,7 @@ fn what_a_guest_does_not_touch_is_paged_out_when_the_host_is_short_and_no_byte_i
         Ok(zram) => zram,
         Err(error) => return skip(&error.to_string()),
     };
-    // It comes by each page once in half a minute.
+    // The guest touches each page once in half a minute.
     let guest = MachineSpec {
         shim: true,
         ..MachineSpec::new("guest", "shop", MAX, MAX, "verify --mb 120 --rate 4")
@@ -38,21 +38,21 @@ fn what_a_guest_does_not_touch_is_paged_out_when_the_host_is_short_and_no_byte_i
     stage.until("it is known where its memory is", |stage| !stage.vm("guest")["cold"].is_null());
     assert_eq!(out(&stage), Bytes::ZERO, "nobody needs it");
 
-    // Its grants come back.
+    // The guest must give back its grants.
     stage.configure(&[("[host]", "[host]\nreserve = \"900GiB\"")]);
     stage.until("it is paged out", |stage| out(stage) > ENOUGH);
     assert_eq!(stage.balloon("guest"), MAX, "its balloon holds nothing");
     let words = stage.says(&["explain", "guest"]);
     assert!(words.contains("paged out"), "{words}");
 
-    // Whoever dies, it is the guest's.
+    // No process's death loses the guest's memory.
     stage.kill_worker("shop");
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
     stage.until("it is paged out again", |stage| out(stage) > ENOUGH);
     stage.daemon.kill(&mut stage.lab).unwrap();
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
 
-    // What QEMU has beside its guest may stay there.
+    // Pages of QEMU's own memory may stay in swap.
     let released = stage.overbook(&["release"]);
     assert!(released.status.success(), "{}", overbook_tests::text(&released));
     assert!(out(&stage) < Bytes::mib(4), "without a daemon, too: {}", out(&stage));

@@ -1,4 +1,4 @@
-//! The daemon and its operator: one daemon per state directory, and no fall over a faulty file.
+//! The daemon and its operator: one daemon per state directory, which survives a faulty file.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,5 +1,5 @@
-//! Guests that run a Debian: its programs work, on one image for all of them, while what they have
-//! in common is kept once, and are found to be as they were packaged.
+//! Guests that run a Debian from one image. Their programs work, and match their packages, while
+//! identical pages are merged.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -13,7 +13,8 @@ use model::Bytes;
 use overbook_tests::{provisions, skip, take_turn};
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// Of the page cache of four guests that read the same files, and their kernels: some 66 MiB.
+/// Part of the page cache of four guests that read the same files, and of their kernels: some 66
+/// MiB.
 const ENOUGH: u64 = 30 << 20;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Identical pages of real guests are kept once, written to, and given up, and no byte is lost.
+//! Identical pages of real guests are merged, written to and unshared, and no byte is lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,7 +19,8 @@ use sys::pool_maps;
 use sys::process::Signal;
 
 const LIMIT: Duration = Duration::from_secs(180);
-/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common.
+/// Part of the 40 MiB that are identical until they are rewritten, and of the kernels' common
+/// pages.
 const ENOUGH: u64 = 20 << 20;
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
@@ -30,14 +31,15 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Guests of one seed: what they verify is the same until they rewrite it, an eighth of 16 MB in a
-/// second: not before it was merged, nor long after.
+/// A guest; all have the same seed, so their data is identical until they rewrite it. They
+/// rewrite an eighth of 16 MB per second, so that a page is merged before it is rewritten, and
+/// rewritten soon after.
 fn guest(name: &str) -> MachineSpec {
     let work = "verify --mb 40 --rate 16";
     MachineSpec { shim: true, ..MachineSpec::new(name, "shop", MAX, MAX, work) }
 }
 
-/// Both at work, and their processes.
+/// Both guests at work, and their processes.
 fn two_guests(dir: &Path) -> (Lab, Vec<u32>) {
     start(dir, &[guest("one"), guest("two")], fleet::wait_until_working)
 }
@@ -63,7 +65,7 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     let merger = Merger::start(&pids, None, Some(0.01)).unwrap();
     until("pages are merged", || merger.pool_bytes() > ENOUGH);
     assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
-    // The guests rewrite what is merged, and the engine comes around to see it.
+    // The guests rewrite merged pages, and the engine scans them again.
     let has_broken = |reading: &Dedup| reading.broken > Bytes::mib(1);
     until("merged pages are written to", || merger.readings().iter().all(has_broken));
     let readings = merger.stop();
@@ -73,7 +75,7 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
         assert!(reading.dropped > Bytes::ZERO && reading.shared <= reading.merged, "{reading:?}");
     }
 
-    // The next one takes over what is merged …
+    // The next engine takes over the merged pages …
     let kept: Bytes = readings.iter().map(|reading| reading.shared).sum();
     let merger = Merger::start(&pids, Some(1), None).unwrap();
     let shared = || merger.readings().iter().map(|reading| reading.shared).sum::<Bytes>();
@@ -85,13 +87,13 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     assert!(readings.iter().all(|reading| reading.merged < reading.shared), "{readings:?}");
 
     let processes: Vec<_> = lab.machines().iter().map(lab::Machine::process).collect();
-    // … until it is given back: nothing is shared then, and nothing is left in the pool.
+    // … until they are unshared. Then nothing is shared, and the pool is empty.
     for copied in unshare(&processes).into_values() {
         let copied = copied.unwrap();
         assert!(copied > kept.share(1, 8) && copied <= kept, "{copied} of {kept}");
     }
     for pid in pids.iter().copied() {
-        // What the guest had written is still mapped.
+        // The pool's file is still mapped where the guest had written.
         for mapping in pool_maps::mappings(pid).unwrap().into_iter().take(1) {
             assert_eq!(
                 pool_maps::sharers(pid, mapping.file, &[pool_maps::EVERYWHERE]).unwrap(),
@@ -102,7 +104,7 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     }
     assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
 
-    // What was copied is merged again.
+    // The copied pages are merged again.
     let merger = Merger::start(&pids, None, None).unwrap();
     until("pages are merged again", || merger.pool_bytes() > ENOUGH);
     assert_eq!(fleet::bad_bytes(&lab).unwrap(), 0);
@@ -111,11 +113,11 @@ fn what_is_the_same_is_kept_once_what_is_written_is_the_guests_own_and_nothing_i
     }
     until("guests that have ended leave nothing in the pool", || merger.pool_bytes() == 0);
     drop(merger);
-    // It says that its guests are dead.
+    // The lab reports that its guests are dead.
     let _ = lab.stop();
 }
 
-/// Waits until more than so many passes went over both guests.
+/// Waits until more than `passes` passes went over both guests.
 fn until_seen(merger: &Merger, passes: u64) {
     let is_seen = |reading: &Dedup| reading.passes > passes;
     until("everything was looked at", || {
@@ -123,7 +125,7 @@ fn until_seen(merger: &Merger, passes: u64) {
     });
 }
 
-/// Two guests that have the same 60 MB, and touch them no more; and their processes.
+/// Two guests that have the same 60 MB and no longer touch them, and their processes.
 fn two_cold_guests(dir: &Path) -> (Lab, Vec<u32>) {
     let cold = |name: &str, seed| MachineSpec {
         shim: true,
@@ -138,7 +140,7 @@ fn what_nobody_touches_is_merged_although_tracking_has_put_it_out_of_reach() {
     let Some(_turn) = take_turn() else { return };
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
     let (mut lab, pids) = two_cold_guests(dir.path());
-    // All that is cold is out of reach long before so slow a look has come to it.
+    // At this low rate, all cold pages are protected by tracking long before the scan gets to them.
     let merger = Merger::start(&pids, Some(1), Some(0.1)).unwrap();
     std::thread::sleep(Duration::from_secs(8));
     merger.set_rate(500);
@@ -152,7 +154,7 @@ fn what_a_table_names_is_shared_before_all_else_was_looked_at() {
     let Some(_turn) = take_turn() else { return };
     let dir = tempfile::Builder::new().prefix("ob-").tempdir_in("/tmp").unwrap();
     let (mut lab, pids) = two_cold_guests(dir.path());
-    // As of a memory dump of the first one.
+    // Pages as in a memory dump of the first guest.
     let seen = match lab::alike::pages(&pids[..1]) {
         Ok(seen) => seen,
         Err(error) => return skip(&error.to_string()),

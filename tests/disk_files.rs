@@ -1,4 +1,4 @@
-//! The files of disks: their readers, the file that a path leads to, and file systems without room.
+//! The files of disks: who may read them, the file behind a path, and full file systems.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -14,7 +14,7 @@ use sys::process::{Spawn, children_of};
 const LIMIT: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65534;
 
-/// A directory that is removed, with a configuration of one disk in it.
+/// A temporary directory with a configuration of one disk in it.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -39,13 +39,13 @@ impl Host {
         program().arg("--config").arg(config).args(arguments).output().unwrap()
     }
 
-    /// The words of `check`, and its exit code.
+    /// The output of `check` and its exit code.
     fn check(&self) -> (String, Option<i32>) {
         let output = self.overbook(&["check"]);
         (text(&output), output.status.code())
     }
 
-    /// Serves the disk until `is_so`; answers what was said.
+    /// Serves the disk until `is_so` returns true; returns the output.
     fn serve_until(&self, is_so: impl Fn() -> bool) -> String {
         let log = self.path("log");
         let spawn = Spawn::new(program().get_program()).arg("--config");
@@ -81,7 +81,7 @@ fn a_swap_file_is_its_owners_alone() {
     let said = host.serve_until(|| socket.exists());
     assert!(said.contains("had mode 0644") && said.contains("it is 0600 now"), "{said}");
     assert_eq!(mode(&file), 0o600);
-    // A message that is of no use here is not there.
+    // A message that does not apply here is absent.
     assert!(!said.contains("may have this process wait"), "{said}");
 }
 
@@ -107,7 +107,7 @@ fn no_other_user_leads_the_path_of_a_disk_elsewhere() {
     let output = host.overbook(&["disks", "web"]);
     assert!(!output.status.success() && text(&output).contains("user 65534"), "{output:?}");
     assert_eq!(fs::read_to_string(&secret).unwrap(), "root's own");
-    // A file that is longer than the disk is not cut off.
+    // A file that is longer than the disk is not truncated.
     chown(host.path("vm"), Some(0), None).unwrap();
     fs::remove_file(host.path("vm/swap")).unwrap();
     fs::write(host.path("vm/swap"), vec![1; 2 << 20]).unwrap();
@@ -145,11 +145,11 @@ fn a_disk_that_is_larger_than_the_room_for_it_is_refused_and_leaves_nothing() {
     let why = "`size` 1 GiB takes 1 GiB more of the file system of";
     assert_eq!(said.matches(why).count(), 4, "{said}");
     assert!(said.contains("200 MiB are free there, and 10 MiB of these stay free"), "{said}");
-    // Where a guest may have its swap already that is a warning.
+    // A guest may already have its swap there, so this is only a warning.
     assert!(said.contains("writes to it may fail"), "{said}");
 }
 
-/// The kernel gives the files in `/proc` of a process that is in no core dump to root.
+/// The kernel gives `/proc` files of an undumpable process to root.
 #[test]
 fn what_serves_a_disk_is_in_no_core_dump() {
     let Some(_turn) = take_turn() else { return };

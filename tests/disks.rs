@@ -1,5 +1,5 @@
-//! A guest whose swap lies in a repository's memory, or whose data disk has a cache, and what
-//! becomes of it when those who serve it die.
+//! A guest whose swap is in a repository's memory, or whose data disk has a cache, when the
+//! serving processes die.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -75,7 +75,7 @@ fn what_a_group_has_to_spare_is_a_cache_of_its_disks_as_long_as_somebody_says_so
     let dir = tempfile::tempdir_in("/tmp").unwrap();
     let disk = Disk { lent: Bytes::ZERO, cache: true, ..DISK };
     let served = RemoteSwap::start(&dir.path().join("disk"), GUEST, disk).unwrap();
-    // Only a part of the disk fits into its memory. What its neighbour never touches, they can
+    // Only a part of the disk fits into the guest's memory. Its neighbour's untouched memory is
     // spare.
     let guest = MachineSpec::new(GUEST, GROUP, MEMORY, MEMORY, "fileio --path /dev/data --mb 128");
     let much = Bytes::mib(384);

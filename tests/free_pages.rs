@@ -6,7 +6,7 @@ use lab::{MachineSpec, fleet};
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage};
 
-/// Of the 70 MiB that the guest frees at a time: its kernel reports them in parts, every two
+/// Part of the 70 MiB that the guest frees at a time; its kernel reports them in parts, every two
 /// seconds.
 const ENOUGH: Bytes = Bytes::mib(30);
 
@@ -30,7 +30,7 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
     let Some(stage) = Stage::start(Mode::Observe, &[guest]) else { return };
     fleet::wait_until_working(&stage.lab).unwrap();
     assert!(stage.vm("guest")["unsupported"]["free_pages"].as_str().unwrap().contains("\"off\""));
-    // Tracking would hold some of it aside.
+    // Tracking would hold back some of the freed pages.
     stage.configure(&[
         ("tracking = \"1 %\"", "tracking = \"off\""),
         ("free_pages = \"off\"", "free_pages = \"lazy\""),
@@ -48,7 +48,7 @@ fn what_a_guest_frees_stays_until_the_host_would_be_short_and_no_byte_is_lost() 
         stage.says(&["explain", "guest"]).contains("it may have it back, for no other VM needs it")
     );
 
-    // What was handed over is known to the next worker, too.
+    // The next worker also knows of the pages that were handed over.
     stage.kill_worker("shop");
     stage.until("it knows of what was freed", |stage| free_pages(stage, "freed_bytes") > ENOUGH);
 

@@ -1,4 +1,4 @@
-//! A full disk costs the history, and the right to touch VMs, but not the daemon.
+//! A full disk stops the history and all changes of VMs, but not the daemon.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,9 +9,9 @@ use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
 use sys::process::Spawn;
 
-/// Starts the daemon anew with its state on a full file system of its own, in a mount namespace
-/// that ends with it. Answers the file that fills it, as seen from here; `None`: no such thing is
-/// allowed.
+/// Restarts the daemon with its state on a full file system in its own mount namespace, which
+/// ends with it. Returns the path of the file that fills it, as seen from here. `None`: mounting
+/// is not allowed.
 fn restart_on_full_disk(stage: &mut Stage) -> Option<PathBuf> {
     stage.lab.end_helper("daemon", false).unwrap();
     let said = stage.overbook(&["release"]);
@@ -41,7 +41,7 @@ fn on_a_full_disk_the_daemon_goes_on_and_touches_nothing_that_it_cannot_put_on_r
     let enforcing = std::fs::read_to_string(stage.config()).unwrap().replace("observe", "enforce");
     std::fs::write(stage.config(), enforcing).unwrap();
     let Some(filler) = restart_on_full_disk(&mut stage) else { return };
-    // With statistics that somebody else has switched on there is demand, and a surplus to grant.
+    // Another program has switched statistics on, so there is demand, and a surplus to grant.
     for guest in ["hungry", "calm"] {
         assert_eq!(stage.polling_s(guest), 0, "touched without a record");
         stage.set_polling_s(guest, 1);

@@ -1,5 +1,5 @@
-//! A QEMU that denies itself all that its sandbox can deny is managed like any other, and memory of
-//! ours that holds guests' pages is in no core dump.
+//! A QEMU with the strictest sandbox is managed like any other, and no core dump contains memory
+//! of ours with guests' pages.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -14,19 +14,19 @@ use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, skip};
 use sys::memory_of::Counters;
 
-/// All that QEMU's `-sandbox` can deny.
+/// Everything that QEMU's `-sandbox` can deny.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// Memory of the guests that each mechanism must have moved, to have been at work.
+/// Least amount of guest memory that each mechanism must have processed.
 const ENOUGH: Bytes = Bytes::mib(12);
 const VMS: [&str; 2] = ["dumped", "undumped"];
-/// How long it may take until no mapping is just being made.
+/// Maximum time until no mapping is under construction.
 const A_WHILE: Duration = Duration::from_secs(20);
 
-/// One mapping of a process, of `smaps`.
+/// One mapping of a process, from `smaps`.
 struct Mapping {
     start: u64,
     end: u64,
-    /// Of a file, and if so which.
+    /// The file, if it maps one.
     name: String,
     resident: Bytes,
     flags: Vec<String>,
@@ -37,8 +37,8 @@ impl Mapping {
         self.flags.iter().any(|found| found == flag)
     }
 
-    /// Guest RAM and what stands in for it, a pool's pages among it, and staging: all that QEMU or
-    /// the shim keeps from children.
+    /// Whether it is guest RAM, its replacement (pages of a pool among them) or staging: QEMU or
+    /// the shim keeps all of these from children.
     fn is_kept_from_children(&self) -> bool {
         self.has("dc") && self.end - self.start >= 4096
     }
@@ -70,7 +70,7 @@ fn mappings(pid: u32) -> Vec<Mapping> {
     found
 }
 
-/// How a page begins: no other begins so by chance, if many different bytes are among these.
+/// The first bytes of a page. They identify it if they include many different bytes.
 type Beginning = [u8; 64];
 
 fn is_telling(beginning: &Beginning) -> bool {
@@ -81,8 +81,8 @@ fn read(memory: &File, at: u64, bytes: &mut [u8]) -> usize {
     memory.read_at(bytes, at).unwrap_or(0)
 }
 
-/// How the pages of a guest begin, of those that are there: a page that is revoked cannot be read
-/// from outside. Merging and tracking cut guest RAM into mappings of any size.
+/// The first bytes of a guest's resident pages; a revoked page cannot be read from outside.
+/// Merging and tracking split guest RAM into mappings of any size.
 fn beginnings(pid: u32) -> HashSet<Beginning> {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let mut found = HashSet::new();
@@ -97,8 +97,8 @@ fn beginnings(pid: u32) -> HashSet<Beginning> {
     found
 }
 
-/// Where pages of these begin in memory of a process: in what a core dump would hold, and in the
-/// rest of what is its own.
+/// Places where these pages begin in a process's memory: those that a core dump would contain,
+/// and others in private memory.
 fn found_in(pid: u32, beginnings: &HashSet<Beginning>) -> [Vec<String>; 2] {
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap();
     let mut found = [Vec::new(), Vec::new()];
@@ -107,7 +107,7 @@ fn found_in(pid: u32, beginnings: &HashSet<Beginning>) -> [Vec<String>; 2] {
     for mapping in mappings(pid).iter().filter(is_own) {
         let mut bytes = vec![0; usize::try_from(mapping.end - mapping.start).unwrap()];
         let len = read(&memory, mapping.start, &mut bytes);
-        // Allocators begin what is as large as this at multiples of 16.
+        // Allocators align buffers of this size to 16 bytes.
         let places = (0..len.saturating_sub(63)).step_by(16).filter_map(|at| {
             let window = bytes[at..].first_chunk::<64>()?;
             let place =
@@ -131,9 +131,9 @@ fn until_all(stage: &Stage, what: &str, of: &str, field: &str) {
     stage.until(what, |stage| VMS.iter().all(|vm| bytes(stage, vm, of, field) > ENOUGH));
 }
 
-/// Mappings of a QEMU that are marked wrongly for a core dump. Staging is never part of one; guest
-/// RAM, a pool's pages among it, is if this QEMU wants it. A mapping that is just being made is
-/// marked a moment later.
+/// Mappings of a QEMU with the wrong mark for core dumps. Staging is never dumped; guest RAM,
+/// including pages of a pool, is dumped if this QEMU wants it. A new mapping is marked a moment
+/// later.
 fn wrongly_dumped(pid: u32, wants_ram: bool) -> Vec<String> {
     let of_pool = |mapping: &Mapping| mapping.name.starts_with("/memfd:overbook-pool");
     let is_ram = |mapping: &Mapping| of_pool(mapping) || mapping.has("dc") && mapping.has("mg");
@@ -170,7 +170,7 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
         Ok(zram) => zram,
         Err(error) => return skip(&error.to_string()),
     };
-    // They come by each page once in half a minute, and free half of them again and again.
+    // The guests touch each page once in half a minute, and free half of them again and again.
     let workload = "verify --mb 120 --rate 4 --breathe 15";
     let guest = |name: &str, dump: &str| MachineSpec {
         shim: true,
@@ -196,18 +196,18 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
     assert!(!kept.is_empty(), "the worker reads pages elsewhere: this looks at the wrong memory");
     assert!(dumped.is_empty(), "a core dump of the worker would hold pages of guests: {dumped:?}");
 
-    // Freed memory goes first, while nothing else may: paging would take it along.
+    // Freed memory is tested first and alone, because paging would also take it.
     stage.configure(&[("free_pages = \"off\"", "free_pages = \"lazy\"")]);
     until_all(&stage, "what both free stays theirs", "free_pages", "handed_over_bytes_total");
     stage.configure(&[("[host]", "[host]\nreserve = \"900GiB\"")]);
-    // Merging works on the same memory, and what it has replaced by then counts as dropped.
+    // Merging works on the same memory; freed pages that it has replaced count as dropped.
     stage.until("the host has what both have freed", |stage| {
         let of = |vm, field| bytes(stage, vm, "free_pages", field);
         let total = |vm| of(vm, "taken_bytes_total").plus(of(vm, "dropped_bytes_total"));
         VMS.iter().all(|vm| total(vm) > ENOUGH)
     });
 
-    // Less than what they have of their own, for shared memory is not paged out.
+    // Less than the VMs' private memory, because shared memory is not paged out.
     stage.configure(&[
         ("cold = \"off\"", "cold = \"when-needed\""),
         ("base = \"262144KiB\"", "base = \"65536KiB\""),
@@ -218,9 +218,9 @@ fn a_qemu_that_denies_itself_everything_is_managed_and_no_core_dump_holds_guests
     });
     until_rightly_dumped(&stage);
 
-    // A worker dies, and all is undone, in the same sandbox.
+    // A worker dies, and everything is undone, in the same sandbox.
     stage.kill_worker("shop");
-    // On a busy machine a shim may rest just then, and its VM share for a while longer.
+    // On a busy machine a shim may be paused at that time, and its VM shares for a while longer.
     stage.until("all is undone", |stage| stage.overbook(&["release"]).status.success());
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
     drop(stage);

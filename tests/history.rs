@@ -1,4 +1,4 @@
-//! What the daemon remembers, and how it accounts for what it does.
+//! The daemon's history, and its account of its own changes.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -6,7 +6,7 @@ use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
 use serde_json::Value;
 
-/// When there was a reading; none while the daemon has not begun to write.
+/// Times of a VM's readings; none before the daemon begins to write.
 fn times(stage: &Stage, vm: &str) -> Vec<u64> {
     let said = stage.overbook(&["history", vm, "--limit", "1000", "--json"]);
     let Ok(rows) = serde_json::from_slice::<Value>(&said.stdout) else { return Vec::new() };

@@ -1,7 +1,6 @@
-//! What a host of a pool can do that has become an enemy: say what it likes of itself, and of
-//! nobody else. Real etcd with certificates from `overbook pki`, and roles as the guide has them.
-//! And what a controller can do that has become one: have no VM moved but those that both hosts'
-//! own configurations name alike.
+//! A hostile host of a pool can falsify its own records, and no other host's. The test uses real
+//! etcd with certificates from `overbook pki` and roles as in the guide. A hostile controller can
+//! move only VMs that both hosts' own configurations name alike.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -31,7 +30,7 @@ use tokio::time::sleep;
 const LIMIT: Duration = Duration::from_secs(60);
 const VALID: Duration = Duration::from_secs(3600);
 
-/// A client with the certificates of `name`.
+/// A client with the certificates in `directory`.
 async fn raw(endpoints: &[String], directory: &Path) -> Client {
     let read = |name: &str| std::fs::read(directory.join(name)).unwrap();
     let own = Identity::from_pem(read("client-cert.pem"), read("client-key.pem"));
@@ -57,7 +56,7 @@ async fn store(endpoints: &[String], name: &str, directory: &Path) -> Arc<dyn St
     pool::store(&spec).await.unwrap()
 }
 
-/// Roles as the guide has them.
+/// Roles as in the guide.
 async fn grant(root: &mut Client) {
     root.user_add("root", "-", None).await.unwrap();
     root.user_grant_role("root", "root").await.unwrap();
@@ -117,7 +116,7 @@ fn a_hostile_host_harms_nobody_but_itself() {
             store(&endpoints, "controller", &pki::controller(&own, order("controller")).unwrap())
                 .await;
 
-        // What is its own it may write.
+        // The host may write its own records.
         let mine = sits(&*hostile, &records::host_seat(&a), "a").await;
         let theirs = sits(&*victim, &records::host_seat(&b), "b").await;
         let report = HostReport { memory: Bytes::mib(1 << 20), ..HostReport::default() };
@@ -125,7 +124,7 @@ fn a_hostile_host_harms_nobody_but_itself() {
         hostile.write(&mine, vec![], put(records::report(&a))).await.unwrap();
         victim.write(&theirs, vec![], put(records::report(&b))).await.unwrap();
 
-        // Nothing else: no intents, no other host's words, no other seat.
+        // It may write nothing else: no intents, no other host's records, no other lease.
         let vm = "web-1".into();
         let intent = Intent {
             generation: 9,
@@ -150,7 +149,7 @@ fn a_hostile_host_harms_nobody_but_itself() {
             let done = hostile.sit(&key, "a").await;
             assert!(matches!(done, Err(StoreError::Refused(_))), "{key}: {done:?}");
         }
-        // The seat of another one ends with its lease: that is not to be ended by others.
+        // Another host's key ends with its lease, so the host must not be able to revoke that.
         let mut attacker = raw(&endpoints, &own.join("a")).await;
         let key = format!("/overbook/test/{}", records::host_seat(&b));
         let lease = attacker.get(key, None).await.unwrap().kvs()[0].lease();
@@ -158,14 +157,14 @@ fn a_hostile_host_harms_nobody_but_itself() {
         assert!(revoked.is_err(), "a lease of another host was revoked");
         victim.stay(&theirs).await.unwrap();
 
-        // Who is not of the pool reads nothing.
+        // A host outside of the pool can read nothing.
         let stranger = pki::host(&foreign, order("a")).unwrap();
         std::fs::copy(own.join("ca-cert.pem"), stranger.join("ca-cert.pem")).unwrap();
         let stranger = store(&endpoints, "a", &stranger).await;
         let read = stranger.read("").await;
         assert!(read.is_err(), "a foreign certificate reads: {read:?}");
 
-        // A host that was away says what an older intent had: nobody takes it for this one's.
+        // A host that was away writes a step of an older intent: it does not count for this one.
         let seat = sits(&*decides, records::CONTROLLER_SEAT, "controller").await;
         let intent = Intent { from: a.clone(), to: b.clone(), ..intent };
         let put = vec![Change::put(records::intent(&vm), &intent)];
@@ -180,7 +179,8 @@ fn a_hostile_host_harms_nobody_but_itself() {
     });
 }
 
-/// A real daemon of host `b`, in a cgroup of its own. A script stands for what starts QEMUs.
+/// A real daemon of host `b`, in its own cgroup. A script takes the place of the command that
+/// starts QEMUs.
 struct Victim {
     dir: PathBuf,
     daemon: Child,
@@ -305,7 +305,7 @@ fn a_hostile_controller_brings_no_foreign_vm_and_a_qemu_that_came_is_no_part_of_
             let why = why.await;
             eprintln!("saw: {vm} of {group} to b: {why}");
             assert!(why.contains(words), "{vm}: {why}");
-            // Neither is it sent away.
+            // The VM is not sent away either.
             intend(vm, group, &b, &a).await;
             let why = victim.says(&*decides, |records| match &records.sources.get(&key)?.step {
                 SourceStep::Stayed { why } => Some(why.clone()),

@@ -1,5 +1,5 @@
-//! RAM that is plugged and unplugged while the daemon runs: it is the guest's until a policy says
-//! otherwise, and nothing that Overbook does takes it away by mistake.
+//! RAM that is plugged and unplugged while the daemon runs: it belongs to the guest until a
+//! policy decides otherwise, and no action of Overbook takes it away by mistake.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -12,14 +12,14 @@ use serde_json::json;
 
 /// The DIMM that is plugged.
 const DIMM: Bytes = Bytes::mib(128);
-/// The guest's memory before that: less than it had.
+/// The guest's memory before that, after a take.
 const LESS: Bytes = Bytes::mib(112);
 /// Long enough for the daemon to see the DIMM and to decide several times.
 const WATCHED: Duration = Duration::from_secs(8);
 
-/// The idle guest on a machine that takes DIMMs.
+/// The idle guest on a machine with DIMM slots.
 fn expandable() -> MachineSpec {
-    // DIMMs lie above 4 GiB, for which Linux would keep 64 MiB of bounce buffers from the start.
+    // DIMMs are above 4 GiB, so Linux would reserve 64 MiB of bounce buffers from the start.
     let kernel_options = "swiotlb=noforce".to_owned();
     MachineSpec { kernel_options, ..idle("guest") }.with_qemu("-m slots=4,maxmem=4G")
 }
@@ -36,7 +36,7 @@ fn plus(size: Bytes, more: Bytes) -> u64 {
     size.plus(more).0
 }
 
-/// Nothing in the words about the guest is a mistake about its RAM.
+/// Whether the words about the guest contain no mistake about its RAM.
 fn no_program_is_blamed(stage: &Stage) -> bool {
     let words = stage.says(&["explain", "guest"]);
     !words.contains("cannot be true") && !words.contains("somebody else")
@@ -62,7 +62,7 @@ fn a_dimm_is_the_guests_and_a_release_gives_back_what_was_taken_and_no_less() {
         stage.balloon("guest") == BASE.plus(DIMM)
     });
 
-    // A DIMM that its guest has let go of is nothing that was taken.
+    // A DIMM that the guest has released does not count as taken.
     assert_eq!(stage.says(&["resume"]), "resumed\n");
     stage.guest("guest").qmp("device_del", json!({"id": "device"})).unwrap();
     stage.until("it is unplugged", |stage| stage.vm("guest")["ram_bytes"] == MAX.0);
@@ -94,7 +94,7 @@ fn memory_that_no_balloon_reaches_is_shown_apart_and_is_no_surplus() {
         -device nvdimm,id=device,memdev=memory";
     let guest = expandable().with_qemu(nvdimm);
     let Some(stage) = Stage::start(Mode::Enforce, &[guest]) else { return };
-    // Nobody wrote what it is guaranteed: all its RAM.
+    // Without a configured guarantee, the guarantee is all of its RAM.
     stage.configure(&[("base = \"131072KiB\"", ""), ("max = \"262144KiB\"", "")]);
     stage.until("it is shown", |stage| stage.vm("guest")["devices_bytes"] == DIMM.0);
     assert_eq!(stage.vm("guest")["ram_bytes"], MAX.0);

@@ -1,7 +1,7 @@
-//! Tables out of images that others' programs make: squashfs of `mksquashfs`, kernels that `lz4`
-//! has compressed, qcow2 of `qemu-img` with backing files. Each must be the table of what is in it.
+//! Tables from images of other programs: squashfs of `mksquashfs`, kernels compressed by `lz4`,
+//! qcow2 of `qemu-img` with backing files. Each must equal the table of its contents.
 //!
-//! The programs come from the distribution and are unpacked privately, as the lab's QEMU is.
+//! The programs come from the distribution and are unpacked privately, like the lab's QEMU.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,7 +15,7 @@ use overbook::offline::{OfflineError, Request, Work, build};
 use overbook_tests::{text, unpacked};
 use pages::offline::{Sampling, Table};
 
-/// What makes the images.
+/// The programs that make the images.
 struct Programs(Unpacked);
 
 impl Programs {
@@ -43,8 +43,8 @@ fn built(request: &Request) -> (Table, Work) {
     (table, work)
 }
 
-/// A tree of programs, of more files than a directory's header counts, and of files that are empty,
-/// smaller than a block, of zeros, and with a hole.
+/// A tree of programs, with more files than a directory's header counts, and files that are
+/// empty, smaller than a block, of zeros, and with a hole.
 fn make_tree(root: &Path) {
     fs::create_dir_all(root.join("usr/bin")).unwrap();
     fs::create_dir_all(root.join("deep/er/still")).unwrap();
@@ -95,7 +95,7 @@ fn squashfs_of_every_kind_is_the_tree_in_it() {
         assert!(table == all, "{options:?}: {found:?}");
         assert!(code(&image) == code_of_all, "{options:?}");
 
-        // Damage is an error, or files that are left out, and never what ends the program.
+        // Damage gives an error, or files that are left out, and never ends the program.
         let whole = fs::read(&image.sources[0]).unwrap();
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..3 {
@@ -115,15 +115,14 @@ fn a_kernel_that_lz4_has_compressed_is_the_kernel() {
     let Some(programs) = Programs::provide() else { return };
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
-    // An executable, and more than two of the blocks that LZ4 makes: of what shrinks and what does
-    // not.
+    // An executable, and more than two of LZ4's blocks, with compressible and incompressible data.
     let mut kernel = fs::read("/bin/bash").unwrap();
     kernel.resize(9 << 20, 3);
     kernel.extend(random(9 << 20));
     fs::write(directory.join("vmlinux"), &kernel).unwrap();
     programs.run(directory, "lz4", &["-l", "-9", "-q", "vmlinux", "packed"]);
     let packed = fs::read(directory.join("packed")).unwrap();
-    // What Linux puts around it: a setup of one sector, and the kernel's length behind it.
+    // Linux's wrapping: a setup of one sector, and the kernel's length after it.
     let mut image = vec![0; 2 * 512];
     image[0x1f1] = 1;
     image[0x202..0x208].copy_from_slice(b"HdrS\x0f\x02");
@@ -147,7 +146,7 @@ fn an_image_is_what_it_has_and_what_its_backing_files_have() {
     fs::copy("/usr/bin/dpkg-deb", here.join("root/usr/bin/more")).unwrap();
     fs::remove_file(here.join("root/usr/bin/bash")).unwrap();
     programs.run(here, "mke2fs", &[&make[..], &["second", "80M"]].concat());
-    // The second as what it differs in from the first, which lies in a directory of its own.
+    // The second image is a difference to the first one, which is in another directory.
     fs::create_dir(here.join("base")).unwrap();
     programs.run(here, "qemu-img", &["convert", "-O", "qcow2", "-c", "first", "base/first.qcow2"]);
     programs.run(here, "qemu-img", &["resize", "-q", "base/first.qcow2", "80M"]);

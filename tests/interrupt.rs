@@ -9,7 +9,7 @@ use std::time::Duration;
 use overbook_tests::{program, take_turn, text};
 use sys::process::{Identity, Signal};
 
-/// Settings of the kernel that a lab could change: each file's name and what it says.
+/// Settings of the kernel that a lab could change: each file's name and content.
 fn settings() -> Vec<(String, String)> {
     let globs = [
         "/proc/mounts",
@@ -37,7 +37,7 @@ fn cgroups() -> Vec<String> {
     names
 }
 
-/// Processes that have `dir` on their command line.
+/// Processes with `dir` on their command line.
 fn processes(dir: &Path) -> Vec<String> {
     let dir = dir.to_str().unwrap();
     let entries = std::fs::read_dir("/proc").unwrap().flatten();

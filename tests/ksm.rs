@@ -1,5 +1,5 @@
-//! VMs without the shim are merged by the kernel's KSM, end to end: real guests of one group, a
-//! QEMU that Overbook does not know, the daemon, a crash of it, and a release.
+//! The kernel's KSM merges VMs without the shim, end to end: real guests of one group, a QEMU
+//! that Overbook does not know, the daemon, its crash, and a release.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,10 +10,10 @@ use sys::ksm::{Knob, Ksm, Settings};
 use sys::mergeable;
 use sys::process::Identity;
 
-/// Of 40 MiB that are the same in both guests.
+/// Part of the 40 MiB that are identical in both guests.
 const ENOUGH: Bytes = Bytes::mib(12);
 
-/// Puts the kernel's settings back, whatever has become of the test.
+/// Restores the kernel's settings, also after a failure.
 struct Kernels(Settings);
 
 impl Drop for Kernels {
@@ -34,7 +34,7 @@ fn until_merged(stage: &Stage) {
     });
 }
 
-/// Writes the group's rate into the configuration, and that KSM may be driven, or not.
+/// Writes the group's rate into the configuration, and whether KSM may be driven.
 fn configure(stage: &Stage, may_drive: bool) {
     let config = std::fs::read_to_string(stage.config()).unwrap();
     let mut config = config.replace("dedup = \"off\"", "dedup = 200");
@@ -52,7 +52,7 @@ fn until_refused(stage: &Stage, why: &str) {
     });
 }
 
-/// A QEMU that no configuration tells Overbook of.
+/// A QEMU that is in no configuration of Overbook.
 fn stranger(stage: &mut Stage) -> Identity {
     let qemu = stage.provisions.qemu.command();
     let machine =

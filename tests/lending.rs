@@ -8,7 +8,7 @@ use model::Mode;
 use overbook_tests::{BASE, Stage, hungry, idle};
 use sys::process::{Identity, Signal};
 
-/// Of group `cafe`: in good order, with more memory than it needs.
+/// A guest of group `cafe` that has more memory than it needs.
 fn content(name: &str) -> MachineSpec {
     MachineSpec { group: "cafe".to_owned(), shim: true, ..idle(name) }
 }
@@ -17,7 +17,7 @@ fn lent(stage: &Stage) -> u64 {
     stage.json(&["group", "cafe"])["lent_bytes"].as_u64().unwrap()
 }
 
-/// The worker of `cafe`, and the name of the cgroup that it is in.
+/// The worker of `cafe`, and the name of its cgroup.
 fn worker(stage: &Stage) -> Option<(Identity, String)> {
     let worker = stage.worker("cafe")?;
     let cgroup = sys::cgroup::of_process(worker.pid).ok()??;

@@ -1,13 +1,13 @@
-//! What the end-to-end tests share: a stage with a few real guests and the real daemon on it.
+//! Shared code of the end-to-end tests: a stage with a few real guests and the real daemon.
 //!
-//! **Idea.** A test asks for guests and a mode and gets a [`Stage`]: a lab of its own below `/tmp`
-//! (a socket's path must be short), the daemon as a process, and the command line as a user has it.
-//! What a test says about a guest it reads from QEMU, through the lab's own connection, never from
-//! Overbook.
+//! **Idea.** A test asks for guests and a mode and gets a [`Stage`]: a lab in its own directory
+//! below `/tmp` (a socket's path must be short), the daemon as a process, and the command line as
+//! a user has it. Data about a guest comes from QEMU, through the lab's own connection, never
+//! from Overbook.
 //!
-//! **Invariants.** Guests of one test at a time ([`TURN`]). Everything ends with the stage, also
-//! when the test panics. Where the machine lacks something a test is skipped loudly; under `CI` it
-//! fails.
+//! **Invariants.** Only one test runs guests at a time ([`TURN`]). Everything ends with the
+//! stage, also when the test panics. If the machine lacks something, a test is skipped with a
+//! message; under `CI` it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -25,33 +25,33 @@ use model::{Bytes, Mode};
 use serde_json::{Value, json};
 use sys::process::{Identity, Signal};
 
-/// What a guest is provisioned with.
+/// Base memory of a guest.
 pub const BASE: Bytes = Bytes::mib(128);
-/// What it may grow to.
+/// Maximum memory of a guest.
 pub const MAX: Bytes = Bytes::mib(256);
-/// How long anything may take; a busy machine is no failure.
+/// Maximum time of any wait, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
 const POLL: Duration = Duration::from_millis(100);
-/// Where the lab's guests have their balloon in QEMU's tree.
+/// The balloon of the lab's guests in QEMU's object tree.
 const BALLOON: &str = "/machine/peripheral/balloon0";
 
 /// Held while guests run: two cores are not enough for two tests.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A guest that works on more than its base, from a fast swap disk.
+/// A guest whose working set exceeds its base, with a fast swap disk.
 #[must_use]
 pub fn hungry() -> MachineSpec {
     let workload = "random-array --mb 110 --record-kb 64";
     MachineSpec::new("hungry", "shop", BASE, MAX, workload).with_swap(Bytes::mib(256), None)
 }
 
-/// A guest that needs next to nothing.
+/// A guest that needs almost no memory.
 #[must_use]
 pub fn idle(name: &str) -> MachineSpec {
     MachineSpec::new(name, "shop", BASE, MAX, "idle").with_swap(Bytes::mib(256), None)
 }
 
-/// Takes the turn; `None` where one of Overbook's programs is not built.
+/// Takes the turn. `None`: a program of Overbook is not built.
 #[must_use]
 pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
     let program = command::own_program("overbook").unwrap();
@@ -62,20 +62,20 @@ pub fn take_turn() -> Option<MutexGuard<'static, ()>> {
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What guests are made of; `None` (and a word about it) where there can be none.
+/// Programs and images for guests. `None`, with a message: not available.
 #[must_use]
 pub fn provisions() -> Option<Provisions> {
     Provisions::provide(Choice::Auto).map_err(|error| skip(&error.to_string())).ok()
 }
 
-/// Programs of packages, unpacked; `None` (and a word about it) where they cannot be had.
+/// Programs of packages, unpacked. `None`, with a message: not available.
 #[must_use]
 pub fn unpacked(entry: &str, packages: &[&str]) -> Option<Unpacked> {
     let programs = Unpacked::provide(&Cache::open().unwrap(), entry, packages);
     programs.map_err(|error| skip(&error.to_string())).ok()
 }
 
-/// Says why a test cannot be run here. In CI each can.
+/// Reports why a test cannot run here. In CI every test must run.
 pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "CI must run this test: {why}");
     eprintln!("SKIPPED: {why}");
@@ -95,34 +95,33 @@ pub fn program() -> Command {
     command
 }
 
-/// Standard output and standard error, one behind the other.
+/// Standard output followed by standard error.
 #[must_use]
 pub fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// Guests, the daemon over them, and the user who watches.
+/// Guests, their daemon, and the user.
 #[derive(Debug)]
 pub struct Stage {
     /// The guests.
     pub lab: Lab,
     /// The daemon.
     pub daemon: Daemon,
-    /// What further guests are made of.
+    /// Programs and images for further guests.
     pub provisions: Provisions,
     _dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Stage {
-    /// Boots the guests and starts the daemon; `None` (and a word about it) where there can be
-    /// none.
+    /// Boots the guests and starts the daemon. `None`, with a message: not possible here.
     #[must_use]
     pub fn start(mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         Self::start_in(Path::new("/tmp"), mode, guests)
     }
 
-    /// The same with all of its files below `place`, whose path is short.
+    /// Like [`start`](Self::start), with all files below `place`, whose path is short.
     #[must_use]
     pub fn start_in(place: &Path, mode: Mode, guests: &[MachineSpec]) -> Option<Self> {
         let turn = take_turn()?;
@@ -133,51 +132,51 @@ impl Stage {
         Some(Self { lab, daemon, provisions, _dir: dir, _turn: turn })
     }
 
-    /// The guest of this name.
+    /// The guest with this name.
     #[must_use]
     pub fn guest(&self, name: &str) -> &Machine {
         self.lab.machine(name).unwrap()
     }
 
-    /// What QEMU says the guest has.
+    /// The guest's memory, as QEMU reports it.
     #[must_use]
     pub fn balloon(&self, name: &str) -> Bytes {
         self.guest(name).balloon().unwrap()
     }
 
-    /// How often QEMU asks the guest for statistics, in seconds; 0: never.
+    /// Interval at which QEMU asks the guest for statistics, in seconds; 0: never.
     #[must_use]
     pub fn polling_s(&self, name: &str) -> u64 {
         let what = json!({"path": BALLOON, "property": "guest-stats-polling-interval"});
         self.guest(name).qmp("qom-get", what).unwrap().as_u64().unwrap()
     }
 
-    /// Has QEMU ask the guest for statistics so often.
+    /// Sets the interval at which QEMU asks the guest for statistics.
     pub fn set_polling_s(&self, name: &str, seconds: u64) {
         let property = "guest-stats-polling-interval";
         let what = json!({"path": BALLOON, "property": property, "value": seconds});
         self.guest(name).qmp("qom-set", what).unwrap();
     }
 
-    /// Where the daemon's configuration is.
+    /// The daemon's configuration.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.lab.dir().join("etc/overbook.toml")
     }
 
-    /// Where the daemon keeps its state.
+    /// The daemon's state directory.
     #[must_use]
     pub fn state(&self) -> PathBuf {
         self.lab.dir().join("run/state")
     }
 
-    /// Where the daemon answers.
+    /// The daemon's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.lab.dir().join("run/overbook.sock")
     }
 
-    /// What is on record to be undone.
+    /// The undo records.
     #[must_use]
     pub fn undo(&self) -> Vec<Value> {
         let Ok(bytes) = std::fs::read(self.state().join("undo.json")) else { return Vec::new() };
@@ -185,7 +184,7 @@ impl Stage {
         content["vms"].as_array().unwrap().clone()
     }
 
-    /// Replaces texts in the daemon's configuration, and has it read.
+    /// Replaces texts in the daemon's configuration, and makes the daemon reload it.
     pub fn configure(&self, changes: &[(&str, &str)]) {
         let mut text = std::fs::read_to_string(self.config()).unwrap();
         for (from, to) in changes {
@@ -196,7 +195,7 @@ impl Stage {
         self.hang_up();
     }
 
-    /// Has the daemon read its configuration again.
+    /// Makes the daemon reload its configuration.
     pub fn hang_up(&self) {
         self.daemon.process().signal(Signal::HUP).unwrap();
     }
@@ -213,7 +212,7 @@ impl Stage {
         program().arg("--config").arg(config).args(arguments).output().unwrap()
     }
 
-    /// What a command that must succeed prints.
+    /// The output of a command, which must succeed.
     #[must_use]
     pub fn says(&self, arguments: &[&str]) -> String {
         let output = self.overbook(arguments);
@@ -221,19 +220,19 @@ impl Stage {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The same with `--json`.
+    /// The output with `--json`.
     #[must_use]
     pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.says(&[arguments, &["--json"]].concat())).unwrap()
     }
 
-    /// What `status` says of the host.
+    /// The host in `status`.
     #[must_use]
     pub fn host(&self) -> Value {
         self.json(&["status"])["host"].take()
     }
 
-    /// What `status` says of a VM; null when it is not found.
+    /// A VM in `status`; null if it is not found.
     #[must_use]
     pub fn vm(&self, name: &str) -> Value {
         let page = self.json(&["status"]);
@@ -241,7 +240,7 @@ impl Stage {
         vms.iter().find(|vm| vm["name"] == name).cloned().unwrap_or_default()
     }
 
-    /// A group's worker, while there is one.
+    /// A group's worker, if it runs.
     #[must_use]
     pub fn worker(&self, group: &str) -> Option<Identity> {
         let page = self.json(&["group", group]);
@@ -257,7 +256,7 @@ impl Stage {
         });
     }
 
-    /// Waits until `is_so`.
+    /// Waits until `is_so` returns true.
     pub fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + LIMIT;
         while !is_so(self) {
@@ -266,7 +265,7 @@ impl Stage {
         }
     }
 
-    /// Checks for so long that `holds`.
+    /// Checks for `time` that `holds` returns true.
     pub fn throughout(&self, time: Duration, what: &str, holds: impl Fn(&Self) -> bool) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -275,7 +274,7 @@ impl Stage {
         }
     }
 
-    /// What a person would look at first.
+    /// The state for a failure message.
     fn scene(&self) -> String {
         let log = std::fs::read_to_string(self.lab.dir().join("log/daemon")).unwrap_or_default();
         format!("{}\nits log:\n{log}", text(&self.overbook(&["status"])))

@@ -1,5 +1,6 @@
-//! A balloon that gives the host nothing back: QEMU's memory is locked, so what the balloon takes
-//! from the guest stays where it is. Overbook finds that out and gives it back to the guest.
+//! A balloon that gives the host nothing back, because QEMU's memory is locked: memory that the
+//! balloon takes from the guest stays resident. Overbook detects this and gives the memory back
+//! to the guest.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -7,13 +8,13 @@ use lab::MachineSpec;
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, hungry, idle};
 
-/// The guest's loss until that is found out: some steps of a tenth, until 32 MiB do not come back.
+/// The guest's loss until detection: some steps of a tenth, until 32 MiB do not come back.
 const FOUND_OUT: Bytes = Bytes::mib(100);
 
 #[test]
 fn what_is_taken_of_locked_memory_goes_back_and_the_vm_is_left_alone() {
-    // All that it has is its base: the host keeps what it does not use, and its balloon could free
-    // that for the hungry one.
+    // All of its memory is its base, but it is idle, so its balloon could free memory for the
+    // hungry guest.
     let locked = MachineSpec { memory_base: MAX, ..idle("locked") };
     let locked = locked.with_qemu("-overcommit mem-lock=on");
     let Some(stage) = Stage::start(Mode::Enforce, &[locked, hungry()]) else { return };

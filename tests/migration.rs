@@ -1,8 +1,8 @@
-//! A guest changes hosts: two real QEMUs, two daemons that die at any moment, a network that
-//! breaks. It runs on exactly one of them, always, and loses no byte. It travels by TLS, and
-//! nothing else gets in where a QEMU waits for it.
+//! A guest changes hosts, with two real QEMUs, two daemons that die at any moment, and a network
+//! that breaks. It always runs on exactly one host, and loses no byte. The migration uses TLS,
+//! and no other connection gets into a waiting QEMU.
 //!
-//! What each daemon writes down stays; all else it forgets when it dies.
+//! A daemon's written steps survive its death; everything else is lost.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -29,11 +29,12 @@ use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// A guest of some 100 MiB takes a second or two, and writes faster than that if it verifies.
+/// Migrating a guest of some 100 MiB takes a second or two. A guest that verifies writes faster
+/// than this bandwidth.
 const LIMITS: Limits =
     Limits { bandwidth: Bytes::mib(64), downtime: Millis(300), precopy: Millis::secs(4) };
 const ROUNDS: u64 = 10;
-/// Where targets listen.
+/// The address on which targets listen.
 const ANY_PORT: &str = "tcp:127.0.0.1:0";
 
 /// A network between two hosts that can be cut.
@@ -48,7 +49,7 @@ impl Cable {
         Self { listener, ends: Arc::default() }
     }
 
-    /// Carries whatever comes here to `there`; answers where that is.
+    /// Forwards connections to `there`; returns the address to use instead.
     fn to(&self, there: &str) -> String {
         let there: SocketAddr = there.strip_prefix("tcp:").unwrap().parse().unwrap();
         let listener = self.listener.try_clone().unwrap();
@@ -77,7 +78,7 @@ impl Cable {
     }
 }
 
-/// Certificates of an authority of its own, and where they are shown to QEMUs.
+/// Certificates of a separate authority, and the directory that shows them to QEMUs.
 struct Trust {
     authority: PathBuf,
     shown: PathBuf,
@@ -100,7 +101,7 @@ impl Trust {
         pki::host(&self.authority, order).unwrap()
     }
 
-    /// The certificates by which `host` migrates, to or from `peer`.
+    /// The certificates with which `host` migrates, to or from `peer`.
     fn of(&self, host: &str, peer: &str) -> Secured {
         let files = self.authority.join(host).join("migration");
         Secured { files, shown: self.shown.clone(), peer: peer.into() }
@@ -123,7 +124,7 @@ impl Qemu {
         self.process.is_some_and(|process| process.is_alive())
     }
 
-    /// `None`: it has ended, was not started yet, or does not answer yet.
+    /// `None`: QEMU has ended, was not started yet, or does not answer yet.
     async fn client(&mut self) -> Option<&mut Client> {
         if !self.is_alive() {
             self.client = None;
@@ -145,24 +146,24 @@ impl Qemu {
     }
 }
 
-/// What both hosts have written down.
+/// The written steps of both hosts.
 #[derive(Default)]
 struct Steps {
     source: Option<SourceStep>,
     target: Option<TargetStep>,
 }
 
-/// What happens beside it in one round.
+/// Faults during one round.
 struct Trouble {
-    /// One turn in so many of either daemon ends with its death.
+    /// Each turn of a daemon ends with its death with a chance of one in this number.
     deadly: u32,
-    /// The network breaks so long after the first bytes.
+    /// Time from the first bytes until the network breaks.
     cut_after: Option<Duration>,
-    /// The intent is withdrawn after so long.
+    /// Time until the intent is withdrawn.
     late_after: Option<Duration>,
 }
 
-/// A guest on its way from one QEMU to the next.
+/// A guest that moves from one QEMU to the next.
 struct Journey<'a> {
     lab: &'a mut Lab,
     with: &'a Provisions,
@@ -175,7 +176,7 @@ struct Journey<'a> {
 }
 
 impl Journey<'_> {
-    /// One intent, until both hosts have ended it; answers whether the guest has moved.
+    /// Runs one intent until both hosts have ended it; returns whether the guest has moved.
     async fn go(&mut self, trouble: &Trouble) -> bool {
         let (mut steps, cable, begun) = (Steps::default(), Cable::new(), Instant::now());
         let (mut is_cut, mut moving_at) = (false, None);
@@ -193,7 +194,7 @@ impl Journey<'_> {
             }
             let target_over = self.target(&mut steps, is_late, trouble.deadly, &cable).await;
             let source_over = self.source(&mut steps, is_late, trouble.deadly).await;
-            // The source first: it runs no more once the target may.
+            // The source is checked first: it no longer runs once the target may.
             let both = self.here.runs().await && self.there.runs().await;
             assert!(!both, "it runs twice: {:?}, {:?}", steps.source, steps.target);
             if target_over && source_over {
@@ -203,7 +204,7 @@ impl Journey<'_> {
         }
     }
 
-    /// A turn of the source's daemon; answers whether it is done with this intent.
+    /// A turn of the source's daemon; returns whether it is done with this intent.
     async fn source(&mut self, steps: &mut Steps, is_late: bool, deadly: u32) -> bool {
         let seen = steps.seen(is_late);
         let is_alive = self.here.is_alive();
@@ -228,7 +229,7 @@ impl Journey<'_> {
         false
     }
 
-    /// A turn of the target's daemon; answers whether it is done with this intent.
+    /// A turn of the target's daemon; returns whether it is done with this intent.
     async fn target(
         &mut self,
         steps: &mut Steps,
@@ -272,7 +273,7 @@ impl Journey<'_> {
         self.there.process = Some(started);
     }
 
-    /// What the guest says next, wherever it is now.
+    /// Checks the guest's next output, wherever it runs now.
     async fn works_on(&self) {
         let file = &self.here.files.metrics;
         let lines = || fs::read_to_string(file).unwrap_or_default().lines().count();
@@ -282,7 +283,7 @@ impl Journey<'_> {
             sleep(Duration::from_millis(50)).await;
         }
         for line in fs::read_to_string(file).unwrap().lines() {
-            // The first one may have begun on the other host.
+            // The first line may have begun on the other host.
             let Ok(line) = serde_json::from_str::<Value>(line) else { continue };
             assert!(line["bad_bytes"].as_u64().unwrap_or(0) == 0, "{line}");
         }
@@ -337,7 +338,7 @@ fn a_guest_that_changes_hosts_runs_on_one_of_them_whatever_happens() {
     Runtime::new().unwrap().block_on(async {
         for round in 0..ROUNDS {
             let after = |random: &mut fastrand::Rng| Duration::from_millis(random.u64(0..2500));
-            // The first one is without trouble, and must succeed.
+            // The first round is without faults, and must succeed.
             let random = &mut journey.random;
             let trouble = Trouble {
                 deadly: if round == 0 { u32::MAX } else { 6 },
@@ -364,7 +365,7 @@ fn a_guest_that_changes_hosts_runs_on_one_of_them_whatever_happens() {
     lab.stop().unwrap();
 }
 
-/// Sends the guest to `address`, as the daemon of host `a` does; answers how that has ended.
+/// Sends the guest to `address`, as the daemon of host `a` does; returns the outcome.
 async fn sends(
     qemu: &mut Qemu,
     generation: u64,
@@ -389,8 +390,8 @@ async fn sends(
     }
 }
 
-/// An attacker with a QEMU of its own, which shows a certificate without checking it. Answers with
-/// the error that the attacker saw.
+/// An attacker with its own QEMU, which presents a certificate without checking the peer's.
+/// Returns the error that the attacker saw.
 async fn attacks(qemu: &mut Qemu, address: &str, files: Option<&Path>) -> String {
     let client = qemu.client().await.unwrap();
     let id = "attack";
@@ -424,7 +425,7 @@ async fn attacks(qemu: &mut Qemu, address: &str, files: Option<&Path>) -> String
     }
 }
 
-/// Waits until a QEMU that was started to receive says where it does.
+/// Waits until a QEMU that was started to receive reports its address.
 async fn waits(qemu: &mut Qemu, secured: &Secured) -> String {
     let begun = Instant::now();
     loop {
@@ -433,7 +434,7 @@ async fn waits(qemu: &mut Qemu, secured: &Secured) -> String {
             match target_turn(client, false, Seen::default(), ANY_PORT, Some(secured)).await {
                 Ok(Turn::Write(TargetStep::Prepared { address })) => return address,
                 Ok(Turn::Did | Turn::Waits) => {}
-                // It has just been started.
+                // The QEMU has just been started.
                 Err(_) => qemu.client = None,
                 other => panic!("{other:?}"),
             }
@@ -445,12 +446,12 @@ async fn waits(qemu: &mut Qemu, secured: &Secured) -> String {
 /// The beginning of a guest, as QEMU sends it without TLS.
 const PLAIN: &[u8] = b"QEVM\0\0\0\x03\x07";
 
-/// Sends these bytes; answers what came back until the other side hung up.
+/// Sends these bytes; returns the answer until the other side closes the connection.
 fn says(address: &str, bytes: &[u8]) -> Vec<u8> {
     let address: SocketAddr = address.strip_prefix("tcp:").unwrap().parse().unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    // It may have hung up by then.
+    // The other side may already have closed the connection.
     let _ = stream.write_all(bytes).and_then(|()| stream.shutdown(Shutdown::Write));
     let mut heard = Vec::new();
     match stream.read_to_end(&mut heard) {
@@ -477,7 +478,7 @@ fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
         let process = launch(&mut lab, &with, &spec, &files, &format!("host-{host}"));
         Qemu::of(files, Some(process))
     });
-    // A certificate that was stolen from host `a`, and is revoked.
+    // A certificate that was stolen from host `a` and is revoked.
     trust.issue("thief");
     let stolen = trust.authority.join("thief/migration");
     for file in ["client-cert.pem", "client-key.pem"] {
@@ -486,18 +487,18 @@ fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
     let order = Order { name: "a", addresses: &[], valid: Duration::from_secs(3600), renews: true };
     pki::host(&trust.authority, order).unwrap();
     pki::revoke(&trust.authority, &[stolen.join("client-cert.pem")]).unwrap();
-    // Another purpose's of the right host.
+    // A certificate of the right host for another purpose.
     let disks = trust.issue("disks").join("migration");
     for file in ["client-cert.pem", "client-key.pem"] {
         fs::copy(trust.authority.join("a/disks").join(file), disks.join(file)).unwrap();
     }
     trust.issue("c");
-    // Everybody knows the authority's own certificate.
+    // The authority's own certificate is public.
     let strange = foreign.authority.join("a/migration");
     fs::copy(trust.authority.join("ca-cert.pem"), strange.join("ca-cert.pem")).unwrap();
     let files = |host: &str| trust.authority.join(host).join("migration");
     Runtime::new().unwrap().block_on(async {
-        // Host `b` answers where `c` is to be: it is not sent the guest.
+        // Host `b` answers at the address of `c`: it must not get the guest.
         let address = waits(&mut wrong, &trust.of("b", "a")).await;
         let saw = sends(&mut source, 101, &address, &trust.of("a", "c")).await;
         eprintln!("saw: host b instead of c: {saw:?}");
@@ -507,7 +508,7 @@ fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
         let address = waits(&mut target, &trust.of("b", "a")).await;
         let heard = says(&address, PLAIN);
         eprintln!("saw: without TLS: {} bytes: {heard:02x?}", heard.len());
-        // 0x15: an alert of TLS; QEMU may also hang up without a word.
+        // 0x15: a TLS alert; QEMU may also close the connection without one.
         assert!(heard.is_empty() || heard[0] == 0x15, "it answers without TLS: {heard:02x?}");
         let attackers = [
             ("a guest without TLS", None),
@@ -524,7 +525,7 @@ fn no_attacker_gets_in_where_a_qemu_waits_for_a_guest() {
             assert_eq!(status["status"], "inmigrate", "{who} has reached the target: {saw}");
             assert!(source.runs().await, "{who}: the guest that was to be sent is lost");
         }
-        // None of that has harmed the target: the right host still gets in.
+        // The attacks have not harmed the target: the right host still gets in.
         sends(&mut source, 102, &address, &trust.of("a", "b")).await.unwrap();
         let client = target.client().await.unwrap();
         let status = client.execute(Command::new("query-status")).await.unwrap();

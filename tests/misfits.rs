@@ -1,5 +1,5 @@
-//! What stands where a well-behaved VM should: sockets that are no QMP, and a guest without balloon
-//! driver.
+//! Peers that are not well-behaved VMs: sockets that do not speak QMP, and a guest without a
+//! balloon driver.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,14 +19,14 @@ fn serve(stage: &Stage, name: &str, answer: fn(&mut UnixStream) -> std::io::Resu
         let mut open = Vec::new();
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Who is cut off in the middle gets an error, and that is all right.
+            // An error is expected when the daemon closes the connection.
             let _ = answer(&mut stream);
             open.push(stream);
         }
     });
 }
 
-/// Greets as QEMU does, then says one line without an end, as long as somebody reads it.
+/// Greets as QEMU does, then sends one endless line until the connection is closed.
 fn one_gigantic_line(stream: &mut UnixStream) -> std::io::Result<()> {
     stream.write_all(b"{\"QMP\": {\"version\": {}, \"capabilities\": []}}\n{\"return\": \"")?;
     loop {
@@ -83,7 +83,7 @@ fn a_balloon_that_somebody_else_moves_is_left_alone_and_said_though_overbook_nev
         vm["refusals"].as_array().unwrap().iter().any(|refusal| refusal["code"] == code)
     };
     stage.until("nothing calls for a change", |stage| says(stage, "content"));
-    // Memory is taken after ten seconds of calm: until then the balloon may still be on its way.
+    // Memory is taken after ten seconds of calm; until then the balloon may still be moving.
     stage.throughout(Duration::from_secs(12), "its balloon rests", |stage| {
         stage.balloon("guest") == BASE
     });

@@ -1,7 +1,7 @@
-//! Others' NBD clients against our page server: libnbd's programs, QEMU's, and the kernel's driver
-//! where it is there. By unix socket and by TCP with TLS.
+//! Other projects' NBD clients against our page server: libnbd's programs, QEMU's, and the
+//! kernel's driver if it is available. They use a unix socket and TCP with TLS.
 //!
-//! The programs come from the distribution and are unpacked privately, as the lab's QEMU is.
+//! The programs come from the distribution and are unpacked privately, like the lab's QEMU.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
 const SIZE: u64 = 32 << 20;
-/// Others' clients.
+/// Programs of other projects.
 struct Programs(Unpacked);
 
 impl Programs {
@@ -43,7 +43,7 @@ impl Programs {
         self.command(program).args(arguments).output().unwrap()
     }
 
-    /// What the program says, which must succeed.
+    /// The output of a program, which must succeed.
     fn succeeds(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.run(program, arguments);
         let said = text(&output);
@@ -51,7 +51,7 @@ impl Programs {
         said
     }
 
-    /// What `qemu-io` says to these commands.
+    /// The output of `qemu-io` for these commands.
     fn qemu_io(&self, image: &[&str], commands: &[&str]) -> String {
         let commands = commands.iter().flat_map(|command| ["-c", command]);
         let said =
@@ -79,7 +79,7 @@ impl Catalogue for Disks {
     }
 }
 
-/// A page server of two disks on a unix socket, and by TLS on a port.
+/// A page server of two disks on a unix socket, and with TLS on a port.
 struct Stage {
     programs: Programs,
     dir: tempfile::TempDir,
@@ -125,12 +125,12 @@ impl Stage {
         format!("nbd+unix:///{disk}?socket={}", self.path("socket"))
     }
 
-    /// By TLS, as libnbd names it.
+    /// A TLS address in libnbd's form.
     fn tls(&self, disk: &str) -> String {
         format!("nbds://localhost:{}/{disk}?tls-certificates={}", self.port, self.path("client"))
     }
 
-    /// By TLS, as QEMU's options name it.
+    /// A TLS address in the form of QEMU's options.
     fn tls_options(&self, disk: &str) -> [String; 2] {
         let (dir, port) = (self.path("client"), self.port);
         let object = format!("tls-creds-x509,id=tls,endpoint=client,dir={dir}");
@@ -141,7 +141,7 @@ impl Stage {
         [object, image]
     }
 
-    /// Fills a file with pages that are not all alike, and with holes.
+    /// Fills a file with different pages and holes.
     fn image(&self, name: &str) -> Vec<u8> {
         let mut random = fastrand::Rng::with_seed(11);
         let mut image = vec![0; usize::try_from(SIZE).unwrap()];
@@ -160,7 +160,7 @@ impl Stage {
     }
 }
 
-/// An authority, and certificates of it for both sides, as QEMU and libnbd look for them.
+/// An authority, and its certificates for both sides, in the files that QEMU and libnbd expect.
 fn certificates(dir: &Path) {
     let authority = dir.join("pki");
     pki::init(&authority).unwrap();
@@ -297,7 +297,7 @@ fn qemu_writes_trims_and_zeroes() {
     }
 }
 
-/// Our server behind QEMU's, and our client before it.
+/// QEMU's server uses ours as its disk, and our client uses QEMU's server.
 #[test]
 fn our_client_asks_qemus_server_before_ours() {
     let Some(stage) = Stage::start() else { return };

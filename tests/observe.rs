@@ -1,4 +1,4 @@
-//! Mode `observe` looks and does not touch.
+//! Mode `observe` reads and changes nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +17,7 @@ fn observing_moves_no_balloon_and_what_it_set_up_to_observe_can_be_released() {
     let swapping = stage.vm("hungry")["swap_bytes_per_second"].as_u64();
     assert!(swapping.is_some_and(|rate| rate > 64 << 10), "nothing tempted it: {swapping:?}");
 
-    // What a guest has in memory makes a table; only root may look.
+    // A table is made from a guest's memory; only root can read it.
     if std::fs::File::open("/proc/kpageflags").is_ok() {
         let table = stage.lab.dir().join("run").join("calm.spt");
         let said = stage.says(&["static", "capture", "calm", "-o", table.to_str().unwrap()]);

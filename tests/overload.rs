@@ -1,5 +1,5 @@
-//! A real guest that swaps with less memory than it was promised is overloaded; what the daemon
-//! learns of that outlives it, and says how many such guests fit.
+//! A real guest that swaps because it has less memory than promised is overloaded. The daemon's
+//! findings about it survive a restart, and tell how many such guests fit.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,12 +9,12 @@ use model::Mode;
 use overbook_tests::{Stage, hungry, idle};
 use serde_json::Value;
 
-/// So that it takes seconds and no minutes.
+/// Short intervals, so that the test takes seconds instead of minutes.
 const QUICK: &str = "\n[overload]\ninterval_s = 2\npages_per_s = 20\nwindow = 4\nsustained = 3\n";
 
 #[test]
 fn a_guest_that_swaps_for_long_is_told_from_one_that_does_not_and_is_remembered() {
-    // Without the daemon's help, or it would soon swap no more.
+    // In mode `observe`, because the daemon's help would end the swapping.
     let guests = [hungry(), idle("calm")];
     let Some(mut stage) = Stage::start(Mode::Observe, &guests) else { return };
     let config = fs::read_to_string(stage.config()).unwrap() + QUICK;
@@ -35,7 +35,7 @@ fn a_guest_that_swaps_for_long_is_told_from_one_that_does_not_and_is_remembered(
     let before = count(&stage).unwrap();
     stage.lab.end_helper("daemon", false).unwrap();
     stage.daemon.restart(&mut stage.lab).unwrap();
-    // Its first interval after that counts on.
+    // Its first interval after the restart adds to the count.
     stage.until("it is known again", |stage| count(stage).is_some_and(|now| now > before));
     let sustained = overload(&stage, "hungry")["sustained_overloads_total"].as_u64().unwrap();
     assert!(sustained >= 1, "what was learned is forgotten");

@@ -1,6 +1,6 @@
-//! Two hosts in a pool, with etcd, daemons and a controller of their own: a real guest that is
-//! overloaded for long goes from one to the other, whichever process dies meanwhile. All of it is
-//! as the guide has it: etcd, controller and guest speak TLS with certificates of `overbook pki`.
+//! Two hosts in a pool, with etcd, their own daemons and a controller. A real guest in long
+//! overload moves from one to the other, although processes die meanwhile. The setup is that of
+//! the guide: etcd, controller and guest use TLS with certificates of `overbook pki`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -20,7 +20,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 const VALID: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(100);
 
-/// A host: a directory, and a daemon.
+/// A host: a directory and a daemon.
 struct Host {
     dir: PathBuf,
     daemon: Option<Child>,
@@ -62,7 +62,7 @@ impl Host {
         kill(&mut self.daemon);
     }
 
-    /// Kills the process that asks the store for this host: one without any right of the daemon's.
+    /// Kills this host's unprivileged process that talks to the store.
     fn kills_its_store(&self) {
         let daemon = self.daemon.as_ref().unwrap().identity().pid;
         let read =
@@ -86,7 +86,7 @@ impl Host {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// What a person would look at first.
+    /// The state for a failure message.
     fn scene(&self) -> String {
         let log = fs::read_to_string(self.dir.join("run/daemon.log")).unwrap_or_default();
         let config = self.config();
@@ -136,7 +136,7 @@ fn until(what: &str, hosts: &[&Host], mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The rows that `overbook cluster` has, as this host sees them.
+/// The rows of `overbook cluster`, as this host sees them.
 fn rows(host: &Host, what: &str) -> Vec<Value> {
     let page = host.asks(&["cluster", what, "--json"]);
     page.and_then(|page| page.as_array().cloned()).unwrap_or_default()
@@ -184,7 +184,7 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
         Some(start(&controls, &["controller"], &dir.path().join("controller.log")));
     until("it is to be moved", &[&a, &b], || !rows(&b, "migrations").is_empty());
 
-    // All that is needed dies in the middle of it.
+    // Every process that is needed dies in the middle of the move.
     a.kill();
     b.kill();
     kill(&mut controller);
@@ -208,7 +208,7 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
     let said = fs::read_to_string(&log).unwrap();
     assert!(said.contains("hungry has gone from a to b"), "{said}");
 
-    // Each host has kept what became of it.
+    // Each host's history has the move.
     for (host, words) in [(&a, "it has moved to host b"), (&b, "it has come from host a")] {
         until("its history has the move", &[host], || {
             let rows = host.asks(&["history", "hungry", "--json"]).unwrap_or_default();
@@ -216,7 +216,7 @@ fn a_guest_that_is_overloaded_for_long_goes_to_a_host_that_has_room() {
         });
     }
 
-    // Without a store hosts go on, and say so.
+    // Without a store the hosts go on, and report it.
     for i in 0..members.count() {
         members.kill(i).unwrap();
     }

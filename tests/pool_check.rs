@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A host `a` that asks these members.
+/// A host `a` that uses these members of etcd.
 struct Host {
     config: PathBuf,
     incoming: PathBuf,
@@ -59,7 +59,7 @@ impl Host {
         check.output().unwrap()
     }
 
-    /// Checks, and wants this exit code and these words.
+    /// Runs `check`, and expects this exit code and these words.
     fn check(&self, code: i32, words: &[&str]) {
         let begun = Instant::now();
         let output = self.ask(&[]);
@@ -72,7 +72,7 @@ impl Host {
     }
 }
 
-/// Host `b` takes its seat by this configuration's store.
+/// Host `b` takes its lease in the store of this configuration.
 async fn seat_of_b(config: &Path) -> (std::sync::Arc<dyn Store>, Seat) {
     let spec = config_files::load(config).unwrap().pool.unwrap();
     let store = pool::store(&spec).await.unwrap();
@@ -145,26 +145,26 @@ fn a_check_reads_the_certificates() {
             ["client-cert.pem: fine until 2", "ca-cert.pem: fine until 2", &fine, "there: b\n"];
         with(&a).check(0, &words);
 
-        // Of another host.
+        // A certificate of another host.
         let other = issue(&own, "c", YEAR);
         with(&other).check(1, &["client-cert.pem: it is of c, and is to be of a, for `host` is a"]);
-        // One that ends soon: it works meanwhile.
+        // A certificate that expires soon still works.
         fs::remove_dir_all(&a).unwrap();
         let a = issue(&own, "a", 3 * DAY);
         with(&a).check(0, &["client-cert.pem: it ends in ", &fine]);
 
-        // Files that are not there, or do not belong together.
+        // Missing files, and files that do not belong together.
         fs::copy(other.join("client-key.pem"), a.join("client-key.pem")).unwrap();
         with(&a).check(1, &["client-key.pem is not the key of client-cert.pem\n"]);
         fs::remove_file(a.join("client-key.pem")).unwrap();
         with(&a).check(1, &["client-key.pem: "]);
         fs::remove_dir_all(&a).unwrap();
         let a = issue(&own, "a", Duration::ZERO);
-        // Its end is rounded to a second.
+        // The expiry time is rounded to a second.
         sleep(Duration::from_secs(2)).await;
         with(&a).check(1, &["client-cert.pem has expired\n"]);
 
-        // Of another authority: the one that is known here, or the one that etcd knows.
+        // A certificate of an authority that is unknown here or to etcd.
         let stranger = issue(&foreign, "a", YEAR);
         let refused = format!("{etcd}does not answer: invalid peer certificate");
         with(&stranger).check(0, &["client-cert.pem: fine until 2", &refused]);

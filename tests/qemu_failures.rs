@@ -1,4 +1,4 @@
-//! One QEMU that hangs, dies or comes back is a matter of that one VM.
+//! A QEMU that hangs, dies or comes back affects only its own VM.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,7 +9,7 @@ use model::{Mode, VmName};
 use overbook_tests::{BASE, Stage, hungry, idle};
 use sys::process::Signal;
 
-/// Statistics are young and QEMU answers.
+/// Whether QEMU answers and its statistics are recent.
 fn is_served(stage: &Stage, name: &str) -> bool {
     let vm = stage.vm(name);
     vm["link_up"] == true && vm["stats_age_ms"].as_u64().is_some_and(|age| age < 6000)

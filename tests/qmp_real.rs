@@ -1,5 +1,5 @@
-//! The drivers on a real QEMU, without a guest in it: QMP, the process, the balloon device are
-//! real. It is the lab's QEMU, which is fetched where the system has none that is new enough.
+//! The drivers on a real QEMU without a guest: QMP, the process and the balloon device are real.
+//! It is the lab's QEMU, which is downloaded if the system has no recent one.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

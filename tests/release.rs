@@ -1,4 +1,4 @@
-//! `release` puts back what Overbook changed, and only that: with a daemon, without one, with one
+//! `release` restores what Overbook changed, and only that: with a daemon, without one, with one
 //! that cannot be asked, with a faulty configuration.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -9,11 +9,11 @@ use model::{Bytes, Mode};
 use overbook_tests::{BASE, Stage, hungry, idle, text};
 use sys::process::Signal;
 
-/// What the idle guest is cut down to.
+/// Memory to which the idle guest is reduced.
 const LESS: Bytes = Bytes::mib(112);
 const GUESTS: [&str; 2] = ["hungry", "idle"];
 
-/// The hungry guest holds a grant, the idle one is below what it had, both are polled.
+/// The hungry guest has a grant, the idle one is below its original memory, and both are polled.
 fn touched() -> Option<Stage> {
     let stage = Stage::start(Mode::Enforce, &[hungry(), idle("idle")])?;
     let drop_in = stage.config().with_extension("d");
@@ -105,7 +105,7 @@ fn a_faulty_configuration_does_not_stop_a_release_with_a_daemon_or_without() {
     until_put_back(&stage);
 }
 
-/// What the daemon was before it was ended, and after it was started again: paused.
+/// Restarts the daemon after it was ended, and waits until it is paused.
 fn until_paused_anew(stage: &mut Stage) {
     assert!(!stage.daemon.process().is_alive());
     stage.lab.end_helper("daemon", true).unwrap();
@@ -128,7 +128,7 @@ fn a_daemon_whose_socket_was_deleted_makes_it_again_and_releases_by_itself() {
 #[test]
 fn a_daemon_that_nobody_can_reach_is_ended_first_and_the_next_one_is_paused() {
     let Some(mut stage) = touched() else { return };
-    // It cannot make its socket again: at no moment is the place free.
+    // The daemon cannot make its socket again, because the path is never free.
     let aside = stage.socket().with_extension("aside");
     std::fs::write(&aside, "").unwrap();
     std::fs::rename(&aside, stage.socket()).unwrap();

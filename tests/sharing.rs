@@ -10,14 +10,14 @@ use overbook_tests::{MAX, Stage, text};
 use sys::pool_maps::{self, FileId};
 
 const VMS: [(&str, &str); 4] = [("a1", "shop"), ("a2", "shop"), ("b1", "cafe"), ("b2", "cafe")];
-/// Of 40 MiB that are the same until they are rewritten, and what the kernels have in common: what
-/// each VM saves.
+/// The saving of each VM: part of the 40 MiB that are identical until they are rewritten, and of
+/// the kernels' common pages.
 const ENOUGH: Bytes = Bytes::mib(12);
-/// Mappings of a pool that may be left, with no content: on a busy machine a guest's first write
-/// may come between the mapping of a page and its protection.
+/// Maximum number of empty mappings of a pool that may remain. On a busy machine, a guest's first
+/// write may come between the mapping of a page and its protection.
 const MOST_LEFT: usize = 4;
 
-/// Guests of one seed: what they verify is the same until they rewrite it.
+/// Guests with the same seed, so their data is identical until they rewrite it.
 fn guests() -> Vec<MachineSpec> {
     let guest = |(name, group)| MachineSpec {
         shim: true,
@@ -48,8 +48,8 @@ fn shares(stage: &Stage, vm: &str, pool: FileId) -> usize {
     pool_maps::sharers(pid(stage, vm), pool, &[pool_maps::EVERYWHERE]).unwrap().len()
 }
 
-/// What of all guests' memory is theirs alone, by the kernel: private pages of what QEMU keeps from
-/// its children, as it keeps guest RAM.
+/// All guests' private memory by the kernel's count: private pages of mappings that QEMU keeps
+/// from its children, as it keeps guest RAM.
 fn private(stage: &Stage, vms: &[&str]) -> Bytes {
     let of = |vm: &&str| {
         let smaps = format!("/proc/{}/smaps", pid(stage, vm));
@@ -81,24 +81,24 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     stage.configure(&[("dedup = \"off\"", "dedup = 200")]);
     until_merged(&stage, &all);
 
-    // What the ledger counts is what the kernel does: the guests' own pages, and the pools once.
+    // The ledger's count equals the kernel's: the guests' private pages, and each pool once.
     stage.until("used is counted truly", |stage| {
         let pool =
             |group: &str| stage.json(&["group", group])["dedup"]["pool_bytes"].as_u64().unwrap();
         let pools = Bytes(pool("shop") + pool("cafe"));
         let expected = private(stage, &all).plus(pools);
-        // Page tables are counted, too, and what has changed since; QEMU's own memory is measured
-        // once a minute at last.
+        // The ledger also counts page tables and later changes; QEMU's own memory is measured
+        // only once a minute.
         used(stage, &all).0.abs_diff(expected.0) < 30 << 20
     });
 
-    // Each group has a pool of its own.
+    // Each group has its own pool.
     let own: Vec<_> = all.iter().map(|vm| pools(&stage, vm)).collect();
     assert!(own.iter().all(|pools| pools.len() == 1), "{own:?}");
     assert!(own[0] == own[1] && own[2] == own[3] && own[0] != own[2], "{own:?}");
     let (shop, cafe) = (*own[0].first().unwrap(), *own[2].first().unwrap());
 
-    // A new worker takes over the pool of one that was killed, also with a new daemon.
+    // A new worker takes over the pool of a killed one, also with a new daemon.
     stage.kill_worker("shop");
     until_merged(&stage, &all);
     assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
@@ -108,8 +108,8 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     assert_eq!(pools(&stage, "a1"), BTreeSet::from([shop]));
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
 
-    // A VM that changes its group has copies of all that it shared before it shares anything with
-    // the others.
+    // A VM that changes its group gets copies of all its shared pages before it shares any with
+    // the new group.
     stage.configure(&[
         ("[\"a1\", \"a2\"]", "[\"a1\"]"),
         ("[\"b1\", \"b2\"]", "[\"a2\", \"b1\", \"b2\"]"),
@@ -119,7 +119,7 @@ fn groups_share_among_themselves_and_never_with_each_other_whoever_dies() {
     });
     assert!(shares(&stage, "a1", cafe) == 0 && shares(&stage, "b1", shop) == 0);
 
-    // Released, nothing is shared, and the pools are empty.
+    // After the release nothing is shared, and the pools are empty.
     let said = stage.overbook(&["release"]);
     assert!(text(&said).contains("that it shared are its own"), "{}", text(&said));
     for vm in all {

@@ -1,5 +1,5 @@
-//! Not a byte is lost while a worker from hell torments the shim: the short version of the scenario
-//! `shim-stress`.
+//! No byte is lost while a misbehaving worker stresses the shim: the short version of the
+//! scenario `shim-stress`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -25,7 +25,7 @@ fn no_byte_is_lost_and_nothing_hangs_whatever_a_worker_does() {
         None => assert!(outcome.report.done("kvm_access") > 1_000, "{:?}", outcome.report),
         Some(why) => eprintln!("SKIPPED: vCPUs under KVM: {why}"),
     }
-    // It was no walk in the park.
+    // The stress was heavy enough.
     assert!(outcome.toll.kills > 0 && outcome.report.operations_done() > 100_000, "{outcome:?}");
     assert!(deeds.total(|counters| counters.traps) > 1_000, "{deeds:?}");
 }

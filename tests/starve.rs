@@ -1,5 +1,5 @@
-//! A guest without swap in a group that pays for much less than its guests have: a real guest fills
-//! its memory, and its kernel kills nothing.
+//! A guest without swap, in a group whose budget is much less than its guests have: a real guest
+//! fills its memory, and its kernel kills nothing.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,7 +9,7 @@ use lab::steps;
 use model::{Bytes, Mode};
 use overbook_tests::{MAX, Stage, idle};
 
-/// Most of what a guest of [`MAX`] has for its programs.
+/// Most of the memory that a guest of [`MAX`] has for its programs.
 const FILLS_MB: u32 = 150;
 const LIMIT: Duration = Duration::from_secs(180);
 
@@ -23,7 +23,7 @@ fn a_guest_without_swap_fills_its_memory_under_a_budget_that_is_too_small() {
     let filling = steps::guest("filling", "shop", MAX, FILLS_MB);
     let quiet = lab::MachineSpec { swap: None, memory_base: MAX, ..idle("quiet") };
     let Some(stage) = Stage::start(Mode::Enforce, &[filling, quiet]) else { return };
-    // Once Overbook has seen how it takes memory.
+    // After Overbook has seen how the guest takes memory.
     steps::order(stage.guest("filling"), "write+free", LIMIT).unwrap();
     stage.configure(&[
         ("base = \"262144KiB\"", "base = \"98304KiB\""),
@@ -43,7 +43,7 @@ fn a_guest_without_swap_fills_its_memory_under_a_budget_that_is_too_small() {
     let words = stage.says(&["explain", "filling"]);
     assert!(words.contains("not known to have swap"), "{words}");
     assert!(words.contains("a larger `budget`"), "{words}");
-    // The lab's balloons do not deflate by themselves; QEMU was asked.
+    // The lab's balloons do not deflate by themselves, as QEMU reports.
     assert_eq!(stage.vm("filling")["deflates_on_oom"], false);
     assert!(stage.says(&["vm", "filling"]).contains("deflate-on-oom          off"));
 }

@@ -1,4 +1,5 @@
-//! The store of a pool on real etcd, and of one host alone: who has lost its seat writes nothing.
+//! The store of a pool on real etcd, and of one host alone: a client without the lease cannot
+//! write.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +18,7 @@ fn put(key: &str, value: &str) -> Vec<Change> {
     vec![Change::Put { key: key.to_owned(), value: value.into() }]
 }
 
-/// Tries until the store answers.
+/// Retries until the store answers.
 async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     let end = Instant::now() + LIMIT;
     loop {
@@ -29,7 +30,7 @@ async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, StoreError
     }
 }
 
-/// A read waits out the time in which a store has no leader.
+/// Reads, and retries while the store has no leader.
 async fn read(store: &dyn Store, prefix: &str) -> Snapshot {
     until("a read", async || store.read(prefix).await).await
 }
@@ -45,7 +46,7 @@ async fn sits(store: &dyn Store, who: &str) -> Seat {
     }
 }
 
-/// What every store does. `lose` makes whoever has a seat not be heard of for long enough.
+/// The behaviour of every store. `lose` silences the holder of a lease until it expires.
 async fn is_a_store(store: &dyn Store) {
     let first = sits(store, "first").await;
     assert_eq!(until("a seat", async || store.sit("controller", "second").await).await, None);
@@ -55,7 +56,7 @@ async fn is_a_store(store: &dyn Store) {
     assert_eq!(seen.values["vms/a"], b"1");
     assert_eq!(read(store, "vm/").await.values.len(), 0);
 
-    // Who waits for a change hears of it, and who missed it, too.
+    // A waiting reader is told of a change, and so is one that missed it.
     let change = async {
         until("a write", async || store.write(&first, vec![], put("vms/b", "2")).await).await;
     };
@@ -65,7 +66,7 @@ async fn is_a_store(store: &dyn Store) {
     let now = read(store, "vms/").await;
     assert!(now.revision > seen.revision && now.values.len() == 2);
 
-    // All of it, or nothing.
+    // A write takes effect as a whole or not at all.
     let both = vec![
         Change::Put { key: "vms/c".to_owned(), value: b"3".to_vec() },
         Change::Delete { key: "vms/a".to_owned() },
@@ -79,7 +80,7 @@ async fn is_a_store(store: &dyn Store) {
     assert_eq!(store.stay(&first).await, Err(StoreError::Unseated("controller".to_owned())));
     store.write(&second, vec![], both).await.unwrap();
 
-    // What a write depends on must not have changed.
+    // A write fails if a value that it depends on has changed.
     let now = read(store, "vms/").await;
     let still = |key: &str| vec![now.still(key.to_owned())];
     store.write(&second, still("vms/b"), put("vms/b", "4")).await.unwrap();
@@ -102,7 +103,7 @@ fn a_host_alone_has_a_store_that_outlives_the_daemon() {
         is_a_store(&Embedded::open(&file).unwrap()).await;
         let again = Embedded::open(&file).unwrap();
         assert_eq!(read(&again, "vms/").await.values.len(), 3);
-        // Seats end with who had them.
+        // Leases end with the process that held them.
         sits(&again, "third").await;
     });
 }
@@ -122,7 +123,7 @@ fn a_pool_has_a_store_in_etcd_that_survives_its_leader() {
         let other = Etcd::connect(&members.endpoints(), None, "other").await.unwrap();
         assert!(read(&other, "").await.values.is_empty());
 
-        // Whichever of them leads is killed at some time: writes go on, and none is lost.
+        // Each member is killed in turn, also the leader: writes go on, and none is lost.
         let seat = sits(&store, "writer").await;
         for i in 0..members.count() {
             members.kill(i).unwrap();
@@ -151,12 +152,12 @@ fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
     runtime.block_on(async {
         let store = Arc::new(Etcd::connect(&members.endpoints(), None, "test").await.unwrap());
         let lost = sits(&*store, "first").await;
-        // It says nothing until its lease has ended, and another one takes its place.
+        // The holder is silent until its lease expires, and another client takes its place.
         let next = sits(&*store, "second").await;
         let late = store.write(&lost, vec![], put("vms/a", "late")).await;
         assert_eq!(late, Err(StoreError::Unseated("controller".to_owned())));
         until("a write", async || store.write(&next, vec![], put("vms/a", "right")).await).await;
-        // A store that does not answer says so in time, and nobody takes that for an answer.
+        // A store that does not answer gives an error in time, and never a wrong answer.
         members.hold(0, true).unwrap();
         let begun = Instant::now();
         let silent = store.write(&next, vec![], put("vms/a", "silent")).await;
@@ -166,7 +167,7 @@ fn who_was_cut_off_finds_its_seat_taken_and_writes_nothing() {
     });
 }
 
-/// A host that writes as much as etcd takes, below its own prefix.
+/// A host that writes as much as etcd allows, below its own prefix.
 async fn write_fat(endpoints: &[String]) {
     let mut raw = etcd_client::Client::connect(endpoints, None).await.unwrap();
     let fat = vec![b'x'; 1_400_000];

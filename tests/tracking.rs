@@ -10,9 +10,9 @@ use overbook_tests::{MAX, Stage, idle};
 use serde_json::Value;
 use sys::process::{Identity, Signal};
 
-/// What the guest works on, without its kernel.
+/// The guest's working memory, without its kernel.
 const SET_MIB: f64 = 60.0;
-/// What a guest's kernel and programs touch besides, at most.
+/// Maximum memory that a guest's kernel and other programs touch.
 const KERNEL_MIB: f64 = 20.0;
 
 /// A guest with the shim that touches 60 MiB in random order.
@@ -34,7 +34,7 @@ fn until_known(stage: &Stage) {
     });
 }
 
-/// What tracking takes, over some seconds: in each of them the guest touches as it likes.
+/// Mean cost of tracking over some seconds, because the guest's accesses vary.
 fn mean_cost(stage: &Stage) -> f64 {
     const SECONDS: u32 = 8;
     let cost = |_| {
@@ -61,7 +61,7 @@ fn process_of(worker: &Value) -> Option<Identity> {
 fn a_guest_with_the_shim_shows_its_working_set_within_the_budget_and_the_others_say_why_not() {
     let Some(stage) = Stage::start(Mode::Observe, &[managed(), idle("plain")]) else { return };
     until_known(&stage);
-    // This host has no swap that the other one could be tracked by.
+    // This host has no swap, so the other VM cannot be tracked.
     assert!(why_not(&stage, "plain").contains("swap"), "{}", why_not(&stage, "plain"));
     let curve = stage.json(&["vm", "managed", "--mrc"]);
     assert!(curve["points"].as_array().unwrap().len() > 10, "{curve}");
@@ -106,7 +106,7 @@ fn a_new_daemon_tracks_the_vms_of_one_that_was_killed() {
     let daemon = stage.daemon.process();
     daemon.signal(Signal::KILL).unwrap();
     assert!(process.wait_for(Duration::from_secs(60)).unwrap(), "a worker outlived its daemon");
-    // Until it is gone it holds its state's lock.
+    // The daemon holds its state's lock until it has ended.
     assert!(daemon.wait_for(Duration::from_secs(60)).unwrap(), "a killed daemon lives on");
     stage.daemon = lab::daemon::Daemon::start(&mut stage.lab, Mode::Observe).unwrap();
     until_known(&stage);

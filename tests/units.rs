@@ -1,5 +1,5 @@
-//! The units that are installed: how much systemd finds exposed, and that what they start works
-//! with what they leave it, on real guests.
+//! The installed units: their exposure as rated by systemd, and their programs within the units'
+//! limits, on real guests.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -29,20 +29,20 @@ use sys::process::{Identity, children_of};
 use systemd::{Systemd, packaging};
 use tokio::runtime::Runtime;
 
-/// The most exposure that `systemd-analyze security` may find in each unit, of 10.
+/// Maximum exposure that `systemd-analyze security` may find in each unit, of 10.
 const MOST: f64 = 2.0;
-/// The same with all that an operator can add to the daemon's unit.
+/// Maximum exposure with everything that an operator can add to the daemon's unit.
 const MOST_WITH_ALL: f64 = 2.7;
 const VMS: [&str; 2] = ["one", "two"];
 const ENOUGH: Bytes = Bytes::mib(12);
-/// Mappings of a pool that may be left, with no content.
+/// Maximum number of empty mappings of a pool that may remain.
 const MOST_LEFT: usize = 4;
-/// The one of the kernel's settings that the daemon may change.
+/// The kernel's setting that the daemon may change.
 const KSM: &str = "/sys/kernel/mm/ksm";
 const LIMIT: Duration = Duration::from_secs(60);
 const A_DAY: Duration = Duration::from_secs(86_400);
 
-/// The files in `packaging()` with this ending, in order.
+/// The files in `packaging()` with this extension, sorted.
 fn files(ending: &str) -> Vec<PathBuf> {
     let all = fs::read_dir(packaging()).unwrap().map(|entry| entry.unwrap().path());
     let mut found: Vec<_> =
@@ -51,7 +51,7 @@ fn files(ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// How exposed systemd finds a unit, of 10.
+/// systemd's rating of a unit's exposure, of 10.
 fn exposure(mut analyze: Command, unit: &Path) -> f64 {
     let output = analyze.args(["security", "--offline=true"]).arg(unit).output().unwrap();
     let said = overbook_tests::text(&output);
@@ -73,7 +73,7 @@ fn systemd_finds_no_unit_more_exposed_than_is_said() {
         assert!(score <= MOST, "{}: {score}", unit.display());
     }
 
-    // With both of what an operator may add.
+    // With both files that an operator may add.
     let dir = tempfile::tempdir().unwrap();
     let name = "overbook.service";
     let mut whole = fs::read_to_string(packaging().join(name)).unwrap();
@@ -120,7 +120,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
         shim: true,
         ..MachineSpec::new(name, "shop", MAX, MAX, "verify --mb 100 --breathe 15 --rate 20")
     };
-    // Not below /tmp, which the unit has one of its own of.
+    // Not below /tmp, because the unit has its own /tmp.
     let Some(mut stage) = Stage::start_in(Path::new("/run"), Mode::Enforce, &VMS.map(guest)) else {
         return;
     };
@@ -137,7 +137,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     let names = names.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
     assert_eq!(capable as usize, names.split_whitespace().count(), "{names}");
     assert_eq!((&*status(daemon, "Seccomp"), &*status(daemon, "NoNewPrivs")), ("2", "1"));
-    // It has given up what the unit has left to it: its own filter is one more.
+    // The process has given up rights that the unit grants: it has one more filter.
     let is_api = |child: &Identity| {
         let words = fs::read_to_string(format!("/proc/{}/cmdline", child.pid)).unwrap_or_default();
         words.split('\0').any(|word| word == "api")
@@ -157,7 +157,7 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
         assert!(mounts.contains(&format!(" {KSM} rw")), "KSM could not be driven:\n{mounts}");
     }
 
-    // A mechanism that needs one capability more says so, and works with it.
+    // A mechanism that needs one more capability reports that, and works with it.
     stage.configure(&[
         ("free_pages = \"off\"", "free_pages = \"lazy\""),
         ("[host]", "[host]\nreserve = \"900GiB\""),
@@ -173,10 +173,10 @@ fn the_daemon_does_all_its_work_in_what_its_unit_leaves_it() {
     until_all(&stage, "what both have freed is taken", "free_pages", "taken_bytes_total");
     assert_eq!(fleet::bad_bytes(&stage.lab).unwrap(), 0);
 
-    // All that it has done is undone as it stops, within the same unit.
+    // The daemon undoes everything as it stops, within the same unit.
     systemd.must(&["stop", unit]);
     assert!(stage.undo().is_empty(), "{:?}", stage.undo());
-    // On a busy machine a shim may rest just then, and its VM share for a while longer.
+    // On a busy machine a shim may be paused at that time, and its VM shares for a while longer.
     stage.until("nothing is shared", |stage| stage.overbook(&["release"]).status.success());
     for vm in VMS {
         let left = pool_maps::mappings(stage.guest(vm).process().pid).unwrap();
@@ -209,7 +209,7 @@ fn a_stop_releases_and_a_restart_does_not() {
     let (systemd, unit) = (Systemd::start(&programs, dir.path(), &config), "overbook.service");
     systemd.install(unit);
 
-    // This systemd is a user's, which its `systemctl` has to be told.
+    // This systemd is a user manager, so `systemctl` needs to be told.
     fs::create_dir(&ask).unwrap();
     let script = format!("#!/bin/sh\nexec {} \"$@\"\n", systemd.systemctl_in_words());
     fs::write(ask.join("systemctl"), script).unwrap();
@@ -252,7 +252,7 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     fs::write(&config, text).unwrap();
     let systemd = Systemd::start(&programs, dir.path(), &config);
 
-    // All that it lends is pinned.
+    // All memory that it lends is pinned.
     let repository = "overbook-repository.service";
     systemd.install(repository);
     let told = format!("MEMORY=64MiB LISTEN={here}:{port} TLS={tls}/repository");
@@ -267,7 +267,7 @@ fn a_repository_and_the_disks_of_a_group_work_in_what_their_units_leave_them() {
     });
     assert_eq!(capabilities(systemd.main_pid(repository)), 1, "CAP_IPC_LOCK");
 
-    // Without the network they serve all the same.
+    // The disks are served even without the network.
     let (unit, disks) = ("overbook-disks@.service", "overbook-disks@shop.service");
     systemd.install(unit);
     systemd.must(&["start", disks]);
@@ -339,7 +339,7 @@ fn a_controller_takes_its_seat_in_what_its_unit_leaves_it() {
     systemd.must(&["stop", unit]);
 }
 
-/// A seat that is free, or will be in a moment.
+/// Takes a lease that is free, or will be soon.
 async fn sits(store: &dyn Store, key: &str, who: &str) -> Seat {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -377,7 +377,7 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     };
     let config = dir.path().join("overbook.toml");
     fs::write(&config, text("b", &own)).unwrap();
-    // It stands for what starts a QEMU.
+    // The script takes the place of the command that starts a QEMU.
     let command = dir.path().join("start");
     let script =
         format!("#!/bin/sh\nsleep 1000 &\necho $! >{at}/pid.new\nmv {at}/pid.new {at}/pid\n");
@@ -416,7 +416,7 @@ fn a_qemu_that_comes_is_a_unit_of_its_own_and_outlives_the_daemon() {
     systemd.must(&["is-active", started]);
     let cgroup = sys::cgroup::of_process(qemu).unwrap().unwrap();
     assert!(cgroup.ends_with(Path::new("machine.slice").join(started)), "{cgroup:?}");
-    // Nothing of the daemon's sandbox is left.
+    // The QEMU has nothing of the daemon's sandbox.
     assert_eq!((&*status(qemu, "Seccomp"), &*status(qemu, "NoNewPrivs")), ("0", "0"));
     let score = fs::read_to_string(format!("/proc/{qemu}/oom_score_adj")).unwrap();
     assert!(!score.starts_with('-'), "it is spared as the daemon is: {score}");

@@ -1,5 +1,5 @@
-//! A virtual host is a real host: its kernel has KVM and all that reclaims memory, and the lab's
-//! guests run under KVM in it.
+//! A virtual host is like a real one: its kernel has KVM and all mechanisms that reclaim memory,
+//! and the lab's guests run under KVM in it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 const KERNEL: &str = "6.12";
 const LIMIT: Duration = Duration::from_secs(170);
 
-/// Runs a script; `None` (and a word about it) where the kernel cannot be had.
+/// Runs a script. `None`, with a message: the kernel is not available.
 fn run(host: &VirtualHost, script: &str, limit: Duration) -> Option<(Outcome, String)> {
     let mut output = Vec::new();
     match host.run(script.as_bytes(), limit, &mut output) {
@@ -91,7 +91,7 @@ fn what_a_script_writes_and_its_exit_code_come_back_and_nothing_else() {
     std::fs::write(file.path(), "a file\n").unwrap();
     let name = file.path().file_name().unwrap().to_str().unwrap().to_owned();
     let host = VirtualHost { files: vec![PathBuf::from(file.path())], ..VirtualHost::new(KERNEL) };
-    // A program that is left behind holds the output open, and is not waited for.
+    // A background program that holds the output open is not waited for.
     let script =
         format!("cat {name}; echo error >&2; echo again > /dev/stderr; sleep 1000 & exit 7");
     let Some((outcome, output)) = run(&host, &script, LIMIT) else { return };

@@ -1,5 +1,5 @@
-//! Processes of another user that want the daemon for themselves: a QEMU that floods it, a
-//! client that fills its API.
+//! Processes of another user that try to occupy the daemon: a QEMU that floods it, and a client
+//! that fills its API.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,11 +15,11 @@ use serde_json::Value;
 use sys::process::{Child, Signal, Spawn};
 
 const LIMIT: Duration = Duration::from_secs(120);
-/// The most memory that the daemon may have under both attacks, in MiB.
+/// Maximum memory of the daemon under both attacks, in MiB.
 const MOST_MIB: u64 = 64;
 const TOKEN: &str = "0123456789abcdef";
 
-/// The real daemon, with an API on TCP; ends with the value.
+/// The real daemon, with an API on TCP; it ends when dropped.
 struct Daemon {
     child: Child,
     dir: tempfile::TempDir,
@@ -27,7 +27,7 @@ struct Daemon {
 }
 
 impl Daemon {
-    /// It looks for QEMUs in a directory of [`NOBODY`]'s.
+    /// Starts a daemon that looks for QEMUs in a directory of [`NOBODY`]'s.
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().display();
@@ -37,7 +37,7 @@ impl Daemon {
         let token = dir.path().join("token");
         fs::write(&token, TOKEN).unwrap();
         fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
-        // An address of this process alone: no port has to be guessed.
+        // An address of this process alone, so that the port is free.
         let [_, high, middle, low] = std::process::id().to_be_bytes();
         let tcp = format!("127.{}.{middle}.{low}:7780", 64 + high);
         let config = dir.path().join("overbook.toml");
@@ -95,7 +95,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.child.signal(Signal::KILL);
         let _ = self.child.wait_for(Duration::from_secs(10));
     }
@@ -107,7 +107,7 @@ fn floods_of_strangers_neither_grow_the_daemon_nor_shut_its_api() {
     let socket = daemon.path("qmp/flood.sock");
     let flood = Attacker::start("qmp_flood", &[&socket], Some(NOBODY)).unwrap();
     let fills = Attacker::start("slow_http", &[&daemon.tcp], Some(NOBODY)).unwrap();
-    // Each size of events twice, and the API tried during each.
+    // Each size of events occurs twice; the API is tried during each.
     for _ in 0..8 {
         let saw = flood.saw(LIMIT).unwrap();
         assert!(saw.contains("cut off after"), "{saw}");

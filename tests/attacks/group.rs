@@ -1,4 +1,4 @@
-//! A group's merging, driven by a test: the worker's engine, and processes that stand in for QEMUs.
+//! A group's merging, driven by a test: the worker's engine, and stand-ins for QEMUs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -9,12 +9,12 @@ use model::Dedup as Reading;
 use overbook::worker::{Dedup, Mode, STEP, Settings, State, Tracked};
 use sys::process::Identity;
 
-/// A busy machine is no failure.
+/// Long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long the engine works before somebody else has his turn.
+/// Time that the engine works between two actions of the test.
 const SLICE: Duration = Duration::from_millis(2);
 
-/// The engine, and the VMs that it is told of.
+/// The engine and its VMs.
 pub(crate) struct Group {
     pub(crate) dedup: Dedup,
     vms: Vec<Tracked>,
@@ -22,24 +22,25 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Nobody yet. Its pool is its own, whichever tests run beside it.
+    /// An empty group. It has its own pool, so that tests running at the same time do not share
+    /// one.
     pub(crate) fn new() -> Self {
         let name = format!("attacks-{}-{:x}", std::process::id(), fastrand::u64(..));
         Self { dedup: Dedup::new(&name), vms: Vec::new(), step: Instant::now() }
     }
 
-    /// This process is a VM of the group's from now on.
+    /// Adds this process as a VM of the group.
     pub(crate) fn add(&mut self, pid: u32) {
         let process = Identity::of(pid).unwrap();
         self.vms.push(Tracked::new(process, Settings::new(Mode::Probes { budget: 0.01 })));
     }
 
-    /// The newest VM is none of the group's any more.
+    /// Removes the newest VM from the group.
     pub(crate) fn remove_newest(&mut self) {
         self.vms.pop();
     }
 
-    /// One turn, as the worker's process does it. It never waits for anybody.
+    /// One turn, as in the worker's process. It never blocks.
     pub(crate) fn turn(&mut self) {
         if Instant::now() >= self.step {
             self.step = Instant::now() + STEP;
@@ -50,7 +51,7 @@ impl Group {
         std::thread::sleep(idle.min(SLICE));
     }
 
-    /// Works until it is so, and lets somebody act after each turn.
+    /// Works until `is_so` returns true, and calls `act` after each turn.
     pub(crate) fn until(
         &mut self,
         what: &str,
@@ -65,24 +66,24 @@ impl Group {
         }
     }
 
-    /// Works for so long.
+    /// Works for `time`.
     pub(crate) fn work(&mut self, time: Duration, act: impl FnMut()) {
         let end = Instant::now() + time;
         self.until("time passes", act, |_| Instant::now() >= end);
     }
 
-    /// What is known of a VM; nothing, as if it shared nothing.
+    /// The reading of a VM; the default if there is none, as if the VM shared nothing.
     pub(crate) fn reading(&self, pid: u32) -> Reading {
         self.dedup.reading(pid).map(|reading| reading.value).unwrap_or_default()
     }
 
-    /// Where the connections stand.
+    /// The states of the connections.
     pub(crate) fn states(&self) -> Vec<&State> {
         self.vms.iter().map(Tracked::state).collect()
     }
 }
 
-/// A process that uses its RAM as QEMU does, with the shim inside.
+/// A process that uses its RAM as QEMU does, with the shim loaded.
 pub(crate) struct StandIn {
     child: Child,
     commands: ChildStdin,
@@ -90,8 +91,8 @@ pub(crate) struct StandIn {
 }
 
 impl StandIn {
-    /// With blocks of so many MiB. Blocks that are filled with the same seed are the same, page by
-    /// page.
+    /// A process with blocks of these sizes in MiB. Blocks filled with the same seed are
+    /// identical, page by page.
     pub(crate) fn with_ram(mib: &[u32]) -> Self {
         let mut new = Self::start();
         for (block, mib) in mib.iter().enumerate() {
@@ -101,7 +102,7 @@ impl StandIn {
         new
     }
 
-    /// Without RAM.
+    /// A process without RAM.
     pub(crate) fn start() -> Self {
         let program = |name| own_program(name).unwrap();
         let mut child = Command::new(program("overbook-shim-stand-in"))
@@ -119,19 +120,19 @@ impl StandIn {
         self.child.id()
     }
 
-    /// Gives a command whose outcome is looked at later.
+    /// Sends a command whose result is read later.
     pub(crate) fn begin(&mut self, command: &str) {
         writeln!(self.commands, "{command}").unwrap();
     }
 
-    /// The oldest command that was begun succeeds.
+    /// Checks that the oldest pending command succeeds.
     pub(crate) fn finish(&mut self) {
         let mut line = String::new();
         self.answers.read_line(&mut line).unwrap();
         assert!(line.starts_with("ok "), "{line}");
     }
 
-    /// The command succeeds.
+    /// Runs a command, which must succeed.
     pub(crate) fn expect(&mut self, command: &str) {
         self.begin(command);
         self.finish();

@@ -1,5 +1,5 @@
-//! Processes that pass for others: QEMUs of no tenant that take a tenant's names, sockets that have
-//! outlived their process, addresses that were bound first, files that are called like pools.
+//! Processes that impersonate others: QEMUs of no tenant that take a tenant's names, sockets that
+//! have outlived their process, addresses that were bound first, files with the names of pools.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -16,9 +16,9 @@ use sys::pool_maps;
 use crate::group::{Group, StandIn};
 use crate::{end, two_that_share};
 
-/// A busy machine is no failure.
+/// Long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// For how long an attacker may try.
+/// Time that an attacker gets.
 const A_WHILE: Duration = Duration::from_secs(10);
 
 /// A directory that root has given to the attacker's user.
@@ -34,7 +34,7 @@ fn attack(name: &str, args: &[&str]) -> Attacker {
     Attacker::start_as("qemu-system-x86_64", name, args, Some(NOBODY)).unwrap()
 }
 
-/// Waits for a line of what the attacker saw; answers those before it, too.
+/// Waits for a line of the attacker's output; also returns the lines before it.
 fn until_it_saw(attacker: &Attacker, what: &str) -> Vec<String> {
     let (mut lines, end) = (Vec::new(), Instant::now() + LIMIT);
     loop {
@@ -46,16 +46,16 @@ fn until_it_saw(attacker: &Attacker, what: &str) -> Vec<String> {
     }
 }
 
-/// The entry in `status` for the VM whose socket this is.
+/// The entry in `status` for the VM with this socket.
 fn stranger(stage: &Stage, socket: &Path) -> Value {
     stage.vm(socket.to_str().unwrap())
 }
 
-/// Two guests of group shop share their pages. The attacker listens in a directory of its own, as
-/// a user of its own.
+/// Two guests of group shop share their pages. The attacker runs as its own user, and listens in
+/// its own directory.
 #[test]
 fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
-    // Of one seed: what they verify is the same.
+    // The guests have the same seed, so their data is identical.
     let guest = |name| MachineSpec {
         shim: true,
         ..MachineSpec::new(name, "shop", BASE, BASE, "verify --mb 40")
@@ -89,7 +89,7 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     saw.extend(attacker.all_seen());
     assert!(!saw.iter().any(|line| line.contains("pool") || line.contains("worker")), "{saw:#?}");
 
-    // Two names: neither harms another VM, and it is managed under none.
+    // A socket with two names harms no other VM, and is managed under neither name.
     drop(attacker);
     std::fs::remove_file(&socket).unwrap();
     let attacker = attack("qemu", &[socket.to_str().unwrap(), "shop-evil", "shop-1"]);
@@ -102,7 +102,8 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     saw.extend(attacker.all_seen());
     assert!(!saw.iter().any(|line| line.contains("pool") || line.contains("worker")), "{saw:#?}");
 
-    // The same attack succeeds where root says that this user is of the group: so it would have.
+    // The attack succeeds if root assigns this user to the group, so it would have succeeded
+    // before.
     drop(attacker);
     std::fs::remove_file(&socket).unwrap();
     stage.configure(&[("[group.\"shop\"]", "[group.\"shop\"]\nuid = [0, \"65534\"]")]);
@@ -112,8 +113,8 @@ fn a_qemu_of_no_tenant_that_takes_a_tenants_names_is_given_none_of_its_pages() {
     stage.daemon.kill(&mut stage.lab).unwrap();
 }
 
-/// Only root can choose the number of a process that is about to begin, and only if no other
-/// process begins in between.
+/// Starts a stand-in with this pid. Only root can choose the next pid, and only if no other
+/// process starts in between.
 fn begin_with_pid(pid: u32) -> Option<StandIn> {
     std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
     let stand_in = StandIn::start();
@@ -142,7 +143,7 @@ fn a_socket_that_has_outlived_its_process_is_not_that_of_the_next_one_with_its_n
     assert!(matches!(found, PeerError::Ended { .. }), "{found}");
     until_it_saw(&attacker, "somebody has come");
 
-    // The drivers say so, and take it for no VM's.
+    // The drivers report it, and assign it to no VM.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let state = tempfile::tempdir().unwrap();
     let why = runtime.block_on(async {
@@ -188,7 +189,7 @@ fn addresses_that_were_bound_before_hinder_nobody_and_a_name_that_is_no_text_hid
     end(group, both);
 }
 
-/// Another Overbook, this process, has merged pages and left them behind.
+/// Another Overbook, simulated by this process, has merged pages and left them behind.
 #[test]
 fn a_release_asks_no_qemu_of_another_overbook_and_none_that_only_looks_like_one() {
     let Some(_turn) = take_turn() else { return };

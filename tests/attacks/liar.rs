@@ -1,4 +1,4 @@
-//! A hostile QEMU: this process, which says about its memory whatever it likes.
+//! A hostile QEMU: this process, which makes false claims about its memory.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,13 +26,13 @@ const COUNTERS: [Counter; 11] = [
     Counter::MergedPages,
 ];
 
-/// One at a time: the address is this process's.
+/// Only one at a time, because they use this process's address.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What is answered instead of what a shim would say; `None`: that.
+/// Returns an answer in place of the shim's; `None`: the shim's answer is sent.
 pub(crate) type Lie = Box<dyn FnMut(&Request) -> Option<Answer>>;
 
-/// The hostile QEMU. It merges nothing, whatever it says.
+/// The hostile QEMU. It merges nothing, but may claim to.
 pub(crate) struct Liar {
     listener: Listener,
     connection: Option<Connection>,
@@ -40,15 +40,15 @@ pub(crate) struct Liar {
     fd: OwnedFd,
     regions: Vec<Region>,
     pub(crate) lie: Lie,
-    /// How often it was greeted.
+    /// Number of greetings that it got.
     pub(crate) greetings: u32,
-    /// Its RAM, and where in it the first page begins.
+    /// Its RAM, and the offset of the first page in it.
     ram: (Vec<u8>, usize),
     _named: Named,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// This thread is named as the shim's listener is, until this is dropped.
+/// Gives this thread the name of the shim's listener until this is dropped.
 struct Named;
 
 impl Drop for Named {
@@ -58,7 +58,7 @@ impl Drop for Named {
 }
 
 impl Liar {
-    /// With so many pages of RAM.
+    /// A hostile QEMU with `pages` pages of RAM.
     pub(crate) fn with_ram(pages: u32) -> Self {
         let ram = vec![1_u8; (pages as usize + 1) * PAGE];
         let skip = ram.as_ptr().addr().next_multiple_of(PAGE) - ram.as_ptr().addr();
@@ -67,7 +67,7 @@ impl Liar {
         Self { ram: (ram, skip), ..new }
     }
 
-    /// Without RAM, but it says that this is its own.
+    /// A hostile QEMU without RAM that claims these regions.
     pub(crate) fn claiming(regions: Vec<Region>) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let (memory, fd) = shared_memory(&regions);
@@ -87,7 +87,7 @@ impl Liar {
         }
     }
 
-    /// From the next greeting on it says that this is its RAM.
+    /// Claims these regions as its RAM, from the next greeting on.
     pub(crate) fn claim(&mut self, regions: Vec<Region>) {
         (self.memory, self.fd) = shared_memory(&regions);
         self.regions = regions;
@@ -98,7 +98,7 @@ impl Liar {
         self.regions.clone()
     }
 
-    /// Its RAM holds what a stand-in's block holds after `fill` with this seed.
+    /// Fills its RAM as a stand-in's `fill` with this seed does.
     pub(crate) fn fill(&mut self, seed: u64) {
         let (ram, skip) = &mut self.ram;
         for (page, bytes) in (1_u64..).zip(ram[*skip..].as_chunks_mut::<PAGE>().0) {
@@ -109,24 +109,24 @@ impl Liar {
         }
     }
 
-    /// Says this of every page.
+    /// Reports this state for every page.
     pub(crate) fn say(&self, state: PageState) {
         self.say_of_each(|_| state);
     }
 
-    /// Says this of each page.
+    /// Reports a state for each page.
     pub(crate) fn say_of_each(&self, state: impl Fn(u32) -> PageState) {
         let layout = Layout::of_regions(&self.regions);
         let pages = u32::try_from(layout.bytes()).unwrap();
         (0..pages).for_each(|page| self.shared().set_state(page, state(page)));
     }
 
-    /// Counters that run forth and back.
+    /// Sets random counters, which may run backwards.
     pub(crate) fn count_nonsense(&self) {
         COUNTERS.iter().for_each(|counter| self.shared().set(*counter, fastrand::u64(..)));
     }
 
-    /// Answers what it was asked.
+    /// Answers pending requests.
     pub(crate) fn serve(&mut self) {
         if let Some(connection) = self.listener.accept().unwrap() {
             self.connection = Some(connection);
@@ -150,7 +150,7 @@ impl Liar {
         let answer = (self.lie)(request).unwrap_or_else(|| self.truth(request));
         let fd = is_greeting.then(|| self.fd.as_fd());
         if let Some(connection) = &self.connection {
-            // A worker that has hung up is noticed at the next look.
+            // The next poll notices a worker that has disconnected.
             let _ = connection.send(&answer.encode(id).unwrap(), fd);
         }
     }

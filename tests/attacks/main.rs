@@ -1,5 +1,5 @@
-//! Guests and QEMUs that attack the merging of their group: nobody else loses a byte by it, nothing
-//! leaks, and nobody waits.
+//! Guests and QEMUs that attack the merging of their group: no other VM loses a byte, no memory
+//! leaks, and nothing blocks.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -20,16 +20,16 @@ use overbook_tests::take_turn;
 use protocol::layout::PageState;
 use protocol::{Answer, Merged, Region};
 
-/// The least that a shim takes for guest RAM.
+/// The smallest mapping that a shim takes for guest RAM.
 const MIB: u32 = 32;
 const PAGES: u32 = MIB * 256;
-/// What is asked of sharing: nearly all; huge pages that are split late, and pages that are just
-/// written, come later.
+/// Expected amount of shared memory: nearly all. Huge pages that are split late, and pages that
+/// were just written, come later.
 const NEARLY: Bytes = Bytes::mib(30);
-/// What is worked on for, where there is nothing to wait for.
+/// Working time where there is no condition to wait for.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// Two VMs that share all that they have.
+/// Two VMs that share all of their memory.
 fn two_that_share(group: &mut Group) -> [StandIn; 2] {
     let both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
     both.iter().for_each(|vm| group.add(vm.pid()));
@@ -41,7 +41,7 @@ fn shares(group: &Group, vm: &StandIn) -> bool {
     group.reading(vm.pid()).shared >= NEARLY
 }
 
-/// They end, and nothing is left in the pool.
+/// Ends the VMs and checks that the pool is empty.
 fn end(mut group: Group, vms: impl IntoIterator<Item = StandIn>) {
     drop(vms.into_iter().collect::<Vec<_>>());
     group.until("nothing is left in the pool", || (), |group| group.dedup.pool_bytes() == 0);
@@ -78,7 +78,7 @@ fn guests_that_rewrite_what_is_being_merged_lose_nothing_and_do_not_grow_the_poo
             vm.expect(&format!("check 0 {seed}"));
         }
         most = most.max(group.dedup.pool_bytes());
-        // So that it can be merged once more.
+        // The pages can then be merged once more.
         if round % 5 == 4 {
             both.iter_mut().for_each(|vm| vm.expect(&format!("discard 0 0 {PAGES}")));
         }
@@ -92,14 +92,14 @@ fn pages_that_are_freed_and_filled_again_behind_the_engines_back_leak_no_slot() 
     let Some(_turn) = take_turn() else { return };
     let mut group = Group::new();
     let mut both = [(); 2].map(|()| StandIn::with_ram(&[MIB]));
-    // The index knows where one of them had another content …
+    // The index knows pages where one VM had another content …
     both[0].expect("fill 0 2");
     group.add(both[0].pid());
     group.work(A_WHILE, || ());
     both[0].expect("fill 0 1");
     group.add(both[1].pid());
     group.until("both share", || (), |group| both.iter().all(|vm| shares(group, vm)));
-    // … and finds it there once more, before it knows that what was shared is shared no more.
+    // … and finds that content there again, before it knows that the pages are no longer shared.
     for vm in &mut both {
         vm.expect(&format!("discard 0 0 {PAGES}"));
         vm.expect("fill 0 2");
@@ -122,7 +122,7 @@ fn vms_come_and_go_while_they_are_looked_at() {
         group.add(guest.pid());
         group.work(Duration::from_millis(20 * round), || ());
         if round % 2 == 0 {
-            // It leaves the group, and lives on, sharing: what it shares has to stay.
+            // The other VM leaves the group and keeps running: its shared pages have to stay.
             group.remove_newest();
             group.work(Duration::from_millis(50), || ());
             both[0].expect("fill 0 7");
@@ -165,8 +165,7 @@ fn a_qemu_that_answers_out_of_order_or_counts_backwards_holds_nobody_up() {
     assert!(liar.greetings > 0 && longest < Duration::from_secs(5), "{longest:?}");
     both.iter_mut().for_each(|vm| vm.expect("check 0 1"));
     drop((liar, both));
-    // What it was asked to share and has not answered is kept as long as its process, this one,
-    // lives.
+    // Pages of an unanswered request are kept as long as the liar's process, this one, lives.
     let own = Bytes::mib(MIB.into()).0;
     group.until("the others leave nothing", || (), |group| group.dedup.pool_bytes() <= own / 2);
 }
@@ -188,8 +187,8 @@ fn memory_that_a_qemu_claims_and_has_not_is_not_believed_or_harms_nobody() {
     group.until("it is refused", || liar.serve(), refused);
     assert_eq!(group.dedup.reading(own), None);
     group.remove_newest();
-    // Nothing is mapped there; it lies across the end of user space; it is another one at each
-    // greeting.
+    // Nothing is mapped there; the region crosses the end of user space; the regions change with
+    // each greeting.
     let claims = [
         vec![region(0, 4096, 0), region(8192, 512, 1 << 47)],
         vec![region(0, 1 << 20, (1 << 47) - (1 << 20))],

@@ -1,6 +1,6 @@
-//! Clients and repositories that mean harm, against the real `overbook disks` and `overbook
-//! repository`, as a user without rights: what they can make these hold is bounded, and others are
-//! served meanwhile.
+//! Malicious clients and repositories against the real `overbook disks` and `overbook
+//! repository`, as an unprivileged user. The resources that they can occupy are bounded, and
+//! other clients are served meanwhile.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -20,24 +20,24 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-/// How long anything may take; a busy machine is no failure.
+/// Maximum time of any wait, long enough for a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
-/// For how long it is looked at what an attack costs.
+/// Time for which the cost of an attack is measured.
 const ATTACKED: Duration = Duration::from_secs(5);
 const MIB: u64 = 1 << 20;
 /// The size of each disk.
 const SIZE: u64 = 64 * MIB;
 const PAGE: u32 = 4096;
 
-/// Programs in a directory that everybody may look into; all ends with it.
+/// Programs with a world-readable directory; dropping it ends the programs.
 struct Served {
     dir: tempfile::TempDir,
     child: Child,
     runtime: Runtime,
 }
 
-/// A client whose connection ends with it.
+/// A client; dropping it closes the connection.
 struct Connected {
     client: Client,
     running: JoinHandle<()>,
@@ -49,7 +49,7 @@ impl Drop for Connected {
     }
 }
 
-/// A user who is not root cannot be another one.
+/// Only root can run processes as another user.
 fn is_root() -> bool {
     let is_root = fs::metadata("/proc/self").is_ok_and(|own| {
         use std::os::unix::fs::MetadataExt;
@@ -78,8 +78,8 @@ fn spawn(dir: &tempfile::TempDir, arguments: &[&str]) -> Child {
 }
 
 impl Served {
-    /// Two disks of one group: `mine` belongs to [`NOBODY`], `other` to root. `more` is written
-    /// behind the table of `mine`.
+    /// Two disks of one group: `mine` belongs to [`NOBODY`], `other` to root. `more` is appended
+    /// to the table of `mine`.
     fn disks(dir: tempfile::TempDir, more: &str) -> Self {
         let at = dir.path().display();
         fs::create_dir(dir.path().join("files")).unwrap();
@@ -131,13 +131,13 @@ impl Served {
         }
     }
 
-    /// The process that serves: the keeper's child, or the program itself.
+    /// The serving process: the keeper's child, or the program itself.
     fn serving(&self) -> Identity {
         let own = self.child.identity();
         children_of(own.pid).unwrap().pop().unwrap_or(own)
     }
 
-    /// The memory of the serving process, in MiB, and its locked address space.
+    /// The memory of the serving process in MiB, and its locked memory.
     fn memory(&self) -> (u64, u64) {
         let status = fs::read_to_string(format!("/proc/{}/status", self.serving().pid)).unwrap();
         let mib = |field: &str| {
@@ -147,7 +147,7 @@ impl Served {
         (mib("VmRSS:"), mib("VmLck:"))
     }
 
-    /// Asks again and again for [`ATTACKED`], and answers the most that the server had in memory.
+    /// Calls `ask` repeatedly for [`ATTACKED`]; returns the server's peak memory.
     fn most_while(&self, mut ask: impl FnMut()) -> u64 {
         let (end, mut most) = (Instant::now() + ATTACKED, 0);
         while Instant::now() < end {
@@ -157,7 +157,7 @@ impl Served {
         most
     }
 
-    /// Writes and reads a page here and there, against what was written.
+    /// Writes and reads a page at varying places, and compares it with the data written.
     fn uses(&self, Connected { client, .. }: &Connected, turn: u64) {
         let offset = turn * 37 % (SIZE / u64::from(PAGE)) * u64::from(PAGE);
         let page = vec![turn.to_le_bytes()[0]; PAGE as usize];
@@ -169,7 +169,7 @@ impl Served {
     }
 }
 
-/// Once 24 connections held 810 MB.
+/// Regression test: 24 connections held 810 MB.
 #[test]
 fn stuck_connections_hold_little_and_the_other_disk_is_served() {
     let Some(_turn) = take_turn() else { return };
@@ -181,7 +181,7 @@ fn stuck_connections_hold_little_and_the_other_disk_is_served() {
     served.uses(&other, 0);
     let before = served.memory().0;
     let socket = served.socket("mine").display().to_string();
-    // Each is a process of its own, of the user that the disk belongs to.
+    // Each attacker is a process of the user that the disk belongs to.
     let start = || Attacker::start("stuck_nbd", &[&socket, "mine"], Some(NOBODY)).unwrap();
     let attackers: Vec<_> = (0..9).map(|_| start()).collect();
     let first = attackers[0].saw(LIMIT).unwrap();
@@ -193,7 +193,7 @@ fn stuck_connections_hold_little_and_the_other_disk_is_served() {
     let saw: Vec<String> =
         attackers.iter().filter_map(|a| a.all_seen().pop().or_else(|| a.saw(LIMIT))).collect();
     println!("{before} MiB became {most}; the attackers saw: {first}; {saw:#?}");
-    // The budget, and 1 MiB for each of the connections of eight processes.
+    // The budget, and 1 MiB for each connection of eight processes.
     assert!(most < before + 64 + 32, "{before} MiB became {most}: {saw:#?}");
     let held = |line: &String| line.split(' ').nth(1).unwrap().parse::<usize>().unwrap();
     assert!(saw.len() == attackers.len() && saw.iter().all(|line| held(line) <= 4), "{saw:#?}");
@@ -214,20 +214,20 @@ fn a_disk_is_served_to_one_process_and_to_the_next_one_as_soon_as_that_has_ended
     let saw = attacker.saw(LIMIT).unwrap();
     let us = format!("process {} has it", std::process::id());
     assert!(saw.starts_with("saw: 0 connections are held") && saw.contains(&us), "{saw}");
-    // A new connection of the same process is served while the old one is there.
+    // A new connection of the same process is served while the old one exists.
     let again = served.client("mine").unwrap();
     served.uses(&again, 2);
     served.uses(&vm, 3);
     drop(attacker);
 
-    // Another user's disk cannot be reached at all.
+    // Another user's disk cannot be opened at all.
     let socket = served.socket("other").display().to_string();
     let attacker = Attacker::start("stuck_nbd", &[&socket, "other"], Some(NOBODY)).unwrap();
     let saw = attacker.saw(LIMIT).unwrap();
     assert!(saw.contains("0 connections") && saw.contains("Permission denied"), "{saw}");
     drop(attacker);
 
-    // Another process follows at once: a VM that is started again does not wait.
+    // Another process follows at once: a VM that is restarted does not wait.
     let socket = served.socket("mine").display().to_string();
     let former = Attacker::start("stuck_nbd", &[&socket, "mine"], Some(NOBODY)).unwrap();
     assert!(former.saw(LIMIT).unwrap().contains(&us));
@@ -241,7 +241,7 @@ fn a_disk_is_served_to_one_process_and_to_the_next_one_as_soon_as_that_has_ended
     served.uses(&vm, 4);
 }
 
-/// Once a repository that says that it lends 1 TiB cost 1.09 GB of tables.
+/// Regression test: a repository that claimed to lend 1 TiB cost 1.09 GB of tables.
 #[test]
 fn a_repository_that_says_much_and_takes_nothing_costs_its_client_little() {
     let Some(_turn) = take_turn() else { return };
@@ -276,7 +276,7 @@ fn a_repository_that_says_much_and_takes_nothing_costs_its_client_little() {
     assert!(most < before + 96, "{before} MiB became {most}");
 }
 
-/// Once 256 silent clients shut a repository.
+/// Regression test: 256 silent clients blocked a repository.
 #[test]
 fn silent_clients_shut_no_repository() {
     let Some(_turn) = take_turn() else { return };
@@ -318,7 +318,7 @@ fn silent_clients_shut_no_repository() {
     });
     let mut leases = 0;
     let most = served.most_while(|| {
-        // The slabs of the lease before may still be zeroed.
+        // The slabs of the previous lease may still be being zeroed.
         match block_on("127.0.0.1") {
             Ok(()) => leases += 1,
             Err(ClientError::Protocol(ProtocolError::Refused { .. })) => {
@@ -327,7 +327,7 @@ fn silent_clients_shut_no_repository() {
             Err(error) => panic!("an honest client is turned away: {error}"),
         }
     });
-    // Also from an address of the attacker's, sooner or later.
+    // Eventually also from the attacker's address.
     served.until("a client beside the attacker is served", || block_on("127.0.0.2").is_ok());
     let mut saw = String::new();
     let open = |line: &str| line.split(' ').nth(1).unwrap().parse::<usize>().unwrap();

@@ -1,4 +1,4 @@
-//! A QEMU that lies about its RAM makes its group no richer.
+//! A QEMU that lies about its RAM gains its group no memory.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use lab::attack::Attacker;
 use model::{Bytes, Mode};
 use overbook_tests::{BASE, Stage, hungry};
 
-/// Long enough for the daemon to have looked at the liar's memory, and to hand out what it found.
+/// Long enough for the daemon to measure the liar's memory, and to hand out any gain.
 const WATCHED: Duration = Duration::from_secs(20);
-/// The memory that the liar may be thought to have: its balloon's size, which is counted as used.
+/// Maximum credible memory of the liar: its balloon's size, which counts as used.
 const SMALL: Bytes = Bytes::mib(128);
 
 #[test]

@@ -1,10 +1,10 @@
-//! A systemd of a test's own, for units as they are installed.
+//! A systemd instance for one test, for units as they are installed.
 //!
-//! **Idea.** A manager for a user's units, run by root, gives a unit all that it asks for: mounts,
-//! capabilities, filters of system calls. It has a mount namespace and a cgroup of its own, so
-//! nothing of the machine's systemd, if it has one, is touched. In that namespace `/usr/bin` has
-//! the `overbook` that was built. It shares the machine's process numbers, which a systemd that is
-//! PID 1 could not: so QEMUs that run outside are there for its units.
+//! **Idea.** A user manager run by root gives a unit everything that it asks for: mounts,
+//! capabilities, system call filters. It has its own mount namespace and cgroup, so the machine's
+//! systemd, if there is one, is not touched. In that namespace `/usr/bin` has the built
+//! `overbook`. The manager shares the machine's pid namespace, which a systemd as PID 1 could
+//! not, so its units see QEMUs that run outside.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use lab::packages::Unpacked;
 use overbook_tests::{text, unpacked};
 use sys::process::{Child, Spawn};
 
-/// How long anything may take that systemd is asked for: guests' memory comes back meanwhile.
+/// Timeout of requests to systemd, during which guests' memory comes back.
 const LIMIT: &str = "170";
 /// `$1`: its directory, `$2`: its cgroup, `$3`: the program.
 const BOOT: &str = r#"
@@ -40,15 +40,15 @@ exec unshare --mount --cgroup --propagation private sh -ec '
     exec "$2" --user --unit=basic.target' sh "$1" "$3"
 "#;
 
-/// Where the units are.
+/// The directory of the units.
 pub(crate) fn packaging() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("packaging")
 }
 
-/// systemd's programs: the machine's, or unpacked.
+/// systemd's programs: the machine's, or unpacked ones.
 pub(crate) struct Programs(Option<Unpacked>);
 
-/// `None` (and a word about it) where they cannot be had.
+/// `None`, with a message: not available.
 pub(crate) fn programs() -> Option<Programs> {
     if Path::new("/usr/bin/systemd-analyze").exists() {
         return Some(Programs(None));
@@ -57,7 +57,7 @@ pub(crate) fn programs() -> Option<Programs> {
 }
 
 impl Programs {
-    /// One of them.
+    /// A command that runs one of them.
     pub(crate) fn command(&self, name: &str) -> Command {
         let program = self.0.as_ref().map_or_else(|| name.into(), |own| own.program(name));
         let mut command = Command::new(program);
@@ -74,7 +74,7 @@ impl Programs {
         own.unwrap_or_else(|| below(Path::new("/usr")))
     }
 
-    /// Where those that were unpacked have their libraries: some a level deeper than others.
+    /// Library directories of the unpacked programs, with those one level deeper.
     fn libraries(&self) -> Option<(&'static str, String)> {
         let all = self.0.as_ref()?.libraries();
         let deeper = all.split(':').map(|dir| format!("{dir}/systemd")).collect::<Vec<_>>();
@@ -82,10 +82,10 @@ impl Programs {
     }
 }
 
-/// One that runs; all that it has started ends with it.
+/// A running instance; everything that it has started ends with it.
 pub(crate) struct Systemd<'a> {
     programs: &'a Programs,
-    /// Its directory: its units see the files in it, too.
+    /// The directory of the instance; its units see the files in it.
     dir: PathBuf,
     config: PathBuf,
     cgroup: PathBuf,
@@ -93,7 +93,7 @@ pub(crate) struct Systemd<'a> {
 }
 
 impl<'a> Systemd<'a> {
-    /// Starts it, with its files below `dir`; its units are told of `config`.
+    /// Starts an instance with its files below `dir`; its units get `config`.
     pub(crate) fn start(programs: &'a Programs, dir: &Path, config: &Path) -> Self {
         let mounts = fs::read_to_string("/proc/mounts").unwrap();
         let cgroups = mounts.lines().find_map(|line| {
@@ -132,7 +132,7 @@ impl<'a> Systemd<'a> {
         started
     }
 
-    /// Installs a unit as it is packaged, told of the configuration and of where its state is.
+    /// Installs a packaged unit, with the paths of the configuration and the state.
     pub(crate) fn install(&self, unit: &str) {
         let dir = self.dir.display();
         let told = format!("/usr/bin/overbook --config {}", self.config.display());
@@ -145,7 +145,7 @@ impl<'a> Systemd<'a> {
         self.must(&["daemon-reload"]);
     }
 
-    /// Adds a packaged file to a unit, as its head says.
+    /// Adds a packaged file to a unit, as the head of the file says.
     pub(crate) fn add(&self, file: &str, unit: &str) {
         let to = self.units().join(format!("{unit}.d"));
         fs::create_dir_all(&to).unwrap();
@@ -153,7 +153,7 @@ impl<'a> Systemd<'a> {
         self.must(&["daemon-reload"]);
     }
 
-    /// Tells a unit something more.
+    /// Adds settings to a unit.
     pub(crate) fn tell(&self, unit: &str, what: &str) {
         let to = self.units().join(format!("{unit}.d"));
         fs::create_dir_all(&to).unwrap();
@@ -161,7 +161,7 @@ impl<'a> Systemd<'a> {
         self.must(&["daemon-reload"]);
     }
 
-    /// Has systemd do something, which must succeed; what it says.
+    /// Runs `systemctl`, which must succeed; returns its output.
     pub(crate) fn must(&self, arguments: &[&str]) -> String {
         let output = self.systemctl(arguments);
         if !output.status.success() {
@@ -172,7 +172,7 @@ impl<'a> Systemd<'a> {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The process of a unit that runs.
+    /// The main process of a running unit.
     pub(crate) fn main_pid(&self, unit: &str) -> u32 {
         self.must(&["show", "--value", "--property=MainPID", unit]).trim().parse().unwrap()
     }
@@ -189,7 +189,7 @@ impl<'a> Systemd<'a> {
         command.envs(places(&self.dir.join("systemd"))).output().unwrap()
     }
 
-    /// A shell's words for asking it.
+    /// The shell words that run `systemctl` for this instance.
     pub(crate) fn systemctl_in_words(&self) -> String {
         let systemctl = self.programs.command("systemctl");
         let known = systemctl.get_envs().filter_map(|(name, value)| Some((name, value?)));
@@ -197,12 +197,12 @@ impl<'a> Systemd<'a> {
         let places = places(&self.dir.join("systemd")).into_iter();
         let places = places.map(|(name, place)| format!("{name}={}", place.display()));
         let all: Vec<_> = known.chain(places).collect();
-        // Not by the path of who asks, in which these words may be what `systemctl` stands for.
+        // A fixed path, because in the caller's path `systemctl` may stand for these words.
         let path = "PATH=/usr/bin:/bin";
         format!("env {path} {} {} --user", all.join(" "), systemctl.get_program().display())
     }
 
-    /// The log of it and of its units.
+    /// The log of the instance and its units.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.join("log/systemd")).unwrap_or_default()
     }
@@ -210,7 +210,7 @@ impl<'a> Systemd<'a> {
 
 impl Drop for Systemd<'_> {
     fn drop(&mut self) {
-        // Whatever is left in it; that there is nothing more is seen by its being removed.
+        // Kills the remaining processes; the cgroup can be removed once it is empty.
         let _ = fs::write(self.cgroup.join("cgroup.kill"), "1");
         let deadline = Instant::now() + Duration::from_secs(20);
         while !remove(&self.cgroup) && Instant::now() < deadline {
@@ -219,7 +219,7 @@ impl Drop for Systemd<'_> {
     }
 }
 
-/// Where such a manager looks for its units, and is to be spoken to.
+/// Directories where such a manager looks for its units and its socket.
 fn places(systemd: &Path) -> [(&'static str, PathBuf); 4] {
     [
         ("HOME", systemd.join("home")),

@@ -1,22 +1,22 @@
-//! The process that answers the API: the daemon's face, and none of its rights.
+//! The process that answers the API, without the daemon's rights.
 //!
 //! ```text
 //!   daemon ──token, ticks, answers (JSON lines on standard input)──►  api  ◄──HTTP──►  clients
 //!          ◄─questions (JSON lines on standard output)──────────────
 //! ```
 //!
-//! **Problem.** The daemon may read every process of the host and talk to every QEMU. What parses
-//! the requests of strangers should have none of that.
+//! **Problem.** The daemon may read every process of the host and talk to every QEMU. Code that
+//! parses requests of untrusted clients should have none of these rights.
 //!
-//! **Idea.** The daemon opens the API's sockets and leaves them open for this process, which then
-//! gives up everything but what is open ([`sys::confine`]): it opens no file, connects to nothing,
-//! starts nothing. It sees what the API shows, and asks what the API lets clients ask. So a fault
-//! in HTTP gives an attacker what the API gives its clients.
+//! **Idea.** The daemon opens the API's sockets and passes them to this process. The process then
+//! gives up everything but its open file descriptors ([`sys::confine`]): it opens no file, makes no
+//! connection and starts no process. It sees what the API shows, and asks what the API lets clients
+//! ask. So a fault in the HTTP code gives an attacker no more than the API gives its clients.
 //!
-//! It may end at any moment: clients wait in the backlog of the sockets until the next one is there
-//! ([`daemon`](crate::daemon) starts it), and no guest notices.
+//! The process may end at any moment. Clients then wait in the backlog of the sockets until
+//! [`daemon`](crate::daemon) has started the next process; no guest notices.
 //!
-//! **Leaves out.** Who asks is told by this process, and the daemon cannot check it.
+//! **Leaves out.** This process tells the daemon which client asks; the daemon cannot check it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,28 +38,28 @@ use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::log;
 use crate::published::Published;
 
-/// The longest question, in bytes: names of a few hundred, and numbers.
+/// Maximum length of a question in bytes: a few names of some hundred bytes, and numbers.
 pub(crate) const MOST_ASK: usize = 64 << 10;
-/// Questions that the daemon has at a time.
+/// Maximum number of questions in flight to the daemon.
 pub(crate) const MOST_OPEN: usize = 32;
-/// Of these, questions about what is on its disk.
+/// Maximum number of these that read the daemon's files.
 const MOST_READINGS: usize = 16;
 
 /// A line from the daemon.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Down {
-    /// The first line: what opens the TCP listener, if there is one.
+    /// The first line: the token of the TCP listener, if there is one.
     Token(Option<String>),
-    /// The latest tick. Those before it may be left out.
+    /// The latest tick. Earlier ticks may be left out.
     Tick(Arc<Published>),
-    /// The answer to the question of this number.
+    /// The answer to the question with this number.
     Answer(Box<Numbered<Outcome>>),
 }
 
 /// The daemon's lines.
 type FromDaemon = Lines<BufReader<pipe::Receiver>>;
 
-/// The numbers of the sockets that are left open for this process.
+/// The file descriptors of the sockets that this process inherits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sockets {
     /// The unix socket.
@@ -68,10 +68,10 @@ pub(crate) struct Sockets {
     pub(crate) tcp: Option<i32>,
 }
 
-/// Answers the API on the sockets of these numbers until the daemon ends.
+/// Answers the API on these sockets until the daemon ends.
 ///
 /// # Errors
-/// The sockets are not open, or the daemon says what makes no sense.
+/// A socket is not open, or a line of the daemon is invalid.
 pub(crate) fn run(sockets: Sockets) -> io::Result<()> {
     let unix = UnixListener::from(inherited(sockets.unix)?);
     let tcp = sockets.tcp.map(inherited).transpose()?.map(TcpListener::from);
@@ -82,10 +82,10 @@ pub(crate) fn run(sockets: Sockets) -> io::Result<()> {
     outlive_signals()?;
     runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
-        // The daemon is trusted with its lines' length.
+        // The length of the daemon's lines is trusted.
         let down = Lines::new(down, usize::MAX - 1);
         let up = pipe::Sender::from_owned_fd(up)?;
-        // The runtime has one thread, and that is confined now.
+        // The runtime has one thread, and that thread is confined now.
         if let Err(error) = sys::confine::to_what_is_open() {
             log::warn(&format!("what answers the API has more rights than it needs: {error}"));
         }
@@ -117,21 +117,21 @@ async fn serve(
     }
 }
 
-/// Shows what the daemon says, and asks what clients want to know, until the daemon ends.
+/// Passes ticks from the daemon and questions from clients, until the daemon ends.
 async fn talk(
     mut down: FromDaemon,
     mut up: pipe::Sender,
     show: &watch::Sender<Arc<Published>>,
     (mut ordered, mut read): (mpsc::Receiver<Ask>, mpsc::Receiver<Ask>),
 ) -> io::Result<()> {
-    // With each, whether it is a reading.
+    // The flag tells whether the question is a reading.
     let mut open: BTreeMap<u64, (oneshot::Sender<Outcome>, bool)> = BTreeMap::new();
     let mut id = 0;
     loop {
         let readings = open.values().filter(|(_, is_reading)| *is_reading).count();
         let may_order = open.len() < MOST_OPEN;
         let may_read = may_order && readings < MOST_READINGS;
-        // More of them wait for their turn.
+        // Further questions wait in their channels.
         let asked = tokio::select! {
             said = down.next() => match said? {
                 Some(Down::Tick(tick)) => {
@@ -140,7 +140,7 @@ async fn talk(
                 }
                 Some(Down::Answer(answer)) => {
                     if let Some((reply, _)) = open.remove(&answer.id) {
-                        // The client may have gone.
+                        // The client may have disconnected.
                         let _ = reply.send(answer.what);
                     }
                     continue;

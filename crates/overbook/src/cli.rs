@@ -1,9 +1,9 @@
-//! The command line: one table, from which help, completions and man pages are made too.
+//! The command line: one table, from which help, completions and man pages are also made.
 //!
-//! Each command is one file with one function from arguments to text. Only here is anything
-//! printed, so a closed pipe ends quietly everywhere and no name of a guest can write escape
-//! sequences to the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage,
-//! 3 no daemon answers.
+//! Each command is one file with one function from arguments to text. Only this module prints. So
+//! a closed pipe ends every command quietly, and no name of a guest can write escape sequences to
+//! the operator's terminal ([`output`]). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no daemon
+//! answers.
 
 mod api;
 mod capacity;
@@ -43,14 +43,14 @@ use output::Output;
 
 use crate::config_files::DEFAULT_PATH;
 
-/// Where the daemon answers when no configuration says otherwise.
+/// The daemon's socket, unless the configuration names another.
 pub const DEFAULT_SOCKET: &str = "/run/overbook/overbook.sock";
 
 /// Moves memory between virtual machines of one group, to where it is needed.
 #[derive(Debug, Parser)]
 #[command(name = "overbook", version, max_term_width = 100)]
 pub struct Cli {
-    /// The configuration; files in `overbook.d` beside it are read after it
+    /// The configuration; files in `overbook.d` in the same directory are read after it
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_PATH)]
     config: PathBuf,
     /// The daemon's socket, instead of the one in the configuration
@@ -110,8 +110,8 @@ enum Command {
     Resume(Format),
     /// Give every VM back what it had before Overbook touched it; a running daemon then pauses
     ///
-    /// A daemon that does not answer is told to end, and killed if it does not. One that is started
-    /// after that is paused, too.
+    /// A daemon that does not answer is told to end, and killed if it does not. A daemon that is
+    /// started later is also paused.
     Release(steer::Arguments),
     /// Show what a VM had and what was done to it, or what a group lent and borrowed
     History(history::Arguments),
@@ -128,7 +128,7 @@ enum Command {
     Lab(lab::Arguments),
 }
 
-/// How to print.
+/// The output format.
 #[derive(Debug, Args)]
 struct Format {
     /// Print JSON
@@ -152,7 +152,7 @@ struct Name {
     format: Format,
 }
 
-/// Parses the arguments, does what they say, and says how it went.
+/// Parses the arguments, runs the command and returns its exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();

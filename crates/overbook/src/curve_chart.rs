@@ -1,7 +1,7 @@
-//! Draws miss-ratio curves: in the terminal for a first look, as SVG to keep.
+//! Draws miss-ratio curves, in the terminal or as SVG.
 //!
-//! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures begin
-//! at a miss ratio of 1 with no memory at all and go to the last point.
+//! A curve is a falling polyline: with `x` memory, `y` of the references miss. Both pictures
+//! begin at a miss ratio of 1 with no memory and end at the last point.
 
 use plotters::prelude::*;
 
@@ -14,24 +14,24 @@ const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇'
 /// Curves in one picture.
 #[derive(Clone, Debug)]
 pub struct CurveChart {
-    /// What stands above it.
+    /// The title.
     pub title: String,
-    /// What the x axis counts, for the SVG.
+    /// The label of the x axis, for the SVG.
     pub x_axis: &'static str,
-    /// How an amount on the x axis is written.
+    /// Formats an amount on the x axis.
     pub x_text: fn(f64) -> String,
-    /// The curves; the terminal shows the first.
+    /// The curves; the terminal shows only the first.
     pub curves: Vec<Curve>,
-    /// Amounts on the x axis to point out, and what they are.
+    /// Amounts to mark on the x axis, with their labels.
     pub marks: Vec<(f64, String)>,
 }
 
 /// One curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What it is called.
+    /// The curve's name.
     pub name: String,
-    /// Memory and miss ratio, by growing memory.
+    /// Memory and miss ratio, sorted by memory.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -158,7 +158,7 @@ impl CurveChart {
     }
 }
 
-/// How many eighths of a row a ratio stands high.
+/// The height of a ratio, in eighths of a row.
 fn eighths(ratio: f64) -> u16 {
     let whole = (0..=ROWS * 8).rev().find(|n| f64::from(*n) <= ratio * f64::from(ROWS * 8) + 0.5);
     whole.unwrap_or(0)

@@ -1,18 +1,17 @@
-//! The host daemon: one loop, once a second, and whoever wants to know or change something around
-//! it.
+//! The host daemon: a loop that runs once a second, and the tasks around it that answer clients.
 //!
 //! ```text
-//!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act ─► Published ─► API, history, log
-//!   SIGHUP          the configuration is read again; with faults the last good one stays
-//!   a question      pause, resume, release, what is in the history
-//!   SIGTERM         ends; balloon sizes are left as they are (`overbook release` gives it back)
+//!   every second    Drivers::view, Workers, HostKsm ─► policy::tick ─► Drivers::act
+//!                   ─► Published ─► API, history, log
+//!   SIGHUP          the configuration is read again; if faulty, the last good one stays in force
+//!   a question      pause, resume, release, rows of the history
+//!   SIGTERM         ends; balloon sizes are left as they are (`overbook release` gives back)
 //! ```
 //!
-//! The loop owns the policy's memory and the drivers, and waits for nobody: not for QEMU (the
-//! drivers' tasks do), not for readers (a watch channel), not for the disk (the history has a
-//! thread). It may be killed at any instant. What it would have to remember to undo its deeds is in
-//! the [`journal`] before they are done, and what it remembers to judge guests is learned again
-//! within seconds.
+//! The loop owns the policy's memory and the drivers. It never waits for QEMU (the drivers' tasks
+//! do), for readers (a watch channel) or for the disk (the history has a thread). The daemon may
+//! be killed at any instant: everything that it needs to undo an action is in the [`journal`]
+//! before the action, and it learns again within seconds how the guests behave.
 //!
 //! [`journal`]: crate::journal
 
@@ -62,9 +61,9 @@ use ksm::HostKsm;
 use workers::Workers;
 use world::World;
 
-/// Questions that may wait for the loop; more wait outside.
+/// Length of the loop's queue of questions; further questions wait outside.
 const ASKS: usize = 16;
-/// How long the end waits for helper threads.
+/// Timeout for helper threads when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Runs the daemon until it is asked to end.
@@ -77,8 +76,7 @@ pub fn run(config: &Path) -> Result<(), DaemonError> {
         let (daemon, doors) = Daemon::start(config)?;
         daemon.run(doors).await
     });
-    // A helper thread may hang in the kernel, on a disk or on the memory map of a QEMU that is
-    // stuck.
+    // A helper thread may hang in the kernel, on a disk or on the memory map of a stuck QEMU.
     runtime.shutdown_timeout(FAREWELL);
     outcome
 }
@@ -118,7 +116,7 @@ impl Daemon {
         let processes = spec.host.attach == model::AttachSpec::On;
         let drivers = Drivers::new(Settings { globs, processes, groups, period, records })?;
         let pause = PauseFile::in_state(state);
-        // Before the drivers' tasks run for the first time: a paused daemon touches nothing at all.
+        // Set before the drivers' tasks first run: a paused daemon touches nothing.
         let mut workers = Workers::default();
         if pause.is_set() {
             drivers.keep_hands_off();
@@ -182,18 +180,18 @@ impl Daemon {
         notify::stopping();
         log::info("ends; balloon sizes are left as they are");
         drop(end);
-        // What it was about to do is in the store.
+        // The task may be aborted: its intents are in the store.
         member.iter().for_each(tokio::task::JoinHandle::abort);
         self.workers.set_paused(true);
         self.ksm.set_paused(true);
         let kept = self.learned.end(&self.memory.learned);
         tokio::join!(self.workers.ended(), self.ksm.rested(), kept);
-        // The socket's file goes with its listener.
+        // The listener removes the socket's file.
         let _ = api.await;
         Ok(())
     }
 
-    /// Takes the host's place in its pool, if it is in one.
+    /// Starts the host's membership in its pool, if it has one.
     fn join_pool(&mut self, latest: &Latest) -> Option<tokio::task::JoinHandle<()>> {
         let spec = self.reloader.spec();
         let pool = spec.pool.clone()?;
@@ -239,7 +237,7 @@ impl Daemon {
         }
     }
 
-    /// The tick that shows the effects is published before the answer.
+    /// Answers a question. A tick that shows the effects is published before the answer.
     fn answer(&mut self, ask: Ask, publish: &watch::Sender<Arc<Published>>) {
         let Ask { question, reply } = ask;
         let outcome = match question {
@@ -248,7 +246,7 @@ impl Daemon {
                 return self.publish(publish);
             }
             Question::Sign => {
-                // The client may have gone.
+                // The client may have disconnected.
                 let _ = reply.send(Ok(Answer::Done(String::new())));
                 return;
             }
@@ -258,7 +256,7 @@ impl Daemon {
                 let file = self.history_file.clone();
                 tokio::task::spawn_blocking(move || {
                     if let Some(outcome) = on_disk::answer(&file, &of_history) {
-                        // The client may have gone.
+                        // The client may have disconnected.
                         let _ = reply.send(outcome);
                     }
                 });
@@ -266,7 +264,7 @@ impl Daemon {
             }
         };
         self.publish(publish);
-        // The client may have gone.
+        // The client may have disconnected.
         let _ = reply.send(outcome.map(Answer::Done));
     }
 
@@ -294,7 +292,7 @@ impl Daemon {
         Ok(now.to_owned())
     }
 
-    /// Beside the loop: a QEMU that is stuck takes its time.
+    /// Releases in a task of its own, because a stuck QEMU takes time.
     fn release(&mut self, reply: oneshot::Sender<Outcome>) {
         self.memory = Memory::fresh(true, std::mem::take(&mut self.memory.learned));
         let paused = self.set_paused(true);
@@ -314,7 +312,7 @@ impl Daemon {
                 Ok(_) => Err(summary.text),
                 Err(error) => Err(format!("{}; {error}", summary.text)),
             };
-            // The client may have gone.
+            // The client may have disconnected.
             let _ = reply.send(outcome.map(Answer::Done));
         });
     }
@@ -342,7 +340,7 @@ impl Daemon {
                 tuning::GRACE
             ));
         }
-        // Who is in no group any more has no limits that its memory could be brought back to.
+        // A VM that is no longer in a group has no limits to bring its memory back to.
         let left = self.drivers.let_go(&|vm| spec.group_of(vm).is_none());
         tokio::spawn(async move {
             let left = left.await;

@@ -1,9 +1,9 @@
-//! Why a VM has the memory that it has, in words: a pure function of what the daemon shows.
+//! Explains in words why a VM has the memory that it has: a pure function of what the daemon shows.
 //!
-//! The question is never only about this second. So the text goes from what holds for long (limits)
-//! over what is there now (seen from both sides), what this tick decided and refused, and the last
-//! change that was really made, to what the operator could do to make it different. The reasons are
-//! the policy's own words; only the advice ([`remedy`]) is written here.
+//! The question is never only about this second. So the text begins with the lasting limits. The
+//! present state follows, as host and guest see it, then the decisions and refusals of this tick
+//! and the last change that was carried out. It ends with what the operator could change. The
+//! reasons are the policy's own words; only the advice ([`remedy`]) is written here.
 
 mod remedy;
 
@@ -19,7 +19,7 @@ use crate::{
     published::Published,
 };
 
-/// What is older is said to be.
+/// A reading older than this is shown with its age.
 const OLD: Millis = Millis::secs(5);
 
 /// A change of a target and its reason, in the words used everywhere.
@@ -173,7 +173,7 @@ fn seen(tick: &Published, vm: &VmName, view: &VmView) -> Vec<Line> {
     lines
 }
 
-/// The working set and what it costs to know it.
+/// The working set, and what tracking costs.
 fn tracked(reading: &Reading<Tracking>, now: Time) -> String {
     let tracking = &reading.value;
     let set = match (tracking.working_set, tracking.swapped) {
@@ -187,14 +187,15 @@ fn tracked(reading: &Reading<Tracking>, now: Time) -> String {
     format!("{set}{old}; knowing it took {cost:.2} % of one vCPU in the last half minute")
 }
 
-/// What the last move by `balance` was expected to save, and what it saved.
+/// The saving that the last move by `balance` was expected to bring, and the actual one.
 fn judged(outcome: Outcome, now: Time) -> String {
     let Outcome { at, from, to, expected, saved } = outcome;
     let words = Reason::Saved { expected, saved };
     format!("{} before this tick, from {from} to {to}: {words}", now.since(at))
 }
 
-/// Where the pages of a disk lie, and what is wrong with that; so many repositories are `wanted`.
+/// Where the pages of a disk lie, and what is wrong with that; `wanted` is the configured number
+/// of repositories.
 fn disk(name: &str, disk: &DiskReading, wanted: usize) -> String {
     let mut text = format!("{name}: half of its reads take less than {} us", disk.read_us_median);
     if let Some(far) = disk.repositories {
@@ -221,19 +222,19 @@ fn disk(name: &str, disk: &DiskReading, wanted: usize) -> String {
     text
 }
 
-/// Whether it is overloaded, and why.
+/// How badly the VM is overloaded, and why.
 fn overloaded(overload: &Overload) -> String {
     format!("{}: {}", wire::overload::name(overload.severity), overload.reason)
 }
 
-/// What it shares with its group, and how more is looked for.
+/// Memory that the VM shares with its group, and how the group is scanned for more.
 fn shared(dedup: &Dedup, scan: Option<&Scan>) -> String {
     let scan = scan.map(|scan| format!("; its group is {}", ScanStatus::of(scan).words()));
     let scan = scan.unwrap_or_default();
     format!("{}, which saves {}{scan}", dedup.shared, dedup.saved)
 }
 
-/// What it has freed, and what is taken of it.
+/// Memory that the VM has freed, and how much of it is taken.
 fn freed(free: &FreePages, take: Option<&Take>) -> String {
     let take = take.map(|take| format!("; all but {} is taken: {}", take.keep, take.reason));
     let nobody =
@@ -261,7 +262,7 @@ fn decided(tick: &Published, vm: &VmName) -> Vec<Line> {
     lines
 }
 
-/// What its group lends and borrows.
+/// The loans of its group.
 fn loans<'a>(tick: &'a Published, vm: &VmName) -> impl Iterator<Item = LoanStatus> + use<'a> {
     let group = tick.spec.group_of(vm).map(|(group, _)| group);
     let loans = tick.plan.loans.iter();

@@ -1,16 +1,16 @@
-//! The daemon's face: an HTTP API on a unix socket, and on TCP for whoever holds the token.
+//! The daemon's HTTP API, on a unix socket, and on TCP for clients that hold the token.
 //!
-//! **Idea.** Ticks come on a watch channel; one task follows them ([`follow`]) and every request
-//! reads the latest moment from it. All else is a question to the daemon ([`asks`]). So it runs in
-//! a process of its own, which has no rights ([`api`](crate::api)). The paths are in
-//! [`routes`], the objects in [`wire`], and OpenAPI is derived from both, so the description cannot
-//! drift.
+//! **Idea.** Ticks come on a watch channel. One task follows them ([`follow`]), and every request
+//! reads the latest tick from it. Everything else is a question to the daemon ([`asks`]). So the
+//! API runs in a process of its own without rights ([`api`](crate::api)). The paths are in
+//! [`routes`], the objects in [`wire`]; OpenAPI is derived from both, so the description always
+//! matches.
 //!
-//! **Invariants.** No listener on TCP without a token. Everything that a client can make us keep is
-//! bounded: connections per listener and peer, header bytes, time to send a header and to read an
-//! answer, events per reader. A client that misbehaves costs itself: connections that have not
-//! shown the token are counted apart from those that have ([`places`]), and the unix socket's
-//! apart from TCP's, so strangers cannot keep the operator out.
+//! **Invariants.** No listener on TCP without a token. Every resource that a client can hold is
+//! bounded: connections per listener and peer, header bytes, the time to send a header and to
+//! read an answer, events per reader. A misbehaving client harms only itself. Connections that
+//! have not shown the token are counted separately from those that have ([`places`]), and the
+//! unix socket's separately from TCP's, so strangers cannot keep the operator out.
 //!
 //! **Leaves out.** TLS (put a proxy in front) and HTTP/2.
 
@@ -40,15 +40,15 @@ pub use token::{Token, TokenError};
 
 use crate::published::Latest;
 
-/// What the API needs of the daemon.
+/// The API's inputs from the daemon.
 pub struct Inside {
     /// The latest tick.
     pub latest: Latest,
-    /// The way to the daemon.
+    /// The channel for questions to the daemon.
     pub asks: Asks,
 }
 
-/// What every request handler can reach.
+/// State that every request handler can use.
 #[derive(Clone)]
 struct Api {
     shown: watch::Receiver<Arc<Shown>>,
@@ -59,7 +59,7 @@ struct Api {
 /// Serves until `shutdown` is over.
 ///
 /// # Errors
-/// The listeners cannot be waited for.
+/// A listener cannot be polled.
 pub async fn serve(
     listeners: Listeners,
     inside: Inside,

@@ -1,4 +1,4 @@
-//! What the daemon writes to standard error, in journald's form.
+//! Lines that the daemon writes to standard error, in journald's form.
 
 use std::io::{self, Write};
 
@@ -7,15 +7,15 @@ pub(crate) fn info(text: &str) {
     say(6, text);
 }
 
-/// Something for the operator to look at.
+/// A warning for the operator.
 pub(crate) fn warn(text: &str) {
     say(4, text);
 }
 
-/// journald takes each line for itself, so each has its level.
+/// journald reads each line separately, so each line has its level.
 fn say(level: u8, text: &str) {
     for line in text.lines() {
-        // Nothing that becomes of standard error ends a daemon.
+        // A failure of standard error must not end a daemon.
         let _ = writeln!(io::stderr(), "<{level}>overbook: {line}");
     }
 }

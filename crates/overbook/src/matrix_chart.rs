@@ -1,19 +1,19 @@
-//! Draws a matrix of shares as SVG: which part of the row the column has.
+//! Draws a matrix of shares as SVG: the part of the row that the column also has.
 //!
 //! A cell's colour is one ink over the picture's ground, as opaque as its share is large. So one
-//! scale does for a light page and a dark one: the style swaps ink and ground, and the viewer's
-//! preference decides. From [`DARK_FROM`] on a cell's figure changes its colour; there both can be
-//! read on both grounds. A viewer that knows no preferences shows the light one.
+//! scale serves a light page and a dark one: the style swaps ink and ground by the viewer's
+//! preference. From [`DARK_FROM`] on, a cell's figure changes its colour; there both colours are
+//! legible on both grounds. A viewer without preferences shows the light picture.
 
 use std::fmt::Write;
 
-/// From this share on a figure is written as on ink.
+/// From this share on, a figure has the colour for text on ink.
 const DARK_FROM: f64 = 0.66;
 const CELL: (usize, usize) = (64, 36);
 const MARGIN: usize = 24;
-/// Widths of an average and of a wide character, as good as they can be told without the font.
+/// Widths of an average and of a wide character, estimated without the font.
 const LETTER: usize = 8;
-/// What is shown of a name; all of it is in the tooltip.
+/// Maximum number of letters shown of a name; the tooltip has the whole name.
 const MOST_LETTERS: usize = 32;
 const TITLE_HEIGHT: usize = 32;
 const LEGEND_WIDTH: usize = 240;
@@ -29,11 +29,11 @@ text{font:13px system-ui,sans-serif}.title{font-weight:600}.note{font-size:12px}
 /// A square matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct MatrixChart {
-    /// What stands above it.
+    /// The title.
     pub(crate) title: String,
-    /// Rows and columns: a name, and how large that is.
+    /// Rows and columns: a name, and its size.
     pub(crate) names: Vec<(String, String)>,
-    /// Of each row, each column's share, from 0 to 1.
+    /// Each column's share of each row, from 0 to 1.
     pub(crate) shares: Vec<Vec<f64>>,
 }
 
@@ -44,7 +44,7 @@ impl MatrixChart {
         let longest = self.names.iter().map(|(name, _)| letters(name)).max().unwrap_or(0);
         let notes = self.names.iter().map(|(_, note)| letters(note)).max().unwrap_or(0);
         let left = MARGIN + LETTER * (longest + notes + 2);
-        // Columns' names go up to the right, at 45 degrees, and over the last column's end.
+        // Column names rise to the right at 45 degrees, past the end of the last column.
         let slope = LETTER * longest * 5 / 7 + 16;
         let top = MARGIN + TITLE_HEIGHT + slope;
         let number = self.names.len();
@@ -67,7 +67,7 @@ impl MatrixChart {
         for (index, (name, note)) in self.names.iter().enumerate() {
             let (row, column) = (top + index * CELL.1, left + index * CELL.0);
             let (x, y) = (left - 12, row + CELL.1 / 2 + 5);
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(
                 svg,
                 "<text class=\"text\" x=\"{MARGIN}\" y=\"{y}\">{}</text>\n\
@@ -135,7 +135,7 @@ fn draw_legend(svg: &mut String, x: usize, y: usize) {
     }
 }
 
-/// A name, cut off where it is too long.
+/// A name, cut off if it is too long.
 fn shown(name: &str) -> String {
     if name.chars().count() <= MOST_LETTERS {
         return escaped(name);
@@ -150,7 +150,7 @@ fn escaped(text: &str) -> String {
         '>' => "&gt;".to_owned(),
         '&' => "&amp;".to_owned(),
         '"' => "&quot;".to_owned(),
-        // No other control character may stand in XML.
+        // XML allows no other control character.
         c if c.is_control() => '\u{fffd}'.to_string(),
         c => c.to_string(),
     };
@@ -197,7 +197,7 @@ mod tests {
         assert!(!svg.contains("<&"), "{svg}");
     }
 
-    /// By the rule of the Web Content Accessibility Guidelines: at least 4.5 to 1.
+    /// Contrast of at least 4.5 to 1, by the Web Content Accessibility Guidelines.
     #[test]
     fn every_figure_can_be_read_on_every_colour() {
         let colours = |style: &str| {

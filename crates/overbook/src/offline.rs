@@ -1,34 +1,34 @@
-//! Makes tables of shared pages (`pages::offline`) out of images, packages and binaries.
+//! Makes tables of shared pages (`pages::offline`) from images, packages and binaries.
 //!
-//! A guest sees a file where its page cache has it, in pages cut at the file's own offsets. So each
-//! file is cut at multiples of 4096 from its beginning, and what the last page lacks is zeros, as
-//! the kernel leaves it there. Of an executable the pages are taken in which some byte is of an
-//! executable segment; or, where asked, all pages of all files.
+//! A guest's page cache holds a file in pages cut at the file's own offsets. So each file is cut
+//! at multiples of 4096 from its beginning, and the last page is filled up with zeros, as the
+//! kernel does. Of an executable, only pages with some byte of an executable segment are taken;
+//! on request, all pages of all files.
 //!
 //! | part | what it does |
 //! |-|-|
-//! | `sources.rs` | tells by its first bytes what a source is |
+//! | `sources.rs` | tells the kind of a source by its first bytes |
 //! | `tree.rs` | finds the files of a directory tree |
 //! | `package.rs` | finds the files of a Debian package |
 //! | `kernel.rs` | finds the executable in a kernel's boot image |
-//! | `unpack.rs` | unpacks what is compressed |
+//! | `unpack.rs` | decompresses data |
 //! | `image.rs` | finds the files of a disk's image |
 //! | `ext4.rs`, `squashfs.rs` | read the filesystems in it |
 //! | `superblock.rs` | tells which ext4 filesystems can be read |
 //! | `backing.rs`, `qcow2.rs` | open disks' images, and read them |
-//! | `disk.rs` | finds the partitions of a disk, and what is on them |
+//! | `disk.rs` | finds the partitions of a disk, and their contents |
 //! | `elf.rs` | tells which pages of a file are code |
 //! | `cut.rs` | cuts a file into pages and collects them |
 //! | `trial.rs` | reads the tables that the configuration names |
-//! | `tally.rs` | counts what came of a source, and says what was there if nothing came |
-//! | `limit.rs` | counts what is read of a source, and ends the work where that is too much |
+//! | `tally.rs` | counts the files of a source, and says what was found if there were none |
+//! | `limit.rs` | counts the bytes read of a source, and stops at the limit |
 //!
-//! One thread finds files, others cut them. Memory: the table's own ([`MOST_PAGES`]), some 8 MiB
-//! for each thread, and up to 256 MiB for what a compression looks back at.
+//! One thread finds files, the others cut them. Memory: the table's own ([`MOST_PAGES`]), some 8
+//! MiB for each thread, and up to 256 MiB for the window of a decompressor.
 //!
-//! What is read is not trusted. No symbolic link is followed but one that is named itself, no other
-//! filesystem entered, nothing unpacked inside of what was unpacked; and a tree's depth, its files
-//! and the bytes out of one source have an end.
+//! The input is not trusted. A symbolic link is followed only if it was named itself. No other
+//! filesystem is entered, and nothing is unpacked inside of an unpacked file. The depth of a
+//! tree, its files and the bytes read of one source are limited.
 
 mod backing;
 mod capture;
@@ -77,73 +77,73 @@ use sources::Kind;
 use tally::Tally;
 pub use unpack::MOST_XZ_KIB;
 
-/// Directories inside each other that are entered.
+/// Maximum depth of nested directories.
 const MOST_DEPTH: usize = 128;
-/// Files and directories that are looked at in one source.
+/// Maximum number of files and directories in one source.
 const MOST_FILES: u64 = 1 << 22;
-/// Bytes that are read out of one file, or of all files of one image or package.
+/// Maximum number of bytes read of one file, or of all files of one image or package.
 const MOST_BYTES: u64 = 128 << 30;
-/// Files that wait to be cut.
+/// Length of the queue of files to cut.
 const WAITING: usize = 256;
-/// What was left out and is told by name.
+/// Maximum number of left-out files that are reported by name.
 const TOLD: usize = 8;
 
-/// What to make a table of.
+/// Input of [`build`].
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Directories, images, packages, executables.
     pub sources: Vec<PathBuf>,
-    /// All pages of all files, instead of executables' code.
+    /// Takes all pages of all files, instead of executables' code.
     pub all_pages: bool,
-    /// Where pages are sampled.
+    /// The offsets at which pages are sampled.
     pub sampling: Sampling,
-    /// Where files that lie behind qcow2 images may be opened; nowhere, unless it is said.
+    /// The directory in which backing files of qcow2 images may be opened; without it, none may.
     pub backing_dir: Option<PathBuf>,
 }
 
 /// Why there is no table.
 #[derive(Debug, thiserror::Error)]
 pub enum OfflineError {
-    /// A source cannot be read, or the table not be written.
+    /// A source cannot be read, or the table cannot be written.
     #[error("{path}: {error}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel says, or whoever unpacks.
+        /// The error of the kernel or of the decompressor.
         error: io::Error,
     },
-    /// Of no use as a source.
+    /// The file cannot be a source.
     #[error("{path}: {what}")]
     Source {
         /// The file.
         path: PathBuf,
-        /// What it is, and what would be valid.
+        /// Its kind, and what would be valid.
         what: String,
     },
-    /// More than is read of one source: there is no table of a part of it.
+    /// A source exceeds a limit: there is no table of a part of a source.
     #[error("{path}: {what}")]
     Limit {
         /// The source.
         path: PathBuf,
-        /// Which limit.
+        /// The limit.
         what: String,
     },
-    /// Too much for a table.
+    /// Too many pages for a table.
     #[error(transparent)]
     TooManyPages(#[from] TooManyPages),
-    /// The table cannot have that name.
+    /// The table cannot have this name.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// Nothing but zeros.
+    /// All pages are zeros.
     #[error("all pages of the sources are zeros: of these no table can be made")]
     Zeros,
-    /// A part that reads other people's formats has failed on one.
+    /// The parser of a foreign format has panicked.
     #[error("reading ended by a fault of this program; what it says stands above")]
     Panic,
 }
 
 impl OfflineError {
-    /// What is wrong, without the path.
+    /// The error without the path.
     fn what(&self) -> String {
         match self {
             Self::File { error, .. } => error.to_string(),
@@ -153,20 +153,20 @@ impl OfflineError {
     }
 }
 
-/// What was done.
+/// The result of a build, in figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Files of which pages were taken.
+    /// Files from which pages were taken.
     pub files: u64,
     /// Bytes that were classified.
     pub bytes: u64,
     /// Files and directories that could not be read.
     pub left_out: u64,
-    /// The first of these, and why, fit for a terminal.
+    /// The first of these, each with the reason, fit for a terminal.
     pub told: Vec<String>,
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared {
     all_pages: bool,
     backing_dir: Option<PathBuf>,
@@ -180,15 +180,15 @@ struct Shared {
     has_failed: AtomicBool,
 }
 
-/// A job, and the source that it is a part of.
+/// A job, and the source that it belongs to.
 struct Task {
     job: Job,
     source: Arc<Tally>,
 }
 
-/// What one thread does next.
+/// One unit of a thread's work.
 enum Job {
-    /// Cuts a file; one that was named itself must be of use.
+    /// Cuts a file. A file that was named itself must be usable.
     File { path: PathBuf, is_named: bool },
     /// Cuts all files of a package.
     Package(PathBuf),
@@ -198,7 +198,7 @@ enum Job {
     Image { path: PathBuf, part: u64, parts: u64, left: Arc<Left> },
 }
 
-/// Reads all sources. `watch` is told now and then how many files and bytes are done.
+/// Reads all sources. `watch` gets the number of files and bytes done, from time to time.
 pub fn build(
     request: &Request,
     mut watch: impl FnMut(u64, u64),
@@ -213,7 +213,7 @@ pub fn build(
             .map(|_| (Arc::clone(&waiting), request.sampling))
             .map(|(waiting, sampling)| scope.spawn(move || work(shared, sampling, &waiting)))
             .collect();
-        // The threads alone have it: when all have ended, nobody waits for them to take a job.
+        // Only the threads hold the receiver: when all have ended, `put` fails instead of blocking.
         drop(waiting);
         let source = Arc::default();
         let mut parts = Queue { shared, jobs, watch: &mut watch, parts: threads as u64, source };
@@ -233,14 +233,14 @@ pub fn build(
     shared.finish()
 }
 
-/// One thread: all jobs that it gets hold of.
+/// One thread: takes jobs until there are no more.
 fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
     let mut cutter = Cutter::new(shared, sampling);
     loop {
         let task = lock(waiting).recv();
         let Ok(Task { job, source }) = task else { break };
         cutter.source = source;
-        // After a failure jobs are taken all the same: whoever puts them in may wait for that.
+        // After a failure jobs are still taken: `put` may block on the queue.
         if !shared.has_failed() {
             let done = match job {
                 Job::File { path, is_named } => sources::cut_file(&mut cutter, &path, is_named),
@@ -256,7 +256,7 @@ fn work(shared: &Shared, sampling: Sampling, waiting: &Mutex<Receiver<Task>>) {
     cutter.hand_over().unwrap_or_else(|failure| shared.fail(failure));
 }
 
-/// Where jobs are put.
+/// The sending end of the job queue.
 struct Queue<'a> {
     shared: &'a Shared,
     jobs: SyncSender<Task>,
@@ -291,7 +291,7 @@ impl Queue<'_> {
 
     fn put(&mut self, job: Job) {
         self.shared.show(self.watch);
-        // Nobody takes it when all threads have ended, of which their ends will tell.
+        // The send fails when all threads have ended; `build` reports why they ended.
         let _ = self.jobs.send(Task { job, source: Arc::clone(&self.source) });
     }
 }
@@ -355,8 +355,8 @@ impl Shared {
     }
 }
 
-/// Writes the table beside its place and renames it: whoever reads, or is interrupted, has the old
-/// one or the new one. Its name is the file's, without the ending.
+/// Writes a temporary file in the same directory and renames it. A reader sees the old table or
+/// the new one, also after an interruption. The table's name is the file's, without the extension.
 pub fn write(table: &Table, path: &Path) -> Result<(), OfflineError> {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     let header = table.header(&name)?;
@@ -368,13 +368,13 @@ pub fn write(table: &Table, path: &Path) -> Result<(), OfflineError> {
         .and_then(|()| fs::rename(&hidden, path))
         .map_err(fail);
     if written.is_err() {
-        // What is left of it is of no use; that it was there may be why it cannot be removed.
+        // A partial file is of no use. Its removal may fail because it was never created.
         let _ = fs::remove_file(&hidden);
     }
     written
 }
 
-/// A table's bytes, which are not checked yet.
+/// A table's bytes, not checked yet.
 pub fn read(path: &Path) -> Result<Vec<u8>, OfflineError> {
     const MOST_LEN: u64 = (HEADER_LEN + RECORD_LEN * MOST_PAGES) as u64;
     let fail = |error| OfflineError::File { path: path.into(), error };
@@ -388,8 +388,8 @@ pub fn read(path: &Path) -> Result<Vec<u8>, OfflineError> {
     Ok(bytes)
 }
 
-/// The table that these bytes are. From one without pages nothing can be concluded, so it is of no
-/// use, though it is whole.
+/// Parses these bytes as a table. A table without pages is rejected although it is valid, because
+/// nothing can be concluded from it.
 pub fn parse(bytes: &[u8]) -> Result<TableRef<'_>, String> {
     let table = TableRef::parse(bytes).map_err(|error| error.to_string())?;
     if table.is_empty() {
@@ -405,7 +405,7 @@ fn write_to(table: &Table, header: &[u8], path: &Path) -> io::Result<()> {
     file.into_inner()?.sync_all()
 }
 
-/// What came out of an image or a package, fit for a terminal. Quotes stay as they are.
+/// Text from an image or a package, made fit for a terminal. Quotes stay as they are.
 fn printable(text: &str) -> String {
     let escape = |c: char| match c {
         '\'' | '"' => c.to_string(),

@@ -1,5 +1,4 @@
-//! The operator's pause, kept in a file so that it outlives the daemon: a kill switch that a
-//! restart releases is none.
+//! The operator's pause, kept in a file so that it survives a restart of the daemon.
 
 use std::{
     fs, io,
@@ -23,7 +22,7 @@ impl PauseFile {
         &self.path
     }
 
-    /// Whether it is there. When that cannot be told it is taken to be: touching nothing is safe.
+    /// Whether the file exists. If that cannot be told, the daemon counts as paused, which is safe.
     pub(crate) fn is_set(&self) -> bool {
         !matches!(self.path.try_exists(), Ok(false))
     }

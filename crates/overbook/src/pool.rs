@@ -1,4 +1,4 @@
-//! Hosts as one pool: what a host does in it, and what its controller does.
+//! Hosts as one pool: the parts of a member host and of the controller.
 //!
 //! ```text
 //!             intents                    ┌──────────► etcd ◄──────────┐  reports, steps
@@ -8,8 +8,8 @@
 //!                                   QEMU ────────────────────────────► QEMU
 //! ```
 //!
-//! Nobody waits for the pool: a host whose store does not answer goes on as if it were alone, says
-//! so, and begins nothing new with others.
+//! Nothing waits for the pool. A host whose store does not answer goes on as if it were alone,
+//! reports it, and begins nothing new with other hosts.
 
 pub(crate) mod apart;
 pub mod controller;
@@ -27,26 +27,26 @@ use cluster::store::etcd::{Certificate, Etcd, Identity, TlsOptions};
 use cluster::store::{Store, StoreError};
 use model::spec::PoolSpec;
 
-/// Why there is no way to a pool's store.
+/// Why a pool's store cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// A file that is needed for TLS.
+    /// A file that TLS needs cannot be used.
     #[error("{}: {error}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: std::io::Error,
     },
-    /// What the store says.
+    /// The store's error.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The store of this pool. It connects when something is first asked.
+/// The store of this pool. It connects at the first request.
 ///
 /// # Errors
-/// An address or a certificate that makes no sense.
+/// An address or a certificate is invalid.
 pub async fn store(spec: &PoolSpec) -> Result<Arc<dyn Store>, PoolError> {
     let tls = spec.tls.as_deref().map(tls).transpose()?;
     Ok(Arc::new(Etcd::connect(&spec.etcd, tls, &spec.name).await?))

@@ -1,4 +1,4 @@
-//! All that the daemon shows the world after each tick.
+//! Everything that the daemon publishes after each tick.
 //!
 //! The loop owns the policy's memory and the drivers; everything else (the API, the history, the
 //! pool) reads the latest [`Published`] from a watch channel. So nothing shares a lock with the
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::pool::member::MemberState;
 
-/// One tick, whole.
+/// One tick.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Published {
     /// When the tick ran, on the boot clock.
@@ -22,11 +22,11 @@ pub struct Published {
     pub wall_ms: u64,
     /// The configuration in force.
     pub spec: Arc<Spec>,
-    /// What was seen.
+    /// The readings.
     pub view: HostView,
-    /// What the policy remembered *before* the tick, so that the tick can be replayed.
+    /// State of the policy *before* the tick, so that the tick can be replayed.
     pub memory: Memory,
-    /// What was decided.
+    /// The decisions.
     pub plan: Plan,
     /// Whether the operator paused Overbook.
     pub paused: bool,
@@ -34,20 +34,20 @@ pub struct Published {
     pub config_error: Option<String>,
     /// The part of the newest configuration that waits for a restart; the rest of it is in force.
     pub waits_for_restart: Option<String>,
-    /// Why readings and decisions are not being kept (a full disk, for example).
+    /// Why readings and decisions are not kept (a full disk, for example).
     pub history_error: Option<String>,
-    /// How the host does in its pool, if it is in one.
+    /// The host's state as a member of its pool, if it is in one.
     pub pool: Option<MemberState>,
-    /// How long this tick and those before it took.
+    /// Time that this tick and those before it took.
     pub ticks: TickTimes,
 }
 
-/// How long the ticks took, added up since the daemon started.
+/// Time that the ticks took, added up since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TickTimes {
-    /// Ticks.
+    /// Number of ticks.
     pub count: u64,
-    /// Microseconds.
+    /// Their time in microseconds.
     pub micros: u64,
 }
 

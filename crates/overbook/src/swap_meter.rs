@@ -1,12 +1,12 @@
-//! A VM's swap traffic, as a rate between two of its guest's statistics.
+//! A VM's swap traffic, as a rate between two reports of the guest's statistics.
 //!
-//! The guest counts, and reports when it likes: a rate divides by the time that really passed
+//! The guest counts, and reports at times of its own choosing. So a rate divides by the time
 //! between two reports, not by the daemon's period. Between reports the last rate stays. (The
-//! policy has its own meter: it also judges whether counters are to be believed.)
+//! policy has its own meter, which also judges whether counters can be believed.)
 
 use model::{Bytes, Reading, VmView};
 
-/// Makes a rate of the guest's swap counters.
+/// Computes a rate from the guest's swap counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SwapMeter {
     incarnation: u64,
@@ -15,8 +15,8 @@ pub(crate) struct SwapMeter {
 }
 
 impl SwapMeter {
-    /// Bytes per second between the last two statistics; `None` before there are two of the same
-    /// life, and after the counters ran backwards.
+    /// Bytes per second between the last two reports. `None` before there are two reports of the
+    /// same incarnation, and after the counters ran backwards.
     pub(crate) fn rate(&mut self, view: &VmView) -> Option<Bytes> {
         let counted = view.stats.and_then(|stats| {
             let (into, out) = (stats.value.swap_in?, stats.value.swap_out?);

@@ -1,4 +1,4 @@
-//! For tests: runs one test again in a process of its own, to be killed or to have a small disk.
+//! For tests: runs one test again in a process of its own, to kill it or to give it a small disk.
 
 use std::{
     path::PathBuf,
@@ -7,9 +7,9 @@ use std::{
 
 const DISK: &str = "OVERBOOK_TEST_SMALL_DISK";
 
-/// Where the calling test runs on a file system of `size` (as `mount -o size=` takes it). `None`:
-/// it has just run there, in a process with a mount namespace of its own, and passed; so the mount
-/// cannot be left behind, however the test ends.
+/// The directory of a file system of `size` (as `mount -o size=` takes it) for the calling test.
+/// `None`: the test has just run there, in a process with a mount namespace of its own, and
+/// passed. So no mount is left behind, however the test ends.
 pub(crate) fn on_small_disk(test: &str, size: &str) -> Option<PathBuf> {
     if let Some(dir) = std::env::var_os(DISK) {
         return Some(dir.into());

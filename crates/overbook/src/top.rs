@@ -1,12 +1,12 @@
 //! `overbook top`: the host live in a terminal.
 //!
-//! **Idea.** Three parts that know nothing of each other: a thread asks the daemon once a second
-//! ([`watch`]), [`state`] turns what it brings and the keys into what is to be seen, and [`draw`]
-//! paints that, a pure function that is tested letter by letter. So a stuck daemon freezes the
-//! figures, says so, and never the keys.
+//! **Idea.** Three independent parts. A thread asks the daemon once a second ([`watch`]).
+//! [`state`] turns the answers and the keys into the state of the view. [`draw`] paints that
+//! state, as a pure function that is tested letter by letter. So a stuck daemon freezes the
+//! figures, and the view says so, but keys still work.
 //!
-//! The terminal is put back whatever happens: at the end, on an error, on a panic and on a signal.
-//! When the terminal itself has gone, the view ends ([`ending`]).
+//! The terminal is restored at the end, on an error, on a panic and on a signal. When the
+//! terminal itself has gone, the view ends ([`ending`]).
 
 mod draw;
 mod ending;
@@ -25,17 +25,17 @@ use ending::Ending;
 use state::{State, Step};
 use watch::Watch;
 
-/// How long a key may wait for its effect at most.
+/// Maximum delay between a key and its effect.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Shows the daemon at `socket` until the user has seen enough.
+/// Shows the daemon at `socket` until the user quits.
 ///
 /// # Errors
-/// When no daemon answers at the start, or the terminal cannot be used.
+/// No daemon answers at the start, or the terminal cannot be used.
 pub fn run(socket: &Path) -> Result<(), CliError> {
     let watch = Watch::start(socket)?;
     let ending = Ending::watch().map_err(CliError::Terminal)?;
-    // Puts the terminal back on a panic too.
+    // Also restores the terminal on a panic.
     let terminal = ratatui::try_init().map_err(CliError::Terminal)?;
     let outcome = turn(terminal, &watch, &ending);
     ratatui::restore();

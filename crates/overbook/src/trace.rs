@@ -1,13 +1,13 @@
-//! Files of references, read as batches of object ids.
+//! Files of references, read in batches of object ids.
 //!
-//! Three formats, each plain or compressed by gzip, xz or zstd: text with columns
-//! ([`Format::Csv`]), 64-bit ids one after the other ([`Format::Binary`]), and libCacheSim's
-//! [`Format::OracleGeneral`]. The name says which, or the user; text is known without. How it is
-//! compressed, the first bytes say. Files of any length are read in constant memory.
+//! There are three formats, each plain or compressed by gzip, xz or zstd: text with columns
+//! ([`Format::Csv`]), consecutive 64-bit ids ([`Format::Binary`]), and libCacheSim's
+//! [`Format::OracleGeneral`]. The file's name or the user tells the format; text is recognised by
+//! itself. The first bytes tell the compression. Files of any length are read in constant memory.
 //!
-//! A trace that is cut off, empty, or of another format than was said is an error with its place,
-//! never a shorter trace: a curve from half a trace looks like any other curve. Text alone can be
-//! cut where nothing shows; a last line without its end is then reported by [`Trace::warning`].
+//! A trace that is cut off, empty, or of another format is an error with its place, never a shorter
+//! trace: a curve from half a trace looks like any other curve. Only text can be cut at a place
+//! that does not show; a last line without its newline is then reported by [`Trace::warning`].
 
 mod columns;
 mod error;
@@ -25,7 +25,7 @@ use clap::ValueEnum;
 pub use error::TraceError;
 use source::Source;
 
-/// How references are written down.
+/// The format of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Lines of text with an id each, in one of their columns
@@ -37,7 +37,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What a file's name tells; nothing when it tells nothing.
+    /// The format that a file's name tells, if any.
     fn of_name(path: &Path) -> Option<Self> {
         let name = packing::bare_name(path)?;
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
@@ -50,7 +50,7 @@ impl Format {
         }
     }
 
-    /// Its name, as the user writes it.
+    /// The format's name, as the user writes it.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -74,12 +74,12 @@ enum Decoder {
 }
 
 impl Trace {
-    /// Opens a file; `-` is standard input. Without a format its name decides, and text is csv. A
-    /// column is given by name or by number, from 1, several of them with commas; without one, a
-    /// header decides, and where there is a doubt it is an error.
+    /// Opens a file; `-` is standard input. Without a format, the file's name decides, and text
+    /// is csv. A column is given by name or by number, from 1; several are separated by commas.
+    /// Without a column the header decides; an ambiguous header is an error.
     ///
     /// # Errors
-    /// When it cannot be opened, or nothing says what it holds.
+    /// The file cannot be opened, or nothing tells its format.
     pub fn open(
         path: &Path,
         format: Option<Format>,
@@ -102,10 +102,10 @@ impl Trace {
         Ok(Self { source, format, decoder })
     }
 
-    /// The next ids, in place of what `ids` held; none at the end.
+    /// Replaces the contents of `ids` with the next batch, which is empty at the end.
     ///
     /// # Errors
-    /// When the file cannot be read on, with the place and what would be valid there.
+    /// The file cannot be read on; the error has the place and what would be valid there.
     pub fn next_batch(&mut self, ids: &mut Vec<u64>) -> Result<(), TraceError> {
         ids.clear();
         match &mut self.decoder {
@@ -114,14 +114,14 @@ impl Trace {
         }
     }
 
-    /// What it is.
+    /// The trace's format.
     #[must_use]
     pub const fn format(&self) -> Format {
         self.format
     }
 
-    /// The column that was read, as `--column` takes it, and for people; known once ids were read,
-    /// and of a text alone.
+    /// The column that was read, as `--column` takes it, and in words. It is known once ids were
+    /// read, and only for text.
     #[must_use]
     pub fn column(&self) -> Option<(&str, String)> {
         match &self.decoder {
@@ -130,19 +130,19 @@ impl Trace {
         }
     }
 
-    /// The file's length in bytes as it lies there; 0 for a pipe.
+    /// The file's length in bytes, as stored; 0 for a pipe.
     #[must_use]
     pub const fn file_bytes(&self) -> u64 {
         self.source.file_bytes()
     }
 
-    /// How many of them were read.
+    /// Number of bytes read so far.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
         self.source.bytes_read()
     }
 
-    /// What is odd, though not wrong; known at the end.
+    /// A peculiarity that is no error; known at the end.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
         match &self.decoder {

@@ -1,4 +1,4 @@
-//! The process that answers the API: what it may do, and what becomes of clients when it ends.
+//! The process that answers the API: its rights, and its clients when it ends.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -60,11 +60,11 @@ fn a_client_whose_process_was_killed_is_answered_by_the_next_one_and_the_daemon_
         let process = answering(&daemon).unwrap();
         assert!(process.signal(Signal::KILL).unwrap());
         killed = Some(process);
-        // The client waits in the backlog and is not turned away, however long that takes.
+        // The client waits in the backlog and is never refused.
         let mut waiting = UnixStream::connect(daemon_fixture::socket(daemon.dir())).unwrap();
         waiting.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").unwrap();
         let mut answer = String::new();
-        // The killed one may have taken it: the kernel ends the connection then.
+        // If the killed process had accepted the connection, the kernel closes it.
         if waiting.read_to_string(&mut answer).is_ok() && !answer.is_empty() {
             assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
         }

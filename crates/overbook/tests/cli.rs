@@ -1,4 +1,4 @@
-//! The program as the operator runs it, against a served moment or without a daemon.
+//! The program as the operator runs it, with a served tick or without a daemon.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -290,8 +290,9 @@ fn the_lab_is_run_from_beside_the_program_with_its_arguments() {
     assert_eq!(output.status.code(), Some(7));
 }
 
-/// Copies a program by a process of its own: what this one has open for writing, processes started
-/// at the same time by other tests have too for a moment, and then it cannot be run (`ETXTBSY`).
+/// Copies a program in a process of its own. While this process has the file open for writing, a
+/// process started by another test could inherit the descriptor, and the program could not be run
+/// (`ETXTBSY`).
 fn install(from: &Path, to: &Path) {
     let status = Command::new("install").args([from, to]).status().unwrap();
     assert!(status.success());
@@ -326,7 +327,7 @@ fn check_tries_each_repository_and_says_what_is_wrong_with_it() {
     let other = UnixListener::bind(dir.path().join("other")).unwrap();
     let babbles = std::thread::spawn(move || {
         let (mut stream, _) = other.accept().unwrap();
-        // Whoever asks may have gone: he has heard enough.
+        // The client may have closed the connection: the first bytes were enough.
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
     });
     let disk = |name: &str, repositories: &[&str]| {
@@ -396,19 +397,19 @@ impl Lends {
 
 impl Drop for Lends {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Ends what the keeper has started, too.
+/// Ends the keeper and the processes that it has started.
 struct Disks(std::process::Child);
 
 impl Drop for Disks {
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.0.wait();
     }
@@ -461,14 +462,14 @@ fn what_a_vm_swaps_that_lacks_nothing_stays_away_from_repositories() {
         until(Some("w"), |far| far.held == model::Bytes::kib(32) && !far.admits).await;
         assert_eq!(client.read(0, 64 << 10).await.unwrap()[32 << 10..], [1; 32 << 10]);
         assert_eq!(client.read(0, 32 << 10).await.unwrap(), [2; 32 << 10]);
-        // Nobody says anything any more.
+        // No more orders come.
         until(None, |far| far.admits).await;
         client.write(0, &[3; 32 << 10]).await.unwrap();
         until(None, |far| far.held == model::Bytes::kib(64)).await;
     });
 }
 
-/// A configuration in a directory of its own, and what `check` says of it.
+/// A configuration in its own directory, and the output of `check` on it.
 fn checked(text: &str) -> (Option<i32>, String, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("overbook.toml");

@@ -18,7 +18,7 @@ fn whoever_has_something_changed_is_named() {
     let token = dir.path().join("token");
     std::fs::write(&token, "0123456789abcdef\n").unwrap();
     std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
-    // An address of this process alone: no port has to be guessed.
+    // An address of this process alone, so that the port is free.
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let tcp = format!("127.{}.{middle}.{low}:7780", 64 + high);
     let more = format!("tcp = \"{tcp}\"\ntoken_file = \"{}\"\n", token.display());

@@ -1,4 +1,4 @@
-//! The API over real sockets: what it answers, and what hostile clients cannot do.
+//! The API over real sockets: its answers, and its limits for hostile clients.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -19,7 +19,7 @@ use server::Server;
 
 /// Sends raw bytes and reads until the server closes or goes silent.
 fn raw(stream: &mut (impl Read + Write), request: &[u8]) -> String {
-    // A server that refuses early may close while we still write.
+    // A server that refuses early may close while the client still writes.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let mut buffer = [0; 4096];
@@ -142,7 +142,7 @@ fn an_unknown_vm_or_group_is_404_with_the_known_names() {
     assert_eq!((status, why.as_str()), (404, "no VM is named `web-9`; known: db-1, web-1, web-2"));
     let (status, why) = error(&server, "GET", "/v1/loans/x");
     assert_eq!((status, why.as_str()), (404, "no group is named `x`; known: web"));
-    // A VM that is there and has no past yet, and one that was there.
+    // An existing VM without history, and a VM that no longer exists.
     assert_eq!(json(&server, "/v1/history/web-2"), Value::Array(Vec::new()));
     assert!(json(&server, "/v1/history/web-gone")[0].is_object());
     assert_eq!(error(&server, "GET", "/v1/explain/web-9").0, 404);
@@ -204,10 +204,10 @@ fn the_capacity_is_told_from_what_was_learned() {
     let found = json(&server, "/v1/capacity");
     assert_eq!((&found["certainty"], &found["vms"]), (&0.97.into(), &2.into()));
     assert_eq!((&found["measured_vms"], &found["measured_seconds"]), (&1.into(), &3600.into()));
-    // Two VMs of 384 MiB, one in forty intervals in a sustained overload.
+    // Two VMs of 384 MiB; one was in sustained overload in forty intervals.
     assert_eq!(found["sustained"]["vms"], 1);
     assert_eq!(found["targets_bytes"], 384 << 20);
-    // 14 GiB, of which each is given 165 MiB on average, with room for those that are overloaded.
+    // 14 GiB for VMs of 165 MiB on average, with room for overloaded ones.
     let fit = found["fit_vms"].as_u64().unwrap();
     assert!((60..86).contains(&fit), "{found}");
     let certain = json(&server, "/v1/capacity?certainty=0.9999");
@@ -302,7 +302,7 @@ fn a_huge_body_is_not_kept() {
     let sent = resident_kib();
     raw(&mut connect(&server), &request);
     assert!(
-        // Tests beside this one take some MB, too.
+        // Tests that run at the same time also take some MB.
         resident_kib() < sent + (48 << 10),
         "before {before}, sent {sent}, {} now",
         resident_kib()
@@ -337,7 +337,7 @@ fn silent_clients_do_not_keep_others_out_for_long() {
     drop(silent);
 }
 
-/// Reads a stream of events until `done` says so; the text that came.
+/// Reads a stream of events until `done` returns true; returns the text.
 fn events_until(stream: &mut UnixStream, done: impl Fn(&str) -> bool) -> String {
     let mut text = String::new();
     let mut buffer = [0; 65_536];
@@ -356,7 +356,7 @@ fn subscribe(server: &Server) -> UnixStream {
     stream
 }
 
-/// The fixture with a thousand more VMs, all unreachable or none.
+/// The fixture with a thousand more VMs; `down` makes all of them unreachable.
 fn crowd(down: bool) -> overbook::published::Published {
     let mut tick = http_fixture::published();
     let mut vm = tick.view.vms[&model::VmName::from("web-1")].clone();

@@ -1,4 +1,4 @@
-//! Clients that want the API for themselves, and an operator who gets an answer all the same.
+//! Clients that try to occupy the API, and an operator who still gets an answer.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -24,7 +24,7 @@ fn tcp(server: &Server) -> TcpStream {
     stream
 }
 
-/// From another address of this machine.
+/// Connects from another address of this machine.
 fn tcp_from(server: &Server, ip: [u8; 4]) -> TcpStream {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let stream = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -41,7 +41,7 @@ fn unix(server: &Server) -> UnixStream {
     stream
 }
 
-/// One request, and the answer's first line.
+/// Sends one request; returns the first line of the answer.
 fn ask(mut stream: impl Read + Write, header: &str) -> String {
     let request = format!("GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
     stream.write_all(request.as_bytes()).unwrap();
@@ -50,13 +50,13 @@ fn ask(mut stream: impl Read + Write, header: &str) -> String {
     answer.lines().next().unwrap_or_default().to_owned()
 }
 
-/// Half of a request.
+/// Sends half of a request.
 fn half(mut stream: impl Write) {
-    // The server may have ended the connection.
+    // The server may have closed the connection.
     let _ = stream.write_all(b"GET /v1/host HTTP/1.1\r\nHost: x\r\n");
 }
 
-/// Waits until the server ends the connection.
+/// Waits until the server closes the connection.
 fn until_ended(mut stream: impl Read) {
     let mut buffer = [0; 4096];
     loop {
@@ -85,7 +85,7 @@ fn halves_of_requests_shut_neither_tcp_nor_the_unix_socket() {
     assert_eq!(ask(unix(&server), ""), "HTTP/1.1 200 OK");
     until_ended(&held[0]);
     println!("the attacker saw: the oldest of 200 halves of requests was cut off");
-    // The youngest ones have their ten seconds, and no more.
+    // Even the youngest connections are closed after ten seconds.
     until_ended(held.last().unwrap());
     until_ended(held_too.last().unwrap());
 }

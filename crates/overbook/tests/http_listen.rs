@@ -1,4 +1,4 @@
-//! Which sockets are opened, which are refused, and in which words.
+//! Sockets that are opened, sockets that are refused, and the words of the refusals.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,5 +1,4 @@
-//! The unix socket's file while the daemon runs: what becomes of it when others delete or replace
-//! it.
+//! The unix socket's file while the daemon runs, when another process deletes or replaces it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -26,7 +25,7 @@ fn answers(daemon: &Daemon) -> bool {
     daemon.client().get_text("/healthz").is_ok()
 }
 
-/// Listens in the daemon's place, as another one does.
+/// Listens at the daemon's path, as another daemon would.
 fn listen_instead(socket: &Path) -> UnixListener {
     loop {
         // The daemon may be faster.
@@ -73,7 +72,7 @@ fn a_file_in_the_sockets_place_is_left_alone_until_it_goes() {
     let (mut daemon, socket) = start();
     let aside = socket.with_extension("aside");
     fs::write(&aside, "precious").unwrap();
-    // At no moment is the place free for the daemon.
+    // The path is never free for the daemon.
     fs::rename(&aside, &socket).unwrap();
     assert!(!answers(&daemon));
     assert_eq!(fs::read_to_string(&socket).unwrap(), "precious");

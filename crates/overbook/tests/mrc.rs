@@ -1,4 +1,4 @@
-//! `overbook mrc` as the operator runs it, on traces whose curves are known.
+//! `overbook mrc` as the operator runs it, on traces with known curves.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -12,7 +12,8 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Ten objects in turn, a thousand times: nothing hits below 10 objects, everything from there on.
+/// Ten objects in turn, a thousand times: with fewer than 10 objects in memory all references
+/// miss, with 10 all hit.
 fn loop_of_ten() -> Vec<u64> {
     (0..10_000).map(|i| i % 10).collect()
 }
@@ -27,7 +28,7 @@ fn mrc(directory: &Path, arguments: &[&str]) -> Output {
     command.stdin(Stdio::null()).output().unwrap()
 }
 
-/// With that on standard input.
+/// Runs `overbook mrc` with `input` on standard input.
 fn mrc_of(input: &[u8], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_overbook"));
     command.arg("mrc").arg("-").args(arguments).stdin(Stdio::piped());
@@ -169,7 +170,7 @@ fn input_of_which_nothing_can_be_concluded_is_an_error() {
             assert!(error.contains(what), "{error}");
         }
     }
-    // A little is said to be little.
+    // A small sample gets a warning.
     let output = mrc_of(&few, &["--shards", "0.5", "--json"]);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     let warning = json["warning"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! The drivers against invented QEMUs: each misbehaviour stays visible, and stays with its own VM.
+//! The drivers against simulated QEMUs: each misbehaviour is visible and affects only its own VM.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,10 +23,10 @@ use tokio::net::{UnixListener, UnixStream};
 
 const PERIOD: Duration = Duration::from_millis(50);
 const RAM: u64 = 256 << 20;
-/// The argument that has the balloon hold nothing, however much RAM there is.
+/// The argument that empties the balloon, however much RAM there is.
 const WHOLE: &str = "\"value\":9223372036854775807";
 
-/// An invented QEMU: answers like a healthy one, except where a test says otherwise.
+/// A simulated QEMU. It answers like a healthy one, unless a test sets another answer.
 #[derive(Clone)]
 struct Fake {
     name: &'static str,
@@ -45,7 +45,7 @@ impl Fake {
         self
     }
 
-    /// Plugs memory devices, each of this type and this size in MiB. The balloon holds nothing.
+    /// Plugs memory devices, each of this type and this size in MiB. The balloon is empty.
     fn plug(&self, devices: &[(&str, u64)]) {
         let sum: u64 = devices.iter().map(|(_, mib)| mib << 20).sum();
         let dimms = devices.iter().filter(|(kind, _)| *kind == "dimm").map(|(_, mib)| mib << 20);
@@ -127,7 +127,7 @@ fn with_journal(dir: &Path, journal: Journal) -> Drivers {
     .unwrap()
 }
 
-/// What stands in the journal in `dir`.
+/// The records of the journal in `dir`.
 fn on_record(dir: &Path) -> Vec<UndoRecord> {
     Journal::open(dir).unwrap().records().cloned().collect()
 }
@@ -144,7 +144,7 @@ async fn left_changed() -> (tempfile::TempDir, Fake) {
     (dir, fake)
 }
 
-/// Waits until the VM looks as `is_so` wants it.
+/// Waits until `is_so` returns true for the VM.
 async fn until(drivers: &mut Drivers, vm: &str, is_so: impl Fn(&VmView) -> bool) -> VmView {
     let mut last = None;
     for _ in 0..3000 {
@@ -170,7 +170,7 @@ fn set(vm: &str, view: &VmView, mib: u64) -> Action {
     Action::Resize { vm, incarnation: view.incarnation, target, by: model::Means::Balloon }
 }
 
-/// Waits until that holds.
+/// Waits until `holds` returns true.
 async fn eventually(what: &str, holds: impl Fn() -> bool) {
     for _ in 0..3000 {
         if holds() {
@@ -181,7 +181,7 @@ async fn eventually(what: &str, holds: impl Fn() -> bool) {
     panic!("waited in vain until {what}");
 }
 
-/// Time enough for what must not happen to happen.
+/// Waits long enough for an unwanted event to happen.
 async fn settle() {
     tokio::time::sleep(PERIOD * 6).await;
 }
@@ -222,7 +222,7 @@ async fn memory_that_was_plugged_after_the_decision_is_the_guests_and_a_release_
     tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
     let mut drivers = watch(dir.path());
     let view = until(&mut drivers, "web", is_up).await;
-    // The decision takes 56 MiB of 256.
+    // The decision takes 56 of 256 MiB.
     fake.plug(&[("dimm", 512)]);
     drivers.act(&set("web", &view, 200));
     let grown = format!("\"value\":{}", (200 + 512) << 20);
@@ -246,7 +246,7 @@ async fn a_release_leaves_a_grant_that_a_guest_without_swap_uses() {
         });
         json!({"stats": stats, "last-update": now})
     };
-    // It had 128 MiB, and has all now, of which it can spare 24.
+    // The VM had 128 MiB. It now has all of its RAM and can spare 24 MiB.
     let fake = Fake::new("web").answering("guest-stats", stats(50));
     let fake = fake.answering("query-balloon", json!({"actual": 128 << 20}));
     tokio::spawn(fake.clone().serve(dir.path().join("x.qmp")));
@@ -382,7 +382,7 @@ async fn a_vm_that_leaves_management_gets_back_what_it_had_and_is_watched_on() {
 async fn the_original_is_found_again_beside_the_record_of_a_dead_namesake() {
     let (dir, fake) = left_changed().await;
 
-    // Its socket outlived it, and its name is the living one's.
+    // The socket of a dead QEMU remains, and the living QEMU has the same name.
     let dead = dir.path().join("z.qmp");
     drop(UnixListener::bind(&dead).unwrap());
     let mut journal = Journal::open(dir.path()).unwrap();

@@ -72,7 +72,7 @@ fn tables_are_built_shown_compared_and_checked() {
     let text = says(directory, &["verify", "one.spt", "two.spt"]);
     assert_eq!(text.matches(": good, ").count(), 2, "{text}");
 
-    // Neither a damaged table nor one that was cut off is used.
+    // A damaged table and a cut-off one are refused.
     let mut damaged = first.clone();
     damaged[200] ^= 1;
     fs::write(directory.join("damaged.spt"), &damaged).unwrap();
@@ -166,7 +166,7 @@ fn a_table_without_pages_is_neither_made_nor_used() {
     let error = fails(directory, &["build", "-o", "t.spt", "empty"], 1);
     assert!(error.contains("empty: no page came of it: it has no file with content"), "{error}");
     assert!(!directory.join("t.spt").exists());
-    // As builds before have made one.
+    // An empty table, as earlier builds could make it.
     let table = pages::offline::Builder::new(pages::offline::Sampling::default()).finish();
     overbook::offline::write(&table, &directory.join("t.spt")).unwrap();
     says(directory, &["build", "-o", "sh.spt", "/bin/sh"]);

@@ -1,4 +1,4 @@
-//! `overbook top` on a real terminal: it ends when that goes or a signal comes, and puts it back.
+//! `overbook top` on a real terminal: it ends when that goes or on a signal, and restores it.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -18,15 +18,15 @@ use server::Server;
 use sys::process::{Identity, Signal, children_of};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// What a program says that takes the whole screen.
+/// Output of a program that enters the alternate screen.
 const TAKES: &str = "\x1b[?1049h";
-/// And when it gives that back.
+/// Output of a program that leaves it.
 const GIVES_BACK: &str = "\x1b[?1049l";
 
-/// `overbook top` on a terminal that script(1) keeps, behind a shell.
+/// `overbook top` on a terminal of script(1), started by a shell.
 struct Terminal {
     script: Child,
-    /// While it is open, script(1) types nothing.
+    /// While this pipe is open, script(1) sends no end of input.
     _keys: ChildStdin,
     screen: ChildStdout,
     seen: String,
@@ -34,7 +34,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    /// Waits until the view is there.
+    /// Waits until the view is shown.
     fn open(server: &Server) -> Self {
         let program = env!("CARGO_BIN_EXE_overbook");
         let top = format!("stty -g; {program} --socket {} top; stty -g", server.socket.display());
@@ -58,7 +58,7 @@ impl Terminal {
         Self { script, _keys: keys, screen, seen, top }
     }
 
-    /// All that was on the screen when everything there has ended.
+    /// All text on the screen, after everything on it has ended.
     fn last_words(mut self) -> String {
         let mut rest = Vec::new();
         self.screen.read_to_end(&mut rest).unwrap();
@@ -87,7 +87,7 @@ fn find(ancestor: u32, program: &Path) -> Option<Identity> {
 fn when_its_terminal_goes_it_ends() {
     let server = Server::start();
     let mut terminal = Terminal::open(&server);
-    // The last descriptor of the other end goes with it, as when a connection breaks.
+    // Killing script(1) closes the last descriptor of the terminal, as when a connection breaks.
     terminal.script.kill().unwrap();
     let started = Instant::now();
     assert!(terminal.top.wait_for(LIMIT).unwrap(), "it still runs");

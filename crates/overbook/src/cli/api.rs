@@ -1,4 +1,4 @@
-//! `overbook api UNIX [TCP]`: hand over to what answers the API.
+//! `overbook api UNIX [TCP]`: runs the process that answers the API.
 
 use clap::Args;
 

@@ -1,17 +1,17 @@
-//! `overbook capacity`: how many VMs fit, with which certainty, and what that is limited by.
+//! `overbook capacity`: how many VMs fit, with which certainty, and what limits that number.
 
 use clap::Args;
 
 use super::{context::Context, error::CliError, output::Output};
 use crate::http::wire::CapacityStatus;
 
-/// What is asked.
+/// Arguments of `overbook capacity`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// With which certainty overloads that come at once are to find room, 0.5 to 0.9999
+    /// Probability that all overloads that come at once find room, 0.5 to 0.9999
     #[arg(long, default_value_t = 0.97)]
     certainty: f64,
-    /// What each VM is given of what it was promised, 0.1 to 1; without it: as they are given now
+    /// Share of its promised memory that each VM is given, 0.1 to 1; by default, as it is now
     #[arg(long, value_name = "RATIO")]
     given: Option<f64>,
     /// Print JSON

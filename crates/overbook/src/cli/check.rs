@@ -1,13 +1,15 @@
-//! `overbook check`: is the configuration right? `overbook check --host`: what can this kernel do?
+//! `overbook check`: checks the configuration. `overbook check --host`: tries this kernel's
+//! features.
 //!
-//! The kernel's features are tried, not guessed from its version ([`sys::features`]); what stands
-//! here is what each is for. Exit code 1 means: a fault in the configuration, something by which
-//! the daemon would not start or could do nothing ([`preflight`]), a directory of QMP sockets that
-//! everybody may write to, a disk's file that cannot be used or has no room, certificates that are
-//! of no use or another host's, or a command that is not there; with `--host`, something is missing
-//! without which no VM here can be managed. Then no line says `ok`. A part that is merely less good
-//! leaves the code at 0: also a repository that does not lend, a table of shared pages that is of
-//! no use, and a pool whose etcd does not answer, for disks, groups and VMs work without them.
+//! The kernel's features are tried, not guessed from its version ([`sys::features`]); this file
+//! tells the purpose of each. Exit code 1 means one of: a fault in the configuration; something
+//! that would keep the daemon from starting or from doing anything ([`preflight`]); a
+//! world-writable directory of QMP sockets; a disk's file that cannot be used or has no room;
+//! certificates that are unusable or another host's; a command that does not exist; with
+//! `--host`, a missing feature without which no VM here can be managed. In these cases no line
+//! says `ok`. A fault that only makes a part less good leaves the code at 0: a repository that
+//! does not lend, an unusable table of shared pages, or a pool whose etcd does not answer,
+//! because disks, groups and VMs work without them.
 
 use model::{Bytes, HostName, Spec, VmName, config::Faults};
 use serde::Serialize;
@@ -29,7 +31,7 @@ use crate::{
     preflight::{self, Remark},
 };
 
-/// What to check.
+/// Arguments of `overbook check`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Try what this host's kernel can do, instead of reading the configuration
@@ -95,17 +97,17 @@ fn configuration_as_json(context: &Context) -> Result<Output, CliError> {
     Ok(Output::json(&report)?.with_code(code))
 }
 
-/// What came of trying what the configuration names; nothing where that has faults.
+/// The results of trying what the configuration names; empty if that has faults.
 #[derive(Default)]
 struct All {
     findings: Vec<Remark>,
     files: Vec<TriedFile>,
-    /// Faults of the directories of QMP sockets.
+    /// Faults of the QMP sockets' directories.
     directories: Vec<String>,
     repositories: Vec<Tried>,
     tables: Vec<tables::Tried>,
     pool: Option<Trial>,
-    /// VMs whose `max` does not fit below a limit of their cgroup, where a daemon runs.
+    /// VMs whose `max` exceeds a limit of their cgroup; empty unless a daemon runs.
     too_tight: Vec<String>,
 }
 
@@ -137,12 +139,12 @@ impl All {
     }
 }
 
-/// The VMs that are here now; `None`: no daemon answers.
+/// The VMs on this host now. `None`: no daemon answers.
 fn vms_of_the_daemon(context: &Context) -> Option<Vec<VmStatus>> {
     context.client().ok()?.get("/v1/vms").ok()
 }
 
-/// VMs whose `max` their cgroups do not let them have.
+/// VMs whose `max` exceeds a limit of their cgroup.
 fn too_tight(vms: &[VmStatus]) -> Vec<String> {
     let of = |vm: &VmStatus| {
         let max = Bytes(vm.max_bytes?);
@@ -153,7 +155,7 @@ fn too_tight(vms: &[VmStatus]) -> Vec<String> {
     vms.iter().filter_map(of).collect()
 }
 
-/// One that is as it should be has no line.
+/// The line of a disk's file; empty if the file is in order.
 fn of_file(tried: &TriedFile) -> String {
     let Some(problem) = &tried.problem else { return String::new() };
     let outcome = if tried.is_fatal { "it cannot be served" } else { "writes to it may fail" };
@@ -187,7 +189,7 @@ fn of_pool(trial: &Trial) -> String {
 
 const COLUMNS: [Column; 3] = [("WORKS", false), ("FEATURE", false), ("HOW, OR WHY NOT", false)];
 
-/// What was found out about the host.
+/// The findings about the host.
 #[derive(Debug, Serialize)]
 struct Report {
     /// Whether VMs that were started with the shim can be managed here.
@@ -200,7 +202,7 @@ struct Row {
     feature: &'static str,
     works: bool,
     detail: String,
-    /// What its absence costs.
+    /// The effect of its absence.
     cost: Option<&'static str>,
 }
 
@@ -247,12 +249,12 @@ impl Report {
     }
 }
 
-/// Whether nothing of a managed VM works without it.
+/// Whether no VM can be managed without this feature.
 fn is_needed(feature: Feature) -> bool {
     matches!(feature, Feature::Userfaultfd | Feature::UffdioMove | Feature::PagemapScan)
 }
 
-/// A feature's name, and what its absence costs.
+/// A feature's name, and the effect of its absence.
 fn meaning(feature: Feature) -> (&'static str, &'static str) {
     match feature {
         Feature::Userfaultfd => {

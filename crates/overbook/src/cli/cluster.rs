@@ -1,6 +1,6 @@
-//! `overbook cluster`: what the hosts of a pool say, and what moves between them.
+//! `overbook cluster`: the state of a pool's hosts, and the VMs that move between them.
 //!
-//! It is read from the store itself: what a host wrote is shown also while its daemon is away.
+//! The command reads the store itself, so it shows a host's report even while its daemon is down.
 
 use cluster::records::Records;
 use model::cluster::HostReport;
@@ -148,7 +148,7 @@ fn migrations(records: &Records) -> Vec<Value> {
     .collect()
 }
 
-/// `None`: no host has it.
+/// The answer about a VM. `None`: no host has the VM.
 fn explain(records: &Records, vm: &VmName) -> Option<Value> {
     let hosts: Vec<_> =
         records.reports.iter().filter(|(_, report)| report.vms.contains_key(vm)).collect();
@@ -179,7 +179,7 @@ fn shown(
     if is_json { Output::json(page) } else { Ok(Output::text(&words(page))) }
 }
 
-/// A line for each field that says something.
+/// One line for each field that is not null.
 fn words(page: &Value) -> String {
     let fields = page.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
     fields

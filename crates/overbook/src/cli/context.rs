@@ -1,4 +1,4 @@
-//! Where the daemon is to be found.
+//! Finds the daemon's socket.
 
 use std::path::{Path, PathBuf};
 
@@ -14,17 +14,17 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The daemon's socket: the user's, else the configuration's, else the usual one.
+    /// The daemon's socket: the user's, else the configuration's, else the default.
     ///
-    /// Somebody who may ask the daemon need not be able to read its configuration. So only a
-    /// configuration that was asked for by name has to be readable.
+    /// A user who may ask the daemon may lack the right to read its configuration. So only a
+    /// configuration that was named explicitly has to be readable.
     pub(super) fn socket(&self) -> Result<PathBuf, CliError> {
         if let Some(socket) = &self.socket {
             return Ok(socket.clone());
         }
         match config_files::load(&self.config) {
             Ok(spec) => Ok(spec.api.socket),
-            // One with faults stays the file of a daemon that runs on with the last good one.
+            // With faults in the file, its daemon may still run with the last good configuration.
             Err(faults) => match config_files::salvage(&self.config).socket {
                 Some(socket) => Ok(socket),
                 None if self.config == Path::new(config_files::DEFAULT_PATH) => {
@@ -35,7 +35,7 @@ impl Context {
         }
     }
 
-    /// A way to ask the daemon.
+    /// A client of the daemon.
     pub(super) fn client(&self) -> Result<Client, CliError> {
         Ok(Client::new(&self.socket()?)?)
     }

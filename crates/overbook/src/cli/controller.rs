@@ -9,7 +9,7 @@ use crate::pool::{self, controller::Controller};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// What it is called; the host's name in the pool if not given
+    /// The controller's name; the host's name in the pool if not given
     #[arg(long)]
     name: Option<String>,
 }
@@ -34,7 +34,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<Output, Cl
     })
 }
 
-/// The pool of this configuration.
+/// The pool that the configuration names.
 pub(super) fn pool_of(context: &Context) -> Result<PoolSpec, CliError> {
     let spec = config_files::load(&context.config);
     let spec = spec.map_err(|faults| CliError::Said(faults.to_string()))?;

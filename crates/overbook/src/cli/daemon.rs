@@ -1,4 +1,4 @@
-//! `overbook daemon`: hand over to the daemon.
+//! `overbook daemon`: runs the daemon.
 
 use super::{context::Context, error::CliError, output::Output};
 use crate::daemon;

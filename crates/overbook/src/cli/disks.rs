@@ -1,4 +1,4 @@
-//! `overbook disks GROUP`: hand over to the process that serves them.
+//! `overbook disks GROUP`: runs the process that serves a group's disks.
 
 use clap::Args;
 

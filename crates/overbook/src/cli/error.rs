@@ -1,4 +1,4 @@
-//! What can go wrong on the command line, and the exit code that says so.
+//! Errors of the command line, and their exit codes.
 
 use std::{io, path::PathBuf, process::ExitCode};
 
@@ -12,7 +12,7 @@ pub enum CliError {
     /// The daemon cannot be asked, or said no.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// Several sentences from a part that reports by itself.
+    /// Several sentences from a part that words its own report.
     #[error("{0}")]
     Said(String),
     /// A file cannot be used.
@@ -20,7 +20,7 @@ pub enum CliError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
     /// The terminal cannot be used.
@@ -31,17 +31,17 @@ pub enum CliError {
     Case {
         /// The file.
         path: PathBuf,
-        /// Where in it.
+        /// The field with the error.
         field: String,
-        /// What is wrong there.
+        /// The error.
         error: serde_json::Error,
     },
     /// The laboratory is not installed.
     #[error("`overbook-lab` was found neither next to {beside} nor in {library} nor in PATH")]
     NoLab {
-        /// Where this program is.
+        /// The directory of this program.
         beside: PathBuf,
-        /// Where packages put it.
+        /// The directory that packages install it in.
         library: &'static str,
     },
     /// A trace cannot be read.

@@ -1,4 +1,4 @@
-//! `overbook explain VM`: the daemon's own words.
+//! `overbook explain VM`: prints the daemon's explanation.
 
 use super::{context::Context, error::CliError, output::Output};
 use crate::{client::path_of, http::wire::Explanation};

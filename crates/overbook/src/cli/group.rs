@@ -1,4 +1,4 @@
-//! `overbook group [NAME]`: ledgers.
+//! `overbook group [NAME]`: the groups' memory accounts.
 
 use model::Bytes;
 
@@ -74,7 +74,7 @@ pub(super) fn table_of(groups: &[GroupStatus]) -> String {
     table(&COLUMNS, &groups.iter().map(row).collect::<Vec<_>>()) + &below
 }
 
-/// Groups that stay over their budget: their operator is to know.
+/// Lines for the groups that stay over their budget.
 fn over(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
     groups.iter().filter_map(|group| {
         let why = group.stays_over.as_ref()?;
@@ -82,7 +82,7 @@ fn over(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
     })
 }
 
-/// What these groups lend and borrow; a loan between two of them stands with its lender.
+/// The loans of these groups; a loan between two of them is listed under its lender.
 fn loans(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
     let is_shown = |lender: &str| groups.iter().any(|group| group.name == lender);
     groups.iter().flat_map(move |group| {
@@ -92,14 +92,14 @@ fn loans(groups: &[GroupStatus]) -> impl Iterator<Item = String> {
     })
 }
 
-/// What the group's VMs share, and what the kernel does for those without the shim.
+/// Memory that the group's VMs share, and what KSM does for VMs without the shim.
 fn dedup(group: &str, dedup: &GroupDedup) -> String {
     let ksm = dedup.ksm.as_ref();
     let ksm = ksm.map(|ksm| format!("VMs of {group} without the shim: {}\n", ksm.words()));
     pool(group, dedup).into_iter().chain(ksm).collect()
 }
 
-/// What its VMs have freed; nothing where that was never handed over.
+/// Memory that its VMs have freed. `None`: free pages were never handed over.
 fn freed(group: &str, free: GroupFreePages) -> Option<String> {
     let [lazy, handed_over, taken, refaulted] = [
         free.lazy_bytes,
@@ -115,7 +115,7 @@ fn freed(group: &str, free: GroupFreePages) -> Option<String> {
     })
 }
 
-/// What the group has to spare and holds pages of its disks.
+/// The group's spare memory that caches pages of its disks.
 fn cache(group: &str, cache: &CacheStatus) -> String {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let hits = cache.hit_ratio().map_or_else(
@@ -133,7 +133,7 @@ fn cache(group: &str, cache: &CacheStatus) -> String {
     format!("cache of {group}: it holds {held}, {hits}{more}; {quota}\n")
 }
 
-/// The pool; nothing where no pages are shared nor are to be.
+/// The pool of shared pages. `None`: no pages are shared, and none are to be.
 fn pool(group: &str, dedup: &GroupDedup) -> Option<String> {
     let scan = dedup.scan.as_ref()?;
     let (pool, saved) = (Bytes(dedup.pool_bytes), Bytes(dedup.saved_bytes));
@@ -151,7 +151,7 @@ fn pool(group: &str, dedup: &GroupDedup) -> Option<String> {
     })
 }
 
-/// What the group's worker takes, and what is wrong with it.
+/// The memory and CPU time of the group's worker, and its faults.
 fn worker(group: &str, worker: &WorkerStatus, tracking: &str) -> String {
     let state = match worker.pid {
         Some(pid) => format!("process {pid}, {}", Bytes(worker.resident_bytes)),

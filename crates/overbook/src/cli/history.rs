@@ -1,5 +1,5 @@
-//! `overbook history NAME`: what a VM had, what was done to it and how it changed hosts, or what a
-//! group lent and borrowed.
+//! `overbook history NAME`: the memory of a VM, its changes and its moves between hosts, or the
+//! loans of a group.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -116,7 +116,7 @@ fn change(row: &HistoryRow) -> String {
     }
 }
 
-/// What was decided; and the mode, where it was not carried out.
+/// A decision, with the mode if it was not carried out.
 fn decided(what: &str, mode: Option<&str>) -> String {
     match mode {
         Some("enforce") => what.to_owned(),

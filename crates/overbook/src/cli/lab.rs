@@ -1,4 +1,4 @@
-//! `overbook lab …`: hands over to `overbook-lab`, which is a program (and a package) of its own.
+//! `overbook lab …`: runs `overbook-lab`, which is a program (and a package) of its own.
 
 use std::{
     env,
@@ -25,7 +25,7 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     let path = find()?;
-    // Comes back only when it failed: otherwise this process is the lab from here on.
+    // `exec` returns only when it fails.
     let error = Command::new(&path).args(&arguments.arguments).exec();
     Err(CliError::File { path, error })
 }

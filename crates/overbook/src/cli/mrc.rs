@@ -1,9 +1,9 @@
-//! `overbook mrc TRACE`: the miss-ratio curve of a trace, by the code that watches VMs.
+//! `overbook mrc TRACE`: the miss-ratio curve of a trace, by the code that tracks VMs.
 //!
-//! Exact unless a sample is asked for. The curve is drawn, and written out in full where asked. A
-//! trace with more distinct objects than half of the available memory can hold ends with an error
-//! that names the way out (a sample of fixed size), not with the kernel's choice of a process to
-//! kill.
+//! The curve is exact unless a sample is asked for. It is drawn, and on request written out in
+//! full. A trace can have more distinct objects than fit in half of the available memory. The
+//! command then ends with an error that suggests a sample of fixed size, before the kernel's OOM
+//! killer chooses a process.
 
 use std::{
     fmt::Write as _,
@@ -38,7 +38,7 @@ pub(super) struct Arguments {
     /// The trace: csv, binary or oracleGeneral, also compressed by gzip, xz or zstd; - is standard
     /// input
     trace: PathBuf,
-    /// What it is, when its name does not tell
+    /// The trace's format, if its name does not tell it
     #[arg(long, value_enum)]
     format: Option<Format>,
     /// Where a csv trace has its ids: a column's name or its number, from 1; several with commas
@@ -61,30 +61,30 @@ pub(super) struct Arguments {
     output: super::Format,
 }
 
-/// Miss ratios whose sizes are told.
+/// Miss ratios for which the size is printed.
 const RATIOS: [f64; 7] = [0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01];
-/// The miss ratio at which the working set is said to fit.
+/// The miss ratio at which the working set counts as fitting.
 const TOLERABLE: f64 = 0.05;
-/// Points in a plot, which is no wider.
+/// Points in a plot: one per pixel of its width.
 const PLOT_POINTS: usize = 800;
-/// Points in the JSON; the csv has all.
+/// Points in the JSON; the csv has all points.
 const JSON_POINTS: usize = 200;
 
 const COLUMNS: [Column; 2] = [("MISS RATIO", true), ("OBJECTS IN MEMORY", true)];
 
-/// A sample of fewer objects is said to be small. A ratio out of `n` objects is off by some 1/√n.
+/// Samples of fewer objects get a warning. A ratio out of `n` objects is off by some 1/√n.
 const FEW_OBJECTS: f64 = 256.0;
 
-/// A stack of as many objects as can be numbered takes more.
+/// Memory limit of the stack. It is reached before the stack runs out of object numbers.
 const MOST_BYTES: u64 = 32 << 30;
 
-/// How the curve is found.
+/// The method of finding the curve.
 enum Method {
     Exact(Box<(HashedStack, Histogram)>),
     Shards(Box<Shards>),
 }
 
-/// What is known at the end.
+/// The result.
 #[derive(Debug, Serialize)]
 struct Report {
     trace: PathBuf,
@@ -92,16 +92,16 @@ struct Report {
     /// The column of a csv that was read, as `--column` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     column: Option<String>,
-    /// Which of how many columns.
+    /// The column in words, with the number of columns.
     #[serde(skip)]
     column_words: Option<String>,
     method: &'static str,
-    /// The share of the objects that was looked at, at the end.
+    /// The sampled share of the objects, at the end.
     sampling_rate: f64,
     references: u64,
-    /// Distinct objects; estimated from the sample, if there is one.
+    /// Distinct objects; estimated if there is a sample.
     objects: f64,
-    /// The share of references that no memory saves.
+    /// The share of references that miss with any amount of memory.
     floor: f64,
     /// The least number of objects in memory at which at most 5 % of the references miss.
     working_set_objects: Option<f64>,
@@ -155,7 +155,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
     Ok(Output::text(&report.text(&curve)))
 }
 
-/// Feeds the whole trace in; answers the number of references.
+/// Reads the whole trace; returns the number of references.
 fn read(trace: &mut Trace, method: &mut Method, most: Bytes) -> Result<u64, CliError> {
     let bar = progress_bar(trace.file_bytes());
     let references = read_watched(trace, method, most, &bar);
@@ -189,7 +189,7 @@ fn read_watched(
     }
 }
 
-/// On standard error, and only if that is a terminal.
+/// A progress bar on standard error, shown only on a terminal.
 fn progress_bar(bytes: u64) -> ProgressBar {
     let bar = if bytes == 0 { ProgressBar::new_spinner() } else { ProgressBar::new(bytes) };
     let template = "{bar:40} {percent:>3} %  {bytes_per_sec}  {eta} left";
@@ -211,7 +211,7 @@ pub(super) fn write(path: &Path, text: &str) -> Result<(), CliError> {
 fn csv(curve: &MissRatioCurve) -> String {
     let mut text = "objects,miss_ratio\n".to_owned();
     for point in curve.points() {
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "{},{:.9}", point.size, point.ratio);
     }
     text
@@ -241,7 +241,7 @@ impl Method {
         }
     }
 
-    /// A sample without an object has no curve.
+    /// Returns an error if the sample has no object: it then has no curve.
     fn check(&self, references: u64) -> Result<(), CliError> {
         if self.objects() > 0.0 {
             return Ok(());

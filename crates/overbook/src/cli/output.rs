@@ -1,7 +1,7 @@
 //! The only place that writes to standard output.
 //!
 //! Names of VMs and error texts come from guests and from QEMU. On a terminal a control character
-//! in them could move the cursor or worse, so everything but line breaks is made visible. JSON
+//! in them could move the cursor or worse, so all of them but line breaks are replaced. JSON
 //! escapes control characters by itself.
 
 use std::{
@@ -13,14 +13,14 @@ use serde::Serialize;
 
 use super::error::CliError;
 
-/// What a command prints.
+/// The output of a command.
 pub(super) struct Output {
     bytes: Vec<u8>,
     code: u8,
 }
 
 impl Output {
-    /// Nothing.
+    /// No output.
     pub(super) const fn nothing() -> Self {
         Self::raw(Vec::new())
     }
@@ -30,7 +30,7 @@ impl Output {
         Self::raw(clean(text).into_bytes())
     }
 
-    /// Bytes as they stand.
+    /// Bytes as they are.
     pub(super) const fn raw(bytes: Vec<u8>) -> Self {
         Self { bytes, code: 0 }
     }
@@ -42,12 +42,12 @@ impl Output {
         Ok(Self::raw(bytes))
     }
 
-    /// The same, ending with another exit code.
+    /// The same output with another exit code.
     pub(super) fn with_code(self, code: u8) -> Self {
         Self { code, ..self }
     }
 
-    /// Writes it out and answers the exit code. A reader that went away (`| head`) is no error.
+    /// Writes the output and returns the exit code. A closed pipe (`| head`) is no error.
     pub(super) fn print(self) -> Result<ExitCode, CliError> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(&self.bytes).and_then(|()| stdout.flush()) {
@@ -57,7 +57,7 @@ impl Output {
     }
 }
 
-/// The text without anything that a terminal would obey.
+/// The text without control characters that a terminal would obey.
 pub(super) fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }

@@ -1,4 +1,4 @@
-//! `overbook completions SHELL` and `overbook man [DIR]`, both from the one command table.
+//! `overbook completions SHELL` and `overbook man [DIR]`, both from the same command table.
 
 use std::{fs, io, path::PathBuf};
 

@@ -10,14 +10,14 @@ use crate::pki::{self, Order};
 pub(super) enum Question {
     /// Make an authority
     Init {
-        /// Where it and all that it signs are to lie
+        /// Directory for the authority and everything that it signs
         directory: PathBuf,
     },
     /// Make the certificates of a host
     Host {
         #[command(flatten)]
         whose: Whose,
-        /// Where its etcd and its repository are reached, such as 10.0.0.1
+        /// Addresses of its etcd and its repository, such as 10.0.0.1
         addresses: Vec<String>,
     },
     /// Make the certificate of a controller, or of an administrator of etcd
@@ -25,9 +25,9 @@ pub(super) enum Question {
         #[command(flatten)]
         whose: Whose,
     },
-    /// Have certificates trusted no more
+    /// Revoke certificates
     Revoke {
-        /// Where the authority lies
+        /// Directory of the authority
         directory: PathBuf,
         /// Files of the certificates
         #[arg(required = true)]
@@ -37,14 +37,14 @@ pub(super) enum Question {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Whose {
-    /// Where the authority lies
+    /// Directory of the authority
     directory: PathBuf,
     /// Its name in the pool
     name: String,
-    /// For how long they are valid
+    /// Number of days for which the certificates are valid
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
-    /// Replace those that it has
+    /// Replace its existing certificates
     #[arg(long)]
     renew: bool,
 }

@@ -1,7 +1,8 @@
-//! `overbook plan`: the latest plan, its input as a file, or the real policy on such a file.
+//! `overbook plan`: the latest plan, its input as a file, or the plan that the policy makes of
+//! such a file.
 //!
-//! A puzzling host becomes a test: `plan --export > case.json` there, `plan --from case.json`
-//! anywhere, with the same outcome, because the policy is a pure function.
+//! A puzzling host becomes a test: `plan --export > case.json` on the host, then `plan --from
+//! case.json` on any machine. The outcome is the same, because the policy is a pure function.
 
 use std::{
     fs, io,
@@ -54,7 +55,7 @@ fn read(path: &Path) -> Result<Case, CliError> {
     } else {
         fs::read_to_string(path).map_err(file)?
     };
-    // Editors put a byte-order mark there.
+    // Some editors put a byte-order mark there.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     if text.trim().is_empty() {
         let what = "it is empty; valid: what `overbook plan --export` writes";
@@ -94,7 +95,7 @@ fn text(plan: &PlanStatus) -> String {
     text + "\n" + &table(&COLUMNS, &rows)
 }
 
-/// One row per reason; the VM is named in the first.
+/// One row per reason; only the first row names the VM.
 fn rows_of(vm: &PlannedVm) -> Vec<Vec<String>> {
     let change = vm.change.as_ref().map(|change| {
         change_words(change.is_take, model::Bytes(change.target_bytes), &change.reason.text)

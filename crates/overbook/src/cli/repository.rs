@@ -1,4 +1,4 @@
-//! `overbook repository`: lend memory to other hosts' swapped pages.
+//! `overbook repository`: lends memory for pages that other hosts' VMs have swapped out.
 
 use std::io;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(super) struct Arguments {
     /// Memory to lend, which is pinned: `4GiB`
     #[arg(long, value_name = "SIZE")]
     memory: Bytes,
-    /// Most that one client gets, all its disks together; all of it if not given
+    /// Maximum memory for one client, over all its disks; by default, all of it
     #[arg(long, value_name = "SIZE")]
     most: Option<Bytes>,
     /// Where to listen for other hosts; without --tls only on this host
@@ -39,7 +39,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<Output, CliError> {
-    // Clients' pages are sealed; which of them are used, and when, a dump would tell all the same.
+    // Clients' pages are encrypted, but a dump would tell which of them are used, and when.
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         eprintln!("overbook: a core dump of this process would have what it lends: {error}");
     }
@@ -105,7 +105,7 @@ async fn serve(arguments: &Arguments) -> Result<(), CliError> {
     ended().await.map_err(|error| said(error.to_string()))
 }
 
-/// For an operator who asks by SIGUSR1.
+/// A report for the operator, who asks for it by SIGUSR1.
 fn who_has_what(repository: &Repository) -> String {
     let size = |slabs: usize| Bytes((slabs * SLAB) as u64);
     let lent = repository.lent();

@@ -1,4 +1,4 @@
-//! `overbook static`: tables of the pages that guests are going to share.
+//! `overbook static`: tables of the pages that guests are expected to share.
 
 use std::{
     path::{Path, PathBuf},
@@ -59,7 +59,7 @@ pub(super) struct Build {
     /// Offsets of the four words of a page that tell its class
     #[arg(long, value_name = "OFFSETS", default_value = "0,1024,2048,3072", value_parser = sampling)]
     sample: Sampling,
-    /// Open the backing files of qcow2 images, if they lie in this directory
+    /// Open the backing files of qcow2 images, if they are in this directory
     #[arg(long, value_name = "DIR")]
     backing_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -68,7 +68,7 @@ pub(super) struct Build {
 
 #[derive(Debug, Args)]
 pub(super) struct Capture {
-    /// A VM that is as others will be
+    /// A VM that later VMs will resemble
     vm: String,
     /// Where to write the table; guests of this source are known by the file's name
     #[arg(short, long, value_name = "FILE.spt")]
@@ -82,7 +82,7 @@ pub(super) struct Show {
     /// The tables
     #[arg(required = true, value_name = "TABLE")]
     tables: Vec<PathBuf>,
-    /// Say what so many guests of each could save together, for example debian12=3,web=2
+    /// Say what the given numbers of guests could save together, for example debian12=3,web=2
     #[arg(long, value_name = "NAME=GUESTS,…", value_delimiter = ',', value_parser = guests)]
     mix: Vec<(String, u32)>,
     /// Draw what they share here, as SVG
@@ -112,7 +112,7 @@ pub(super) fn run(context: &Context, question: &Question) -> Result<Output, CliE
     }
 }
 
-/// What was built, and at what cost.
+/// A table that was built, and the cost.
 #[derive(Debug, Serialize)]
 struct Built {
     table: Contents,
@@ -158,7 +158,7 @@ fn capture(context: &Context, arguments: &Capture) -> Result<Output, CliError> {
 }
 
 impl Built {
-    /// Writes the table, and reads it again.
+    /// Writes the table, and reads it back.
     fn of(
         made: Table,
         work: Work,
@@ -221,7 +221,7 @@ impl Loaded {
     }
 }
 
-/// What is in a table.
+/// The contents of a table.
 #[derive(Debug, Serialize)]
 struct Contents {
     name: String,
@@ -287,17 +287,17 @@ fn contents_table(all: &[Contents]) -> String {
 
 const MATRIX: &str = "of the row's distinct pages the column has";
 
-/// All that is shown of several tables.
+/// Output of `overbook static show`.
 #[derive(Debug, Serialize)]
 struct Shown {
     tables: Vec<Contents>,
-    /// Distinct pages that the table of the row and that of the column both have.
+    /// Distinct pages that are in both the row's table and the column's.
     shared: Vec<Vec<u64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mix: Option<Mixed>,
 }
 
-/// What guests could save if each had all of its source in memory.
+/// Memory that guests could save if each had its whole source in memory.
 #[derive(Debug, Serialize)]
 struct Mixed {
     guests: Vec<(String, u32)>,
@@ -364,7 +364,7 @@ impl Shown {
     }
 
     fn matrix(&self) -> String {
-        // The columns are numbered: their names are in the rows.
+        // The columns are numbered, because the rows have the names.
         let width = self.tables.iter().map(|one| one.name.chars().count()).max().unwrap_or(0);
         let mut text = " ".repeat(width + 3);
         (1..=self.tables.len()).for_each(|column| text += &format!("{column:>9}"));
@@ -402,7 +402,7 @@ struct Difference {
     second: String,
     only_first: u64,
     both: u64,
-    /// Of these, executable code in both.
+    /// Executable pages among those that both have.
     both_code: u64,
     only_second: u64,
 }
@@ -469,7 +469,7 @@ fn guests(text: &str) -> Result<(String, u32), String> {
     Ok((name.to_owned(), guests.parse().map_err(|_| valid)?))
 }
 
-/// On standard error, and only if that is a terminal.
+/// A progress bar on standard error, shown only on a terminal.
 fn progress_bar() -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(200));

@@ -28,7 +28,7 @@ pub(super) fn run(context: &Context, json: bool) -> Result<Output, CliError> {
     Ok(Output::text(&format!("{}\n{groups}\n{vms}", host(&page.host))))
 }
 
-/// The host in a few lines; trouble has a line of its own.
+/// The host in a few lines, with a line for each trouble.
 fn host(host: &HostStatus) -> String {
     let paused = if host.paused { ", PAUSED" } else { "" };
     let mut text = format!(

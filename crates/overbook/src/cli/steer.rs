@@ -1,7 +1,7 @@
 //! `overbook pause`, `resume` and `release`.
 //!
-//! `release` must work in every state, above all when the daemon is dead: then the journal says
-//! what there is to undo. A daemon that cannot be asked is ended first.
+//! `release` must work in every state, even when the daemon is dead: then the journal says what
+//! to undo. A daemon that cannot be asked is ended first.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -23,15 +23,16 @@ pub(super) fn resume(context: &Context, json: bool) -> Result<Output, CliError> 
     shown(&context.client()?.post("/v1/resume")?, json)
 }
 
-/// How often a daemon that does not say whether it is well is asked again. A busy one may be late.
+/// Number of health checks of a silent daemon. A busy daemon may answer late.
 const SIGNS: u32 = 3;
-/// How long a daemon may be without a socket: it looks for it once a second, or has just started.
+/// Maximum time that a daemon may lack a socket: it checks the socket once a second, or has just
+/// started.
 const DEAF: Duration = Duration::from_secs(10);
-/// How long another `overbook release` is waited for.
+/// Maximum wait for another `overbook release`.
 const OTHERS: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// How to release.
+/// Arguments of `overbook release`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// For the unit's `ExecStopPost=`: only if systemd does not start this unit again at once
@@ -41,7 +42,7 @@ pub(super) struct Arguments {
     format: super::Format,
 }
 
-/// Whoever has the state does it, or is ended and then we do.
+/// Releases through the daemon that holds the state; a daemon that cannot be asked is ended first.
 pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output, CliError> {
     let json = arguments.format.json;
     if let Some(unit) = arguments.unless_restarting.as_deref().filter(|unit| is_restarting(unit)) {
@@ -53,7 +54,7 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
     let mut since = Instant::now();
     let mut evicted = None;
     loop {
-        // A configuration that cannot be read does not say where the daemon is; the lock tells if
+        // An unreadable configuration does not say where the daemon is; the lock tells whether
         // one runs.
         let is_hung = match ask(context, &state) {
             Ok(done) => return shown(&after(evicted, done.message), json),
@@ -83,7 +84,7 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
             std::thread::sleep(PAUSE);
         } else if is_daemon && evicted.is_none() && context.socket.is_none() {
             evicted = Some(evict(&state, holder).map_err(|error| said(&error))?);
-            // Another one may have been started meanwhile. It is paused.
+            // Another daemon may have been started meanwhile. It is paused.
             since = Instant::now();
         } else {
             let error = format!(
@@ -95,11 +96,9 @@ pub(super) fn release(context: &Context, arguments: &Arguments) -> Result<Output
     }
 }
 
-/// Asks the daemon to do it, if it lives: one that hangs must not be waited for as long as one that
-/// works. Where the user names no socket it must be the one that has this state.
-/// Whether the job that ends this unit is to start it again. systemd tells its processes only how
-/// the service has ended, not what for; where it cannot be asked, or does not answer within ten
-/// seconds, the unit is stopped.
+/// Whether the job that ends this unit will start it again. systemd tells the unit's processes
+/// only how the service has ended, not why. If systemd cannot be asked, or does not answer within
+/// ten seconds, the unit counts as stopped.
 fn is_restarting(unit: &str) -> bool {
     let jobs = std::process::Command::new("timeout")
         .args(["--kill-after=1", "10", "systemctl"])
@@ -110,7 +109,7 @@ fn is_restarting(unit: &str) -> bool {
     jobs.is_ok_and(|jobs| names_a_restart(&String::from_utf8_lossy(&jobs.stdout), unit))
 }
 
-/// `JOB UNIT TYPE STATE`, one job a line.
+/// Looks for the unit in lines of `JOB UNIT TYPE STATE`.
 fn names_a_restart(jobs: &str, unit: &str) -> bool {
     jobs.lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -118,6 +117,8 @@ fn names_a_restart(jobs: &str, unit: &str) -> bool {
     })
 }
 
+/// Asks the daemon to release, if it lives: a hung daemon gets a shorter timeout than a working
+/// one. Unless the user names a socket, it must be the socket of the daemon that holds this state.
 fn ask(context: &Context, state: &Path) -> Result<Done, CliError> {
     let client = context.client()?;
     let is_anothers = || {
@@ -129,7 +130,7 @@ fn ask(context: &Context, state: &Path) -> Result<Done, CliError> {
     }
     for sign in 1.. {
         match client.get_text("/healthz") {
-            // Late or not, it answers.
+            // A daemon that answers, even late, is alive.
             Ok(_) | Err(ClientError::Refused(_)) => break,
             Err(ClientError::Silent { .. }) if sign < SIGNS => {}
             Err(error) => return Err(error.into()),

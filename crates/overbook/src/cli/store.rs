@@ -1,4 +1,4 @@
-//! `overbook store`: hand over to what asks a pool's store.
+//! `overbook store`: runs the process that talks to a pool's store.
 
 use super::{error::CliError, output::Output};
 use crate::pool;

@@ -1,11 +1,11 @@
-//! Tables for people: columns as wide as their widest cell, numbers to the right.
+//! Tables as text: columns as wide as their widest cell, numbers aligned to the right.
 
 use model::Bytes;
 
-/// A column's title and whether it is set to the right.
+/// A column's title and whether the column is aligned to the right.
 pub(super) type Column = (&'static str, bool);
 
-/// Sets `rows` under `columns`; the last column may be of any length.
+/// Lays out `rows` under `columns`; the last column may be of any length.
 pub(super) fn table(columns: &[Column], rows: &[Vec<String>]) -> String {
     let width = |index: usize, title: &str| {
         let cells = rows.iter().filter_map(|row| row.get(index));

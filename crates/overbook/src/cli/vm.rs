@@ -1,6 +1,6 @@
-//! `overbook vm [NAME]`: the VMs in a table, or one in full, or one's miss-ratio curve.
+//! `overbook vm [NAME]`: all VMs in a table, one VM in full, or one VM's miss-ratio curve.
 //!
-//! Host view and guest view are labelled: the two never agree, and each is right in its own way.
+//! The host's view and the guest's are labelled, because they never agree and both are right.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Moments and lengths of time as the command line writes them.
+//! Moments and durations, as the command line writes them.
 
 use model::Millis;
 

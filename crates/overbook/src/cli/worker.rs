@@ -1,4 +1,4 @@
-//! `overbook worker GROUP`: hand over to the worker.
+//! `overbook worker GROUP`: runs the worker.
 
 use clap::Args;
 

@@ -1,9 +1,9 @@
-//! The process that answers the API ([`api`](crate::api)), kept running as long as the daemon.
+//! Starts the process that answers the API ([`api`](crate::api)), and restarts it when it ends.
 //!
-//! The sockets and their file stay with the daemon, so a process that ends takes no client's place
-//! in the backlog with it. The next one is started after a pause that doubles. The questions
-//! of the process are bounded ([`MOST_ASK`], [`MOST_OPEN`]): one that asks more is not ours any
-//! more, and is ended.
+//! The daemon keeps the sockets and the socket file, so clients stay in the backlog when a
+//! process ends. The next process starts after a pause that doubles each time. The questions of
+//! the process are bounded ([`MOST_ASK`], [`MOST_OPEN`]): a process that asks more can no longer
+//! be trusted, and is ended.
 
 use std::io;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ type Asks = mpsc::Sender<Ask>;
 use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::published::Latest;
 
-/// How often it is looked whether the socket's file is in its place.
+/// Interval at which the socket's file is checked.
 const LOOK: Duration = Duration::from_secs(1);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(5));
-/// One that has run for so long was in good order.
+/// A process that has run at least this long resets the pause.
 const GOOD_RUN: Duration = Duration::from_secs(3);
-/// One that does not take a line for so long is stuck.
+/// A process that does not read a line for this long is stuck.
 const STUCK: Duration = Duration::from_secs(15);
 
-/// Keeps the API answered until `ended`.
+/// Keeps a process that answers the API running until `ended`.
 pub(super) async fn keep(
     mut doors: Doors,
     latest: Latest,
@@ -44,7 +44,7 @@ pub(super) async fn keep(
         loop {
             let started = Instant::now();
             match serve(&mut doors, latest.clone(), &asks).await {
-                // The socket is another one.
+                // The socket file was made again.
                 Ok(()) => continue,
                 Err(error) => {
                     log::warn(&format!("the process that answers the API has ended: {error}"));
@@ -61,7 +61,7 @@ pub(super) async fn keep(
     }
 }
 
-/// Has one process answer until it ends, or the socket is another one.
+/// Runs one process until it ends, or until the socket file was made again.
 async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()> {
     let listeners = doors.listeners();
     let mut spawn = Helper::program().arg("api");
@@ -84,7 +84,7 @@ async fn serve(doors: &mut Doors, latest: Latest, asks: &Asks) -> io::Result<()>
     outcome.map_err(|error| io::Error::other(format!("{error}{status}")))
 }
 
-/// Ends when the socket's file was made again: another listener is to be served then.
+/// Returns when there is a new listener to serve.
 async fn another_socket(doors: &mut Doors) {
     let mut looks = interval(LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -96,7 +96,7 @@ async fn another_socket(doors: &mut Doors) {
     }
 }
 
-/// Tells the process each tick, but those that it has no time for, and the answers.
+/// Sends ticks and answers to the process. Ticks that it is too slow for are left out.
 async fn tell(
     mut down: pipe::Sender,
     token: Option<String>,
@@ -112,7 +112,7 @@ async fn tell(
                 write(&mut down, newest(&mut latest)).await?;
             }
             Some(answer) = answered.recv() => {
-                // Its effects stand in a tick that was published before it.
+                // The tick that shows the effects was published before the answer.
                 if latest.has_changed().map_err(io::Error::other)? {
                     write(&mut down, newest(&mut latest)).await?;
                 }
@@ -127,13 +127,13 @@ fn newest(latest: &mut Latest) -> Down {
 }
 
 async fn write(down: &mut pipe::Sender, said: Down) -> io::Result<()> {
-    // Of a host with a thousand VMs it takes a while.
+    // Formatting a tick takes a while on a host with a thousand VMs.
     let text = spawn_blocking(move || line(&said)).await.map_err(io::Error::other)??;
     let written = timeout(STUCK, down.write_all(&text)).await;
     written.map_err(|_| nonsense(format!("it takes nothing for {STUCK:?}")))?
 }
 
-/// Has the loop answer what the process asks.
+/// Passes the questions of the process to the loop.
 async fn hear(
     mut up: Lines<BufReader<pipe::Receiver>>,
     asks: &Asks,
@@ -164,7 +164,7 @@ async fn hear(
 mod tests {
     use super::*;
 
-    /// The end of a process that has written this.
+    /// The error with which a process ends that has written this text.
     async fn end_of(text: &[u8]) -> String {
         let (asks, mut asked) = mpsc::channel(1);
         let (answers, _kept) = mpsc::channel(MOST_OPEN);

@@ -1,8 +1,7 @@
-//! What the processes that serve VMs' disks say, as the loop sees it.
+//! Reports of the processes that serve VMs' disks, as the loop sees them.
 //!
-//! They run on their own, and may be dead or slow. So at the end of each tick the groups' processes
-//! are told what is wanted of them and asked how they do, in a task each; the next tick shows what
-//! that brought.
+//! The processes run on their own, and may be dead or slow. So at the end of each tick, a task for
+//! each group sends its process the order and asks for its status. The next tick shows the answers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,20 +12,20 @@ use tokio::task::JoinHandle;
 
 use crate::disks::{self, Order, Status};
 
-/// A status that is older than this is not shown.
+/// A status older than this is not shown.
 const FRESH: model::Millis = model::Millis::secs(10);
 
-/// What is known of the disks.
+/// The known state of the disks.
 #[derive(Debug, Default)]
 pub(super) struct Disks {
     told: Arc<Mutex<BTreeMap<GroupName, Reading<Status>>>>,
     asking: BTreeMap<GroupName, JoinHandle<()>>,
-    /// Where each VM's balloon stands.
+    /// Size of each VM's balloon.
     balloons: BTreeMap<VmName, Bytes>,
 }
 
 impl Disks {
-    /// Puts into the view what the disks said last.
+    /// Copies the disks' latest reports into the view.
     pub(super) fn show(&mut self, spec: &Spec, view: &mut HostView) {
         let balloons = view.vms.iter();
         let balloons = balloons.filter_map(|(name, vm)| Some((name.clone(), vm.balloon?.value)));
@@ -47,7 +46,7 @@ impl Disks {
         }
     }
 
-    /// Says what the plan has for the disks, and asks all of them how they do.
+    /// Sends the plan's orders to the disks, and asks each for its status.
     pub(super) fn ask(&mut self, spec: &Spec, plan: &Plan) {
         self.asking.retain(|_, task| !task.is_finished());
         for group in spec.groups.keys().filter(|group| spec.disks_of(group).next().is_some()) {
@@ -58,11 +57,11 @@ impl Disks {
         }
     }
 
-    /// What is wanted of a group's disks.
+    /// The order for a group's disks.
     fn order(&self, spec: &Spec, plan: &Plan, group: &GroupName) -> Order {
         let quota = plan.caches.get(group).map_or(Bytes::ZERO, |quota| quota.amount);
-        // Who has all that it may have lacks nothing that the host has taken: what it swaps is its
-        // own business (Overdriver, footnote 5).
+        // A VM at its `max` lacks no memory that the host has taken, so the host need not hold
+        // its swapped pages (Overdriver, footnote 5).
         let is_at_max = |vm: &VmName| {
             let limits = plan.vms.get(vm).and_then(|decision| decision.limits);
             let has = self.balloons.get(vm);
@@ -113,9 +112,9 @@ mod tests {
         std::fs::create_dir(spec.disk_directory()).unwrap();
         let mut disks = Disks::default();
         let (mut view, vm) = (fixture::published().view, VmName::from("web-1"));
-        // Nobody is there.
+        // No disk process is listening yet.
         let quota = Quota { amount: Bytes::mib(7), reason: model::Reason::NothingSpare };
-        // Its balloon stands at 192 MiB.
+        // The VM's balloon is at 192 MiB.
         let limits = VmLimits { min: Bytes::ZERO, base: Bytes::mib(64), max: Bytes::mib(192) };
         let limits = Some(limits);
         let plan = Plan {

@@ -1,4 +1,4 @@
-//! Why the daemon does not start: once it runs, nothing ends it but a signal.
+//! Why the daemon does not start. Once it runs, only a signal ends it.
 
 use std::io;
 
@@ -11,16 +11,16 @@ use crate::{
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The configuration has faults: every one of them, with file and line.
+    /// The configuration has faults: all of them, with file and line.
     #[error("{0}")]
     Config(#[from] Faults),
     /// The state directory is in use or cannot be used.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// What is to be undone cannot be read.
+    /// The journal of actions to undo cannot be read.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// A glob of QMP sockets is none.
+    /// A glob of QMP sockets is invalid.
     #[error(transparent)]
     Glob(#[from] GlobError),
     /// The API cannot be served.

@@ -1,11 +1,11 @@
-//! The kernel's KSM, as the loop sees it: who may be merged by it is looked at in every tick, the
-//! group's scan rate becomes an order, and what became of that goes into the view.
+//! The kernel's KSM, as the loop sees it. Every tick checks which group KSM may merge, turns the
+//! group's scan rate into an order, and puts the result into the view.
 //!
-//! It serves VMs without the shim, whose pages no worker can merge, if the operator says so (`ksm`
-//! in `[host]`), and only while all memory of the host that it could merge is of one group
-//! ([`policy::ksm`]). While Overbook is paused, and when the daemon ends, KSM rests: nobody would
-//! see that a VM of another group has come. What is merged stays merged then; `overbook release`
-//! puts everything back.
+//! KSM serves VMs without the shim, whose pages no worker can merge. The operator must allow it
+//! (`ksm` in `[host]`), and all mergeable memory of the host must belong to one group
+//! ([`policy::ksm`]). While Overbook is paused, and when the daemon ends, KSM stops scanning,
+//! because a VM of another group could come unnoticed. Merged pages then stay merged; `overbook
+//! release` restores everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,24 +22,24 @@ use super::{log, workers::NO_SHIM};
 use crate::drivers::identity::process_of;
 use crate::drivers::ksm::{Hand, Known, KsmDriver, Looking, Lookout};
 
-/// How long a release waits for everything to be unmerged. Who asked waits a little longer.
+/// Timeout for a release to unmerge all pages. The client's timeout is a little longer.
 const UNMERGED: Duration = Duration::from_secs(25);
-/// How long the daemon's end waits.
+/// Timeout for KSM when the daemon ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The loop's part in it.
+/// The loop's state for KSM.
 #[derive(Debug)]
 pub(super) struct HostKsm {
     driver: KsmDriver,
     lookout: Lookout,
     patience: Patience,
-    /// Whom it may serve, as of this tick.
+    /// The group that KSM may serve, as of this tick.
     group: Option<GroupName>,
     is_paused: bool,
     said: Said,
 }
 
-/// What the log said last.
+/// State as of the last log line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said {
     is_driven: bool,
@@ -47,7 +47,7 @@ struct Said {
 }
 
 impl HostKsm {
-    /// `looking` tells which processes have mergeable memory. Needs a tokio runtime.
+    /// Needs a tokio runtime. `looking` tells which processes have mergeable memory.
     pub(super) fn new(hand: Hand, looking: Looking) -> Self {
         Self {
             driver: KsmDriver::start(hand),
@@ -59,7 +59,7 @@ impl HostKsm {
         }
     }
 
-    /// Looks who may be merged, and puts into the view what is.
+    /// Decides which group may be merged, and puts KSM's state into the view.
     pub(super) fn tick(
         &mut self,
         spec: &Spec,
@@ -96,14 +96,14 @@ impl HostKsm {
         }
     }
 
-    /// Takes the scan rate of a group, which is KSM's if it serves that group.
+    /// Passes the scan rate of a group to KSM, if KSM serves that group.
     pub(super) fn scan(&mut self, group: &GroupName, rate: Option<PagesPerMs>) {
         if self.group.as_ref() == Some(group) && !self.is_paused {
             self.driver.order(self.patience.order(Some(group), rate, boot_now()));
         }
     }
 
-    /// While paused it rests.
+    /// Stops KSM while paused.
     pub(super) fn set_paused(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         if is_paused {
@@ -111,7 +111,7 @@ impl HostKsm {
         }
     }
 
-    /// Puts everything back. Only while paused.
+    /// Unmerges all pages and restores KSM's settings. Call it only while paused.
     pub(super) fn release(
         &self,
     ) -> impl Future<Output = Result<Option<String>, String>> + Send + use<> {
@@ -123,14 +123,14 @@ impl HostKsm {
         }
     }
 
-    /// Waits until it rests.
+    /// Waits until KSM has stopped scanning.
     pub(super) async fn rested(&self) {
         if let Some(Err(error)) = self.driver.ask(KsmOrder::Rest, FAREWELL).await {
             log::warn(&error.to_string());
         }
     }
 
-    /// Says what is new.
+    /// Logs changes of state.
     fn say(&mut self, known: &Known, group: Option<&GroupName>, why_not: Option<&str>) {
         let now = Said { is_driven: known.is_driven, is_troubled: known.trouble.is_some() };
         if now.is_driven != self.said.is_driven {
@@ -152,7 +152,7 @@ impl HostKsm {
     }
 }
 
-/// Why KSM merges nobody now; `None`: it does.
+/// Why KSM merges nothing now. `None`: it merges.
 fn why_not(may: &Result<&GroupName, KsmRefusal>, known: &Known, is_paused: bool) -> Option<String> {
     match may {
         Err(refusal) => Some(refusal.to_string()),
@@ -167,7 +167,7 @@ fn why_not(may: &Result<&GroupName, KsmRefusal>, known: &Known, is_paused: bool)
     }
 }
 
-/// Tells the VMs that KSM could merge why it does not; and their groups.
+/// Records in the VMs that KSM could merge why it does not. Returns their groups.
 fn show(
     spec: &Spec,
     observed: &BTreeSet<VmName>,

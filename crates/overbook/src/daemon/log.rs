@@ -1,8 +1,8 @@
-//! What the daemon's loop says in its log: the same words as everywhere.
+//! Log lines of the daemon's loop, in the same words as everywhere.
 //!
-//! One line for every change of a VM's memory with its reason, and one when something about a VM or
-//! the host begins or ends (it cannot be reached, it is uncooperative, the host is short). What
-//! stays as it is is not said again: a log that repeats itself is not read.
+//! There is one line for every change of a VM's memory, with its reason, and one when a condition
+//! of a VM or of the host begins or ends (QEMU does not answer, the VM is uncooperative, the host
+//! is short). A lasting condition is not logged again.
 
 use std::collections::BTreeMap;
 use std::mem::{Discriminant, discriminant};
@@ -15,19 +15,19 @@ use crate::{
     drivers::is_first_contact, http::wire::LoanStatus, loan_news::LoanNews, pool::moves::Moves,
 };
 
-/// What was said last, so that only news is said.
+/// State as of the last log lines, so that only news is logged.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     recommended: BTreeMap<VmName, Recommended>,
     troubles: BTreeMap<VmName, &'static str>,
     host: Option<String>,
     loans: LoanNews,
-    /// The number of the last news of a move between hosts.
+    /// The number of the latest logged news of a move between hosts.
     moves: u64,
 }
 
-/// A VM's recommendation as logged last. Nothing is carried out, so it is recommended again in
-/// every tick, by figures that differ a little.
+/// A VM's recommendation as last logged. A recommendation is not carried out, so every tick makes
+/// it again with slightly different figures.
 #[derive(Debug)]
 struct Recommended {
     is_take: bool,
@@ -41,7 +41,7 @@ impl Recommended {
         Self { is_take: change.is_take, reason: discriminant(&change.reason), target: *target }
     }
 
-    /// Whether who has read the one knows the other: the figure is within an eighth.
+    /// Whether the other recommendation is no news: its figure differs by at most an eighth.
     fn says(&self, other: &Self) -> bool {
         let (low, high) = (self.target.min(other.target), self.target.max(other.target));
         (self.is_take, self.reason) == (other.is_take, other.reason)
@@ -50,7 +50,7 @@ impl Recommended {
 }
 
 impl Log {
-    /// Says what is new.
+    /// Logs the news of a tick.
     pub(super) fn tell(&mut self, plan: &Plan, view: &HostView) {
         if plan.mode != Mode::Recommend {
             self.recommended.clear();
@@ -101,7 +101,7 @@ impl Log {
         true
     }
 
-    /// Says what is new of VMs that change hosts.
+    /// Logs the news of VMs that change hosts.
     pub(super) fn tell_moves(&mut self, moves: &Moves) {
         for news in moves.since(self.moves) {
             info(&format!("{}: {}", news.vm, news.progress));
@@ -122,11 +122,11 @@ impl Log {
     }
 }
 
-/// Discovered, and nothing is known yet: no news.
+/// A VM that was discovered but not yet contacted: no news.
 const NEW: &str = "new";
 
-/// What is wrong with a VM for longer than a moment: its kind, which tells news from repetition
-/// (the text holds figures that change every second), and its words.
+/// A lasting trouble of a VM: its kind and its words. The kind tells news from repetition,
+/// because the words hold figures that change every second.
 fn trouble(link: &Link, refusals: &[Reason]) -> Option<(&'static str, String)> {
     if is_first_contact(link) {
         return Some((NEW, String::new()));

@@ -1,4 +1,4 @@
-//! Tells systemd how the daemon is doing. Without systemd all of it is silence.
+//! Tells systemd how the daemon is doing; does nothing without systemd.
 
 use sd_notify::NotifyState;
 
@@ -6,7 +6,7 @@ pub(super) fn ready() {
     say(NotifyState::Ready);
 }
 
-/// Feeds the watchdog: a loop that hangs is restarted, and its guests keep what they have.
+/// Feeds the watchdog: systemd restarts a daemon whose loop hangs. The guests keep what they have.
 pub(super) fn alive() {
     say(NotifyState::Watchdog);
 }
@@ -16,6 +16,6 @@ pub(super) fn stopping() {
 }
 
 fn say(state: NotifyState<'_>) {
-    // Nothing depends on being heard.
+    // A failure is ignored: nothing depends on the message.
     let _ = sd_notify::notify(&[state]);
 }

@@ -1,14 +1,14 @@
-//! Answers to what clients ask of the history, each on a thread that may wait for the disk.
+//! Answers questions about the history, each on a thread that may block on the disk.
 
 use std::path::Path;
 
 use crate::history;
 use crate::http::{Answer, MAX_ROWS, Outcome, Question, Span};
 
-/// All that was ever kept, but one row of it.
+/// Any one row that was ever kept.
 const ANY: Span = Span { since_wall_ms: 0, limit: 1 };
 
-/// The answer out of the history in `file`; `None`: the question is not about the history.
+/// The answer from the history in `file`. `None`: the question is not about the history.
 pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
     let outcome = match question {
         Question::Sign | Question::Pause | Question::Resume | Question::Release => return None,
@@ -28,7 +28,7 @@ pub(super) fn answer(file: &Path, question: &Question) -> Option<Outcome> {
     Some(outcome.map_err(|error| error.to_string()))
 }
 
-/// The rows of a part; `None`: there are none in all of it.
+/// The rows of a span. `None`: the history has no row at all for the name.
 fn known<T, U: From<T>, E>(
     read: impl Fn(Span) -> Result<Vec<T>, E>,
     span: Span,

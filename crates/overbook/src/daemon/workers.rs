@@ -1,13 +1,13 @@
-//! The groups' workers, as the loop sees them: in every tick they are told which VMs to work on,
-//! and what they have found out goes into the view.
+//! The groups' workers, as the loop sees them. Every tick sends them the VMs to work on, and puts
+//! their reports into the view.
 //!
-//! A group has a worker while one of its VMs can be tracked or merged, or can hand over what it
-//! frees: its group has tracking, dedup or free pages on, and Overbook is not paused. VMs without
-//! the shim are tracked and paged from outside. VMs of no group are tracked only, by a worker of
-//! their own. Where dedup was switched off it also has one until its VMs share nothing
-//! any more. Where that holds for no VM nothing is started. Each worker has a task that starts it,
-//! passes lines both ways and starts it again when it ends ([`keeper`]); the loop only leaves
-//! orders and copies reports, and waits for nobody.
+//! A group has a worker while one of its VMs can be tracked, merged or paged out, or can hand
+//! over its free pages: the group has such a mechanism on, and Overbook is not paused. VMs
+//! without the shim are tracked and paged from outside. VMs without a group are only tracked, by
+//! a worker of their own. Where dedup was switched off, the worker runs until its VMs share
+//! nothing any more. Without such a VM no worker runs. Each worker has a task that starts it,
+//! passes lines both ways and restarts it when it ends ([`keeper`]). The loop only leaves orders
+//! and copies reports; it never waits.
 
 mod cgroup;
 mod keeper;
@@ -33,19 +33,19 @@ use keeper::Keeper;
 use shared::Shared;
 use shims::Shims;
 
-/// A reading that is older than this is not shown: the worker is stuck, or starts anew.
+/// A reading older than this is not shown: the worker is stuck or restarting.
 const FRESH: model::Millis = model::Millis::secs(10);
-/// Why a VM without the shim has no part in what workers do.
+/// Why workers do nothing with a VM without the shim.
 pub(super) const NO_SHIM: &str = "QEMU was started without Overbook's shim";
-/// What workers do with a VM.
+/// Everything that workers do with a VM.
 const ALL: [Mechanism; 4] =
     [Mechanism::Tracking, Mechanism::Dedup, Mechanism::FreePages, Mechanism::Cold];
 
-/// The worker that looks at VMs of no group is called so; no configured group can be.
+/// Name of the worker for VMs without a group. No configured group can have this name.
 static OF_NO_GROUP: LazyLock<GroupName> = LazyLock::new(|| GroupName::from("(no group)"));
 const NO_GROUP: &str = "it belongs to no group";
 
-/// What is not done with a VM, each with the reason.
+/// Mechanisms that are not applied to a VM, each with the reason.
 type Limits = BTreeMap<Mechanism, String>;
 
 /// All workers.
@@ -56,22 +56,22 @@ pub(super) struct Workers {
     shared: Shared,
     /// The VMs of the last tick whose QEMUs have the shim, by process.
     with_shim: BTreeMap<Identity, String>,
-    /// Those that are looked after from outside, alike.
+    /// The VMs of the last tick without the shim, by process.
     attached: BTreeMap<Identity, String>,
-    /// What tracking took of VMs, by incarnation, as their workers said last: the next one goes on
-    /// from there.
+    /// Cost of tracking each VM by incarnation, as last reported by its worker. The next worker
+    /// continues from it.
     spent: BTreeMap<VmName, (u64, Reading<f64>)>,
-    /// What is taken of what VMs have freed, by the last plan.
+    /// The amounts to take of VMs' free pages, from the last plan.
     takes: BTreeMap<VmName, Take>,
-    /// What VMs are to have in memory at most, by incarnation, as was decided last.
+    /// The last decided limits of VMs' resident memory, by incarnation.
     resident: BTreeMap<VmName, (u64, Bytes)>,
-    /// Why the host can page out nothing, as far as that was looked at.
+    /// Why the host cannot page out. The outer `None`: not probed yet.
     why_not_paged: Option<Option<String>>,
     is_paused: bool,
 }
 
 impl Workers {
-    /// Tells every worker which VMs to work on, and the view what they have found out.
+    /// Sends every worker the VMs to work on, and puts the reports into the view.
     pub(super) fn tick(&mut self, spec: &Spec, view: &mut HostView) {
         self.shims.look(view.vms.values().filter_map(process_of));
         let all =
@@ -89,7 +89,7 @@ impl Workers {
             }
             limit(vm, limits);
         }
-        // A group without VMs to work on, or none of the configuration any more, is told so.
+        // A group without VMs to work on, or no longer configured, gets empty orders.
         for (group, keeper) in &self.groups {
             keeper.order(orders.remove(group).unwrap_or_default());
             match spec.groups.get(group) {
@@ -109,20 +109,20 @@ impl Workers {
         self.show(view);
     }
 
-    /// Tells a group's worker how fast to look for identical pages, and who pays for it.
+    /// Tells a group's worker how fast to scan for identical pages, and which group pays for it.
     pub(super) fn scan(&self, group: &GroupName, scan: &Scan) {
-        // A group without a worker has nothing to look through.
+        // A group without a worker has nothing to scan.
         if let Some(keeper) = self.groups.get(group) {
             keeper.scan(scan.rate, scan.payer.clone());
         }
     }
 
-    /// What is taken of what VMs have freed; their workers are told in the next tick.
+    /// Takes over the amounts to take of VMs' free pages; the workers get them in the next tick.
     pub(super) fn take(&mut self, takes: &BTreeMap<VmName, Take>) {
         self.takes.clone_from(takes);
     }
 
-    /// What a worker is to do with this VM, and whose; and what is not done with it, and why.
+    /// The order for this VM and its group, and the mechanisms not applied to it, with the reasons.
     fn order_of(
         &self,
         spec: &Spec,
@@ -132,7 +132,7 @@ impl Workers {
         let sharer = self.shared.group_of(vm.incarnation);
         let own = spec.group_of(name);
         let (group, budget, mut limits) = match (own, sharer) {
-            // The pages of two groups never meet, also while a VM goes from one to the other.
+            // Pages of two groups are never shared, also while a VM moves from one to the other.
             (_, Some(former)) if own.is_none_or(|(group, _)| group != former) => {
                 let why = format!("what it shares with VMs of group {former} is unshared first");
                 (former, TrackingBudget::Off, all_of(&why))
@@ -140,7 +140,7 @@ impl Workers {
             (None, _) if spec.host.attach == AttachSpec::Off => {
                 return (None, all_of(NO_GROUP));
             }
-            // It is only looked at, each by itself.
+            // Without a group the VM is only tracked, separately from other VMs.
             (None, _) => {
                 let mut limits = all_of(NO_GROUP);
                 limits.remove(&Mechanism::Tracking);
@@ -188,8 +188,8 @@ impl Workers {
         }
     }
 
-    /// What it is to have in memory at most; without a decision, all: then nothing is paged out,
-    /// and it is shown where its memory is.
+    /// The VM's limit of resident memory. Without a decision it is all of the VM's RAM: nothing
+    /// is paged out, and only the location of its memory is shown. `None`: it is not paged.
     fn resident(
         &self,
         own: Option<(&GroupName, &GroupSpec)>,
@@ -198,22 +198,21 @@ impl Workers {
         is_attached: bool,
     ) -> Option<Bytes> {
         let (_, group) = own?;
-        // Its shim moves pages, and not every kernel can move those that are being swapped.
+        // The shim moves pages, and not every kernel can move pages that are being swapped.
         let is_possible = is_attached || self.why_not_paged == Some(None);
         let is_paged = group.cold.is_on() && group.tracking.vcpu_share().is_some() && is_possible;
         let decided = self.resident.get(name).filter(|(life, _)| *life == vm.incarnation);
         is_paged.then(|| decided.map_or(vm.ram, |(_, target)| *target))
     }
 
-    /// Carries out a decision on how much of a VM is in memory; its worker is told in the next
-    /// tick.
+    /// Carries out a decision about a VM's resident memory; the worker gets it in the next tick.
     pub(super) fn act(&mut self, action: &Action) {
         if let Action::Resize { vm, incarnation, target, by: Means::Paging } = action {
             self.resident.insert(vm.clone(), (*incarnation, *target));
         }
     }
 
-    /// What is to become of what the VM frees.
+    /// The order for the pages that the VM frees.
     fn freed_order(&self, own: Option<(&GroupName, &GroupSpec)>, name: &VmName) -> FreedOrder {
         FreedOrder {
             is_lazy: own.is_some_and(|(_, group)| group.free_pages.is_lazy()),
@@ -221,13 +220,14 @@ impl Workers {
         }
     }
 
-    /// What tracking took of a VM, as a worker said last.
+    /// Cost of tracking a VM, as last reported by a worker.
     fn spent(&self, name: &VmName, incarnation: u64) -> Option<Reading<f64>> {
         let (_, spent) = self.spent.get(name).filter(|(life, _)| *life == incarnation)?;
         Some(*spent)
     }
 
-    /// QEMU's process, if it may be worked on, and, where it has no shim, its RAM; or why not.
+    /// QEMU's process if workers may act on it, and the VM's RAM if it has no shim; or why they
+    /// may not.
     fn reach(
         &self,
         vm: &VmView,
@@ -247,14 +247,14 @@ impl Workers {
         if self.is_paused {
             return Err("Overbook is paused");
         }
-        // The shim lets go by itself as soon as it sees one; it should not have to.
+        // The shim detaches by itself when it sees a migration, but should not have to.
         if vm.migration == Migration::Active {
             return Err("a migration is running");
         }
         Ok((process, attach))
     }
 
-    /// Puts into the view what the workers know.
+    /// Copies the workers' reports into the view.
     fn show(&mut self, view: &mut HostView) {
         let now = boot_now();
         for (group, keeper) in &self.groups {
@@ -269,7 +269,7 @@ impl Workers {
                         let dedup = report.value.dedup.as_ref().map(|reading| &reading.value);
                         self.shared.note(vm.incarnation, group, dedup);
                         if let Some(tracking) = &report.value.tracking {
-                            // The cost is of when the report was made.
+                            // The cost dates from the time of the report.
                             let cost = tracking.value.cost.vcpu_share;
                             let spent = (vm.incarnation, Reading::new(cost, report.at));
                             self.spent.insert(name, spent);
@@ -290,13 +290,13 @@ impl Workers {
         &self.with_shim
     }
 
-    /// All VMs that memory may be out of, by process.
+    /// All VMs whose memory may be shared or paged out, by process.
     pub(super) fn all(&self) -> BTreeMap<Identity, String> {
         let both = self.with_shim.iter().chain(&self.attached);
         both.map(|(process, name)| (*process, name.clone())).collect()
     }
 
-    /// While paused no VM is worked on.
+    /// While paused, workers act on no VM.
     pub(super) fn set_paused(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
         if is_paused {
@@ -306,7 +306,8 @@ impl Workers {
         }
     }
 
-    /// Waits until every worker has ended that is told to: what it held is back in its guest.
+    /// Waits until every worker that was told to end has ended. All memory is then back in the
+    /// guests.
     pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let all: Vec<_> = self.groups.values().map(Keeper::idle).collect();
         async move { drop(futures_util::future::join_all(all).await) }
@@ -317,7 +318,7 @@ fn all_of(why: &str) -> Limits {
     ALL.map(|mechanism| (mechanism, why.to_owned())).into()
 }
 
-/// What the configuration leaves out for a group's VMs.
+/// Mechanisms that the configuration switches off for a group's VMs.
 fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
     let is_tracked = spec.tracking.vcpu_share().is_some();
     let keys = [
@@ -333,14 +334,14 @@ fn switched_off(group: &GroupName, spec: &GroupSpec) -> Limits {
     .collect()
 }
 
-/// Says why something is not done with a VM, unless another reason was said before.
+/// Records why mechanisms are not applied to a VM, unless a reason is already there.
 fn limit(vm: &mut VmView, limits: Limits) {
     for (mechanism, why) in limits {
         vm.limits.entry(mechanism).or_insert(why);
     }
 }
 
-/// The report, if it is young enough.
+/// The report, if it is recent enough.
 fn fresh(report: Option<&Reading<VmReport>>, now: Time) -> Result<&Reading<VmReport>, String> {
     let report = report.ok_or("the group's worker has not reported on it yet")?;
     if report.age(now) > FRESH {
@@ -349,7 +350,7 @@ fn fresh(report: Option<&Reading<VmReport>>, now: Time) -> Result<&Reading<VmRep
     Ok(report)
 }
 
-/// Puts into the view what a report says of its VM.
+/// Copies a report into its VM's view.
 fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     let VmReport { tracking, why_not, dedup, why_not_merged, free_pages, why_not_taken, .. } =
         report.value.clone();
@@ -373,14 +374,14 @@ fn show_report(vm: &mut VmView, report: &Reading<VmReport>) {
     limit(vm, whys.into_iter().filter_map(|(mechanism, why)| Some((mechanism, why?))).collect());
 }
 
-/// A reading is as old as the worker says, and as its report at least.
+/// Makes a reading at least as old as its report.
 fn no_younger<T>(reading: Reading<T>, reported: Time) -> Reading<T> {
     Reading { at: reading.at.min(reported), ..reading }
 }
 
-/// How much of the guest lies in its swap: written there and not read back. Pages of ended
-/// processes count until their swap is used again; never more than the VM has RAM, for it is the
-/// guest's word.
+/// Memory that the guest has swapped out and not read back. Pages of ended processes count until
+/// their swap slots are reused. The result is at most the VM's RAM, because the counters are the
+/// guest's claim.
 fn swapped(vm: &VmView) -> Bytes {
     let stats = vm.stats.map(|reading| reading.value).unwrap_or_default();
     let (out, back) = (stats.swap_out.unwrap_or_default(), stats.swap_in.unwrap_or_default());

@@ -1,4 +1,4 @@
-//! The world that the policy sees: drivers, workers, disks and the kernel's KSM together.
+//! The policy's view of the world: drivers, workers, disks and the kernel's KSM together.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use model::{
 use super::{disks::Disks, ksm::HostKsm, workers::Workers};
 use crate::drivers::Drivers;
 
-/// Everything that can be seen and done in a tick.
+/// Everything that a tick can read and act on.
 pub(super) struct World<'a> {
     pub(super) drivers: &'a mut Drivers,
     pub(super) workers: &'a mut Workers,

@@ -1,8 +1,8 @@
-//! What the operator can do about a reason, or what will end it by itself.
+//! The operator's remedy for a reason, or the event that will end it by itself.
 
 use model::{Reason, VmLimits, VmName};
 
-/// One sentence; `None` where there is nothing to be done, or nothing to be mended.
+/// One sentence. `None`: nothing needs to be done, or nothing can be.
 pub(super) fn remedy(reason: &Reason, vm: &VmName, limits: Option<VmLimits>) -> Option<String> {
     let fixed = match reason {
         Reason::NoGroup => {

@@ -1,4 +1,4 @@
-//! Golden texts: what the operator reads, letter by letter.
+//! Golden texts: the operator's text, letter by letter.
 
 use super::*;
 use crate::fixture;

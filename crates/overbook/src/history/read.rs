@@ -1,7 +1,8 @@
-//! Reading the history back, beside a daemon that writes it.
+//! Reads the history while a daemon writes it.
 //!
-//! Each call opens the file read-only, asks and closes: WAL lets readers see a consistent moment
-//! and hold nobody up. Where several resolutions cover the same time, the finest is shown.
+//! Each call opens the file read-only, queries it and closes it. With WAL, a reader sees a
+//! consistent snapshot and blocks no writer. Where several resolutions cover the same time, the
+//! finest is returned.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,9 +21,9 @@ use super::{
 /// One row of a VM's history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HistoryRow {
-    /// When, in milliseconds since the Unix epoch. For a reading: when its step began.
+    /// Time in milliseconds since the Unix epoch. Of a reading: the beginning of its step.
     pub wall_ms: u64,
-    /// What.
+    /// The reading, change or move.
     #[serde(flatten)]
     pub entry: Entry,
 }
@@ -31,71 +32,72 @@ pub struct HistoryRow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Entry {
-    /// What the VM had.
+    /// A reading of the VM.
     Reading {
-        /// How long a time the row stands for, in seconds: 1, 10 or 60.
+        /// Length of the row's step, in seconds: 1, 10 or 60.
         step_s: u32,
         /// Physical memory on the host.
         used: Option<Bytes>,
-        /// The balloon's size: what the guest may use.
+        /// The balloon's size: the memory that the guest may use.
         balloon: Option<Bytes>,
-        /// What it was meant to have.
+        /// The memory that the VM was meant to have.
         target: Option<Bytes>,
         /// Swapped in and out by the guest per second, the mean of the step.
         swap_per_s: Option<Bytes>,
-        /// Its working set, where it was tracked.
+        /// The working set, if the VM was tracked.
         #[serde(default)]
         working_set: Option<Bytes>,
-        /// What of its memory was shared.
+        /// The part of its memory that was shared.
         #[serde(default)]
         shared: Option<Bytes>,
-        /// What it needed less therefore.
+        /// The memory that sharing saved it.
         #[serde(default)]
         saved: Option<Bytes>,
-        /// What had been merged of it since its worker met it.
+        /// Memory of it that was merged since its worker first connected to it.
         #[serde(default)]
         merged: Option<Bytes>,
-        /// How fast identical pages of its group were looked for.
+        /// The rate at which its group was scanned for identical pages.
         #[serde(default)]
         scan_rate: Option<PagesPerMs>,
-        /// What it had freed and the host had not taken.
+        /// Memory that it had freed and the host had not taken.
         #[serde(default)]
         freed: Option<Bytes>,
-        /// What had been taken of what it freed since its worker met it.
+        /// Freed memory that the host took since its worker first connected to it.
         #[serde(default)]
         freed_taken: Option<Bytes>,
-        /// What of its disks lay in repositories.
+        /// The part of its disks that was in repositories.
         #[serde(default)]
         in_repositories: Option<Bytes>,
-        /// Half of the reads of the slowest of its disks took less, since that was served.
+        /// Median time of a read of its slowest disk, over the time that the disk was served.
         #[serde(default)]
         disk_read_us: Option<u32>,
-        /// What it had in memory, where the host paged out what it did not touch.
+        /// Resident memory, if the host paged out cold memory.
         #[serde(default)]
         resident: Option<Bytes>,
-        /// What of it was in the host's swap.
+        /// Memory in the host's swap.
         #[serde(default)]
         paged_out: Option<Bytes>,
-        /// How often it waited for that, per second.
+        /// Refaults per second.
         #[serde(default)]
         refaults_per_s: Option<f64>,
     },
-    /// What was decided.
+    /// A decision.
     Change {
-        /// The mode at the time; only in `enforce` was it carried out.
+        /// The mode at the time; only `enforce` carries decisions out.
         mode: Mode,
         /// Whether memory was taken from the VM.
         is_take: bool,
-        /// What the VM was to have.
+        /// The VM's new target.
         target: Bytes,
-        /// Why; `None` when another version of Overbook wrote a reason that this one does not know.
+        /// The reason; `None` when another version of Overbook wrote a reason that this one does
+        /// not know.
         reason: Option<Reason>,
-        /// Why, in words.
+        /// The reason in words.
         words: String,
     },
-    /// What became of it on its way between hosts.
+    /// A step of a move between hosts.
     Move {
-        /// What, and why, in words.
+        /// The step and its reason, in words.
         words: String,
     },
 }
@@ -103,19 +105,20 @@ pub enum Entry {
 /// A decision about a loan between two groups.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoanRow {
-    /// When, in milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// The mode at the time; only in `enforce` was it carried out.
+    /// The mode at the time; only `enforce` carries decisions out.
     pub mode: Mode,
-    /// Whose idle surplus it was.
+    /// The group whose idle surplus it was.
     pub lender: GroupName,
-    /// Who could use it.
+    /// The group that could use it.
     pub borrower: GroupName,
-    /// How much; nothing: it ended.
+    /// The amount; 0 ends the loan.
     pub amount: Bytes,
-    /// Why; `None` when another version of Overbook wrote a reason that this one does not know.
+    /// The reason; `None` when another version of Overbook wrote a reason that this one does not
+    /// know.
     pub reason: Option<Reason>,
-    /// Why, in words.
+    /// The reason in words.
     pub words: String,
 }
 
@@ -125,7 +128,7 @@ pub enum ReadError {
     /// Nothing has been recorded.
     #[error("there is no history at {0}: has the daemon run with this state directory?")]
     Missing(PathBuf),
-    /// The file's shape is another version's.
+    /// The file has the schema of another version.
     #[error("{path} has version {found}; this Overbook knows {VERSION}")]
     Version {
         /// The file.
@@ -133,12 +136,12 @@ pub enum ReadError {
         /// Its version.
         found: i64,
     },
-    /// SQLite's own words.
+    /// An error of SQLite.
     #[error("{path}: {source}")]
     Sqlite {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The error.
         source: rusqlite::Error,
     },
 }
@@ -146,7 +149,7 @@ pub enum ReadError {
 /// The newest `limit` rows of `vm` since `since_wall_ms`, oldest first. Blocks on the disk.
 ///
 /// # Errors
-/// When there is no readable history.
+/// There is no readable history.
 pub fn read(
     path: &Path,
     vm: &VmName,
@@ -155,7 +158,7 @@ pub fn read(
 ) -> Result<Vec<HistoryRow>, ReadError> {
     let connection = open(path)?;
     let query = || -> rusqlite::Result<Vec<HistoryRow>> {
-        // One moment for all questions.
+        // One snapshot for all queries.
         let snapshot = connection.unchecked_transaction()?;
         let mut rows = readings(&snapshot, vm, since_wall_ms, limit)?;
         rows.extend(changes(&snapshot, vm, since_wall_ms, limit)?);
@@ -166,10 +169,10 @@ pub fn read(
     query().map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })
 }
 
-/// The last change of `vm` that is on record.
+/// The last recorded change of `vm`.
 ///
 /// # Errors
-/// When there is no readable history.
+/// There is no readable history.
 pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadError> {
     let rows = changes(&open(path)?, vm, 0, 1);
     let rows = rows.map_err(|source| ReadError::Sqlite { path: path.to_owned(), source })?;
@@ -180,7 +183,7 @@ pub fn last_change(path: &Path, vm: &VmName) -> Result<Option<HistoryRow>, ReadE
 /// first. Blocks on the disk.
 ///
 /// # Errors
-/// When there is no readable history.
+/// There is no readable history.
 pub fn loans(
     path: &Path,
     group: &GroupName,
@@ -238,7 +241,7 @@ fn readings(
     limit: usize,
 ) -> rusqlite::Result<Vec<HistoryRow>> {
     let mut rows: Vec<HistoryRow> = Vec::new();
-    // The finest step first; the coarser ones add what lies before.
+    // The finest step comes first; coarser steps add earlier rows.
     for step_s in [FINEST_S, COARSE_S[0], COARSE_S[1]] {
         let before_ms = rows.last().map_or(i64::MAX, |row| signed(row.wall_ms));
         let wanted = limit.saturating_sub(rows.len());
@@ -310,7 +313,7 @@ fn moves(
     latest(connection, select, (vm, since_ms, limit), |row| Ok(Entry::Move { words: row.get(1)? }))
 }
 
-/// The latest rows of a VM out of a table, oldest first. `select` begins with `wall_ms`.
+/// A VM's latest rows in a table, oldest first. `select` begins with `wall_ms`.
 fn latest(
     connection: &Connection,
     select: &str,

@@ -1,9 +1,9 @@
-//! Makes rows of ticks: one reading per VM and tick, means of coarser steps, and changes without
-//! echoes.
+//! Makes rows of ticks: a reading per VM and tick, means of coarser steps, and changes without
+//! repetitions.
 //!
-//! Pure: time comes with the ticks. A coarse row stands for the step that *began* at its moment;
-//! its swap rate is the mean over the step, so a burst between two moments is not lost, and its
-//! sizes are the last ones of the step.
+//! The sampler does no I/O: time comes with the ticks. A coarse row stands for the step that
+//! *began* at its time. Its swap rate is the mean over the step, so a short burst is not lost;
+//! its sizes are the last ones of the step.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +16,14 @@ use policy::tuning;
 
 use crate::{loan_news::LoanNews, published::Published, swap_meter::SwapMeter};
 
-/// The coarser steps, in seconds. Every tick is kept too, as step [`FINEST_S`].
+/// The coarser steps, in seconds. Every tick is also kept, as step [`FINEST_S`].
 pub(super) const COARSE_S: [u32; 2] = [10, 60];
 /// The step that stands for "every tick".
 pub(super) const FINEST_S: u32 = 1;
-/// A recommendation that is repeated in every tick is written once in this time.
+/// A repeated recommendation is written once in this time.
 const ECHO_MS: u64 = 60_000;
 
-/// What one VM had at one moment.
+/// Readings of one VM at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     pub(super) used: Option<Bytes>,
@@ -33,20 +33,20 @@ pub(super) struct Sample {
     pub(super) working_set: Option<Bytes>,
     pub(super) dedup: Option<Dedup>,
     pub(super) free_pages: Option<FreePages>,
-    /// Where the host pages it out.
+    /// Its resident and paged-out memory, if the host pages it out.
     pub(super) cold: Option<Cold>,
-    /// Those that Overbook serves.
+    /// The disks that Overbook serves.
     pub(super) disks: Option<Disks>,
-    /// Of its group.
+    /// The scan rate of its group.
     pub(super) scan_rate: Option<PagesPerMs>,
 }
 
 /// All disks of a VM that Overbook serves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Disks {
-    /// What of them lies in repositories.
+    /// The part of them that is in repositories.
     pub(super) in_repositories: Bytes,
-    /// Half of the reads of the slowest took less, in microseconds.
+    /// Median read time of the slowest disk, in microseconds.
     pub(super) read_us: u64,
 }
 
@@ -96,12 +96,12 @@ pub(super) struct Rows {
     pub(super) moves: Vec<MoveRow>,
 }
 
-/// What must be remembered between ticks.
+/// State kept between ticks.
 #[derive(Debug, Default)]
 pub(super) struct Sampler {
     vms: BTreeMap<VmName, Track>,
     loans: LoanNews,
-    /// The number of the last news of a move.
+    /// The number of the latest recorded news of a move.
     moves: u64,
 }
 
@@ -208,7 +208,7 @@ impl Track {
     }
 }
 
-/// The VM's disks together; `None`: none is served, or their process does not answer.
+/// The VM's disks together. `None`: Overbook serves none, or their process does not answer.
 fn disks(view: &VmView, now: Time) -> Option<Disks> {
     let disks = view.disks.values();
     let known = disks.filter_map(|disk| young(Some(disk), now, tuning::USED_STALE_AFTER));
@@ -221,14 +221,14 @@ fn disks(view: &VmView, now: Time) -> Option<Disks> {
     })
 }
 
-/// What is not older than `most`: the rest would stand beside a moment that it is not of.
+/// The value if it is at most `most` old. An older one does not belong to the time of the row.
 fn young<T>(reading: Option<&Reading<T>>, now: Time, most: Millis) -> Option<&T> {
     let reading = reading.filter(|reading| reading.age(now) <= most)?;
     Some(&reading.value)
 }
 
 impl Track {
-    /// What a move that was written down before has saved, once.
+    /// The saving of a move that was recorded earlier, once.
     fn outcome(&mut self, vm: &VmName, tick: &Published) -> Option<ChangeRow> {
         let outcome = tick.plan.vms.get(vm)?.outcome?;
         if self.last_outcome.replace(outcome) == Some(outcome) {
@@ -246,7 +246,7 @@ impl Track {
     }
 }
 
-/// A coarse step that is still open.
+/// An open coarse step.
 #[derive(Debug, Default)]
 struct Step {
     start_ms: u64,

@@ -1,9 +1,8 @@
-//! The SQLite file: its shape, its age limits, its size limit, and what happens when it is
-//! unusable.
+//! The SQLite file: its schema, its limits of age and size, and the handling of an unusable file.
 //!
-//! Rows are ordered by (step, moment, VM), so that writing appends at three places and thinning
-//! cuts off three heads; reading one VM's rows passes over its neighbours', which a person can wait
-//! for. The shape's version stands in `user_version`.
+//! Rows are ordered by (step, time, VM). So writing appends at three places, and thinning deletes
+//! from three beginnings. Reading one VM's rows passes over other VMs' rows, which is fast enough
+//! for a person. The schema's version is in `user_version`.
 
 use std::{
     io,
@@ -16,7 +15,7 @@ use rusqlite::{Connection, ErrorCode, params};
 
 use super::sample::{COARSE_S, FINEST_S, Rows};
 
-/// The shape below. A change of it gets the next number, and code that brings the old one up to it.
+/// Version of the schema below. A change gets the next number, and code that migrates the old one.
 pub(super) const VERSION: i64 = 7;
 
 const SHAPE: &str = "
@@ -36,7 +35,7 @@ CREATE INDEX change_of_vm ON change (vm, wall_ms);
 CREATE INDEX change_by_age ON change (wall_ms);
 ";
 
-/// What groups lent each other. New in version 3.
+/// Loans between groups. New in version 3.
 const LOANS: &str = "
 CREATE TABLE loan (
     id INTEGER PRIMARY KEY, wall_ms INTEGER NOT NULL, lender TEXT NOT NULL, borrower TEXT NOT NULL,
@@ -54,26 +53,26 @@ CREATE INDEX moved_of_vm ON moved (vm, wall_ms);
 CREATE INDEX moved_by_age ON moved (wall_ms);
 ";
 
-/// From version 1, which knew no working sets.
+/// From version 1, which has no working sets.
 const FROM_1: &str = "ALTER TABLE reading ADD COLUMN working_set INTEGER;";
-/// From version 2, which knew nothing of identical pages and of loans.
+/// From version 2, which has no identical pages and no loans.
 const FROM_2: &str = "
 ALTER TABLE reading ADD COLUMN shared INTEGER;
 ALTER TABLE reading ADD COLUMN saved INTEGER;
 ALTER TABLE reading ADD COLUMN merged INTEGER;
 ALTER TABLE reading ADD COLUMN scan_rate INTEGER;
 ";
-/// From version 3, which knew nothing of freed memory.
+/// From version 3, which has no freed memory.
 const FROM_3: &str = "
 ALTER TABLE reading ADD COLUMN freed INTEGER;
 ALTER TABLE reading ADD COLUMN freed_taken INTEGER;
 ";
-/// From version 4, which knew no disks.
+/// From version 4, which has no disks.
 const FROM_4: &str = "
 ALTER TABLE reading ADD COLUMN in_repositories INTEGER;
 ALTER TABLE reading ADD COLUMN disk_read_us INTEGER;
 ";
-/// From version 6, which did not know what the host pages out.
+/// From version 6, which has no paging by the host.
 const FROM_6: &str = "
 ALTER TABLE reading ADD COLUMN resident INTEGER;
 ALTER TABLE reading ADD COLUMN paged_out INTEGER;
@@ -85,20 +84,20 @@ const HOUR_MS: u64 = 3_600_000;
 /// How long the rows of each step are kept: an hour, a day, thirty days.
 const KEPT_MS: [(u32, u64); 3] =
     [(FINEST_S, HOUR_MS), (COARSE_S[0], 24 * HOUR_MS), (COARSE_S[1], 30 * 24 * HOUR_MS)];
-/// The tables of what was decided, and of what became of it.
+/// The tables of decisions and of their results.
 const DECISIONS: [&str; 3] = ["change", "loan", "moved"];
 const CHANGES_KEPT_MS: u64 = 30 * 24 * HOUR_MS;
 const MOST_CHANGES: i64 = 200_000;
-/// What the file may hold before the oldest rows go, whatever their age.
+/// Maximum size of the file; beyond it the oldest rows are deleted, within their age limits too.
 pub(super) const MOST_BYTES: Bytes = Bytes::mib(256);
 
 /// Why the history cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    /// SQLite's own words.
+    /// An error of SQLite.
     #[error("{path}: {source}")]
     Sqlite { path: PathBuf, source: rusqlite::Error },
-    /// The file is no history that this version can use.
+    /// The file is not a history that this version can use.
     #[error("{path}: {why}")]
     Unusable { path: PathBuf, why: String },
     /// An unusable file could not be renamed.
@@ -107,7 +106,7 @@ pub(super) enum StoreError {
 }
 
 impl StoreError {
-    /// Whether the file itself is at fault, so that trying again cannot help.
+    /// Whether the file itself is at fault, so that a retry cannot help.
     pub(super) fn is_unusable(&self) -> bool {
         match self {
             Self::Unusable { .. } => true,
@@ -128,8 +127,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens or creates the file; one that cannot be used is an error
-    /// ([`StoreError::is_unusable`]).
+    /// Opens or creates the file. An unusable file is an error ([`StoreError::is_unusable`]).
     pub(super) fn open(path: &Path, most_bytes: Bytes) -> Result<Self, StoreError> {
         let fail = |source| StoreError::Sqlite { path: path.to_owned(), source };
         let unusable = |why: String| StoreError::Unusable { path: path.to_owned(), why };
@@ -157,7 +155,7 @@ impl Store {
         if verdict != "ok" {
             return Err(unusable(format!("it is damaged: {verdict}")));
         }
-        // Each brings the version of its place, counted from 1, up to the next one.
+        // Each entry migrates from its version, counted from 1, to the next one.
         let steps = [FROM_1, &[FROM_2, LOANS].concat(), FROM_3, FROM_4, MOVES, FROM_6];
         let done = usize::try_from(version - 1).unwrap_or(steps.len());
         if let Some(steps @ [_, ..]) = steps.get(done..) {
@@ -177,11 +175,11 @@ impl Store {
         insert(&mut self.connection, rows).map_err(fail)
     }
 
-    /// Deletes what is too old, and the oldest of all while the file is too large.
+    /// Deletes rows that are too old, and the oldest rows while the file is too large.
     pub(super) fn thin(&mut self, now_ms: u64) -> Result<(), StoreError> {
         let fail = self.fail();
         delete_old(&self.connection, now_ms).map_err(&fail)?;
-        // Each round drops a tenth; so many rounds leave nothing.
+        // Each round deletes a tenth, so 100 rounds leave nothing.
         for _ in 0..100 {
             if self.bytes().map_err(&fail)? <= self.most_bytes {
                 break;
@@ -191,7 +189,7 @@ impl Store {
         Ok(())
     }
 
-    /// What the rows occupy; pages that deleted rows left are free for new ones and do not count.
+    /// Bytes that the rows occupy, without the free pages that deleted rows left.
     fn bytes(&self) -> rusqlite::Result<Bytes> {
         let pragma = |name| -> rusqlite::Result<i64> {
             self.connection.pragma_query_value(None, name, |row| row.get(0))
@@ -203,20 +201,20 @@ impl Store {
 }
 
 fn configure(connection: &Connection, most_bytes: Bytes) -> rusqlite::Result<()> {
-    // WAL: a crash of the daemon loses nothing that was committed, a crash of the host loses the
-    // last seconds and damages nothing; readers never wait. NORMAL: fsync at checkpoints only.
+    // WAL: a crash of the daemon loses no committed row, and readers never wait. A crash of the
+    // host loses the last seconds and damages nothing. NORMAL: fsync only at checkpoints.
     connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     connection.pragma_update(None, "synchronous", "NORMAL")?;
     connection.pragma_update(None, "cache_size", -256)?;
     connection.pragma_update_and_check(None, "journal_size_limit", 4 << 20, |_| Ok(()))?;
     connection.pragma_update_and_check(None, "wal_autocheckpoint", 250, |_| Ok(()))?;
     let page: i64 = connection.pragma_query_value(None, "page_size", |row| row.get(0))?;
-    // A quarter of slack, so that thinning comes first and this only ever stops a runaway.
+    // A quarter more than the limit, so that thinning comes first and this only stops a runaway.
     let pages = signed(most_bytes.0) / page.max(1) / 4 * 5;
     connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
 }
 
-/// Brings the file into today's shape by `sql`.
+/// Migrates the file to the current schema with `sql`.
 fn shape(connection: &mut Connection, sql: &str) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     transaction.execute_batch(sql)?;
@@ -304,7 +302,7 @@ fn insert(connection: &mut Connection, rows: &Rows) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
-/// These types always have a JSON form; were one not to, readers show the words alone.
+/// These types always have a JSON form; without one, readers would show the words alone.
 fn json<T: serde::Serialize>(value: &T) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
@@ -346,7 +344,7 @@ fn delete_oldest_tenth(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Renames an unusable file, with its write-ahead log, and answers the new name.
+/// Renames an unusable file together with its write-ahead log, and returns the new name.
 pub(super) fn set_aside(path: &Path, now_ms: u64) -> Result<PathBuf, StoreError> {
     let aside = with_suffix(path, &format!(".unusable-{now_ms}"));
     let fail = |source| StoreError::SetAside { path: path.to_owned(), source };

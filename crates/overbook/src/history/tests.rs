@@ -1,4 +1,4 @@
-//! Real files, a really full disk, a writer that is really killed.
+//! Tests with real files, a full disk and a killed writer.
 
 mod versions;
 
@@ -110,7 +110,7 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A tick at second `s` in which group `rich` lends `poor` that much.
+/// A tick at second `s` in which group `rich` lends `poor` `mib` MiB.
 fn with_loan(s: u64, mib: u64, reason: Reason) -> Published {
     let mut tick = tick(s, 0);
     let loan = Loan { borrower: "poor".into(), amount: Bytes::mib(mib), reason };
@@ -442,11 +442,11 @@ const WRITER: &str = "OVERBOOK_TEST_HISTORY_WRITER";
 fn a_queue_that_is_full_loses_ticks_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     drop(Store::open(&file(&dir), Bytes::mib(1)).unwrap());
-    // Somebody else's transaction holds the writer up.
+    // Another transaction blocks the writer.
     let other = Connection::open(file(&dir)).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let history = History::start(&file(&dir)).unwrap();
-    // If recording waited for the other one, this would never end.
+    // If recording waited for that transaction, this would never end.
     for s in 0..100 {
         history.record(&Arc::new(tick(s, 0)));
     }
@@ -466,7 +466,7 @@ fn a_killed_writer_loses_nothing_that_was_written_long_ago() {
         let history = History::start(Path::new(&path)).unwrap();
         let first = read(Path::new(&path), &vm(), 0, 1)
             .map_or(0, |rows| rows.last().map_or(0, |row| (row.wall_ms - START_MS) / 1000 + 1));
-        // Slow enough that all rounds together stay within the hour that every row is kept.
+        // The pace keeps all rounds together within the hour for which every row is kept.
         let slowly = |s| {
             sleep(Duration::from_millis(1));
             tick(s, 0)
@@ -480,7 +480,7 @@ fn a_killed_writer_loses_nothing_that_was_written_long_ago() {
         let mut writer = start(name, WRITER, &file(&dir));
         let count = || read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
         eventually("it writes", || count() > before + 20);
-        // Somewhere in the middle of something.
+        // A time at which the writer is busy.
         sleep(Duration::from_millis(round * 37));
         let seen = read(&file(&dir), &vm(), 0, 100_000).map_or(0, |rows| rows.len());
         writer.kill().unwrap();

@@ -1,9 +1,8 @@
 //! The thread between the loop and the disk.
 //!
-//! The loop drops a tick into a queue of a few; a tick that finds the queue full is not kept, which
-//! is counted and said. The thread tries again by itself after every failure: at once when the disk
-//! was full (the next tick's transaction is the test), after a pause when the file could not be
-//! opened.
+//! The loop puts ticks into a short queue; a tick that finds the queue full is dropped and
+//! counted. The thread retries by itself after every failure: with the next tick if the disk was
+//! full, after a pause if the file could not be opened.
 
 use std::{
     io,
@@ -22,16 +21,16 @@ use super::{
 };
 use crate::published::Published;
 
-/// Ticks that wait for the disk; each holds a whole view, so there are few.
+/// Length of the queue. Each tick holds a whole view, so the queue is short.
 const QUEUE_TICKS: usize = 16;
-/// Between two attempts to open the file.
+/// Pause between two attempts to open the file.
 const RETRY: Duration = Duration::from_secs(5);
-/// Between two thinnings.
+/// Interval between two thinnings.
 const THIN: Duration = Duration::from_secs(60);
-/// How long the end waits for the queue to be written.
+/// Timeout for writing the queue at the end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// The recorder. Dropping it writes what is queued, unless the disk takes too long.
+/// The recorder. Dropping it writes the queued ticks, unless the disk takes too long.
 #[derive(Debug)]
 pub struct History {
     queue: Option<SyncSender<Arc<Published>>>,
@@ -39,14 +38,14 @@ pub struct History {
     health: Arc<Mutex<Health>>,
 }
 
-/// What the operator should know.
+/// The recorder's state for the operator.
 #[derive(Debug, Default)]
 struct Health {
     /// Why ticks are being lost now.
     failing: Option<String>,
     /// Ticks lost since the failure began.
     lost: u64,
-    /// What happened to an older file; said until the daemon restarts.
+    /// A note about an older file that was set aside; reported until the daemon restarts.
     note: Option<String>,
 }
 
@@ -55,11 +54,11 @@ fn lock(health: &Mutex<Health>) -> std::sync::MutexGuard<'_, Health> {
 }
 
 impl History {
-    /// Starts recording into the file at `path`. What is wrong with the file shows in
-    /// [`History::error`], not here.
+    /// Starts recording into the file at `path`. Faults of the file show in [`History::error`],
+    /// not here.
     ///
     /// # Errors
-    /// When the thread cannot be started.
+    /// The thread cannot be started.
     pub fn start(path: &Path) -> io::Result<Self> {
         let (queue, ticks) = mpsc::sync_channel::<Arc<Published>>(QUEUE_TICKS);
         let (end, ended) = mpsc::channel();
@@ -82,7 +81,7 @@ impl History {
         Ok(Self { queue: Some(queue), ended, health })
     }
 
-    /// Keeps this tick. Never waits.
+    /// Queues this tick. Never waits.
     pub fn record(&self, tick: &Arc<Published>) {
         let Some(queue) = &self.queue else { return };
         if queue.try_send(tick.clone()).is_err() {
@@ -93,14 +92,14 @@ impl History {
         }
     }
 
-    /// Keeps this tick and waits for the queue if it must: a test asks for rows, not for speed.
+    /// Queues this tick, and waits if the queue is full: tests need every row.
     #[cfg(test)]
     pub(super) fn record_surely(&self, tick: Published) {
         let queue = self.queue.as_ref().unwrap();
         queue.send(Arc::new(tick)).unwrap();
     }
 
-    /// Why readings and decisions are not being kept, or what became of older ones.
+    /// Why readings and decisions are not kept, or what was done with an older file.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         let health = lock(&self.health);
@@ -116,7 +115,8 @@ impl History {
 impl Drop for History {
     fn drop(&mut self) {
         self.queue = None;
-        // The thread holds the other end until it is done; a disk that hangs does not hold us.
+        // The thread keeps the other end until it is done; a hanging disk does not block us for
+        // longer.
         let ended = self.ended.recv_timeout(FAREWELL);
         debug_assert!(matches!(
             ended,
@@ -160,7 +160,7 @@ impl Recorder {
         }
     }
 
-    /// Opens the file unless it is open, or was tried just now (`false`).
+    /// Opens the file unless it is open. Returns `false` during the pause after a failed attempt.
     fn open(&mut self, now_ms: u64) -> Result<bool, StoreError> {
         if self.store.is_some() {
             return Ok(true);
@@ -184,7 +184,7 @@ impl Recorder {
         if error.is_unusable() {
             self.store = None;
             self.retry_at = None;
-            // Failing to rename it is said with the next tick, which finds the file as it is.
+            // If the rename fails, the next tick finds the same file and reports it.
             if self.set_aside(error, now_ms).is_ok() {
                 return;
             }

@@ -1,6 +1,6 @@
-//! Questions to the daemon, for all that clients want beyond the latest tick, each with its answer.
+//! Questions to the daemon: everything that clients want beyond the latest tick, and the answers.
 //!
-//! Questions and answers are plain data, because the daemon answers them from another process.
+//! Questions and answers are plain data, because they cross from one process to another.
 
 use std::time::Duration;
 
@@ -13,41 +13,41 @@ use super::{
     wire::{HistoryRow, LoanRow},
 };
 
-/// How long the daemon may take to answer.
+/// Timeout for the daemon's answer.
 const LIMIT: Duration = Duration::from_secs(30);
-/// How long it may take to say that it is there.
+/// Timeout for a sign of life.
 const SIGN_LIMIT: Duration = Duration::from_secs(3);
-/// Rows of history in one answer, at most.
+/// Maximum number of rows in one answer.
 pub const MAX_ROWS: usize = 10_000;
 
 /// A question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
-    /// Say that you are there.
+    /// Ask for a sign of life.
     Sign,
-    /// Change nothing any more.
+    /// Stop all changes.
     Pause,
-    /// Go on.
+    /// End the pause.
     Resume,
     /// Give every VM back what it had before Overbook touched it, and pause.
     Release,
-    /// Tell the readings of a VM, and its changes.
+    /// Read a VM's readings and changes.
     History {
         /// The VM.
         vm: VmName,
-        /// Which part.
+        /// The span.
         span: Span,
     },
-    /// Tell the last change of a VM.
+    /// Read the last change of a VM.
     LastChange {
         /// The VM.
         vm: VmName,
     },
-    /// Tell the decisions about a group's loans.
+    /// Read the decisions about a group's loans.
     Loans {
         /// The group.
         group: GroupName,
-        /// Which part.
+        /// The span.
         span: Span,
     },
 }
@@ -57,24 +57,24 @@ pub enum Question {
 pub struct Span {
     /// Rows since this moment, in milliseconds since the Unix epoch.
     pub since_wall_ms: u64,
-    /// The most rows that are wanted, the newest ones.
+    /// Maximum number of rows, the newest ones.
     pub limit: usize,
 }
 
-/// An answer, by question.
+/// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It is done: words for the operator.
+    /// The action is done: words for the operator.
     Done(String),
-    /// Rows of a VM, oldest first; `None`: nothing was ever kept of it.
+    /// Rows of a VM, oldest first. `None`: nothing was ever recorded for it.
     History(Option<Vec<HistoryRow>>),
     /// The last change of a VM.
     LastChange(Option<Box<HistoryRow>>),
-    /// Decisions about a group, oldest first; `None`: nothing was ever kept of it.
+    /// Decisions about a group, oldest first. `None`: nothing was ever recorded for it.
     Loans(Option<Vec<LoanRow>>),
 }
 
-/// The answer, or why there is none: words for the operator.
+/// The answer, or why there is none, in words for the operator.
 pub type Outcome = Result<Answer, String>;
 
 /// A question on its way to the daemon.
@@ -82,33 +82,33 @@ pub type Outcome = Result<Answer, String>;
 pub struct Ask {
     /// The question.
     pub question: Question,
-    /// Where the answer goes; a client that has gone misses nothing.
+    /// The channel for the answer. The client may have gone.
     pub reply: oneshot::Sender<Outcome>,
 }
 
 impl Question {
-    /// Whether the answer comes from the disk, which may take its time or hang.
+    /// Whether the answer comes from the disk, which may be slow or hang.
     #[must_use]
     pub const fn is_of_history(&self) -> bool {
         matches!(self, Self::History { .. } | Self::LastChange { .. } | Self::Loans { .. })
     }
 }
 
-/// The ways to the daemon. A disk that hangs keeps no order waiting.
+/// The channels to the daemon. They are separate so that a hanging disk delays no order.
 #[derive(Clone, Debug)]
 pub struct Asks {
-    /// For what the daemon is to do.
+    /// For orders to the daemon.
     pub orders: mpsc::Sender<Ask>,
-    /// For what is on its disk.
+    /// For questions about its history.
     pub readings: mpsc::Sender<Ask>,
 }
 
-/// Asks whether the daemon is there.
+/// Asks the daemon for a sign of life.
 pub(super) async fn sign(asks: &Asks) -> Result<(), Problem> {
     ask_within(asks, Question::Sign, SIGN_LIMIT).await.map(drop)
 }
 
-/// Asks for something that is done, and answers the words about it.
+/// Sends an order, and returns the words of the answer.
 pub(super) async fn change(asks: &Asks, question: Question) -> Result<String, Problem> {
     match ask(asks, question).await? {
         Answer::Done(text) => Ok(text),

@@ -1,8 +1,8 @@
-//! Accepting connections, with a bound on everything that a client can hold.
+//! Accepts connections, with a bound on everything that a client can hold.
 //!
 //! | a client can hold | bound |
 //! |-|-|
-//! | a connection that asks nothing | [`HEADER_TIMEOUT`], and [`MAX_WAITING`](super::places) of them |
+//! | a connection without a request | [`HEADER_TIMEOUT`], and [`MAX_WAITING`](super::places) of them |
 //! | a request's line and headers | [`MAX_HEADER_BYTES`] |
 //! | a connection between two requests | [`HEADER_TIMEOUT`] |
 //! | an answer that it does not read | [`prompt::LIMIT`](super::prompt) |
@@ -35,25 +35,25 @@ use super::{
     token::Token,
 };
 
-/// A request's line and headers.
+/// Maximum size of a request's line and headers.
 const MAX_HEADER_BYTES: usize = 16 << 10;
-/// How long a client may take to send them, all together, also the next ones on an idle connection.
+/// Timeout for a client to send all headers, also the next ones on an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a failed `accept`, as when no file descriptor is left.
+/// Pause after a failed `accept`, for example when no file descriptor is left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves the unix socket: whoever may open the file may do everything.
+/// Serves the unix socket: a client that may open the file may do everything.
 pub(super) async fn serve_unix(listener: UnixListener, router: Router) {
     accept(listener, router.layer(middleware::from_fn(admit))).await;
 }
 
-/// Serves TCP: nothing at all without the token.
+/// Serves TCP, and only with the token.
 pub(super) async fn serve_tcp(listener: TcpListener, router: Router, token: Token) {
     let router = router.layer(middleware::from_fn(admit));
     accept(listener, router.layer(middleware::from_fn_with_state(token, authorize))).await;
 }
 
-/// A client without the token may not try another one on the same connection.
+/// Ends the connection after a wrong token, so each try needs a new connection.
 async fn authorize(State(token): State<Token>, request: Request, next: Next) -> Response {
     if token.is_in(request.headers()) {
         next.run(request).await
@@ -69,19 +69,19 @@ async fn admit(Extension(place): Extension<Arc<Place>>, request: Request, next: 
     }
 }
 
-/// The answer that ends the connection.
+/// An answer that ends the connection.
 fn last(problem: Problem) -> Response {
     let mut response = problem.into_response();
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// What both kinds of listener have in common.
+/// A listener of either kind.
 trait Incoming {
-    /// A connection.
+    /// Type of a connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// Waits for the next one.
+    /// Waits for the next connection.
     fn next(&mut self) -> impl Future<Output = io::Result<(Self::Stream, Peer)>> + Send;
 }
 
@@ -106,7 +106,7 @@ impl Incoming for TcpListener {
 
 async fn accept(mut listener: impl Incoming, router: Router) {
     let places = Places::default();
-    // Ends its connections when it is dropped, that is, when the daemon shuts down.
+    // Dropping the set ends its connections, when the daemon shuts down.
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
@@ -124,12 +124,12 @@ async fn accept(mut listener: impl Incoming, router: Router) {
             .serve_connection(TokioIo::new(Prompt::new(stream)), TowerToHyperService::new(service));
         connections.spawn(async move {
             tokio::select! {
-                // How a connection ends concerns its client only.
+                // The result of a connection concerns only its client.
                 _ = connection => {}
                 _ = lost => {}
             }
         });
-        // Its bytes so far are read before the next connection may need its place.
+        // Lets this connection read its bytes before the next one may need its place.
         yield_now().await;
     }
 }

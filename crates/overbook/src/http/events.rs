@@ -1,10 +1,11 @@
-//! What happened between two ticks, as a list of events and as a stream of server-sent events.
+//! Differences between two ticks, as a list of events and as a stream of server-sent events.
 //!
 //! An event is a difference, so a decision that stays the same for an hour is one event. Refusals
-//! are compared by kind: their figures differ in every tick and would drown everything else.
+//! are compared by kind, because their figures differ in every tick.
 //!
-//! Each reader has its own place in a ring of [`BUFFER`] events. A reader that falls behind loses
-//! the oldest, is told how many (`lagged`), and never holds up the loop or another reader.
+//! Each reader has its own position in a ring of [`BUFFER`] events. A reader that falls behind
+//! loses the oldest events and is told how many (`lagged`). It never blocks the loop or another
+//! reader.
 
 use std::{convert::Infallible, mem::discriminant, sync::Arc};
 
@@ -17,13 +18,13 @@ use utoipa::ToSchema;
 
 use crate::{explain, published::Published};
 
-/// Events kept for readers that are behind.
+/// Events kept for slow readers.
 pub const BUFFER: usize = 256;
 
-/// Where events go.
+/// The channel of events.
 pub(super) type Events = broadcast::Sender<Arc<Event>>;
 
-/// What kind of thing happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
@@ -31,7 +32,7 @@ pub enum EventKind {
     Change,
     /// A VM's target would have been changed, but the mode does not allow it.
     Recommendation,
-    /// There is a new reason why a VM's memory is left as it is.
+    /// There is a new reason not to change a VM's memory.
     Refusal,
     /// QEMU answers.
     LinkUp,
@@ -39,11 +40,11 @@ pub enum EventKind {
     LinkDown,
     /// A VM was found.
     Appeared,
-    /// A VM is not there any more.
+    /// A VM has gone.
     Gone,
-    /// A VM is on its way to another host or from there, or that has ended.
+    /// A VM is moving to or from this host, or a move has ended.
     Move,
-    /// Something about the host.
+    /// A condition of the host has changed.
     Host,
     /// Overbook was paused or resumed.
     Paused,
@@ -58,19 +59,19 @@ pub enum EventKind {
 pub struct Event {
     /// Counts from 1 since the daemon started.
     pub id: u64,
-    /// When, in milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// What kind of thing happened; also the name of the server-sent event.
+    /// The kind; also the name of the server-sent event.
     pub kind: EventKind,
-    /// The VM that it is about.
+    /// The VM, if the event is about one.
     pub vm: Option<String>,
     /// The VM's group.
     pub group: Option<String>,
-    /// What happened and why.
+    /// The event and its reason.
     pub text: String,
 }
 
-/// What happened between two ticks. Ids go on from `next_id`.
+/// Events between two ticks. Ids continue from `next_id`.
 pub(super) fn between(before: &Published, now: &Published, next_id: &mut u64) -> Vec<Event> {
     let mut found = host_events(before, now);
     for name in before.view.vms.keys().filter(|name| !now.view.vms.contains_key(*name)) {
@@ -172,7 +173,7 @@ fn decision_events(
     found
 }
 
-/// The events from now on, for one reader.
+/// Events from now on, for one reader.
 pub(super) fn stream(
     events: broadcast::Receiver<Arc<Event>>,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {

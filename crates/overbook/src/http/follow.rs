@@ -1,11 +1,11 @@
-//! What only shows between two ticks: swap rates, the last change of each VM, events.
+//! Data that only shows between two ticks: swap rates, the last change of each VM, events.
 //!
 //! The loop publishes single ticks and forgets them. One task here follows them, keeps the little
-//! that needs a "before", and shows both together, so every reader of the API sees one consistent
-//! moment. Missing a tick (a busy machine) costs an event, never a wrong figure: a rate divides by
-//! the time that really passed between two statistics.
+//! state that needs an earlier tick, and publishes both together. So every reader of the API sees
+//! one consistent tick. A missed tick (on a busy machine) costs an event, never a wrong figure: a
+//! rate divides by the time between two statistics.
 //!
-//! Cost: O(VMs) per tick; two numbers and one sentence kept per VM that exists.
+//! Cost: O(VMs) per tick. Two numbers and one sentence are kept for each existing VM.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -25,12 +25,12 @@ use crate::{
     swap_meter::SwapMeter,
 };
 
-/// A tick and what came before it.
+/// A tick, with data from earlier ticks.
 #[derive(Clone, Debug)]
 pub struct Shown {
     /// The latest tick.
     pub published: Arc<Published>,
-    /// When it arrived here.
+    /// The time at which it arrived here.
     pub seen: Instant,
     /// The last change of each VM that was carried out before this tick.
     pub last_changes: BTreeMap<VmName, LastChange>,
@@ -39,7 +39,7 @@ pub struct Shown {
 }
 
 impl Shown {
-    /// The first tick: nothing came before it.
+    /// The first tick.
     #[must_use]
     pub fn first(published: Arc<Published>) -> Self {
         Self::with(published, BTreeMap::new(), &BTreeMap::new())
@@ -68,13 +68,14 @@ impl Shown {
         Self { published, seen: Instant::now(), last_changes, meters, swap_rates }
     }
 
-    /// How long ago the tick arrived.
+    /// Time since the tick arrived.
     #[must_use]
     pub fn tick_age(&self) -> Millis {
         Millis(u64::try_from(self.seen.elapsed().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Swapped in and out per second; `None` until two statistics of the same life are there.
+    /// Bytes per second that the guest swaps in and out. `None`: fewer than two statistics of the
+    /// same incarnation.
     #[must_use]
     pub fn swap_rate(&self, vm: &VmName) -> Option<Bytes> {
         self.swap_rates.get(vm).copied()
@@ -88,7 +89,7 @@ pub(super) async fn follow(mut latest: Latest, shown: watch::Sender<Arc<Shown>>,
         let published = Arc::clone(&latest.borrow_and_update());
         let before = Arc::clone(&shown.borrow());
         for event in between(&before.published, &published, &mut next_id) {
-            // An error means that nobody listens, which is the usual case.
+            // An error means that no client listens, which is the usual case.
             let _: Result<usize, broadcast::error::SendError<Arc<Event>>> =
                 events.send(Arc::new(event));
         }

@@ -1,13 +1,14 @@
-//! Opening the sockets: a unix socket for the operator's group, TCP only together with a token.
+//! Opens the sockets: a unix socket for the operator's group, and TCP only with a token.
 //!
-//! A socket file outlives a killed daemon. It is replaced only when nobody answers at it, so a
-//! second daemon never takes the first one's place silently, and a path that is no socket is never
-//! removed. The file gets its mode between `bind` and `listen`: at no moment can a stranger
+//! A socket file outlives a killed daemon. It is replaced only when no process answers at it, so
+//! a second daemon never silently takes over the first one's path. A path that is not a socket is
+//! never removed. The file gets its mode between `bind` and `listen`, so no other user can ever
 //! connect.
 //!
-//! A file can be deleted or replaced while the daemon runs (somebody cleans up `/run`), and the
-//! kernel does not tell. So it is looked at once a second ([`Doors::look`]), and made again under
-//! the same rules as at the start: what another daemon answers at is left to it.
+//! The file can be deleted or replaced while the daemon runs (for example when `/run` is cleaned
+//! up), and the kernel does not report it. So the daemon checks the file once a second
+//! ([`Doors::look`]) and makes it again under the same rules as at the start. It never replaces a
+//! socket that another daemon answers at.
 
 use std::{
     fs, io,
@@ -33,7 +34,7 @@ use super::{
 };
 use crate::log;
 
-/// `sun_path` holds 108 bytes, the last of which is zero.
+/// `sun_path` holds 108 bytes; the last one is zero.
 const MAX_PATH: usize = 107;
 /// Owner and group may connect.
 const MODE: u32 = 0o660;
@@ -50,21 +51,21 @@ pub enum ListenError {
         /// Its length.
         len: usize,
     },
-    /// Somebody answers at the path.
+    /// Another process answers at the path.
     #[error("api.socket {0}: another daemon answers there already")]
     InUse(PathBuf),
-    /// The path holds something else.
+    /// The path is not a socket.
     #[error("api.socket {0} exists and is no socket: it is left alone")]
     NotASocket(PathBuf),
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("api.socket {path}: {error}")]
     Unix {
         /// The path.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// TCP without a token.
+    /// TCP has no token.
     #[error(
         "api.tcp = \"{0}\" needs api.token_file: without a token anybody could release your VMs"
     )]
@@ -72,25 +73,25 @@ pub enum ListenError {
     /// The token cannot be used.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// The port cannot be opened.
+    /// The TCP address cannot be bound.
     #[error("api.tcp = \"{address}\": {error}")]
     Tcp {
         /// The address.
         address: SocketAddr,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
 }
 
-/// The API's sockets, and the file that leads to the unix one.
+/// The API's sockets, and the unix socket's file.
 pub struct Doors {
     path: PathBuf,
-    /// Removed at the end if it is still the same one.
+    /// Removed at the end if it is still the same file.
     file: SocketFile,
     listeners: Listeners,
-    /// Where TCP is to listen, and could not yet.
+    /// The TCP address that could not be bound yet.
     missing: Option<(SocketAddr, Token)>,
-    /// Why the file could not be made again, as it was last said.
+    /// The last logged reason why the file could not be made again.
     trouble: Option<String>,
 }
 
@@ -102,19 +103,19 @@ pub struct Listeners {
     pub tcp: Option<(TcpListener, Token)>,
 }
 
-/// The unix socket's file, removed at the end if it is still the same one.
+/// The unix socket's file, removed at the end if it is still the same file.
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode; not used for another file while somebody listens.
+    /// Device and inode. The kernel does not reuse them while the socket is open.
     identity: (u64, u64),
 }
 
 impl Doors {
-    /// Opens what `spec` asks for. An address on TCP that cannot be had now is said, and tried
-    /// again ([`Self::look`]): it may be that of a network which is not up yet.
+    /// Opens the sockets of `spec`. A TCP address that cannot be bound now is logged and retried
+    /// ([`Self::look`]), because its network may not be up yet.
     ///
     /// # Errors
-    /// When the unix socket cannot be opened, or one could be but would not be safe.
+    /// The unix socket cannot be opened, or a socket would be unsafe.
     pub fn open(spec: &ApiSpec) -> Result<Self, ListenError> {
         let missing = spec.tcp.map(|address| token_for(address, spec.token_file.as_deref()));
         let missing = missing.transpose()?;
@@ -127,7 +128,7 @@ impl Doors {
         Ok(doors)
     }
 
-    /// Answers whether TCP listens now, and has not before.
+    /// Tries to open TCP. Returns whether it listens now and did not before.
     fn open_tcp(&mut self) -> Result<bool, ListenError> {
         let Some((address, token)) = &self.missing else { return Ok(false) };
         let error = |error| ListenError::Tcp { address: *address, error };
@@ -137,8 +138,8 @@ impl Doors {
         Ok(true)
     }
 
-    /// All for which [`Self::open`] would fail, without opening anything for long; what the daemon
-    /// that runs has open is no fault.
+    /// All faults for which [`Self::open`] would fail. It opens nothing for long, and the sockets
+    /// of a running daemon are no fault.
     #[must_use]
     pub fn check(spec: &ApiSpec) -> Vec<ListenError> {
         let mut faults = Vec::new();
@@ -146,7 +147,7 @@ impl Doors {
             let token = spec.token_file.as_deref().ok_or(ListenError::NoToken(address));
             let token = token.and_then(|file| Ok(Token::read(file)?));
             faults.extend(token.err());
-            // Whether the address is one of this host's: the port may be the running daemon's.
+            // The port may be the running daemon's, so only the address is tried.
             let any_port = SocketAddr::new(address.ip(), 0);
             let bound = TcpListener::bind(any_port);
             faults.extend(bound.err().map(|error| ListenError::Tcp { address, error }));
@@ -159,21 +160,21 @@ impl Doors {
         faults
     }
 
-    /// Where TCP listens; the port is the real one where the configuration says 0.
+    /// The TCP address; it has the real port if the configuration says 0.
     #[must_use]
     pub fn tcp_address(&self) -> Option<SocketAddr> {
         self.listeners.tcp.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    /// The sockets that are to be served.
+    /// The sockets to serve.
     #[must_use]
     pub const fn listeners(&self) -> &Listeners {
         &self.listeners
     }
 
-    /// Makes the unix socket's file again if it leads elsewhere or nowhere, and tries TCP again.
-    /// Answers whether there is another listener now; while what stands there is another daemon's
-    /// or no socket, there is none, and the next look tries again.
+    /// Makes the unix socket's file again if it is missing or another one, and retries TCP.
+    /// Returns whether there is a new listener. While the path belongs to another daemon or is
+    /// not a socket, there is none, and the next call tries again.
     pub fn look(&mut self) -> bool {
         let has_tcp = self.open_tcp().unwrap_or(false);
         if has_tcp && let Some(address) = self.tcp_address() {
@@ -210,7 +211,7 @@ impl Listeners {
     /// Serves on these sockets.
     ///
     /// # Errors
-    /// They are no sockets that this runtime can wait for.
+    /// The runtime cannot poll a socket.
     pub(super) async fn serve(self, router: Router) -> io::Result<()> {
         self.unix.set_nonblocking(true)?;
         let unix = net::UnixListener::from_std(self.unix)?;
@@ -272,7 +273,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         return Err(ListenError::NotASocket(path.into()));
     }
     match connect(path) {
-        // Whoever listens and does not answer lives, too.
+        // With a full backlog a process still listens.
         Ok(()) | Err(Errno::AGAIN) => Err(ListenError::InUse(path.into())),
         Err(Errno::CONNREFUSED) => fs::remove_file(path).map_err(unix),
         Err(Errno::NOENT) => Ok(()),
@@ -280,7 +281,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// Connects without waiting, and hangs up again.
+/// Connects without waiting, and closes the connection.
 fn connect(path: &Path) -> Result<(), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -296,7 +297,7 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if self.is_in_place() {
-            // Nothing is left to be done about a failure: the next start replaces the file.
+            // A failure is ignored: the next start replaces the file.
             let _: io::Result<()> = fs::remove_file(&self.path);
         }
     }

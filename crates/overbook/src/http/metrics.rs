@@ -1,8 +1,7 @@
-//! Prometheus metrics: one snapshot per scrape, nothing kept between scrapes.
+//! Prometheus metrics: one snapshot per scrape; nothing is kept between scrapes.
 //!
-//! The labels are the VMs and groups that the last tick saw, so a VM that is gone takes its series
-//! with it and no stranger can grow them. What is unknown has no sample: a gap in the graph is the
-//! truth, a zero would be a lie.
+//! The labels are the VMs and groups of the last tick. So the series of a VM end with it, and no
+//! client can add series. An unknown value has no sample, because a zero would be wrong.
 
 use std::{fmt, sync::Arc};
 
@@ -32,7 +31,7 @@ struct Snapshot {
     shown: Arc<Shown>,
 }
 
-/// Picks a group's amount.
+/// Picks an amount of a group's ledger.
 type Column = fn(&model::Ledger) -> Bytes;
 type Labels<'a> = Vec<(&'static str, &'a str)>;
 type Samples<'a> = Vec<(Labels<'a>, f64)>;
@@ -52,7 +51,7 @@ impl Collector for Snapshot {
     }
 }
 
-/// Writes families one after the other.
+/// Writes metric families one after the other.
 struct Page<'a>(DescriptorEncoder<'a>);
 
 impl Page<'_> {

@@ -1,16 +1,16 @@
-//! The peers that may be connected to a listener at once.
+//! Limits the peers that may be connected to a listener at once.
 //!
-//! **Problem.** A place that is held by a client that asks nothing is a place that the operator
-//! cannot have.
+//! **Problem.** A client that sends no request could occupy connections that the operator needs.
 //!
-//! **Idea.** A connection first *waits*: it has not asked anything yet that it may ask. It is
-//! *admitted* by its first request, on TCP with the token. The two are counted apart. When too many
-//! wait, one of them ends: the oldest of the peer that has most of them. So a peer that sends
-//! many halves of requests ends its own; a whole one takes a millisecond and is never the oldest.
-//! Of the admitted one peer has half of the places at most, and the next request is refused.
+//! **Idea.** A connection first *waits*, until its first permitted request. That request (on TCP
+//! with the token) *admits* it. The two states have separate limits. When too many connections
+//! wait, the oldest of the peer with the most waiting ones is closed. So a peer that sends many
+//! incomplete requests loses its own connections; a complete request takes a millisecond and is
+//! never the oldest. One peer has at most half of the admitted connections, and further requests
+//! are refused.
 //!
-//! A peer is a user on the unix socket, an address on TCP, and of IPv6 a network of 64 bits, which
-//! is what one machine has.
+//! A peer is a user on the unix socket and an address on TCP. Of IPv6 it is a network of 64 bits,
+//! because one machine has that many addresses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,28 +19,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Connections of a listener that have not asked anything yet.
+/// Maximum number of waiting connections of a listener.
 pub(super) const MAX_WAITING: usize = 64;
-/// Connections of a listener that have.
+/// Maximum number of admitted connections of a listener.
 pub(super) const MAX_ADMITTED: usize = 64;
-/// Those of one peer.
+/// Maximum number of admitted connections of one peer.
 pub(super) const MAX_OF_A_PEER: usize = MAX_ADMITTED / 2;
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// A process on this host, by its user and number.
+    /// A process on this host.
     Local {
-        /// Its user; `None`: the kernel does not say.
+        /// Its user. `None`: the kernel does not tell.
         uid: Option<u32>,
-        /// Its number, if it is to be seen from here.
+        /// Its pid, if it is visible from here.
         pid: Option<i32>,
     },
     /// Another host, or a process on this one.
     Remote(SocketAddr),
 }
 
-/// The key by which the places of a peer are counted.
+/// The key by which a peer's connections are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     User(Option<u32>),
@@ -72,13 +72,13 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The places of one listener.
+/// The connections of one listener.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// Grows, so the oldest connection has the smallest.
+    /// The next number. It grows, so the oldest connection has the smallest number.
     next: u64,
     by_number: BTreeMap<u64, Connection>,
 }
@@ -87,11 +87,11 @@ struct Taken {
 struct Connection {
     origin: Origin,
     is_admitted: bool,
-    /// Dropped with it: then the connection ends.
+    /// Dropping it ends the connection.
     _keeps: oneshot::Sender<()>,
 }
 
-/// One connection's place; given up with the value.
+/// One connection's place; dropping it frees the place.
 #[derive(Debug)]
 pub(super) struct Place {
     peer: Peer,
@@ -108,7 +108,7 @@ pub(super) struct Place {
 pub(super) struct Crowded;
 
 impl Places {
-    /// A place to wait, and a channel that closes when another connection needs it.
+    /// A waiting place, and a channel that closes when another connection needs it.
     pub(super) fn enter(&self, peer: Peer) -> (Place, oneshot::Receiver<()>) {
         let (keeps, lost) = oneshot::channel();
         let mut taken = self.lock();
@@ -127,7 +127,7 @@ impl Places {
 }
 
 impl Taken {
-    /// Ends one that waits if one more would be too many.
+    /// Closes a waiting connection if there is no room for another.
     fn make_room(&mut self) {
         let waiting = || self.by_number.iter().filter(|(_, one)| !one.is_admitted);
         if waiting().count() < MAX_WAITING {
@@ -144,12 +144,12 @@ impl Taken {
 }
 
 impl Place {
-    /// The peer that has it.
+    /// The peer of the connection.
     pub(super) const fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Counts the connection as one that has asked what it may ask.
+    /// Marks the connection as admitted.
     pub(super) fn admit(&self) -> Result<(), Crowded> {
         let mut taken = self.places.lock();
         let admitted = || taken.by_number.values().filter(|one| one.is_admitted);

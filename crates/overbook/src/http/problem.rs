@@ -8,7 +8,7 @@ use axum::{
 
 use super::{places::Crowded, wire::Failure};
 
-/// Names listed when a name is not known.
+/// Number of names listed when a name is unknown.
 const SUGGESTIONS: usize = 8;
 
 /// A request that cannot be answered.
@@ -25,7 +25,7 @@ pub(super) enum Problem {
         /// The path.
         path: String,
     },
-    /// A VM or group that is not there.
+    /// A VM or group that does not exist.
     #[error("no {kind} is named `{name}`; {known}")]
     Unknown {
         /// `VM` or `group`.
@@ -35,15 +35,15 @@ pub(super) enum Problem {
         /// The names that are known.
         known: String,
     },
-    /// A VM that is not tracked, or not for long enough yet.
+    /// A VM that is not tracked, or not long enough yet.
     #[error("`{vm}` has no miss-ratio curve: {why}")]
     NoCurve {
         /// The VM.
         vm: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// How many VMs fit is not known.
+    /// The capacity is not known.
     #[error("how many VMs fit is not known: {0}")]
     NoCapacity(String),
     /// A parameter that cannot be read.
@@ -54,19 +54,19 @@ pub(super) enum Problem {
         "this needs the header `Authorization: Bearer TOKEN` with the token of `api.token_file`"
     )]
     Unauthorized,
-    /// Others have all places.
+    /// Other clients have all places.
     #[error("{0}")]
     Crowded(Crowded),
-    /// The loop does not take the request.
+    /// The loop does not answer in time.
     #[error("the daemon is too busy to answer within {0} s; nothing is known of the outcome")]
     Busy(u64),
-    /// The loop refused, or failed.
+    /// The loop refused or failed.
     #[error("{0}")]
     Failed(String),
 }
 
 impl Problem {
-    /// A name that is not among `known`.
+    /// An error for a name that is not among `known`.
     pub(super) fn unknown<'a>(
         kind: &'static str,
         name: &str,

@@ -1,7 +1,7 @@
-//! A connection whose peer has to read what is sent to it.
+//! A connection whose peer must read what is sent to it.
 //!
-//! A peer that asks and does not read the answer would keep its place, and the answer in memory,
-//! for ever. So a write that makes no progress for [`LIMIT`] fails.
+//! A peer that does not read its answer would keep its connection, and the answer in memory, for
+//! ever. So a write that makes no progress for [`LIMIT`] fails.
 
 use std::io;
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How long a peer may leave unread what no buffer has room for any more.
+/// Timeout for a write that waits for the peer to read.
 pub(super) const LIMIT: Duration = Duration::from_secs(30);
 
-/// The stream, with that limit.
+/// A stream with that timeout.
 pub(super) struct Prompt<S> {
     stream: S,
     /// Runs while a write waits.

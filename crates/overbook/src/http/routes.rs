@@ -1,4 +1,4 @@
-//! The paths. Each handler picks its part of the latest moment and nothing else.
+//! The paths. Each handler selects its part of the latest tick.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{explain, log};
 
-/// A daemon whose last tick is older than this is not well.
+/// A daemon whose last tick is older than this is unhealthy.
 const TICK_LIMIT: Millis = Millis::secs(5);
 
 /// The head of the OpenAPI description; paths and objects come from the handlers.
@@ -72,7 +72,7 @@ pub fn openapi() -> String {
     paths().into_openapi().to_json().unwrap_or_default()
 }
 
-/// Everything that is served.
+/// All routes.
 pub(super) fn router(api: Api) -> Router {
     let (router, description) = paths().split_for_parts();
     let description: Arc<str> = description.to_json().unwrap_or_default().into();
@@ -90,7 +90,7 @@ impl Api {
     }
 }
 
-/// The connection that a request came by.
+/// The connection of a request.
 type Asker = Extension<Arc<Place>>;
 type Answer<T> = Result<Json<T>, Problem>;
 type Name = Result<Path<String>, PathRejection>;
@@ -99,7 +99,7 @@ fn name_in(path: Name) -> Result<String, Problem> {
     path.map(|Path(name)| name).map_err(|error| Problem::BadParameter(error.body_text()))
 }
 
-/// A VM on this host, or the problem that names the others.
+/// A VM on this host, or an error that lists the known VMs.
 fn known_vm(shown: &Shown, path: Name) -> Result<VmName, Problem> {
     let name = name_in(path)?;
     let vms = &shown.published.view.vms;
@@ -170,15 +170,14 @@ async fn plan(State(api): State<Api>) -> Json<PlanStatus> {
     Json(PlanStatus::of(&api.shown().published.plan))
 }
 
-/// For which VMs the capacity is asked.
+/// Parameters of the capacity.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Asked {
-    /// With which certainty overloads that come at once are to find room, 0.5 to 0.9999; 0.97
-    /// without it.
+    /// Probability that all overloads that come at once find room, 0.5 to 0.9999; 0.97 by default.
     certainty: Option<f64>,
-    /// What each VM is given of what it was promised, 0.1 to 1; as now without it.
+    /// Share of its promised memory that each VM is given, 0.1 to 1; by default, as it is now.
     given: Option<f64>,
 }
 
@@ -232,9 +231,8 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
     let name = known_vm(&shown, path)?;
     let mut last = shown.last_changes.get(&name).cloned();
     if last.is_none() {
-        // The daemon has not changed this VM since it started; an earlier one may have. An
-        // unreadable history shows in `/v1/host`: the rest of the explanation is worth having
-        // without it.
+        // The daemon has not changed this VM since it started, but an earlier one may have. An
+        // unreadable history shows in `/v1/host`; the rest of the explanation is useful without it.
         let row = asks::last_change(&api.asks, name.clone()).await.unwrap_or_default();
         last = row.and_then(HistoryRow::into_change);
     }
@@ -242,18 +240,18 @@ async fn explanation(State(api): State<Api>, path: Name) -> Answer<Explanation> 
     Ok(Json(Explanation { vm: name.to_string(), text }))
 }
 
-/// Which part of the history.
+/// The span of the history.
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 struct Wanted {
-    /// Rows since this moment, in milliseconds since the Unix epoch; all without it.
+    /// Rows since this time, in milliseconds since the Unix epoch; all rows by default.
     since_wall_ms: Option<u64>,
     /// The newest rows, at most this many; 1000 without it.
     limit: Option<usize>,
 }
 
-/// What a VM had and what was done to it, oldest first.
+/// Readings and changes of a VM, oldest first.
 #[utoipa::path(
     get, path = "/v1/history/{vm}", params(("vm" = String, Path), Wanted),
     responses(
@@ -267,7 +265,7 @@ async fn history(
     span: Result<Query<Wanted>, QueryRejection>,
 ) -> Answer<Vec<HistoryRow>> {
     let span = bounds(span)?;
-    // The VM need not be there any more: its history is.
+    // A VM that has ended still has a history.
     let name = VmName::from(name_in(path)?);
     let rows = asks::history(&api.asks, name.clone(), span).await?;
     let shown = api.shown();
@@ -279,7 +277,7 @@ async fn history(
     }
 }
 
-/// What a group has lent to others and borrowed from them, and why, oldest first.
+/// Loans that a group gave and took, and why, oldest first.
 #[utoipa::path(
     get, path = "/v1/loans/{group}", params(("group" = String, Path), Wanted),
     responses(
@@ -307,7 +305,7 @@ async fn loans(
     }
 }
 
-/// Since when, and how many rows.
+/// The span, with defaults and limits.
 fn bounds(span: Result<Query<Wanted>, QueryRejection>) -> Result<Span, Problem> {
     let Query(span) = span.map_err(|error| Problem::BadParameter(error.body_text()))?;
     let limit = span.limit.unwrap_or(1_000);
@@ -318,13 +316,13 @@ fn bounds(span: Result<Query<Wanted>, QueryRejection>) -> Result<Span, Problem> 
     Ok(Span { since_wall_ms: span.since_wall_ms.unwrap_or(0), limit })
 }
 
-/// Change nothing any more.
+/// Stop all changes.
 #[utoipa::path(post, path = "/v1/pause", responses((status = 200, body = Done)))]
 async fn pause(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "pause", Question::Pause).await
 }
 
-/// Go on after a pause.
+/// End the pause.
 #[utoipa::path(post, path = "/v1/resume", responses((status = 200, body = Done)))]
 async fn resume(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "resume", Question::Resume).await
@@ -336,7 +334,7 @@ async fn release(State(api): State<Api>, asker: Asker) -> Answer<Done> {
     change(&api, &asker, "release", Question::Release).await
 }
 
-/// Has the daemon do something, and logs the process that wants it.
+/// Sends an order to the daemon, and logs the process that asked for it.
 async fn change(
     api: &Api,
     Extension(asker): &Asker,
@@ -348,7 +346,7 @@ async fn change(
     Ok(Json(Done { message }))
 }
 
-/// Changes, refusals and links as server-sent events; each event's data is an `Event`.
+/// Changes, refusals and links as server-sent events; the data of each is an `Event`.
 #[utoipa::path(
     get, path = "/v1/events",
     responses((status = 200, content_type = "text/event-stream", body = String))

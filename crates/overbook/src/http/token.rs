@@ -1,8 +1,7 @@
-//! The bearer token that opens the TCP listener.
+//! The bearer token that clients of the TCP listener need.
 //!
-//! Whoever holds it may release every VM of the host, so a token that others can read, or guess, is
-//! refused at the start instead of being warned about. Comparing takes the same time wherever the
-//! first wrong character is.
+//! A client with the token may release every VM of the host. So a token that other users can
+//! read, or that can be guessed, is refused at the start. The comparison takes constant time.
 
 use std::{
     fs, io,
@@ -15,12 +14,12 @@ use subtle::ConstantTimeEq;
 
 /// A token shorter than this can be guessed.
 const MIN_LEN: usize = 16;
-/// A token file longer than this is another file.
+/// A token file longer than this is not a token file.
 const MAX_LEN: u64 = 4096;
-/// Permission bits of everybody else.
+/// Permission bits of other users.
 const OTHERS: u32 = 0o007;
 
-/// The secret.
+/// The token.
 #[derive(Clone)]
 pub struct Token(String);
 
@@ -32,10 +31,10 @@ pub enum TokenError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Others may read or change the file.
+    /// Other users may read or change the file.
     #[error("api.token_file {path} has mode {mode:04o}: others may read it; chmod o= {path}")]
     Exposed {
         /// The file.
@@ -43,7 +42,7 @@ pub enum TokenError {
         /// Its permission bits.
         mode: u32,
     },
-    /// The file is no token file.
+    /// The file is too long to be a token file.
     #[error(
         "api.token_file {path} holds {len} bytes, more than the {MAX_LEN} that a token may have"
     )]
@@ -75,7 +74,7 @@ impl Token {
     /// Reads the token from `path`.
     ///
     /// # Errors
-    /// When the file cannot be read, or others may read it, or it holds no usable token.
+    /// The file cannot be read, other users may read it, or it holds no usable token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let io = |error| TokenError::Io { path: path.into(), error };
         let file = fs::File::open(path).map_err(io)?;
@@ -98,17 +97,17 @@ impl Token {
         Ok(Self(token.to_owned()))
     }
 
-    /// A token that was read before ([`Self::text`]).
+    /// A token that was read earlier ([`Self::text`]).
     pub(crate) const fn known(text: String) -> Self {
         Self(text)
     }
 
-    /// The secret itself.
+    /// The token's text.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    /// Whether the request brings this token.
+    /// Whether the request has this token.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let sent = headers.get(AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let Some((scheme, sent)) = sent.split_at_checked("Bearer ".len()) else { return false };

@@ -1,10 +1,9 @@
-//! What goes over the wire: flat objects whose fields name their units.
+//! The API's objects: flat, with units in the names of fields.
 //!
-//! These are not the model's types, on purpose. The model may be rearranged with the policy; a
-//! field here is a promise to scripts and dashboards. Each object is made by one function from what
-//! the daemon shows ([`super::follow::Shown`]), and the CLI reads the same objects back, so there
-//! is one list of fields for the API, for `--json` and for the tables. OpenAPI is derived from
-//! them.
+//! These types are separate from the model's. The model may change with the policy, but scripts
+//! and dashboards rely on these fields. One function makes each object from the daemon's state
+//! ([`super::follow::Shown`]), and the CLI reads the same objects back. So the API, `--json` and
+//! the tables have one list of fields. OpenAPI is derived from them.
 
 mod cache;
 mod capacity;
@@ -52,7 +51,7 @@ pub struct Words {
 }
 
 impl Words {
-    /// A reason as the user reads it.
+    /// A reason, for the user.
     pub fn of(reason: &Reason) -> Self {
         let value = serde_json::to_value(reason).unwrap_or_default();
         let code = value.get("code").and_then(|c| c.as_str()).unwrap_or("unknown");
@@ -68,9 +67,9 @@ impl Words {
 /// A change that was carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LastChange {
-    /// When, in milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// What and why.
+    /// The change and its reason.
     pub text: String,
 }
 
@@ -86,18 +85,18 @@ pub struct Explanation {
 /// The answer to a request that changes something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Done {
-    /// What was done, for the operator.
+    /// The result, for the operator.
     pub message: String,
 }
 
 /// The answer to a request that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Failure {
-    /// What was wrong, for the operator.
+    /// The error, for the operator.
     pub error: String,
 }
 
-/// The bare number that goes over the wire.
+/// The number of bytes.
 fn raw(amount: Option<Bytes>) -> Option<u64> {
     amount.map(|bytes| bytes.0)
 }

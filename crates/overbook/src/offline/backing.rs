@@ -1,10 +1,10 @@
-//! Opens disks' images, and the images that lie behind a qcow2 image: what it does not have itself
-//! it has from its backing file.
+//! Opens disks' images, and the backing files of qcow2 images, which hold the clusters that an
+//! image lacks.
 //!
-//! An image names its backing file, and whoever wrote the image may name any file of the host. So
-//! none is opened unasked, and then only within the directory that the operator names, whatever
-//! links there are on the way. Which format it has must be said in the image too, and is not
-//! guessed: a guest that owns a raw disk could write another header to it.
+//! An image names its backing file, and its author may have named any file of the host. So a
+//! backing file is opened only on request, and only within the directory that the operator names,
+//! even if links lead out of it. The image must also state the format of its backing file. The
+//! format is not guessed, because a guest that owns a raw disk could write another header to it.
 
 use std::{
     fs::{self, File},
@@ -21,10 +21,10 @@ use super::{
     qcow2::{self, Named, Qcow2},
 };
 
-/// Images behind each other that are opened; each takes up to 4 MiB in each thread.
+/// Maximum length of a backing chain. Each image takes up to 4 MiB in each thread.
 const MOST_BEHIND: usize = 16;
 
-/// Opens an image; `directory` is where backing files are opened.
+/// Opens an image. `directory` is the directory in which backing files may be opened.
 pub(super) fn open(path: &Path, directory: Option<&Path>) -> io::Result<Box<dyn Disk>> {
     let file = File::open(path)?;
     let mut magic = [0; 4];
@@ -33,7 +33,7 @@ pub(super) fn open(path: &Path, directory: Option<&Path>) -> io::Result<Box<dyn 
     Ok(disk)
 }
 
-/// The disk, and its size.
+/// The disk and its size.
 fn open_image(
     file: File,
     path: &Path,
@@ -79,7 +79,7 @@ fn open_image(
     Ok((Box::new(image), size))
 }
 
-/// Opens a file that lies in this directory; and where that is, without links.
+/// Opens a file of this directory. Also returns its path without links.
 fn within(directory: &Path, wanted: &Path) -> io::Result<(File, PathBuf)> {
     let directory = fs::canonicalize(directory)?;
     let place = fs::canonicalize(wanted)?;
@@ -90,7 +90,7 @@ fn within(directory: &Path, wanted: &Path) -> io::Result<(File, PathBuf)> {
     };
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let around = openat(CWD, &directory, flags | OFlags::DIRECTORY, Mode::empty())?;
-    // Where links were put there meanwhile, or a pipe, they are not followed or waited for.
+    // Links or a pipe that were put there meanwhile are not followed or waited for.
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let file = File::from(openat2(around, inside, flags, Mode::empty(), how)?);

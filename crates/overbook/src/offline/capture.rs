@@ -1,8 +1,8 @@
-//! A table out of a running guest: what it has in memory now.
+//! Makes a table from the memory of a running guest.
 //!
-//! Where no image is at hand, or most of a guest's code is made as it boots (its kernel's), a guest
-//! that is known to be good tells best what others like it will have. QEMU's own memory is among
-//! the pages: nothing in a guest matches it.
+//! Sometimes no image is available, or most of a guest's code is generated while it boots (its
+//! kernel's). A trusted guest then best predicts the pages of others like it. The pages include
+//! QEMU's own memory, which matches nothing in a guest.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use sys::{frames, remote_memory::RemoteMemory, slab::Slab};
 
 use super::{OfflineError, Work};
 
-/// All pages that this QEMU process's guest has in memory. Only root may look.
+/// All resident pages of this QEMU process. Only root may read them.
 pub fn capture(pid: u32, sampling: Sampling) -> Result<(Table, Work), OfflineError> {
     let failed = |error: &dyn std::fmt::Display| OfflineError::Source {
         path: PathBuf::from(format!("/proc/{pid}")),
@@ -21,11 +21,11 @@ pub fn capture(pid: u32, sampling: Sampling) -> Result<(Table, Work), OfflineErr
     let pages = frames::pages_of_guest(pid).map_err(|error| failed(&error))?;
     let mut builder = Builder::new(sampling);
     let mut work = Work::default();
-    // Not of the stack: no core dump is to hold it.
+    // The buffer is not on the stack, so that no core dump contains it.
     let mut slab = Slab::new(PAGE_LEN).map_err(|error| failed(&error))?;
     let page = &mut slab.bytes_mut().as_chunks_mut().0[0];
     for (address, _) in pages {
-        // The guest goes on: what it has given back meanwhile is not there any more.
+        // The guest keeps running: pages that it has freed meanwhile can no longer be read.
         if memory.read(address, page) == PAGE_LEN {
             builder.add(page, false)?;
             work.bytes += PAGE_LEN as u64;

@@ -14,21 +14,21 @@ use rustix::io::Errno;
 
 use super::{OfflineError, Shared, elf, limit::Left, lock, tally::Tally};
 
-/// How much of a file is looked at to know what it is.
+/// Bytes read of a file to tell its kind.
 const HEAD_LEN: usize = 64 << 10;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const CHUNK_LEN: usize = 1 << 20;
 /// Distinct pages that a thread collects before it hands them over.
 const HELD: usize = 16 << 10;
 const PAGE: u64 = PAGE_LEN as u64;
 
-/// What is in a file, from its beginning.
+/// The contents of a file, read from its beginning.
 pub(super) trait Contents: Read {
-    /// Leaves out so many bytes.
+    /// Skips `bytes` bytes.
     fn skip(&mut self, bytes: u64) -> io::Result<()>;
 
-    /// Where at or after this place, which is the current one, something was written: before that
-    /// all is zeros. If nowhere, where its last page ends.
+    /// The place of the first data at or after `place`, the current one; zeros precede it.
+    /// Without such data, the end of the last page.
     fn data_from(&mut self, place: u64) -> io::Result<u64> {
         Ok(place)
     }
@@ -58,7 +58,7 @@ impl Contents for ext4_view::File {
     }
 }
 
-/// What can only be read.
+/// Contents that can only be read, not seeked.
 pub(super) struct Stream<R>(pub(super) R);
 
 impl<R: Read> Read for Stream<R> {
@@ -73,10 +73,10 @@ impl<R: Read> Contents for Stream<R> {
     }
 }
 
-/// Cuts files, and collects their pages for a while.
+/// Cuts files, and collects their pages.
 pub(super) struct Cutter<'a> {
     pub(super) shared: &'a Shared,
-    /// Of which source the files are.
+    /// The source of the files.
     pub(super) source: Arc<Tally>,
     builder: Builder,
     buffer: Vec<u8>,
@@ -88,13 +88,13 @@ impl<'a> Cutter<'a> {
         Self { shared, source: Arc::default(), builder, buffer: vec![0; CHUNK_LEN] }
     }
 
-    /// This could not be read.
+    /// Reports a file that could not be read.
     pub(super) fn leave_out(&self, path: &Path, why: &dyn std::fmt::Display) {
         self.shared.leave_out(&self.source, path, why);
     }
 
-    /// Takes a file's pages; none if it is no executable and only these are wanted. `left` is how
-    /// many bytes may yet be read out of its source.
+    /// Takes a file's pages; none if it is not an executable and only executables are wanted.
+    /// `left` is the number of bytes that may still be read of its source.
     pub(super) fn cut(
         &mut self,
         path: &Path,
@@ -144,7 +144,7 @@ impl<'a> Cutter<'a> {
         Ok(())
     }
 
-    /// Takes this range of pages, or what there is of it; answers where that ends.
+    /// Takes this range of pages, up to the end of the file. Returns the place where it stopped.
     fn take(
         &mut self,
         path: &Path,
@@ -190,7 +190,7 @@ impl<'a> Cutter<'a> {
         Ok(first * PAGE)
     }
 
-    /// Gives all that was collected to the table.
+    /// Merges the collected pages into the table.
     pub(super) fn hand_over(&mut self) -> Result<(), OfflineError> {
         Ok(lock(&self.shared.builder).merge(&mut self.builder)?)
     }
@@ -208,7 +208,7 @@ fn add(
     Ok(())
 }
 
-/// A file of which the beginning was read already.
+/// A file whose beginning was already read.
 struct Input<'a, C> {
     head: &'a [u8],
     place: u64,
@@ -216,7 +216,7 @@ struct Input<'a, C> {
 }
 
 impl<C: Contents> Input<'_, C> {
-    /// Goes forward to this place.
+    /// Skips forward to this place.
     fn advance(&mut self, place: u64) -> io::Result<()> {
         let head = self.head.len() as u64;
         let from = self.place.max(head);
@@ -234,7 +234,7 @@ impl<C: Contents> Input<'_, C> {
         self.rest.data_from(self.place)
     }
 
-    /// Fills as much of it as there is.
+    /// Fills the buffer up to the end of the file.
     fn fill(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let at = usize::try_from(self.place).unwrap_or(usize::MAX).min(self.head.len());
         let known = &self.head[at..];
@@ -246,7 +246,7 @@ impl<C: Contents> Input<'_, C> {
     }
 }
 
-/// Fills as much of it as there is.
+/// Fills the buffer up to the end of the contents.
 pub(super) fn fill(contents: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut has = 0;
     while has < buffer.len() {

@@ -1,8 +1,7 @@
-//! Disks: their bytes, the partitions on them, and the filesystems that are read.
+//! Disks: their bytes, their partitions, and the filesystems that can be read.
 //!
-//! Partitions are those of a GPT (sectors of 512 or 4096 bytes) or of an MBR, there with all
-//! logical ones. Each is told, whether it is read or not: what is left out is never left out in
-//! silence.
+//! Partitions come from a GPT (sectors of 512 or 4096 bytes) or from an MBR with all logical
+//! partitions. Every partition that is left out is reported.
 
 use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt};
 
@@ -10,17 +9,17 @@ use super::squashfs;
 
 const SECTOR_LEN: usize = 512;
 const SECTOR: u64 = SECTOR_LEN as u64;
-/// Where in an ext4 filesystem its magic number is.
+/// Offset of the magic number in an ext4 filesystem.
 const EXT_MAGIC_AT: u64 = 1080;
 pub(super) const EXT_MAGIC: &[u8] = b"\x53\xef";
 pub(super) const GPT_MAGIC: &[u8] = b"EFI PART";
-/// Sizes of sectors; a GPT begins in the second one.
+/// Sector sizes; a GPT begins in the second sector.
 const SECTORS: [u64; 2] = [SECTOR, 4096];
-/// Partitions that are looked at. Linux knows 256 of a disk at most.
+/// Maximum number of partitions that are examined. Linux supports at most 256 per disk.
 const MOST_PARTITIONS: u32 = 1024;
 
-/// Contents of a disk or a partition that are known and not read: where which bytes stand, and the
-/// name.
+/// Known contents of a disk or a partition that cannot be read: the place of their magic bytes,
+/// the bytes, and the name.
 const OTHERS: [(u64, &[u8], &str); 17] = [
     (0, b"XFSB", "an XFS filesystem"),
     (0x1_0040, b"_BHRfS_M", "a btrfs filesystem"),
@@ -41,9 +40,9 @@ const OTHERS: [(u64, &[u8], &str); 17] = [
     (4086, b"SWAP-SPACE", "swap"),
 ];
 
-/// What can be read at any place.
+/// A device that can be read at any place.
 pub(super) trait Disk {
-    /// Fills the buffer; an error where the disk ends before.
+    /// Fills the buffer; returns an error if the disk ends before that.
     fn read_at(&mut self, place: u64, buffer: &mut [u8]) -> io::Result<()>;
 }
 
@@ -53,7 +52,7 @@ impl Disk for File {
     }
 }
 
-/// Filesystems that are read.
+/// Filesystems that can be read.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     Ext,
@@ -62,15 +61,15 @@ pub(super) enum Kind {
 
 /// A partition, or the whole disk.
 pub(super) struct Part {
-    /// Where it begins, in bytes.
+    /// Its beginning, in bytes.
     pub(super) place: u64,
-    /// As the kernel counts; none where there are no partitions.
+    /// The kernel's number of the partition; `None` on a disk without partitions.
     pub(super) number: Option<u64>,
-    /// The filesystem; or what is there instead.
+    /// The filesystem, or a description of the other contents.
     pub(super) holds: Result<Kind, String>,
 }
 
-/// All that is on the disk: one filesystem, or partitions.
+/// Everything on the disk: one filesystem, or partitions.
 pub(super) fn parts(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     let whole = holds(disk, 0);
     let number = None;
@@ -84,7 +83,7 @@ pub(super) fn parts(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
         parts
     });
     match whole {
-        // Such things may have bytes that look like a table of partitions.
+        // Such contents may have bytes that look like a partition table.
         Err(what) if !parts.iter().flatten().any(|part| part.holds.is_ok()) => {
             let holds = Err(format!("{what}, which is not read; valid: ext4, squashfs"));
             Ok(vec![Part { place: 0, number, holds }])
@@ -96,7 +95,7 @@ pub(super) fn parts(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
 fn partitions(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     for sector in SECTORS {
         let mut header = [0; SECTOR_LEN];
-        // A disk that ends there has none.
+        // A disk that ends before this sector has no GPT.
         if disk.read_at(sector, &mut header).is_ok() && header.starts_with(GPT_MAGIC) {
             return in_gpt(disk, &header, sector);
         }
@@ -104,7 +103,7 @@ fn partitions(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     in_mbr(disk)
 }
 
-/// The filesystem at this place, if there is one; an error names one that is not read.
+/// The filesystem at this place, if there is one. An error names one that cannot be read.
 fn holds(disk: &mut dyn Disk, place: u64) -> Result<Option<Kind>, String> {
     let mut has = |at: u64, magic: &[u8]| {
         let mut found = vec![0; magic.len()];
@@ -154,7 +153,7 @@ fn in_gpt(disk: &mut dyn Disk, header: &[u8], sector: u64) -> io::Result<Vec<Par
     Ok(parts)
 }
 
-/// Partitions of an MBR: four entries, of which some may be extended partitions.
+/// Partitions of an MBR: four entries, some of which may be extended partitions.
 fn in_mbr(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     const PROTECTIVE: u8 = 0xee;
     let Some(table) = Entries::read(disk, 0)? else { return Ok(Vec::new()) };
@@ -180,8 +179,8 @@ fn in_mbr(disk: &mut dyn Disk) -> io::Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// Logical partitions: a chain of tables, each with one partition, from its own place on, and the
-/// place of the next table, from the beginning of the extended partition on.
+/// Logical partitions: a chain of tables. Each has one partition, relative to its own place, and
+/// the place of the next table, relative to the beginning of the extended partition.
 fn in_extended(
     disk: &mut dyn Disk,
     start: u64,
@@ -210,17 +209,17 @@ fn too_many(partitions: u64) -> io::Error {
     io::Error::other(what)
 }
 
-/// A sector with an old table of partitions.
+/// A sector with an MBR partition table.
 struct Entries([u8; SECTOR_LEN]);
 
-/// A partition in it; sectors.
+/// A partition in it, in sectors.
 struct Entry {
     kind: u8,
     first: u64,
 }
 
 impl Entries {
-    /// None where there is no such table.
+    /// Reads the table; `None` if there is none.
     fn read(disk: &mut dyn Disk, place: u64) -> io::Result<Option<Self>> {
         let mut table = [0; SECTOR_LEN];
         disk.read_at(place, &mut table)?;
@@ -239,7 +238,7 @@ impl Entry {
     }
 }
 
-/// The disk from some place on.
+/// The disk from `place` on.
 pub(super) struct From {
     pub(super) disk: Box<dyn Disk>,
     pub(super) place: u64,

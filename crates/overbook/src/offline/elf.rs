@@ -1,4 +1,4 @@
-//! Which pages of an executable are code: those with a byte of an executable segment.
+//! Finds the code pages of an executable: the pages with a byte of an executable segment.
 
 use std::ops::Range;
 
@@ -9,10 +9,10 @@ use object::{
 };
 use pages::offline::PAGE_LEN;
 
-/// What an ELF file begins with.
+/// The first bytes of an ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF";
 
-/// Why its code is not known.
+/// Why the code is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ElfError {
     #[error("not an executable that can be read: {0}")]
@@ -21,17 +21,17 @@ pub(super) enum ElfError {
     Core,
 }
 
-/// Where in a file the code is.
+/// The location of the code in a file.
 #[derive(Debug, Default)]
 pub(super) struct Code {
-    /// Ranges of pages, ascending and apart.
+    /// Ranges of pages, ascending and disjoint.
     pub(super) pages: Vec<Range<u64>>,
-    /// Where the last segment ends, in bytes.
+    /// The end of the last segment, in bytes.
     pub(super) end: u64,
 }
 
-/// Where the code is. `head` is the beginning of the file; the program
-/// headers are to be in it, where every linker puts them.
+/// Finds the code. `head` is the beginning of the file. It must contain the program headers;
+/// every linker puts them there.
 pub(super) fn code(head: &[u8]) -> Result<Code, ElfError> {
     const CLASS: usize = 4;
     const CLASS_32: u8 = 1;

@@ -41,7 +41,7 @@ impl Filesystem for Ext {
             Ok(kind) if kind.is_dir() => Inside::Directory,
             Ok(kind) if kind.is_regular_file() => Inside::File,
             Ok(_) => Inside::Other,
-            // Whoever opens it is told why its kind is not known.
+            // An unknown kind counts as a file; opening it reports the reason.
             Err(_) => Inside::File,
         };
         let name = OsString::from_vec(name.as_ref().to_vec());

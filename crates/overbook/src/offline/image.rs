@@ -1,5 +1,5 @@
-//! The files of the filesystems in a disk's image, read without mounting it. Several threads walk
-//! the same image, each with a view of its own, and each takes its part of the files.
+//! Reads the files of the filesystems in a disk's image, without mounting it. Several threads
+//! walk the same image, each with its own view, and each takes its share of the files.
 
 use std::{
     ffi::OsString,
@@ -17,14 +17,14 @@ use super::{
     squashfs::Squashfs,
 };
 
-/// Files that one thread takes together: in a squashfs neighbours are unpacked together.
+/// Files that one thread takes together: squashfs compresses neighbours together.
 const TOGETHER: u64 = 32;
 
-/// What is known of each filesystem.
+/// Common operations of the filesystems.
 pub(super) trait Filesystem {
     /// A directory that is being read.
     type Directory;
-    /// Where a file or directory is.
+    /// The location of a file or directory.
     type Place;
     /// A file that is being read.
     type File<'a>: Contents
@@ -37,23 +37,23 @@ pub(super) trait Filesystem {
     fn open(&mut self, place: &Self::Place) -> io::Result<Self::File<'_>>;
 }
 
-/// What is in a directory.
+/// An entry of a directory.
 pub(super) struct Entry<P> {
     pub(super) name: OsString,
     pub(super) inside: Inside,
     pub(super) place: P,
 }
 
-/// What it is.
+/// The kind of an entry.
 pub(super) enum Inside {
     Directory,
     File,
-    /// Nothing with contents of its own; or `.` and `..`.
+    /// An entry without contents of its own; or `.` and `..`.
     Other,
 }
 
-/// Cuts each `parts`-th file of the image, from the `part`-th on. `left` is all parts' together;
-/// the files each part counts by itself, for each meets all of them.
+/// Cuts each `parts`-th file of the image, from the `part`-th on. All parts share `left`, but
+/// each counts the files by itself, because each encounters all of them.
 pub(super) fn cut(
     cutter: &mut Cutter<'_>,
     path: &Path,
@@ -108,7 +108,7 @@ impl Opened {
     }
 }
 
-/// Why nothing of an image was read: what was found on it.
+/// The error if nothing of an image was read; it says what was found.
 fn nothing_read(path: &Path, mut others: Vec<(String, io::Error)>) -> OfflineError {
     /// Partitions that the error names.
     const NAMED: usize = 8;
@@ -129,7 +129,7 @@ fn nothing_read(path: &Path, mut others: Vec<(String, io::Error)>) -> OfflineErr
     OfflineError::Source { path: path.into(), what }
 }
 
-/// One part's way through all filesystems of an image.
+/// One part's walk through all filesystems of an image.
 pub(super) struct Walk<'a> {
     pub(super) path: &'a Path,
     pub(super) part: u64,
@@ -187,7 +187,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What all threads meet, one tells of; a limit ends the work.
+    /// Reports a file that was left out. All threads encounter it, so only one reports it; a
+    /// limit ends the work.
     fn leave_out(
         &self,
         cutter: &Cutter<'_>,

@@ -1,5 +1,5 @@
-//! The executable in a kernel's boot image (`bzImage`), as Linux describes it in
-//! `Documentation/arch/x86/boot.rst`: the setup code says where the compressed `vmlinux` is.
+//! Finds the executable in a kernel's boot image (`bzImage`), as Linux describes it in
+//! `Documentation/arch/x86/boot.rst`: the setup code gives the place of the compressed `vmlinux`.
 
 use std::{
     fs::File,
@@ -16,10 +16,10 @@ use super::{
 
 const SETUP_LEN: usize = 0x250;
 const SECTOR: u64 = 512;
-/// Version of the setup that says where the compressed kernel is.
+/// First version of the setup code that gives the place of the compressed kernel.
 const LEAST_VERSION: u16 = 0x208;
 
-/// Cuts the kernel in it.
+/// Cuts the kernel in a boot image.
 pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineError> {
     let kernel = kernel(path).map_err(|error| OfflineError::File { path: path.into(), error })?;
     cutter.cut(path, &mut Stream(kernel), &Left::new(path))
@@ -36,7 +36,7 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
         let what = "is too old to say where the kernel is; valid: 0x208 and above";
         return Err(io::Error::other(format!("boot protocol {version:#x} {what}")));
     }
-    // As ever, no sectors are four.
+    // By the boot protocol, 0 sectors means 4.
     let sectors = if setup[0x1f1] == 0 { 4 } else { u64::from(setup[0x1f1]) };
     let start = (sectors + 1) * SECTOR + u64::from(long(0x248));
     file.seek(SeekFrom::Start(start))?;
@@ -46,7 +46,7 @@ fn kernel(path: &Path) -> io::Result<Unpacked> {
     let mut len = u64::from(long(0x24c));
     let how = match magic {
         _ if magic.starts_with(&LEGACY_LZ4_MAGIC) => {
-            // Linux puts the kernel's length behind it, which LZ4 would take for a block's.
+            // Linux appends the kernel's length, which LZ4 would take for the length of a block.
             len = len.saturating_sub(4);
             Compression::Lz4
         }

@@ -1,4 +1,4 @@
-//! How much is read of one source.
+//! Limits the amount that is read of one source.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use super::{MOST_BYTES, MOST_FILES, OfflineError};
 
 const MOST: &str = ", the most that are read";
 
-/// Bytes that may yet be read of a source, by all threads that read it.
+/// Bytes that all threads together may still read of a source.
 #[derive(Debug)]
 pub(super) struct Left {
     source: PathBuf,
@@ -26,7 +26,7 @@ impl Left {
         Self { source: source.into(), bytes: AtomicU64::new(bytes) }
     }
 
-    /// So many bytes were read.
+    /// Counts `bytes` bytes as read.
     pub(super) fn spend(&self, bytes: u64) -> Result<(), OfflineError> {
         let before = self.bytes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
         before.map(drop).map_err(|_| {
@@ -35,7 +35,7 @@ impl Left {
         })
     }
 
-    /// Why a file of the source could not be read: a limit, or something of its own.
+    /// The error of a file of the source that could not be read: a limit, or an error of its own.
     pub(super) fn unreadable(&self, path: &Path, error: io::Error) -> OfflineError {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Met>()) {
             Some(Met(what)) => {
@@ -46,7 +46,7 @@ impl Left {
     }
 }
 
-/// Another file or directory of this source was met.
+/// Counts another file or directory of this source.
 pub(super) fn count(seen: &mut u64, source: &Path) -> Result<(), OfflineError> {
     *seen += 1;
     if *seen > MOST_FILES {
@@ -56,12 +56,12 @@ pub(super) fn count(seen: &mut u64, source: &Path) -> Result<(), OfflineError> {
     Ok(())
 }
 
-/// The limit that a reader has met, on its way through [`io::Error`].
+/// A limit that a reader has hit, carried in an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Met(String);
 
-/// The error of a reader that unpacks more than is read.
+/// The error of a reader whose output exceeds the limit.
 pub(super) fn unpacks_too_much() -> io::Error {
     io::Error::other(Met(format!("it unpacks to more than {} GiB{MOST}", MOST_BYTES >> 30)))
 }

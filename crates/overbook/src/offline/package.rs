@@ -1,6 +1,6 @@
-//! The files of a Debian package: an `ar` archive, in it a compressed `tar` archive.
+//! Reads the files of a Debian package: an `ar` archive with a compressed `tar` archive in it.
 //!
-//! Names inside are read only to tell of a file that is left out; nothing is written anywhere.
+//! Names in it are read only to report files that are left out; nothing is written.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use super::{
 
 const AR_MAGIC_LEN: usize = 8;
 const AR_HEADER_LEN: usize = 60;
-/// Of `tar`.
+/// Block size of `tar`.
 const BLOCK: u64 = 512;
 
 /// Cuts all files of the package.
@@ -29,7 +29,7 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
     let file = BufReader::new(File::open(path).map_err(fail)?);
     let mut archive = tar::Archive::new(data(file).map_err(fail)?);
     let (mut seen, mut end) = (0, 0);
-    // Raw: long names come as entries of their own, which are passed over, of whatever length.
+    // Raw: a long name is an entry of its own, and is skipped at any length.
     for entry in archive.entries().map_err(fail)?.raw(true) {
         let entry = entry.map_err(fail)?;
         count(&mut seen, path)?;
@@ -50,7 +50,8 @@ pub(super) fn cut(cutter: &mut Cutter<'_>, path: &Path) -> Result<(), OfflineErr
     read_to_end(archive.into_inner(), end).map_err(fail)
 }
 
-/// Behind its last file, which ends there, the archive has a block of zeros, and then nothing else.
+/// Reads to the end. After the last file, which ends at `end`, the archive has a block of zeros
+/// and nothing else.
 fn read_to_end(mut archive: Unpacked, end: u64) -> io::Result<()> {
     if archive.read_so_far() < end.saturating_add(BLOCK) {
         return Err(io::Error::other("its archive of files is cut off behind a file"));
@@ -68,8 +69,8 @@ fn read_to_end(mut archive: Unpacked, end: u64) -> io::Result<()> {
     }
 }
 
-/// The archive of files in the package, unpacked as it is read. There is one in a package: several
-/// would be parts, of which the first alone is not all.
+/// The archive of files in the package, decompressed while it is read. A package has only one:
+/// several would be parts, and the first part alone is incomplete.
 fn data(mut file: impl Read + Seek + 'static) -> io::Result<Unpacked> {
     let len = file.seek(SeekFrom::End(0))?;
     file.seek(SeekFrom::Start(0))?;

@@ -1,8 +1,8 @@
-//! qcow2 images, read alone, as QEMU describes them in `docs/interop/qcow2.rst`: tables of tables
-//! say where in the file each cluster of the disk is, compressed or not.
+//! Reads qcow2 images, as QEMU describes them in `docs/interop/qcow2.rst`. Two levels of tables
+//! give the place of each cluster in the file, compressed or not.
 //!
-//! One table and one unpacked cluster are kept, of 2 MiB at most each. Which file lies behind the
-//! image is told, and opened elsewhere (`backing.rs`). Left out: data in other files, encryption,
+//! The reader keeps one table and one decompressed cluster of at most 2 MiB each. It reports the
+//! name of the backing file; `backing.rs` opens it. Left out: external data files, encryption,
 //! subclusters, internal snapshots.
 
 use std::{
@@ -17,18 +17,18 @@ use flate2::read::DeflateDecoder;
 
 use super::{cut::fill, disk::Disk};
 
-/// What an image begins with.
+/// The first bytes of an image.
 pub(super) const MAGIC: [u8; 4] = *b"QFI\xfb";
 
 const HEADER_LEN: usize = 112;
-/// Where in the file something is, in an entry of a table.
+/// Mask of the file offset in a table entry.
 const PLACE: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
 const ZEROS: u64 = 1;
-/// Features that change nothing for a reader: the file was not closed; another compression.
+/// Features that do not matter to a reader: the file was not closed; another compression.
 const HARMLESS: u64 = 1 << 0 | 1 << 3;
 
-/// What tells the format of the backing file.
+/// Type of the header extension with the backing file's format.
 const BACKING_FORMAT: u32 = 0xe279_2aca;
 
 /// A backing file as the image names it.
@@ -41,16 +41,16 @@ pub(super) struct Named {
 pub(super) struct Qcow2 {
     file: File,
     header: [u8; HEADER_LEN],
-    /// What has the clusters that are not in it, and how large that is.
+    /// The backing disk, which has the missing clusters, and its size.
     behind: Option<(Box<dyn Disk>, u64)>,
     cluster_bits: u32,
     size: u64,
     is_zstd: bool,
     first_table: u64,
     first_entries: u64,
-    /// The second table that was used last, and where it is.
+    /// The level-2 table that was used last, and its place.
     table: (u64, Vec<u8>),
-    /// The cluster that was unpacked last, and its entry.
+    /// The cluster that was decompressed last, and its entry.
     unpacked: (u64, Vec<u8>),
 }
 
@@ -96,7 +96,7 @@ impl Qcow2 {
         self.size
     }
 
-    /// Its backing file, if it has one.
+    /// The backing file, if there is one.
     pub(super) fn named(&self) -> io::Result<Option<Named>> {
         const MOST_NAME: usize = 1023;
         const MOST_FORMAT: usize = 32;
@@ -110,7 +110,7 @@ impl Qcow2 {
             self.file.read_exact_at(&mut text, at).map(|()| text)
         };
         let name = PathBuf::from(OsString::from_vec(text(at, len, MOST_NAME)?));
-        // Behind the header, in the first cluster, stand parts with their kinds and lengths.
+        // After the header, the first cluster has extensions with their types and lengths.
         let end = self.cluster_len() as u64;
         let mut place =
             if long(&self.header, 4) == 2 { 72 } else { u64::from(long(&self.header, 100)) };
@@ -130,7 +130,7 @@ impl Qcow2 {
         Ok(Some(Named { name, format: None }))
     }
 
-    /// What this disk, of this size, has is there where the image has nothing.
+    /// Sets the backing disk and its size.
     pub(super) fn put_behind(&mut self, disk: Box<dyn Disk>, size: u64) {
         self.behind = Some((disk, size));
     }
@@ -150,7 +150,7 @@ impl Qcow2 {
         1 << self.cluster_bits
     }
 
-    /// The entry of a cluster in its second table; 0 where there is none.
+    /// The entry of a cluster in its level-2 table; 0 if there is none.
     fn entry(&mut self, cluster: u64) -> io::Result<u64> {
         let bits = self.cluster_bits - 3;
         let (first, second) = (cluster >> bits, cluster & ((1 << bits) - 1));
@@ -174,7 +174,7 @@ impl Qcow2 {
         Ok(double(&self.table.1, at))
     }
 
-    /// Fills the buffer from inside one cluster.
+    /// Fills the buffer from within one cluster.
     fn read_in(&mut self, cluster: u64, from: usize, buffer: &mut [u8]) -> io::Result<()> {
         let entry = self.entry(cluster)?;
         if entry & COMPRESSED != 0 {
@@ -207,7 +207,7 @@ impl Qcow2 {
         let place = entry & ((1 << sectors_at) - 1);
         let more_sectors = (entry & (COMPRESSED - 1)) >> sectors_at;
         let len = (more_sectors + 1) * SECTOR - place % SECTOR;
-        // At most as much as a cluster and a few sectors: the field has no more bits.
+        // At most a cluster and a few sectors: the field has no more bits.
         let mut packed = Vec::new();
         At { file: &self.file, place }.take(len).read_to_end(&mut packed)?;
         self.unpacked.1.resize(self.cluster_len(), 0);
@@ -238,7 +238,7 @@ impl Disk for Qcow2 {
     }
 }
 
-/// A file from some place on.
+/// A file from `place` on.
 struct At<'a> {
     file: &'a File,
     place: u64,

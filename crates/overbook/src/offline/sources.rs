@@ -1,4 +1,4 @@
-//! What a source is, by its first bytes.
+//! Tells the kind of a source by its first bytes.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,25 +11,25 @@ use rustix::fs::OFlags;
 
 use super::{OfflineError, cut::Cutter, disk, elf, limit::Left, qcow2, squashfs};
 
-/// What is done with a source.
+/// The kind of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Its files are looked for.
+    /// A directory to search for files.
     Tree,
-    /// It is unpacked.
+    /// A package to unpack.
     Package,
-    /// The executable in it is looked for.
+    /// A boot image with an executable.
     Kernel,
-    /// Files are looked for in it.
+    /// A disk image to search for files.
     Image,
-    /// It is cut itself.
+    /// A file to cut.
     File,
 }
 
-/// What begins a file at which place, and what is said of it.
+/// The place of a file's magic bytes, the bytes, and a text.
 type Sign = (usize, &'static [u8], &'static str);
 
-/// What is known and cannot be read.
+/// Known formats that cannot be read.
 const NOT_YET: [Sign; 6] = [
     (0, b"LUKS\xba\xbe", "an encrypted volume cannot be read; valid: what is opened of it"),
     (0, b"XFSB", "an XFS image is not supported yet; valid: an ext4 image, or a directory"),
@@ -38,8 +38,8 @@ const NOT_YET: [Sign; 6] = [
     (0, b"!<arch>\ndebian-split", "a part of a package; valid: what `dpkg-split --join` makes"),
     (0x1_0040, b"_BHRfS_M", "a btrfs image is not supported yet; valid: an ext4 image"),
 ];
-/// Compressed files, with the command that unpacks them. Their own pages are in no guest's memory
-/// as code.
+/// Compressed files, with the command that decompresses them. No guest has their own pages in
+/// memory as code.
 const COMPRESSED: [Sign; 4] = [
     (0, &[0x1f, 0x8b, 8], "gzip -d"),
     (0, b"\xfd7zXZ\0", "xz -d"),
@@ -48,8 +48,8 @@ const COMPRESSED: [Sign; 4] = [
 ];
 const KERNEL: Sign = (0x202, b"HdrS", "");
 const PACKAGE: Sign = (0, b"!<arch>\ndebian-binary", "");
-/// An ext4 filesystem; squashfs; qcow2; disks with partitions, new and old. The last is of other
-/// boot sectors, too, and of kernels, which are therefore asked for first.
+/// An ext4 filesystem; squashfs; qcow2; disks with a GPT or an MBR. The MBR's signature also
+/// occurs in other boot sectors and in kernels, so these are checked first.
 const IMAGES: [Sign; 6] = [
     (1080, disk::EXT_MAGIC, ""),
     (0, squashfs::MAGIC, ""),
@@ -60,7 +60,7 @@ const IMAGES: [Sign; 6] = [
 ];
 const SIGNS_LEN: u64 = 0x1_0040 + 8;
 
-/// What this is. With all pages wanted, what is not known is cut as it stands.
+/// The kind of this source. If all pages are wanted, an unknown file is cut as it is.
 pub(super) fn kind(path: &Path, all_pages: bool) -> Result<Kind, OfflineError> {
     let fail = |error| OfflineError::File { path: path.into(), error };
     let unfit = |what: &str| OfflineError::Source { path: path.into(), what: what.into() };
@@ -121,8 +121,8 @@ pub(super) fn cut_file(
     if is_named { done } else { spare(cutter, path, done) }
 }
 
-/// A file that was not named is left out if it cannot be read. What is too much for one source is
-/// no matter of one file: it ends the work.
+/// Leaves out a file that cannot be read, unless it was named itself. A limit of the source ends
+/// the work.
 pub(super) fn spare(
     cutter: &Cutter<'_>,
     path: &Path,
@@ -136,7 +136,7 @@ pub(super) fn spare(
     Ok(())
 }
 
-/// What became a pipe meanwhile is not waited for.
+/// Opens a regular file. It does not block on a path that has meanwhile become a pipe.
 pub(super) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
     let flags = i32::try_from(flags.bits()).map_err(io::Error::other)?;

@@ -1,13 +1,14 @@
-//! squashfs images of version 4, read alone, as Linux describes them in
+//! Reads squashfs images of version 4, as Linux describes them in
 //! `Documentation/filesystems/squashfs.rst` and `fs/squashfs/squashfs_fs.h`.
 //!
-//! Inodes and directories lie in tables, which are packed in blocks of 8 KiB; files in blocks of up
-//! to 1 MiB, and the ends of many files together in one block, a *fragment*. Nothing is read before
-//! it is needed: of the tables [`KEPT`] blocks are kept, of files a block and a fragment.
+//! Inodes and directories are in tables, which are compressed in blocks of 8 KiB. Files are in
+//! blocks of up to 1 MiB; the ends of many files share one block, a *fragment*. Nothing is read
+//! before it is needed. The reader keeps [`KEPT`] blocks of tables, and of files one block and
+//! one fragment.
 //!
-//! All that is unpacked counts, tables too and again: that bounds what a forged image can cost. A
-//! directory within itself ends where any does that lies too deep. Left out: LZMA, which Linux does
-//! not read, and LZO.
+//! All decompressed bytes count, also those of tables and repetitions: that bounds the cost of a
+//! forged image. A directory that contains itself ends at the maximum depth. Left out: LZMA,
+//! which Linux does not read, and LZO.
 
 use std::{
     collections::VecDeque,
@@ -25,16 +26,16 @@ use super::{
     unpack::{BlockCompression, unpack_block},
 };
 
-/// What an image begins with.
+/// The first bytes of an image.
 pub(super) const MAGIC: &[u8] = b"hsqs";
 
 const SUPERBLOCK_LEN: usize = 96;
 const VERSION: u16 = 4;
-/// The most of a table that is packed together.
+/// Maximum size of a table's block.
 const TABLE_BLOCK_LEN: usize = 8 << 10;
-/// Blocks of the tables that are kept.
+/// Number of table blocks that are kept.
 const KEPT: usize = 16;
-/// Set in a length where the block is not compressed.
+/// Set in the length of a block that is not compressed.
 const STORED_TABLE_BLOCK: u16 = 1 << 15;
 const STORED_BLOCK: u32 = 1 << 24;
 const NO_FRAGMENT: u32 = u32::MAX;
@@ -52,23 +53,23 @@ pub(super) struct Squashfs {
     directories: u64,
     fragments: u64,
     fragment_count: u32,
-    /// Blocks of the tables that were unpacked last.
+    /// The blocks of tables that were decompressed last.
     tables: VecDeque<TableBlock>,
-    /// The fragment that was unpacked last, and where it is.
+    /// The fragment that was decompressed last, and its place.
     fragment: (u64, Vec<u8>),
     packed: Vec<u8>,
-    /// Bytes that may yet be unpacked.
+    /// Bytes that may still be decompressed.
     left: u64,
 }
 
 struct TableBlock {
     place: u64,
-    /// Where the next one is.
+    /// Place of the next block.
     next: u64,
     bytes: Vec<u8>,
 }
 
-/// A place in a table.
+/// A position in a table.
 #[derive(Clone, Copy)]
 struct Cursor {
     block: u64,
@@ -78,20 +79,20 @@ struct Cursor {
 /// A directory that is being read.
 pub(super) struct Directory {
     cursor: Cursor,
-    /// Bytes that are left of it.
+    /// Remaining bytes of the directory.
     left: u32,
-    /// Entries up to the next header, and where their inodes are.
+    /// Number of entries up to the next header, and the block of their inodes.
     entries: u32,
     inodes: u32,
 }
 
-/// Where a file's contents are.
+/// The location of a file's contents.
 struct Place {
     size: u64,
     start: u64,
-    /// Where the lengths of its blocks are.
+    /// Position of the lengths of its blocks.
     lengths: Cursor,
-    /// Which fragment has its end, from which byte on.
+    /// The fragment with its end, and the offset in it.
     end: Option<(u32, u32)>,
 }
 
@@ -141,13 +142,13 @@ impl Squashfs {
         })
     }
 
-    /// The same, of which so many bytes may be unpacked.
+    /// Sets the number of bytes that may be decompressed.
     #[cfg(test)]
     pub(super) fn with_left(self, left: u64) -> Self {
         Self { left, ..self }
     }
 
-    /// Unpacks so many bytes, of which at most `most` come.
+    /// Decompresses `len` bytes into at most `most` bytes.
     fn unpack(
         &mut self,
         place: u64,
@@ -189,7 +190,7 @@ impl Squashfs {
         Ok(&self.tables[0])
     }
 
-    /// Fills the buffer out of a table, and goes on behind that.
+    /// Fills the buffer from a table, and advances the cursor.
     fn read(&mut self, cursor: &mut Cursor, buffer: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -206,7 +207,7 @@ impl Squashfs {
         Ok(())
     }
 
-    /// An inode's kind, and where what follows that is.
+    /// An inode's kind, and the position of the data after the common header.
     fn inode(&mut self, inode: u64) -> io::Result<(u16, Cursor)> {
         let mut cursor = cursor(self.inodes, inode >> 16, inode)?;
         let mut common = [0; 16];
@@ -228,7 +229,7 @@ impl Squashfs {
             }
             _ => return Err(damaged()),
         };
-        // Linux counts three bytes more, for `.` and `..`.
+        // Linux counts three more bytes, for `.` and `..`.
         let left = size.saturating_sub(3);
         let cursor = cursor(self.directories, block.into(), at.into())?;
         Ok(Directory { cursor, left, entries: 0, inodes: 0 })
@@ -354,7 +355,7 @@ pub(super) struct File<'a> {
     block: (u64, Vec<u8>),
 }
 
-/// The first block of which the length was not read yet.
+/// The first block whose length was not read yet.
 struct Next {
     block: u64,
     start: u64,
@@ -417,7 +418,8 @@ impl Contents for File<'_> {
     }
 }
 
-/// Where a reference into a table leads: its lower 16 bits are a place in the block.
+/// The position that a reference into a table points to; its lower 16 bits are an offset in the
+/// block.
 fn cursor(table: u64, block: u64, at: u64) -> io::Result<Cursor> {
     let block = table.checked_add(block).ok_or_else(damaged)?;
     let at = usize::try_from(at & 0xffff).map_err(|_| damaged())?;

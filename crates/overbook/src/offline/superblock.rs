@@ -1,10 +1,10 @@
-//! An ext4 superblock as `ext4-view` takes it, and what has to be known for that.
+//! Adapts an ext4 superblock to `ext4-view`.
 //!
-//! `ext4-view` refuses features that change nothing for a reader of files, finds inodes of 128
-//! bytes damaged where there are checksums, and does not know where `meta_bg` has the group
-//! descriptors. So it is shown a superblock without these, and descriptors where it looks for them.
-//! A feature that it cannot read is refused here, by its name in `mke2fs`. Layout: Linux's
-//! `Documentation/filesystems/ext4/super.rst`.
+//! `ext4-view` has three limits. It refuses features that do not matter to a reader of files. It
+//! finds inodes of 128 bytes damaged if the filesystem has checksums. It does not know the place
+//! of the group descriptors with `meta_bg`. So it gets a superblock without these features, and
+//! finds the descriptors where it looks for them. A feature that it cannot read is refused here,
+//! by its name in `mke2fs`. Layout: Linux's `Documentation/filesystems/ext4/super.rst`.
 
 use std::{error::Error, io};
 
@@ -36,9 +36,9 @@ const METADATA_CSUM: u32 = 0x400;
 
 /// Features that are read: extent, 64bit, flex_bg, metadata_csum_seed, encrypt; and those above.
 const READ: u32 = FILETYPE | RECOVER | 0x40 | BITS_64 | 0x200 | 0x2000 | 0x1_0000;
-/// Features of no concern, which `ext4-view` is not shown: mmp, ea_inode, large_dir, casefold.
+/// Harmless features that are hidden from `ext4-view`: mmp, ea_inode, large_dir, casefold.
 const HIDDEN: u32 = META_BG | 0x100 | 0x400 | 0x4000 | 0x2_0000;
-/// Names of those that are not read.
+/// Names of features that are refused.
 const REFUSED: [(u32, &str); 4] = [
     (0x1, "compression"),
     (JOURNAL_DEV, "journal_dev"),
@@ -48,10 +48,10 @@ const REFUSED: [(u32, &str); 4] = [
 
 /// Linux's largest blocks: 64 KiB.
 const MOST_LOG_BLOCK_SIZE: u32 = 6;
-/// Block groups, which are all kept in memory: 128 TiB with the usual ones.
+/// Maximum number of block groups, all kept in memory: 128 TiB with groups of the usual size.
 const MOST_GROUPS: u64 = 1 << 20;
 
-/// A filesystem as `ext4-view` is shown it.
+/// A filesystem as `ext4-view` sees it.
 pub(super) struct Shown {
     disk: disk::From,
     superblock: [u8; LEN],
@@ -60,7 +60,7 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Reads the superblock; an error names what is not supported.
+    /// Reads the superblock. An error names an unsupported feature.
     pub(super) fn open(mut disk: disk::From) -> io::Result<Self> {
         let mut superblock = [0; LEN];
         disk.read_at(PLACE, &mut superblock)?;
@@ -82,7 +82,7 @@ impl Ext4Read for Shown {
             buffer.copy_from_slice(&self.superblock);
             return Ok(());
         }
-        // Descriptors are read one by one, all else in blocks.
+        // Descriptors are read one by one, everything else in blocks.
         let place = match &self.descriptors {
             Some(groups) if buffer.len() < LEN => groups.place(start).ok_or("no such group")?,
             _ => start,
@@ -91,7 +91,7 @@ impl Ext4Read for Shown {
     }
 }
 
-/// Whether it can be read.
+/// Checks that the filesystem can be read.
 fn check(superblock: &[u8]) -> Result<(), String> {
     let has_checksums = long(superblock, READ_ONLY) & METADATA_CSUM > 0;
     if has_checksums && long(superblock, CHECKSUM) != crc32c(&superblock[..CHECKSUM]) {
@@ -123,8 +123,8 @@ fn check(superblock: &[u8]) -> Result<(), String> {
             u64::from(log) + 10
         ));
     }
-    // Without a checksum at its end an empty block of a directory has a length that 16 bits have
-    // not, and that `ext4-view` does not know.
+    // Without a checksum at its end, an empty block of a directory has a length that does not fit
+    // in 16 bits, and that `ext4-view` does not know.
     if log == MOST_LOG_BLOCK_SIZE && !has_checksums {
         let what = "ext4 with blocks of 64 KiB without metadata_csum, which is not supported yet";
         return Err(what.to_owned());
@@ -142,11 +142,11 @@ fn blocks(superblock: &[u8]) -> u64 {
     u64::from(long(superblock, 0x4)) | u64::from(high) << 32
 }
 
-/// Takes out what a reader need not know.
+/// Removes features that do not matter to a reader.
 fn show(superblock: &mut [u8; LEN]) {
     hide(superblock, INCOMPATIBLE, HIDDEN);
     if short(superblock, INODE_SIZE) == 128 {
-        // Half a checksum has room in such an inode.
+        // Such an inode has room for only half a checksum.
         hide(superblock, READ_ONLY, METADATA_CSUM);
     }
     let checksum = crc32c(&superblock[..CHECKSUM]);
@@ -158,24 +158,24 @@ fn hide(superblock: &mut [u8; LEN], at: usize, features: u32) {
     superblock[at..at + 4].copy_from_slice(&shown.to_le_bytes());
 }
 
-/// As ext4 has it: CRC-32C without the last inversion.
+/// The CRC of ext4: CRC-32C without the last inversion.
 fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32, _| if crc & 1 > 0 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), step))
 }
 
-/// Where group descriptors are with `meta_bg`: each block of them is in the first of the groups
-/// that it describes.
+/// The places of group descriptors with `meta_bg`: each block of them is in the first of the
+/// groups that it describes.
 struct MetaBlockGroups {
     block_len: u64,
-    /// Descriptors in a block.
+    /// Descriptors per block.
     per_block: u64,
     /// Blocks of descriptors that lie together at the beginning, as without `meta_bg`.
     first: u64,
     first_data_block: u64,
     blocks_per_group: u64,
     is_sparse: bool,
-    /// Groups that have the only copies of the superblock, with `sparse_super2`.
+    /// The groups with the only copies of the superblock, with `sparse_super2`.
     copies: Option<[u64; 2]>,
 }
 
@@ -201,7 +201,7 @@ impl MetaBlockGroups {
         })
     }
 
-    /// Where that is which would be here without `meta_bg`.
+    /// The real place of the bytes that would be at `start` without `meta_bg`.
     fn place(&self, start: u64) -> Option<u64> {
         let table = if self.block_len == 1024 { 2 } else { 1 };
         let at = start.checked_sub(table * self.block_len)?;
@@ -213,7 +213,7 @@ impl MetaBlockGroups {
         let mut number =
             self.blocks_per_group.checked_mul(group)?.checked_add(self.first_data_block)?;
         number += u64::from(self.has_superblock(group));
-        // With blocks of 1 KiB and clusters the first block has no number of its own.
+        // With blocks of 1 KiB and clusters, the first block has no number.
         number += u64::from(group == 0 && self.block_len == 1024 && self.first_data_block == 0);
         number.checked_mul(self.block_len)?.checked_add(at % self.block_len)
     }

@@ -1,5 +1,4 @@
-//! Counts of what a source gave, so that a source that gave nothing is an error that says what it
-//! has.
+//! Counts the contents of a source. A source without pages is an error that says what it contains.
 
 use std::{
     path::PathBuf,
@@ -15,15 +14,15 @@ use super::{OfflineError, lock};
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     source: PathBuf,
-    /// Files with content that were met.
+    /// Files that are not empty.
     pub(super) files: AtomicU64,
-    /// Of these, such as begin as an executable does.
+    /// Those of them that begin like an executable.
     pub(super) elf: AtomicU64,
-    /// Pages that were taken, also such of zeros.
+    /// Pages that were taken, including pages of zeros.
     pub(super) pages: AtomicU64,
     /// Files and directories that could not be read.
     pub(super) left_out: AtomicU64,
-    /// A kernel's boot image in it, which is not unpacked.
+    /// A kernel's boot image in the source, which is not decompressed.
     pub(super) kernel: Mutex<Option<PathBuf>>,
 }
 
@@ -32,7 +31,7 @@ impl Tally {
         Self { source, ..Self::default() }
     }
 
-    /// An error where no page came of it.
+    /// Returns an error if no page was taken.
     pub(super) fn check(&self, told: &[String]) -> Result<(), OfflineError> {
         if self.pages.load(Relaxed) > 0 {
             return Ok(());

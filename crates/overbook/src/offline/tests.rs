@@ -23,8 +23,8 @@ fn refused(request: &Request) -> String {
     build(request, |_, _| {}).unwrap_err().to_string()
 }
 
-/// An executable of 64 bits: a page of headers, two of code, one more and a tail of 100 bytes, of
-/// which the segment has 10.
+/// A 64-bit executable: a page of headers, two of code, one more, and a tail of 100 bytes. The
+/// segment has 10 bytes of the tail.
 fn small_executable() -> Vec<u8> {
     let mut bytes = vec![0; 4 * 4096 + 100];
     bytes[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
@@ -102,7 +102,7 @@ fn a_table_that_cannot_be_written_leaves_the_old_one() {
     let path = directory.path().join("small");
     fs::write(&path, small_executable()).unwrap();
     let (table, _) = built(&request(&[&path]));
-    // A directory in its place cannot be renamed over.
+    // A file cannot be renamed over a directory.
     let place = directory.path().join("t.spt");
     fs::create_dir(&place).unwrap();
     let error = write(&table, &place).unwrap_err().to_string();
@@ -143,7 +143,7 @@ fn holes_are_not_read() {
     assert_eq!(table.records().len(), 1);
     assert!(work.bytes < 4 << 20, "{work:?}");
 
-    // They count as if they had been.
+    // Holes count as zeros.
     let len = (1 << 20) + 100;
     file.set_len(0).unwrap();
     file.set_len(len).unwrap();
@@ -164,7 +164,7 @@ fn packages_are_unpacked() {
     let control = "Package: small\nVersion: 1\nArchitecture: all\nMaintainer: nobody\n\
                    Description: small\n";
     fs::write(root.join("DEBIAN/control"), control).unwrap();
-    // A name that takes an entry of its own.
+    // A name long enough to be an entry of its own.
     let long = "n".repeat(200);
     fs::write(root.join("usr/bin").join(&long), small_executable()).unwrap();
     fs::copy("/bin/sh", root.join("usr/bin/sh")).unwrap();
@@ -216,7 +216,7 @@ fn images_are_read_without_mounting() {
 
     let file = File::options().write(true).open(&image).unwrap();
     file.set_len(100 << 10).unwrap();
-    // What is cut off is an error, or files that are left out and told of.
+    // A cut-off image gives an error, or files that are left out and reported.
     if let Ok((_, work)) = build(&request(&[&image]), |_, _| {}) {
         assert!(work.left_out > 0, "{work:?}");
     }
@@ -240,7 +240,8 @@ fn partitioned(filesystem: &[u8], has_gpt: bool) -> Vec<u8> {
     disk
 }
 
-/// As qcow2, with clusters of 4 KiB: each third one compressed, and nothing of zeros.
+/// A qcow2 image with clusters of 4 KiB: each third one is compressed, and clusters of zeros are
+/// left out.
 fn qcow2(disk: &[u8], is_zstd: bool) -> Vec<u8> {
     const CLUSTER: usize = 4096;
     let clusters: Vec<_> = disk.chunks(CLUSTER).collect();
@@ -322,7 +323,7 @@ fn disks_are_read_with_partitions_and_as_qcow2() {
         (23, 30, "clusters of 2^30 bytes"),
         (35, 2, "it is encrypted"),
         (79, 4, "its features 0x4 are not supported yet"),
-        // No table: all is zeros.
+        // No table: all clusters are zeros.
         (39, 0, "there is no ext4 filesystem"),
     ] {
         let error = change(at, byte);
@@ -330,7 +331,7 @@ fn disks_are_read_with_partitions_and_as_qcow2() {
     }
 }
 
-/// A kernel's boot image, as Linux makes it: it puts the length behind what is compressed.
+/// A kernel's boot image, as Linux makes it, with the length after the compressed data.
 fn boot_image(packed: &[u8]) -> Vec<u8> {
     let mut image = vec![0; 3 * 512];
     image[0x1f1] = 1;
@@ -344,7 +345,7 @@ fn boot_image(packed: &[u8]) -> Vec<u8> {
     image
 }
 
-/// As `lz4 -l` does it, in blocks of 8 MiB.
+/// Compresses as `lz4 -l` does, in blocks of 8 MiB.
 fn legacy_lz4(bytes: &[u8]) -> Vec<u8> {
     let mut packed = vec![0x02, 0x21, 0x4c, 0x18];
     for block in bytes.chunks(8 << 20) {
@@ -359,7 +360,7 @@ fn legacy_lz4(bytes: &[u8]) -> Vec<u8> {
 fn a_kernel_is_found_in_its_boot_image() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("kernel");
-    // More than a block of LZ4.
+    // Larger than a block of LZ4.
     let mut kernel = small_executable();
     kernel.resize(20 << 20, 3);
     fs::write(&path, &kernel).unwrap();
@@ -456,7 +457,7 @@ fn all_threads_share_what_may_be_read_of_an_image() {
     let (done, files, _) = cut(MOST_BYTES);
     done.unwrap();
     assert_eq!(files, 42);
-    // Enough for one filesystem, but not for both.
+    // Enough bytes for one filesystem, but not for both.
     let (done, _, left_out) = cut(files * small_executable().len() as u64 * 2 / 3);
     let error = done.unwrap_err();
     assert!(matches!(error, OfflineError::Limit { .. }), "{error:?}");
@@ -482,7 +483,7 @@ fn names_out_of_images_and_packages_are_fit_for_a_terminal() {
         assert!(work.told.concat().contains(shown), "{work:?}");
     }
 
-    // A package may say how it is packed.
+    // The name of the compression comes from the package.
     let package = directory.path().join("small.deb");
     let member = format!("{:<48}{:<10}`\n", "data.tar.\x1b[2J", 0);
     fs::write(&package, format!("!<arch>\n{:<48}{:<10}`\n{member}", "debian-binary", 0)).unwrap();

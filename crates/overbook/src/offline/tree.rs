@@ -1,5 +1,6 @@
-//! The files of a directory tree. Symbolic links are not followed, so that no loop is met; other
-//! filesystems are not entered; a file with several names is taken once, as a page cache has it.
+//! Finds the files of a directory tree. Symbolic links are not followed, so there are no loops.
+//! Other filesystems are not entered. A file with several names is taken once, as in the page
+//! cache.
 
 use std::{
     collections::HashSet,
@@ -10,12 +11,12 @@ use std::{
 
 use super::{Job, MOST_DEPTH, OfflineError, Queue, limit::count};
 
-/// Puts all files below it into the queue.
+/// Puts all files below `root` into the queue.
 pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError> {
     let fail = |error| OfflineError::File { path: root.into(), error };
     let device = fs::metadata(root).map_err(fail)?.dev();
     let mut tree = Tree { queue, device, linked: HashSet::new(), seen: 0 };
-    // One directory that is being read for each level.
+    // One open directory per level.
     let mut open = vec![(root.to_owned(), fs::read_dir(root).map_err(fail)?)];
     while let Some((directory, entries)) = open.last_mut() {
         if tree.queue.shared.has_failed() {
@@ -48,16 +49,16 @@ pub(super) fn put(queue: &mut Queue<'_>, root: &Path) -> Result<(), OfflineError
 struct Tree<'a, 'b> {
     queue: &'a mut Queue<'b>,
     device: u64,
-    /// Files with more than one name that were met.
+    /// Files with more than one name that were seen.
     linked: HashSet<u64>,
     seen: u64,
 }
 
 impl Tree<'_, '_> {
-    /// Puts a file into the queue, or answers a directory that is to be entered.
+    /// Puts a file into the queue, or returns a directory to enter.
     fn look_at(&mut self, entry: &DirEntry) -> Option<(PathBuf, ReadDir)> {
         let path = entry.path();
-        // Of the link itself, where it is one.
+        // Metadata of the link itself, if it is one.
         let metadata = match entry.metadata() {
             Ok(metadata) => metadata,
             Err(error) => {

@@ -1,4 +1,4 @@
-//! Tries the tables that groups name, for `overbook check`: each is read as a worker reads it.
+//! Tries the tables that groups name, for `overbook check`. Each is read as a worker reads it.
 
 use std::{
     collections::BTreeMap,
@@ -9,20 +9,20 @@ use model::{GroupName, Spec};
 use pages::offline::Sampling;
 use serde::Serialize;
 
-/// What came of trying a table.
+/// The result of trying a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tried {
     /// The table's file.
     pub table: PathBuf,
     /// The group that names it.
     pub group: GroupName,
-    /// What is wrong with it; `None`: it is of use. A group with a wrong table uses none.
+    /// The fault; `None`: the table can be used. A group with a faulty table uses none.
     pub problem: Option<String>,
-    /// Its pages.
+    /// Number of its distinct pages.
     pub distinct_pages: u64,
 }
 
-/// Tries all tables of all groups. Each file is read once, one after the other.
+/// Tries all tables of all groups. Each file is read once.
 #[must_use]
 pub fn try_tables(spec: &Spec) -> Vec<Tried> {
     let mut read = BTreeMap::new();
@@ -44,7 +44,7 @@ pub fn try_tables(spec: &Spec) -> Vec<Tried> {
     tried
 }
 
-/// How many pages it has, and how they were sampled.
+/// The table's number of pages, and their sampling.
 fn try_table(path: &Path) -> Result<(u64, Sampling), String> {
     let bytes = super::read(path).map_err(|error| error.what())?;
     let table = super::parse(&bytes)?;

@@ -1,5 +1,4 @@
-//! Unpacks what is compressed, while it is read, with bounds on the memory that this takes and on
-//! what comes out.
+//! Decompresses data while it is read, with bounds on the memory for it and on its output.
 
 use std::io::{self, Read};
 
@@ -8,27 +7,27 @@ use lzma_rust2::XzReader;
 
 use super::{MOST_BYTES, cut::fill, limit::unpacks_too_much};
 
-/// Memory for what xz looks back at; `dpkg-deb` and Linux use 64 MiB and 128 MiB at most. Zstd
-/// takes 128 MiB at most by itself.
+/// Memory for the window of xz. `dpkg-deb` and Linux use at most 64 MiB and 128 MiB. Zstd itself
+/// takes at most 128 MiB.
 pub const MOST_XZ_KIB: u32 = 256 << 10;
 
-/// How something is compressed.
+/// The compression of some data.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Compression {
     None,
     Gzip,
     Xz,
     Zstd,
-    /// As Linux has its kernel: `lz4 -l`.
+    /// Linux's format for its kernel: `lz4 -l`.
     Lz4,
 }
 
-/// How much of what is compressed there is.
+/// The number of compressed streams.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Streams {
-    /// One; what stands behind it is not looked at.
+    /// One; data after it is ignored.
     First,
-    /// Any number of them, one after the other, up to the end: anything else is an error.
+    /// Any number of them, one after the other, up to the end. Anything else is an error.
     All,
 }
 
@@ -51,7 +50,7 @@ pub(super) fn unpack(
     Ok(Unpacked { contents, left: MOST_BYTES, read: 0 })
 }
 
-/// Contents that end with an error where they are more than is read out of one source.
+/// Contents that end with an error when they exceed the limit of one source.
 pub(super) struct Unpacked {
     contents: Box<dyn Read>,
     left: u64,
@@ -59,7 +58,7 @@ pub(super) struct Unpacked {
 }
 
 impl Unpacked {
-    /// How many bytes came of it.
+    /// Number of bytes of output so far.
     pub(super) const fn read_so_far(&self) -> u64 {
         self.read
     }
@@ -74,15 +73,15 @@ impl Read for Unpacked {
     }
 }
 
-/// LZ4's first format, which has no end of its own: blocks with their lengths, of 8 MiB each when
-/// unpacked. Of those one is kept.
+/// LZ4's legacy format, which has no end mark: blocks with their lengths, of 8 MiB each when
+/// decompressed. The reader keeps one block.
 struct LegacyLz4<R> {
     packed: R,
     block: Vec<u8>,
     at: usize,
 }
 
-/// What LZ4's first format begins with.
+/// The first bytes of LZ4's legacy format.
 pub(super) const LEGACY_LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 
 impl<R: Read> LegacyLz4<R> {
@@ -92,10 +91,10 @@ impl<R: Read> LegacyLz4<R> {
         Ok(Self { packed, block: Vec::new(), at: 0 })
     }
 
-    /// The next block; an empty one at the end.
+    /// Reads the next block; an empty one at the end.
     fn next(&mut self) -> io::Result<()> {
         const BLOCK_LEN: usize = 8 << 20;
-        /// What does not shrink grows by so much.
+        /// An incompressible block grows by this much.
         const MOST_PACKED: usize = BLOCK_LEN + BLOCK_LEN / 255 + 16;
         self.block.clear();
         self.at = 0;
@@ -131,23 +130,23 @@ impl<R: Read> Read for LegacyLz4<R> {
     }
 }
 
-/// How each block of a filesystem is compressed.
+/// The compression of a filesystem's blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BlockCompression {
-    /// As zlib does it.
+    /// In zlib's format.
     Gzip,
     Xz,
     Lz4,
     Zstd,
 }
 
-/// Unpacks a block, of which at most `most` bytes may come.
+/// Decompresses a block into at most `most` bytes.
 pub(super) fn unpack_block(
     how: BlockCompression,
     packed: &[u8],
     most: usize,
 ) -> io::Result<Vec<u8>> {
-    /// What xz may look back at is a block, of 1 MiB at most, and some more for itself.
+    /// The window of xz is a block, of at most 1 MiB, and xz needs some memory for itself.
     const MOST_XZ_KIB: u32 = 2 << 10;
     match how {
         BlockCompression::Gzip => all(&mut ZlibDecoder::new(packed), most),
@@ -162,7 +161,7 @@ pub(super) fn unpack_block(
     }
 }
 
-/// All that comes, which may be no more than `most` bytes.
+/// All contents, which must be at most `most` bytes.
 fn all(contents: &mut impl Read, most: usize) -> io::Result<Vec<u8>> {
     let mut block = vec![0; most];
     let has = fill(contents, &mut block)?;

@@ -1,18 +1,18 @@
-//! A pool's store, asked by a process of its own without rights.
+//! A pool's store, accessed by a process of its own without rights.
 //!
 //! ```text
 //!   daemon ──the pool, questions (JSON lines on standard input)──►  store  ◄──gRPC, TLS──►  etcd
 //!          ◄─answers (JSON lines on standard output)──────────────
 //! ```
 //!
-//! **Problem.** The daemon may read every process of the host and talk to every QEMU. What parses
-//! the answers of another host should have none of that.
+//! **Problem.** The daemon may read every process of the host and talk to every QEMU. Code that
+//! parses the answers of another host should have none of these rights.
 //!
-//! **Idea.** [`Apart`] is a [`Store`] like any other; the process behind it opens the real one,
-//! gives up its rights ([`sys::confine`]), and answers. It may end at any moment: the questions
-//! that it had are answered with [`StoreError::Unreachable`], as by a store that does not answer,
-//! and the next one is started after a pause that doubles. Seats are leases in the store, and
-//! outlive it.
+//! **Idea.** [`Apart`] is a [`Store`]. The process behind it opens the real store, gives up its
+//! rights ([`sys::confine`]), and answers. It may end at any moment. Questions in flight are then
+//! answered with [`StoreError::Unreachable`], like those to a store that does not answer, and the
+//! next process starts after a pause that doubles each time. Leases are in the store, so they
+//! outlive the process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,14 +35,15 @@ use crate::helper::{Helper, outlive_signals};
 use crate::lines::{Lines, Numbered, line, nonsense};
 use crate::log;
 
-/// The longest answer, in bytes: all that one host may have written, as numbers.
+/// Maximum length of an answer, in bytes: all records of one host, written as numbers.
 const MOST_ANSWER: usize = 32 << 20;
-/// A question that is open for so long: the process is stuck. Waiting for a change takes longest.
+/// Timeout of a question, after which the process counts as stuck. Waiting for a change takes
+/// longest.
 const STUCK: Duration = Duration::from_secs(20);
-/// Questions that wait to be told.
+/// Length of the queue of questions.
 const WAITING: usize = 16;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// One that has run for so long was in good order.
+/// A process that has run at least this long resets the pause.
 const GOOD_RUN: Duration = Duration::from_secs(3);
 
 /// A question to the store: one of its methods.
@@ -56,7 +57,7 @@ enum Question {
     Write { seat: Seat, still: Vec<Still>, changes: Vec<Change> },
 }
 
-/// Its answer.
+/// The answer to a question.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Read(Snapshot),
@@ -64,16 +65,16 @@ enum Answer {
     Done,
 }
 
-/// The first line: whether there is a way to the store, or why not.
+/// The first line: whether the store could be opened, or why not.
 type Begun = Result<(), String>;
 type Outcome = Result<Answer, StoreError>;
 type Ask = (Question, oneshot::Sender<Outcome>);
 
-/// A store behind a process of its own.
+/// A store that a process of its own accesses.
 pub(crate) struct Apart(mpsc::Sender<Ask>);
 
 impl Apart {
-    /// Of this pool. The process ends with this value.
+    /// Opens the store of this pool. The process ends when this value is dropped.
     pub(crate) fn start(pool: PoolSpec) -> Self {
         let (asks, asked) = mpsc::channel(WAITING);
         tokio::spawn(keep(pool, asked));
@@ -149,7 +150,7 @@ impl Store for Apart {
     }
 }
 
-/// Keeps a process that answers until nothing can ask any more.
+/// Keeps a process that answers, until no client can ask any more.
 async fn keep(pool: PoolSpec, mut asked: mpsc::Receiver<Ask>) {
     let (mut pause, mut told) = (PAUSES.0, String::new());
     loop {
@@ -166,7 +167,7 @@ async fn keep(pool: PoolSpec, mut asked: mpsc::Receiver<Ask>) {
     }
 }
 
-/// Has one process answer. It ends well when nothing can ask any more.
+/// Runs one process. Returns `Ok` when no client can ask any more.
 async fn serve(pool: &PoolSpec, asked: &mut mpsc::Receiver<Ask>) -> io::Result<()> {
     let (helper, mut down, up) = Helper::start(Helper::program().arg("store"))?;
     let mut open = BTreeMap::new();
@@ -176,14 +177,14 @@ async fn serve(pool: &PoolSpec, asked: &mut mpsc::Receiver<Ask>) -> io::Result<(
     if let Err(error) = &outcome {
         let waiting = std::iter::from_fn(|| asked.try_recv().ok()).map(|(_, reply)| reply);
         for reply in open.into_values().map(|(reply, _)| reply).chain(waiting) {
-            // The answer may not be of interest any more.
+            // The caller may have dropped the receiver.
             let _ = reply.send(Err(StoreError::Unreachable(error.to_string())));
         }
     }
     outcome
 }
 
-/// Questions that the process has, and since when.
+/// Questions in flight, with their start times.
 type Open = BTreeMap<u64, (oneshot::Sender<Outcome>, Instant)>;
 
 async fn pass(
@@ -198,7 +199,7 @@ async fn pass(
     begun.ok_or(io::ErrorKind::UnexpectedEof)?.map_err(io::Error::other)?;
     let mut id = 0;
     loop {
-        // They are numbered as they come: the first one is the oldest.
+        // The numbers ascend, so the first question is the oldest.
         let oldest = open.first_key_value().map(|(_, (_, since))| *since + STUCK);
         let stuck = async {
             match oldest {
@@ -219,7 +220,7 @@ async fn pass(
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 };
                 if let Some((reply, _)) = open.remove(&id) {
-                    // The answer may not be of interest any more.
+                    // The caller may have dropped the receiver.
                     let _ = reply.send(what);
                 }
             }
@@ -232,10 +233,10 @@ fn is_stuck() -> io::Error {
     nonsense(format!("nothing within {STUCK:?}"))
 }
 
-/// Answers what the daemon asks of its pool's store, until the daemon ends.
+/// Answers the daemon's questions to its pool's store, until the daemon ends.
 ///
 /// # Errors
-/// The daemon tells no pool, or a pool whose store cannot be had.
+/// The daemon names no pool, or a pool whose store cannot be opened.
 pub(crate) fn run() -> io::Result<()> {
     let down = io::stdin().as_fd().try_clone_to_owned()?;
     let up = io::stdout().as_fd().try_clone_to_owned()?;
@@ -244,16 +245,16 @@ pub(crate) fn run() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let outcome = runtime.block_on(async {
         let down = BufReader::new(pipe::Receiver::from_owned_fd(down)?);
-        // The daemon is trusted with its lines' length.
+        // The length of the daemon's lines is trusted.
         let mut down = Lines::new(down, usize::MAX - 1);
         let mut up = pipe::Sender::from_owned_fd(up)?;
         let Some(pool) = down.next::<PoolSpec>().await? else { return Ok(()) };
         let store = super::store(&pool).await;
         let begun: Begun = store.as_ref().map(drop).map_err(ToString::to_string);
         up.write_all(&line(&begun)?).await?;
-        // The daemon has been told why.
+        // The daemon was told the reason.
         let Ok(store) = store else { return Ok(()) };
-        // Its certificates are read, and threads that look names up are started later.
+        // The certificates are read by now. Threads for name lookups start later.
         if let Err(error) = confine::to_the_network() {
             log::warn(&format!(
                 "what asks the pool's store has more rights than it needs: {error}"
@@ -261,7 +262,7 @@ pub(crate) fn run() -> io::Result<()> {
         }
         answer_all(&store, down, up).await
     });
-    // A name that is being looked up need not be waited for.
+    // A name lookup in progress is not waited for.
     runtime.shutdown_background();
     outcome
 }
@@ -279,7 +280,7 @@ async fn answer_all(
                 let (store, done) = (Arc::clone(store), done.clone());
                 tokio::spawn(async move {
                     let what = answer(&*store, what).await;
-                    // The other side has gone, with this process.
+                    // The receiver has gone when this process ends.
                     let _ = done.send(Numbered { id, what }).await;
                 });
             }

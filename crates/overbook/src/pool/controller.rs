@@ -1,7 +1,8 @@
-//! A pool's controller: it sees what hosts report, decides, and writes down what is to be moved.
+//! A pool's controller: it reads the hosts' reports, decides, and writes intents to move VMs.
 //!
-//! Any number of them may run; one has the seat. All that it knows is in the store, but for what
-//! it remembers of the last minutes; a new one waits for so long before it moves anything.
+//! Any number of controllers may run; the one that holds the lease is active. All state is in the
+//! store, except for the moves of the last minutes. So a new controller waits for that time
+//! before it moves a VM.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use policy::handover::{SourceStep, TargetStep};
 use sys::clock::boot_now;
 use tokio::time::{Instant, sleep};
 
-/// How often is decided.
+/// Interval between decisions.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often a seat is kept.
+/// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
 
 /// A controller.
@@ -28,20 +29,20 @@ pub struct Controller {
     seat: Option<(Seat, Instant)>,
     rest: Millis,
     memory: ClusterMemory,
-    /// When each intent was first seen, by VM and generation.
+    /// The time at which each intent was first seen, by VM and generation.
     since: BTreeMap<VmName, (u64, Time)>,
     trouble: Option<String>,
 }
 
 impl Controller {
-    /// A controller that is called so. What has moved rests for so long.
+    /// A controller with this name. A VM that has moved rests for `rest`.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, who: String, rest: Millis) -> Self {
         let memory = ClusterMemory::resting(rest);
         Self { store, who, seat: None, rest, memory, since: BTreeMap::new(), trouble: None }
     }
 
-    /// Decides for as long as it is polled. `say` hears what it does, and what hinders it.
+    /// Decides for as long as it is polled. `say` gets its actions and its troubles.
     pub async fn run(mut self, say: impl Fn(&str)) {
         loop {
             let trouble = match self.turn(&say).await {
@@ -74,12 +75,13 @@ impl Controller {
         }
         let mut changes = self.ended(&records, now, say);
         let plan = decide(&records.view(now, &self.since), &mut self.memory, now);
-        // An intent that cannot be read is under way all the same.
+        // A VM whose intent cannot be read still counts as moving.
         let is_known = |vm: &VmName| !records.unreadable.contains(vm);
         for (vm, chosen) in plan.moves.iter().filter(|(vm, _)| is_known(vm)) {
             let (from, to) = (chosen.from.clone(), chosen.to.clone());
             say(&format!("{vm} is to go from {from} to {to}, for {}", chosen.for_whom));
-            // Each write makes the revision larger: no two intents of a VM have the same.
+            // Each write increases the revision, so no two intents of a VM have the same
+            // generation.
             let generation = snapshot.revision.unsigned_abs();
             let Some(group) = records.group_of(vm, &from) else { continue };
             let intent = Intent { generation, from, to, group, is_withdrawn: false };
@@ -98,7 +100,7 @@ impl Controller {
         self.store.write(&seat, Vec::new(), changes).await
     }
 
-    /// The seat, if this is the one that decides.
+    /// The lease, if this controller holds it.
     async fn sit(&mut self, say: &impl Fn(&str)) -> Result<Option<Seat>, StoreError> {
         if let Some((seat, stayed)) = &mut self.seat {
             if stayed.elapsed() >= STAY {
@@ -116,13 +118,13 @@ impl Controller {
         Ok(None)
     }
 
-    /// Intents that have ended are struck out.
+    /// Removes intents that have ended.
     fn ended(&mut self, records: &Records, now: Time, say: &impl Fn(&str)) -> Vec<Change> {
         let mut changes = Vec::new();
         for (vm, intent) in &records.intents {
             let (source, target) = (records.source_of(vm, intent), records.target_of(vm, intent));
             let Some(source) = source.filter(|written| written.is_over) else { continue };
-            // A host that is gone for good is not waited for where the guest has stayed.
+            // If the guest has stayed, a host that is permanently gone is not waited for.
             let is_lost = !records.seated.contains(&intent.to);
             let stayed = matches!(source.step, SourceStep::Stayed { .. });
             let is_over = target.is_some_and(|written| written.is_over) || (is_lost && stayed);

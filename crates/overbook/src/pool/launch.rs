@@ -1,9 +1,9 @@
-//! Starts a QEMU that waits for a guest, by the operator's command.
+//! Starts a QEMU that waits for an incoming guest, by the operator's command.
 //!
-//! That QEMU is no part of the daemon: it outlives it, its memory is not the daemon's, and it needs
-//! what the daemon's sandbox forbids. So where systemd runs the host, systemd starts it as a unit
-//! of its own. Elsewhere it is a child in a session and, where that can be made, in a cgroup beside
-//! the daemon's.
+//! This QEMU outlives the daemon. Its memory must not be charged to the daemon, and it needs
+//! rights that the daemon's sandbox forbids. So on a host with systemd, systemd starts it as a
+//! unit of its own. Elsewhere it is a child in its own session and, if possible, in a cgroup next
+//! to the daemon's.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,19 +15,19 @@ use std::time::Duration;
 use model::{VmName, words};
 use sys::process::Spawn;
 
-/// How long a command may take that starts a QEMU.
+/// Timeout of a command that starts a QEMU.
 const LAUNCH: Duration = Duration::from_secs(60);
-/// How long systemd may take to answer, in addition to the command's time.
+/// Timeout of systemd, on top of the command's time.
 const ANSWER: Duration = Duration::from_secs(10);
-/// systemd runs this host if that is there (`sd_booted(3)`).
+/// systemd runs this host if this directory exists (`sd_booted(3)`).
 const BOOTED: &str = "/run/systemd/system";
-/// So much of what a command said is looked at, in bytes.
+/// Bytes read of a command's output.
 const MOST_SAID: usize = 4096;
-/// Units and cgroups of VMs that came are called so, and by the VM's name.
+/// Prefix of the names of units and cgroups for incoming VMs; the VM's name follows.
 const PREFIX: &str = "overbook-incoming-";
 
-/// Enters the cgroup of its first argument, if there is one, and becomes the rest. The
-/// daemon is never to be killed for lack of memory; a VM does not inherit that.
+/// Enters the cgroup of its first argument, if it is not empty, and executes the rest. The OOM
+/// killer spares the daemon; a VM must not inherit that.
 const WRAPPER: &str = "echo 0 2>/dev/null >/proc/self/oom_score_adj\n\
      [ -z \"$1\" ] || echo $$ 2>/dev/null >\"$1/cgroup.procs\"\n\
      shift\nexec \"$@\"";
@@ -37,20 +37,20 @@ const WRAPPER: &str = "echo 0 2>/dev/null >/proc/self/oom_score_adj\n\
 pub(super) struct Launch {
     /// The operator's command.
     pub(super) command: PathBuf,
-    /// The VM; its name is fit to be an argument ([`policy::handover::barred`]).
+    /// The VM. Its name is valid as an argument ([`policy::handover::barred`]).
     pub(super) vm: VmName,
     /// The intent's number.
     pub(super) generation: u64,
-    /// A directory for what the command says; made when it is not there.
+    /// The directory for the command's output; created if it does not exist.
     pub(super) logs: PathBuf,
 }
 
 impl Launch {
-    /// Has the command start it. Done once it has, and is called again by a daemon that was killed
-    /// meanwhile.
+    /// Runs the command. It returns once the command has started QEMU. A daemon that was killed
+    /// meanwhile calls it again.
     ///
     /// # Errors
-    /// Why it did not, in words: the last line of what it has said.
+    /// The reason in words: the last line of the command's output.
     pub(super) fn run(&self) -> Result<(), String> {
         let failed = |error: io::Error| format!("{}: {error}", self.command.display());
         let is_booted = Path::new(BOOTED).is_dir();
@@ -60,7 +60,7 @@ impl Launch {
         let log = self.log().map_err(failed)?;
         let said = fs::File::create(&log).map_err(failed)?;
         let (spawn, limit) = if is_booted {
-            // systemd opens the log by itself; this is for what `systemd-run` has to say.
+            // systemd opens the log by itself; this is for the output of `systemd-run`.
             (self.by_systemd(&log), LAUNCH + ANSWER)
         } else {
             (self.as_child(cgroup(&self.name()).as_deref()), LAUNCH)
@@ -81,14 +81,14 @@ impl Launch {
         Err(format!("{}: {status}: {}", self.command.display(), last_line(&log)))
     }
 
-    /// Unit names know fewer characters than names of VMs.
+    /// Unit names allow fewer characters than names of VMs.
     fn name(&self) -> String {
         let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
         let vm = self.vm.as_str().chars().map(|c| if fits(c) { c } else { '_' });
         format!("{PREFIX}{}-{}", vm.collect::<String>(), self.generation)
     }
 
-    /// Whether systemd has it already: an earlier daemon has told it so.
+    /// Whether an earlier daemon has already had systemd start it.
     fn is_started(&self) -> bool {
         let ask = Spawn::new("systemctl").args(["is-active", "--quiet", &self.name()]);
         let asked = ask.stderr(Stdio::null()).spawn().and_then(|mut ask| ask.wait_for(ANSWER));
@@ -103,7 +103,7 @@ impl Launch {
         Ok(self.logs.join(format!("{}.log", self.vm)))
     }
 
-    /// As a service, and no scope: a scope would keep the daemon's sandbox. It is forking: the
+    /// A service, because a scope would keep the daemon's sandbox. Its type is forking: the
     /// command ends when QEMU has started.
     fn by_systemd(&self, log: &Path) -> Spawn {
         Spawn::new("systemd-run")
@@ -127,14 +127,13 @@ impl Launch {
     }
 }
 
-/// A new cgroup with the same parent as our own; `None`: there can be none, and nothing depends on
-/// it.
+/// A new cgroup with the same parent as our own. `None`: it cannot be made; nothing depends on it.
 fn cgroup(name: &str) -> Option<PathBuf> {
     let own = sys::cgroup::of_process(std::process::id()).ok().flatten()?;
-    // Our own may be the whole tree's.
+    // Our own cgroup may be the root of the tree.
     let parent = own.parent().filter(|parent| parent.join("cgroup.procs").exists());
     let parent = parent.unwrap_or(&own);
-    // Those of VMs that are gone; the kernel keeps the others.
+    // Removes the cgroups of VMs that are gone; the kernel refuses to remove the others.
     for old in fs::read_dir(parent).into_iter().flatten().flatten() {
         if old.file_name().to_string_lossy().starts_with(PREFIX) {
             let _ = fs::remove_dir(old.path());

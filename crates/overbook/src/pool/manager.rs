@@ -1,17 +1,17 @@
-//! Whether another manager has started a QEMU: then that manager knows the VM by its host, and must
-//! move it itself.
+//! Tells whether another manager has started a QEMU. Such a manager knows the VM's host, so it
+//! must move the VM itself.
 //!
-//! Managers leave their marks on a QEMU's command line, and put it into a cgroup whose name is
-//! theirs. Either is enough. A QEMU may write into its own command line; then it harms itself.
+//! Managers mark a QEMU's command line, and put it into a cgroup with a name of theirs. Either
+//! mark is enough. A QEMU may forge its own command line, but that harms only itself.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// So much of a command line is looked at, in bytes: libvirt's have some 10 KiB.
+/// Bytes read of a command line; libvirt's have some 10 KiB.
 const MOST: u64 = 128 << 10;
 
-/// By which marks a manager is known.
+/// The marks of a manager.
 struct Manager {
     name: &'static str,
     /// A part of an argument.
@@ -25,10 +25,10 @@ const MANAGERS: [Manager; 2] = [
     Manager { name: "Proxmox", argument: "/run/qemu-server/", cgroup: "qemu.slice" },
 ];
 
-/// Which manager has started the QEMU of process `pid`; `None`: none that is known.
+/// The manager that has started process `pid`. `None`: no known one.
 pub(super) fn of(pid: u32) -> Option<&'static str> {
     let mut arguments = Vec::new();
-    // A QEMU that has just ended has none.
+    // A QEMU that has just ended has no command line.
     let read = File::open(format!("/proc/{pid}/cmdline"));
     let _ = read.and_then(|file| file.take(MOST).read_to_end(&mut arguments));
     let cgroup = sys::cgroup::of_process(pid).ok().flatten().unwrap_or_default();

@@ -1,10 +1,9 @@
-//! What a host does in a pool: it says how it is, and carries out what concerns it.
+//! A host's part in a pool: it reports its state, and carries out the intents that concern it.
 //!
-//! The member is a task of the daemon beside the loop. It reads what the loop publishes, and the
-//! turns of a migration are taken by the VMs' own tasks. What it must remember of migrations it
-//! writes into the store before it means anything ([`policy::handover`]); all else is learned
-//! again. Its seat it keeps in a file, so that a daemon that starts anew does not wait until the
-//! old lease has ended.
+//! The member is a task of the daemon next to the loop. It reads the published ticks; the VMs' own
+//! tasks take the turns of a migration. State of migrations that it must not forget is written to
+//! the store before it acts ([`policy::handover`]); everything else is learned again. The lease is
+//! also kept in a file, so that a restarted daemon need not wait for the old lease to expire.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -30,35 +29,35 @@ use crate::drivers::migration::{Limits, Secured, Turn, source_turn_without, targ
 use crate::pki::Purpose;
 use crate::published::{Latest, Published};
 
-/// How often a seat is kept.
+/// Interval at which the lease is renewed.
 const STAY: Duration = Duration::from_secs(3);
-/// Reports are written no more often than this.
+/// Minimum interval between two reports.
 const REPORT: Duration = Duration::from_secs(5);
-/// How often is looked while something moves.
+/// Polling interval during a move.
 const BUSY: Duration = Duration::from_millis(100);
-/// Another host that has had no seat for so long is not waited for.
+/// Another host that has had no lease for this long is not waited for.
 const ALONE: Duration = Duration::from_secs(5);
-/// How long a QEMU may take until it is found, once it was started or the daemon was.
+/// Maximum time until a QEMU is found, after the start of the QEMU or of the daemon.
 const FOUND: Duration = Duration::from_secs(30);
 const SEAT_FILE: &str = "pool-seat.json";
 
-/// How a host does in its pool.
+/// The state of a host in its pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberState {
-    /// What the host is called there.
+    /// The host's name in the pool.
     pub host: String,
-    /// Others know that it is there.
+    /// Whether the host holds its lease, so that other hosts know that it is alive.
     pub is_seated: bool,
-    /// Why not, or what else the store says.
+    /// Why it does not, or another error of the store.
     pub trouble: Option<String>,
-    /// VMs that come or go, and what becomes of them.
+    /// VMs that are moving to or from this host, and the news about them.
     pub moves: Moves,
 }
 
-/// A QEMU that was told to start.
+/// A QEMU whose start was requested.
 enum Launched {
     Starting(JoinHandle<Result<(), String>>),
-    /// At this moment.
+    /// The time of the start.
     Started(Instant),
     Failed(String),
 }
@@ -69,9 +68,9 @@ pub struct Member {
     store: Arc<dyn Store>,
     latest: Latest,
     hands: Hands,
-    /// Where certificates are shown to QEMUs.
+    /// The directory with the certificates for QEMUs.
     shown: PathBuf,
-    /// Where it lies what the command says that starts QEMUs.
+    /// The directory for the output of the command that starts QEMUs.
     logs: PathBuf,
     state: watch::Sender<MemberState>,
     seat_file: PathBuf,
@@ -79,18 +78,18 @@ pub struct Member {
     stayed: Instant,
     begun: Instant,
     reported: Option<(HostReport, Instant)>,
-    /// What each VM has paged since its overload began, and as of when.
+    /// Pages that each VM has paged since its overload began, and the time of the count.
     paged: BTreeMap<VmName, (u64, Time)>,
     launched: BTreeMap<(VmName, u64), Launched>,
-    /// The manager that has started each QEMU, by its life.
+    /// The manager that has started each QEMU, by incarnation.
     managers: BTreeMap<u64, Option<&'static str>>,
-    /// Since when others have no seat.
+    /// The time since when other hosts have had no lease.
     absent: BTreeMap<HostName, Instant>,
     teller: Teller,
 }
 
 impl Member {
-    /// A member that is to [`run`](Self::run).
+    /// A member; [`run`](Self::run) starts it.
     #[must_use]
     pub fn new(
         whole: &Spec,
@@ -174,7 +173,7 @@ impl Member {
             match self.carry_out(&seat, vm, intent, &own).await {
                 Ok(is_more) => is_busy |= is_more,
                 Err(error @ StoreError::Unseated(_)) => return Err(error),
-                // What another host has written may be at fault: no other VM waits for that.
+                // A faulty record of another host must not block other VMs.
                 Err(error) => trouble = Some(error),
             }
         }
@@ -188,7 +187,7 @@ impl Member {
         if is_busy {
             return Ok(BUSY);
         }
-        // Until an intent changes, or the seat is to be kept.
+        // Wait until an intent changes, or the lease needs renewal.
         let changed = self.store.changed(records::INTENTS, intents.revision);
         match timeout(STAY, changed).await {
             Ok(heard) => heard.map(|()| Duration::ZERO),
@@ -209,7 +208,7 @@ impl Member {
             let why = format!("another daemon is {who} in this pool, or was a moment ago");
             return Err(StoreError::Refused(why));
         };
-        // Without the file the next daemon waits for the lease to end.
+        // Without the file, the next daemon waits for the lease to expire.
         let _ = serde_json::to_vec(&seat).map(|text| std::fs::write(&self.seat_file, text));
         (self.seat, self.stayed, self.reported) = (Some(seat.clone()), Instant::now(), None);
         Ok(seat)
@@ -233,7 +232,7 @@ impl Member {
         Ok(())
     }
 
-    /// Each QEMU is asked about once in its life.
+    /// Looks up the manager of each QEMU, once per incarnation.
     fn know_managers(&mut self, tick: &Published) {
         let lives: BTreeMap<u64, u32> =
             tick.view.vms.values().filter_map(|view| Some((view.incarnation, view.pid?))).collect();
@@ -247,7 +246,7 @@ impl Member {
         self.managers.get(&view.incarnation).copied().flatten()
     }
 
-    /// How much each overloaded VM has paged.
+    /// Counts the pages that each overloaded VM has paged.
     fn count(&mut self, tick: &Published) {
         self.paged.retain(|vm, _| report::severity(tick, vm) != Severity::None);
         for (vm, overload) in &tick.plan.overloads {
@@ -259,7 +258,7 @@ impl Member {
         }
     }
 
-    /// Does what is next of an intent. Answers whether there is more to be done soon.
+    /// Takes the next turn of an intent. Returns whether another one is due soon.
     async fn carry_out(
         &mut self,
         seat: &Seat,
@@ -280,7 +279,7 @@ impl Member {
         let (sources, targets) =
             if is_source { (&ours_read, &theirs_read) } else { (&theirs_read, &ours_read) };
         let (source, target) = (sources.source_of(vm, intent), targets.target_of(vm, intent));
-        // What QEMU does after that is its operator's business.
+        // After the move, QEMU is its operator's responsibility.
         let is_over = if is_source {
             source.is_some_and(|written| written.is_over)
         } else {
@@ -297,7 +296,7 @@ impl Member {
             is_alone: absent.is_some_and(|absent| absent >= ALONE),
             bar: self.barred(vm, intent),
         };
-        // Written only if the other's step is still the one that was seen.
+        // The write succeeds only if the other host's step has not changed since it was read.
         if is_source {
             let still = theirs.still(records::target(other, vm));
             let key = records::source(&self.spec.host, vm);
@@ -311,7 +310,7 @@ impl Member {
         }
     }
 
-    /// Writes what a turn says. Answers whether there is more to be done soon.
+    /// Writes the step of a turn. Returns whether another turn is due soon.
     async fn follow<Step: Clone + Serialize>(
         &self,
         (seat, still, key): (&Seat, Still, String),
@@ -336,7 +335,7 @@ impl Member {
         }
     }
 
-    /// Why this host's own configuration forbids it to take part.
+    /// Why this host's own configuration forbids the move.
     fn barred(&self, vm: &VmName, intent: &Intent) -> Option<String> {
         let tick = self.latest.borrow();
         let own = tick.spec.group_of(vm).map(|(group, _)| group);
@@ -346,7 +345,7 @@ impl Member {
         bar.or_else(|| view.and_then(|view| self.manager(view)).map(report::managed))
     }
 
-    /// By which TLS a guest travels to that host, or comes from it.
+    /// The TLS files for a migration to or from that host.
     fn secured(&self, peer: &HostName) -> Option<Secured> {
         let files = self.spec.tls.as_ref()?.join(Purpose::Migration.directory());
         Some(Secured { files, shown: self.shown.clone(), peer: peer.clone() })
@@ -375,7 +374,7 @@ impl Member {
         };
         if let Some(qemu) = qemu {
             let turn = source_turn_without(&qemu, known.seen());
-            // A move is over once nobody reads any more that the VM is here.
+            // A move is over once the store no longer lists the VM on this host.
             let is_reported = self.reported.as_ref().is_some_and(|(r, _)| r.vms.contains_key(vm));
             let is_other = self.hands.life(vm).is_some_and(|found| found != life);
             return match turn {
@@ -386,7 +385,7 @@ impl Member {
         let terms = Terms { own: self.limits(), secured: self.secured(&intent.to) };
         match self.hands.source(vm, intent.generation, known, terms).await {
             Some((Ok(turn), found)) => (turn, found),
-            // Another VM of this name, or a QEMU that does not answer: both are waited for.
+            // Another VM with this name, or a QEMU that does not answer: both are waited for.
             _ => (Turn::Waits, life),
         }
     }
@@ -419,7 +418,7 @@ impl Member {
         if self.hands.life(vm).is_some() {
             let terms = Terms { own: listen, secured: self.secured(&intent.from) };
             return match self.hands.target(vm, known, terms).await {
-                // Of a QEMU that is refused before it was prepared nothing is known later.
+                // A QEMU that is refused before it was prepared is not known later.
                 Some((Ok(turn @ Turn::Write(TargetStep::Refused { .. })), _)) => (turn, life),
                 Some((Ok(turn), found)) => (turn, found),
                 _ => (Turn::Waits, life),
@@ -440,7 +439,7 @@ impl Member {
         (turn, life)
     }
 
-    /// Why a QEMU that was told to start is not there.
+    /// Why a requested QEMU is not running.
     async fn launch_failed(&mut self, vm: &VmName, generation: u64) -> Option<String> {
         let is_found = self.hands.life(vm).is_some();
         let launch = self.launched.get_mut(&(vm.clone(), generation))?;
@@ -462,8 +461,8 @@ impl Member {
         }
     }
 
-    /// Ends what was begun by intents that are not there any more, and strikes out what is over. A
-    /// VM whose intent is there and cannot be read is left as it is.
+    /// Ends moves whose intents are gone, and removes records that are over. A VM whose intent
+    /// cannot be read is left as it is.
     async fn clear(
         &mut self,
         seat: &Seat,
@@ -491,7 +490,7 @@ impl Member {
                 changes.push(Change::Delete { key });
             } else if matches!(step.step, TargetStep::Prepared { .. } | TargetStep::Refused { .. })
             {
-                // Without an intent nobody sends it a guest any more.
+                // Without an intent, no host will send it a guest.
                 is_busy = true;
                 let why = "its intent is gone".to_owned();
                 let step_seen = Some(TargetStep::Refused { why });

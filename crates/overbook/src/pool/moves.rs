@@ -1,7 +1,7 @@
-//! What becomes of VMs that change hosts, each thing told once.
+//! News of VMs that change hosts, each reported once.
 //!
-//! It is read off the steps that this host has written, not noted when they are written: so a write
-//! whose answer was lost is told as well. What a daemon finds written when it starts is no news.
+//! The news come from the steps that this host has written, not from the act of writing, so a write
+//! whose answer was lost is also reported. Steps that a daemon finds at its start are no news.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -13,40 +13,40 @@ use model::{HostName, VmName};
 use policy::handover::{SourceStep, TargetStep};
 use serde::{Deserialize, Serialize};
 
-/// So many news are kept for those who look once a second.
+/// Number of news that are kept for readers that poll once a second.
 const KEPT: usize = 64;
 
-/// What has become of a VM that was to change hosts.
+/// The progress of a VM that is to change hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "move")]
 pub enum Progress {
-    /// It is sent.
+    /// The migration has started.
     Leaving {
-        /// Where to.
+        /// The target host.
         to: HostName,
     },
-    /// It runs there.
+    /// The VM runs on the target host.
     Left {
-        /// Where.
+        /// The target host.
         to: HostName,
     },
-    /// Nothing came of it: it runs here.
+    /// The move has failed: the VM runs here.
     Stayed {
-        /// Where it was to go.
+        /// The target host.
         to: HostName,
-        /// Why it has not.
+        /// The reason.
         why: String,
     },
-    /// It runs here.
+    /// The VM runs here.
     Arrived {
-        /// Where it was.
+        /// The source host.
         from: HostName,
     },
-    /// Nothing came of it: it never ran here.
+    /// The move has failed: the VM never ran here.
     Refused {
-        /// Where it was to come from.
+        /// The source host.
         from: HostName,
-        /// Why it has not.
+        /// The reason.
         why: String,
     },
 }
@@ -68,7 +68,7 @@ impl fmt::Display for Progress {
 }
 
 impl Progress {
-    /// Of a VM that goes to host `to`, by the source's step.
+    /// Progress of a VM that goes to host `to`, from the source's step.
     fn of_source(step: &SourceStep, to: &HostName) -> Self {
         let to = to.clone();
         match step {
@@ -80,7 +80,7 @@ impl Progress {
         }
     }
 
-    /// Of a VM that comes from host `from`, by the target's step; `None`: it is waited for.
+    /// Progress of a VM that comes from host `from`, from the target's step. `None`: still waiting.
     fn of_target(step: &TargetStep, from: &HostName) -> Option<Self> {
         let from = from.clone();
         match step {
@@ -91,47 +91,47 @@ impl Progress {
     }
 }
 
-/// What has become of a VM, told once.
+/// One piece of news about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct News {
     /// Counts from 1 since the daemon started.
     pub number: u64,
-    /// Which.
+    /// The VM.
     pub vm: VmName,
-    /// What.
+    /// Its progress.
     pub progress: Progress,
 }
 
-/// How the moves of a host go, since its daemon started.
+/// Counts of a host's moves since its daemon started.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moves {
-    /// VMs that come or go, and have not arrived, left, or stayed.
+    /// VMs that are moving and have not arrived, left, or stayed yet.
     pub under_way: BTreeSet<VmName>,
     /// VMs that have left.
     pub left: u64,
-    /// VMs that were to leave and have not.
+    /// VMs whose move away failed.
     pub stayed: u64,
     /// VMs that have arrived.
     pub arrived: u64,
-    /// VMs that were to arrive and have not.
+    /// VMs whose arrival failed.
     pub refused: u64,
     /// The latest news, oldest first.
     news: VecDeque<News>,
 }
 
 impl Moves {
-    /// What is new to one who knows all news up to this number, and may have missed some.
+    /// News after this number; some may have been dropped.
     pub fn since(&self, number: u64) -> impl Iterator<Item = &News> {
         self.news.iter().filter(move |news| news.number > number)
     }
 
-    /// The number of the latest news; 0: there were none.
+    /// The number of the latest news; 0: there is none.
     #[must_use]
     pub fn latest(&self) -> u64 {
         self.news.back().map_or(0, |news| news.number)
     }
 
-    /// Adds what is new.
+    /// Adds a piece of news.
     pub(crate) fn add(&mut self, vm: VmName, progress: Progress) {
         match progress {
             Progress::Leaving { .. } => {}
@@ -148,11 +148,11 @@ impl Moves {
     }
 }
 
-/// Knows what was told.
+/// Remembers which news were reported.
 #[derive(Debug, Default)]
 pub(super) struct Teller {
     has_looked: bool,
-    /// By VM and intent.
+    /// Keyed by VM and intent.
     known: BTreeMap<(VmName, u64), Known>,
 }
 
@@ -163,7 +163,7 @@ struct Known {
 }
 
 impl Teller {
-    /// Adds what is new: `mine` are the intents that concern this host, `written` its own steps.
+    /// Adds news. `mine` are the intents that concern this host, `written` its own steps.
     pub(super) fn look(
         &mut self,
         moves: &mut Moves,
@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Host `a`, and what it has written by the intent 7 of `web-1`.
+    /// Host `a`, and its steps for intent 7 of `web-1`.
     #[derive(Default)]
     struct Scene {
         teller: Teller,

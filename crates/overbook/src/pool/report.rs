@@ -1,4 +1,4 @@
-//! What a host reports of itself: little, and only what has changed.
+//! A host's report about itself: short, and written only when it changes.
 
 use model::cluster::{HostReport, VmReport};
 use model::spec::PoolSpec;
@@ -6,13 +6,13 @@ use model::{Bytes, Link, Severity, VmName, VmView};
 
 use crate::published::Published;
 
-/// Sizes are rounded to this, so that a report changes only where that matters to others.
+/// Sizes are rounded to this, so that a report changes only when the difference matters to others.
 const STEP: Bytes = Bytes::mib(16);
-/// Pages that were paged are rounded to this.
+/// Counts of paged pages are rounded to this.
 const PAGES: u64 = 16 << 10;
 
 /// A host's report after this tick. `paged`: pages since each VM's overload began; `manager`: the
-/// manager that has started its QEMU.
+/// manager that has started the VM's QEMU.
 pub(super) fn of(
     tick: &Published,
     spec: &PoolSpec,
@@ -37,15 +37,15 @@ pub(super) fn of(
     HostReport { memory: down(given.plus(room(tick, given))), vms }
 }
 
-/// Whether a report is worth being written. Memory that comes back by one step is not: it may go
-/// again in a moment.
+/// Whether a report is worth writing. One more step of free memory is not, because it may go
+/// again soon.
 pub(super) fn is_news(old: &HostReport, new: &HostReport) -> bool {
     let (less, more) = (old.memory.minus(new.memory), new.memory.minus(old.memory));
     old.vms != new.vms || !less.is_zero() || more > STEP
 }
 
-/// What the host could still give: neither more than it has beside its VMs' promises, nor more
-/// than is available now.
+/// Memory that the host could still give: at most its memory without reserve and promises, and at
+/// most the memory available now.
 fn room(tick: &Published, given: Bytes) -> Bytes {
     let Some(host) = &tick.view.host else { return Bytes::ZERO };
     let usual = host.value.total.percent(policy::tuning::HOST_RESERVE_PERCENT);
@@ -58,7 +58,7 @@ pub(super) fn severity(tick: &Published, vm: &VmName) -> Severity {
     tick.plan.overloads.get(vm).map_or(Severity::None, |overload| overload.severity)
 }
 
-/// Why a VM is not moved whose QEMU a manager has started.
+/// Why a VM whose QEMU a manager has started is not moved.
 pub(super) fn managed(manager: &str) -> String {
     format!("started by {manager}, which must move it itself")
 }

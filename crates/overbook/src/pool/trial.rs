@@ -1,8 +1,8 @@
-//! Tries a pool, for whoever has written `[pool]`: the host's certificates, the command that starts
-//! QEMUs, and each member of etcd.
+//! Tries a pool for `overbook check`: the host's certificates, the command that starts QEMUs, and
+//! each member of etcd.
 //!
-//! What is wrong with what this host has is fatal: with it the host has no place in the pool, or
-//! refuses every VM. Who else does not answer now may do so later. Nothing changes at the store.
+//! A fault of this host's own files is fatal: the host cannot join the pool, or refuses every VM.
+//! A member that does not answer now may do so later. The trial changes nothing in the store.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,29 +20,29 @@ use serde::Serialize;
 use super::PoolError;
 use crate::pki::{self, Purpose};
 
-/// A certificate that ends so soon is worth a word: 30 days.
+/// A certificate that expires within this time gets a warning: 30 days.
 const SOON_S: i64 = 30 * DAY_S;
 const DAY_S: i64 = 24 * 3600;
 
-/// What came of trying a pool.
+/// The result of trying a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Trial {
-    /// Each thing that was tried.
+    /// The findings, one for each thing that was tried.
     pub findings: Vec<Finding>,
-    /// Other hosts that are there; `None`: nobody says.
+    /// The other hosts that are alive; `None`: no member answers.
     pub others: Option<BTreeSet<HostName>>,
 }
 
-/// One thing that was tried.
+/// The result of trying one thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What.
+    /// The thing that was tried.
     pub what: String,
-    /// How it is.
+    /// Its state.
     pub said: String,
-    /// Whether that is as it should be.
+    /// Whether the state is as it should be.
     pub is_fine: bool,
-    /// With this the host has no place in the pool, or refuses every VM.
+    /// Whether the host cannot join the pool, or refuses every VM, because of this.
     pub is_fatal: bool,
 }
 
@@ -60,7 +60,7 @@ impl Finding {
     }
 }
 
-/// Tries a pool; its members side by side. Takes some seconds at most.
+/// Tries a pool, with its members in parallel. Takes at most some seconds.
 pub fn try_pool(spec: &PoolSpec) -> Trial {
     let mut trial = Trial::default();
     if let Some(directory) = &spec.tls {
@@ -68,12 +68,12 @@ pub fn try_pool(spec: &PoolSpec) -> Trial {
     }
     let is_known = !trial.findings.iter().any(|finding| finding.is_fatal);
     trial.findings.extend(spec.receive.as_ref().map(|receive| incoming(&receive.command)));
-    // Whom nobody knows nobody answers.
+    // Without a valid certificate no member answers.
     if is_known {
         match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => {
                 runtime.block_on(members(spec, &mut trial));
-                // A name that nobody resolves is not waited for.
+                // A pending name lookup is not waited for.
                 runtime.shutdown_background();
             }
             Err(error) => trial.findings.push(untried(&error)),
@@ -82,7 +82,7 @@ pub fn try_pool(spec: &PoolSpec) -> Trial {
     trial
 }
 
-/// Nobody of etcd could be asked at all; neither could the daemon.
+/// No member of etcd could be asked at all; the daemon could not ask one either.
 fn untried(error: &io::Error) -> Finding {
     Finding::fatal("etcd".to_owned(), format!("cannot be tried: {error}"))
 }
@@ -95,7 +95,7 @@ fn certificates(directory: &Path, spec: &PoolSpec) -> Vec<Finding> {
     let client = (directory.join("client-cert.pem"), Some((Purpose::Host, host)));
     let authority = (directory.join(pki::AUTHORITY_CERTIFICATE), None);
     let migration = directory.join(Purpose::Migration.directory());
-    // Guests are sent by one, and received by the other.
+    // The client certificate sends guests, the server certificate receives them.
     let movers = ["client", "server"].into_iter().filter(|side| match *side {
         "client" => !spec.movable.is_empty(),
         _ => spec.receive.is_some(),
@@ -106,8 +106,8 @@ fn certificates(directory: &Path, spec: &PoolSpec) -> Vec<Finding> {
     all.map(|(path, whose)| certificate(&path, whose)).collect()
 }
 
-/// One that can be read, and is as the authority has made it. `whose`: for what it is to be, and of
-/// which host.
+/// Checks that a certificate can be read and is as the authority made it. `whose`: the expected
+/// purpose and host.
 fn certificate(path: &Path, whose: Option<(Purpose, &str)>) -> Finding {
     let what = format!("certificate {}", path.display());
     let found = match pki::read(path) {
@@ -200,7 +200,7 @@ mod tests {
         assert!(other.is_fatal && !other.is_fine, "{other:?}");
         let words = "it is of a, and is to be of c, for `host` is c: ";
         assert!(other.said.starts_with(words), "{other:?}");
-        // Of the right host, for another purpose.
+        // A certificate of the right host for another purpose.
         let disks = certificate(&own.join("disks/client-cert.pem"), Some((Purpose::Host, "a")));
         assert!(disks.said.starts_with("it is of disks.a, and is to be of a"), "{disks:?}");
     }

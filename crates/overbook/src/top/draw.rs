@@ -138,7 +138,7 @@ fn row(vm: &VmStatus) -> Row<'_> {
     Row::new(cells).style(style)
 }
 
-/// The selected VM's explanation, else the newest changes of all.
+/// The selected VM's explanation, else the newest changes of all VMs.
 fn below<'a>(page: &'a Page, state: &State) -> Paragraph<'a> {
     let explained = page.explanation.as_ref().filter(|e| state.selected.as_ref() == Some(&e.vm));
     if let Some(explanation) = explained {

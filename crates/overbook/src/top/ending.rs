@@ -1,9 +1,9 @@
-//! Ends the view when its terminal has gone or a signal says so, whatever the view is doing.
+//! Ends the view when its terminal has gone or on a signal, even while the view blocks.
 //!
-//! The library that reads keys never returns from reading a terminal that has gone, and a terminal
-//! that takes no output holds up whoever paints. So a thread of its own waits for the end. It asks
-//! first; who has not obeyed after [`GRACE`] is ended, and the terminal is put back as far as it
-//! can be.
+//! The library that reads keys never returns from reading a terminal that has gone, and a
+//! terminal that takes no output blocks the painting thread. So a separate thread waits for the
+//! end. It first asks the view to end. After [`GRACE`] it ends the process, and restores the
+//! terminal if possible.
 
 use std::{
     io::{self, IsTerminal},
@@ -23,19 +23,19 @@ use signal_hook::{
     low_level::pipe,
 };
 
-/// How long the view may take to end by itself; several times its own patience.
+/// Time that the view has to end by itself; several times the delay of a key.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Knows when the view is to end.
+/// Knows when the view has to end.
 pub(super) struct Ending {
     is_due: Arc<AtomicBool>,
 }
 
 impl Ending {
-    /// Watches the terminal and the signals from now on, for as long as the process lives.
+    /// Watches the terminal and the signals from now on, until the process ends.
     ///
     /// # Errors
-    /// When a signal cannot be handled, or there can be no further thread.
+    /// A signal cannot be handled, or the thread cannot be started.
     pub(super) fn watch() -> io::Result<Self> {
         let (signals, signalled) = UnixStream::pair()?;
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -46,40 +46,39 @@ impl Ending {
         thread::Builder::new().name("ending".to_owned()).spawn(move || {
             wait_for_end(&signals);
             told.store(true, Ordering::Relaxed);
-            // When the view ends in time, the process ends, and this thread with it.
+            // When the view ends in time, the process and this thread end with it.
             thread::sleep(GRACE);
             insist();
         })?;
         Ok(Self { is_due })
     }
 
-    /// Whether it is time to end.
+    /// Whether the view has to end.
     pub(super) fn is_due(&self) -> bool {
         self.is_due.load(Ordering::Relaxed)
     }
 }
 
-/// Returns when a signal has come, or a terminal that we have as standard input or output has gone.
+/// Returns after a signal, or when a terminal on standard input or output has gone.
 fn wait_for_end(signals: &UnixStream) {
     let (stdin, stdout) = (io::stdin(), io::stdout());
     let terminals = [stdin.as_fd(), stdout.as_fd()].into_iter().filter(IsTerminal::is_terminal);
-    // Hang-ups are told without being asked for.
+    // `poll` reports hang-ups without being asked.
     let mut fds: Vec<PollFd<'_>> =
         terminals.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::empty())).collect();
     fds.push(PollFd::new(signals, PollFlags::IN));
     while poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
 }
 
-/// Puts the terminal back and ends the process, while the view waits for something that may never
-/// come.
+/// Restores the terminal and ends the process, because the view may block for ever.
 fn insist() -> ! {
-    // Either may wait for a lock that the view holds, the second one for room in the terminal, too.
+    // Both calls may wait for a lock that the view holds, and the second one for the terminal.
     let restored = thread::Builder::new().spawn(|| {
         let _ = disable_raw_mode();
         ratatui::restore();
     });
     drop(restored);
     thread::sleep(GRACE);
-    // Handlers of the exit would wait for the view as well.
+    // Exit handlers would also wait for the view.
     signal_hook::low_level::exit(1)
 }

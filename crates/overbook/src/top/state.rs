@@ -1,4 +1,4 @@
-//! What is to be seen: the latest page, the selected VM, a question that waits for its answer.
+//! State of the screen: the latest page, the selected VM, a question that waits for its answer.
 
 use std::cmp::Reverse;
 
@@ -9,11 +9,11 @@ use super::watch::{News, Page};
 /// Everything that the screen depends on.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The latest page; the VMs that swap most stand first.
+    /// The latest page; the VMs that swap most come first.
     pub(super) page: Option<Box<Page>>,
-    /// By name, because rows move.
+    /// The selected VM by name, because rows move.
     pub(super) selected: Option<String>,
-    /// The request that is to be confirmed.
+    /// The request that waits for confirmation.
     pub(super) asking: Option<Request>,
     /// The daemon's answer to the last request.
     pub(super) said: Option<String>,
@@ -24,18 +24,18 @@ pub(super) struct State {
 /// A request that changes something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// Change nothing any more.
+    /// Stop all changes.
     Pause,
-    /// Go on.
+    /// End the pause.
     Resume,
 }
 
-/// What a key leads to outside.
+/// The action of a key outside of the state.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing.
+    /// No action.
     Stay,
-    /// The end.
+    /// End the view.
     Quit,
     /// Post this path.
     Send(&'static str),
@@ -44,7 +44,7 @@ pub(super) enum Step {
 }
 
 impl State {
-    /// Takes in what the daemon said.
+    /// Applies news from the daemon.
     pub(super) fn learn(&mut self, news: News) {
         match news {
             News::Page(mut page) => {
@@ -61,7 +61,7 @@ impl State {
         }
     }
 
-    /// Takes in a key.
+    /// Applies a key.
     pub(super) fn press(&mut self, key: KeyCode, modifiers: KeyModifiers) -> Step {
         if key == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL) {
             return Step::Quit;
@@ -84,7 +84,7 @@ impl State {
         Step::Stay
     }
 
-    /// Where the selected VM stands now.
+    /// The current row of the selected VM.
     pub(super) fn row(&self) -> Option<usize> {
         let selected = self.selected.as_ref()?;
         self.page.as_ref()?.vms.iter().position(|vm| vm.name == *selected)
@@ -118,7 +118,7 @@ impl Request {
         }
     }
 
-    /// The question before it is sent.
+    /// The question before the request is sent.
     pub(super) const fn question(self) -> &'static str {
         match self {
             Self::Pause => {

@@ -15,12 +15,12 @@ use crate::{
 /// Pause between two questions.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What the daemon said.
+/// A message from the asking thread.
 #[derive(Clone, Debug)]
 pub(super) enum News {
     /// A new page of figures.
     Page(Box<Page>),
-    /// A request was carried out, or refused.
+    /// A request was carried out or refused.
     Said(String),
     /// The daemon does not answer.
     Lost(String),
@@ -32,17 +32,17 @@ pub(super) struct Page {
     pub(super) host: HostStatus,
     pub(super) groups: Vec<GroupStatus>,
     pub(super) vms: Vec<VmStatus>,
-    /// About the selected VM.
+    /// The explanation of the selected VM.
     pub(super) explanation: Option<Explanation>,
 }
 
-/// What the user wants of the thread.
+/// A command to the thread.
 enum Wish {
     Select(Option<String>),
     Send(&'static str),
 }
 
-/// The thread's other end. It ends when this is dropped.
+/// The view's handle of the thread. Dropping it ends the thread.
 pub(super) struct Watch {
     news: Receiver<News>,
     wishes: Sender<Wish>,
@@ -55,20 +55,20 @@ impl Watch {
         let page = ask(&client, None)?;
         let (tell, news) = mpsc::channel();
         let (wishes, wished) = mpsc::channel();
-        // Nobody else holds the other end yet, so this cannot fail.
+        // This function still holds the receiver, so the send cannot fail.
         let _ = tell.send(News::Page(Box::new(page)));
         thread::spawn(move || attend(&client, &tell, &wished));
         Ok(Self { news, wishes })
     }
 
-    /// What has come in since the last call.
+    /// Messages since the last call.
     pub(super) fn news(&self) -> impl Iterator<Item = News> + '_ {
         self.news.try_iter()
     }
 
     /// Explains this VM from now on.
     pub(super) fn select(&self, vm: Option<String>) {
-        // The thread only ends with this.
+        // The thread ends only with this handle.
         let _ = self.wishes.send(Wish::Select(vm));
     }
 
@@ -103,7 +103,7 @@ fn attend(client: &Client, tell: &Sender<News>, wished: &Receiver<Wish>) {
 }
 
 fn ask(client: &Client, selected: Option<&str>) -> Result<Page, ClientError> {
-    // The selected VM may have gone a moment ago: that is no reason to show nothing.
+    // The selected VM may have just gone; the rest of the page is still shown.
     let explain = |vm| client.get(&path_of("explain", vm)).ok();
     Ok(Page {
         host: client.get("/v1/host")?,

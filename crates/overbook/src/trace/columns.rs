@@ -1,14 +1,14 @@
-//! Which column of a text has the ids.
+//! Finds the column of a text that has the ids.
 //!
-//! A column is never guessed: the user says which, or exactly one has a name under which traces
-//! keep ids, or there is one column. A header is known by a name that is looked for, else by a
-//! second line that has a number where the first has none. The last comment before the first line
-//! may be the header, too.
+//! A column is never guessed. The user names it, or exactly one column has a name that traces use
+//! for ids, or there is only one column. A header is recognised by such a name, or by a second
+//! line that has a number where the first has none. The last comment before the first line may
+//! also be the header.
 //!
-//! A place on a disk says nothing without the disk. So where a header names a device and a
-//! place, both together are the id.
+//! A place on a disk is ambiguous without the disk. So if a header names a device and a place,
+//! both together are the id.
 
-/// Names under which traces keep ids of objects.
+/// Names that traces use for ids of objects.
 const OBJECTS: [&str; 19] = [
     "id",
     "obj_id",
@@ -30,7 +30,7 @@ const OBJECTS: [&str; 19] = [
     "granule",
     "block_id",
 ];
-/// Names under which they keep places on a disk.
+/// Names that traces use for places on a disk.
 const PLACES: [&str; 12] = [
     "lba",
     "lbn",
@@ -45,7 +45,7 @@ const PLACES: [&str; 12] = [
     "byte_offset",
     "logical_block_address",
 ];
-/// Names under which they say on which disk.
+/// Names that traces use for disks.
 const DEVICES: [&str; 13] = [
     "device_id",
     "device",
@@ -62,36 +62,36 @@ const DEVICES: [&str; 13] = [
     "lun",
 ];
 const SEPARATORS: [u8; 4] = [b',', b'\t', b';', b' '];
-/// Columns that an error lists, and how much of each.
+/// Number of columns that an error lists, and characters of each.
 const LISTED: usize = 20;
 const LISTED_CHARS: usize = 40;
 
-/// A line's fault: what is wrong, and what would be valid.
+/// A line's fault, and what would be valid.
 pub(super) type Fault = (String, String);
 
-/// The columns, as the first lines tell them.
+/// The columns, as found from the first lines.
 pub(super) struct Shape {
     pub(super) separator: Option<u8>,
     pub(super) columns: usize,
-    /// The ids', from 0; several together are one id.
+    /// The columns of the ids, from 0; several together are one id.
     pub(super) wanted: Vec<usize>,
     /// Whether the first line is a header.
     pub(super) has_header: bool,
-    /// The header's names, or numbers without one, as the user would write them.
+    /// The header's names, or numbers without a header, as the user would write them.
     name: String,
 }
 
-/// The lines that are looked at.
+/// The lines that are examined.
 pub(super) struct Beginning<'a> {
-    /// The first one that is no comment.
+    /// The first line that is not a comment.
     pub(super) first: &'a [u8],
     pub(super) second: Option<&'a [u8]>,
-    /// The last comment before it.
+    /// The last comment before that line.
     pub(super) comment: Option<&'a [u8]>,
 }
 
 impl Shape {
-    /// `column` is what the user says: a name, a number from 1, or several of these with commas.
+    /// `column` is the user's choice: a name, a number from 1, or several of these with commas.
     pub(super) fn of(lines: &Beginning<'_>, column: Option<&str>) -> Result<Self, Fault> {
         let separator = SEPARATORS.into_iter().find(|separator| lines.first.contains(separator));
         let texts: Vec<&[u8]> = fields(lines.first, separator).collect();
@@ -118,12 +118,12 @@ impl Shape {
         Ok(Self { separator, columns: texts.len(), wanted, has_header, name })
     }
 
-    /// As the user would write it.
+    /// The column, as the user would write it.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// For people: which of how many.
+    /// The column in words, with the number of columns.
     pub(super) fn described(&self) -> String {
         let numbers: Vec<_> = self.wanted.iter().map(|index| (index + 1).to_string()).collect();
         let numbers = numbers.join(",");
@@ -142,7 +142,7 @@ struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// Those that the user says.
+    /// The columns that the user names.
     fn said(&self, column: &str) -> Result<Vec<usize>, Fault> {
         if let Some(index) = self.find(column) {
             return Ok(vec![index]);
@@ -162,7 +162,7 @@ impl Columns<'_> {
         by_name.or_else(by_number).filter(|index| *index < self.texts.len())
     }
 
-    /// The one that has the ids without doubt.
+    /// The only column that can have the ids.
     fn known(&self) -> Result<Vec<usize>, Fault> {
         if self.texts.len() == 1 {
             return Ok(vec![0]);
@@ -204,7 +204,7 @@ impl Columns<'_> {
     }
 }
 
-/// A name as it is compared.
+/// A name in the form for comparison.
 fn plain(name: &[u8]) -> String {
     plain_text(&String::from_utf8_lossy(name))
 }
@@ -213,7 +213,7 @@ fn plain_text(name: &str) -> String {
     name.trim().trim_start_matches('#').trim().to_lowercase().replace([' ', '-'], "_")
 }
 
-/// Out of a file, fit for a terminal.
+/// Text from a file, made fit for a terminal.
 pub(super) fn shown(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let short: String = text.chars().take(LISTED_CHARS).collect();
@@ -221,7 +221,7 @@ pub(super) fn shown(text: &[u8]) -> String {
     format!("{}{cut}", short.escape_debug())
 }
 
-/// A line's fields, without their quotes. A separator within quotes separates nothing; of several
+/// A line's fields, without their quotes. A separator within quotes does not count; of several
 /// spaces only the first does.
 pub(super) fn fields(line: &[u8], separator: Option<u8>) -> impl Iterator<Item = &[u8]> {
     let mut in_quotes = false;
@@ -233,7 +233,7 @@ pub(super) fn fields(line: &[u8], separator: Option<u8>) -> impl Iterator<Item =
     .map(unquoted)
 }
 
-/// Without spaces around it, and quotes.
+/// The field without surrounding spaces and quotes.
 pub(super) fn unquoted(field: &[u8]) -> &[u8] {
     let field = field.trim_ascii();
     field.strip_prefix(b"\"").and_then(|field| field.strip_suffix(b"\"")).unwrap_or(field)

@@ -1,29 +1,29 @@
-//! What can be wrong with a trace: where, what stands there, and what would be valid.
+//! Errors of a trace: the place, what was found, and what would be valid.
 
 use std::{io, path::PathBuf};
 
 /// Why a trace cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// It cannot be opened.
+    /// The file cannot be opened.
     #[error("{path}: {error}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// It cannot be read on.
+    /// The file cannot be read on.
     #[error("{path}: after {at} bytes: {error}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// How much was read before.
+        /// Bytes that were read before.
         at: u64,
-        /// What the kernel says.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Its compressed data is damaged, or cut off.
+    /// The compressed data is damaged or cut off.
     #[error(
         "{path}: its {packing} data cannot be read beyond byte {at} of the file ({error}): it is \
          cut off or damaged"
@@ -31,24 +31,24 @@ pub enum TraceError {
     Compressed {
         /// The file.
         path: PathBuf,
-        /// How it is compressed.
+        /// The compression.
         packing: &'static str,
-        /// How much of the file was read before.
+        /// Bytes of the file that were read before.
         at: u64,
-        /// What the library says.
+        /// The library's error.
         error: io::Error,
     },
-    /// It is something else, which is known.
+    /// The file has a known format that cannot be read.
     #[error("{path}: it is {what}, which is not read; {way}")]
     NotRead {
         /// The file.
         path: PathBuf,
         /// The kind of file that it is.
         what: String,
-        /// How it can be read all the same.
+        /// Another way to read it.
         way: &'static str,
     },
-    /// Its name is that of a compressed file, and it is none.
+    /// The name is that of a compressed file, but the file is not compressed.
     #[error(
         "{path}: its name ends in {ending}, but its first bytes are of no compression that is read \
          (gzip, xz, zstd): it is cut off, damaged or not compressed; without that ending it is \
@@ -60,7 +60,7 @@ pub enum TraceError {
         /// The end of its name.
         ending: &'static str,
     },
-    /// Nothing says what it holds.
+    /// Nothing tells the format.
     #[error(
         "{path}: it is no text, and its name does not tell its format (*.csv, *.txt, *.tsv, *.bin, \
          *.u64, *oracleGeneral*, each also with .gz, .xz or .zst); say it with --format csv, binary \
@@ -70,17 +70,17 @@ pub enum TraceError {
         /// The file.
         path: PathBuf,
     },
-    /// There is no reference in it.
+    /// The trace has no reference.
     #[error("{path}: it holds no reference; a {format} trace has at least one {unit}")]
     Empty {
         /// The file.
         path: PathBuf,
         /// The format.
         format: &'static str,
-        /// What one reference takes.
+        /// The unit of one reference.
         unit: &'static str,
     },
-    /// It ends within a record.
+    /// The file ends within a record.
     #[error(
         "{path}: it ends {rest} bytes into record {record}, at byte {at}; {format} records have \
          {bytes} bytes: the trace is cut off, or of another format"
@@ -92,14 +92,14 @@ pub enum TraceError {
         format: &'static str,
         /// Bytes per record.
         bytes: usize,
-        /// Which record, from 1.
+        /// The number of the record, from 1.
         record: u64,
-        /// Where it begins, decompressed.
+        /// The place of its beginning, decompressed.
         at: u64,
-        /// How many of its bytes are there.
+        /// The number of its bytes that are there.
         rest: usize,
     },
-    /// A record says what none can say.
+    /// A record has an impossible value.
     #[error(
         "{path}: record {record}, at byte {at}: {found}; {valid}: the trace is damaged or of another \
          format"
@@ -107,25 +107,25 @@ pub enum TraceError {
     Record {
         /// The file.
         path: PathBuf,
-        /// Which record, from 1.
+        /// The number of the record, from 1.
         record: u64,
-        /// Where it begins, decompressed.
+        /// The place of its beginning, decompressed.
         at: u64,
-        /// What it says.
+        /// The value that was found.
         found: String,
-        /// What it may say.
+        /// The values that are valid.
         valid: &'static str,
     },
-    /// A line says what none can say.
+    /// A line has an impossible value.
     #[error("{path}: line {line}: {found}; {valid}")]
     Line {
         /// The file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// The number of the line, from 1.
         line: u64,
-        /// What it says.
+        /// The value that was found.
         found: String,
-        /// What it may say.
+        /// The values that are valid.
         valid: String,
     },
 }

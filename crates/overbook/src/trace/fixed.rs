@@ -5,9 +5,9 @@
 //!   oracle-general   time u32 │ id u64 │ size u32 │ next i64   packed: 24 bytes, little-endian
 //! ```
 //!
-//! `next` is the position of the object's next request, or −1 or the largest number where there is
-//! none. Other negative numbers occur in no such trace, which tells files of other formats from it.
-//! Bare ids may be anything, but not a text: the beginning is looked at for that.
+//! `next` is the position of the object's next request; −1 or the largest number means that there
+//! is none. Other negative numbers do not occur, so they reveal a file of another format. Bare
+//! ids may have any value, but the beginning of the file must not be text.
 
 use super::{TraceError, source::Source, text::is_text};
 
@@ -15,9 +15,9 @@ use super::{TraceError, source::Source, text::is_text};
 pub(super) struct Fixed {
     name: &'static str,
     bytes: usize,
-    /// Where in a record the id is.
+    /// Offset of the id in a record.
     id_at: usize,
-    /// What a record may not say.
+    /// Returns the fault of an impossible record.
     fault: fn(&[u8]) -> Option<String>,
     records: u64,
     used: usize,

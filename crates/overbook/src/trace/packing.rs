@@ -1,8 +1,7 @@
-//! The first bytes of a file tell how it is compressed, or that it is no trace at all.
+//! Tells by a file's first bytes how it is compressed, or that it is not a trace.
 //!
-//! The name does not decide: traces are passed on under any name, and pipes have none. A name that
-//! ends as of a compressed file, before bytes that are not compressed, is an error: the file may be
-//! damaged.
+//! The name does not decide, because traces are passed on under any name and pipes have none. A
+//! name of a compressed file is an error if the bytes are not compressed: the file may be damaged.
 
 use std::{
     io::{BufReader, Read},
@@ -14,7 +13,7 @@ use lzma_rust2::XzReader;
 
 use crate::offline::MOST_XZ_KIB;
 
-/// How much of a file is looked at; a tar archive has its mark at byte 257.
+/// Bytes read of a file's beginning; a tar archive has its mark at byte 257.
 pub(super) const LOOK: usize = 512;
 
 /// A compression that is read.
@@ -25,7 +24,8 @@ pub(super) enum Packing {
     Zstd,
 }
 
-/// A format that is known and not read: where which bytes stand, its name, and the way out.
+/// A known format that cannot be read: the place of its magic bytes, the bytes, its name, and
+/// another way.
 type Sign = (usize, &'static [u8], &'static str, &'static str);
 
 const NOT_READ: [Sign; 9] = [
@@ -40,19 +40,19 @@ const NOT_READ: [Sign; 9] = [
     (0, b"SQLite format 3\0", "a SQLite database", "a csv of one of its tables can be read"),
 ];
 
-/// Endings of names of compressed files.
+/// File name extensions of compressed files.
 const ENDINGS: [&str; 7] = [".zst", ".zstd", ".gz", ".xz", ".bz2", ".lz4", ".lz"];
 
 impl Packing {
-    /// Of a file that begins so.
+    /// The compression of a file with this beginning.
     pub(super) fn of(head: &[u8]) -> Option<Self> {
         match head {
-            // The only method, no reserved flag; and how hard it tried, which is one of three.
+            // The only method, no reserved flag, and one of three compression levels.
             [0x1f, 0x8b, 8, flags, _, _, _, _, 0 | 2 | 4, ..] if flags & 0xe0 == 0 => {
                 Some(Self::Gzip)
             }
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Some(Self::Xz),
-            // The second begins a frame to be skipped, as pzstd writes it.
+            // The second pattern is a skippable frame, as pzstd writes it.
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Some(Self::Zstd),
             _ => None,
         }
@@ -66,7 +66,7 @@ impl Packing {
         }
     }
 
-    /// All streams of the file, one after the other.
+    /// Decompresses all streams of the file, one after the other.
     pub(super) fn open(self, packed: impl Read + 'static) -> std::io::Result<Box<dyn Read>> {
         let packed = BufReader::new(packed);
         Ok(match self {
@@ -77,19 +77,19 @@ impl Packing {
     }
 }
 
-/// The name of a format that is not read, and the way out.
+/// The name of a format that cannot be read, and another way.
 pub(super) fn not_read(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let is = |(at, sign, ..): &&Sign| head.get(*at..).is_some_and(|rest| rest.starts_with(sign));
     NOT_READ.iter().find(is).map(|(.., what, way)| (*what, *way))
 }
 
-/// The ending, if it is one of a compressed file.
+/// The extension, if it is one of a compressed file.
 pub(super) fn ending(path: &Path) -> Option<&'static str> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     ENDINGS.into_iter().find(|ending| name.ends_with(ending))
 }
 
-/// A name in lower case, without the endings of compressed files.
+/// A name in lower case, without the extensions of compressed files.
 pub(super) fn bare_name(path: &Path) -> Option<String> {
     let mut name = path.file_name()?.to_string_lossy().to_lowercase();
     while let Some(ending) = ENDINGS.into_iter().find(|ending| name.ends_with(ending)) {

@@ -1,7 +1,8 @@
-//! A file's bytes, decompressed where its first bytes say so, in a buffer of constant size.
+//! A file's bytes in a buffer of constant size, decompressed if its first bytes say so.
 //!
-//! Data that looks back by more than 128 MiB (zstd), or takes more than 256 MiB to unpack (xz), is
-//! refused, so that a small file cannot take all memory; how much comes of it does not matter.
+//! Data with a window of more than 128 MiB (zstd), or that takes more than 256 MiB to decompress
+//! (xz), is refused, so that a small file cannot take all memory. The length of the output is not
+//! limited.
 
 use std::{
     fs::File,
@@ -20,7 +21,7 @@ use super::{
 
 const BUFFER: usize = 1 << 18;
 
-/// A file that counts what is read of it.
+/// A file that counts the bytes that are read of it.
 struct Counted<R> {
     file: R,
     read: Arc<AtomicU64>,
@@ -34,7 +35,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Bytes in order. What was not used up stays at the front for the next time.
+/// Bytes in order. Unused bytes stay at the front for the next call.
 pub(super) struct Source {
     path: PathBuf,
     packing: Option<Packing>,
@@ -46,7 +47,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a file; `-` is standard input. Its beginning is read.
+    /// Opens a file and reads its beginning; `-` is standard input.
     pub(super) fn open(path: &Path) -> Result<Self, TraceError> {
         let open = |error| TraceError::Open { path: path.into(), error };
         if path == Path::new("-") {
@@ -90,7 +91,7 @@ impl Source {
         Ok(source)
     }
 
-    /// An error where that is the beginning of something which is not read.
+    /// Returns an error if this is the beginning of a format that cannot be read.
     fn refuse(&self, head: &[u8]) -> Result<(), TraceError> {
         let Some((what, way)) = packing::not_read(head) else { return Ok(()) };
         let (path, what) = (self.path(), what.to_owned());
@@ -119,13 +120,13 @@ impl Source {
         &self.buffer[..self.filled]
     }
 
-    /// Whether the buffer has no room left; else the file's end is in it.
+    /// Whether the buffer is full; otherwise it contains the file's end.
     pub(super) const fn is_full(&self) -> bool {
         self.filled == BUFFER
     }
 
-    /// Drops the first bytes of the buffer, then fills it; answers what is in it. Nothing new in it
-    /// means the end.
+    /// Drops the first `used` bytes of the buffer, then fills it. Returns its contents; no new
+    /// bytes mean the end.
     pub(super) fn advance(&mut self, used: usize) -> Result<&[u8], TraceError> {
         self.buffer.copy_within(used..self.filled, 0);
         self.filled -= used;
@@ -149,7 +150,7 @@ impl Source {
     }
 }
 
-/// The first bytes, or all where there are fewer.
+/// The first bytes, or all of a shorter file.
 fn head(file: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     file.take(LOOK as u64).read_to_end(&mut head)?;

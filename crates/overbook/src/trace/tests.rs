@@ -66,7 +66,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     all
 }
 
-/// By a program, or nothing where it is not installed.
+/// Compresses with a program; `None` if it is not installed.
 fn packed_by(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
     let mut packer = std::process::Command::new(program);
     packer.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -217,7 +217,7 @@ fn a_column_is_never_guessed() {
 fn ids_that_are_words_are_objects() {
     let words = ids("a.csv", b"key,op\nnz:u:eeW,get\nb,get\n\"nz:u:eeW\",set\n");
     assert!(words[0] == words[2] && words[0] != words[1], "{words:?}");
-    // A digest is no number, though it may have digits alone.
+    // A digest is not a number, even if it has only digits.
     let words = ids("a.txt", b"18446744073709551616\n18446744073709551617\n");
     assert_ne!(words[0], words[1]);
     assert_eq!(ids("a.txt", b"apple\nbanana\napple\n").len(), 3, "no header");
@@ -279,7 +279,7 @@ fn binary_traces_are_read_whole() {
 fn a_trace_in_several_frames_is_read_to_its_end() {
     let frames = [compressed(&1_u64.to_le_bytes()), compressed(&2_u64.to_le_bytes())].concat();
     assert_eq!(ids("a.bin.zst", &frames), [1, 2]);
-    // A frame to be skipped is the first, as pzstd writes it.
+    // A skippable frame comes first, as pzstd writes it.
     let skipped = [&[0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4][..], &frames].concat();
     assert_eq!(ids("a.bin.zst", &skipped), [1, 2]);
     let members = [gzip(b"id\n1\n"), gzip(b"2\n")].concat();

@@ -1,9 +1,9 @@
-//! Lines of text with an id each, in one of their columns (`columns.rs` tells which).
+//! Lines of text with an id each, in one of their columns (`columns.rs` finds it).
 //!
-//! The first line tells which of `,` tab `;` and space separates the columns, and how many there
-//! are. Fields may stand in quotes. Ids are whole numbers, decimal or `0x…`; anything else is a
-//! word, of which the hash is taken (XXH3-64): two words are one object once in 2^64. Empty lines,
-//! comments (`#`) and lines that are `*`, as LIRS's traces end, are passed over.
+//! The first line tells which of `,` tab `;` and space separates the columns, and the number of
+//! columns. Fields may be quoted. Ids are whole numbers, decimal or `0x…`. Anything else is a
+//! word and is hashed (XXH3-64); two words collide once in 2^64. Empty lines, comments (`#`) and
+//! lines that are `*`, at the end of LIRS traces, are skipped.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -13,7 +13,7 @@ use super::{
     source::Source,
 };
 
-/// How much of a file is looked at to see whether it is text.
+/// Bytes of a file that are checked for being text.
 const LOOK: usize = 4096;
 const UTF8_MARK: &[u8] = b"\xef\xbb\xbf";
 const TO_UTF8: &str =
@@ -23,15 +23,15 @@ const TO_UTF8: &str =
 pub(super) struct Text {
     column: Option<String>,
     shape: Option<Shape>,
-    /// The header is still to be passed over.
+    /// Whether the header still has to be skipped.
     is_at_header: bool,
     lines: u64,
-    /// Ids that are not words; those of several columns are among them.
+    /// Number of ids that are not words, including those of several columns.
     numbers: u64,
     words: u64,
-    /// In which line, and which.
+    /// Its line and its text.
     first_word: Option<(u64, String)>,
-    /// The fields of an id that is made of several.
+    /// The fields of an id that consists of several.
     together: Vec<u8>,
     used: usize,
     ends_in_line: bool,
@@ -53,7 +53,7 @@ impl Text {
         }
     }
 
-    /// The column with the ids, once a line was read.
+    /// The columns, once a line was read.
     pub(super) const fn shape(&self) -> Option<&Shape> {
         self.shape.as_ref()
     }
@@ -78,7 +78,7 @@ impl Text {
         source: &mut Source,
         ids: &mut Vec<u64>,
     ) -> Result<(), TraceError> {
-        // A buffer of empty lines holds no id, and yet is not the end.
+        // A buffer of empty lines has no id, but is not the end.
         while ids.is_empty() {
             source.advance(std::mem::take(&mut self.used))?;
             let (path, buffer, is_full) = (source.path(), source.buffer(), source.is_full());
@@ -95,7 +95,7 @@ impl Text {
         Ok(())
     }
 
-    /// Reads all whole lines of the buffer, which has the file's end if it is not full.
+    /// Reads all whole lines of the buffer. A buffer that is not full contains the file's end.
     fn read(&mut self, buffer: &[u8], is_full: bool, ids: &mut Vec<u64>) -> Result<(), Fault> {
         let mut rest = buffer;
         if self.lines == 0 {
@@ -122,7 +122,7 @@ impl Text {
         self.read_line(rest, ids)
     }
 
-    /// Looks at the first lines that are no comments, if they are in the buffer.
+    /// Examines the first lines that are not comments, if they are in the buffer.
     fn find_shape(&mut self, buffer: &[u8], is_full: bool) -> Result<(), Fault> {
         let whole = buffer.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         let buffer = if is_full { &buffer[..whole] } else { buffer };
@@ -154,7 +154,7 @@ impl Text {
     fn read_line(&mut self, line: &[u8], ids: &mut Vec<u64>) -> Result<(), Fault> {
         self.lines += 1;
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        // The most common line of all needs no more.
+        // Empty lines and comments are skipped.
         let (Some(shape), false) = (&self.shape, is_passed_over(line)) else { return Ok(()) };
         if self.is_at_header {
             self.is_at_header = false;
@@ -213,7 +213,7 @@ impl Text {
     }
 }
 
-/// The beginning without a byte-order mark; an error where it is no text.
+/// The beginning without a byte-order mark; an error if it is not text.
 fn text_of(buffer: &[u8]) -> Result<&[u8], Fault> {
     if is_utf16(buffer) {
         return Err(("it is UTF-16".to_owned(), TO_UTF8.to_owned()));
@@ -224,12 +224,12 @@ fn text_of(buffer: &[u8]) -> Result<&[u8], Fault> {
     Ok(buffer.strip_prefix(UTF8_MARK).unwrap_or(buffer))
 }
 
-/// Whether it says of itself that it is UTF-16.
+/// Whether a byte-order mark says that it is UTF-16.
 pub(super) fn is_utf16(buffer: &[u8]) -> bool {
     buffer.starts_with(b"\xff\xfe") || buffer.starts_with(b"\xfe\xff")
 }
 
-/// Text and nothing else.
+/// Whether the buffer is text only.
 pub(super) fn is_text(buffer: &[u8]) -> bool {
     let look = &buffer[..buffer.len().min(LOOK)];
     let valid = match str::from_utf8(look) {
@@ -255,7 +255,7 @@ fn other_columns(found: usize, columns: usize) -> Fault {
     (format!("it has {found} columns"), first)
 }
 
-/// An id's field; not one that is empty, or no text.
+/// The field of an id; an error if it is empty or not text.
 fn clean(field: &[u8]) -> Result<&[u8], Fault> {
     let valid = "an id is a whole number or a word";
     match field {

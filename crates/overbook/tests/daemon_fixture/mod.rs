@@ -1,4 +1,4 @@
-//! The real daemon as a process of its own, in a directory of its own.
+//! The real daemon as a process with its own directory.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use overbook::client::Client;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
-/// How long anything may take that is waited for.
+/// Maximum time of any wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon that runs; it ends with the value.
+/// A running daemon; it ends when dropped.
 pub(crate) struct Daemon {
     child: Child,
     dir: TempDir,
@@ -23,14 +23,14 @@ pub(crate) struct Daemon {
 
 #[allow(dead_code, reason = "not every test file uses every part")]
 impl Daemon {
-    /// Starts one that looks for QMP sockets in `dir`, with `more` in its configuration, and waits
-    /// until it answers.
+    /// Starts a daemon that looks for QMP sockets in `dir`, with `more` in its configuration, and
+    /// waits until it answers.
     pub(crate) fn start(dir: TempDir, more: &str) -> Self {
         let socket = socket(dir.path());
         Self::listening(dir, &socket, more)
     }
 
-    /// The same, with its socket there.
+    /// Starts a daemon with its API socket at `socket`.
     pub(crate) fn with_socket(dir: TempDir, socket: &Path) -> Self {
         Self::listening(dir, socket, "")
     }
@@ -52,7 +52,7 @@ impl Daemon {
         daemon
     }
 
-    /// Writes another configuration and has it read.
+    /// Writes another configuration and makes the daemon reload it.
     pub(crate) fn reconfigure(&self, more: &str) {
         configure(self.dir.path(), &self.socket, more);
         self.signal("HUP");
@@ -63,29 +63,29 @@ impl Daemon {
         self.client().get(path).unwrap()
     }
 
-    /// The same, if it answers.
+    /// The API's answer, if there is one.
     pub(crate) fn try_get<T: DeserializeOwned>(&self, path: &str) -> Option<T> {
         self.client().get(path).ok()
     }
 
-    /// A way to ask it.
+    /// A client of the daemon.
     pub(crate) fn client(&self) -> Client {
         Client::new(&self.socket).unwrap()
     }
 
-    /// All that it has said.
+    /// The daemon's log so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap()
     }
 
-    /// The most memory that it ever had, in MiB.
+    /// The daemon's peak resident memory, in MiB.
     pub(crate) fn most_memory_mib(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
     }
 
-    /// Waits until that holds.
+    /// Waits until `holds` returns true.
     pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let end = Instant::now() + LIMIT;
         while !holds(self) {
@@ -96,12 +96,12 @@ impl Daemon {
         }
     }
 
-    /// Where its files are.
+    /// The directory with its files.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Asks it to end, and waits for that.
+    /// Asks the daemon to end, and waits for its end.
     pub(crate) fn end(&mut self) {
         self.signal("TERM");
         let status = self.child.wait().unwrap();

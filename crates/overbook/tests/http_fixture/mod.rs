@@ -1,4 +1,4 @@
-//! A made-up moment of a host with three VMs, for the tests of everything that shows one.
+//! An invented tick of a host with three VMs, for the tests of everything that shows one.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,10 +17,10 @@ use model::{
 use overbook::published::{Published, TickTimes};
 use policy::Memory;
 
-/// The moment of the tick, on the boot clock.
+/// The time of the tick, on the boot clock.
 pub(crate) const NOW: Time = Time(1_000_000);
 
-/// `web-1` swaps and gets memory, `web-2` does not follow its target, `db-1` is in no group and its
+/// `web-1` swaps and gets memory; `web-2` does not follow its target; `db-1` has no group and its
 /// QEMU is gone.
 pub(crate) fn published() -> Published {
     Published {
@@ -123,7 +123,7 @@ fn view() -> HostView {
     }
 }
 
-/// KSM saves 200 MiB for group `web`.
+/// A disk with two connected repositories.
 fn disk() -> DiskReading {
     let repositories = RepositoriesReading { admits: true, connected: 2, ..Default::default() };
     DiskReading {
@@ -147,6 +147,7 @@ fn cache() -> CacheReading {
     }
 }
 
+/// KSM saves 200 MiB for group `web`.
 fn ksm() -> KsmReading {
     KsmReading {
         saved: Bytes::mib(200),
@@ -196,7 +197,7 @@ fn vm(ram: u64, balloon: u64, used: u64) -> VmView {
     }
 }
 
-/// A working set of 150 MiB, of which 20 lie in swap, with a curve of three points.
+/// A working set of 150 MiB, of which 20 MiB are in swap, with a curve of three points.
 fn tracking() -> Tracking {
     let point = |mib, miss_ratio| CurvePoint { memory: Bytes::mib(mib), miss_ratio };
     Tracking {
@@ -227,7 +228,7 @@ fn dedup() -> Dedup {
     }
 }
 
-/// 60 MiB that were freed and not taken, 10 of which it has back in use.
+/// 60 MiB that were freed and not taken; 10 MiB of them are in use again.
 fn free_pages() -> FreePages {
     FreePages {
         freed: Bytes::mib(60),

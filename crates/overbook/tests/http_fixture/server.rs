@@ -1,4 +1,4 @@
-//! A server with a made-up loop behind it, on a real socket in a directory of its own.
+//! A server with an invented loop behind it, on a real socket in its own directory.
 
 use std::{
     fs,
@@ -21,10 +21,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::http_fixture;
 
-/// A running server; ends with the value.
+/// A running server; it ends when dropped.
 pub(crate) struct Server {
     pub(crate) socket: PathBuf,
-    /// Where it listens on TCP.
+    /// Its TCP address.
     #[allow(dead_code, reason = "not every test file uses every part")]
     pub(crate) tcp: Option<SocketAddr>,
     ticks: watch::Sender<Arc<Published>>,
@@ -45,17 +45,17 @@ impl Server {
         Self::serve(false, Err(why.to_owned()))
     }
 
-    /// Serves the fixture on TCP too, with the token `0123456789abcdef`.
+    /// Also serves the fixture on TCP, with the token `0123456789abcdef`.
     pub(crate) fn with_tcp() -> Self {
         Self::serve(true, Ok(()))
     }
 
-    /// The next tick.
+    /// Publishes the next tick.
     pub(crate) fn publish(&self, tick: Published) {
         self.ticks.send_replace(Arc::new(tick));
     }
 
-    /// Ends it and waits for its end.
+    /// Ends the server and waits for its end.
     pub(crate) fn stop(mut self) {
         self.end();
     }
@@ -80,7 +80,7 @@ impl Server {
             runtime.block_on(async {
                 tokio::spawn(async move {
                     while let Some(Ask { question, reply }) = asked.recv().await {
-                        // The client may have gone.
+                        // The client may have disconnected.
                         let _ = reply.send(answer(question, &outcome));
                     }
                 });
@@ -125,7 +125,8 @@ fn answer(question: Question, outcome: &Result<(), String>) -> Outcome {
     }
 }
 
-/// A reading, and a change three minutes before the fixture's tick; `broken` cannot be read.
+/// A reading, and a change three minutes before the fixture's tick; the history of `broken`
+/// cannot be read.
 fn rows(vm: &VmName, span: Span) -> Result<Option<Vec<HistoryRow>>, String> {
     if vm.as_str() == "broken" {
         return Err("the disk is on fire".to_owned());

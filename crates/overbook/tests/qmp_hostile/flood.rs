@@ -3,22 +3,22 @@
 use super::daemon_fixture::Daemon;
 use super::*;
 
-/// The most memory that the daemon may ever have: some 20 MiB without any VM, and what eight
-/// flooding QEMUs can have it keep.
+/// Maximum memory of the daemon: some 20 MiB without a VM, and the data that eight flooding QEMUs
+/// can make it keep.
 const MOST_MIB: u64 = 64;
-/// Attackers of each kind at once.
+/// Number of simultaneous attackers of each kind.
 const OF_EACH: usize = 2;
 
-/// The attack of a hostile QEMU, once it has been connected to and has said hello.
+/// The attack of a hostile QEMU, which begins after the greeting.
 #[derive(Clone, Copy, Debug)]
 enum Flood {
     /// Events of 1 MiB, one after the other.
     LargeEvents,
-    /// Events as long as a line may be.
+    /// Events of the maximum length of a line.
     LongestEvents,
     /// Events of a hundred bytes.
     SmallEvents,
-    /// The largest answers, and never the last one of a batch.
+    /// The largest answers, without the last one of a batch.
     FatAnswers,
 }
 
@@ -33,7 +33,7 @@ impl Flood {
     async fn serve(self, name: &'static str, path: PathBuf) {
         let listener = UnixListener::bind(path).unwrap();
         while let Ok((stream, _)) = listener.accept().await {
-            // The daemon cuts it off: the next connection is attacked as well.
+            // The daemon closes the connection; the next one is attacked as well.
             let _ = self.attack(name, BufReader::new(stream)).await;
         }
     }
@@ -61,7 +61,7 @@ impl Flood {
             let message: Value = serde_json::from_str(&line)?;
             let answer = match self {
                 Self::FatAnswers if message["execute"] == "query-status" => continue,
-                // JSON that takes most memory for its length.
+                // JSON that takes the most memory for its length.
                 Self::FatAnswers if is_known => json!(vec![json!({"a": 0}); 7000]),
                 _ => fake.answer(&message),
             };
@@ -104,7 +104,7 @@ fn watch_the_daemon(dir: tempfile::TempDir, well: &Fake, hostile: &[(&'static st
             vm(daemon, name)["link_error"].as_str().is_some_and(|why| why.contains(reason))
         });
     }
-    // All of them go on: each is connected to again, and attacks again.
+    // The attacks go on: each QEMU is connected to again, and attacks again.
     let before = well.heard("query-balloon");
     daemon.until("the VM beside them was asked thirty more times", |daemon| {
         assert_eq!(vm(daemon, "well")["link_up"], true, "{}", daemon.log());

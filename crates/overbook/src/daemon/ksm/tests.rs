@@ -1,4 +1,4 @@
-//! Whom KSM serves in which tick, and what is shown of it.
+//! The group that KSM serves in each tick, and its state in the view.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::drivers::Records;
 use crate::fixture;
 use crate::journal::Journal;
 
-/// One VM of group `web`, and one of none.
+/// One VM of group `web`, and one without a group.
 fn world() -> (Spec, HostView) {
     let tick = fixture::published();
     let mut view = tick.view.clone();
@@ -28,7 +28,7 @@ fn all(view: &HostView) -> BTreeSet<VmName> {
     view.vms.keys().cloned().collect()
 }
 
-/// Of a host on which only VMs have mergeable memory.
+/// KSM of a host on which only VMs have mergeable memory.
 fn host_ksm(dir: &Path) -> HostKsm {
     looking(dir, || Ok(Vec::new()))
 }
@@ -38,7 +38,7 @@ fn looking(dir: &Path, look: Looking) -> HostKsm {
     HostKsm::new(Hand::new(Ksm::at(dir), records), look)
 }
 
-/// Ticks, as the loop does, until that holds.
+/// Ticks as the loop does, until `holds` returns true.
 async fn until(
     ksm: &mut HostKsm,
     spec: &Spec,

@@ -1,11 +1,11 @@
-//! A cgroup for each group's worker, below the daemon's own: what the worker uses is counted apart,
-//! and can be limited by the operator without limiting the daemon.
+//! A cgroup for each group's worker, below the daemon's own. So the operator can account a
+//! worker, and limit it without limiting the daemon.
 //!
-//! While its group lends, a worker sits in the borrower's cgroup, whose limits then hold for both
-//! workers together (overhead migration, Kim 2014 §7.1). Its own waits for it.
+//! While its group lends memory, a worker runs in the borrower's cgroup, whose limits then hold
+//! for both workers together (overhead migration, Kim 2014 §7.1). Its own cgroup stays.
 //!
-//! Nothing depends on it. Where the tree is not ours to write (a container, no cgroup v2), workers
-//! run in the daemon's cgroup.
+//! Nothing depends on the cgroups. Where the tree is not writable (a container, no cgroup v2),
+//! workers run in the daemon's cgroup.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use model::GroupName;
 
-/// Where a worker sits. Dropped when its process has ended.
+/// The cgroup membership of a worker. Drop it when its process has ended.
 #[derive(Debug)]
 pub(super) struct Seat {
     pid: u32,
@@ -23,15 +23,15 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Puts the worker of `group`, process `pid`, into its group's cgroup.
+    /// Moves the worker of `group`, process `pid`, into its group's cgroup.
     pub(super) fn take(group: &GroupName, pid: u32) -> io::Result<Self> {
         let home = Cgroup::of(group)?;
         home.enter(pid)?;
         Ok(Self { pid, home, away: None })
     }
 
-    /// Has `payer`'s cgroup pay from now on; `None`: its own. What was used before stays where it
-    /// is.
+    /// Charges `payer`'s cgroup from now on; `None`: its own group's. Earlier usage stays where
+    /// it was charged.
     pub(super) fn charge(&mut self, payer: Option<&GroupName>) -> io::Result<()> {
         if self.payer() == payer {
             return Ok(());
@@ -43,13 +43,13 @@ impl Seat {
         Ok(())
     }
 
-    /// Who pays, if not its own group.
+    /// The group that pays, if it is not its own.
     pub(super) fn payer(&self) -> Option<&GroupName> {
         self.away.as_ref().map(|(group, _)| group)
     }
 }
 
-/// A group's cgroup, removed when dropped, unless somebody sits in it: then the kernel refuses.
+/// A group's cgroup, removed when dropped. The kernel refuses if it still has a process.
 #[derive(Debug)]
 struct Cgroup {
     dir: PathBuf,
@@ -62,10 +62,10 @@ impl Cgroup {
         Ok(Self { dir: own.join(directory_name(group)) })
     }
 
-    /// Moves a process in.
+    /// Moves a process into the cgroup.
     fn enter(&self, pid: u32) -> io::Result<()> {
         match fs::create_dir(&self.dir) {
-            // An earlier daemon's, or in use by another worker.
+            // The directory is an earlier daemon's, or in use by another worker.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other?,
         }
@@ -75,12 +75,12 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // If it cannot be, the next worker of the group takes it over.
+        // If the removal fails, the group's next worker uses the directory.
         let _ = fs::remove_dir(&self.dir);
     }
 }
 
-/// A name that any file system takes: letters and digits stay, everything else becomes its bytes.
+/// A valid file name: letters and digits stay, other bytes become hexadecimal.
 fn directory_name(group: &GroupName) -> String {
     let mut name = "overbook-worker-".to_owned();
     for byte in group.as_str().bytes() {
@@ -89,7 +89,7 @@ fn directory_name(group: &GroupName) -> String {
             other => name += &format!("_{other:02x}"),
         }
     }
-    // 255 bytes are the most that a name may have.
+    // A file name has at most 255 bytes.
     name.truncate(255);
     name
 }

@@ -1,9 +1,9 @@
-//! One group's worker: started when there is something to do, watched, started again when it ends.
+//! One group's worker: started when there is work, watched, and restarted when it ends.
 //!
 //! The task owns the process and its pipes. Orders come over a watch channel (only the newest
-//! counts); reports and the worker's state are left in a place that the loop copies from. A worker
-//! that ends by itself is started again after a pause that doubles; one that has nothing to do any
-//! more is ended by closing its standard input, upon which it gives everything back.
+//! counts). Reports and the worker's state go into a mutex that the loop copies from. A worker
+//! that ends by itself is restarted after a pause that doubles. A worker without work is ended by
+//! closing its standard input; it then gives everything back.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -27,21 +27,21 @@ use crate::worker::{Order, Orders, Report, VmReport};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// A worker that has run for so long was in good order: one that dies by its own fault does so at
-/// its start, or costs no more than one start in so long.
+/// A worker that has run this long resets the pause. A faulty worker ends sooner, or else costs
+/// at most one start in this time.
 const GOOD_RUN: Duration = Duration::from_secs(3);
-/// How often orders are repeated, and the worker's usage is looked at.
+/// Interval at which orders are repeated and the worker's usage is read.
 const REPEAT: Duration = Duration::from_secs(1);
-/// How long a worker may take to give everything back and end.
+/// Timeout for a worker to give everything back and end.
 const GRACE: Duration = Duration::from_secs(2);
-/// A worker that is silent for so long is stuck; it reports once in a second.
+/// A worker that sends no report for this long is stuck; it reports once a second.
 const MOST_SILENCE: Duration = Duration::from_secs(15);
-/// How long after its output a worker's process takes to end.
+/// Time that a worker's process may take to end after its output has closed.
 const LAST_WORDS: Duration = Duration::from_millis(50);
-/// No report is longer: thousands of VMs with their curves.
+/// Maximum length of a report: thousands of VMs with their curves.
 const MOST_LINE: usize = 16 << 20;
 
-/// The loop's end of a worker. Dropping it ends the worker.
+/// The loop's handle of a worker. Dropping it ends the worker.
 #[derive(Debug)]
 pub(super) struct Keeper {
     wanted: watch::Sender<Wanted>,
@@ -51,19 +51,19 @@ pub(super) struct Keeper {
     task: AbortHandle,
 }
 
-/// What the loop wants of a worker.
+/// The loop's orders for a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Wanted {
     orders: Orders,
-    /// The group that its CPU time is charged to, if not its own.
+    /// The group that its CPU time is charged to, if it is not its own.
     payer: Option<GroupName>,
 }
 
-/// What is known of a group's worker and by it.
+/// State of a group's worker, and its reports.
 #[derive(Debug, Default)]
 struct Known {
     worker: WorkerReading,
-    /// CPU time of the workers that have ended.
+    /// CPU time of ended workers.
     ended_cpu_us: u64,
     reports: BTreeMap<VmName, Reading<VmReport>>,
 }
@@ -79,17 +79,17 @@ impl Keeper {
         Self { wanted, known, runs, task }
     }
 
-    /// The VMs to work on from now on.
+    /// Sets the VMs to work on.
     pub(super) fn order(&self, vms: BTreeMap<VmName, Order>) {
         self.change(|wanted| wanted.orders.vms = vms);
     }
 
-    /// The tables of pages to be looked for first from now on.
+    /// Sets the tables of pages to look for first.
     pub(super) fn know(&self, tables: &[PathBuf]) {
         self.change(|wanted| wanted.orders.tables = tables.to_vec());
     }
 
-    /// How fast identical pages are looked for from now on, and at whose cost, if not the group's.
+    /// Sets the scan rate for identical pages, and the group that pays if it is not its own.
     pub(super) fn scan(&self, rate: Option<PagesPerMs>, payer: Option<GroupName>) {
         self.change(|wanted| {
             wanted.orders.scan_rate = rate;
@@ -105,26 +105,26 @@ impl Keeper {
         });
     }
 
-    /// The VMs that were ordered last.
+    /// The VMs in the latest order.
     pub(super) fn vms(&self) -> Vec<VmName> {
         self.wanted.borrow().orders.vms.keys().cloned().collect()
     }
 
-    /// How the worker is.
+    /// State of the worker.
     pub(super) fn reading(&self) -> WorkerReading {
         lock(&self.known).worker.clone()
     }
 
-    /// What it has found out.
+    /// The worker's latest reports.
     pub(super) fn reports(&self) -> BTreeMap<VmName, Reading<VmReport>> {
         lock(&self.known).reports.clone()
     }
 
-    /// Waits until no worker runs; not for long, if it is told to end.
+    /// Waits until no worker runs. A worker that was told to end takes at most twice [`GRACE`].
     pub(super) fn idle(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut runs = self.runs.clone();
         async move {
-            // An error means that the task is gone, and its worker with it.
+            // An error means that the task and its worker are gone.
             let _ = timeout(GRACE * 2, runs.wait_for(|runs| !runs)).await;
         }
     }
@@ -147,20 +147,20 @@ struct Task {
     running: watch::Sender<bool>,
 }
 
-/// A worker that runs.
+/// A running worker.
 struct Running {
     child: Child,
-    /// `None`: closed, which tells it to end.
+    /// `None`: closed, which tells the worker to end.
     orders: Option<pipe::Sender>,
     reports: BufReader<pipe::Receiver>,
     line: Vec<u8>,
-    /// `None`: in the daemon's cgroup.
+    /// `None`: the worker runs in the daemon's cgroup.
     seat: Option<Seat>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // With the daemon: nobody is left to reap it, or to hear of an error.
+        // The daemon may be ending too: then no one can reap the child or report an error.
         let _ = self.child.signal(Signal::KILL);
     }
 }
@@ -168,7 +168,7 @@ impl Drop for Running {
 impl Task {
     async fn run(mut self) {
         let mut pause = FIRST_PAUSE;
-        // The error means that the loop does not want it any more.
+        // An error means that the loop has dropped the handle.
         while self.inbox.wait_for(|wanted| !wanted.orders.vms.is_empty()).await.is_ok() {
             let started = Instant::now();
             self.running.send_replace(true);
@@ -187,11 +187,11 @@ impl Task {
         }
     }
 
-    /// Runs one worker until it has nothing to do; or why it ended before.
+    /// Runs one worker until it has no more work, or returns why it ended earlier.
     async fn serve(&mut self) -> Result<(), String> {
         let mut worker = self.spawn().map_err(|error| format!("cannot be started: {error}"))?;
         let ended = self.attend(&mut worker).await;
-        // After an orderly end nobody is there to get it.
+        // After an orderly end the process has gone, and the signal fails.
         let _ = worker.child.signal(Signal::KILL);
         if helper::ended(&mut worker.child, MOST_SILENCE).await.is_none() {
             log::warn(&format!("the killed worker of group {} does not end", self.group));
@@ -235,7 +235,7 @@ impl Task {
     fn spawn(&self) -> io::Result<Running> {
         let (stdin, orders) = io::pipe()?;
         let (reports, stdout) = io::pipe()?;
-        // Always this very program, also after an upgrade has replaced its file.
+        // Always runs this same program, even after an upgrade has replaced its file.
         let spawn = Spawn::new("/proc/self/exe").arg("worker").arg(self.group.as_str());
         let child = spawn.stdin(stdin).stdout(stdout).die_with_parent().spawn()?;
         let seat = Seat::take(&self.group, child.identity().pid);
@@ -270,8 +270,8 @@ impl Task {
         }
     }
 
-    /// Has `payer` pay for the worker. A failure shows in who pays, and is tried again with the
-    /// next orders.
+    /// Charges `payer` for the worker. A failure shows in the reported payer, and the next orders
+    /// try again.
     fn charge(&self, worker: &mut Running, payer: Option<&GroupName>) {
         let Some(seat) = &mut worker.seat else { return };
         if let Err(error) = seat.charge(payer) {
@@ -291,7 +291,7 @@ impl Task {
         }
         let report: Report = serde_json::from_slice(&line)
             .map_err(|error| format!("sent a report that makes no sense: {error}"))?;
-        // It may have lain in the pipe for a while; from the future it does not come.
+        // The report may have waited in the pipe, but it cannot be from the future.
         let at = report.at.min(boot_now());
         let reports = report.vms.into_iter().map(|(vm, r)| (vm, Reading::new(r, at)));
         let mut known = lock(&self.known);
@@ -332,14 +332,14 @@ impl Task {
 }
 
 impl Running {
-    /// Has it give everything back and end.
+    /// Tells the worker to give everything back and end.
     async fn end(&mut self) -> Result<(), String> {
         self.orders = None;
         let ended = helper::ended(&mut self.child, GRACE).await;
         ended.map(drop).ok_or_else(|| "did not end when it was told to".to_owned())
     }
 
-    /// How it ended.
+    /// How the worker ended.
     async fn last_words(&mut self) -> String {
         let ended = helper::ended(&mut self.child, LAST_WORDS).await;
         ended.map_or("closed its output".to_owned(), |status| format!("ended ({status})"))

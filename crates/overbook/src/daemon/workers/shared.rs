@@ -1,15 +1,15 @@
-//! What the workers have merged, remembered for as long as it may be shared.
+//! Memory that workers have merged, remembered for as long as it may be shared.
 //!
-//! A worker that has ended may leave shared what it has merged. So until a report says that nothing
-//! is shared any more, a VM's part of the pool counts as memory that it uses (the count of its own
-//! pages leaves the pool out), and it is known whose worker has to unshare it.
+//! A worker may end and leave merged pages shared. So a VM's part of the pool counts as memory
+//! that it uses, until a report says that it shares nothing (the count of its own pages excludes
+//! the pool). It is also recorded which group's worker has to unshare it.
 
 use std::collections::BTreeMap;
 
 use model::{Bytes, Dedup, GroupName, HostView};
 
-/// The lives of VMs that share pages, as last reported. A VM may get another name in its life, and
-/// shares its pages all the same.
+/// VMs that share pages by incarnation, as last reported. The key is not the name, because a VM
+/// may be renamed while it shares pages.
 #[derive(Debug, Default)]
 pub(super) struct Shared(BTreeMap<u64, Share>);
 
@@ -20,7 +20,7 @@ struct Share {
 }
 
 impl Shared {
-    /// Takes in a report of the worker of `group` about the VM of this life.
+    /// Records a report of `group`'s worker about the VM of this incarnation.
     pub(super) fn note(&mut self, incarnation: u64, group: &GroupName, dedup: Option<&Dedup>) {
         match dedup {
             None => {}
@@ -32,12 +32,12 @@ impl Shared {
         }
     }
 
-    /// The group that the VM of this life shares pages with.
+    /// The group that the VM of this incarnation shares pages with.
     pub(super) fn group_of(&self, incarnation: u64) -> Option<&GroupName> {
         self.0.get(&incarnation).map(|share| &share.group)
     }
 
-    /// Adds to what each VM uses its part of the pool, and forgets VMs that have ended.
+    /// Adds each VM's part of the pool to its used memory, and forgets VMs that have ended.
     pub(super) fn count(&mut self, view: &mut HostView) {
         self.0.retain(|life, _| view.vms.values().any(|vm| vm.incarnation == *life));
         for vm in view.vms.values_mut() {

@@ -1,5 +1,5 @@
-//! Which of the host's QEMUs have the shim: looked up only while there is one that is not known to
-//! have it, and not in every tick.
+//! Tells which of the host's QEMUs have the shim. It looks only while there is a QEMU not known
+//! to have it, and not in every tick.
 
 use std::collections::BTreeSet;
 
@@ -7,43 +7,43 @@ use sys::process::Identity;
 
 use crate::worker::shim_of;
 
-/// Ticks between two looks.
+/// Ticks between two checks.
 const LOOK_EVERY: u8 = 3;
 
 /// QEMUs with the shim.
 #[derive(Debug, Default)]
 pub(super) struct Shims {
     known: BTreeSet<Identity>,
-    /// Those that were looked at.
+    /// Processes that were checked.
     looked: BTreeSet<Identity>,
     ticks: u8,
 }
 
 impl Shims {
-    /// Looks for the shims of these processes, if it is time to.
+    /// Checks these processes for the shim, if it is time to.
     pub(super) fn look(&mut self, processes: impl Iterator<Item = Identity>) {
         let all: BTreeSet<Identity> = processes.collect();
         self.known.retain(|process| all.contains(process));
         let is_time = self.ticks == 0;
         self.ticks = (self.ticks + 1) % LOOK_EVERY;
         self.looked.retain(|process| all.contains(process));
-        // One that has just come is looked at at once.
+        // A new process is checked at once.
         if is_time || self.looked.len() < all.len() {
             let unknown: Vec<_> = all.difference(&self.known).copied().collect();
-            // One that cannot be looked into has nothing that could be worked with either.
+            // A process that cannot be inspected has no shim that could be used.
             let has_shim = |process: &Identity| matches!(shim_of(*process), Ok(Some(_)));
             self.known.extend(unknown.into_iter().filter(has_shim));
             self.looked = all;
         }
     }
 
-    /// Takes it that this process has one.
+    /// Assumes that this process has the shim.
     #[cfg(test)]
     pub(super) fn assume(&mut self, process: Identity) {
         self.known.insert(process);
     }
 
-    /// Whether this process has it.
+    /// Whether this process has the shim.
     pub(super) fn has(&self, process: Identity) -> bool {
         self.known.contains(&process)
     }

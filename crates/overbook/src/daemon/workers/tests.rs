@@ -1,11 +1,11 @@
-//! What a VM's worker is told, what of it is shown, and what its guest may claim.
+//! The orders for a VM's worker, the reports in the view, and the limits of a guest's claims.
 
 use model::{ColdSpec, Dedup, DedupSpec, FreePages, FreePagesSpec, GuestStats, Tracking};
 
 use super::*;
 use crate::fixture;
 
-/// The process of life 7.
+/// The process of incarnation 7.
 const QEMU: Identity = Identity { pid: 7, start_ticks: 0 };
 
 fn world(change: impl FnOnce(&mut VmView)) -> (Workers, Spec, VmView) {
@@ -26,7 +26,7 @@ fn order(workers: &Workers, spec: &Spec, vm: &VmView) -> Option<(GroupName, Orde
     workers.order_of(spec, &"web-1".into(), vm).0
 }
 
-/// Why nothing at all is done with the VM.
+/// Why no mechanism is applied to the VM.
 fn why(workers: &Workers, spec: &Spec, name: &str, vm: &VmView) -> String {
     let (order, limits) = workers.order_of(spec, &name.into(), vm);
     assert_eq!(order, None);

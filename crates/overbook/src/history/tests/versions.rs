@@ -1,8 +1,8 @@
-//! Files of older versions keep their rows, and learn what is new.
+//! Files of older versions keep their rows and get the new columns.
 
 use super::*;
 
-/// The columns that each version was without, from version 1 on.
+/// The columns that each version lacked, from version 1 on.
 const ADDED: [&[&str]; 6] = [
     &["working_set"],
     &["shared", "saved", "merged", "scan_rate"],
@@ -12,7 +12,7 @@ const ADDED: [&[&str]; 6] = [
     &["resident", "paged_out", "refaults_per_s"],
 ];
 
-/// A file that was of this version and has one row, opened by today's code.
+/// A file of this version with one row, opened by the current code.
 fn opened_from(version: usize) -> (tempfile::TempDir, Store) {
     let dir = tempfile::tempdir().unwrap();
     let mut store = Store::open(&file(&dir), Bytes::mib(1)).unwrap();

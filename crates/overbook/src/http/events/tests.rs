@@ -1,4 +1,4 @@
-//! One behaviour each: what becomes an event, and what does not.
+//! Differences between ticks that become events, and those that do not.
 
 use model::{Bytes, Millis, Time};
 

@@ -1,4 +1,4 @@
-//! Second-level caches: pages of data disks in memory that a group has to spare.
+//! Second-level caches: pages of data disks in a group's spare memory.
 
 use model::{Bytes, CacheReading, GroupName};
 use serde::{Deserialize, Serialize};
@@ -7,39 +7,39 @@ use utoipa::ToSchema;
 use super::Words;
 use crate::http::follow::Shown;
 
-/// A group's second-level cache. Totals count since the process that serves its disks began.
+/// A group's second-level cache. Totals count since the start of the process that serves its disks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheStatus {
-    /// What it may hold from this tick on; absent: nothing, for the daemon is paused.
+    /// Maximum size from this tick on; absent: none, because the daemon is paused.
     pub quota_bytes: Option<u64>,
-    /// Why so much.
+    /// The reason for this size.
     pub quota: Option<Words>,
-    /// What it was last seen to hold at most.
+    /// Maximum size, as last reported.
     pub capacity_bytes: u64,
-    /// What it holds.
+    /// Bytes that it holds.
     pub held_bytes: u64,
     /// Pages that were read from it.
     pub hits_total: u64,
     /// Pages that were read from disks.
     pub misses_total: u64,
-    /// What other sizes would have been worth; none until something was read.
+    /// Hit ratios of other sizes; empty until something was read.
     pub curve: Vec<CacheSize>,
-    /// Age of all this at the tick.
+    /// Age of these readings at the tick.
     pub age_ms: u64,
 }
 
-/// A size that a cache could have had.
+/// A possible size of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CacheSize {
     /// The size.
     pub bytes: u64,
-    /// Share of all pages read that it would have held, estimated from a sample (SHARDS, for LRU).
+    /// Estimated share of all page reads that would have hit (from a SHARDS sample, for LRU).
     pub hit_ratio: f32,
 }
 
 impl CacheStatus {
-    /// The group as the last tick saw it; `None`: its disks have no cache, or their process does
-    /// not answer.
+    /// The group's cache as of the last tick. `None`: its disks have no cache, or their process
+    /// does not answer.
     pub(super) fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
         let reading = shown.published.view.caches.get(name)?;
         let quota = shown.published.plan.caches.get(name);
@@ -58,7 +58,7 @@ impl CacheStatus {
         })
     }
 
-    /// Share of the pages read that were found in it; `None`: nothing was read.
+    /// Share of page reads that hit. `None`: nothing was read.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share")]
     pub fn hit_ratio(&self) -> Option<f64> {
@@ -66,7 +66,7 @@ impl CacheStatus {
         (all > 0).then(|| self.hits_total as f64 / all as f64)
     }
 
-    /// The first size that is twice its capacity or more.
+    /// The first size that is at least twice the capacity.
     #[must_use]
     pub fn twice(&self) -> Option<CacheSize> {
         self.curve.iter().find(|size| size.bytes >= 2 * self.capacity_bytes).copied()

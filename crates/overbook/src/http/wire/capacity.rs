@@ -1,4 +1,4 @@
-//! How many VMs a host holds, with which certainty, and what it keeps free for that.
+//! The number of VMs that fit on a host with a given certainty, and the memory kept free for that.
 
 use std::fmt::Write;
 
@@ -9,45 +9,45 @@ use utoipa::ToSchema;
 
 use crate::published::Published;
 
-/// VMs that have at least so many percentage points of what they were promised like another one are
-/// taken to be overloaded as often.
+/// VMs count as alike, and as overloaded equally often, if their shares of promised memory differ
+/// by at most this.
 const ALIKE: f64 = 0.05;
 
 /// How many VMs fit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CapacityStatus {
-    /// With which certainty all overloads find room, 0 to 1.
+    /// Probability that all overloads find room, 0 to 1.
     pub certainty: f64,
-    /// What VMs are given of what they were promised, on average.
+    /// Mean share of their promised memory that VMs are given.
     pub given_ratio: f64,
     /// VMs of groups on the host.
     pub vms: u32,
-    /// Those of them of which it is known how often they are overloaded.
+    /// Those of them that were measured for overloads.
     pub measured_vms: u32,
-    /// For how long they were measured, on average.
+    /// Mean time for which they were measured.
     pub measured_seconds: u64,
     /// The host's memory without its reserve.
     pub memory_bytes: u64,
-    /// What the VMs are given in all.
+    /// Memory given to all VMs.
     pub given_bytes: u64,
-    /// VMs in sustained overload at once, at most.
+    /// Maximum number of VMs in sustained overload at once.
     pub sustained: AtOnceStatus,
-    /// VMs in transient overload at once, at most.
+    /// Maximum number of VMs in transient overload at once.
     pub transient: AtOnceStatus,
-    /// Room that is needed for VMs that are moved.
+    /// Room for VMs that are migrated.
     pub targets_bytes: u64,
-    /// Room that is needed for pages that are swapped out.
+    /// Room for swapped-out pages.
     pub repositories_bytes: u64,
-    /// So many VMs like these fit in all.
+    /// Number of VMs like these that fit.
     pub fit_vms: u32,
 }
 
-/// How many VMs are overloaded at once, at most.
+/// Maximum number of VMs that are overloaded at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AtOnceStatus {
-    /// So many.
+    /// The number.
     pub vms: u32,
-    /// So many if their overloads did not come together.
+    /// The number if overloads were independent.
     pub if_independent: u32,
 }
 
@@ -57,7 +57,7 @@ impl From<AtOnce> for AtOnceStatus {
     }
 }
 
-/// Why no capacity can be told.
+/// Why the capacity is not known.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum NoCapacity {
     /// The host's memory is not known.
@@ -69,7 +69,7 @@ pub enum NoCapacity {
     /// Nothing was measured.
     #[error("of no VM it is known yet how often it is overloaded")]
     NothingMeasured,
-    /// Nobody was given so little.
+    /// No VM was given that small a share.
     #[error(
         "no VM here has about {0:.0} % of what it was promised: how often such ones are overloaded \
          is not known"
@@ -78,8 +78,8 @@ pub enum NoCapacity {
 }
 
 impl CapacityStatus {
-    /// Of the VMs on this host, or of such ones that are given `given_ratio` of what they were
-    /// promised.
+    /// The capacity for the VMs on this host, or for VMs that are given `given_ratio` of their
+    /// promised memory.
     pub fn of(
         tick: &Published,
         certainty: f64,
@@ -97,7 +97,7 @@ impl CapacityStatus {
         let known = all.iter().zip(&known_for).filter(|(_, intervals)| **intervals > 0);
         let measured: Vec<Promise> = known.map(|(vm, _)| *vm).collect();
         let mean = mean(&measured).ok_or(NoCapacity::NothingMeasured)?;
-        // Who was not measured is taken to be as the others are.
+        // A VM that was not measured counts as an average one.
         for (vm, _) in all.iter_mut().zip(&known_for).filter(|(_, intervals)| **intervals == 0) {
             (vm.transient, vm.sustained) = (mean.transient, mean.sustained);
         }
@@ -126,7 +126,7 @@ impl CapacityStatus {
         })
     }
 
-    /// The same in words.
+    /// The capacity in words.
     #[must_use]
     pub fn words(&self) -> String {
         let mut text = String::new();
@@ -195,7 +195,7 @@ impl CapacityStatus {
     }
 }
 
-/// The VMs of groups on the host, and in how many intervals each was measured.
+/// The VMs of groups on the host, and the number of intervals in which each was measured.
 fn promises(tick: &Published) -> (Vec<Promise>, Vec<u64>) {
     let members = tick.plan.vms.iter().filter_map(|(name, decision)| {
         let (limits, given) = decision.limits.zip(decision.target)?;
@@ -213,13 +213,13 @@ fn promises(tick: &Published) -> (Vec<Promise>, Vec<u64>) {
     members.unzip()
 }
 
-/// How many times more are overloaded at once than if they were independent.
+/// Ratio of VMs overloaded at once to the number if overloads were independent.
 fn together_factor(need: &Need) -> f64 {
     let factor = |n: AtOnce| f64::from(n.vms.max(1)) / f64::from(n.if_independent.max(1));
     factor(need.transient).max(factor(need.sustained)).max(1.0)
 }
 
-/// A VM that is as all of these are on average; `None`: there are none.
+/// A VM with the average figures of these. `None`: there are none.
 fn mean(vms: &[Promise]) -> Option<Promise> {
     let n = u64::try_from(vms.len()).ok().filter(|n| *n > 0)?;
     let size = |of: fn(&Promise) -> Bytes| Bytes(vms.iter().map(|vm| of(vm).0).sum::<u64>() / n);
@@ -232,7 +232,8 @@ fn mean(vms: &[Promise]) -> Option<Promise> {
     })
 }
 
-/// A VM that is given this much of what it was promised, as those are that have about as much.
+/// A VM that is given this share of its promised memory, averaged over measured VMs with a
+/// similar share.
 fn alike(measured: &[Promise], ratio: f64) -> Option<Promise> {
     let of = |vm: &Promise| vm.given.0 as f64 / vm.promised.0.max(1) as f64;
     let near: Vec<Promise> =

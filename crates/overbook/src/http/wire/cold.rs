@@ -1,38 +1,38 @@
-//! Where a VM's memory is, where the host may page it out.
+//! Location of a VM's memory, if the host may page it out.
 
 use model::{Bytes, Cold};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Where a VM's memory is. Totals count since the group's worker began with this VM.
+/// Location of a VM's memory. Totals count since the group's worker began with this VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ColdStatus {
-    /// In memory, without what it shares with others.
+    /// Resident memory, without shared pages.
     pub resident_bytes: u64,
-    /// In the host's swap, QEMU's own memory among it.
+    /// Memory in the host's swap, including QEMU's own.
     pub out_bytes: u64,
-    /// What it is to have in memory at most.
+    /// Limit of its resident memory.
     pub target_bytes: Option<u64>,
-    /// Not touched for ten seconds, wherever it is.
+    /// Not touched for ten seconds, resident or not.
     pub untouched_10s_bytes: u64,
     /// Not touched for a minute.
     pub untouched_1min_bytes: u64,
     /// Not touched for ten minutes.
     pub untouched_10min_bytes: u64,
-    /// Paged out and touched again, of late, in whole pieces of memory.
+    /// Memory refaulted per second lately, counted in whole pieces.
     pub refaulted_bytes_per_second: u64,
-    /// How often it waited for that.
+    /// Refaults per second.
     pub refaults_per_second: f64,
-    /// What one such wait takes; 0: not measured yet.
+    /// Time of one refault; 0: not measured yet.
     pub refault_us: f64,
-    /// Paged out, again and again.
+    /// Paged out; a page may count several times.
     pub paged_out_bytes_total: u64,
-    /// Touched again of that, or read back.
+    /// Refaulted or read back.
     pub returned_bytes_total: u64,
 }
 
 impl ColdStatus {
-    /// The reading as it goes over the wire.
+    /// The reading as an API object.
     #[expect(clippy::cast_precision_loss, reason = "nanoseconds of one touch")]
     pub fn of(cold: &Cold) -> Self {
         let [ten_s, minute, ten_min] = cold.untouched.map(|size| size.0);
@@ -51,7 +51,7 @@ impl ColdStatus {
         }
     }
 
-    /// All of it that a person wants to know at once.
+    /// A summary in words.
     #[must_use]
     pub fn words(&self) -> String {
         let size = |bytes: u64| Bytes(bytes).to_string();

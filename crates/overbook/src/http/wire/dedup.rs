@@ -1,4 +1,4 @@
-//! What VMs of a group share, and how identical pages are looked for.
+//! Memory that VMs of a group share, and the scan for identical pages.
 
 use model::{Bytes, Dedup, GroupName, KsmReading, PagesPerMs, Reading, Scan};
 use serde::{Deserialize, Serialize};
@@ -11,24 +11,24 @@ use crate::http::follow::Shown;
 /// VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DedupStatus {
-    /// What of its memory is shared now.
+    /// The part of its memory that is shared now.
     pub shared_bytes: u64,
-    /// What it needs less therefore.
+    /// The memory that sharing saves it.
     pub saved_bytes: u64,
-    /// What was merged.
+    /// Memory that was merged.
     pub merged_bytes_total: u64,
-    /// Of what was merged, what the guest has written since, and has for itself again.
+    /// Merged memory that the guest has since written, so that it has its own copy again.
     pub broken_bytes_total: u64,
     /// Pages of zeros that were dropped.
     pub dropped_bytes_total: u64,
-    /// How often all of its memory was looked at.
+    /// Number of full scans of its memory.
     pub passes_total: u64,
-    /// Age of all this at the tick.
+    /// Age of these readings at the tick.
     pub age_ms: u64,
 }
 
 impl DedupStatus {
-    /// The reading as it goes over the wire.
+    /// The reading as an API object.
     pub(super) fn of(shown: &Shown, reading: &Reading<Dedup>) -> Self {
         let dedup = reading.value;
         Self {
@@ -46,33 +46,33 @@ impl DedupStatus {
 /// Identical pages of one group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupDedup {
-    /// What the configuration says: `off`, `adaptive` or a rate.
+    /// The configured value: `off`, `adaptive` or a rate.
     pub configured: String,
-    /// How they are looked for; absent: nothing was decided yet.
+    /// The scan; absent: nothing was decided yet.
     pub scan: Option<ScanStatus>,
-    /// What the pool of shared pages takes.
+    /// Memory that the pool of shared pages takes.
     pub pool_bytes: u64,
     /// Pages that the group's shared-pages tables name.
     #[serde(default)]
     pub known_pages: u64,
-    /// Why these tables are of no use; absent: they are, or there are none.
+    /// Why these tables cannot be used; absent: they are used, or there are none.
     #[serde(default)]
     pub why_not_known: Option<String>,
-    /// What the group's VMs need less because they share it.
+    /// Memory that sharing saves the group's VMs.
     pub saved_bytes: u64,
     /// The kernel's KSM; absent: no VM without the shim is to be merged.
     #[serde(default)]
     pub ksm: Option<GroupKsm>,
 }
 
-/// What the kernel's KSM does for the VMs of a group that have no shim.
+/// KSM's state for the VMs of a group that have no shim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupKsm {
-    /// What the whole host needs less because of it.
+    /// Memory that KSM saves on the whole host.
     pub host_saved_bytes: u64,
-    /// What the merged pages take.
+    /// Memory that the merged pages take.
     pub host_shared_bytes: u64,
-    /// Why it does not merge them; absent: it does.
+    /// Why it does not merge; absent: it does.
     pub why_not: Option<String>,
 }
 
@@ -82,7 +82,7 @@ impl GroupKsm {
         Some(Self { host_saved_bytes: ksm.saved.0, host_shared_bytes: ksm.shared.0, why_not })
     }
 
-    /// What is saved, or why not, in words.
+    /// The saving, or why there is none, in words.
     pub fn words(&self) -> String {
         let saved = Bytes(self.host_saved_bytes);
         match &self.why_not {
@@ -93,7 +93,7 @@ impl GroupKsm {
 }
 
 impl GroupDedup {
-    /// The group as the last tick saw it.
+    /// The group as of the last tick.
     pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
         let (view, plan) = (&shown.published.view, &shown.published.plan);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));
@@ -113,20 +113,20 @@ impl GroupDedup {
     }
 }
 
-/// How fast identical pages are looked for.
+/// The scan rate for identical pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScanStatus {
-    /// Pages looked at in a millisecond; absent: none.
+    /// Pages scanned per millisecond; absent: none.
     pub pages_per_ms: Option<u32>,
-    /// Why.
+    /// The reason.
     pub reason: Words,
-    /// The group for whose VMs, and at whose cost, if not its own.
+    /// The group for whose VMs the worker scans and which pays for it, if it is not its own.
     #[serde(default)]
     pub payer: Option<String>,
 }
 
 impl ScanStatus {
-    /// The decision as it goes over the wire.
+    /// The decision as an API object.
     pub fn of(scan: &Scan) -> Self {
         let pages_per_ms = scan.rate.map(|PagesPerMs(rate)| rate);
         let payer = scan.payer.as_ref().map(ToString::to_string);

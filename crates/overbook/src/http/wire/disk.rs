@@ -1,4 +1,4 @@
-//! Disks of VMs that Overbook serves.
+//! VMs' disks that Overbook serves.
 
 use model::{DiskReading, Reading};
 use serde::{Deserialize, Serialize};
@@ -6,57 +6,57 @@ use utoipa::ToSchema;
 
 use crate::http::follow::Shown;
 
-/// A disk that a VM has by NBD. Totals count since the process that serves it began.
+/// A disk that a VM uses by NBD. Totals count since the start of the process that serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatus {
-    /// The layers that it is made of.
+    /// The layers that it consists of.
     pub made_of: String,
     /// Reads.
     pub reads_total: u64,
     /// Bytes read.
     pub read_bytes_total: u64,
-    /// Half of the reads took less, to a power of two.
+    /// Median time of a read, rounded up to a power of two.
     pub read_median_us: u64,
-    /// 99 % of the reads took less.
+    /// 99th percentile of the time of a read.
     pub read_p99_us: u64,
     /// Writes.
     pub writes_total: u64,
     /// Bytes written.
     pub written_bytes_total: u64,
-    /// Half of the writes took less, to a power of two.
+    /// Median time of a write, rounded up to a power of two.
     pub write_median_us: u64,
     /// Bytes trimmed.
     pub trimmed_bytes_total: u64,
-    /// Operations that failed.
+    /// Failed operations.
     pub errors_total: u64,
-    /// What it has of repositories; absent: it is a plain file.
+    /// Its use of repositories; absent: it is a plain file.
     pub repositories: Option<RepositoriesStatus>,
-    /// Age of all this at the tick.
+    /// Age of these readings at the tick.
     pub age_ms: u64,
 }
 
-/// What a disk has of repositories.
+/// A disk's use of repositories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RepositoriesStatus {
-    /// Whether what is written goes there: not while the VM has all the memory that it was started
+    /// Whether writes go to repositories; not while the VM has all the memory that it was started
     /// with.
     pub admits: bool,
-    /// So many are connected.
+    /// Number of connected repositories.
     pub connected: u64,
-    /// What lies there.
+    /// Bytes that they hold.
     pub held_bytes: u64,
     /// Reads that they answered.
     pub reads_total: u64,
-    /// Reads of what they do not have.
+    /// Reads of pages that they do not have.
     pub misses_total: u64,
     /// Reads that they did not answer in time.
     pub late_total: u64,
-    /// Pages that came back changed, old or from another place.
+    /// Pages that came back changed, stale or from another place.
     pub forged_total: u64,
 }
 
 impl DiskStatus {
-    /// The reading as it goes over the wire.
+    /// The reading as an API object.
     pub(super) fn of(shown: &Shown, reading: &Reading<DiskReading>) -> Self {
         let disk = &reading.value;
         Self {

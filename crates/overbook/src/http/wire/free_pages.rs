@@ -1,4 +1,4 @@
-//! What VMs have freed, and what is taken of it.
+//! Memory that VMs have freed, and the part that the host takes.
 
 use model::{Bytes, FreePages, GroupName, Reading, VmName};
 use serde::{Deserialize, Serialize};
@@ -7,34 +7,34 @@ use utoipa::ToSchema;
 use super::Words;
 use crate::http::follow::Shown;
 
-/// What a VM has freed. Totals count since the group's worker began with this VM.
+/// Memory that a VM has freed. Totals count since the group's worker began with this VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FreePagesStatus {
     /// Handed over, and neither taken nor known to be in use again.
     pub freed_bytes: u64,
-    /// What of it the host can take at once, by the kernel's count of a moment ago.
+    /// The part that the host can take at once, by a recent count of the kernel.
     pub lazy_bytes: u64,
-    /// Handed over, again and again.
+    /// Handed over; a page may count several times.
     pub handed_over_bytes_total: u64,
     /// Taken for the host.
     pub taken_bytes_total: u64,
-    /// Dropped by the kernel itself, as far as that was seen.
+    /// Dropped by the kernel itself, where that was seen.
     pub dropped_bytes_total: u64,
     /// Found in use again when it was to be taken.
     pub taken_back_bytes_total: u64,
-    /// Taken, and touched by the guest since, as far as that was seen.
+    /// Taken, and refaulted by the guest since, where that was seen.
     #[serde(default)]
     pub refaulted_bytes_total: u64,
-    /// What is left to it of what it has freed while more is taken; absent: nothing is taken.
+    /// Freed memory that it keeps while the rest is taken; absent: nothing is taken.
     pub keep_bytes: Option<u64>,
-    /// Why it is taken.
+    /// Why memory is taken.
     pub take: Option<Words>,
-    /// Age of all this at the tick.
+    /// Age of these readings at the tick.
     pub age_ms: u64,
 }
 
 impl FreePagesStatus {
-    /// The reading as it goes over the wire.
+    /// The reading as an API object.
     pub(super) fn of(shown: &Shown, name: &VmName, reading: &Reading<FreePages>) -> Self {
         let free = reading.value;
         let take = shown.published.plan.takes.get(name);
@@ -53,24 +53,24 @@ impl FreePagesStatus {
     }
 }
 
-/// What the VMs of a group have freed. Totals go back when a VM leaves or the group's worker is
-/// another one.
+/// Memory that the VMs of a group have freed. Totals drop when a VM leaves or the group's worker
+/// is replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GroupFreePages {
-    /// What the host can take at once.
+    /// The part that the host can take at once.
     pub lazy_bytes: u64,
-    /// Handed over, again and again.
+    /// Handed over; a page may count several times.
     pub handed_over_bytes_total: u64,
     /// Taken for the host, or dropped by the kernel itself.
     pub taken_bytes_total: u64,
     /// Found in use again when it was to be taken.
     pub taken_back_bytes_total: u64,
-    /// Taken, and touched by a guest since.
+    /// Taken, and refaulted by a guest since.
     pub refaulted_bytes_total: u64,
 }
 
 impl GroupFreePages {
-    /// The group as the last tick saw it.
+    /// The group as of the last tick.
     pub(super) fn of(shown: &Shown, name: &GroupName) -> Self {
         let (view, plan) = (&shown.published.view, &shown.published.plan);
         let members = plan.vms.iter().filter(|(_, d)| d.group.as_ref() == Some(name));

@@ -12,11 +12,11 @@ use crate::http::follow::Shown;
 pub struct GroupStatus {
     /// Its name.
     pub name: String,
-    /// How its surplus is shared out.
+    /// The policy by which its surplus is shared out.
     pub policy: String,
-    /// What the tenant pays for.
+    /// Memory that the tenant pays for.
     pub budget_bytes: u64,
-    /// What its VMs occupy on the host.
+    /// Memory that its VMs occupy on the host.
     pub used_bytes: u64,
     /// Granted above base and not touched yet.
     pub promised_bytes: u64,
@@ -25,33 +25,32 @@ pub struct GroupStatus {
     /// Whether it takes part in lending.
     #[serde(default)]
     pub lends: bool,
-    /// What another group may use of its budget for now.
+    /// Memory of its budget that another group may use for now.
     #[serde(default)]
     pub lent_bytes: u64,
-    /// What it may use of other groups' budgets for now.
+    /// Memory of other groups' budgets that it may use for now.
     #[serde(default)]
     pub borrowed_bytes: u64,
     /// The loans that make up both.
     #[serde(default)]
     pub loans: Vec<LoanStatus>,
-    /// What can be handed out.
+    /// Memory that can be handed out.
     pub surplus_bytes: u64,
-    /// What must come back.
+    /// Memory that must come back.
     pub deficit_bytes: u64,
     /// Why it stays over its budget; absent: it does not.
     #[serde(default)]
     pub stays_over: Option<Words>,
     /// Its VMs, by name.
     pub vms: Vec<String>,
-    /// What tracking may take from each of its VMs: a share of one vCPU, or `off`.
+    /// Cost limit of tracking for each of its VMs: a share of one vCPU, or `off`.
     pub tracking: String,
     /// Identical pages of its VMs.
     pub dedup: GroupDedup,
-    /// What its VMs have freed.
+    /// Memory that its VMs have freed.
     #[serde(default)]
     pub free_pages: GroupFreePages,
-    /// Pages of its data disks in memory that it has to spare; absent: none of its disks has a
-    /// cache.
+    /// Its spare memory that caches pages of its data disks; absent: none of its disks has a cache.
     #[serde(default)]
     pub cache: Option<CacheStatus>,
     /// The process that works on its VMs' memory; absent: none is needed.
@@ -59,12 +58,12 @@ pub struct GroupStatus {
 }
 
 impl GroupStatus {
-    /// Every configured group, also one without VMs.
+    /// Every configured group, including groups without VMs.
     pub fn all(shown: &Shown) -> Vec<Self> {
         shown.published.spec.groups.keys().map(|name| Self::build(shown, name)).collect()
     }
 
-    /// The group of this name; `None`: not configured.
+    /// The group with this name. `None`: not configured.
     pub fn of(shown: &Shown, name: &GroupName) -> Option<Self> {
         shown.published.spec.groups.contains_key(name).then(|| Self::build(shown, name))
     }
@@ -102,7 +101,7 @@ impl GroupStatus {
     }
 }
 
-/// The policy as the configuration writes it.
+/// The policy's name in the configuration.
 const fn policy_name(policy: Policy) -> &'static str {
     match policy {
         Policy::Fair => "fair",

@@ -1,4 +1,4 @@
-//! One line of a VM's past: a reading, a decision, or a move to another host.
+//! One row of a VM's history: a reading, a decision, or a step of a move to another host.
 
 use model::PagesPerMs;
 use serde::{Deserialize, Serialize};
@@ -10,57 +10,57 @@ use crate::{
     history::{self, Entry},
 };
 
-/// One moment in the life of a VM, or one decision about it, or a step between hosts.
+/// One reading of a VM, or one decision about it, or a step of a move between hosts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HistoryRow {
-    /// When, in milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// For a reading: how long a time it is the mean of.
+    /// For a reading: the length of its step.
     pub step_seconds: Option<u32>,
-    /// What the balloon left the guest.
+    /// Memory that the balloon left the guest.
     pub balloon_bytes: Option<u64>,
-    /// What the guest was meant to have.
+    /// Memory that the guest was meant to have.
     pub target_bytes: Option<u64>,
-    /// What the guest occupied on the host.
+    /// Memory that the guest occupied on the host.
     pub used_bytes: Option<u64>,
-    /// Its working set, where it was tracked.
+    /// Its working set, if it was tracked.
     pub working_set_bytes: Option<u64>,
-    /// What of its memory was shared with VMs of its group.
+    /// The part of its memory that was shared with VMs of its group.
     pub shared_bytes: Option<u64>,
-    /// What it needed less therefore.
+    /// The memory that sharing saved it.
     pub saved_bytes: Option<u64>,
-    /// What had been merged of it since its group's worker met it.
+    /// Memory of it that was merged since its group's worker first connected to it.
     pub merged_bytes: Option<u64>,
-    /// How fast identical pages of its group were looked for.
+    /// The rate at which its group was scanned for identical pages.
     pub scan_rate_pages_per_ms: Option<u32>,
-    /// What it had freed and the host had not taken.
+    /// Memory that it had freed and the host had not taken.
     #[serde(default)]
     pub freed_bytes: Option<u64>,
-    /// What had been taken of what it freed since its group's worker met it.
+    /// Freed memory that the host took since its group's worker first connected to it.
     #[serde(default)]
     pub freed_taken_bytes: Option<u64>,
-    /// What of its disks lay in repositories.
+    /// The part of its disks that was in repositories.
     #[serde(default)]
     pub in_repositories_bytes: Option<u64>,
-    /// Half of the reads of the slowest of its disks took less, since that was served.
+    /// Median time of a read of its slowest disk, over the time that the disk was served.
     #[serde(default)]
     pub disk_read_median_us: Option<u32>,
-    /// What it had in memory, where the host paged out what it did not touch.
+    /// Resident memory, if the host paged out cold memory.
     #[serde(default)]
     pub resident_bytes: Option<u64>,
-    /// What of it was in the host's swap.
+    /// Memory in the host's swap.
     #[serde(default)]
     pub paged_out_bytes: Option<u64>,
-    /// How often it waited for that.
+    /// Refaults per second.
     #[serde(default)]
     pub refaults_per_second: Option<f64>,
     /// Swapped in and out per second.
     pub swap_bytes_per_second: Option<u64>,
-    /// For a decision: the mode at the time; only in `enforce` was it carried out.
+    /// For a decision: the mode at the time; only `enforce` carries decisions out.
     pub mode: Option<String>,
-    /// For a decision: what and why.
+    /// For a decision: the change and its reason.
     pub change: Option<String>,
-    /// For a VM that was to change hosts: what became of that, and why.
+    /// For a move between hosts: the step and its reason.
     #[serde(default)]
     pub moved: Option<String>,
 }

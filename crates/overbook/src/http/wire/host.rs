@@ -1,4 +1,4 @@
-//! The host on one page: its memory, what Overbook may do, and what is wrong.
+//! The host on one page: its memory, Overbook's mode, and troubles.
 
 use model::{Link, Mode, Reason};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ pub struct HostStatus {
     pub version: String,
     /// When the tick ran, in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// How long ago that was.
+    /// Time since the tick.
     pub tick_age_ms: u64,
     /// `observe`, `recommend` or `enforce`.
     pub mode: String,
@@ -25,7 +25,7 @@ pub struct HostStatus {
     /// The part of the newest configuration that waits for a restart; the rest of it is in force.
     #[serde(default)]
     pub waits_for_restart: Option<String>,
-    /// Why history is not being kept.
+    /// Why history is not kept.
     pub history_error: Option<String>,
     /// `MemTotal`.
     pub total_bytes: Option<u64>,
@@ -41,28 +41,28 @@ pub struct HostStatus {
     pub psi_full_avg10_percent: Option<f32>,
     /// Age of these readings at the tick.
     pub reading_age_ms: Option<u64>,
-    /// What the whole host needs less because of the kernel's KSM, whoever drives it.
+    /// Memory that KSM saves on the whole host, whether Overbook drives it or not.
     #[serde(default)]
     pub ksm_saved_bytes: Option<u64>,
-    /// What KSM's merged pages take.
+    /// Memory that KSM's merged pages take.
     #[serde(default)]
     pub ksm_shared_bytes: Option<u64>,
     /// Whether Overbook drives it.
     #[serde(default)]
     pub ksm_is_driven: bool,
-    /// What is wrong with it, or was not put back.
+    /// A trouble with KSM, or settings that were not restored.
     #[serde(default)]
     pub ksm_trouble: Option<String>,
-    /// What this host is called in its pool; `null`: it is in none.
+    /// The host's name in its pool; `null`: it is in none.
     #[serde(default)]
     pub pool_host: Option<String>,
-    /// Whether others in the pool know that it is there.
+    /// Whether the other hosts of the pool know that it is alive.
     #[serde(default)]
     pub pool_is_seated: bool,
-    /// What hinders it there.
+    /// A trouble with the pool.
     #[serde(default)]
     pub pool_trouble: Option<String>,
-    /// VMs that come or go.
+    /// VMs that are moving to or from this host.
     #[serde(default)]
     pub pool_moving: Vec<String>,
     /// VMs found.
@@ -71,12 +71,12 @@ pub struct HostStatus {
     pub unreachable_vms: usize,
     /// VMs whose balloon does not follow.
     pub uncooperative_vms: usize,
-    /// What everybody should know about the host.
+    /// Conditions of the host that concern every user.
     pub reasons: Vec<Words>,
 }
 
 impl HostStatus {
-    /// The host as the last tick saw it.
+    /// The host as of the last tick.
     pub fn of(shown: &Shown) -> Self {
         let Published { view, plan, .. } = shown.published.as_ref();
         let host = view.host.map(|reading| reading.value);
@@ -117,7 +117,7 @@ impl HostStatus {
     }
 }
 
-/// The mode as the configuration writes it.
+/// The mode's name in the configuration.
 pub(super) const fn mode_name(mode: Mode) -> &'static str {
     match mode {
         Mode::Observe => "observe",

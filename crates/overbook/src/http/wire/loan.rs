@@ -1,4 +1,4 @@
-//! Memory that groups lend each other, now and in the past.
+//! Loans of memory between groups, now and in the past.
 
 use model::{Bytes, GroupName, Loan};
 use serde::{Deserialize, Serialize};
@@ -10,18 +10,18 @@ use crate::history;
 /// Idle surplus of one group that another may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LoanStatus {
-    /// Whose it is.
+    /// The group that lends.
     pub lender: String,
-    /// Who may use it.
+    /// The group that may use it.
     pub borrower: String,
-    /// How much; 0: it has just ended.
+    /// The amount; 0: the loan has just ended.
     pub amount_bytes: u64,
-    /// Why so much.
+    /// The reason for the amount.
     pub reason: Words,
 }
 
 impl LoanStatus {
-    /// The loan as it goes over the wire.
+    /// The loan as an API object.
     pub fn of(lender: &GroupName, loan: &Loan) -> Self {
         Self {
             lender: lender.to_string(),
@@ -31,7 +31,7 @@ impl LoanStatus {
         }
     }
 
-    /// Who lends what to whom and why, in words.
+    /// The loan and its reason in words.
     pub fn words(&self) -> String {
         let Self { lender, borrower, .. } = self;
         let text = &self.reason.text;
@@ -42,14 +42,14 @@ impl LoanStatus {
     }
 }
 
-/// A decision about a loan, of the past.
+/// A past decision about a loan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LoanRow {
-    /// When, in milliseconds since the Unix epoch.
+    /// Time in milliseconds since the Unix epoch.
     pub wall_ms: u64,
-    /// The mode at the time; only in `enforce` was it carried out.
+    /// The mode at the time; only `enforce` carries decisions out.
     pub mode: String,
-    /// What was decided.
+    /// The loan that was decided.
     #[serde(flatten)]
     pub loan: LoanStatus,
 }

@@ -1,24 +1,24 @@
-//! Limits of memory that cgroups have.
+//! Memory limits of cgroups.
 
 use model::{Bytes, VmView, view::MemoryLimit};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A limit that a cgroup of a VM's QEMU has.
+/// A memory limit of a cgroup of a VM's QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryLimitStatus {
     /// The cgroup, as a path from the root of its tree.
     pub cgroup: String,
-    /// The file that says so: `memory.max`, `memory.high`, or `memory.limit_in_bytes`.
+    /// The file with the limit: `memory.max`, `memory.high`, or `memory.limit_in_bytes`.
     pub file: String,
-    /// No more than this.
+    /// The limit.
     pub limit_bytes: u64,
-    /// Memory that all processes there occupy, without the cache of files.
+    /// Memory that all processes in it occupy, without the page cache.
     pub used_bytes: u64,
 }
 
 impl MemoryLimitStatus {
-    /// Those of all levels, the VM's own first.
+    /// The limits of all levels, the VM's own first.
     #[must_use]
     pub fn of(view: &VmView) -> Vec<Self> {
         let limits = view.memory_limits.iter().flat_map(|reading| &reading.value);
@@ -31,13 +31,13 @@ impl MemoryLimitStatus {
         limits.map(of).collect()
     }
 
-    /// Whether a VM that has all of its `max` would occupy more than this.
+    /// Whether the limit is below the VM's `max`.
     #[must_use]
     pub fn is_below(&self, max: Bytes) -> bool {
         Bytes(self.limit_bytes) < max
     }
 
-    /// In words.
+    /// The limit in words.
     #[must_use]
     pub fn words(&self) -> String {
         let Self { cgroup, file, .. } = self;

@@ -1,4 +1,4 @@
-//! Overloads: who pages because it was given less memory than it was promised.
+//! Overloads: VMs that page because they were given less memory than they were promised.
 
 use model::{Overload, Profile, Severity, VmName};
 use policy::overload::Threshold;
@@ -8,16 +8,16 @@ use utoipa::ToSchema;
 use super::Words;
 use crate::http::follow::Shown;
 
-/// Whether a VM is overloaded, and how it has been.
+/// Whether a VM is overloaded, and how often it has been.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OverloadStatus {
     /// `none`, `transient` or `sustained`.
     pub severity: String,
-    /// Pages a second that it paged in the latest interval, in and out.
+    /// Pages per second that it paged in and out in the latest interval.
     pub pages_per_second: u64,
-    /// Why that is an overload, or none.
+    /// Why that is an overload, or is not.
     pub reason: Words,
-    /// Intervals that were measured.
+    /// Measured intervals.
     pub intervals_total: u64,
     /// Those of them in transient overloads.
     pub transient_intervals_total: u64,
@@ -27,14 +27,14 @@ pub struct OverloadStatus {
     pub transient_overloads_total: u64,
     /// Sustained overloads.
     pub sustained_overloads_total: u64,
-    /// An overload is sustained when so many of the last intervals …
+    /// An overload is sustained when this many of the last intervals …
     pub threshold_intervals: u32,
-    /// … of so many were overloaded.
+    /// … out of this number were overloaded.
     pub threshold_window: u32,
 }
 
 impl OverloadStatus {
-    /// What was found of this VM, as it goes over the wire.
+    /// The overload of this VM as an API object.
     pub(super) fn of(shown: &Shown, vm: &VmName) -> Option<Self> {
         let tick = &shown.published;
         let Overload { severity, pages_per_s, reason } = tick.plan.overloads.get(vm)?;
@@ -56,7 +56,7 @@ impl OverloadStatus {
     }
 }
 
-/// What everybody calls it.
+/// The severity's name.
 pub(crate) const fn name(severity: Severity) -> &'static str {
     match severity {
         Severity::None => "none",

@@ -1,4 +1,4 @@
-//! One plan: what happens to each VM and why, from the daemon or from `overbook plan --from`.
+//! One plan: the change of each VM and its reason, from the daemon or from `overbook plan --from`.
 
 use std::collections::BTreeMap;
 
@@ -11,39 +11,39 @@ use super::{LoanStatus, ScanStatus, VmChange, Words, host::mode_name, raw};
 /// The outcome of one tick.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlanStatus {
-    /// When it was made, in milliseconds of the host's boot clock.
+    /// Time of the plan, in milliseconds of the host's boot clock.
     pub at_ms: u64,
     /// `observe`, `recommend` or `enforce`: whether it is carried out.
     pub mode: String,
-    /// What everybody should know about the host.
+    /// Conditions of the host that concern every user.
     pub host: Vec<Words>,
-    /// What groups lend each other; a loan of nothing ends with this plan.
+    /// Loans between groups; a loan of 0 ends with this plan.
     pub loans: Vec<LoanStatus>,
-    /// How each group's identical pages are looked for; carried out in every mode.
+    /// The scan of each group for identical pages; carried out in every mode.
     pub scans: BTreeMap<String, ScanStatus>,
-    /// VMs whose memory changes, in the order in which that is done: takes before gives.
+    /// VMs whose memory changes, in order of execution: takes before gives.
     pub order: Vec<String>,
     /// Every VM.
     pub vms: Vec<PlannedVm>,
 }
 
-/// What was decided about one VM.
+/// The decision about one VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedVm {
     /// Its name.
     pub name: String,
     /// Its group; absent: not managed.
     pub group: Option<String>,
-    /// What it is meant to have.
+    /// The memory that it is meant to have.
     pub target_bytes: Option<u64>,
-    /// What changes.
+    /// The change, if there is one.
     pub change: Option<VmChange>,
     /// Why nothing, or not more, was taken or given.
     pub refusals: Vec<Words>,
 }
 
 impl PlanStatus {
-    /// The plan as it goes over the wire.
+    /// The plan as an API object.
     pub fn of(plan: &Plan) -> Self {
         let vm_of = |action: Action| match action {
             Action::Resize { vm, .. } => vm.to_string(),

@@ -1,4 +1,4 @@
-//! What a VM's memory is worth to it, and what the process that finds it out takes.
+//! A VM's working set and miss-ratio curve, and the cost of the process that measures them.
 
 use model::{Reading, Tracking, VmName, WorkerReading, tracking, view::Mechanism};
 use serde::{Deserialize, Serialize};
@@ -9,30 +9,31 @@ use crate::http::follow::Shown;
 /// Why a VM that can be tracked has no curve.
 const NOT_YET: &str = "it has not been measured for long enough yet";
 
-/// A VM's working set, and what it costs the VM to know it.
+/// A VM's working set, and the cost of measuring it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TrackingStatus {
-    /// Least memory with which few references miss, swap in use included; absent: not known yet.
+    /// Least memory with which few references miss, including used swap; absent: not known yet.
     pub working_set_bytes: Option<u64>,
-    /// What of it lies in the guest's swap, by the guest's own count.
+    /// The part of it that is in the guest's swap, by the guest's own count.
     pub swapped_bytes: u64,
-    /// Pieces of memory touched, each counted once in a tenth of a second.
+    /// Pieces of memory touched; each counts once per tenth of a second.
     pub references_per_second: f64,
     /// Accesses that were trapped, in the last half minute.
     pub traps_per_second: f64,
     /// Accesses trapped since the group's worker last connected to this VM.
     pub traps_total: u64,
-    /// What tracking took in the last half minute, as measured: the time that traps held the
-    /// guest's threads, and CPU time of worker and shim, as a share of one vCPU's time.
+    /// Cost of tracking in the last half minute, as a share of one vCPU's time: the time that
+    /// traps held the guest's threads, and CPU time of worker and shim.
     pub cost_ratio: f64,
-    /// It is seen from outside, through so much of its memory; absent: by its shim, all of it.
+    /// Amount of its memory through which it is observed from outside; absent: its shim observes
+    /// all.
     pub seen_through_bytes: Option<u64>,
-    /// Age at the tick of what is known of the guest; the cost is never older.
+    /// Age of the readings of the guest at the tick; the cost is never older.
     pub age_ms: u64,
 }
 
 impl TrackingStatus {
-    /// The reading as it goes over the wire.
+    /// The reading as an API object.
     pub(super) fn of(shown: &Shown, reading: &Reading<Tracking>) -> Self {
         let tracking = &reading.value;
         Self {
@@ -53,18 +54,18 @@ impl TrackingStatus {
 pub struct MissRatioCurve {
     /// The VM.
     pub vm: String,
-    /// Its working set, swap in use included; absent: not known yet.
+    /// Its working set, including used swap; absent: not known yet.
     pub working_set_bytes: Option<u64>,
-    /// What of it lies in the guest's swap, beyond the end of the curve.
+    /// The part of it that is in the guest's swap, beyond the end of the curve.
     pub swapped_bytes: u64,
-    /// What it is to have in memory at most, where the host pages out what it does not touch.
+    /// Limit of its resident memory, if the host pages out cold memory.
     #[serde(default)]
     pub resident_target_bytes: Option<u64>,
-    /// Times a miss ratio: misses per second.
+    /// References per second; times a miss ratio it gives misses per second.
     pub references_per_second: f64,
-    /// By growing memory.
+    /// The points, sorted by memory.
     pub points: Vec<CurvePoint>,
-    /// Age of all this at the tick.
+    /// Age of these readings at the tick.
     #[serde(default)]
     pub age_ms: u64,
 }
@@ -82,7 +83,7 @@ impl MissRatioCurve {
     /// The curve of `vm`.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is no curve.
     pub fn of(shown: &Shown, vm: &VmName) -> Result<Self, String> {
         let view = shown.published.view.vms.get(vm);
         let reading = view.and_then(|view| view.tracking.as_ref());
@@ -111,17 +112,17 @@ impl MissRatioCurve {
 /// The process that works on a group's memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerStatus {
-    /// Its process; absent: none runs now.
+    /// Its pid; absent: none runs now.
     pub pid: Option<u32>,
     /// CPU time of the group's workers since the daemon started.
     pub cpu_seconds: f64,
-    /// What it occupies.
+    /// Its resident memory.
     pub resident_bytes: u64,
-    /// How often one had to be started again.
+    /// Number of restarts.
     pub restarts: u64,
-    /// Why the last one ended, or what it lacks.
+    /// Why the last worker ended, or a fault of the running one.
     pub last_error: Option<String>,
-    /// The group that its CPU time is charged to now, if not its own.
+    /// The group that its CPU time is charged to now, if it is not its own.
     #[serde(default)]
     pub charged_to: Option<String>,
 }

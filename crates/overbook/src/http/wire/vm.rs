@@ -1,8 +1,8 @@
-//! One VM, seen from both sides: what its guest says and what the host counts.
+//! One VM, as its guest reports it and as the host counts it.
 //!
-//! The two never agree (a guest counts its cache, the host counts pages that were ever touched),
-//! and users have long asked why. So each figure says in its name whose it is: `guest_…` is the
-//! guest's own statement and may be a lie; `used_bytes` is the host's count.
+//! The two never agree: a guest counts its page cache, the host counts pages that were ever
+//! touched. So each field's name tells its origin: `guest_…` is the guest's own claim and may be
+//! false; `used_bytes` is the host's count.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{explain, http::follow::Shown};
 
-/// What is known of a VM, and what was decided about it.
+/// Readings of a VM and the decision about it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmStatus {
     /// Its name.
@@ -25,73 +25,72 @@ pub struct VmStatus {
     pub group: Option<String>,
     /// Whether QEMU answers.
     pub link_up: bool,
-    /// Why it does not.
+    /// Why QEMU does not answer.
     pub link_error: Option<String>,
     /// `none`, `active` or `unknown`.
     pub migration: String,
-    /// RAM that its balloon reaches, as it is now: base memory and DIMMs.
+    /// RAM that its balloon covers, as it is now: base memory and DIMMs.
     pub ram_bytes: u64,
-    /// Memory of other devices (NVDIMM, virtio-mem and the like), which no balloon reaches.
+    /// Memory of other devices (NVDIMM, virtio-mem and the like), which no balloon covers.
     #[serde(default)]
     pub devices_bytes: u64,
-    /// The limits of memory that its QEMU's cgroups have, at all levels; empty: none is known.
+    /// The memory limits of its QEMU's cgroups, at all levels; empty: none is known.
     #[serde(default)]
     pub memory_limits: Vec<MemoryLimitStatus>,
-    /// Never less than this.
+    /// Minimum size.
     pub min_bytes: Option<u64>,
-    /// Guaranteed.
+    /// Guaranteed size.
     pub base_bytes: Option<u64>,
-    /// Never more than this.
+    /// Maximum size.
     pub max_bytes: Option<u64>,
-    /// What it is meant to have.
+    /// The memory that it is meant to have.
     pub target_bytes: Option<u64>,
-    /// What the balloon leaves the guest.
+    /// Memory that the balloon leaves the guest.
     pub balloon_bytes: Option<u64>,
-    /// Whether its balloon device is set to give memory back by itself before the guest's kernel
-    /// kills a program (`deflate-on-oom`); absent: not known.
+    /// Whether its balloon deflates before the guest's OOM killer runs (`deflate-on-oom`);
+    /// absent: not known.
     #[serde(default)]
     pub deflates_on_oom: Option<bool>,
-    /// Host view: what the guest occupies on the host.
+    /// Host view: memory that the guest occupies on the host.
     pub used_bytes: Option<u64>,
-    /// Host view: its working set, where it is tracked.
+    /// Host view: its working set, if it is tracked.
     pub tracking: Option<TrackingStatus>,
-    /// Host view: its part in its group's shared pages, where they are looked for.
+    /// Host view: its part in its group's shared pages, if they are looked for.
     pub dedup: Option<DedupStatus>,
-    /// Host view: what it has freed, where that is handed over.
+    /// Host view: memory that it has freed, if it hands over free pages.
     #[serde(default)]
     pub free_pages: Option<FreePagesStatus>,
-    /// Host view: where its memory is, where the host may page it out.
+    /// Host view: location of its memory, if the host may page it out.
     #[serde(default)]
     pub cold: Option<ColdStatus>,
     /// Its disks that Overbook serves, by name.
     #[serde(default)]
     pub disks: BTreeMap<String, DiskStatus>,
-    /// Whether it is overloaded, where its paging is known.
+    /// Whether it is overloaded, if its paging is known.
     #[serde(default)]
     pub overload: Option<OverloadStatus>,
     /// Guest view: memory that its kernel manages.
     pub guest_total_bytes: Option<u64>,
-    /// Guest view: not used for anything.
+    /// Guest view: free memory.
     pub guest_free_bytes: Option<u64>,
-    /// Guest view: usable without swapping.
+    /// Guest view: memory available without swapping.
     pub guest_available_bytes: Option<u64>,
     /// Guest view: page cache.
     pub guest_disk_caches_bytes: Option<u64>,
-    /// Guest view: programs killed for want of memory since it booted; absent: its kernel does not
-    /// tell.
+    /// Guest view: number of OOM kills since it booted; absent: its kernel does not tell.
     #[serde(default)]
     pub guest_oom_kills_total: Option<u64>,
     /// Guest view: age of its statistics at the tick.
     pub stats_age_ms: Option<u64>,
-    /// Swapped in and out per second, between the last two statistics.
+    /// Bytes swapped in and out per second, between the last two statistics.
     pub swap_bytes_per_second: Option<u64>,
-    /// Its balloon does not follow.
+    /// Whether its balloon does not follow.
     pub uncooperative: bool,
     /// Mechanisms that it cannot take part in, each with the reason.
     pub unsupported: BTreeMap<String, String>,
     /// The last action that QEMU refused.
     pub last_error: Option<String>,
-    /// What this tick changes.
+    /// The change of this tick.
     pub change: Option<VmChange>,
     /// Why nothing, or not more, was taken or given.
     pub refusals: Vec<Words>,
@@ -106,12 +105,12 @@ pub struct VmChange {
     pub is_take: bool,
     /// The new target.
     pub target_bytes: u64,
-    /// Why.
+    /// The reason.
     pub reason: Words,
 }
 
 impl VmChange {
-    /// The change as it goes over the wire.
+    /// The change as an API object.
     pub fn of(change: &Change) -> Self {
         let model::Action::Resize { target, .. } = &change.action;
         Self { is_take: change.is_take, target_bytes: target.0, reason: Words::of(&change.reason) }
@@ -125,13 +124,13 @@ impl VmStatus {
         vms.iter().map(|(name, view)| Self::build(shown, name, view)).collect()
     }
 
-    /// The VM of this name; `None`: not found on this host.
+    /// The VM with this name. `None`: not found on this host.
     pub fn of(shown: &Shown, name: &VmName) -> Option<Self> {
         let view = shown.published.view.vms.get(name)?;
         Some(Self::build(shown, name, view))
     }
 
-    /// What an operator must know about it first, in one word.
+    /// The most important state for an operator, in one word.
     #[must_use]
     pub fn state(&self) -> &'static str {
         if !self.link_up {
@@ -147,7 +146,7 @@ impl VmStatus {
         }
     }
 
-    /// Its working set, where it is known and not too old to count.
+    /// Its working set, if it is known and recent enough to count.
     #[must_use]
     pub fn working_set_bytes(&self) -> Option<u64> {
         let counts =
@@ -155,13 +154,13 @@ impl VmStatus {
         self.tracking.as_ref().filter(counts)?.working_set_bytes
     }
 
-    /// What it needs less because of shared pages, where they are looked for.
+    /// Memory that shared pages save it, if they are looked for.
     #[must_use]
     pub fn saved_bytes(&self) -> Option<u64> {
         Some(self.dedup?.saved_bytes)
     }
 
-    /// What it is doing or suffering, newest first: the words of the last column of `status`.
+    /// The text of the last column of `status`.
     pub fn headline(&self) -> String {
         if let Some(why) = &self.link_error {
             return Reason::Unreachable { why: why.clone() }.to_string();

@@ -1,9 +1,9 @@
-//! Backing files: which are opened, and which are not. Images of `qemu-img` are in
+//! Backing files that are opened, and those that are not. Images made by `qemu-img` are in
 //! `tests/images.rs` of the end-to-end tests.
 
 use super::*;
 
-/// An empty qcow2 image in front of that file.
+/// An empty qcow2 image with that backing file.
 fn in_front_of(name: &str, format: Option<&str>, size: usize) -> Vec<u8> {
     let mut image = qcow2(&vec![0; size], false);
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -11,7 +11,7 @@ fn in_front_of(name: &str, format: Option<&str>, size: usize) -> Vec<u8> {
     put(16, &u32::try_from(name.len()).unwrap().to_be_bytes());
     put(2048, name.as_bytes());
     if let Some(format) = format {
-        // Behind a part of another kind.
+        // After an extension of another type.
         put(112, &[&[1; 4][..], &3_u32.to_be_bytes()].concat());
         put(128, &0xe279_2aca_u32.to_be_bytes());
         put(132, &u32::try_from(format.len()).unwrap().to_be_bytes());
@@ -66,7 +66,7 @@ fn backing_files_are_opened_only_on_request_and_only_where_they_may_be() {
         ("base/disk.raw", None, "has a format that the image does not tell"),
         ("base/disk.raw", Some("vmdk"), "has a format that is not supported; valid: qcow2, raw"),
         ("base/disk.raw", Some("qcow2"), "cannot be read: no qcow2 image"),
-        // What looks like qcow2 and is said to be raw is not read as qcow2.
+        // A qcow2 file that is declared as raw is not read as qcow2.
         ("base/disk.qcow2", Some("raw"), "there is no ext4 filesystem"),
     ] {
         let error = built_on(name, format, true).unwrap_err().to_string();
@@ -81,7 +81,7 @@ fn images_behind_each_other_end() {
     let here = directory.path();
     let (root, image) = image_of(here);
     let raw = fs::read(&image).unwrap();
-    // A smaller disk behind a larger one: what it lacks is zeros.
+    // A smaller disk behind a larger one: the missing part reads as zeros.
     let top = |number: usize| here.join(format!("{number}.qcow2"));
     fs::write(top(0), qcow2(&raw, false)).unwrap();
     for number in 1..=17 {
@@ -93,7 +93,7 @@ fn images_behind_each_other_end() {
     assert!(built(&asked(16)).0 == built(&request(&[&root])).0);
     let error = refused(&asked(17));
     assert!(error.contains("\"0.qcow2\" is one too many; valid: 16"), "{error}");
-    // One in front of itself.
+    // An image that is its own backing file.
     fs::write(top(0), in_front_of("0.qcow2", Some("qcow2"), raw.len())).unwrap();
     let error = refused(&asked(0));
     assert!(error.contains("is one too many"), "{error}");

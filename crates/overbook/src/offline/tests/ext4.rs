@@ -1,5 +1,5 @@
-//! ext4 as `mke2fs` makes it: each layout is read, or refused with the name of its feature; none is
-//! called damaged.
+//! ext4 as `mke2fs` makes it: each layout is read, or refused with the name of its feature. None
+//! is reported as damaged.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn tree(root: &Path) {
     fs::copy("/bin/sh", root.join("sh")).unwrap();
 }
 
-/// An image of the tree; nothing where this `mke2fs` cannot make it.
+/// Makes an image of the tree; an error if this `mke2fs` cannot make it.
 fn made(root: &Path, image: &Path, options: &str, size: &str) -> Result<(), String> {
     let _ = fs::remove_file(image);
     let mut mke2fs = Command::new("mke2fs");
@@ -167,7 +167,7 @@ fn a_partition_that_is_refused_leaves_the_others() {
             format!("{}: partition 3: nothing that is known", disk.display()),
         ];
         assert_eq!((work.left_out, &work.told[..]), (2, &told[..]));
-        // With nothing else the whole is an error.
+        // Without any other partition, the result is an error.
         fs::write(&disk, partitions::disk_of(&parts[1..], has_gpt, 512)).unwrap();
         let error = refused(&request(&[&disk]));
         let wanted = "nor on a partition: partition 1 is ext4 with inline_data, which is not \

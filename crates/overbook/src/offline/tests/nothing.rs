@@ -1,8 +1,8 @@
-//! Sources that give no page, and such as are not whole.
+//! Sources without pages, and incomplete ones.
 
 use super::*;
 
-/// A module of the kernel, to a search for executable segments: ELF without any.
+/// A file like a kernel module: ELF without executable segments.
 fn module() -> Vec<u8> {
     let mut bytes = small_executable();
     bytes[32..40].fill(0);
@@ -37,7 +37,7 @@ fn a_source_that_gives_no_page_is_an_error_that_says_what_was_there() {
         ("a.ko", "of 1 files 1 are ELF, and none has code that is mapped to run"),
     ] {
         let path = here.join(name);
-        // Another source does not hide it.
+        // Another source does not hide the error.
         for sources in [&[path.as_path()][..], &[&whole, &path]] {
             let error = refused(&request(sources));
             assert!(error.contains(what) && error.contains(&format!("/{name}: ")), "{error}");
@@ -71,7 +71,7 @@ fn an_executable_that_is_cut_off_is_told() {
     let path = root.join("cut");
     for len in [200, 4096, 5000, 8192, 16394] {
         fs::write(&path, &bytes[..len.min(bytes.len())]).unwrap();
-        // Its code ends 10 bytes into the fifth page: nothing of it is missing.
+        // The code ends 10 bytes into the fifth page, so the file has all of it.
         let is_whole = len == 16394;
         let ending = build(&request(&[&path]), |_, _| {});
         let told = "cut: it is cut off: its code ends at byte 16394, and the file before";
@@ -98,7 +98,7 @@ fn package_of(root: &Path, compression: &str) -> PathBuf {
     package
 }
 
-/// A package with these members behind its first one.
+/// A package with these members after its first one.
 fn package(members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = format!("!<arch>\n{:<48}{:<10}`\n", "debian-binary", 0).into_bytes();
     for (name, content) in members {
@@ -127,7 +127,7 @@ fn archives_of_several_streams_are_read_to_their_end() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.deb");
     let tar = archive(&["one", "two", "three"]);
-    // Between two files, where a single stream would look like a whole archive.
+    // Cut between two files, where a single stream would look like a whole archive.
     let cut = 512 + small_executable().len().next_multiple_of(512);
     let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 1).unwrap();
     let gzip = |bytes: &[u8]| {
@@ -151,7 +151,7 @@ fn archives_of_several_streams_are_read_to_their_end() {
         };
         let both = [pack(&tar[..cut]), pack(&tar[cut..])].concat();
         assert_eq!(ends(&both).unwrap(), (3, 0), "{name}");
-        // Each part alone is an error, and so is what is no archive behind one.
+        // Each part alone is an error, and so is a stream after the archive that is not part of it.
         let error = ends(&pack(&tar[..cut])).unwrap_err().to_string();
         assert!(error.contains("a.deb: its archive of files is cut off behind a file"), "{error}");
         let twice = [pack(&tar), pack(&tar)].concat();

@@ -1,8 +1,8 @@
-//! Partitions: every one is read or told of.
+//! Partitions: every one is read or reported.
 
 use super::*;
 
-/// A disk with these partitions, one behind the other.
+/// A disk with these partitions, one after the other.
 pub(super) fn disk_of(parts: &[Vec<u8>], has_gpt: bool, sector: usize) -> Vec<u8> {
     let mut disk = vec![0; 64 * sector];
     disk[510..512].copy_from_slice(b"\x55\xaa");
@@ -26,7 +26,7 @@ pub(super) fn disk_of(parts: &[Vec<u8>], has_gpt: bool, sector: usize) -> Vec<u8
     disk
 }
 
-/// An entry of an MBR, or of the table of a logical partition.
+/// Writes an entry of an MBR, or of the table of a logical partition.
 fn put_entry(disk: &mut [u8], table: usize, index: usize, kind: u8, first: &[u8; 4]) {
     disk[table + 510..][..2].copy_from_slice(b"\x55\xaa");
     disk[table + 446 + 16 * index + 4] = kind;
@@ -66,7 +66,7 @@ fn logical_partitions_are_read() {
         assert_eq!((work.files, work.left_out), (63, 0), "{work:?}");
         assert!(table == plain);
     }
-    // Alone, where the primary partition has none.
+    // Only logical partitions have a filesystem.
     let swap = [&[0; 4086][..], b"SWAPSPACE2", &[0; 4096]].concat();
     let swap = &swap[..8192];
     let (disk, start) = with_logical(swap, std::slice::from_ref(&image), 5);
@@ -75,7 +75,7 @@ fn logical_partitions_are_read() {
     assert_eq!((work.files, work.left_out), (21, 1));
     assert!(work.told[0].ends_with("disk: partition 1: swap"), "{work:?}");
 
-    // A chain that is broken, and one that goes round.
+    // A broken chain, and a circular one.
     let (whole, start_of) = with_logical(&image, &[image.clone(), image.clone()], 5);
     let mut bytes = whole.clone();
     bytes[start_of + 512 + image.len() + 510] = 0;
@@ -89,7 +89,7 @@ fn logical_partitions_are_read() {
     bytes[start + 446 + 16 + 8] = 0;
     fs::write(&path, &bytes).unwrap();
     assert_eq!(built(&request(&[&path])).1.files, 21, "a chain that ends where it begins");
-    // Each of two tables names the other as the next: their partitions are read once.
+    // Each of two tables names the other as the next; their partitions are read once.
     let (mut bytes, start) = with_logical(swap, &[image.clone(), image.clone()], 5);
     let second = start + 512 + image.len();
     put_entry(
@@ -159,7 +159,7 @@ fn what_else_is_on_a_partition_is_told() {
         assert_eq!((work.files, work.left_out), (21, 1));
         assert!(work.told[0].ends_with(&format!("partition 2: {what}")), "{work:?}");
     }
-    // Alone, too, though a boot sector looks like a table of partitions.
+    // Also alone, though a boot sector looks like a partition table.
     let mut fat = of(82, b"FAT32   ");
     fat[510..512].copy_from_slice(b"\x55\xaa");
     fat[450..].iter_mut().take(40).for_each(|byte| *byte = 0x5a);
@@ -169,7 +169,7 @@ fn what_else_is_on_a_partition_is_told() {
         error.ends_with("disk: a FAT filesystem, which is not read; valid: ext4, squashfs"),
         "{error}"
     );
-    // A table that cannot be read is not an empty one.
+    // An unreadable table does not count as empty.
     let mut disk = disk_of(&[image], true, 512);
     disk[512] = 0;
     fs::write(&path, disk).unwrap();

@@ -1,5 +1,5 @@
-//! squashfs images that are made here: sound ones, forged ones and damaged ones. Those of
-//! `mksquashfs` are in `tests/images.rs` of the end-to-end tests.
+//! squashfs images made here: valid, forged and damaged ones. Images made by `mksquashfs` are in
+//! `tests/images.rs` of the end-to-end tests.
 
 use super::{super::squashfs::Squashfs, *};
 
@@ -8,7 +8,7 @@ const STORED: u32 = 1 << 24;
 
 type Pack = fn(&[u8]) -> Vec<u8>;
 
-/// Ways to compress, by their numbers in a superblock.
+/// Compressions, with their numbers in a superblock.
 fn compressions() -> [(u16, Pack); 3] {
     let gzip = |bytes: &[u8]| {
         let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -19,7 +19,8 @@ fn compressions() -> [(u16, Pack); 3] {
     [(1, gzip), (5, lz4), (6, |bytes| zstd::bulk::compress(bytes, 1).unwrap())]
 }
 
-/// The block's length as squashfs writes it: what does not shrink is stored, zeros are left out.
+/// Appends a block and returns its length as squashfs writes it: an incompressible block is
+/// stored, and zeros are left out.
 fn put_block(image: &mut Vec<u8>, bytes: &[u8], pack: Pack) -> u32 {
     let packed = pack(bytes);
     if bytes.iter().all(|byte| *byte == 0) {
@@ -30,7 +31,7 @@ fn put_block(image: &mut Vec<u8>, bytes: &[u8], pack: Pack) -> u32 {
     u32::try_from(kept.len()).unwrap() | flag
 }
 
-/// A block of a table, as it is.
+/// Appends an uncompressed block of a table.
 fn put_table(image: &mut Vec<u8>, bytes: &[u8]) -> u64 {
     let (place, len) = (image.len() as u64, u16::try_from(bytes.len()).unwrap());
     assert!(len <= 8192);
@@ -47,7 +48,7 @@ fn words(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// An image with these files in its root; and, if wanted, the root itself as `loop` in it.
+/// An image with these files in its root; on request, the root also contains itself as `loop`.
 fn squashfs(files: &[Vec<u8>], (how, pack): (u16, Pack), has_loop: bool) -> Vec<u8> {
     let mut image = vec![0; 96];
     let [mut inodes, mut entries, mut ends, mut fragments] = [const { Vec::new() }; 4];
@@ -104,7 +105,7 @@ fn put_fragment(image: &mut Vec<u8>, fragments: &mut Vec<u8>, ends: &mut Vec<u8>
     ends.clear();
 }
 
-/// What is in the images here: many small executables, a large one, and one with a hole in it.
+/// The files of these images: many small executables, a large one, and one with a hole.
 fn files() -> Vec<Vec<u8>> {
     let mut files: Vec<_> = (0..70)
         .map(|number| {
@@ -166,7 +167,7 @@ fn what_a_forged_squashfs_claims_is_refused() {
         (20, &[3], "its compression 3, LZO, is not supported yet"),
         (22, &[30], "blocks of 2^30 bytes"),
         (22, &[13], "blocks of 2^13 bytes"),
-        // Tables and files beyond the image's end, of no kind, longer than they are.
+        // Tables and files beyond the image's end, of an unknown kind, or longer than they are.
         (64, &[0xff; 7], "failed to fill whole buffer"),
         (inodes, &[0xff, 0xff], "the squashfs is damaged"),
         (32, &[1], "the squashfs is damaged"),

@@ -1,4 +1,4 @@
-//! Golden screens: what the user sees, letter by letter.
+//! Golden screens, compared letter by letter.
 
 use std::sync::Arc;
 
